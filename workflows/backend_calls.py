@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import TypeVar
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError, is_cancelled_exception
+from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
     from workflows import agent_calls, options
@@ -33,7 +33,7 @@ with workflow.unsafe.imports_passed_through():
         TransitionKind,
         WatchRequest,
     )
-    from workflows.names import watch_task_queue
+    from workflows.names import REMOVAL_DENIED, watch_task_queue
     from workflows.node_record import NodeRecord
     from workflows.node_table import NodeTable
 
@@ -146,14 +146,24 @@ async def delete(table: NodeTable, records: Sequence[NodeRecord]) -> None:
         )
         for record in records
     )
-    await workflow.execute_activity(
-        "delete_nodes",
-        NodesRef(nodes=nodes),
-        start_to_close_timeout=options.SHORT_ACTIVITY + spec.limits.termination_grace_period,
-        heartbeat_timeout=_heartbeat_timeout(table),
-        retry_policy=options.BACKEND_RETRY,
-        summary=f"delete {_text([record.node for record in records])}{table.why}",
-    )
+    try:
+        await workflow.execute_activity(
+            "delete_nodes",
+            NodesRef(nodes=nodes),
+            start_to_close_timeout=options.SHORT_ACTIVITY + spec.limits.termination_grace_period,
+            heartbeat_timeout=_heartbeat_timeout(table),
+            retry_policy=options.BACKEND_RETRY,
+            summary=f"delete {_text([record.node for record in records])}{table.why}",
+        )
+    except ActivityError as error:
+        if not _is_denied(error):
+            raise
+        workflow.logger.warning("%s could not be deleted: %s", _text([one.node for one in records]), error.cause)
+        if not table.winding_down:
+            # They stay in `retiring`, so the group requests their deletion again.
+            return
+        # Agents of a job that has closed end their nodes, and the backend removes what is left of it.
+        ended = [record.phase is NodePhase.LOST for record in records]
     for record, certain in zip(records, ended, strict=True):
         table.retiring.pop(record.node.key, None)
         table.transition(record, TransitionKind.REMOVED, workflow.now(), source=EvidenceSource.BACKEND, certain=certain)
@@ -161,24 +171,37 @@ async def delete(table: NodeTable, records: Sequence[NodeRecord]) -> None:
 
 
 async def clear(table: NodeTable) -> None:
-    """Has the backend confirm that nothing of the group is left, including objects that this group does not know."""
+    """Has the backend confirm that nothing of the group is left, including objects that this group does not know.
+
+    If it is denied that for long, the group closes nevertheless: its job must end, and the backend removes what is left
+    of closed jobs once it may.
+    """
     group = table.group
     grace = group.spec.limits.termination_grace_period
-    await workflow.execute_activity(
-        "clear_group",
-        GroupRef(
-            uid=group.uid,
-            role=group.role,
-            group=group.group,
-            backend=group.spec.backend,
-            namespace=group.spec.namespace,
-            grace=grace,
-        ),
-        start_to_close_timeout=options.SHORT_ACTIVITY + grace,
-        heartbeat_timeout=_heartbeat_timeout(table),
-        retry_policy=options.BACKEND_RETRY,
-        summary=f"nothing is left of {group.role}/{group.group}{table.why}",
-    )
+    try:
+        await workflow.execute_activity(
+            "clear_group",
+            GroupRef(
+                uid=group.uid,
+                role=group.role,
+                group=group.group,
+                backend=group.spec.backend,
+                namespace=group.spec.namespace,
+                grace=grace,
+            ),
+            start_to_close_timeout=options.SHORT_ACTIVITY + grace,
+            heartbeat_timeout=_heartbeat_timeout(table),
+            retry_policy=options.BACKEND_RETRY,
+            summary=f"nothing is left of {group.role}/{group.group}{table.why}",
+        )
+    except ActivityError as error:
+        if not _is_denied(error):
+            raise
+        workflow.logger.warning("%s/%s leaves objects behind: %s", group.role, group.group, error.cause)
+
+
+def _is_denied(error: ActivityError) -> bool:
+    return isinstance(error.cause, ApplicationError) and error.cause.type == REMOVAL_DENIED
 
 
 def _heartbeat_timeout(table: NodeTable) -> timedelta:

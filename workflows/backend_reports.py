@@ -109,7 +109,7 @@ def _wait_for_backend(table: NodeTable, record: NodeRecord, event: NodeEvent) ->
         record = record.replace(phase=NodePhase.PENDING, since=event.time, reason=event.reason, obstacle=obstacle)
         if not often:
             record = record.replace(rewordings=record.rewordings + 1, reworded_at=event.time)
-            _note_pending(table, record, event.time, event.reason, queued=event.queued)
+            _note_pending(table, record, event.time, event.reason, queued=event.queued, absent=event.absent)
         table.put(record)
     elif obstacle and record.phase is NodePhase.JOINED:
         record = record.replace(phase=NodePhase.PENDING, since=event.time, reason=obstacle, obstacle=obstacle)
@@ -143,6 +143,5 @@ def tell_obstacle(table: NodeTable, record: NodeRecord) -> None:
         _note_pending(table, record, record.since, record.obstacle)
 
 
-def _note_pending(table: NodeTable, record: NodeRecord, time: datetime, reason: str, *, queued: bool = False) -> None:
-    source = EvidenceSource.BACKEND
-    table.transition(record, TransitionKind.PENDING, time, source=source, detail=reason, queued=queued)
+def _note_pending(table: NodeTable, record: NodeRecord, time: datetime, reason: str, **facts: bool) -> None:
+    table.transition(record, TransitionKind.PENDING, time, source=EvidenceSource.BACKEND, detail=reason, **facts)

@@ -30,6 +30,9 @@ READ_NODE_LOG = "ReadNodeLog"
 READ_SITE = "ReadSite"
 WORKDIR_UPLOAD = "WorkdirUpload"
 
+REMOVAL_DENIED = "RemovalDenied"
+"""The type of the error of activities that a backend's system does not let remove nodes."""
+
 WORKDIR_MEMO = "perdure-workdir"
 """The key of a job's memo that names the archive of its code."""
 

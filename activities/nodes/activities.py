@@ -14,7 +14,15 @@ from temporalio.client import Client
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.nodes.backend import JobRevoked, NodeBackend, NodeNotYet, NodeRefused, Revocation, SharingBackend
+from activities.nodes.backend import (
+    JobRevoked,
+    NodeBackend,
+    NodeNotYet,
+    NodeRefused,
+    RemovalDenied,
+    Revocation,
+    SharingBackend,
+)
 from activities.nodes.origin import check_group, check_new, check_nodes
 from agent.job_liveness import JobLiveness, query_job_liveness
 from perdure.backoff import Backoff
@@ -31,6 +39,7 @@ from workflows.messages import (
     NodesRequest,
     WatchRequest,
 )
+from workflows.names import REMOVAL_DENIED
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +54,9 @@ _MOST_WAITING = 10_000
 """Number of nodes whose reason to wait is remembered. Forgetting one costs a repeated signal."""
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 5.0
+_DENIED_ATTEMPTS = 6
+"""Attempts of a removal that is denied, with pauses of 0.5 to 8 s beside the backend's own retries: enough for a
+permission that is taken away and given again while an administrator replaces it."""
 _BEAT = timedelta(seconds=2)
 """Heartbeat interval of a long activity, unless its heartbeat timeout requires a shorter one."""
 
@@ -130,19 +142,27 @@ class NodeActivities:
 
     @activity.defn(name="delete_nodes")
     async def delete_nodes(self, request: NodesRef) -> None:
-        """Ends nodes. Returns when none of their processes runs."""
+        """Ends nodes. Returns when none of their processes runs.
+
+        Raises:
+            ApplicationError: `RemovalDenied`, retried for about a minute, if a permission or a rule denies it.
+        """
         check_nodes(*request.nodes)
-        async with _heartbeats():
+        async with _heartbeats(), _retry_denials():
             await self._backend(request.nodes[0].backend).delete(*request.nodes)
 
     @activity.defn(name="clear_group")
     async def clear_group(self, group: GroupRef) -> None:
         """Ends all remaining nodes of a group, and removes the objects that the job's nodes share if no other group has
-        nodes. Returns when nothing remains."""
+        nodes. Returns when nothing remains.
+
+        Raises:
+            ApplicationError: as `delete_nodes`.
+        """
         backend = self._backend(group.backend)
         check_group(group)
         if isinstance(backend, SharingBackend):
-            async with _heartbeats():
+            async with _heartbeats(), _retry_denials():
                 await backend.clear(group)
 
     @activity.defn(name="describe_node")
@@ -321,6 +341,16 @@ class _Telling:
                     self._owner_closed = False
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._urgent.wait(), _GATHER)
+
+
+@contextlib.asynccontextmanager
+async def _retry_denials() -> AsyncGenerator[None]:
+    """Has Temporal retry a denied removal a few times; then the group decides whether it waits or closes without it."""
+    try:
+        yield
+    except RemovalDenied as denied:
+        final = activity.info().attempt >= _DENIED_ATTEMPTS
+        raise ApplicationError(str(denied), type=REMOVAL_DENIED, non_retryable=final) from denied
 
 
 @contextlib.asynccontextmanager

@@ -56,7 +56,11 @@ class NodeBackend(Protocol):
         ...
 
     async def delete(self, *nodes: NodeRef) -> None:
-        """Ends nodes of one group: SIGTERM, the grace period, SIGKILL, and all processes that they left behind."""
+        """Ends nodes of one group: SIGTERM, the grace period, SIGKILL, and all processes that they left behind.
+
+        Raises:
+            RemovalDenied: if a permission or a rule denies it for now.
+        """
         ...
 
     async def describe(self, node: NodeRef) -> NodeEvent | None:
@@ -74,7 +78,11 @@ class SharingBackend(Protocol):
 
     async def clear(self, group: GroupRef) -> None:
         """Ends all nodes of the group, including those that the group does not know, and removes the objects that the
-        job's nodes share if the job has no nodes left. Returns after it has verified that nothing remains."""
+        job's nodes share if the job has no nodes left. Returns after it has verified that nothing remains.
+
+        Raises:
+            RemovalDenied: if a permission or a rule denies it for now.
+        """
         ...
 
 
@@ -89,6 +97,13 @@ class TidyingBackend(Protocol):
 
 class NodeRefused(Exception):
     """The backend will never create this node; the message says which field to change, and to what."""
+
+
+class RemovalDenied(Exception):
+    """A permission or a rule of the backend's system denies the removal of nodes, which may be allowed later.
+
+    What a job that has closed leaves behind is removed by `TidyingBackend`.
+    """
 
 
 class JobRevoked(Exception):

@@ -65,6 +65,8 @@ def _meaning(incident: IncidentView) -> str:
     sources = {evidence.source for evidence in incident.evidence}
     if incident.observation and incident.observation.storage:
         return "nothing was interrupted; the loss of all nodes would have cost the steps since the newest checkpoint"
+    if incident.observation and incident.observation.uncreated:
+        return "nothing was interrupted: the world trains without it"
     if incident.observation:
         return "no rank failed, and nothing was interrupted" + (
             "; ranks that wait for others over an interrupted network step again when it is back"
@@ -108,6 +110,8 @@ def _confidence(incident: IncidentView) -> str:
 
 
 def _decision(incident: IncidentView) -> str:
+    if incident.observation and incident.observation.uncreated:
+        return "request it again, with growing pauses"
     if incident.observation:
         return "the agents tried again" if incident.observation.storage else "nothing: it ended by itself"
     if incident.decided_at is None:
@@ -170,6 +174,8 @@ def _starts(incident: IncidentView) -> str:
 
 
 def _advice(incident: IncidentView, *, job: str, flag: str) -> str:
+    if incident.observation and incident.observation.uncreated and incident.closed_at is None:
+        return "change what refuses it, which the text above names: docs/kubernetes.md, What the job learns"
     if incident.failure is None:
         return f"nothing to do; perdure status {job}{flag}"
     named = incident.culprit if incident.culprit is not None else next((s.rank for s in incident.suspects), None)

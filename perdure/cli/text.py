@@ -163,6 +163,8 @@ def incident_line(incident: IncidentView) -> str:
     """One incident on one line: its title and its outcome."""
     if incident.observation:
         after = "tried again" if incident.observation.storage else "nothing was done"
+        if incident.observation.uncreated:
+            after = "it was requested again, with growing pauses"
     elif incident.stepping_at:
         after = f"stepping again in {duration(incident.stepping_at - incident.started_at)}"
     elif incident.running_at:

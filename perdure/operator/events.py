@@ -62,6 +62,10 @@ def occurrences(before: ResourceStatus, after: ResourceStatus) -> tuple[Occurren
         found.append(Occurrence(reason="Kept", message=_reason_and_message(after, "Kept")[1], warning=True))
     if after.last_incident and _number(before.last_incident) != _number(after.last_incident):
         found.append(Occurrence(reason="Incident", message=after.last_incident, warning=True))
+    if _holds(after, "NodesRefused") and not _holds(before, "NodesRefused"):
+        found.append(
+            Occurrence(reason="NodesRefused", message=_reason_and_message(after, "NodesRefused")[1], warning=True)
+        )
     if _holds(after, "Running") and not _holds(before, "Running"):
         message = f"All members of the world step: {after.nodes} nodes, {after.world_size} ranks"
         found.append(Occurrence(reason="Running", message=message))

@@ -92,8 +92,8 @@ class ResourceStatus(Part):
     page: str = ""
     """The job's page in the Temporal UI, if its address is known."""
     conditions: tuple[Condition, ...] = ()
-    """Accepted, Running, and in the end Succeeded or Failed; Kept while the definition of the resource is being
-    removed."""
+    """Accepted, Running, NodesRefused once nodes could not be created, and in the end Succeeded or Failed; Kept while
+    the definition of the resource is being removed."""
 
     @property
     def finished(self) -> bool:
@@ -198,7 +198,21 @@ def running_status(
         started_at=job.started_at.replace(microsecond=0),
     )
     truth = Truth.TRUE if job.phase is JobPhase.RUNNING else Truth.FALSE
+    status = _with_refusals(status, job, generation=generation, now=now)
     return with_condition(status, "Running", truth, job.phase.capitalize(), job.reason, generation=generation, now=now)
+
+
+def _with_refusals(status: ResourceStatus, job: JobStatus, *, generation: int, now: datetime) -> ResourceStatus:
+    """Sets the condition that says whether nodes cannot be created; a job whose nodes never were refused has none."""
+    kind = "NodesRefused"
+    if job.uncreated:
+        first, *others = job.uncreated
+        several = f" and {len(others)} more" if others else ""
+        message = f"node {first}{several} cannot be created: {job.refusal}"
+        return with_condition(status, kind, Truth.TRUE, "CannotCreate", message, generation=generation, now=now)
+    if status.condition(kind) is None:
+        return status
+    return with_condition(status, kind, Truth.FALSE, "Created", "", generation=generation, now=now)
 
 
 _REASONS: dict[int, str] = {

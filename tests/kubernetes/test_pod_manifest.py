@@ -391,15 +391,51 @@ def test_the_two_words_for_an_image_that_is_not_pulled_are_told_once():
             'pods "p" is forbidden: error looking up service account nlp/trainer: serviceaccount "trainer" not found',
             (NodeNotYet, "its service account does not exist", False),
         ),
-        ('pods "p" is forbidden: violates PodSecurity "restricted:latest"', (NodeRefused, "; change the job", None)),
-        ('pods is forbidden: User "w" cannot create resource "pods"', (NodeRefused, "grant the worker", None)),
+        (
+            'pods "p" is forbidden: violates PodSecurity "restricted:latest"',
+            (NodeNotYet, "change the rule that forbids it", False),
+        ),
+        (
+            'pods "p" is forbidden: ValidatingAdmissionPolicy "freeze" with binding "b" denied request: no pods today',
+            (NodeNotYet, "no pods today; change the rule", False),
+        ),
+        ('admission webhook "w.example" denied the request: no', (NodeNotYet, "change the rule", False)),
+        ('pods is forbidden: User "w" cannot create resource "pods"', (NodeNotYet, "grant the worker", False)),
     ],
 )
-async def test_what_forbids_a_pod_is_waited_for_or_final(message: str, expected: tuple[Any, str, bool | None]):
+async def test_what_forbids_a_pod_is_waited_for(message: str, expected: tuple[Any, str, bool]):
     kind, text, queued = expected
     with pytest.raises(kind, match=re.escape(text)) as told:
         refuse(KubernetesError(403, "Forbidden", message), request())
-    assert getattr(told.value, "queued", None) == queued
+    assert told.value.queued == queued
+
+
+async def test_a_policy_that_answers_as_if_the_pod_were_invalid_is_waited_for():
+    message = "pods \"p\" is forbidden: ValidatingAdmissionPolicy 'freeze' with binding 'b' denied request: not today"
+    with pytest.raises(NodeNotYet, match="not today"):
+        refuse(KubernetesError(422, "Invalid", message, causes=[""]), request())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        KubernetesError(422, "Invalid", "Pod is invalid: spec.dnsPolicy: Unsupported value", fields=["spec.dnsPolicy"]),
+        KubernetesError(400, "BadRequest", 'Pod in version "v1" cannot be handled as a Pod'),
+        KubernetesError(404, "NotFound", 'namespaces "nlp" not found'),
+    ],
+)
+async def test_what_only_another_specification_changes_is_refused_for_good(error: KubernetesError):
+    with pytest.raises(NodeRefused):
+        refuse(error, request())
+
+
+@pytest.mark.parametrize("status", [400, 403, 422])
+async def test_a_webhook_that_names_a_field_is_waited_for(status: int):
+    denial = KubernetesError(
+        status, "Invalid", 'admission webhook "w.example" denied the request: no', fields=["spec.containers"]
+    )
+    with pytest.raises(NodeNotYet, match="change the rule"):
+        refuse(denial, request())
 
 
 def test_a_machine_that_does_not_answer_is_no_loss():

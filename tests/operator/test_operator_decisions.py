@@ -10,6 +10,7 @@ import pytest
 
 from perdure.operator import status as statuses
 from perdure.operator.changes import refusal_of_changes
+from perdure.operator.events import occurrences
 from perdure.operator.resource import TrainingJobResource
 from perdure.operator.status import ResourceStatus, Truth
 from perdure.operator.workqueue import Workqueue
@@ -116,8 +117,8 @@ async def test_no_task_gets_what_another_one_holds():
     assert await waiting == "one"
 
 
-def test_a_restart_does_not_take_the_step_back() -> None:
-    job = JobStatus(
+def running_job(**fields: Any) -> JobStatus:
+    known = JobStatus(
         name="a",
         namespace="nlp",
         uid="0a1b2c3d",
@@ -134,9 +135,36 @@ def test_a_restart_does_not_take_the_step_back() -> None:
         restart_window=timedelta(hours=1),
         started_at=NOW,
     )
+    return known.model_copy(update=fields)
+
+
+def test_a_restart_does_not_take_the_step_back() -> None:
+    job = running_job()
     status = ResourceStatus()
     shown: list[int | None] = []
     for step in (None, 40, 3, None, 41):
         status = statuses.running_status(status, job, step=step, generation=1, now=NOW)
         shown.append(status.step)
     assert shown == [None, 40, 40, 40, 41]
+
+
+def test_nodes_that_are_refused_are_a_condition_and_an_event_for_as_long_as_they_are() -> None:
+    def shown(status: ResourceStatus, job: JobStatus) -> ResourceStatus:
+        return statuses.running_status(status, job, step=None, generation=1, now=NOW)
+
+    before = shown(ResourceStatus(), running_job())
+    assert before.condition("NodesRefused") is None
+    refused = shown(before, running_job(uncreated=(1, 3), refusal="no pods today"))
+    condition = refused.condition("NodesRefused")
+    assert condition is not None
+    assert (condition.status, condition.message) == (
+        statuses.Truth.TRUE,
+        "node 1 and 1 more cannot be created: no pods today",
+    )
+    assert [one.reason for one in occurrences(before, refused)] == ["NodesRefused"]
+    assert occurrences(refused, shown(refused, running_job(uncreated=(1,), refusal="no pods today"))) == ()
+    over = shown(refused, running_job())
+    condition = over.condition("NodesRefused")
+    assert condition is not None
+    assert condition.status is statuses.Truth.FALSE
+    assert occurrences(refused, over) == ()

@@ -91,6 +91,10 @@ class CheckedScenario(Scenario):
         self._check_nodes(before, after, event)
         if after.outcome is not None:
             self._check_the_end(before, after)
+        if isinstance(event, NodeTransition) and event.kind is TransitionKind.CREATE_FAILED and before.generation:
+            assert after.outcome == before.outcome or before.is_member(before.nodes[event.rank]), (
+                "a refusal never ends a job that has trained"
+            )
         if after.world is not None and after.world != before.world:
             self._check_new_world(before, after, after.world)
         deadline = next_deadline(after, self.job, self.now)

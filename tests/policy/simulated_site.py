@@ -29,6 +29,7 @@ from workflows.messages import (
     GroupDesire,
     NodeCredentials,
     NodeEvent,
+    NodeEventKind,
     NodeEvents,
     NodePhase,
     TransitionKind,
@@ -55,6 +56,10 @@ class Site:
         self.agents_report_overdue = True
         self.hanging: set[int] = set()
         """Slots whose next command does not come to the rendezvous."""
+        self.refuses_until = 0.0
+        """Until when the backend creates no node."""
+        self.refuses_for_good = False
+        """The backend does not try a refused incarnation again by itself."""
         self.numbers = count(1000)
         self.clock = 0.0
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
@@ -181,12 +186,34 @@ class Site:
 
     def _create(self, node: NodeCredentials) -> None:
         record = self.table.current(node)
-        if record is None or record.phase is not NodePhase.REQUESTED:
+        if record is None or not (record.phase is NodePhase.REQUESTED or self.table.was_not_made(record)):
+            return
+        if self.clock < self.refuses_until:
+            self._refuse(record)
             return
         self.table.put(record.replace(phase=NodePhase.CREATED, watched=True))
         agent = self.agents[node.rank, node.incarnation] = SimulatedNode(self, node)
         self.transition(record, TransitionKind.CREATED)
         agent.follow()
+
+    def _refuse(self, record: NodeRecord) -> None:
+        """Answers like an API server whose rules or permissions refuse a pod."""
+        node = record.node
+        if self.refuses_for_good:
+            self.table.put(record.replace(phase=NodePhase.LOST, reason="refused"))
+            self.transition(record, TransitionKind.CREATE_FAILED, source=EvidenceSource.BACKEND, detail="refused")
+            return
+        self.backend_says(
+            NodeEvent(
+                kind=NodeEventKind.PENDING,
+                rank=node.rank,
+                incarnation=node.incarnation,
+                time=self.job.now,
+                reason="forbidden",
+                absent=True,
+            )
+        )
+        self.after(30.0, lambda: self._create(node))
 
     def _command(self, record: NodeRecord) -> None:
         world, node = self.table.desire.world, record.node

@@ -208,6 +208,7 @@ class JobMachine(RuleBasedStateMachine):
             self._pick(data),
             data.draw(st.sampled_from([TransitionKind.CREATED, TransitionKind.PENDING])),
             detail="queue",
+            absent=data.draw(st.booleans()),
         )
 
     @precondition(lambda self: self._alive())
@@ -238,7 +239,7 @@ class JobMachine(RuleBasedStateMachine):
             detail="late",
         )
 
-    @precondition(lambda self: self._alive() and self.job.state.generation > 3)
+    @precondition(lambda self: self._alive() and self.job.state.generation > 0)
     @rule(data=st.data())
     def is_refused(self, data: st.DataObject) -> None:
         self._transition(

@@ -33,6 +33,8 @@ FAULTS = (
     "restart",
     "relaunch",
     "suspend",
+    "refusals",
+    "refusals for good",
 )
 
 faults = st.lists(
@@ -50,6 +52,9 @@ def inflict(site: Site, fault: str, which: int) -> None:
             site.take(RestartRequested())
         case "suspend":
             site.take(ResumeRequested() if state.suspended else SuspendRequested())
+        case "refusals" | "refusals for good":
+            site.refuses_for_good = fault == "refusals for good"
+            site.refuses_until = site.clock + site.chance.choice((20.0, 120.0, 3000.0))
         case "torchruns":
             for node in site.members:
                 node.end_command(signal=9, dying=site.chance.choice((0.0, 1.0, 10.0)))
@@ -99,10 +104,34 @@ def test_it_trains_again(nodes: str, seed: int, story: list[tuple[float, str, in
     site.faulty = False
     site.run(site.clock + BOUND, done=lambda: site.trains or site.job.state.outcome is not None)
     outcome = site.job.state.outcome
-    if outcome is not None and {"hangs at start", "silent crash", "cut off for long"} & {
+    refusals = {"refusals", "refusals for good"}
+    if outcome is not None and {"hangs at start", "silent crash", "cut off for long", *refusals} & {
         fault for _, fault, _ in story
     }:
         # A node that was never in a world, and does not come, is waited for as long as the specification says.
-        assert "_timeout)" in outcome.reason
+        refused_first = not site.job.state.generation and "was refused" in outcome.reason
+        assert "_timeout)" in outcome.reason or refused_first
         return
     assert site.trains, site.story()
+
+
+@pytest.mark.parametrize("for_good", [False, True])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(seed=st.integers(0, 1_000_000), lasts=st.sampled_from([5.0, 120.0, 3000.0]), loses=st.integers(1, 2))
+def test_what_refuses_nodes_ends_no_job_that_has_enough_of_them(
+    seed: int, lasts: float, loses: int, for_good: bool
+) -> None:
+    site = Site("1:3", seed, **SPEC)
+    site.run(60.0, done=lambda: site.trains)
+    site.run(site.clock + 60.0)
+    site.refuses_until, site.refuses_for_good = site.clock + lasts, for_good
+    for node in site.members[-loses:]:
+        node.crash(seen_after=site.chance.choice((0.5, 40.0)))
+    site.faulty = False
+    site.run(site.refuses_until, done=lambda: site.job.state.outcome is not None)
+    assert site.job.state.outcome is None, site.story()
+    if lasts > 60.0:
+        assert site.trains, site.story()
+    site.run(site.clock + 400.0, done=lambda: site.trains and len(site.job.group_ranks) == 3)
+    assert site.trains, site.story()
+    assert len(site.job.group_ranks) == 3, site.story()

@@ -31,6 +31,7 @@ from workflows.messages import (
     Adopt,
     CreatedNode,
     GroupDesire,
+    GroupRef,
     GroupTransitions,
     Incarnation,
     NodeEvent,
@@ -44,7 +45,7 @@ from workflows.messages import (
     SiteFacts,
     WatchRequest,
 )
-from workflows.names import node_name, watch_task_queue
+from workflows.names import REMOVAL_DENIED, node_name, watch_task_queue
 from workflows.node_group import NodeGroup
 from workflows.store import Store
 from workflows.training_job import TrainingJob
@@ -97,6 +98,10 @@ class Fleet:
         self.withhold_events = False
         self.delete_nothing = False
         """Nodes that are to be deleted stay."""
+        self.denied: dict[str, int] = {}
+        """How often the deletion of each node was denied, by its name."""
+        self.denies = False
+        """Nothing may be deleted."""
         self.watches = 0
         """The number of watches that were started."""
         self.watches_die = asyncio.Event()
@@ -135,7 +140,7 @@ class Fleet:
 
     def workers(self, *, max_cached_workflows: int) -> tuple[Worker, Worker]:
         """Workers for both queues, with this fleet as the backend."""
-        facts = SiteActivities(SiteFacts(search_attributes=True, backends=("local",)))
+        facts = SiteActivities(SiteFacts(search_attributes=True, backends=("local", "kubernetes")))
         return (
             Worker(
                 self.client,
@@ -145,6 +150,7 @@ class Fleet:
                     self.create_node,
                     self.create_nodes,
                     self.delete_nodes,
+                    self.clear_group,
                     *facts.all,
                     *_Signals(self).all,
                 ],
@@ -233,6 +239,9 @@ class Fleet:
             activity.heartbeat()
             await asyncio.sleep(0.1)
         names = {ref.name for ref in request.nodes}
+        if self.denies:
+            self.denied |= {name: self.denied.get(name, 0) + 1 for name in names}
+            raise ApplicationError("forbidden", type=REMOVAL_DENIED, non_retryable=True)
         self.deleted += sorted(names)
         self.deleted_too_early += sorted(names & self._making)
         while not self.may_end.is_set():
@@ -241,6 +250,12 @@ class Fleet:
                 await asyncio.wait_for(self.may_end.wait(), 1)
         await asyncio.gather(*(node.die() for node in self._started if node.request.name in names))
         self.changed()
+
+    @activity.defn(name="clear_group")
+    async def clear_group(self, group: GroupRef) -> None:
+        if self.denies:
+            self.denied |= {group.uid: self.denied.get(group.uid, 0) + 1}
+            raise ApplicationError("forbidden", type=REMOVAL_DENIED, non_retryable=True)
 
     @activity.defn(name="watch_nodes")
     async def watch_nodes(self, request: WatchRequest) -> None:

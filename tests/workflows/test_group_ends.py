@@ -150,3 +150,32 @@ async def test_a_group_that_is_started_again_leases_the_members_of_the_world_at_
         await forget_leases(nodes)
         await end(fleet, handle)
         await eventually(lambda: all(played.lease_epochs for played in nodes), within=30, what="leases are held again")
+
+
+async def test_a_job_that_may_not_delete_its_nodes_ends_nevertheless(temporal_client: Client):
+    async with running_fleet(temporal_client) as fleet:
+        spec = job_spec("2", backend="kubernetes")
+        spec["roles"]["worker"]["image"] = "train:1"
+        handle = await submit(fleet, spec)
+        known = await running(handle, nodes=2)
+        fleet.denies = True
+        await handle.cancel()
+        with pytest.raises(WorkflowFailureError):
+            await handle.result()
+        assert not fleet.deleted
+        names = [(await node(fleet, handle, rank)).request.name for rank in range(2)]
+        assert fleet.denied == {**dict.fromkeys(names, 1), known.uid: 1}
+
+
+async def test_a_node_that_may_not_be_deleted_is_deleted_once_that_is_allowed(temporal_client: Client):
+    async with running_fleet(temporal_client) as fleet:
+        fleet.denies = True
+        handle = await submit(fleet, job_spec("2"))
+        await running(handle, nodes=2)
+        lost = await node(fleet, handle, 1)
+        await fleet.lose(lost)
+        await running(handle, nodes=2, generation=2)
+        name = lost.request.name
+        await eventually(lambda: fleet.denied.get(name, 0) > 1, what="its deletion is requested again")
+        fleet.denies = False
+        await eventually(lambda: name in fleet.deleted, what="it is deleted")

@@ -57,6 +57,8 @@ class NodeTransition(Incarnation):
     """Why a LOST node was lost."""
     queued: bool = False
     """Set with PENDING only, as in `NodeEvent`."""
+    absent: bool = False
+    """Set with PENDING only, as in `NodeEvent`."""
     certain: bool = True
     """Set with REMOVED only: no process of the node runs any more. False where only its agent could end it and did not
     answer."""

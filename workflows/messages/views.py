@@ -69,7 +69,7 @@ class Considered(Message):
 
 
 class Observation(Message):
-    """A pause that ended by itself: it interrupted nothing, and the job took no action."""
+    """An event that interrupted nothing: a pause that ended by itself, a storage or a backend that refuses requests."""
 
     unreachable: tuple[int, ...] = ()
     """Nodes (slots) that could not be reached."""
@@ -77,6 +77,8 @@ class Observation(Message):
     """Nodes (slots) whose ranks stalled."""
     storage: bool = False
     """Checkpoints could not be stored. Its entry is written when that begins, and its title changed when it is over."""
+    uncreated: tuple[int, ...] = ()
+    """Nodes (slots) that the backend could not create. Its entry is open until they are created."""
 
 
 class Suspect(Message):
@@ -155,7 +157,8 @@ class IncidentView(Message):
     steps_again: int | None = None
     """The number of steps that the new world makes again; None where that is unknown."""
     observation: Observation | None = None
-    """Set where this is an observation and not an interruption; an observation is closed from the beginning."""
+    """Set where this is an observation and not an interruption. An observation is closed from the beginning, except
+    for that of nodes that cannot be created."""
     log_tail: str = ""
     """The last lines of the output of a node that failed."""
     left_out: str = ""
@@ -209,6 +212,11 @@ class JobStatus(Message):
     """Nodes (slots) whose lease has lapsed, and that are not lost."""
     lost: tuple[int, ...] = ()
     """Nodes (slots) that are lost and not replaced yet."""
+    uncreated: tuple[int, ...] = ()
+    """Nodes (slots) that the backend cannot create for now, other than for lack of capacity; they are requested
+    again."""
+    refusal: ShortText = ""
+    """Why the first of these cannot be created."""
     stalled: tuple[int, ...] = ()
     """Nodes whose ranks have stepped in this generation and are stalled."""
     protected: bool = True

@@ -101,8 +101,8 @@ FAILURE_CLASSES = complete(
         ),
         FailureClass.CREATE_FAILED: FailureTraits(
             meaning="the node could not be created",
-            advice=_WATCH_NODES,
-            stop=Stop(rule='refused/1 "the backend will never create this node"', exit_code=3),
+            advice="change what refuses the node, which `perdure status {job}{flag}` names; then start the job again",
+            stop=Stop(rule='refused/1 "the first nodes are refused for good: stop"', exit_code=3),
         ),
         FailureClass.UNPROTECTED: FailureTraits(
             meaning="ranks ran without Perdure's rendezvous",

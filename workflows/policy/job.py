@@ -23,6 +23,7 @@ from workflows.policy import (
     incidents,
     joining,
     node_avoidance,
+    observations,
     planned_changes,
     stages,
     succession,
@@ -73,7 +74,7 @@ def advance(state: JobState, job: JobSpec, now: datetime, *, new_token: TokenSou
             state = _dismiss_idle_surplus(state, job, now)
             state = _form(state, job, now)
             state = _staff(state, job, now, new_token=new_token)
-            state = _note_stepping(state, now)
+            state = observations.observe_uncreated(_note_stepping(state, now), now)
     return _with_phase(hold_on_failure.begin(state, job, now), job)
 
 
@@ -404,7 +405,8 @@ def _staff(state: JobState, job: JobSpec, now: datetime, *, new_token: TokenSour
             since=now,
             processes=node.processes if node else 1,
             failed_starts=node.failed_starts if node else 0,
-            reason=f"replaces: {node.reason}" if node and node.reason else "",
+            uncreated_since=node.uncreated_since if node else None,
+            reason=succession.reason_of_successor(node) if node else "",
             avoids=avoids,
             catching_up=state.stages_complete > 0,
         )

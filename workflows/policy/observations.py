@@ -1,5 +1,5 @@
-"""Records pauses that ended by themselves: nodes that could not be reached, ranks that stalled and stepped again, a
-storage that took no checkpoints.
+"""Records what interrupted nothing: nodes that could not be reached, ranks that stalled and stepped again, a storage
+that took no checkpoints, a backend that created no nodes.
 
 Nothing was interrupted and nothing was done, so an observation is not an interruption: it is written when it is over,
 as a closed entry among the incidents, so that `perdure explain` can account for a pause that nothing else explains.
@@ -33,6 +33,10 @@ _NO_RESTART = Considered(
 
 _NO_STOP = Considered(
     option="stop the training", why_not="snapshots in memory are made on; the agents try to store the next one again"
+)
+
+_NO_END = Considered(
+    option="stop the job", why_not="it has nodes.min nodes, and what refuses the others may end at any time"
 )
 
 
@@ -108,6 +112,54 @@ def observe_storage(state: JobState, now: datetime, *, over: bool) -> JobState:
     return _append(state, state.incidents, entry)
 
 
+def uncreated_nodes(state: JobState) -> list[NodeState]:
+    """Returns the nodes that the backend cannot create for now, other than for lack of capacity."""
+    nodes = (node for node in state.nodes.values() if node.uncreated_since is not None)
+    return [node for node in nodes if node.rank < state.nodes_max and not state.suspended]
+
+
+def observe_uncreated(state: JobState, now: datetime) -> JobState:
+    """Records that nodes cannot be created beside a world that trains, at once, since that may last; and how long it
+    lasted, once they are created. A job that lacks the nodes records it in the incident that it waits in."""
+    nodes = uncreated_nodes(state)
+    begun = next((one for one in reversed(state.incidents) if _of_uncreated(one) and one.closed_at is None), None)
+    trains = state.world is not None and state.interruption is None and state.open_incident is None
+    if begun is None and not (nodes and trains):
+        return state
+    ranks = sorted({*(begun.observation.uncreated if begun and begun.observation else ()), *(n.rank for n in nodes)})
+    known = begun.evidence if begun is not None else ()
+    told = {sign.rank for sign in known}
+    # The reason contains the incarnation's name, so only the first one of each node is kept.
+    found = (
+        Evidence(time=now, source=EvidenceSource.BACKEND, rank=node.rank, text=node.reason)
+        for node in nodes
+        if node.reason and node.rank not in told
+    )
+    started_at = begun.started_at if begun else min(node.uncreated_since or now for node in nodes)
+    names, took = _names(tuple(ranks)), format_duration(timedelta(seconds=round((now - started_at).total_seconds())))
+    entry = IncidentView(
+        number=begun.number if begun is not None else state.incident_count + 1,
+        title=f"{names} cannot be created" if nodes else f"{names} could not be created for {took}",
+        started_at=started_at,
+        noticed_at=begun.noticed_at if begun is not None else now,
+        closed_at=None if nodes else now,
+        observation=Observation(uncreated=tuple(ranks)),
+        evidence=(*known, *found)[:KEPT_EVIDENCE],
+        considered=(_NO_END,),
+        generation_before=begun.generation_before if begun is not None else state.generation,
+        nodes_before=begun.nodes_before if begun is not None else state.world.nodes if state.world else 0,
+    )
+    if begun is None:
+        return _append(state, state.incidents, entry)
+    if entry == begun:
+        return state
+    return state.replace(incidents=tuple(entry if one.number == entry.number else one for one in state.incidents))
+
+
+def _of_uncreated(entry: IncidentView) -> bool:
+    return entry.observation is not None and bool(entry.observation.uncreated)
+
+
 def _of_storage(entry: IncidentView) -> bool:
     return entry.observation is not None and entry.observation.storage
 
@@ -137,7 +189,7 @@ def _add(
         return state
     last = state.incidents[-1] if state.incidents else None
     merges = last is not None and last.observation is not None and last.generation_before == state.generation
-    merges = merges and last is not None and not _of_storage(last)
+    merges = merges and last is not None and not _of_storage(last) and not _of_uncreated(last)
     if last is not None and merges and last.observation and (last.closed_at or until) >= since:
         seen = _union(last.observation, seen)
         since, until = min(last.started_at, since), max(last.closed_at or until, until)

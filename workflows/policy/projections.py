@@ -15,7 +15,7 @@ from workflows.messages import (
     ProgressSource,
 )
 from workflows.names import group_index
-from workflows.policy import checkpoints, planned_changes, stages, succession
+from workflows.policy import checkpoints, observations, planned_changes, stages, succession
 from workflows.policy.budget import within_window
 from workflows.policy.state import JobState
 
@@ -30,6 +30,7 @@ def status_of(state: JobState, job: JobSpec, *, groups: tuple[str, ...], phase: 
     """The answer to the query `status`."""
     world = state.world
     archive = job.workdir.archive if job.workdir else None
+    uncreated = observations.uncreated_nodes(state)
     return JobStatus(
         name=state.name,
         namespace=state.namespace,
@@ -54,6 +55,8 @@ def status_of(state: JobState, job: JobSpec, *, groups: tuple[str, ...], phase: 
         groups=groups,
         unreachable=tuple(node.rank for node in state.nodes.values() if node.alive and not node.reachable),
         stalled=tuple(node.rank for node in state.stalled),
+        uncreated=tuple(node.rank for node in uncreated),
+        refusal=uncreated[0].reason if uncreated else "",
         lost=tuple(node.rank for node in state.nodes.values() if node.phase is NodePhase.LOST),
         protected=state.last_incident is None or state.last_incident.failure is not FailureClass.UNPROTECTED,
         warnings=warnings_of(state, job),
@@ -78,6 +81,15 @@ def warnings_of(state: JobState, job: JobSpec) -> tuple[str, ...]:
     waiting = [f"node {node.rank}: {node.waits}" for node in state.nodes.values() if node.alive and node.waits]
     if len(waiting) > _WARNED_OF:
         waiting[_WARNED_OF - 1 :] = [f"{len(waiting) - _WARNED_OF + 1} more nodes wait: `perdure nodes` names them"]
+    uncreated = [
+        f"node {node.rank} cannot be created since {node.uncreated_since:%Y-%m-%d %H:%M:%S} UTC, and is requested "
+        f"again: {node.reason}"
+        for node in observations.uncreated_nodes(state)
+    ]
+    if len(uncreated) > _WARNED_OF:
+        uncreated[_WARNED_OF - 1 :] = [
+            f"{len(uncreated) - _WARNED_OF + 1} more nodes cannot be created: `perdure nodes` names them"
+        ]
     dropped = (
         f"{state.dropped_events} messages could not be processed and were left out, the last one {state.last_dropped}: "
         "please report this as a defect"
@@ -106,6 +118,7 @@ def warnings_of(state: JobState, job: JobSpec) -> tuple[str, ...]:
         *(one.summary for one in state.unprocessed.values()),
         *cut_off,
         *waiting[:_WARNED_OF],
+        *uncreated,
         *(
             f"the command asks for {_node_count(*counts)} (--nnodes, or --num_machines of accelerate) and the job for "
             f"{_node_count(*desired)}: the job decides. Leave the option out of the command"

@@ -185,6 +185,8 @@ def _(transition: NodeTransition, state: JobState, now: datetime) -> JobState:
             if obstructed or node.phase in (NodePhase.REQUESTED, NodePhase.PENDING, NodePhase.CREATED):
                 phase = NodePhase.CREATED if transition.kind is TransitionKind.CREATED else NodePhase.PENDING
                 node = node.replace(phase=phase, since=now, reason=transition.detail, queued=transition.queued)
+                refused = transition.absent and not transition.queued
+                node = node.replace(uncreated_since=(node.uncreated_since or now) if refused else None)
                 if transition.detail:
                     state = incidents.waits(state, f"node {transition.rank}: {transition.detail}")
         case TransitionKind.JOINED:
@@ -195,7 +197,9 @@ def _(transition: NodeTransition, state: JobState, now: datetime) -> JobState:
             if transition.preparing:
                 state = state.replace(prepares=True)
             elif node.phase is not NodePhase.READY:
-                node = node.replace(phase=NodePhase.JOINED, since=now, reason=node.waits, queued=False)
+                node = node.replace(
+                    phase=NodePhase.JOINED, since=now, reason=node.waits, queued=False, uncreated_since=None
+                )
             node = _with_preparation(node.replace(reachable=True), preparing=transition.preparing or node.preparing)
         case TransitionKind.READY:
             return _ready(state.with_node(_facts(node, transition)), transition, now)
@@ -278,7 +282,7 @@ def _ready(state: JobState, transition: NodeTransition, now: datetime) -> JobSta
         # lost.
         state = state.replace(stages_complete=max(state.stages_complete, transition.stage))
     node = _asks_for_a_world(state, node, transition.stage, transition.generation)
-    state = state.with_node(node.replace(reachable=True, failed_starts=0))
+    state = state.with_node(node.replace(reachable=True, failed_starts=0, uncreated_since=None))
     if state.between_stages:
         return state
     over = world is not None and state.is_member(node) and transition.generation >= world.generation
@@ -391,6 +395,12 @@ def _end_node(state: JobState, node: NodeState, transition: NodeTransition, now:
     done = done and (node.ended or not state.between_stages)
     lost = _lose(state, node.replace(host=transition.host or node.host), now, transition.detail, transition.cause)
     member = state.is_member(node) and not done
+    if refused and state.generation and state.behavior >= Behavior.RELEASE_0_2:
+        # The specification has trained, so the refusal may end: a world that trains is not ended by it, and one that
+        # lacks the node waits for it.
+        known = lost.nodes[node.rank]
+        lost = lost.with_node(known.replace(uncreated_since=known.uncreated_since or now))
+        lost, refused, launch = incidents.waits(lost, text), False, False
     if state.outcome is not None or not (member or refused):
         return lost
     failure = FailureClass.LAUNCH if launch else FailureClass.CREATE_FAILED if refused else FailureClass.NODE_LOST

@@ -118,6 +118,8 @@ class NodeState(Incarnation):
     """Incarnations of this rank in a row that were lost before they were ready."""
     not_before: datetime | None = None
     """No replacement is requested before this time."""
+    uncreated_since: datetime | None = None
+    """Since when its backend has refused to create it, other than for lack of capacity; older incarnations count."""
     ranks_ended: bool = False
     """Its agent has reported that its processes have ended, because something outside ends the node."""
     left_world: bool = False
@@ -341,8 +343,7 @@ class JobState(Message):
     world: World | None = None
     world_decided_at: datetime | None = None
     inquiry: int = 0
-    """The number of times that the job has asked whether members entered their world: see
-    `workflows.policy.entering`."""
+    """Times that the job has asked whether members entered their world: see `workflows.policy.entering`."""
     inquired_at: datetime | None = None
     interruption: Interruption | None = None
     """Set from the first evidence that the current world is over until the next one is sent out."""
@@ -372,8 +373,7 @@ class JobState(Message):
     restarts: tuple[datetime, ...] = ()
     """Times of restarts that failures caused, within the budget's window."""
     restart_count: int = 0
-    """Restarts that failures caused since the job began; nodes lost together or shortly after one another count
-    once."""
+    """Restarts that failures caused since the job began; nodes lost together or soon after one another count once."""
     failures_without_progress: int = 0
     best_step: int = -1
     """The highest step reported before a failure."""

@@ -61,6 +61,11 @@ def leave_out(state: JobState, formed: World) -> JobState:
     return state
 
 
+def reason_of_successor(node: NodeState) -> str:
+    """Returns why the next incarnation is not ready yet: the node that it replaces is gone, or could not be created."""
+    return f"replaces: {node.reason}" if node.reason and node.uncreated_since is None else node.reason
+
+
 def succeed(state: JobState, older: NodeState | None, newer: NodeState, job: JobSpec, now: datetime) -> NodeState:
     """Returns a new incarnation, with its predecessor if it must wait for that."""
     if older is None or state.behavior < Behavior.RELEASE_0_2:

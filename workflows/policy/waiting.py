@@ -16,8 +16,8 @@ from datetime import datetime
 
 from perdure.spec.durations import format_duration
 from perdure.spec.job import JobSpec
-from workflows.messages import JobPhase, NodePhase
-from workflows.policy import succession
+from workflows.messages import Considered, EvidenceSource, FailureClass, JobPhase, NodePhase
+from workflows.policy import incidents, succession
 from workflows.policy.rendezvous import usable
 from workflows.policy.state import JobState, NodeState, Outcome
 
@@ -71,7 +71,25 @@ def wait(state: JobState, job: JobSpec, now: datetime, *, available: int, missin
     reason = f"{available} nodes were ready after {waited_for} ({limit.field}), and {missing}" + (
         f"; node {blocked.rank}: {blocked.reason}" if blocked else ""
     )
+    if blocked is not None and blocked.uncreated_since is not None:
+        state = _blame_refusal(state, blocked, limit, now)
     return state.stop(Outcome(phase=JobPhase.FAILED, exit_code=3, reason=reason, decided_at=now))
+
+
+def _blame_refusal(state: JobState, node: NodeState, limit: Limit, now: datetime) -> JobState:
+    """Records that the job stops because a node could not be created for as long as it waits."""
+    text = f"node {node.rank} could not be created: {node.reason}"
+    state = incidents.add_evidence(state, now=now, time=now, source=EvidenceSource.BACKEND, text=text, rank=node.rank)
+    return incidents.record_decision(
+        state,
+        now=now,
+        title=text,
+        rule='refused/2 "too few nodes for as long as the job waits: stop"',
+        action="stop the job",
+        failure=FailureClass.CREATE_FAILED,
+        culprit=node.rank,
+        considered=(Considered(option="wait longer", why_not=f"{limit.field} is over"),),
+    )
 
 
 def _preparing_suffices(state: JobState, available: int) -> bool:
@@ -97,7 +115,8 @@ def limit_of(state: JobState, job: JobSpec) -> Limit | None:
 
 
 def blocking_node(state: JobState) -> NodeState | None:
-    """The node that the job waits for, with the reason why it is not ready; nodes without a machine first."""
+    """The node that the job waits for, with the reason why it is not ready; nodes without a machine first, then those
+    that cannot be created."""
     known = map(succession.describe, state.nodes.values())
     nodes = [
         node
@@ -111,7 +130,7 @@ def blocking_node(state: JobState) -> NodeState | None:
         )
     ]
     if nodes:
-        return min(nodes, key=lambda node: (not node.queued, node.rank))
+        return min(nodes, key=lambda node: (not node.queued, node.uncreated_since is None, node.rank))
     late = [node for node in state.nodes.values() if node.phase in _ON_THEIR_WAY and not state.is_member(node)]
     found = min(late, key=lambda node: node.rank, default=None)
     return found.replace(reason=_ON_THEIR_WAY[found.phase]) if found is not None else None

@@ -62,6 +62,7 @@ class KubernetesError(Exception):
         headers: Mapping[str, str] | None = None,
         *,
         causes: Iterable[str] = (),
+        fields: Iterable[str] = (),
     ) -> None:
         super().__init__(f"{message or reason} ({status})")
         self.status = status
@@ -72,11 +73,27 @@ class KubernetesError(Exception):
         self.headers = headers or {}
         self.causes = frozenset(causes)
         """Machine-readable details of the reason, such as `NamespaceTerminating` of a `Forbidden`."""
+        self.fields = frozenset(fields)
+        """Paths of the object's fields that are invalid."""
 
     @property
     def transient(self) -> bool:
         """Whether the same request may succeed later."""
         return self.status == 429 or self.status >= 500
+
+    @property
+    def invalid(self) -> bool:
+        """Whether the object is wrong by itself: no rule, quota or permission of the cluster must change for this
+        answer, only the object. Admission policies and webhooks may answer with the same statuses: policies name no
+        field, and the server names the webhook first."""
+        if self.message.startswith("admission webhook"):
+            return False
+        return self.status == 400 or (self.status == 422 and bool(self.fields))
+
+    @property
+    def denied(self) -> bool:
+        """Whether a permission or an admission rule denies the request, which an administrator may change."""
+        return self.status in (400, 401, 403, 422) and not self.invalid
 
     @property
     def quota_exceeded(self) -> bool:
@@ -361,4 +378,5 @@ def _error(status: Mapping[str, Any], headers: Mapping[str, str] | None = None) 
         status.get("message", ""),
         headers,
         causes=[cause.get("reason", "") for cause in causes],
+        fields=[cause["field"] for cause in causes if cause.get("field")],
     )

@@ -1,7 +1,8 @@
 """The Kubernetes backend: each node is a pod. The API server's objects are the only state.
 
-If the API server refuses a request because of its content, the backend refuses it for good, with the server's message.
-Every other failure is retried, here for seconds and by Temporal after that.
+If the API server finds a pod wrong by itself, the backend refuses it for good, with the server's message. Permissions,
+admission rules and quotas change while jobs run, so their refusals, like every other failure, are retried: here for
+seconds and by Temporal after that.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
 from pydantic import JsonValue
 from temporalio.client import Client
 
-from activities.nodes.backend import Fact, JobRevoked, NodeNotYet, NodeRefused
+from activities.nodes.backend import Fact, JobRevoked, NodeNotYet, NodeRefused, RemovalDenied
 from activities.nodes.kubernetes import leftovers, workdir
 from activities.nodes.kubernetes.anchor import Anchors, why_namespace_is_gone
 from activities.nodes.kubernetes.api import Changed, KubernetesApi, KubernetesError, Listed, Removed
@@ -83,41 +84,28 @@ class KubernetesBackend:
         api, anchors = await self._connection()
         finalizer = self._settings.gangs.finalizer
         namespace, uid = nodes[0].namespace, nodes[0].uid
-        try:
+        with _denials(namespace):
             pods = await _own_pods(api, nodes)
             ending = [node for node in nodes if node.name in pods]
             await asyncio.gather(*(self._end(api, node, pods[node.name]) for node in ending))
             await _until_gone(api, ending, or_held_by=finalizer)
-        except KubernetesError as error:
-            if error.status != 403 or await _may_create_pods(api, namespace):
-                raise
-            # A job that was refused for lack of rights has no pods, and must not wait for the right to delete them.
-            logger.warning(
-                "%s is not deleted, because the worker may not even create pods there: %s", nodes[0].name, error
-            )
-            return
-        if finalizer:
-            given_up = [node for node in nodes if not node.replaced]
-            await asyncio.gather(*(self._release(api, node, finalizer) for node in given_up))
-            await _until_gone(api, given_up)
-        if nodes[0].winding_down:
-            await _remove_anchor(api, anchors, namespace, uid)
+            if finalizer:
+                given_up = [node for node in nodes if not node.replaced]
+                await asyncio.gather(*(self._release(api, node, finalizer) for node in given_up))
+                await _until_gone(api, given_up)
+            if nodes[0].winding_down:
+                await _remove_anchor(api, anchors, namespace, uid)
 
     async def clear(self, group: GroupRef) -> None:
         """Deletes all pods with the group's labels, and the job's anchor together with the job's last pod."""
         api, anchors = await self._connection()
         labels = f"{selector(OURS)},{UID}={group.uid},{ROLE}={group.role},{GROUP}={group.group}"
-        try:
+        with _denials(group.namespace):
             found = [Pod.model_validate(one) for one in await api.list(pods_of(group.namespace), labels=labels)]
             if found:
                 logger.warning("%d pods of %s/%s were left behind", len(found), group.uid, group.role)
                 await self.delete(*(_ref(pod, group) for pod in found))
             await _remove_anchor(api, anchors, group.namespace, group.uid)
-        except KubernetesError as error:
-            if error.status != 403 or await _may_create_pods(api, group.namespace):
-                raise
-            # A worker that may not create pods has created none.
-            logger.warning("the remaining pods of %s/%s are unknown: %s", group.uid, group.role, error)
 
     async def keep_tidy(self, client: Client) -> None:
         """Deletes the anchors of closed jobs, and with them all their remaining objects. Runs until it is cancelled."""
@@ -168,7 +156,13 @@ class KubernetesBackend:
     async def with_preset(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
         """Merges a specification over the preset that it names; see `PresetBackend`."""
         api, _ = await self._connection()
-        return with_preset(data, await find_presets(api, self._settings.presets_namespace))
+        try:
+            presets = await find_presets(api, self._settings.presets_namespace)
+        except KubernetesError as error:
+            if error.denied:
+                raise PresetRefused(f"runtime: the API server forbids reading presets: {error.message}") from error
+            raise
+        return with_preset(data, presets)
 
     async def close(self) -> None:
         """Closes the connections to the API server."""
@@ -298,16 +292,15 @@ async def _remove_anchor(api: KubernetesApi, anchors: Anchors, namespace: str, u
         await anchors.remove(namespace, uid)
 
 
-async def _may_create_pods(api: KubernetesApi, namespace: str) -> bool:
-    """Returns whether this worker may create pods in the namespace; any client may query its own rights."""
-    attributes = {"namespace": namespace, "verb": "create", "resource": "pods"}
-    review = {
-        "apiVersion": "authorization.k8s.io/v1",
-        "kind": "SelfSubjectAccessReview",
-        "spec": {"resourceAttributes": attributes},
-    }
-    answer = await api.create("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)
-    return bool(answer["status"]["allowed"])
+@contextlib.contextmanager
+def _denials(namespace: str) -> Generator[None]:
+    """Turns denials of the API server into `RemovalDenied`."""
+    try:
+        yield
+    except KubernetesError as error:
+        if not error.denied:
+            raise
+        raise RemovalDenied(f"the API server forbids removing objects in namespace {namespace}: {error}") from error
 
 
 async def _until_gone(api: KubernetesApi, nodes: Sequence[NodeRef], *, or_held_by: str = "") -> None:
@@ -344,8 +337,9 @@ def refuse(error: KubernetesError, request: NodeRequest) -> NoReturn:
     """Raises the error that says whether the request can ever succeed.
 
     Raises:
-        NodeRefused: if the request can never succeed.
-        NodeNotYet: if it can succeed once there is capacity, or a user has created what it names.
+        NodeRefused: if only another request can succeed.
+        NodeNotYet: if it can succeed once there is capacity, or someone has changed a rule, a permission or an object
+            that it names.
         JobRevoked: if the whole job is no longer desired.
         KubernetesError: if the cause is unknown.
     """
@@ -354,16 +348,19 @@ def refuse(error: KubernetesError, request: NodeRequest) -> NoReturn:
         raise JobRevoked(why_namespace_is_gone(error, namespace)) from error
     if error.status == 404:
         raise NodeRefused(f"namespace {namespace} does not exist; create it, or set `namespace`") from error
-    if error.status in (400, 422):
+    if error.invalid:
         raise NodeRefused(f"the API server rejects it: {error.message}") from error
     if error.quota_exceeded:
         raise NodeNotYet(_quota(error.message)) from error
-    if error.status == 403 and _NO_ACCOUNT in error.message:
+    if _NO_ACCOUNT in error.message:
         raise NodeNotYet(f"its service account does not exist: {error.message}", queued=False) from error
-    if error.status == 403:
-        lacks_right = 'User "' in error.message
-        remedy = "grant the worker this right (docs/kubernetes.md, The worker)" if lacks_right else "change the job"
-        raise NodeRefused(f"the API server forbids it: {error.message}; {remedy}") from error
+    if error.denied:
+        remedy = (
+            "grant the worker this right (docs/kubernetes.md, The worker)"
+            if error.unauthorized and 'User "' in error.message
+            else "change the rule that forbids it, or the job"
+        )
+        raise NodeNotYet(f"the API server forbids it: {error.message}; {remedy}", queued=False) from error
     raise error
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import yaml
 from pydantic import Field, JsonValue, ValidationError, field_validator
 
-from activities.nodes.kubernetes.api import KubernetesApi, KubernetesError
+from activities.nodes.kubernetes.api import KubernetesApi
 from activities.nodes.kubernetes.merge import merge, paths
 from activities.nodes.kubernetes.site_policy import PolicyAddition
 from activities.runtime import PresetRefused
@@ -80,15 +80,10 @@ async def find_presets(api: KubernetesApi, namespace: str) -> dict[str, Preset]:
     """Returns the presets of a site, by name.
 
     Raises:
-        PresetRefused: if the worker may not read them, or two have the same name.
-        KubernetesError: if the API server does not answer.
+        PresetRefused: if two have the same name.
+        KubernetesError: if the API server does not answer, or does not permit the worker to read them.
     """
-    try:
-        found = await api.list(f"/api/v1/namespaces/{namespace}/configmaps", labels=RUNTIME)
-    except KubernetesError as error:
-        if error.status == 403:
-            raise PresetRefused(f"runtime: the API server forbids reading presets: {error.message}") from error
-        raise
+    found = await api.list(f"/api/v1/namespaces/{namespace}/configmaps", labels=RUNTIME)
     presets: dict[str, Preset] = {}
     for one in found:
         metadata = one["metadata"]
