@@ -26,6 +26,7 @@ async def perdure(
     namespace: str,
     *,
     made: Callable[[CreatedNode], Awaitable[None]] | None = None,
+    kubeconfig: Path | None = None,
     **settings: Any,
 ) -> AsyncIterator[tuple[DevServer, Client]]:
     """A server that pods reach, a worker that makes pods, and a client for one namespace.
@@ -34,13 +35,14 @@ async def perdure(
         cluster: where pods are made.
         namespace: of the client's jobs.
         made: is awaited when a pod was made and its job does not know it yet.
+        kubeconfig: the worker's; by default one with all rights.
         settings: others of the backend.
     """
     async with dev_server(options=("--ip", "0.0.0.0")) as server:
         connection = {"TEMPORAL_ADDRESS": f"{API_ADDRESS}:{server.port}", "TEMPORAL_NAMESPACE": server.namespace}
         settings = {"policy": SitePolicy.parse(SITE_POLICY), **settings}
         given = KubernetesSettings(agent_image=cluster.agent_image, connection=connection, **settings)
-        backend = _TellingBackend(given, kubeconfig=cluster.kubeconfig)
+        backend = _TellingBackend(given, kubeconfig=str(kubeconfig or cluster.kubeconfig))
         backend.made = made
         async with running_worker(await server.client(), backends=[backend]):
             yield server, Client(address=server.address, namespace=namespace)
