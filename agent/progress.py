@@ -131,6 +131,7 @@ class ProgressReader:
             diverged=diverged,
             mfu=slowest.mfu,
             source=ProgressSource.REPORTED if slowest.reported else ProgressSource.COUNTED,
+            generation=self._generation,
             generation_steps=slowest.step - self._first_step,
             last_step_at=datetime.fromtimestamp(slowest.time, UTC) if slowest.time > 0 else None,
             apart=is_apart(self._folder, generation=self._generation, beneath=self._run_dir),

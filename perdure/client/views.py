@@ -8,7 +8,17 @@ from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict, SecretStr
 
-from workflows.messages import JobPhase, JobResult, JobStatus, LeaseView, NodePhase, NodeView, Progress, ProgressSource
+from workflows.messages import (
+    CheckpointView,
+    JobPhase,
+    JobResult,
+    JobStatus,
+    LeaseView,
+    NodePhase,
+    NodeView,
+    Progress,
+    ProgressSource,
+)
 
 FINAL_PHASES = frozenset({JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.CANCELLED})
 
@@ -161,8 +171,19 @@ def nodes_of_ranks(nodes: Iterable[NodeView], ranks: Iterable[int]) -> frozenset
 
 
 def comparable(known: Sequence[Progress]) -> Sequence[Progress]:
-    """The reports that count steps in the same way: those of scripts that report, if there are any."""
-    return [progress for progress in known if progress.source is ProgressSource.REPORTED] or known
+    """The reports that count steps in the same way: of the newest generation, and of scripts that report, if there are
+    any. An agent holds the last report of the generation before until all of its ranks have made a step."""
+    newest = max((progress.generation for progress in known), default=0)
+    current = [progress for progress in known if progress.generation in (0, newest)]
+    return [progress for progress in current if progress.source is ProgressSource.REPORTED] or current
+
+
+def training_step(progress: Progress, checkpoint: CheckpointView) -> int:
+    """The step of the training: as the script reports it, else the step that the checkpointer has restored and those
+    that the ranks have counted since."""
+    if progress.source is ProgressSource.REPORTED or checkpoint.restored_generation != progress.generation:
+        return progress.step
+    return (checkpoint.restored_step or 0) + progress.step
 
 
 def overall_progress(nodes: Sequence[NodeView], status: JobStatus | None) -> Progress | None:

@@ -21,10 +21,11 @@ from perdure.client.client import Client
 from perdure.client.connection import CALL_TIMEOUT
 from perdure.client.error_mapping import map_errors
 from perdure.client.leases import leases_of
-from perdure.client.views import Submission, comparable
+from perdure.client.views import Submission, comparable, training_step
 from perdure.errors import ExitCode, PerdureError, Refused
 from perdure.executions import OPEN, converter_for, describe, describe_all, memo_value
 from perdure.operator.resource import TrainingJobResource
+from perdure.operator.status import KnownStep
 from perdure.spec.accepted import read_accepted
 from perdure.spec.job import JobSpec
 from workflows.messages import JobPhase, JobResult, JobStatus
@@ -112,15 +113,17 @@ class Runs:
         """
         return await self._client.status(resource.metadata.name, namespace=resource.metadata.namespace)
 
-    async def step(self, job: JobStatus) -> int | None:
+    async def step(self, job: JobStatus) -> KnownStep | None:
         """The step of the slowest member of the world; None if it is not known."""
         temporal = await self._client.connect()
         groups = await describe_all(temporal, job.groups, rpc_timeout=CALL_TIMEOUT)
         leases = [lease for group in groups for lease in await leases_of(temporal, group)]
         views = [lease.view for lease in leases if lease.view and lease.view.generation == job.generation]
         known = [view.progress for view in views if view.progress]
-        steps = [progress.step for progress in comparable(known)]
-        return min(steps) if steps else job.progress.step if job.progress else None
+        progress = min(comparable(known), key=lambda progress: progress.step, default=job.progress)
+        if progress is None:
+            return None
+        return KnownStep(training_step(progress, job.checkpoint), generation=progress.generation)
 
     async def result(self, resource: TrainingJobResource) -> tuple[JobResult, JobStatus | None]:
         """The job's result, and its last status if a worker answers for it."""

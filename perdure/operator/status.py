@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -58,6 +59,15 @@ class Condition(Part):
     """When `status` changed last."""
 
 
+@dataclass(frozen=True)
+class KnownStep:
+    """A step of the training, and the world that made it."""
+
+    step: int
+    generation: int
+    """0 where it is not known."""
+
+
 class ResourceStatus(Part):
     """The job's state as far as the operator knows; `perdure status` and `perdure explain` show more."""
 
@@ -71,8 +81,10 @@ class ResourceStatus(Part):
     world_size: int | None = None
     """Ranks in the current world."""
     step: int | None = None
-    """The job's progress: the furthest step of its slowest rank, as the script reports it, else the most steps that its
-    processes made since they started. A restart does not reduce it."""
+    """The job's progress: the step of its slowest rank, as the script reports it; else the steps that its processes
+    have counted, from the step on that a checkpointer has restored. A newer world may begin with a lower one."""
+    step_generation: int | None = None
+    """The generation of the world that made this step."""
     generation: int | None = None
     """The generation of the world, which counts how often it was formed."""
     restarts: int | None = None
@@ -188,13 +200,12 @@ def unknown_status(
 
 
 def running_status(
-    status: ResourceStatus, job: JobStatus, *, step: int | None, generation: int, now: datetime
+    status: ResourceStatus, job: JobStatus, *, step: KnownStep | None, generation: int, now: datetime
 ) -> ResourceStatus:
     """The status of a running job, from its workflow's answer."""
     status = update_status(
-        _with_counts(status, job),
+        _with_step(_with_counts(status, job), step),
         phase=job.phase.value,
-        step=_furthest(status.step, step),
         started_at=job.started_at.replace(microsecond=0),
     )
     truth = Truth.TRUE if job.phase is JobPhase.RUNNING else Truth.FALSE
@@ -237,10 +248,11 @@ def ended_status(
         generation: The object's generation.
         now: The time.
     """
+    status = _with_counts(status, job) if job else status
+    step_generation = job.progress.generation if job and job.progress else 0
     status = update_status(
-        _with_counts(status, job) if job else status,
+        _with_step(status, None if result.step is None else KnownStep(result.step, generation=step_generation)),
         phase=result.phase.value,
-        step=_furthest(status.step, result.step),
         restarts=result.restarts,
         started_at=result.started_at.replace(microsecond=0),
         finished_at=result.finished_at.replace(microsecond=0),
@@ -274,5 +286,11 @@ def _incident(incident: IncidentView) -> str:
     return f"#{incident.number} {incident.title}; {how} again after {took:.1f} s"
 
 
-def _furthest(known: int | None, step: int | None) -> int | None:
-    return max((one for one in (known, step) if one is not None), default=None)
+def _with_step(status: ResourceStatus, step: KnownStep | None) -> ResourceStatus:
+    """Takes in a step of the newest world; of one world the furthest, as answers may be late."""
+    known = status.step_generation or 0
+    if step is None or (status.step is not None and step.generation < known):
+        return status
+    if status.step is not None and step.generation == known:
+        return update_status(status, step=max(status.step, step.step))
+    return update_status(status, step=step.step, step_generation=step.generation)

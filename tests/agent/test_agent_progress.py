@@ -70,10 +70,10 @@ def test_ranks_of_another_generation_do_not_count(tmp_path: Path, reader: Progre
     assert reader.all_stepped
     sample(reader, 2, 1)
     assert reader.newest is not None
-    assert reader.newest.step == 50
+    assert (reader.newest.step, reader.newest.generation) == (50, 1)
     Ranks(tmp_path, 2, COUNTED, base_rank=4).step(1, 1)
     sample(reader, 2, 2, base_rank=4)
-    assert reader.newest.step == 1
+    assert (reader.newest.step, reader.newest.generation) == (1, 2)
     assert reader.newest.generation_steps == 1
 
 

@@ -6,8 +6,25 @@ from datetime import UTC, datetime, timedelta
 
 from perdure.cli import text
 from perdure.cli.live import View
-from perdure.client.views import JobSnapshot, NodeLease, all_warnings, merge_nodes, nodes_of_ranks, overall_progress
-from workflows.messages import JobPhase, JobStatus, LeaseView, NodePhase, NodeView, Progress, ProgressSource
+from perdure.client.views import (
+    JobSnapshot,
+    NodeLease,
+    all_warnings,
+    merge_nodes,
+    nodes_of_ranks,
+    overall_progress,
+    training_step,
+)
+from workflows.messages import (
+    CheckpointView,
+    JobPhase,
+    JobStatus,
+    LeaseView,
+    NodePhase,
+    NodeView,
+    Progress,
+    ProgressSource,
+)
 
 REPORTED, COUNTED = ProgressSource.REPORTED, ProgressSource.COUNTED
 
@@ -36,6 +53,28 @@ def status(progress: Progress | None) -> JobStatus:
         started_at=datetime.now(UTC),
         progress=progress,
     )
+
+
+def test_of_several_generations_only_the_newest_counts() -> None:
+    """The node whose ranks have not made a step yet still has the count of the generation before."""
+    stale = node(0, group_rank=0, progress=Progress(step=95, source=COUNTED, generation=1))
+    stepping = [node(rank, group_rank=rank, progress=Progress(step=80 + rank, generation=2)) for rank in (1, 2)]
+    progress = overall_progress([stale, *stepping], None)
+    assert progress is not None
+    assert (progress.step, progress.generation) == (81, 2)
+    unknown = node(3, group_rank=3, progress=Progress(step=79))
+    progress = overall_progress([stale, *stepping, unknown], None)
+    assert progress is not None
+    assert progress.step == 79, "an older agent does not say its generation"
+
+
+def test_counted_steps_continue_from_the_restored_one() -> None:
+    counted = Progress(step=85, source=COUNTED, generation=2)
+    restored = CheckpointView(restored_step=95, restored_generation=2)
+    assert training_step(counted, restored) == 180
+    assert training_step(counted.model_copy(update={"generation": 3}), restored) == 85
+    assert training_step(counted.model_copy(update={"source": REPORTED}), restored) == 85
+    assert training_step(counted, CheckpointView()) == 85
 
 
 def test_the_lease_has_the_latest_progress_and_the_group_the_facts() -> None:

@@ -12,12 +12,12 @@ from perdure.operator import status as statuses
 from perdure.operator.changes import refusal_of_changes
 from perdure.operator.events import occurrences
 from perdure.operator.resource import TrainingJobResource
-from perdure.operator.status import ResourceStatus, Truth
+from perdure.operator.status import KnownStep, ResourceStatus, Truth
 from perdure.operator.workqueue import Workqueue
 from perdure.spec.errors import SpecError
 from perdure.spec.job import Backend
 from perdure.spec.validate import validate_spec
-from workflows.messages import JobPhase, JobStatus
+from workflows.messages import JobPhase, JobResult, JobStatus, Progress
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -138,14 +138,29 @@ def running_job(**fields: Any) -> JobStatus:
     return known.model_copy(update=fields)
 
 
-def test_a_restart_does_not_take_the_step_back() -> None:
+def test_the_step_is_the_newest_worlds_and_a_late_answer_does_not_take_it_back() -> None:
     job = running_job()
     status = ResourceStatus()
     shown: list[int | None] = []
-    for step in (None, 40, 3, None, 41):
+    late_and_none = [None, KnownStep(40, generation=1), KnownStep(3, generation=1), None, KnownStep(41, generation=1)]
+    newer_world = [KnownStep(7, generation=2), KnownStep(41, generation=1), None, KnownStep(8, generation=2)]
+    for step in (*late_and_none, *newer_world):
         status = statuses.running_status(status, job, step=step, generation=1, now=NOW)
         shown.append(status.step)
-    assert shown == [None, 40, 40, 40, 41]
+    assert shown == [None, 40, 40, 40, 41, 7, 7, 7, 8]
+    ended = JobResult(
+        phase=JobPhase.CANCELLED,
+        exit_code=4,
+        reason="",
+        generations=2,
+        restarts=1,
+        step=41,
+        started_at=NOW,
+        finished_at=NOW,
+    )
+    for generation, expected in ((1, 8), (2, 41)):
+        last = job.model_copy(update={"progress": Progress(step=41, generation=generation)})
+        assert statuses.ended_status(status, ended, last, generation=1, now=NOW).step == expected
 
 
 def test_nodes_that_are_refused_are_a_condition_and_an_event_for_as_long_as_they_are() -> None:

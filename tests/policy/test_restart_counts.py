@@ -42,3 +42,13 @@ def test_a_job_that_an_earlier_release_began_shows_what_is_known():
     job = Scenario("2").running().rank_killed(0).steps().wait(30).rank_killed(0)
     earlier = job.state.model_dump(exclude={"restart_count"})
     assert JobState.model_validate(earlier).all_restarts == 2
+
+
+def test_the_step_of_a_newer_world_counts_also_where_it_is_lower() -> None:
+    job = Scenario("2").running()
+    for step, generation in ((95, 1), (60, 2)):
+        assert job.generation == generation
+        progress = reported(step).model_copy(update={"generation": generation})
+        job.rank_raised(1, progress=progress).steps()
+        assert job.incident.step_before == step
+    assert job.state.best_step == 95

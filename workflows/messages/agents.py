@@ -62,8 +62,10 @@ class Progress(Message):
     mfu: float | None = None
     """The model FLOPs utilization that the script reported last, as a share."""
     source: ProgressSource = ProgressSource.COUNTED
+    generation: int = 0
+    """The generation whose ranks made the step; 0 where an older agent does not say it."""
     generation_steps: int = 0
-    """Steps seen in the current generation."""
+    """Steps seen in that generation."""
     last_step_at: Time | None = None
     apart: bool = False
     """Several ranks step without a process group: each trains a model of its own."""

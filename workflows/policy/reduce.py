@@ -78,7 +78,7 @@ def _(failure: Failure, state: JobState, now: datetime) -> JobState:
         reachable=True,
         ranks_ended=failure.kind is FailureKind.NODE,
     )
-    state = state.with_node(node).replace(progress=_further(state.progress, failure.progress))
+    state = state.with_node(node).replace(progress=_newest_progress(state, failure.progress))
     if state.between_stages and state.outcome is None:
         if failure.kind in (FailureKind.RANKS, FailureKind.RENDEZVOUS) or node.ended:
             return state
@@ -122,7 +122,7 @@ def _(finished: Finished, state: JobState, now: datetime) -> JobState:
             counts_stages=node.counts_stages or finished.command_runs,
             catching_up=node.catching_up and not ended,
         )
-        return state.with_node(node).replace(progress=_further(state.progress, finished.progress))
+        return state.with_node(node).replace(progress=_newest_progress(state, finished.progress))
     outside = world is None or state.between_stages or not state.is_member(node)
     if not ended or not outside or state.behavior < Behavior.RELEASE_0_2:
         return state
@@ -458,9 +458,14 @@ def _fresh_ports(node: NodeState, reported: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(port for port in reported if port not in node.used_ports) or node.store_ports
 
 
-def _further(known: Progress | None, reported: Progress | None) -> Progress | None:
+def _newest_progress(state: JobState, reported: Progress | None) -> Progress | None:
+    """Returns the progress of the newest world, in which a lower step is not an older one: ranks begin with a
+    checkpoint, and counts with 0. Of one world the furthest counts, as reports may be late."""
+    known = state.progress
     if known is None or reported is None:
         return reported or known
     if reported.source is not known.source:
         return reported if reported.source is ProgressSource.REPORTED else known
+    if state.behavior >= Behavior.RELEASE_0_2 and reported.generation != known.generation:
+        return max(known, reported, key=lambda progress: progress.generation)
     return reported if reported.step >= known.step else known
