@@ -117,6 +117,7 @@ class Node:
             self._keep(
                 world=world,
                 distrusted_checkpoints=command.distrusted_checkpoints,
+                first_step=command.first_step,
                 run=True,
                 attempt=state.attempt + start,
                 started_for=world.generation if start else state.started_for,
@@ -297,21 +298,34 @@ class Node:
         return self._has_ranks and state.entered == state.stepping == state.generation
 
     @property
+    def starts(self) -> bool:
+        """Whether the processes are in the newest world and have not all stepped there."""
+        state = self.state
+        return self._has_ranks and state.stepped < state.entered == state.generation
+
+    @property
     def _has_ranks(self) -> bool:
         """Whether ranks train in the world that the node entered last, as far as is known."""
         state = self.state
         ended = state.exited_attempt >= state.attempt or state.ready_after is not None or not state.run
         return not ended and state.finished < state.entered
 
-    def report_stall(self, *, since: datetime, usual_step: timedelta | None) -> None:
-        """Records that no local rank steps any more, and reports it once per generation."""
+    def report_stall(self, *, since: datetime, usual_step: timedelta | None, at_start: bool = False) -> None:
+        """Records that no local rank steps any more, or none has stepped in time, and reports it once per
+        generation."""
         generation = self.state.entered
         if self.state.stalled != generation:
             logger.warning("generation %d has been stalled since %s", generation, since)
             self.events.stalled(generation=generation, since=since, usual_step_s=usual_step)
             self._keep(stalled=generation)
             self._to_group.put(
-                Stall(**envelope(self.config.node), generation=generation, since=since, usual_step=usual_step)
+                Stall(
+                    **envelope(self.config.node),
+                    generation=generation,
+                    since=since,
+                    usual_step=usual_step,
+                    at_start=at_start,
+                )
             )
 
     def report_stall_end(self) -> None:

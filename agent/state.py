@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,8 @@ class AgentState(BaseModel):
     entered_at: datetime | None = None
     entered_base_rank: int | None = None
     """The global rank of the node's first rank in that generation; None where it is not known."""
+    first_step: timedelta | None = None
+    """The time that the ranks have for their first step in the newest world; None for no limit."""
     output_since: LogPosition | None = None
     """The end of the log when the ranks of the last world had ended."""
     stepping: int = 0

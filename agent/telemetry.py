@@ -49,6 +49,9 @@ class Telemetry:
         """The newest generation, and the time at which this agent first saw it; an agent that was away does not know
         more."""
         self._handed_out_at = 0.0
+        self._entered = 0
+        """The newest generation that the node has entered, and the time at which this agent first saw that."""
+        self._entered_at = 0.0
         self._on_preparing = on_preparing
         self._preparing_due: float | None = None
 
@@ -142,7 +145,10 @@ class Telemetry:
     def _look_for_stall(self, now: float) -> None:
         stall, detector = self._node.config.timing.stall, self._ranks.stall_detector
         idle = detector.idle(now)
-        if idle is None or not stall.after or not self._node.trains:
+        if idle is None:
+            self._look_for_first_step(now)
+            return
+        if not stall.after or not self._node.trains:
             return
         if idle >= max(stall.after.total_seconds(), stall.steps * (detector.usual or 0.0)):
             self._node.report_stall(
@@ -151,6 +157,14 @@ class Telemetry:
             )
         else:
             self._node.report_stall_end()
+
+    def _look_for_first_step(self, now: float) -> None:
+        state = self._node.state
+        if state.entered != self._entered or not self._node.starts:
+            self._entered, self._entered_at = state.entered, now
+        limit = state.first_step
+        if limit is not None and now - self._entered_at >= limit.total_seconds():
+            self._node.report_stall(since=state.entered_at or datetime.now(UTC) - limit, usual_step=None, at_start=True)
 
     def _runs(self) -> bool:
         state = self._node.state

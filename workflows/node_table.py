@@ -321,7 +321,8 @@ class NodeTable:
         else:
             usual = f"; a step usually takes {format_duration(message.usual_step)}" if message.usual_step else ""
             detail = f"no rank of node {record.node.rank} has made a step{usual}"
-            self.transition(record, TransitionKind.STALLED, message.since, generation=message.generation, detail=detail)
+            facts = {"generation": message.generation, "detail": detail, "at_start": message.at_start}
+            self.transition(record, TransitionKind.STALLED, message.since, **facts)
 
     def heartbeat(self, message: Heartbeat) -> None:
         record = self._accept_message("heartbeat", message)
@@ -459,6 +460,7 @@ class NodeTable:
             restart_command=member.restart_command,
             stage=world.stage,
             distrusted_checkpoints=self.desire.distrusted_checkpoints,
+            first_step=world.first_step,
         )
 
     def queue(self, node: NodeCredentials) -> str:

@@ -133,13 +133,24 @@ class ProcessTiming(Section):
 
 
 class StallTiming(Section):
-    """When a node that has stepped and no longer does is reported as stalled. A stall causes no restart."""
+    """When a node that does not step is reported as stalled. A node that has stepped in its world is not restarted for
+    that; ranks that make no first step in time are."""
 
     after: Duration = timedelta(minutes=2)
     """The least time without a step of any rank of the node; 0: never reported. Evaluation and checkpoints are pauses,
     too."""
     steps: int = Field(default=20, ge=1)
     """The least time without a step, as a multiple of the node's usual step, for nodes with slow steps."""
+    first_step: Duration | None = None
+    """The longest time from entering a world to its first step; then the ranks of all nodes are restarted. It doubles
+    with each such restart in a row, and `retry.no_progress_limit` ends them. Unset: `first_steps` times the longest
+    first step that the job has seen, at least `first_step_least`; a job that has seen none has no limit, since a first
+    compilation may take hours, and a program without optimizer steps makes none. 0: no limit."""
+    first_steps: int = Field(default=5, ge=1)
+    """The learned limit of `first_step`, as a multiple of the longest first step so far."""
+    first_step_least: Duration = timedelta(minutes=30)
+    """The shortest learned limit of `first_step`: loading a checkpoint, or skipping the data that was read before, may
+    take longer than the first start, which did neither. As long as torch's own timeout, which mostly comes first."""
 
 
 class Timing(Section):
@@ -156,7 +167,7 @@ class Timing(Section):
     processes: ProcessTiming = ProcessTiming()
     """Times of stopping processes, and of their logs."""
     stall: StallTiming = StallTiming()
-    """When a node is reported as stalled."""
+    """When a node is reported as stalled, or restarted because it makes no first step."""
     owner_check: Duration = timedelta(seconds=30)
     """The interval at which a group's watch checks that its job still runs; the group of a closed job winds down."""
 

@@ -17,6 +17,7 @@ from agent.stall_detector import StallDetector
 from perdure.spec.timing import StallTiming
 from tests.agent.harness import QUICK, RunningAgent, Workflows, running_agent, utc
 from tests.support.temporal_server import DevServer
+from workflows.messages import ApplyWorld
 
 STEPS = """
 import os, pathlib, sys, time
@@ -41,9 +42,25 @@ async def agent(
 @asynccontextmanager
 async def two_ranks(agent: RunningAgent, generation: int) -> AsyncIterator[list[asyncio.subprocess.Process]]:
     """Enters a world with two ranks that step."""
-    await agent.post("/v1/rendezvous/ready", after_generation=generation - 1, store_ports=[29501], processes=2)
-    await agent.command("apply_world", agent.world(generation, world_size=2))
-    await agent.post("/v1/rendezvous/entered", generation=generation, time=time.time(), store_ports=[29502])
+    await enter(agent, agent.world(generation, world_size=2))
+    async with ranks_of(agent, generation) as ranks:
+        yield ranks
+
+
+async def enter(agent: RunningAgent, world: ApplyWorld) -> datetime:
+    """Enters a world, and returns the time of that."""
+    await agent.post("/v1/rendezvous/ready", after_generation=world.generation - 1, store_ports=[29501], processes=2)
+    await agent.command("apply_world", world)
+    entered = datetime.now(UTC)
+    await agent.post(
+        "/v1/rendezvous/entered", generation=world.generation, time=entered.timestamp(), store_ports=[29502]
+    )
+    return entered
+
+
+@asynccontextmanager
+async def ranks_of(agent: RunningAgent, generation: int) -> AsyncIterator[list[asyncio.subprocess.Process]]:
+    """Two ranks that step."""
     folder: Path = agent.run_dir / "progress"
     folder.mkdir(exist_ok=True)
     ranks = [
@@ -118,3 +135,24 @@ def test_the_pace_is_that_of_the_generation_and_any_rank_moves_it():
     assert detector.usual is None
     detector.follow((2, 2), 22.0)
     assert detector.usual == 1.0
+
+
+async def test_ranks_that_make_no_first_step_in_time_are_reported_and_that_they_step_after_all(
+    agent: RunningAgent, workflows: Workflows
+) -> None:
+    limited = agent.world(1, world_size=2).model_copy(update={"first_step": timedelta(seconds=2)})
+    entered = await enter(agent, limited)
+    [stall] = await workflows.expect(workflows.group, "stall", within=20)
+    assert (stall["generation"], stall["at_start"]) == (1, True)
+    assert abs(utc(stall["since"]) - entered) < timedelta(seconds=1)
+    async with ranks_of(agent, 1):
+        _, over = await workflows.expect(workflows.group, "stall", count=2, within=20)
+        assert over["since"] is None
+
+
+async def test_ranks_without_a_limit_may_take_any_time_for_their_first_step(
+    agent: RunningAgent, workflows: Workflows
+) -> None:
+    await enter(agent, agent.world(1, world_size=2))
+    await workflows.beats(3)
+    assert not await workflows.seen(workflows.group, "stall")

@@ -6,18 +6,22 @@ import os
 import signal
 
 from perdure.cli.explain import explanation
-from tests.system.site import Site
+from tests.system.site import Job, Site
 from workflows.messages import FailureClass, JobPhase
 
 TIMEOUT = "4"
 """Seconds that a collective waits: longer than a busy machine delays a step."""
 
 
+def signal_rank(job: Job, rank: int, number: signal.Signals) -> None:
+    """Signals the rank alone, and not what stands ready to start the next one."""
+    os.kill(next(step.pid for step in reversed(job.steps()) if step.rank == rank), number)
+
+
 async def test_the_node_that_others_waited_for_is_suspected_and_the_hanging_rank_is_restarted(site: Site):
     job = await site.submit("--timeout", TIMEOUT, nodes="3")
     await job.stepping(generation=1, ranks=3)
-    rank = next(step.pid for step in reversed(job.steps()) if step.rank == 1)
-    os.kill(rank, signal.SIGSTOP)
+    signal_rank(job, 1, signal.SIGSTOP)
     await job.until(lambda s: s.phase is JobPhase.RUNNING and s.generation >= 2)
     await job.stepping(generation=2, ranks=3)
     (incident,) = await job.incidents()
@@ -27,4 +31,19 @@ async def test_the_node_that_others_waited_for_is_suspected_and_the_hanging_rank
     assert "suspected: node 1 (rank 1 reported no timeout of its own)" in told
     assert "low confidence" in told
     assert f"perdure logs {job.name} --node 1" in told
+    assert {node.incarnation for node in await site.client.nodes(job.name)} == {1}
+
+
+async def test_a_world_whose_rank_hangs_before_its_first_step_is_restarted_in_place(site: Site):
+    """Nothing else ends that: the others wait for it for half an hour, which is torch's own limit."""
+    timing = {"rendezvous": {"last_call": "2s"}, "stall": {"first_step_least": "8s", "first_steps": 1}}
+    job = await site.submit("--hang-in", "2", timing=timing)
+    await job.stepping(generation=1, ranks=2)
+    signal_rank(job, 0, signal.SIGKILL)
+    await job.until(lambda s: s.generation >= 3)
+    await job.stepping(generation=3, ranks=2)
+    first, second = await job.incidents()
+    assert (first.failure, second.failure) == (FailureClass.KILLED, FailureClass.HANG)
+    assert second.culprit is None
+    assert "has made a step within" in second.title
     assert {node.incarnation for node in await site.client.nodes(job.name)} == {1}

@@ -171,9 +171,11 @@ class Stall(AgentMessage):
 
     generation: int
     since: Time | None = None
-    """The time of the last step; None where the ranks step again."""
+    """The time of the last step, or when the node entered its world; None where the ranks step again."""
     usual_step: Duration | None = None
     """The usual time of a step before the stall."""
+    at_start: bool = False
+    """No rank has made a step in this world, within the time that the job gave it."""
 
 
 class LeaseTaken(AgentMessage):

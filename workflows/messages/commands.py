@@ -39,6 +39,8 @@ class ApplyWorld(Message):
     """The agent restarts the command even if it runs, unless the command did enter the previous world after all."""
     distrusted_checkpoints: tuple[str, ...] = ()
     """Folders in the job's storage that this world's ranks do not load."""
+    first_step: Duration | None = None
+    """As in `World`."""
 
 
 class CommandAnswer(Message):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from perdure.spec.durations import Duration
 from workflows.messages.agents import RankStarts
 from workflows.messages.base import Message, ShortText, Time, Vocabulary
 from workflows.messages.checkpoints import CheckpointFacts, Commit
@@ -71,6 +72,8 @@ class NodeTransition(Incarnation):
     entered_at: Time | None = None
     counted: bool = True
     """Set with STEPPING only, as in `Stepping`."""
+    at_start: bool = False
+    """Set with STALLED only, as in `Stall`."""
     starts: RankStarts | None = None
     saves: bool | None = None
     """Set with STEPPING only, as in `Stepping`."""
@@ -144,6 +147,8 @@ class World(Message):
     """The node (slot) that hosts the store."""
     stage: int = 0
     """The torchrun of the command that the world is for, counted from 0."""
+    first_step: Duration | None = None
+    """The time that its ranks have to make their first step; None for no limit."""
 
     @property
     def nodes(self) -> int:

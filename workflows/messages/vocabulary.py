@@ -68,6 +68,8 @@ class FailureClass(Vocabulary):
     COLLECTIVE_TIMEOUT = "COLLECTIVE_TIMEOUT"
     """A rank waited in a collective, or for another rank's key in a store, until torch's timeout ended it: a rank that
     is alive did not come. Who reports it is not the one that hangs."""
+    HANG = "HANG"
+    """The ranks of a node are alive and have made no first step in the time that the job gave them."""
     LAUNCH = "LAUNCH"
     """The command could not be started: not found, not executable, or it rejected its options."""
     COMMAND_LOST = "COMMAND_LOST"

@@ -15,8 +15,9 @@ from datetime import datetime
 
 from workflows.messages import EvidenceSource, FailureClass, Progress, ProgressSource
 from workflows.policy import incidents
+from workflows.policy.checkpoint_state import LoadedCheckpoint
 from workflows.policy.failures import USERS_OWN
-from workflows.policy.state import JobState, LoadedCheckpoint
+from workflows.policy.state import JobState
 
 REMEMBERED = 16
 """Distrusted checkpoints that are named to the nodes: more than a job has in its storage."""

@@ -21,8 +21,9 @@ from workflows.messages import (
     TransitionKind,
 )
 from workflows.policy import checkpoint_trust, claims, incidents, observations
+from workflows.policy.checkpoint_state import DurableCheckpoint, StoredParts
 from workflows.policy.events import CheckpointRequested, Event
-from workflows.policy.state import DurableCheckpoint, JobState, NodeState, StoredParts
+from workflows.policy.state import JobState, NodeState
 
 SHORTEST_INTERVAL = timedelta(seconds=30)
 LONGEST_INTERVAL = timedelta(hours=1)

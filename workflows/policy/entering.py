@@ -3,7 +3,7 @@
 An agent reports a command that does not enter in time (`Node.overdue`). The job does not rely on that report: a little
 later it asks the groups, which send the world to those members again. The answer says which world the node entered
 last; an agent that does not take the command is unresponsive. A member that has entered is never asked for its first
-step, which may take as long as a model takes to load.
+step, for which `workflows.policy.first_steps` has a limit of its own.
 """
 
 from __future__ import annotations

@@ -147,6 +147,13 @@ FAILURE_CLASSES = complete(
         FailureClass.UNKNOWN: FailureTraits(
             meaning="a kind of failure that this release does not know", advice=_WATCH_NODES
         ),
+        FailureClass.HANG: FailureTraits(
+            meaning="no rank made a first step in the time that the world had for it: a rank hangs, or the first step "
+            "takes longer than ever before",
+            advice="perdure logs {job}{flag}{node} --tail 50; if the first step needs longer, set "
+            "timing.stall.first_step",
+            needs_progress=True,
+        ),
         FailureClass.COLLECTIVE_TIMEOUT: FailureTraits(
             meaning="ranks waited for another one until a timeout of torch ended them: one hangs, is much slower, or "
             "did not call the same collective",

@@ -39,7 +39,7 @@ def interrupt(
             return state
         # The request waits for a silent member while the others train. Now they no longer do.
         interruption = Interruption(since=now)
-    for node in state.stalled:
+    for node in (one for one in state.stalled if not one.stalled_at_start):
         # The job did nothing about the stall, but the interruption began here.
         state = incidents.add_evidence(
             state,

@@ -19,6 +19,7 @@ from workflows.policy import (
     checkpoints,
     claims,
     entering,
+    first_steps,
     hold_on_failure,
     incidents,
     joining,
@@ -254,6 +255,7 @@ def _form(state: JobState, job: JobSpec, now: datetime) -> JobState:
         previous=world,
         restarted=_to_restart(state),
         stage=state.stages_complete,
+        first_step=first_steps.limit_of(_with_fresh_progress(state) if state.between_stages else state, job),
     )
     if formed is None:
         if state.behavior < Behavior.RELEASE_0_2 or not is_stopped:
@@ -351,7 +353,8 @@ def _continue_ended_members(state: JobState) -> JobState:
 
 def _with_fresh_progress(state: JobState) -> JobState:
     """Resets progress after a stage: its steps say nothing about the progress of the next one."""
-    return state.replace(progress=None, failures_without_progress=0, best_step=-1, last_generation_steps=-1)
+    fresh = {"failures_without_progress": 0, "best_step": -1, "last_generation_steps": -1}
+    return state.replace(progress=None, first_step=None, missed_first_steps=0, **fresh)
 
 
 def _to_restart(state: JobState) -> set[int]:
@@ -484,13 +487,5 @@ def _phase(state: JobState, job: JobSpec) -> tuple[JobPhase, str]:
     if not state.stepping:
         late = "".join(f"; node {node.rank}: {node.reason}" for node in state.members if node.preparing)
         return JobPhase.RENDEZVOUS, f"generation {world.generation} with {world.nodes} nodes is starting{late}"
-    return JobPhase.RUNNING, f"{world.nodes} of {state.nodes_max} nodes, {world.processes} ranks{_stall(state)}"
-
-
-def _stall(state: JobState) -> str:
-    stalled = state.stalled
-    if not stalled:
-        return ""
-    nodes = ", ".join(str(node.rank) for node in stalled)
-    since = min(node.stalled_since for node in stalled if node.stalled_since)
-    return f"; no steps on node{'s' if len(stalled) > 1 else ''} {nodes} since {since:%H:%M:%S} UTC"
+    parts = (f"{world.nodes} of {state.nodes_max} nodes, {world.processes} ranks", first_steps.describe(state))
+    return JobPhase.RUNNING, "; ".join(part for part in parts if part)

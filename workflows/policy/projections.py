@@ -15,7 +15,7 @@ from workflows.messages import (
     ProgressSource,
 )
 from workflows.names import group_index
-from workflows.policy import checkpoints, observations, planned_changes, stages, succession
+from workflows.policy import checkpoints, first_steps, observations, planned_changes, stages, succession
 from workflows.policy.budget import within_window
 from workflows.policy.state import JobState
 
@@ -164,7 +164,7 @@ def next_action(state: JobState) -> str:
     if stalled := state.stalled:
         nodes = f"node{'s' if len(stalled) > 1 else ''} {', '.join(str(node.rank) for node in stalled)}"
         return f"waits for {nodes} to step again; nothing is restarted, because a long evaluation looks the same"
-    return "nothing to do"
+    return first_steps.awaited(state) or "nothing to do"
 
 
 def node_views(state: JobState, *, first: int | None = None, group: int | None = None) -> tuple[NodeView, ...]:

@@ -61,9 +61,14 @@ def waits_until(state: JobState, interruption: Interruption, job: JobSpec) -> da
         # The node's agent reports the end. The backend learns it from a kubelet, and knows of the drain or the
         # deletion.
         return interruption.since + job.timing.lease.timeout
-    if all(node.rank in reported for node in state.members if node.alive):
+    if all(node.rank in reported for node in state.members if node.alive) and not _may_be_late(interruption):
         return None
     return interruption.since + job.timing.rendezvous.victim_grace
+
+
+def _may_be_late(interruption: Interruption) -> bool:
+    """Whether a report may be outdated: after an outage the report of the step that followed comes a moment later."""
+    return bool(interruption.ranks_with(FailureClass.HANG))
 
 
 def decide_repair(state: JobState, interruption: Interruption, job: JobSpec, now: datetime) -> Verdict | None:
@@ -88,6 +93,8 @@ def _repair(state: JobState, interruption: Interruption, culprit: NodeFailure, j
     give_up = traits.give_up
     if give_up is not None and (give_up.at_once or culprit.rank in _to_replace(state, interruption)):
         return _node_gone(state, interruption, culprit, give_up, job, now)
+    if culprit.failure is FailureClass.HANG:
+        return _no_first_step(state, culprit)
     if culprit.failure is FailureClass.COLLECTIVE_TIMEOUT:
         return _hang(state, interruption, culprit, job)
     if traits.victim:
@@ -172,6 +179,23 @@ def _hang(state: JobState, interruption: Interruption, culprit: NodeFailure, job
         failure=culprit.failure,
         suspects=suspects,
         considered=(Considered(option="replace a node", why_not=why_not),),
+    )
+
+
+def _no_first_step(state: JobState, culprit: NodeFailure) -> Verdict:
+    """The verdict on ranks that are alive and made no first step in time."""
+    # Where no node steps, all wait for each other: who reports it first says nothing about who hangs.
+    others_step = any(node.stepped >= state.generation for node in state.members)
+    return Verdict(
+        rule='first-step/1 "no first step in time: restart in place"',
+        title=culprit.text,
+        action="restart the ranks of every node in place; the next world has twice the time",
+        failure=culprit.failure,
+        culprit=culprit.rank if others_step else None,
+        considered=(
+            Considered(option="wait longer", why_not="the time for the first step is over (timing.stall.first_step)"),
+            Considered(option="replace a node", why_not="its agent and launcher are alive"),
+        ),
     )
 
 

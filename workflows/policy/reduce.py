@@ -24,7 +24,7 @@ from workflows.messages import (
     ShardsSetAside,
     TransitionKind,
 )
-from workflows.policy import claims, incidents, observations, succession
+from workflows.policy import claims, first_steps, incidents, observations, succession
 from workflows.policy.behavior import Behavior
 from workflows.policy.events import Event, GroupAdopted, GroupWoundDown
 from workflows.policy.failures import node_failure, source_of
@@ -217,11 +217,19 @@ def _(transition: NodeTransition, state: JobState, now: datetime) -> JobState:
                 state = incidents.record_entry(state, transition.entered_at or transition.time)
                 if first and transition.starts is not None:
                     state = incidents.record_starts(state, transition.starts)
+                if transition.counted and state.is_member(node):
+                    state = first_steps.learn(state.with_node(node), transition, now)
         case TransitionKind.STALLED:
-            node = node.replace(stalled_in=transition.generation, stalled_since=transition.time)
+            node = node.replace(
+                stalled_in=transition.generation,
+                stalled_since=transition.time,
+                stalled_at_start=transition.at_start,
+            )
+            if transition.at_start:
+                state = first_steps.miss(state.with_node(node), node, transition, now)
         case TransitionKind.STALL_ENDED:
             state = observations.observe_stall_ended(state, node, transition.time, now)
-            node = node.replace(stalled_in=0, stalled_since=None)
+            node = node.replace(stalled_in=0, stalled_since=None, stalled_at_start=False)
         case TransitionKind.COMMANDED:
             node = node.replace(
                 commanded=max(node.commanded, transition.generation),

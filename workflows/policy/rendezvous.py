@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 
 from perdure.spec.network import FEWEST_PORTS, Network, read_ports
 from workflows.messages import Member, World
@@ -75,6 +76,7 @@ def form_world(
     previous: World | None,
     restarted: Collection[int] = (),
     stage: int = 0,
+    first_step: timedelta | None = None,
 ) -> World | None:
     """Forms the next world; returns None while no member offers a port for its store.
 
@@ -85,6 +87,7 @@ def form_world(
         previous: The world that it follows.
         restarted: Slots whose command must be started again to enter it.
         stage: The torchrun of the command that it is for, from 0.
+        first_step: The time that its ranks have to make their first step; None for no limit.
     """
     group_ranks = assign_group_ranks(ranks, previous)
     store = choose_store(nodes, group_ranks)
@@ -109,4 +112,5 @@ def form_world(
         store_port=store.port,
         store_rank=store.rank,
         stage=stage,
+        first_step=first_step,
     )

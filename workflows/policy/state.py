@@ -5,14 +5,13 @@ Values are immutable; a decision makes new ones. Nodes are keyed by their rank (
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Self
 
 from pydantic import Field
 
 from perdure.spec.durations import Duration
 from workflows.messages import (
-    Commit,
     FailureClass,
     Incarnation,
     IncidentView,
@@ -22,13 +21,13 @@ from workflows.messages import (
     NodeCredentials,
     NodePhase,
     Progress,
-    RestoreSource,
     Ticket,
     UnprocessedSamples,
     World,
 )
 from workflows.messages.base import LogTail, ShortText
 from workflows.policy.behavior import CURRENT, Behavior
+from workflows.policy.checkpoint_state import CheckpointState
 from workflows.policy.events import RelaunchRequested, SuspendRequested
 
 
@@ -109,7 +108,9 @@ class NodeState(Incarnation):
     stalled_in: int = 0
     """The generation in which its ranks are stalled; 0 for none."""
     stalled_since: datetime | None = None
-    """When the stalled ranks made their last step."""
+    """When the stalled ranks made their last step, or entered their world if they have made none in it."""
+    stalled_at_start: bool = False
+    """The stalled ranks have made no step in their world."""
     cut_off: bool = False
     """It waits for a world, and cannot connect to the current one; `reason` names the address."""
     missed_worlds: int = 0
@@ -218,77 +219,6 @@ class TransitionsTaken(Message):
     """The number of transitions that the group has delivered since it began."""
 
 
-class StoredParts(Message):
-    """A checkpoint of which some nodes have reported that their parts are durable."""
-
-    folder: str
-    step: int
-    generation: int
-    nodes: tuple[int, ...] = ()
-    """The nodes (slots) that have reported."""
-    size: int = 0
-    took: Duration = timedelta()
-    """The longest time of a node."""
-    order: int = 0
-    """The newest request for a checkpoint that it answers."""
-
-    def replace(self, **fields: object) -> Self:
-        return self.model_copy(update=fields)
-
-
-class DurableCheckpoint(Message):
-    """A checkpoint that was committed."""
-
-    folder: str
-    step: int
-    generation: int
-    committed_at: datetime
-    size: int = 0
-    took: Duration = timedelta()
-
-
-class LoadedCheckpoint(Message):
-    """The stored checkpoint from which the training continued last."""
-
-    folder: str
-    step: int
-    failed_after: int | None = None
-    """The number of counted steps after which the world failed that loaded it before; None for none."""
-
-
-class CheckpointState(Message):
-    """What is known of the job's checkpoints in storage: see `workflows.policy.checkpoints`."""
-
-    parts: StoredParts | None = None
-    """The checkpoint that is being stored."""
-    commit: Commit | None = None
-    """The decision that it is complete, until it is carried out."""
-    commits: int = 0
-    """The number of these decisions."""
-    durable: DurableCheckpoint | None = None
-    """The newest one."""
-    orders: int = 0
-    """The number of checkpoints that were requested."""
-    orders_done: int = 0
-    """The newest of these requests that a durable checkpoint answers."""
-    problem: ShortText = ""
-    """Why the last one could not be stored; empty since one was."""
-    problem_since: datetime | None = None
-    restored_step: int | None = None
-    restored_from: RestoreSource | None = None
-    restored_generation: int = 0
-    """The newest generation that reported with which step it continued."""
-    restored_again: int | None = None
-    loaded: LoadedCheckpoint | None = None
-    failed_at: int = -1
-    """The highest reported step at which the job failed by itself."""
-    distrusted: tuple[str, ...] = ()
-    """Folders of checkpoints that are not loaded any more: see `workflows.policy.checkpoint_trust`."""
-
-    def replace(self, **fields: object) -> Self:
-        return self.model_copy(update=fields)
-
-
 class PostponedChange(Message):
     """A change that waits until a checkpoint is durable: see `workflows.policy.planned_changes`."""
 
@@ -374,6 +304,10 @@ class JobState(Message):
     """Times of restarts that failures caused, within the budget's window."""
     restart_count: int = 0
     """Restarts that failures caused since the job began; nodes lost together or soon after one another count once."""
+    first_step: Duration | None = None
+    """The longest time from entering a world to its first step, in this stage: see `workflows.policy.first_steps`."""
+    missed_first_steps: int = 0
+    """Worlds in a row that were ended because they made no first step in time."""
     failures_without_progress: int = 0
     best_step: int = -1
     """The highest step reported before a failure."""

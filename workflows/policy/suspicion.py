@@ -76,7 +76,7 @@ def _ranks_of(member: Member) -> set[int]:
 
 def _stopped_first(stalled: tuple[NodeState, ...]) -> set[int]:
     """The stalled nodes whose last step was before that of others."""
-    times = {node.rank: node.stalled_since for node in stalled if node.stalled_since is not None}
+    times = {node.rank: node.stalled_since for node in stalled if node.stalled_since and not node.stalled_at_start}
     if not times:
         return set()
     newest = max(times.values())
