@@ -8,25 +8,25 @@ finds the ledger changed and counts again. A place is left once its pod can be c
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
 from decimal import Decimal
 from typing import Any, Final
 
 from activities.nodes.backend import NodeNotYet
-from activities.nodes.kubernetes.api import KubernetesApi, KubernetesError, Object
+from activities.nodes.kubernetes.api import TRANSIENT, KubernetesApi, KubernetesError, Object
 from activities.nodes.kubernetes.naming import OURS, RANK, selector
 from activities.nodes.kubernetes.resources import requests_of
 from activities.nodes.kubernetes.site_policy import SitePolicy, matches
 
 LEDGER: Final = "perdure-limits"
 """The ConfigMap with the places of pods that are being created."""
-_CREATED_WITHIN: Final = 300.0
-"""Seconds after which a place counts as left: several times as long as a worker tries to create its pod. An activity
-that is tried again asks for its place again."""
+_CREATED_WITHIN: Final = 600.0
+"""Seconds after which a place counts as left: longer than a worker tries to create the pod's anchor and the pod. An
+activity that is tried again asks for its place again."""
 
 
 class Room:
@@ -39,7 +39,7 @@ class Room:
         # Pods of one worker would only make each other's changes of the ledger fail.
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def place_for(self, namespace: str, pod: Mapping[str, Any]) -> AsyncGenerator[None]:
         """Holds a place for a pod, which is created in this context; leaves it if that fails.
 
@@ -57,8 +57,10 @@ class Room:
         try:
             yield
         except Exception:
-            async with self._turns[namespace]:
-                await self._leave(namespace, _name(pod))
+            # The same outage may prevent this; the place then ends by its age.
+            with contextlib.suppress(KubernetesError, *TRANSIENT):
+                async with self._turns[namespace]:
+                    await self._leave(namespace, _name(pod))
             raise
 
     async def _take(self, namespace: str, pod: Mapping[str, Any]) -> str:
