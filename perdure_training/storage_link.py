@@ -37,6 +37,10 @@ class StorageProblem(Exception):
     """The agent cannot do what was requested; the message says why."""
 
 
+class CheckpointsUnusable(Exception):
+    """The storage has checkpoints, and none of them can be loaded; the message names each with its damage."""
+
+
 class StorageLink:
     """The agent's part in checkpoints. Each request has a connection of its own, so any thread may send one."""
 

@@ -341,7 +341,7 @@ class NodeTable:
     def checkpoint_stored(self, message: CheckpointStored) -> None:
         record = self._accept_message("checkpoint_stored", message)
         if record is not None:
-            fields = message.model_dump(include={"step", "folder", "size", "took", "problem", "order"})
+            fields = message.model_dump(include={"step", "folder", "size", "took", "problem", "order", "unusable"})
             self.transition(
                 record,
                 TransitionKind.CHECKPOINT_STORED,

@@ -27,15 +27,14 @@ from agent.checkpoint.connections import Answer, CheckpointSocket, Content, Json
 from agent.checkpoint.part import Part, PartRequest, SnapshotChanged
 from agent.checkpoint.peer_copies import PeerCopies, WatchedOnNodes
 from agent.checkpoint.progress import Progress, ProgressFile
-from agent.checkpoint.records import FileRecord, NodeFiles, damage, read_metrics
-from agent.checkpoint.retention import best_of, superfluous
+from agent.checkpoint.records import FileRecord, NodeFiles, damage
+from agent.checkpoint.retention import Retention
 from agent.checkpoint.storage import Storage
 from agent.checkpoint.watched import WatchedFiles
 from agent.config import AgentConfig
 from agent.outbox import envelope
 from agent.protocol import bounded_wait
 from agent.state import AgentState
-from perdure.spec.checkpoint import Checkpoint
 from perdure_launcher.layout import CHECKPOINT_ORDERS, CHECKPOINT_SOCKET
 from perdure_launcher.system.untrusted_files import folder_beneath, open_file, read_beneath
 from perdure_training.snapshots.copies import yield_to_training
@@ -112,10 +111,12 @@ class Checkpoints:
         self._to_group = to_group
         self._spec = config.stored
         self._storage: Storage | None = None
+        self._retention: Retention | None = None
         self._peers: PeerCopies | None = None
         self._watched: WatchedFiles | None = None
         if (spec := config.checkpoint) is not None and spec.storage is not None:
             self._storage = Storage(spec.storage, contained=config.is_another_user)
+            self._retention = Retention(self._storage, spec)
             self._watched = WatchedFiles(self._storage, config.node, keep_last=spec.keep_last)
         elif spec is not None:
             self._peers = PeerCopies(config)
@@ -124,8 +125,6 @@ class Checkpoints:
         self._changed = threading.Condition()
         self._kept = ProgressFile(config.private_dir)
         self._progress: dict[str, Progress] = self._kept.read()
-        self._metrics: dict[names.Saved, dict[str, float]] = {}
-        """What was measured at the steps of checkpoints that were read once."""
         self._writing = threading.BoundedSemaphore(_AT_ONCE)
         self._commits = ThreadPoolExecutor(1, thread_name_prefix="commit")
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -175,7 +174,8 @@ class Checkpoints:
         if orders:
             self._write_orders(**orders)
         # Not awaited: there may be much to delete, one by one.
-        self._commits.submit(self._delete_superfluous, storage, saved)
+        if self._retention is not None:
+            self._commits.submit(self._retention.apply, saved, [names.read_folder(one) for one in command.inherited])
         return CommandAnswer(accepted=True, generation=command.generation)
 
     def order(self, command: OrderCheckpoint) -> CommandAnswer:
@@ -214,27 +214,6 @@ class Checkpoints:
                 file.write(content)
             os.replace(draft, CHECKPOINT_ORDERS, src_dir_fd=within, dst_dir_fd=within)
 
-    def _delete_superfluous(self, storage: Storage, newest: names.Saved) -> None:
-        if self._spec is None:
-            return
-        try:
-            self._delete(storage, newest, self._spec)
-        except Exception as error:
-            logger.warning("old checkpoints are not deleted, which the next commit tries again: %s", error)
-
-    def _delete(self, storage: Storage, newest: names.Saved, spec: Checkpoint) -> None:
-        saved = storage.saved(newest.place)
-        committed = frozenset(one for one in saved if storage.is_committed(one))
-        best: list[names.Saved] = []
-        if wanted := spec.keep_best:
-            self._metrics = {one: self._metrics.get(one) or read_metrics(storage, one) for one in committed}
-            values = {one: known[wanted.metric] for one, known in self._metrics.items() if wanted.metric in known}
-            best = best_of(values, highest=wanted.mode == "max", count=wanted.count)
-        for one in superfluous(
-            saved, committed=committed, newest=newest, keep_last=spec.keep_last, keep_every=spec.keep_every, best=best
-        ):
-            storage.delete(one)
-
     # Requests of ranks, each in a thread of its own
 
     def _handle(self, request: Json, files: Sequence[int]) -> Answer:
@@ -258,6 +237,8 @@ class Checkpoints:
                 return self._await(storage, request)
             case "failed":
                 return self._failed(request)
+            case "unusable":
+                return self._unusable(request)
             case "list":
                 return self._list(storage, names.check_place(str(request["place"])))
             case "verify":
@@ -275,16 +256,20 @@ class Checkpoints:
                 raise Refused(f"request: {str(kind)[:40]!r} is unknown")
 
     def _list(self, storage: Storage, place: str) -> Json:
-        """The checkpoints that may be loaded, the latest first.
+        """The checkpoints in the order in which they are tried: those that are trusted, the latest first.
 
-        The oldest one may be loaded even if it is distrusted: to begin anew would cost the whole training.
+        The oldest one is trusted in any case: to begin anew would cost the whole training. Distrusted ones follow, the
+        oldest first, for a job whose trusted ones are all damaged. One that has lost its metadata is listed, too: it is
+        damaged, and was not left unfinished.
         """
-        committed = [one for one in storage.saved(place) if storage.is_committed(one)]
+        found = [one for one in storage.saved(place) if storage.is_committed(one) or storage.has_lost_metadata(one)]
         distrusted = set(self._state().distrusted_checkpoints)
-        trusted = [one for one in committed if one.folder not in distrusted] or committed[-1:]
+        trusted = [one for one in found if one.folder not in distrusted] or found[-1:]
+        others = [one for one in found if one not in trusted]
         return {
-            "checkpoints": [{"folder": one.folder, "step": one.step} for one in trusted],
-            "distrusted": [one.step for one in committed if one not in trusted],
+            "checkpoints": [{"folder": one.folder, "step": one.step} for one in (*trusted, *reversed(others))],
+            "distrusted": [one.step for one in others],
+            "start_over": self._spec is not None and self._spec.on_unusable == "start_over",
         }
 
     def _hello(self, request: Json) -> Json:
@@ -334,6 +319,22 @@ class Checkpoints:
         saved, generation = names.read_folder(str(request["folder"])), _number(request["generation"])
         self._check_generation(generation)
         self._fail(saved, generation, str(request["problem"]), final=True)
+        return {}
+
+    def _unusable(self, request: Json) -> Json:
+        """Reports that no stored checkpoint can be loaded."""
+        generation = _number(request["generation"])
+        self._check_generation(generation)
+        damages = tuple(str(damage) for damage in request["damages"])
+        message = CheckpointStored(
+            **envelope(self._config.node),
+            generation=generation,
+            step=0,
+            folder="",
+            problem="no checkpoint in storage can be loaded",
+            unusable=damages,
+        )
+        self._send(message)
         return {}
 
     def _store(self, storage: Storage, request: Json, files: Sequence[int]) -> Json:

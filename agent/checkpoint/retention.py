@@ -1,11 +1,71 @@
-"""Which checkpoints are kept in the storage."""
+"""Which checkpoints are kept in the storage, and the deletion of the others."""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
 
 from agent.checkpoint.names import Saved
+from agent.checkpoint.records import read_metrics
+from agent.checkpoint.storage import Storage
+from perdure.spec.checkpoint import Checkpoint
+
+logger = logging.getLogger(__name__)
+
+
+class Retention:
+    """Deletes what a job's specification does not keep.
+
+    Invariant: nothing is deleted that the run does not know to be superseded. It deletes what it has stored itself, up
+    to the step that it has reached again; and of other runs the checkpoint from which it continued, and older ones.
+    """
+
+    def __init__(self, storage: Storage, spec: Checkpoint) -> None:
+        """Creates the object.
+
+        Args:
+            storage: The job's storage.
+            spec: How many checkpoints are kept, and which.
+        """
+        self._storage = storage
+        self._spec = spec
+        self._metrics: dict[Saved, dict[str, float]] = {}
+        """What was measured at the steps of checkpoints that were read once."""
+
+    def apply(self, newest: Saved, inherited: Sequence[Saved]) -> None:
+        """Deletes after a commit what is superfluous. A failure is logged.
+
+        Args:
+            newest: The checkpoint that was just committed.
+            inherited: The checkpoints of other runs from which this run has continued.
+        """
+        try:
+            self._delete(newest, inherited)
+        except Exception as error:
+            logger.warning("old checkpoints are not deleted, which the next commit tries again: %s", error)
+
+    def _delete(self, newest: Saved, inherited: Sequence[Saved]) -> None:
+        storage, spec = self._storage, self._spec
+        saved = [one for one in storage.saved(newest.place) if is_superseded(one, newest=newest, inherited=inherited)]
+        committed = frozenset(one for one in saved if storage.is_committed(one))
+        best: list[Saved] = []
+        if wanted := spec.keep_best:
+            self._metrics = {one: self._metrics.get(one) or read_metrics(storage, one) for one in committed}
+            values = {one: known[wanted.metric] for one, known in self._metrics.items() if wanted.metric in known}
+            best = best_of(values, highest=wanted.mode == "max", count=wanted.count)
+        for one in superfluous(
+            saved, committed=committed, newest=newest, keep_last=spec.keep_last, keep_every=spec.keep_every, best=best
+        ):
+            storage.delete(one)
+
+
+def is_superseded(one: Saved, *, newest: Saved, inherited: Sequence[Saved]) -> bool:
+    """Whether a folder is the run's to delete: it stored it, and did not go back to an older one since; or it continued
+    from it or from one that came after it."""
+    if one.run == newest.run:
+        return one.generation == newest.generation or one.step <= newest.step
+    return any(one.place == base.place and one.step <= base.step for base in inherited)
 
 
 def superfluous(
@@ -23,7 +83,7 @@ def superfluous(
     nothing is written to it any more that counts.
 
     Args:
-        saved: All folders of one place.
+        saved: All folders of one place that the run may delete.
         committed: Those that are checkpoints.
         newest: The one that was just committed.
         keep_last: The number of checkpoints to keep.

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from agent.checkpoint.names import METADATA, UNCOMMITTED, Saved, read_folder
+from agent.checkpoint.names import METADATA, UNCOMMITTED, Saved, read_folder, record_name
 from agent.local_files import open_storage
 
 _LARGEST_RECORD = 1 << 24
@@ -107,6 +107,11 @@ class Storage:
         """Whether a folder is a checkpoint."""
         files, root = self._open()
         return bool(files.exists(f"{root}/{saved.folder}/{METADATA}"))
+
+    def has_lost_metadata(self, saved: Saved) -> bool:
+        """Whether a folder was complete, and has no metadata any more: rank 0's node stores its record after it."""
+        names = self.names(saved.folder)
+        return record_name(0) in names and names.isdisjoint((METADATA, UNCOMMITTED))
 
     def commit(self, saved: Saved) -> None:
         """Makes a folder a checkpoint. Does nothing if it is one."""

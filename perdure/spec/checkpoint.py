@@ -88,6 +88,9 @@ class Checkpoint(Section):
     """Checkpoints whose step is a multiple of this number are kept for good; unset: none."""
     keep_best: KeepBest | None = None
     """The best checkpoints by a metric are kept beside these; unset: none."""
+    on_unusable: Literal["stop", "start_over"] = "stop"
+    """The reaction where the storage has checkpoints and none of them can be loaded, since all are damaged: the job
+    stops and names each with its damage, or the script starts over. Nothing of them is deleted in either case."""
     watch: WatchedPath | None = None
     """A folder on the node to which a script saves by itself that uses no `perdure_training.checkpoint`. What is
     complete in it is copied to the storage, or without a `storage` to the memory of another node, and a node that

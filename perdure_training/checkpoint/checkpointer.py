@@ -114,6 +114,8 @@ class Checkpointer:
             StorageAway: if the node's agent, which reads checkpoints, did not answer or could not reach the storage
                 within ten minutes.
             StorageProblem: if the storage cannot be read.
+            CheckpointsUnusable: if the storage has checkpoints and all of them are damaged, unless the job's
+                `checkpoint.on_unusable` is `start_over`.
         """
         if self._restored:
             raise RuntimeError("Checkpointer.restore: called before; a process restores once, when it begins")

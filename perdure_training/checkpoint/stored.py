@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 from perdure_training.checkpoint.differing import OwnView, own_view
 from perdure_training.checkpoint.distributed_format import METADATA, Loading, names_in, read_metadata
 from perdure_training.checkpoint.world import RankIdentity
-from perdure_training.storage_link import Json, StorageLink, StorageProblem
+from perdure_training.storage_link import CheckpointsUnusable, Json, StorageLink, StorageProblem
 
 logger = logging.getLogger(__name__)
 
@@ -59,35 +59,48 @@ class StoredCheckpoints:
         Raises:
             StorageAway: if the agent did not answer for long, or could not reach the storage.
             StorageProblem: if the storage cannot be read.
+            CheckpointsUnusable: if all checkpoints are damaged, and the job does not start over then.
             KeyError: if the checkpoint has another state.
         """
         own = self._own
-        listed: list[Json] = []
+        answer: Json = {}
         if own.rank == 0:
             request: Json = {"request": "list", "place": self._place}
             answer = self._link.insist(request, patience=PATIENCE)
-            listed = answer["checkpoints"]
             if steps := answer.get("distrusted"):
                 logger.warning(
                     "perdure: checkpoints in storage are not loaded, as the job failed after their restore: step%s %s",
                     "s" if len(steps) > 1 else "",
                     ", ".join(map(str, steps)),
                 )
-            store.set("durable/found", json.dumps(listed))
-        listed = json.loads(store.get("durable/found"))
-        for number, found in enumerate(listed):
+            store.set("durable/found", json.dumps(answer))
+        answer = json.loads(store.get("durable/found"))
+        unusable: list[str] = []
+        for number, found in enumerate(answer["checkpoints"]):
             folder, step = str(found["folder"]), int(found["step"])
-            damages = self._share(store, f"durable/damage/{number}", self._damage(folder))
+            damages = [str(damage) for damage in self._share(store, f"durable/damage/{number}", self._damage(folder))]
             if any(damages):
+                damage = "; ".join(dict.fromkeys(filter(None, damages)))
+                unusable.append(f"{folder}: {damage}")
                 if own.rank == 0:
-                    logger.warning(
-                        "perdure: the checkpoint of step %d in storage is not loaded: %s",
-                        step,
-                        "; ".join(filter(None, damages)),
-                    )
+                    logger.warning("perdure: the checkpoint of step %d in storage is not loaded: %s", step, damage)
                 continue
+            if own.rank == 0 and step in answer.get("distrusted", ()):
+                logger.warning("perdure: step %d is loaded nevertheless: the others are damaged", step)
             return step, folder, self._load(folder, state, store)
+        if unusable and not answer.get("start_over"):
+            self._stop(unusable)
         return None
+
+    def _stop(self, unusable: Sequence[str]) -> NoReturn:
+        """Ends the ranks, and has the control plane stop the job."""
+        if self._own.rank == 0:
+            report: Json = {"request": "unusable", "generation": self._own.generation, "damages": list(unusable)}
+            self._link.insist(report, patience=PATIENCE)
+        raise CheckpointsUnusable(
+            f"no checkpoint in storage can be loaded: {'; '.join(unusable)}. Repair them, or remove those that are not"
+            " needed; or set checkpoint.on_unusable: start_over"
+        )
 
     def _share(self, store: Store, key: str, value: Any) -> list[Any]:
         """Tells all ranks a value; returns those of all."""

@@ -14,7 +14,7 @@ import pytest
 
 from agent.checkpoint.names import Saved, read_folder
 from agent.checkpoint.part import Part, PartRequest, SnapshotChanged
-from agent.checkpoint.retention import best_of, superfluous
+from agent.checkpoint.retention import best_of, is_superseded, superfluous
 from perdure_training.storage_link import StorageLink, StorageProblem
 from tests.training.checkpoint_agent import CheckpointAgent, checkpoint_agent
 
@@ -223,3 +223,26 @@ def test_the_best_are_kept_beside_the_newest():
         everything, committed=frozenset(everything), newest=four, keep_last=1, keep_every=None, best=[two]
     )
     assert found == [one, three]
+
+
+@pytest.mark.parametrize(
+    ("folder", "deletable"),
+    [
+        ("step-10-run-2", True),
+        ("step-60-run-2", True),
+        ("step-40-run-1", True),
+        # The run has gone back to an older one, and not reached this step again.
+        ("step-60-run-1", False),
+        # Another run's: loaded, older than that, passed over, and of another checkpointer.
+        ("step-30-before-5", True),
+        ("step-20-before-5", True),
+        ("step-20-long_before-1", True),
+        ("step-45-before-5", False),
+        ("moments/step-20-before-5", False),
+    ],
+)
+def test_a_run_deletes_only_what_it_has_stored_or_continued_from(folder: str, deletable: bool):
+    newest, inherited = read_folder("step-50-run-2"), [read_folder("step-30-before-5")]
+    assert is_superseded(read_folder(folder), newest=newest, inherited=inherited) == deletable
+    if "-run-" not in folder:
+        assert not is_superseded(read_folder(folder), newest=newest, inherited=[])

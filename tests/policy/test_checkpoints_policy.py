@@ -9,7 +9,7 @@ import pytest
 from perdure.cli.explain import explanation
 from perdure.spec.checkpoint import Checkpoint
 from tests.policy.scenario import Scenario
-from workflows.messages import CheckpointFacts, Commit, RestoreSource, TransitionKind
+from workflows.messages import CheckpointFacts, Commit, JobPhase, RestoreSource, TransitionKind
 from workflows.policy import checkpoints
 from workflows.policy.events import CheckpointRequested
 from workflows.policy.group_desire import desires_of
@@ -166,3 +166,41 @@ def test_auto_follows_young_and_daly(took: float, hours: float, restarts: int, e
     found = checkpoints.interval(state, Checkpoint(storage="x"), timedelta(seconds=took), now)
     assert found == expected
     assert checkpoints.interval(state, Checkpoint(storage="x", every=100), timedelta(seconds=took), now) is None
+
+
+def test_a_job_whose_checkpoints_are_all_damaged_stops_with_each_of_them_named():
+    job = scenario()
+    damages = (
+        "step-9-before-1: .metadata is missing",
+        "step-7-before-1: __0_0.distcp has other bytes than were stored",
+    )
+    stored(job, 0, step=0, folder="", problem="no checkpoint in storage can be loaded", unusable=damages)
+    outcome = job.state.outcome
+    assert outcome is not None
+    assert (outcome.phase, outcome.exit_code) == (JobPhase.FAILED, 1)
+    assert all(damage in outcome.reason for damage in damages)
+    assert "checkpoint.on_unusable: start_over" in outcome.reason
+    text = explanation(job.state.incidents[-1], job="llama", flag="").plain
+    assert all(damage in text for damage in damages)
+
+
+def test_a_world_that_is_over_stops_nothing():
+    job = scenario()
+    job.rank_killed(1).peer_failed(0)
+    stored(job, 0, generation=1, problem="none", unusable=("step-9-before-1: torn",))
+    assert job.state.outcome is None
+
+
+def test_a_commit_says_from_which_checkpoint_of_another_run_the_run_has_continued():
+    job = scenario()
+
+    def restored(folder: str) -> None:
+        facts = CheckpointFacts(step=1, source=RestoreSource.STORAGE, folder=folder)
+        job.transition(0, TransitionKind.CHECKPOINT_RESTORED, generation=1, checkpoint=facts)
+
+    for folder in ("step-30-before-1", "step-20-before-1", f"step-90-{job.state.uid}-1", "moments/step-5-before-1"):
+        restored(folder)
+    stored(stored(job, 0), 1)
+    commit = decision(job)
+    assert commit is not None
+    assert commit.inherited == ("step-30-before-1", "moments/step-5-before-1")

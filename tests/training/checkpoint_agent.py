@@ -51,6 +51,10 @@ class CheckpointAgent:
         self.commits = True
         self.messages: list[AgentMessage] = []
         self.generation = 0
+        self.distrusted: tuple[str, ...] = ()
+        """The folders that the job distrusts."""
+        self.inherited: tuple[str, ...] = ()
+        """The folders of other runs from which the run has continued."""
         self.saving: list[int] = []
         """The generations of ranks that have begun to save."""
         self._checkpoint = Checkpoint(storage=storage, **checkpoint)
@@ -104,7 +108,7 @@ class CheckpointAgent:
         self.generation = generation
 
     def commit(self, stored: CheckpointStored) -> None:
-        command = _commit_of(stored)
+        command = self._commit_of(stored)
         asyncio.run_coroutine_threadsafe(self.checkpoints.commit(command), self._loop).result(60)
 
     def order(self, number: int) -> None:
@@ -133,18 +137,23 @@ class CheckpointAgent:
             store_port=1,
             store_host=True,
         )
-        return AgentState(world=world, processes=self.ranks)
+        return AgentState(world=world, processes=self.ranks, distrusted_checkpoints=self.distrusted)
 
     def _take(self, message: AgentMessage) -> None:
         self.messages.append(message)
         if self.commits and isinstance(message, CheckpointStored) and not message.problem:
-            task = self._loop.create_task(self.checkpoints.commit(_commit_of(message)))
+            task = self._loop.create_task(self.checkpoints.commit(self._commit_of(message)))
             self._commands.add(task)
             task.add_done_callback(self._commands.discard)
 
-
-def _commit_of(stored: CheckpointStored) -> CommitCheckpoint:
-    return CommitCheckpoint(node=NODE, generation=stored.generation, folder=stored.folder, order=stored.order)
+    def _commit_of(self, stored: CheckpointStored) -> CommitCheckpoint:
+        return CommitCheckpoint(
+            node=NODE,
+            generation=stored.generation,
+            folder=stored.folder,
+            order=stored.order,
+            inherited=self.inherited,
+        )
 
 
 @contextmanager

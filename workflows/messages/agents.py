@@ -35,6 +35,7 @@ def _possible_ports(ports: tuple[int, ...]) -> tuple[int, ...]:
 
 
 Ports = Annotated[tuple[int, ...], AfterValidator(_possible_ports)]
+Texts = Annotated[tuple[ShortText, ...], AfterValidator(lambda texts: texts[:MOST_STEPS])]
 Steps = Annotated[tuple[int, ...], AfterValidator(lambda steps: steps[:MOST_STEPS])]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from perdure.spec.durations import Duration
-from workflows.messages.agents import AgentMessage, Steps
+from workflows.messages.agents import AgentMessage, Steps, Texts
 from workflows.messages.base import Message, ShortText, Time, Vocabulary
 from workflows.messages.identity import NodeCredentials
 
@@ -24,7 +24,8 @@ class RestoreSource(Vocabulary):
 
 
 class CheckpointStored(AgentMessage):
-    """All parts of a checkpoint that a node has are durable, or cannot be stored yet. To the NodeGroup."""
+    """All parts of a checkpoint that a node has are durable, or cannot be stored yet; or none of the stored ones can be
+    loaded. To the NodeGroup."""
 
     generation: int
     """The generation that saved it."""
@@ -39,6 +40,8 @@ class CheckpointStored(AgentMessage):
     """Why a part cannot be stored; empty if all are."""
     order: int = 0
     """The number of the newest request for a checkpoint that it answers; 0 for none."""
+    unusable: Texts = ()
+    """The checkpoints in the storage, each with its damage, where none of them can be loaded: the ranks stop."""
 
 
 class CheckpointRestored(AgentMessage):
@@ -64,6 +67,7 @@ class CheckpointFacts(Message):
     took: Duration = timedelta()
     problem: ShortText = ""
     order: int = 0
+    unusable: Texts = ()
     source: RestoreSource = RestoreSource.UNKNOWN
     again: int | None = None
     distrusted: tuple[int, ...] = ()
@@ -83,6 +87,8 @@ class Commit(Message):
     """The time until the next checkpoint, where the job chooses it."""
     order: int = 0
     """The newest request for a checkpoint that it answers; 0 for none."""
+    inherited: tuple[ShortText, ...] = ()
+    """The folders of other runs from which this run has continued: they, and what is older, are the run's to delete."""
 
 
 class CommitCheckpoint(Message):
@@ -94,6 +100,8 @@ class CommitCheckpoint(Message):
     interval: Duration | None = None
     order: int = 0
     """The newest request for a checkpoint that it answers; 0 for none."""
+    inherited: tuple[str, ...] = ()
+    """As in `Commit`."""
 
 
 class OrderCheckpoint(Message):

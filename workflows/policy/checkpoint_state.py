@@ -76,6 +76,8 @@ class CheckpointState(Message):
     """The highest reported step at which the job failed by itself."""
     distrusted: tuple[str, ...] = ()
     """Folders of checkpoints that are not loaded any more: see `workflows.policy.checkpoint_trust`."""
+    inherited: tuple[str, ...] = ()
+    """The newest folder of another run from which this run has continued, for each place in the storage."""
 
     def replace(self, **fields: object) -> Self:
         return self.model_copy(update=fields)

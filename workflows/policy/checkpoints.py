@@ -8,6 +8,7 @@ generations that save at the same time only the newest commits.
 from __future__ import annotations
 
 import math
+import re
 from datetime import datetime, timedelta
 
 from perdure.spec.checkpoint import Checkpoint
@@ -16,18 +17,29 @@ from workflows.messages import (
     CheckpointFacts,
     CheckpointView,
     Commit,
+    Considered,
+    EvidenceSource,
+    JobPhase,
     NodeTransition,
     RestoreSource,
     TransitionKind,
 )
 from workflows.policy import checkpoint_trust, claims, incidents, observations
-from workflows.policy.checkpoint_state import DurableCheckpoint, StoredParts
+from workflows.policy.checkpoint_state import CheckpointState, DurableCheckpoint, StoredParts
 from workflows.policy.events import CheckpointRequested, Event
-from workflows.policy.state import JobState, NodeState
+from workflows.policy.state import JobState, NodeState, Outcome
 
 SHORTEST_INTERVAL = timedelta(seconds=30)
 LONGEST_INTERVAL = timedelta(hours=1)
 """Limits of the interval that the job chooses."""
+
+_FOLDER = re.compile(r"step-(\d{1,18})-(.+)-\d{1,18}")
+_PLACES = 16
+"""Places in the storage that are remembered: a job has one for each stage and checkpointer."""
+
+_NO_START_OVER = Considered(
+    option="start over", why_not="it would cost the whole training; checkpoint.on_unusable: start_over allows it"
+)
 
 
 def apply(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobState:
@@ -131,6 +143,8 @@ def _stored(
         return state
     # The script may begin to save after its first steps.
     state = state.with_node(node.replace(without_checkpoints=0))
+    if facts.unusable:
+        return _stop(state, node, facts, transition.time, now)
     if facts.problem:
         return _failing(state, facts.problem, transition.time, now)
     if known.commit is not None and known.commit.folder == facts.folder:
@@ -156,8 +170,47 @@ def _stored(
         folder=parts.folder,
         interval=interval(state, job.stored, parts.took, now),
         order=parts.order,
+        inherited=known.inherited,
     )
     return state.replace(checkpoints=known.replace(parts=parts, commit=commit, commits=commit.number))
+
+
+def _stop(state: JobState, node: NodeState, facts: CheckpointFacts, since: datetime, now: datetime) -> JobState:
+    """Stops a job that has checkpoints, none of which can be loaded: to start over would cost the whole training."""
+    for text in facts.unusable:
+        state = incidents.add_evidence(
+            state, now=now, time=since, source=EvidenceSource.AGENT, rank=node.rank, text=text
+        )
+    title = "no checkpoint in storage can be loaded"
+    reason = (
+        f"{title}: {'; '.join(facts.unusable)}. Repair them, or remove those that are not needed; or set "
+        "checkpoint.on_unusable: start_over"
+    )
+    state = incidents.record_decision(
+        state,
+        now=now,
+        title=title,
+        rule='checkpoints/1 "none can be loaded: stop"',
+        action="stop the job",
+        considered=(_NO_START_OVER,),
+    )
+    return state.stop(Outcome(phase=JobPhase.FAILED, exit_code=1, reason=reason, decided_at=now))
+
+
+def _inherit(known: CheckpointState, uid: str, folder: str) -> CheckpointState:
+    """Records that the run has continued from another run's checkpoint, and so continues what that one keeps."""
+    place, _, name = folder.rpartition("/")
+    step, run = _step_and_run(name)
+    before = next((one for one in known.inherited if one.rpartition("/")[0] == place), None)
+    if run in ("", uid) or (before is not None and _step_and_run(before.rpartition("/")[2])[0] >= step):
+        return known
+    return known.replace(inherited=(*(one for one in known.inherited if one != before), folder)[-_PLACES:])
+
+
+def _step_and_run(name: str) -> tuple[int, str]:
+    """The parts of `step-STEP-RUN-GENERATION`; no run where the name is another one."""
+    match = _FOLDER.fullmatch(name)
+    return (int(match[1]), match[2]) if match else (-1, "")
 
 
 def _failing(state: JobState, problem: str, since: datetime, now: datetime) -> JobState:
@@ -202,7 +255,7 @@ def _restored(state: JobState, node: NodeState, facts: CheckpointFacts, transiti
     )
     if source is RestoreSource.STORAGE and facts.folder:
         state = checkpoint_trust.load(state, folder=facts.folder, step=facts.step)
-        known = state.checkpoints
+        known = _inherit(state.checkpoints, state.uid, facts.folder)
     return state.replace(
         checkpoints=known.replace(
             restored_step=facts.step,

@@ -1,0 +1,113 @@
+"""Checkpoints none of which can be loaded: the ranks of a world stop, or start over, and nothing is deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from perdure_training.storage_link import CheckpointsUnusable
+from tests.support.waiting import wait_for
+from tests.training.ranks_in_threads import RankThreads, rank_threads
+from workflows.messages import CheckpointStored
+
+WITHIN = 60.0
+RANKS = 2
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[RankThreads]:
+    with rank_threads(tmp_path, keep_last=2) as ranks:
+        yield ranks
+
+
+def states(step: int = 0) -> list[dict[str, Any]]:
+    return [{"weights": torch.full((2000,), float(step)), "step": step} for _ in range(RANKS)]
+
+
+def stored(ranks: RankThreads, *steps: int) -> None:
+    assert ranks.begin(states(), lose_memory=True) == [None] * RANKS
+    for step in steps:
+        assert ranks.save(step, states(step), durable=True) == [True] * RANKS
+        assert ranks.wait_until_durable(WITHIN) == [True] * RANKS
+
+
+def tear(folder: Path) -> None:
+    file = folder / "__0_0.distcp"
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def lose_metadata(folder: Path) -> None:
+    (folder / ".metadata").unlink()
+
+
+def lose_part(folder: Path) -> None:
+    (folder / "__1_0.distcp").unlink()
+
+
+def folders(ranks: RankThreads) -> list[Path]:
+    return sorted(ranks.storage.glob("step-*"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "described"),
+    [
+        (tear, "__0_0.distcp has"),
+        (lose_metadata, ".metadata is missing"),
+        (lose_part, "__1_0.distcp is missing"),
+    ],
+)
+def test_ranks_that_can_load_none_stop_and_name_each_with_its_damage(
+    ranks: RankThreads, damage: Callable[[Path], None], described: str
+):
+    stored(ranks, 1, 2)
+    damaged = folders(ranks)
+    for folder in damaged:
+        damage(folder)
+    files = sorted(ranks.storage.rglob("*"))
+    ranks.prepare(RANKS, lose_memory=True)
+
+    def restore(rank: int) -> str:
+        with pytest.raises(CheckpointsUnusable) as raised:
+            ranks.checkpointers[rank].restore(states()[rank])
+        return str(raised.value)
+
+    [text] = set(ranks.each(restore))
+    [report] = wait_for(lambda: [one for one in ranks.agent.of(CheckpointStored) if one.unusable])
+    assert len(report.unusable) == 2
+    for folder, named in zip(reversed(damaged), report.unusable, strict=True):
+        assert named.startswith(f"{folder.name}: {described}")
+        assert named in text
+    assert sorted(ranks.storage.rglob("*")) == files
+
+
+def test_a_job_that_may_start_over_does_and_deletes_none_of_another_run(tmp_path: Path):
+    with rank_threads(tmp_path, keep_last=1, on_unusable="start_over") as ranks:
+        stored(ranks, 7)
+        [damaged] = folders(ranks)
+        # As a run before this one has left it.
+        before = damaged.rename(damaged.with_name("step-7-before-1"))
+        tear(before)
+        stored(ranks, 1, 2, 3, 8, 9)
+        assert wait_for(lambda: folders(ranks) == [before, ranks.storage / "step-9-run-2"])
+
+
+def test_a_distrusted_checkpoint_is_loaded_where_the_others_are_damaged(
+    ranks: RankThreads, caplog: pytest.LogCaptureFixture
+):
+    stored(ranks, 1, 2)
+    older, newer = folders(ranks)
+    ranks.agent.distrusted = (newer.name,)
+    tear(older)
+    assert ranks.begin(states(), lose_memory=True) == [2] * RANKS
+    assert "step 2 is loaded nevertheless" in caplog.text
+
+
+def test_a_storage_without_checkpoints_is_no_reason_to_stop(ranks: RankThreads):
+    ranks.storage.mkdir(parents=True)
+    (ranks.storage / "step-4-run-1").mkdir()
+    (ranks.storage / "step-4-run-1" / "__0_0.distcp").write_bytes(b"of a run that ended")
+    assert ranks.begin(states()) == [None] * RANKS
