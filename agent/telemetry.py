@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -80,9 +81,16 @@ class Telemetry:
             generation=self._node.state.generation,
             state=self._node.state.summary,
             progress=self._ranks.newest,
+            **self._pause(),
             log_end=end_of_log(self._node.config.run_dir),
             time=datetime.now(UTC),
         )
+
+    def _pause(self) -> dict[str, timedelta | None]:
+        """Returns for how long no rank has stepped, and for how long a step usually takes."""
+        detector = self._ranks.stall_detector
+        idle = detector.idle(time.monotonic()) if self._node.trains else None
+        return {name: _duration(seconds) for name, seconds in (("idle", idle), ("usual_step", detector.usual))}
 
     async def run(self) -> None:
         """Samples and reports until cancelled."""
@@ -153,7 +161,7 @@ class Telemetry:
         if idle >= max(stall.after.total_seconds(), stall.steps * (detector.usual or 0.0)):
             self._node.report_stall(
                 since=datetime.now(UTC) - timedelta(seconds=idle),
-                usual_step=None if detector.usual is None else timedelta(seconds=detector.usual),
+                usual_step=_duration(detector.usual),
             )
         else:
             self._node.report_stall_end()
@@ -199,3 +207,7 @@ class Telemetry:
                     devices=tuple(DeviceUsage(**asdict(device)) for device in self._usage.devices),
                 )
             )
+
+
+def _duration(seconds: float | None) -> timedelta | None:
+    return None if seconds is None else timedelta(seconds=seconds)

@@ -129,7 +129,7 @@ async def _status(client: Client, here: Session, name: str) -> None:
         return
     incidents = await client.incidents(name)
     out.print(_headline(known, progress))
-    for label, words in _facts(known, progress, nodes, incidents):
+    for label, words in facts(known, progress, nodes, incidents):
         out.print(f"[bold]{label:<8}[/] {escape(words)}")
     page = client.endpoint.workflow_page(f"job/{known.namespace}/{known.name}")
     if page:
@@ -156,23 +156,27 @@ def _headline(status: JobStatus, progress: Progress | None) -> str:
     return "   ".join(parts)
 
 
-def _facts(
+def facts(
     status: JobStatus, progress: Progress | None, nodes: tuple[NodeView, ...], incidents: list[IncidentView]
 ) -> list[tuple[str, str]]:
+    """The lines of `perdure status` below its first one, by their labels."""
     incident = status.last_incident
     why = [status.reason] if status.reason else []
     if incident and incident.title not in status.reason:
         why.append(text.incident_line(incident))
     speed: list[str] = []
+    idle = "" if status.finished_at else text.stall(status, nodes)
     if progress:
         speed = [words for words in (text.rate(progress),) if words]
         speed += [f"loss {progress.loss:.4g}"] if progress.loss is not None else []
-        if progress.last_step_at and not status.finished_at:
+        if progress.last_step_at and not status.finished_at and not idle:
             speed.append(f"last step {text.age(progress.last_step_at)} ago")
+    speed += [idle] if idle else []
     lost = text.lost_time(incidents, status.finished_at or datetime.now(UTC))
     interruptions = sum(one.observation is None for one in incidents)
     cost = f"{text.count(interruptions, 'interruption')}, {text.duration(lost)} lost"
-    good = cost if interruptions or lost else "uninterrupted"
+    good = cost if interruptions or lost else "" if idle else "uninterrupted"
+    good = "; ".join(part for part in (good, idle) if part)
     window = text.duration(status.restart_window)
     total = text.count(max(status.restarts_total, status.restarts), "restart")
     good += f"; {total}, {status.restarts}/{status.max_restarts} per {window}; generation {status.generation}"

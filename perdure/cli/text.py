@@ -48,10 +48,19 @@ def age(time: datetime, now: datetime | None = None) -> str:
     return duration(max(timedelta(), (now or datetime.now(UTC)) - time))
 
 
+def idle(node: NodeView) -> str:
+    """`no step for 1m 11s (usual 0.10 s)`."""
+    usual = f" (usual {duration(node.usual_step)})" if node.usual_step else ""
+    return f"no step for {duration(node.idle or timedelta())}{usual}"
+
+
 def stall(status: JobStatus, nodes: Sequence[NodeView]) -> str:
-    """`no step on node 1 for 3m 10s`; empty where no node is stalled."""
+    """`no step on node 1 for 3m 10s`, or `no step for 1m 11s (usual 0.10 s)` before a stall is reported; empty where
+    all nodes step."""
     if not status.stalled:
-        return ""
+        from perdure.client.views import longest_idle
+
+        return idle(node) if (node := longest_idle(nodes)) else ""
     since = [node.stalled_since for node in nodes if node.stalled_since and node.rank in status.stalled]
     for_ = f" for {age(min(since))}" if since else ""
     return f"no step on node{'s' if len(status.stalled) > 1 else ''} {', '.join(map(str, status.stalled))}{for_}"
@@ -144,6 +153,8 @@ def count(number: int, noun: str) -> str:
 
 def node_state(node: NodeView) -> tuple[str, str, str]:
     """The symbol, style and text of a node's state."""
+    from perdure.client.views import is_idle
+
     if node.phase == "LOST":
         return "✗", "red", "lost"
     if node.phase == "REMOVED":
@@ -153,6 +164,8 @@ def node_state(node: NodeView) -> tuple[str, str, str]:
     if node.phase == "READY":
         if node.group_rank is None:
             return "P", "cyan", "parked"
+        if is_idle(node):
+            return "■", "yellow", idle(node)
         if node.stalled_since:
             return "■", "yellow", f"no step for {age(node.stalled_since)}"
         return ("■", "green", "stepping") if node.progress else ("□", "cyan", "in the world")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from pydantic import BaseModel, ConfigDict, SecretStr
 
@@ -19,6 +19,10 @@ from workflows.messages import (
     Progress,
     ProgressSource,
 )
+
+_SHORTEST_IDLE = timedelta(seconds=5)
+_IDLE_STEPS = 10
+"""Usual steps that an idle time has at least: a step that takes a few times as long is slow."""
 
 FINAL_PHASES = frozenset({JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.CANCELLED})
 
@@ -153,14 +157,19 @@ def _merge(job: NodeView, group: NodeView | None, lease: NodeLease | None) -> No
         }
     if lease and job.phase not in (NodePhase.LOST, NodePhase.REMOVED):
         if lease.view:
-            fields["log_end"] = lease.view.log_end
+            view = lease.view
+            fields |= {"log_end": view.log_end, "idle": view.idle, "usual_step": view.usual_step}
             if lease.view.progress:
                 fields |= {"progress": lease.view.progress, "generation": lease.view.generation}
         if lease.pause:
             # Nothing is known about the node until its agent holds the lease again.
             by = f" by {lease.pause.by}" if lease.pause.by else ""
             fields |= {"reachable": False, "reason": f"its lease is paused in Temporal{by}"}
-    return job.model_copy(update=fields)
+    merged = job.model_copy(update=fields)
+    if merged.progress is None or not is_idle(merged):
+        return merged
+    # The mean of the last minute says nothing while no step is made.
+    return merged.model_copy(update={"progress": merged.progress.model_copy(update={"steps_per_second": None})})
 
 
 def nodes_of_ranks(nodes: Iterable[NodeView], ranks: Iterable[int]) -> frozenset[int]:
@@ -186,6 +195,19 @@ def training_step(progress: Progress, checkpoint: CheckpointView) -> int:
     return (checkpoint.restored_step or 0) + progress.step
 
 
+def is_idle(node: NodeView) -> bool:
+    """Whether the node's ranks have not stepped for much longer than a step usually takes. That is not a stall yet: an
+    evaluation or a checkpoint looks the same."""
+    if node.idle is None or node.group_rank is None:
+        return False
+    return node.idle >= max(_SHORTEST_IDLE, _IDLE_STEPS * (node.usual_step or timedelta()))
+
+
+def longest_idle(nodes: Iterable[NodeView]) -> NodeView | None:
+    """The node that has made no step for the longest time, if any is idle."""
+    return max((node for node in nodes if is_idle(node)), key=lambda node: node.idle or timedelta(), default=None)
+
+
 def overall_progress(nodes: Sequence[NodeView], status: JobStatus | None) -> Progress | None:
     """The progress of the world: that of its slowest member; before anything steps, the job's last known progress."""
     members = sorted((node for node in nodes if node.group_rank is not None), key=lambda node: node.group_rank or 0)
@@ -199,7 +221,7 @@ def overall_progress(nodes: Sequence[NodeView], status: JobStatus | None) -> Pro
     totals = [progress.total_steps for progress in stepping if progress.total_steps]
     return slowest.model_copy(
         update={
-            "steps_per_second": min(rates) if rates else None,
+            "steps_per_second": min(rates) if rates and longest_idle(members) is None else None,
             "loss": losses[0] if losses else None,
             "total_steps": max(totals) if totals else None,
         }

@@ -73,3 +73,25 @@ async def test_the_first_step_tells_whether_the_ranks_save_into_the_storage(
     bench.start()
     bench.node.report_stepping(1, counted=counted, starts=None)
     assert [message.saves for message in bench.group.of(Stepping)] == [expected]
+
+
+def test_a_lease_carries_for_how_long_no_rank_has_stepped_beside_the_usual_time_of_a_step(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.apply(1)
+    bench.enter(1)
+    bench.node.report_stepping(1, counted=True, starts=None)
+    ranks = ProgressReader(tmp_path)
+    telemetry = Telemetry(bench.node, ranks, to_group=bench.group)
+    writer = ProgressWriter(progress_path(tmp_path / layout.PROGRESS, 0), generation=1, pid=100, source=COUNTED)
+    assert telemetry.view(1).idle is None
+    now = time.monotonic()
+    for step in range(1, 12):
+        writer.step(step, time=time.time())
+        ranks.sample(generation=1, base_rank=0, processes=1, now=now - 72 + step / 10)
+    view = telemetry.view(1)
+    assert view.idle is not None
+    assert view.usual_step is not None
+    assert 70 < view.idle.total_seconds() < 80
+    assert abs(view.usual_step.total_seconds() - 0.1) < 0.01
+    bench.apply(2)
+    assert telemetry.view(1).idle is None, "ranks that are to end need not step"

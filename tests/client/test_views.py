@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from perdure.cli import text
-from perdure.cli.live import View
+import pytest
+
+from perdure.cli import inspect, text
+from perdure.cli.live import View, line_of
 from perdure.client.views import (
     JobSnapshot,
     NodeLease,
@@ -147,3 +149,52 @@ def test_ranks_are_on_nodes_in_the_order_of_their_group_ranks() -> None:
     nodes = [node(0, group_rank=1, processes=4), node(1), node(2, group_rank=0, processes=2)]
     assert [set(nodes_of_ranks(nodes, [rank])) for rank in (0, 1, 2, 5, 6)] == [{2}, {2}, {0}, {0}, set()]
     assert nodes_of_ranks(nodes, range(1, 3)) == {0, 2}
+
+
+def leased(idle: float | None, *, rank: int = 0, usual: float | None = 0.1) -> NodeLease:
+    view = LeaseView(
+        epoch=1,
+        progress=Progress(step=100, steps_per_second=7.2),
+        idle=None if idle is None else timedelta(seconds=idle),
+        usual_step=None if usual is None else timedelta(seconds=usual),
+    )
+    return NodeLease(rank=rank, incarnation=1, view=view)
+
+
+def test_ranks_that_do_not_step_are_shown_at_once_and_no_rate_is() -> None:
+    nodes = merge_nodes([node(0, group_rank=0), node(1, group_rank=1)], (), [leased(71), leased(71, rank=1)])
+    assert text.node_state(nodes[0])[1:] == ("yellow", "no step for 1m 11s (usual 0.10 s)")
+    assert all(one.progress and one.progress.steps_per_second is None for one in nodes)
+    progress = overall_progress(nodes, None)
+    assert progress is not None
+    assert (progress.step, progress.steps_per_second) == (100, None)
+    assert text.stall(status(progress), nodes) == "no step for 1m 11s (usual 0.10 s)"
+    running = status(progress).model_copy(update={"phase": JobPhase.RUNNING})
+    line = line_of(JobSnapshot(time=datetime.now(UTC), status=running, nodes=nodes, progress=progress))
+    assert "no step for 1m 11s (usual 0.10 s)" in line
+    assert "steps/s" not in line
+
+
+@pytest.mark.parametrize(
+    ("idle", "usual", "shown"),
+    [(4.9, 0.1, False), (5.1, 0.1, True), (71, 20.0, False), (201, 20.0, True), (71, None, True), (None, 0.1, False)],
+)
+def test_a_step_that_is_merely_slow_is_no_pause(idle: float | None, usual: float | None, shown: bool) -> None:
+    [view] = merge_nodes([node(0, group_rank=0)], (), [leased(idle, usual=usual)])
+    assert text.node_state(view)[2].startswith("no step for") is shown
+    assert view.progress is not None
+    assert view.progress.steps_per_second == (None if shown else 7.2)
+
+
+def test_a_node_outside_of_the_world_is_not_idle() -> None:
+    [view] = merge_nodes([node(0)], (), [leased(71)])
+    assert text.node_state(view)[2] == "parked"
+
+
+def test_status_shows_what_is_known_of_a_pause() -> None:
+    nodes = merge_nodes([node(0, group_rank=0)], (), [leased(71)])
+    running = status(None).model_copy(update={"phase": JobPhase.RUNNING})
+    facts = dict(inspect.facts(running, overall_progress(nodes, running), nodes, []))
+    assert facts["SPEED"] == "no step for 1m 11s (usual 0.10 s)"
+    assert facts["GOOD"].startswith("no step for 1m 11s")
+    assert "uninterrupted" not in facts["GOOD"]

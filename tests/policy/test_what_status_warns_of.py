@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perdure.cli import text
-from perdure.cli.inspect import _facts
+from perdure.cli.inspect import facts
 from tests.policy.scenario import Scenario
 from workflows.messages import FailureKind, JobStatus, SetAside, ShardsSetAside, TransitionKind, UnprocessedSamples
 from workflows.policy.projections import status_of
@@ -33,7 +33,7 @@ def test_a_commands_own_number_of_nodes_is_a_warning(nodes: str, asked: str | No
     assert len(warnings) == (warning is not None), "nodes that ask for the same are one warning"
     if warning is not None:
         assert warning in warnings[0]
-        assert ("WARNING", warnings[0]) in _facts(status(job), None, (), [])
+        assert ("WARNING", warnings[0]) in facts(status(job), None, (), [])
 
 
 def test_samples_that_no_rank_will_process_are_a_warning_also_when_the_job_has_ended():
@@ -44,7 +44,7 @@ def test_samples_that_no_rank_will_process_are_a_warning_also_when_the_job_has_e
     assert known.unprocessed == (lost,)
     assert known.warnings == (lost.summary,)
     ended = known.model_copy(update={"finished_at": job.now})
-    assert ("WARNING", lost.summary) in _facts(ended, None, (), [])
+    assert ("WARNING", lost.summary) in facts(ended, None, (), [])
 
 
 def test_a_warning_goes_when_the_job_is_scaled_to_what_the_command_asks_for():
@@ -70,5 +70,5 @@ def test_an_unprotected_job_is_stopped_and_shown_as_such_for_good():
     assert not known.protected
     assert job.state.outcome is not None
     assert "deepspeed" in job.state.outcome.reason
-    shown = dict(_facts(known.model_copy(update={"finished_at": job.now}), None, (), []))
+    shown = dict(facts(known.model_copy(update={"finished_at": job.now}), None, (), []))
     assert shown["CONTROL"] == "rendezvous UNPROTECTED: see `perdure explain job`"

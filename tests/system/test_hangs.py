@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+from contextlib import aclosing
 
 from perdure.cli.explain import explanation
-from tests.system.site import Job, Site
+from perdure.cli.live import line_of
+from perdure.client.views import JobSnapshot, longest_idle
+from tests.system.site import LOOK, PATIENCE, Job, Site
 from workflows.messages import FailureClass, JobPhase
 
-TIMEOUT = "4"
-"""Seconds that a collective waits: longer than a busy machine delays a step."""
+TIMEOUT = "15"
+"""Seconds that a collective waits: longer than a busy machine delays a step, and than `perdure status` needs to show
+that none is made."""
 
 
 def signal_rank(job: Job, rank: int, number: signal.Signals) -> None:
@@ -18,10 +23,23 @@ def signal_rank(job: Job, rank: int, number: signal.Signals) -> None:
     os.kill(next(step.pid for step in reversed(job.steps()) if step.rank == rank), number)
 
 
+async def idle(job: Job) -> JobSnapshot:
+    """The first look at the job that shows that no step is made, while it runs."""
+    async with asyncio.timeout(PATIENCE), aclosing(job.client.watch(job.name, interval=LOOK)) as snapshots:
+        async for snapshot in snapshots:
+            if snapshot.status and snapshot.status.phase is JobPhase.RUNNING and longest_idle(snapshot.nodes):
+                return snapshot
+    raise AssertionError(f"{job.name} has ended")
+
+
 async def test_the_node_that_others_waited_for_is_suspected_and_the_hanging_rank_is_restarted(site: Site):
     job = await site.submit("--timeout", TIMEOUT, nodes="3")
     await job.stepping(generation=1, ranks=3)
     signal_rank(job, 1, signal.SIGSTOP)
+    shown = await idle(job)
+    assert shown.progress is not None
+    assert shown.progress.steps_per_second is None
+    assert "no step for" in line_of(shown)
     await job.until(lambda s: s.phase is JobPhase.RUNNING and s.generation >= 2)
     await job.stepping(generation=2, ranks=3)
     (incident,) = await job.incidents()

@@ -221,6 +221,10 @@ class LeaseView(Message):
     generation: int = 0
     state: str = ""
     progress: Progress | None = None
+    idle: Duration | None = None
+    """The time since a rank of the node made a step, by the agent's clock; None where its ranks need not step."""
+    usual_step: Duration | None = None
+    """The usual time of a step in this generation."""
     log_end: LogPosition | None = None
     """The current end of the node's log. A reader that follows the log requests more only after this has moved."""
     time: Time | None = None

@@ -32,6 +32,10 @@ class NodeView(Incarnation):
     progress: Progress | None = None
     """The newest progress in the agent's lease, in answers of `Client.nodes`."""
     metrics: Metrics | None = None
+    idle: Duration | None = None
+    """The time without a step of its ranks in the agent's latest report; set by `Client.nodes`."""
+    usual_step: Duration | None = None
+    """The usual time of a step in that report; set by `Client.nodes`."""
     stalled_since: Time | None = None
     """When its stalled ranks made their last step."""
     store_ports: tuple[int, ...] = ()
