@@ -293,3 +293,9 @@ def test_no_policy_lets_a_job_name_configurations_of_its_agent(name: str) -> Non
     everything = {"agent_variables": ["*"], "template_fields": ["spec"]}
     is_refused("Perdure's own parts", template=agent(env=[{"name": name, "value": "/mnt/x"}]), policy=everything)
     assert made(agent(env=[{"name": "OSS_ACCESS_KEY_ID", "value": "x"}]), policy=everything)
+
+
+def test_by_default_a_job_names_the_address_of_its_object_store_only() -> None:
+    """The other address would also be that of AWS's token service, which is sent the pod's identity."""
+    assert made(agent(env=[{"name": "AWS_ENDPOINT_URL_S3", "value": "http://store.test"}]))
+    is_refused("Perdure's own parts", template=agent(env=[{"name": "AWS_ENDPOINT_URL", "value": "http://store.test"}]))
