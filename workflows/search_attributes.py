@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from temporalio.common import SearchAttributeKey, SearchAttributeUpdate
 
 from perdure.spec.job import Backend
 from workflows.messages import JobPhase
 from workflows.policy.behavior import Behavior
-from workflows.policy.state import JobState
+
+if TYPE_CHECKING:
+    from workflows.policy.state import JobState
 
 JOB_PHASE = SearchAttributeKey.for_keyword("JobPhase")
 JOB_BACKEND = SearchAttributeKey.for_keyword("JobBackend")

@@ -25,6 +25,7 @@ from perdure.cli import (
     watch,
 )
 from perdure.cli.common import OutputFormat
+from perdure.errors import ExitCode, PerdureError
 from perdure.services import leave
 
 app = typer.Typer(
@@ -126,38 +127,42 @@ def before(
 
 def run_command(arguments: list[str], *, program: str = "perdure") -> int:
     """Runs one command line; all errors are reported here."""
-    from perdure.errors import ExitCode, PerdureError
-    from perdure.local.temporal_binary import TemporalBinaryMissing
-    from perdure.spec.errors import SpecError
-
     try:
         app(arguments, prog_name=program)
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else ExitCode.USAGE
-    except PerdureError as error:
-        common.report_error(error, error.remedy, error.exit_code)
-        return error.exit_code
-    except SpecError as error:
-        remedy = "`perdure schema` describes every field; `perdure validate FILE` checks without starting."
-        common.report_error(error, remedy, ExitCode.USAGE)
-        return ExitCode.USAGE
-    except TemporalBinaryMissing as error:
-        common.report_error(error, "", ExitCode.UNREACHABLE)
-        return ExitCode.UNREACHABLE
     except KeyboardInterrupt:
         common.err.print("interrupted")
         return ExitCode.DETACHED
     except BrokenPipeError:
         return ExitCode.OK
-    except OSError as error:
+    except Exception as error:
+        return _report(error)
+    return ExitCode.OK
+
+
+def _report(error: Exception) -> ExitCode:
+    """Reports the error with which a command ended."""
+    if isinstance(error, PerdureError):
+        common.report_error(error, error.remedy, error.exit_code)
+        return error.exit_code
+    from perdure.local.temporal_binary import TemporalBinaryMissing
+    from perdure.spec.errors import SpecError
+
+    if isinstance(error, SpecError):
+        remedy = "`perdure schema` describes every field; `perdure validate FILE` checks without starting."
+        common.report_error(error, remedy, ExitCode.USAGE)
+        return ExitCode.USAGE
+    if isinstance(error, TemporalBinaryMissing):
+        common.report_error(error, "", ExitCode.UNREACHABLE)
+        return ExitCode.UNREACHABLE
+    if isinstance(error, OSError):
         name = f"{error.filename}: " if error.filename else ""
         common.report_error(OSError(f"{name}{error.strerror or error}"), "", ExitCode.USAGE)
         return ExitCode.USAGE
-    except Exception:
-        # A bug of Perdure must not look like a failed script.
-        common.err.print_exception()
-        return ExitCode.INFRASTRUCTURE
-    return ExitCode.OK
+    # A bug of Perdure must not look like a failed script.
+    common.err.print_exception()
+    return ExitCode.INFRASTRUCTURE
 
 
 def main() -> NoReturn:

@@ -1,6 +1,8 @@
 """The Python client: does what `perdure` does on the command line, asynchronously; `sync` has a blocking variant.
 
 A client only sends requests and reads answers; jobs run whether or not a client exists. All state is in the workflows.
+
+What only one call needs is imported by that call: the command line makes a client for every question.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from pydantic import SecretStr
 from temporalio.client import Client as TemporalClient
@@ -26,13 +28,10 @@ from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 
 from perdure.client.connection import CALL_TIMEOUT, Endpoint, connect, find_endpoint
 from perdure.client.error_mapping import map_errors, why_silent
-from perdure.client.logs import LogLine, read_logs
 from perdure.client.nodes import read_nodes
 from perdure.client.pauses import describe_pauses, pause_of, pauses_below
 from perdure.client.results import result_of
-from perdure.client.submission import start_job
 from perdure.client.task_failures import failures_among
-from perdure.client.uploads import Report, upload_workdir
 from perdure.client.views import (
     IssuedTicket,
     JobSnapshot,
@@ -55,8 +54,6 @@ from perdure.executions import (
     query,
 )
 from perdure.spec.job import JobSpec
-from perdure.spec.load import validate_file
-from perdure.spec.validate import validate_spec, validate_started
 from workflows.messages import (
     Accepted,
     IncidentView,
@@ -71,6 +68,10 @@ from workflows.messages import (
     TicketRequest,
 )
 from workflows.names import TRAINING_JOB, job_workflow_id
+
+if TYPE_CHECKING:
+    from perdure.client.logs import LogLine
+    from perdure.client.uploads import Report
 
 WATCH_INTERVAL = timedelta(seconds=1)
 """The time between two snapshots; agents report progress every two seconds."""
@@ -176,6 +177,11 @@ class Client:
             JobAlreadyRunning: if a job of that name runs, or has run and the name may not be used again.
             NoWorker: if a folder has to be uploaded and no worker takes it.
         """
+        from perdure.client.submission import start_job
+        from perdure.client.uploads import upload_workdir
+        from perdure.spec.load import validate_file
+        from perdure.spec.validate import validate_spec, validate_started
+
         if isinstance(spec, str | Path):
             job, warnings = validate_file(spec, overrides=overrides)
         else:
@@ -386,6 +392,8 @@ class Client:
         Raises:
             LogsUnavailable: if a log cannot be read; after all others.
         """
+        from perdure.client.logs import read_logs
+
         return read_logs(
             self,
             name,

@@ -1,0 +1,48 @@
+"""Tests of what commands import: most of the time of a short command is imports, and their number does not vary."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import json
+import sys
+
+from perdure.cli.main import run_command
+
+run_command(sys.argv[1:])
+print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules} | set(sys.modules))))
+"""
+
+MODELS = {"pydantic", "workflows", "perdure.spec"}
+"""Models of the specification and of messages, which pydantic builds when they are imported."""
+CONNECTION = {"temporalio", "google", "grpc", "cryptography"}
+PARTS = {"activities", "agent", "workflows.policy.state", "pathspec", "yaml", "torch"}
+"""What only some commands need: to upload code, to read a specification or a log, to decide."""
+
+
+def imported(*arguments: str) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, timeout=120, check=True
+    )
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["--no-such-option"]])
+def test_what_asks_no_server_imports_no_client_and_no_models(arguments: list[str]) -> None:
+    assert imported(*arguments) & (MODELS | CONNECTION | PARTS) == set()
+
+
+def test_the_help_of_a_command_imports_no_more() -> None:
+    # typer itself converts the options of commands with pydantic.
+    assert imported("run", "--help") & (MODELS | CONNECTION | PARTS) == {"pydantic"}
+
+
+def test_a_question_to_a_job_imports_only_what_asks_it() -> None:
+    found = imported("status", "no-such-job", "--address", "127.0.0.1:1")
+    assert {"temporalio", "perdure.client.client"} <= found
+    assert found & PARTS == set()
