@@ -11,7 +11,7 @@ from typing import Any
 from temporalio import activity
 from temporalio.client import Client
 
-from agent.job_liveness import JobLiveness, query_job_liveness
+from agent.job_liveness import JobLiveness, OwnerLiveness
 from workflows.companion import JobOwner
 
 logger = logging.getLogger(__name__)
@@ -34,20 +34,21 @@ class DatasetActivities:
 
     @activity.defn
     async def wait_for_job_end(self, owner: JobOwner) -> None:
-        """Returns when the job has closed. A server that does not answer, or does not know the job, proves nothing."""
+        """Returns when the job has closed or was deleted. A server that does not answer, or that knows neither the job
+        nor the workflow that waits, proves nothing."""
         pause = min(owner.check.total_seconds(), _LONGEST_PAUSE)
+        job = OwnerLiveness(
+            self._client,
+            job_id=owner.job_id,
+            first_run_id=owner.job_first_run_id,
+            owned_id=activity.info().workflow_id or "",
+            rpc_timeout=_CALL_TIMEOUT,
+        )
         while True:
             activity.heartbeat()
-            if await self._has_ended(owner):
-                return
+            try:
+                if await job.query() is JobLiveness.CLOSED:
+                    return
+            except Exception as error:
+                logger.info("the state of %s could not be queried; nothing is done: %s", owner.job_id, error)
             await asyncio.sleep(pause)
-
-    async def _has_ended(self, owner: JobOwner) -> bool:
-        try:
-            liveness = await query_job_liveness(
-                self._client, job_id=owner.job_id, first_run_id=owner.job_first_run_id, rpc_timeout=_CALL_TIMEOUT
-            )
-        except Exception as error:
-            logger.info("the state of %s could not be queried; nothing is done: %s", owner.job_id, error)
-            return False
-        return liveness is JobLiveness.CLOSED

@@ -14,6 +14,10 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.executions import ExecutionDescription, describe
 
+MISSING_FOR_GOOD = 3
+"""Answers in a row without a job, from a server that knows the job's group, that count as proof that it was deleted.
+After a failover, another cluster may know the group a little earlier than its job."""
+
 
 class JobLiveness(StrEnum):
     """The state of a job according to the control plane."""
@@ -39,6 +43,46 @@ async def query_job_liveness(client: Client, *, job_id: str, first_run_id: str, 
         return JobLiveness.CLOSED
     ours = await _describe(client, job_id, run_id=first_run_id, rpc_timeout=rpc_timeout)
     return JobLiveness.NOT_FOUND if ours is None else JobLiveness.CLOSED
+
+
+class OwnerLiveness:
+    """The liveness of a job, queried repeatedly on behalf of an open workflow that the job has begun.
+
+    A server that knows that workflow has known its job. If it does not any more, an operator has deleted the job, or
+    the job closed longer ago than the server's retention: nothing else would end the workflow then, or its nodes.
+    """
+
+    def __init__(
+        self, client: Client, *, job_id: str, first_run_id: str, owned_id: str, rpc_timeout: timedelta
+    ) -> None:
+        """Creates the object.
+
+        Args:
+            client: A client of the workflow's namespace.
+            job_id: The job's workflow ID.
+            first_run_id: The job's first run ID.
+            owned_id: The ID of the workflow that the job has begun.
+            rpc_timeout: The timeout of each call.
+        """
+        self._client = client
+        self._job_id = job_id
+        self._first_run_id = first_run_id
+        self._owned_id = owned_id
+        self._rpc_timeout = rpc_timeout
+        self._missing = 0
+        """The number of answers in a row without the job."""
+
+    async def query(self) -> JobLiveness:
+        """Queries the server. Raises the error of the connection if there is no answer."""
+        liveness = await query_job_liveness(
+            self._client, job_id=self._job_id, first_run_id=self._first_run_id, rpc_timeout=self._rpc_timeout
+        )
+        if liveness is not JobLiveness.NOT_FOUND:
+            self._missing = 0
+            return liveness
+        owned = await _describe(self._client, self._owned_id, run_id="", rpc_timeout=self._rpc_timeout)
+        self._missing = self._missing + 1 if owned is not None and owned.is_open else 0
+        return JobLiveness.CLOSED if self._missing >= MISSING_FOR_GOOD else JobLiveness.NOT_FOUND
 
 
 def _began_after(one: str, other: str) -> bool:

@@ -15,6 +15,7 @@ from temporalio.exceptions import ActivityError, WorkflowAlreadyStartedError, is
 
 with workflow.unsafe.imports_passed_through():
     from workflows import options
+    from workflows.cancellation import uncancelled
     from workflows.messages import Message
     from workflows.names import watch_task_queue
     from workflows.node_record import GroupInput
@@ -41,14 +42,14 @@ async def accompany(owner: JobOwner) -> bool:
         Whether the job has ended. Otherwise the workflow continues as new, without awaiting anything before.
     """
     watch = asyncio.create_task(_wait_for_end(owner))
-    await workflow.wait_condition(lambda: watch.done() or _run_is_long())
-    if not watch.done():
+    await uncancelled(lambda: workflow.wait_condition(lambda: watch.done() or _run_is_long()))
+    ended = watch.done()
+    if ended:
+        watch.result()
+    else:
         watch.cancel()
-        await workflow.wait_condition(workflow.all_handlers_finished)
-        return False
-    await watch
-    await workflow.wait_condition(workflow.all_handlers_finished)
-    return True
+    await uncancelled(lambda: workflow.wait_condition(workflow.all_handlers_finished))
+    return ended
 
 
 async def start_companion(name: str, argument: Message, *, workflow_id: str, summary: str) -> None:

@@ -9,6 +9,7 @@ Invariants:
     - A desired state replaces the one before it; acting on one twice is harmless.
     - Leases and the watch end with a run and are taken again in the first task of the next.
     - It outlives its parent's runs. When the job is closed, its watch reports it and the group winds down by itself.
+    - Only its job ends it. A request to cancel it alone changes nothing, or its nodes would train without a keeper.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from temporalio import workflow
 with workflow.unsafe.imports_passed_through():
     from workflows import agent_calls, backend_calls, options
     from workflows.backend_reports import take_watch_events
+    from workflows.cancellation import uncancelled
     from workflows.carrying import Packed, pack, unpack
     from workflows.dataset import start_dataset
     from workflows.messages import (
@@ -75,25 +77,31 @@ class NodeGroup:
     async def run(self, group: GroupInput | Packed) -> None:
         table = self._table
         messenger = asyncio.create_task(table.transitions.deliver())
-        while True:
-            table.dirty = False
-            self._reconcile()
-            if table.winding_down and table.is_empty:
-                if self._cleared or not table.shares:
-                    break
-                await backend_calls.clear(table)
-                # A job may have adopted the group again in the meantime.
-                self._cleared = table.winding_down
-                continue
-            await workflow.wait_condition(lambda: table.dirty or self._may_continue())
+        while not await uncancelled(self._lead_on):
             if self._may_continue() and not table.dirty:
                 table.transitions.stop()
-                await messenger
-                await workflow.wait_condition(workflow.all_handlers_finished)
+                await uncancelled(lambda: workflow.wait_condition(messenger.done))
+                await uncancelled(lambda: workflow.wait_condition(workflow.all_handlers_finished))
                 workflow.continue_as_new(pack(table.to_carry()))
         self._tasks[_WATCH].cancel()
         table.transitions.report_end()
-        await messenger
+        await uncancelled(lambda: workflow.wait_condition(messenger.done))
+
+    async def _lead_on(self) -> bool:
+        """Reconciles, and waits until that may be due again; returns whether the group has ended."""
+        table = self._table
+        table.dirty = False
+        self._reconcile()
+        if table.winding_down and table.is_empty:
+            if self._cleared or not table.shares:
+                return True
+            await backend_calls.clear(table)
+            # A job may have adopted the group again in the meantime.
+            self._cleared = table.winding_down
+            table.dirty = True
+            return False
+        await workflow.wait_condition(lambda: table.dirty or self._may_continue())
+        return False
 
     # Signals of the job, its agents and the backend
 

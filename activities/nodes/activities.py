@@ -24,7 +24,7 @@ from activities.nodes.backend import (
     SharingBackend,
 )
 from activities.nodes.origin import check_group, check_new, check_nodes
-from agent.job_liveness import JobLiveness, query_job_liveness
+from agent.job_liveness import JobLiveness, OwnerLiveness
 from perdure.backoff import Backoff
 from workflows.messages import (
     CreatedNode,
@@ -174,6 +174,7 @@ class NodeActivities:
     @activity.defn(name="watch_nodes")
     async def watch_nodes(self, request: WatchRequest) -> None:
         """Signals the group each event of its backend, and that its job has closed. Ends with the group."""
+        refuse_outdated_watch()
         backend = self._backend(request.backend)
         check_group(request)
         telling = _Telling(self._client, request.group_id)
@@ -259,14 +260,16 @@ class NodeActivities:
 
     async def _ask_after_job(self, request: WatchRequest, telling: _Telling) -> None:
         reported = False
+        owner = OwnerLiveness(
+            self._client,
+            job_id=request.job_id,
+            first_run_id=request.job_first_run_id,
+            owned_id=request.group_id,
+            rpc_timeout=_CALL_TIMEOUT,
+        )
         while True:
             try:
-                liveness = await query_job_liveness(
-                    self._client,
-                    job_id=request.job_id,
-                    first_run_id=request.job_first_run_id,
-                    rpc_timeout=_CALL_TIMEOUT,
-                )
+                liveness = await owner.query()
             except Exception as error:
                 logger.info("the state of %s could not be queried; nothing is done: %s", request.job_id, error)
             else:
@@ -286,6 +289,20 @@ class NodeActivities:
                 non_retryable=True,
             )
         return backend
+
+
+def refuse_outdated_watch() -> None:
+    """Ends a watch that an operator has reset, or paused and unpaused in Temporal, so that the group begins a new one.
+
+    A further attempt would compare the nodes with those that the group knew when it began the watch, and would miss the
+    loss of newer ones.
+
+    Raises:
+        ApplicationError: `OutdatedWatch`, not retried.
+    """
+    info = activity.info()
+    if info.current_attempt_scheduled_time > info.scheduled_time:
+        raise ApplicationError("it was interrupted in Temporal", type="OutdatedWatch", non_retryable=True)
 
 
 def _why_waiting(error: Exception) -> str:

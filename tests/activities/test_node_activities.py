@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from temporalio import workflow
@@ -20,10 +19,8 @@ from temporalio.exceptions import ActivityError, ApplicationError
 from temporalio.worker import Worker
 
 with workflow.unsafe.imports_passed_through():
-    from activities.nodes import activities as node_activities
     from activities.nodes.activities import NodeActivities
     from activities.nodes.local.backend import LocalBackend
-    from agent.job_liveness import JobLiveness, query_job_liveness
     from perdure.spec.data import Workdir
     from perdure.spec.job import Backend
     from tests.activities.local_nodes import LocalJob, nothing_left
@@ -235,16 +232,9 @@ async def test_the_watch_tells_that_the_job_has_closed(running: Running) -> None
     await eventually(told, within=30)
 
 
-async def test_an_unknown_job_is_not_a_closed_one(
-    temporal_server: DevServer, temporal_client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_the_watch_tells_that_the_job_was_deleted(
+    temporal_server: DevServer, temporal_client: Client, tmp_path: Path
 ) -> None:
-    answers: list[JobLiveness] = []
-
-    async def ask(*arguments: Any, **options: Any) -> JobLiveness:
-        answers.append(await query_job_liveness(*arguments, **options))
-        return answers[-1]
-
-    monkeypatch.setattr(node_activities, "query_job_liveness", ask)
     queue = f"watched-{secrets.token_hex(4)}"
     job = LocalJob(tmp_path)
     activities = NodeActivities(temporal_client, [LocalBackend(tmp_path, connection=temporal_server.environment)])
@@ -252,9 +242,12 @@ async def test_an_unknown_job_is_not_a_closed_one(
         group = await temporal_client.start_workflow(
             WatchedGroup.run, args=[queue, job.watch(owner_check=0.2)], id=job.group_id, task_queue=queue
         )
-        await eventually(lambda: len(answers) >= 3)
-        assert set(answers) == {JobLiveness.NOT_FOUND}
-        assert await group.query("events", result_type=list[NodeEvents]) == []
+
+        async def told() -> bool:
+            heard = await group.query("events", result_type=list[NodeEvents])
+            return any(events.owner_closed for events in heard)
+
+        await eventually(told, within=30)
         # A group that is gone ends its watch, and a cancelled watch ends too.
         await group.signal(WatchedGroup.close)
         await group.result()

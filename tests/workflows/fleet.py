@@ -20,9 +20,10 @@ from temporalio.service import RPCError
 from temporalio.worker import Worker
 
 from activities.datasets import DatasetActivities
+from activities.nodes.activities import refuse_outdated_watch
 from activities.signals import SignalActivities
 from activities.site import SiteActivities
-from agent.job_liveness import JobLiveness, query_job_liveness
+from agent.job_liveness import JobLiveness, OwnerLiveness
 from tests.workflows.left_out import no_event_left_out
 from tests.workflows.played_node import PlayedNode, now
 from workflows.dataset import Dataset
@@ -260,17 +261,22 @@ class Fleet:
     @activity.defn(name="watch_nodes")
     async def watch_nodes(self, request: WatchRequest) -> None:
         """Tells of nodes that exist, of known ones that do not any more, and that the job has closed."""
+        refuse_outdated_watch()
         self.watches += 1
         group = self.client.get_workflow_handle(request.group_id)
+        owner = OwnerLiveness(
+            self.client,
+            job_id=request.job_id,
+            first_run_id=request.job_first_run_id,
+            owned_id=request.group_id,
+            rpc_timeout=_RPC_TIMEOUT,
+        )
         told: set[tuple[int, int]] = set()
         waiting = [self._gone(node.rank, node.incarnation) for node in request.known if self._is_away(request, node)]
         while not self.watches_die.is_set():
             activity.heartbeat()
             waiting += self._news(request, told)
-            liveness = await query_job_liveness(
-                self.client, job_id=request.job_id, first_run_id=request.job_first_run_id, rpc_timeout=_RPC_TIMEOUT
-            )
-            owner_closed = liveness is JobLiveness.CLOSED
+            owner_closed = await owner.query() is JobLiveness.CLOSED
             if waiting or owner_closed:
                 with suppress(RPCError):
                     await group.signal("node_events", NodeEvents(events=tuple(waiting), owner_closed=owner_closed))
