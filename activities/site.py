@@ -11,8 +11,10 @@ from temporalio import activity
 
 from activities.nodes.backend import NodeBackend
 from perdure.spec.errors import SpecError
+from perdure.spec.job import JobSpec
 from perdure.spec.validate import validate_started
 from workflows.messages import GatewayFacts, JobCheck, SiteFacts, SiteReport
+from workflows.names import SCHEDULED_JOB, job_workflow_id
 
 ADDRESS_VARIABLE = "PERDURE_GATEWAY_ADDRESS"
 """Host and port at which machines outside the cluster reach the gateway."""
@@ -66,10 +68,22 @@ class SiteActivities:
         is replayed, possibly by a release with stricter rules.
         """
         try:
-            validate_started(spec)
+            job = validate_started(spec)
         except SpecError as error:
             return JobCheck(facts=self._facts, problem=str(error))
-        return JobCheck(facts=self._facts)
+        return JobCheck(facts=self._facts, problem=_problem_of_id(activity.info().workflow_id, job))
+
+
+def _problem_of_id(workflow_id: str | None, job: JobSpec) -> str:
+    """The problem of a job whose workflow ID is not the one of its name; empty if there is none. Backends create nodes
+    only for groups whose IDs name the job."""
+    expected = job_workflow_id(job.namespace, job.name)
+    if workflow_id == expected:
+        return ""
+    return (
+        f'workflow ID: got "{workflow_id}", expected "{expected}", by the namespace and the name in the specification; '
+        f"a schedule, which appends the time to IDs, starts the workflow type {SCHEDULED_JOB} instead"
+    )
 
 
 def gateway_facts(variables: Mapping[str, str]) -> GatewayFacts | None:

@@ -57,6 +57,7 @@ from workflows.policy.job_events import JobEvent
 from workflows.policy.state import JobState
 from workflows.read_log import ReadNodeLog
 from workflows.read_site import ReadSite
+from workflows.scheduled_job import ScheduledJob
 from workflows.store import Store
 from workflows.training_job import TrainingJob
 from workflows.workdir_upload import WorkdirUpload
@@ -111,7 +112,7 @@ async def running_worker(
         Worker(
             client,
             task_queue=task_queue,
-            workflows=[TrainingJob, NodeGroup, Dataset, Store, ReadNodeLog, ReadSite, WorkdirUpload],
+            workflows=[TrainingJob, ScheduledJob, NodeGroup, Dataset, Store, ReadNodeLog, ReadSite, WorkdirUpload],
             # The sandbox is entered anew for each payload, which takes most of a worker's time when a thousand nodes
             # report at once. Problems that it prevents are found before a release: the tests' own workers run in it.
             workflow_runner=UnsandboxedWorkflowRunner(),

@@ -23,6 +23,7 @@ def watch_task_queue(worker_task_queue: str) -> str:
 
 
 TRAINING_JOB = "TrainingJob"
+SCHEDULED_JOB = "ScheduledJob"
 NODE_GROUP = "NodeGroup"
 DATASET = "Dataset"
 STORE = "Store"

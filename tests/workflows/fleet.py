@@ -48,6 +48,7 @@ from workflows.messages import (
 )
 from workflows.names import REMOVAL_DENIED, node_name, watch_task_queue
 from workflows.node_group import NodeGroup
+from workflows.scheduled_job import ScheduledJob
 from workflows.store import Store
 from workflows.training_job import TrainingJob
 
@@ -146,7 +147,7 @@ class Fleet:
             Worker(
                 self.client,
                 task_queue=self.task_queue,
-                workflows=[TrainingJob, NodeGroup, Dataset, Store],
+                workflows=[TrainingJob, ScheduledJob, NodeGroup, Dataset, Store],
                 activities=[
                     self.create_node,
                     self.create_nodes,
