@@ -23,6 +23,7 @@ SEES = {
     },
     FailureClass.COMMAND_LOST: {Kind.TORCHRUN, Kind.COMMAND, Kind.LAUNCHER},
     FailureClass.NODE_LOST: {Kind.NODE, Kind.LAUNCHER, Kind.AGENT},
+    FailureClass.DISRUPTED: {Kind.NODE, Kind.LAUNCHER},
     FailureClass.NODE_UNRESPONSIVE: {Kind.NODE, Kind.AGENT, Kind.FROZEN_AGENT, Kind.LAUNCHER},
 }
 """The faults that can cause each failure class that an incident names."""

@@ -21,11 +21,13 @@ from perdure.client.views import FINAL_PHASES
 from perdure.errors import ExitCode, JobAlreadyRunning, JobNotFound, JoinRefused, NoWorker
 from perdure.spec.job import JobSpec
 from workflows.messages import (
+    Incarnation,
     JobPhase,
     JobResult,
     JoinAnswer,
     JoinRefusal,
     JoinRequest,
+    LossCause,
     NodeEvent,
     NodeEventKind,
     NodeEvents,
@@ -63,7 +65,7 @@ class JobConnection(Protocol):
         """The result of the job that gave the place, if it has ended or is ending; None if it continues."""
         ...
 
-    async def report_departure(self, place: NodeRequest, *, time: Time, reason: str) -> None:
+    async def report_departure(self, place: NodeRequest, *, time: Time, reason: str, cause: LossCause) -> None:
         """Reports to the group what a backend's watch would report: that no process of the node runs any more."""
         ...
 
@@ -135,13 +137,20 @@ class DirectJobConnection:
             except WorkflowFailureError as error:
                 return await result_of(temporal, error, handle)
 
-    async def report_departure(self, place: NodeRequest, *, time: Time, reason: str) -> None:
-        node = place.node
-        await self.report_gone(place.group_id, rank=node.rank, incarnation=node.incarnation, time=time, reason=reason)
+    async def report_departure(self, place: NodeRequest, *, time: Time, reason: str, cause: LossCause) -> None:
+        node = Incarnation(rank=place.node.rank, incarnation=place.node.incarnation)
+        await self.report_gone(place.group_id, node, time=time, reason=reason, cause=cause)
 
-    async def report_gone(self, group: str, *, rank: int, incarnation: int, time: Time, reason: str) -> None:
+    async def report_gone(self, group: str, node: Incarnation, *, time: Time, reason: str, cause: LossCause) -> None:
         """Sends a group the departure of one of its nodes; a group that is over needs none."""
-        gone = NodeEvent(kind=NodeEventKind.GONE, rank=rank, incarnation=incarnation, time=time, reason=reason)
+        gone = NodeEvent(
+            kind=NodeEventKind.GONE,
+            rank=node.rank,
+            incarnation=node.incarnation,
+            time=time,
+            reason=reason,
+            cause=cause,
+        )
         temporal = await self._client.connect()
         async with map_errors(self._client):
             try:

@@ -28,6 +28,7 @@ from perdure.gateway.limits import JOIN_BYTES, MACHINES, Limits
 from perdure.gateway.memberships import Memberships
 from workflows.messages import (
     DepartureCall,
+    Incarnation,
     JobResult,
     JoinRefusal,
     Message,
@@ -156,7 +157,11 @@ class Machines:
         namespace, name = _names_of(grant)
         with self._limits.one_call(grant.machine):
             await self._connection(namespace, name).report_gone(
-                grant.group_id, rank=grant.rank, incarnation=grant.incarnation, time=call.time, reason=call.reason
+                grant.group_id,
+                Incarnation(rank=grant.rank, incarnation=grant.incarnation),
+                time=call.time,
+                reason=call.reason,
+                cause=call.cause,
             )
         return Message()
 

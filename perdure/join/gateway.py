@@ -35,6 +35,7 @@ from workflows.messages import (
     JobResult,
     JoinAnswer,
     JoinRequest,
+    LossCause,
     Message,
     NodeRequest,
     PlaceAnswer,
@@ -119,8 +120,8 @@ class GatewayJobConnection:
             if answer.result is not None:
                 return answer.result
 
-    async def report_departure(self, place: NodeRequest, *, time: Time, reason: str) -> None:
-        await self._call(LEAVE, DepartureCall(time=time, reason=reason), Message)
+    async def report_departure(self, place: NodeRequest, *, time: Time, reason: str, cause: LossCause) -> None:
+        await self._call(LEAVE, DepartureCall(time=time, reason=reason, cause=cause), Message)
 
     def agent_connection(self) -> AgentConnection:
         return AgentConnection(

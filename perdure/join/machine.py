@@ -35,6 +35,7 @@ from workflows.messages import (
     JoinAnswer,
     JoinRefusal,
     JoinRequest,
+    LossCause,
     NodeRequest,
 )
 
@@ -191,9 +192,10 @@ class MachineInJob:
         except (OSError, SecretUnavailable) as error:
             await self._report_departure(place, Ending(time=now(), reason=f"{self._machine.host}: {error}"))
             raise
+        cause = LossCause.UNKNOWN
         if self._signal is not None:
-            ending = ending.model_copy(update={"reason": self._why_leaving})
-        await self._report_departure(place, ending)
+            ending, cause = ending.model_copy(update={"reason": self._why_leaving}), LossCause.WANTED
+        await self._report_departure(place, ending, cause)
         self._node_session = None
         return ending
 
@@ -201,13 +203,13 @@ class MachineInJob:
     def _why_leaving(self) -> str:
         return f"`perdure join` on {self._machine.host} got {self._signal.name if self._signal else 'no signal'}"
 
-    async def _report_departure(self, place: NodeRequest, ending: Ending) -> None:
+    async def _report_departure(self, place: NodeRequest, ending: Ending, cause: LossCause = LossCause.UNKNOWN) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DEPARTURE_TIMEOUT.total_seconds()):
                 while True:
                     try:
                         return await self._connection.report_departure(
-                            place, time=ending.time.astimezone(UTC), reason=ending.reason
+                            place, time=ending.time.astimezone(UTC), reason=ending.reason, cause=cause
                         )
                     except PerdureError:
                         await asyncio.sleep(_SOON)

@@ -44,7 +44,8 @@ class Retry(Section):
     """Limits on repairs of failures, before the job stops with the reason."""
 
     max_restarts: Integer = Field(default=10, ge=0)
-    """Restarts allowed within `window`. Losses of nodes count; scaling and resuming by users do not."""
+    """Restarts allowed within `window`. Losses of nodes count; scaling and resuming by users do not, nor do nodes that
+    are deleted, drained, evicted or preempted on purpose."""
     window: PositiveDuration = timedelta(hours=1)
     """The window in which restarts count against `max_restarts`."""
     same_loss: Duration = timedelta(seconds=30)

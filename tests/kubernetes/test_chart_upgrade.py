@@ -82,7 +82,7 @@ async def test_a_job_trains_on_through_the_upgrade_and_is_repaired_during_and_af
             await training.stepping(generation=replaced.generation, ranks=2)
 
             assert [incident.culprit for incident in await training.incidents()][:2] == [0, 1]
-            assert (await training.incidents())[1].failure is FailureClass.NODE_LOST
+            assert (await training.incidents())[1].failure is FailureClass.DISRUPTED
             assert sorted((node.rank, node.incarnation) for node in await client.nodes(name)) == [(0, 1), (1, 2)]
             assert await client.task_failures(name) == ()
             await client.cancel(name)

@@ -247,7 +247,7 @@ async def test_a_job_whose_elastic_part_is_preempted_saves_and_goes_on_smaller(
             smaller = await training.running(nodes=1, after=known.generation)
             assert await exists(results / f"saved-{known.generation}-1")
             (incident,) = [one for one in await training.incidents() if one.failure]
-            assert (incident.failure, incident.culprit) == (FailureClass.NODE_LOST, 1)
+            assert (incident.failure, incident.culprit) == (FailureClass.DISRUPTED, 1)
             assert any("its queue has evicted it" in sign.text for sign in incident.evidence)
 
             # Its replacement waits in the queue, and the job grows again when that admits it.

@@ -54,7 +54,7 @@ async def test_a_pod_deleted_under_training_is_replaced_and_all_step_again(
         await training.stepping(generation=status.generation, ranks=2)
         assert sorted((node.rank, node.incarnation) for node in await client.nodes(name)) == [(0, 1), (1, 2)]
         incident = (await training.incidents())[0]
-        assert (incident.failure, incident.culprit) == (FailureClass.NODE_LOST, 1)
+        assert (incident.failure, incident.culprit) == (FailureClass.DISRUPTED, 1)
         # On a busy machine its kubelet is slower to report it than the job waits for the reason.
         said = {(EvidenceSource.BACKEND, "deleted"), (EvidenceSource.AGENT, "the launcher received SIGTERM")}
         assert any(sign.source is source and text in sign.text for sign in incident.evidence for source, text in said)

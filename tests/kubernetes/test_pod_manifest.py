@@ -279,6 +279,9 @@ def pod_with(status: dict[str, Any], **metadata: Any) -> Pod:
     )
 
 
+BY_KUBELET = [{"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet", "message": "ended"}]
+
+
 def training_with(**state: Any) -> dict[str, Any]:
     return {"containerStatuses": [{"name": "training", "ready": "running" in state, "state": state}]}
 
@@ -293,6 +296,18 @@ def training_with(**state: Any) -> dict[str, Any]:
             "UNKNOWN",
         ),
         ({"phase": "Failed", "reason": "Preempting"}, "GONE", "made room for another pod (Preempting)", "WANTED"),
+        (
+            {"phase": "Failed", "reason": "Evicted", "message": "low on memory", "conditions": BY_KUBELET},
+            "GONE",
+            "evicted it (Evicted: low on memory)",
+            "UNKNOWN",
+        ),
+        (
+            {"phase": "Failed", "reason": "Terminated", "message": "node shutdown", "conditions": BY_KUBELET},
+            "GONE",
+            "its machine shut down (Terminated: node shutdown)",
+            "WANTED",
+        ),
         (
             {"phase": "Failed", "reason": "Odd", "message": "no one knows"},
             "GONE",

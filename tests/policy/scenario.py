@@ -15,6 +15,7 @@ from workflows.messages import (
     FailureKind,
     Finished,
     IncidentView,
+    LossCause,
     NodeCredentials,
     NodePhase,
     NodeTransition,
@@ -112,8 +113,8 @@ class Scenario:
     def running(self) -> Scenario:
         return self.ready(*range(self.state.nodes_max)).steps()
 
-    def lost(self, rank: int, reason: str = "killed") -> Scenario:
-        return self.take(self._loss(rank, reason))
+    def lost(self, rank: int, reason: str = "killed", cause: LossCause = LossCause.UNKNOWN) -> Scenario:
+        return self.take(self._loss(rank, reason, cause))
 
     def removed(self, *ranks: int) -> Scenario:
         """The incarnations before the current ones are deleted: nothing of them runs any more."""
@@ -133,7 +134,7 @@ class Scenario:
             self.state = apply_event(self.state, self._loss(rank, "killed"), self.job, self.now)
         return self.take(TimePassed())
 
-    def _loss(self, rank: int, reason: str) -> NodeTransition:
+    def _loss(self, rank: int, reason: str, cause: LossCause = LossCause.UNKNOWN) -> NodeTransition:
         return NodeTransition(
             kind=TransitionKind.LOST,
             rank=rank,
@@ -141,6 +142,7 @@ class Scenario:
             time=self.now,
             source=EvidenceSource.BACKEND,
             detail=reason,
+            cause=cause,
         )
 
     def failure(self, rank: int, **fields: Any) -> Failure:

@@ -163,7 +163,7 @@ def test_the_cause_speaks_for_its_node(exits: list[dict[str, Any]], speaks: int,
         ({"kind": FailureKind.UNPROTECTED}, FailureClass.UNPROTECTED),
         ({"kind": FailureKind.RANKS}, FailureClass.PEER_LOST),
         ({"kind": FailureKind.RENDEZVOUS}, FailureClass.RENDEZVOUS_TIMEOUT),
-        ({"kind": FailureKind.NODE, "exit_code": 1}, FailureClass.NODE_LOST),
+        ({"kind": FailureKind.NODE, "exit_code": 1}, FailureClass.DISRUPTED),
     ],
 )
 def test_ends_of_commands(fields: dict[str, Any], expected: FailureClass):

@@ -125,7 +125,7 @@ def test_a_node_that_is_ended_from_outside_is_replaced_once_its_backend_had_time
 
     job = Scenario("2", **spec).running().ended_from_outside(1, exit_code=1).peer_failed(0).wait(6.1)
     assert job.incarnations == {0: 1, 1: 2}
-    assert job.state.incidents[-1].failure is FailureClass.NODE_LOST
+    assert job.state.incidents[-1].failure is FailureClass.DISRUPTED
 
 
 def test_nodes_that_are_lost_together_are_one_incident_and_one_restart():

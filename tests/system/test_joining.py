@@ -207,7 +207,7 @@ async def test_a_scheduler_that_terminates_all_processes_of_a_machine_at_once_is
     assert await leaving.leave(within=30) == 128 + signal.SIGTERM
     await job.running(nodes=1, after=1)
     lost = [incident for incident in await job.incidents() if incident.failure]
-    assert [(incident.failure, incident.culprit) for incident in lost] == [(FailureClass.NODE_LOST, 1)]
+    assert [(incident.failure, incident.culprit) for incident in lost] == [(FailureClass.DISRUPTED, 1)]
     assert any("got SIGTERM" in sign.text for sign in lost[0].evidence)
 
 

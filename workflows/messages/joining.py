@@ -13,6 +13,7 @@ from pydantic import Field
 from workflows.messages.backends import NodeRequest
 from workflows.messages.base import Message, ShortText, Time, Vocabulary
 from workflows.messages.views import JobResult
+from workflows.messages.vocabulary import LossCause
 
 
 class JoinRequest(Message):
@@ -138,6 +139,7 @@ class DepartureCall(Message):
 
     time: Time
     reason: ShortText
+    cause: LossCause = LossCause.UNKNOWN
 
 
 class ResultCall(Message):

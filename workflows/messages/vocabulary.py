@@ -78,6 +78,9 @@ class FailureClass(Vocabulary):
     """A rank started on one of several nodes without Perdure's rendezvous."""
     NODE_LOST = "NODE_LOST"
     """The node's processes, pod or machine are gone."""
+    DISRUPTED = "DISRUPTED"
+    """The node was ended on purpose and from outside: deleted, drained, evicted, preempted, or sent SIGTERM. It counts
+    in no budget."""
     NODE_UNRESPONSIVE = "NODE_UNRESPONSIVE"
     """The node answers neither its lease nor commands while its world is stopped."""
     CREATE_FAILED = "CREATE_FAILED"

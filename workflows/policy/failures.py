@@ -69,6 +69,8 @@ class FailureTraits:
     itself may have killed a rank. Classes that no rank ends with keep the default."""
     give_up: GiveUp | None = None
     stop: Stop | None = None
+    counts: bool = True
+    """It uses up restarts. What a site does on purpose, however often, says nothing about the job."""
 
 
 def complete(table: Mapping[FailureClass, FailureTraits]) -> Mapping[FailureClass, FailureTraits]:
@@ -98,6 +100,12 @@ FAILURE_CLASSES = complete(
                 why_not_in_place="its agent does not take commands",
                 at_once=True,
             ),
+        ),
+        FailureClass.DISRUPTED: FailureTraits(
+            meaning="the node was ended on purpose: deleted, drained, evicted or preempted",
+            advice="nothing to do: it counts in no budget; perdure nodes {job}{flag}",
+            give_up=GiveUp(what="disrupted", why_not_in_place="its processes are gone", at_once=True),
+            counts=False,
         ),
         FailureClass.CREATE_FAILED: FailureTraits(
             meaning="the node could not be created",
@@ -237,7 +245,10 @@ def classify(failure: Failure, *, behavior: Behavior = CURRENT) -> tuple[Failure
     if failure.kind is FailureKind.UNPROTECTED:
         return FailureClass.UNPROTECTED, failure.message or "ranks started without Perdure's rendezvous", None
     if failure.kind is FailureKind.NODE:
-        return FailureClass.NODE_LOST, failure.message or "the node was ended from outside", None
+        # What ends nodes on purpose sends SIGTERM. If another reason ended this one, its backend reports it.
+        disrupted = behavior >= Behavior.RELEASE_0_2
+        found = FailureClass.DISRUPTED if disrupted else FailureClass.NODE_LOST
+        return found, failure.message or "the node was ended from outside", None
     if failure.kind is FailureKind.RENDEZVOUS:
         return FailureClass.RENDEZVOUS_TIMEOUT, failure.message or "it did not enter its world in time", None
     if failure.ranks:

@@ -112,7 +112,7 @@ def record_command_failure(state: JobState, failure: NodeFailure, now: datetime)
     all first failures are one try of the job, all second ones another, and each try is one restart in the budgets."""
     node = state.nodes[failure.rank]
     tries = max(known.failed_between for known in state.nodes.values())
-    fails = failure.failure is not FailureClass.NODE_LOST
+    fails = failure.failure not in (FailureClass.NODE_LOST, FailureClass.DISRUPTED)
     counted = fails and state.interruption is None and node.failed_between < tries
     state = state.with_node(node.replace(failed_between=node.failed_between + fails))
     state = interrupt(state, failure, now=now, source=EvidenceSource.AGENT)

@@ -116,7 +116,8 @@ def _cause(rank: int, interruption: Interruption) -> LossCause:
         return LossCause.MACHINE
     # The node itself reports that something ends it. If its machine were the reason, the backend would have reported
     # it.
-    return LossCause.WANTED if rank in interruption.ranks_with(FailureClass.NODE_LOST) else LossCause.UNKNOWN
+    ended = interruption.ranks_with(FailureClass.NODE_LOST, FailureClass.DISRUPTED)
+    return LossCause.WANTED if rank in ended else LossCause.UNKNOWN
 
 
 def _give_up_on_unreachable(state: JobState, job: JobSpec, now: datetime) -> JobState:

@@ -57,7 +57,7 @@ def waits_until(state: JobState, interruption: Interruption, job: JobSpec) -> da
         settles = len(state.members) * job.timing.rendezvous.settle_per_node
         return interruption.since + settles if certain & NODE_FAILURES and settles >= _WORTH_WAITING else None
     reported = {failure.rank for failure in interruption.failures}
-    if interruption.ranks_with(FailureClass.NODE_LOST):
+    if interruption.ranks_with(FailureClass.NODE_LOST, FailureClass.DISRUPTED):
         # The node's agent reports the end. The backend learns it from a kubelet, and knows of the drain or the
         # deletion.
         return interruption.since + job.timing.lease.timeout
@@ -332,8 +332,8 @@ def _must_stop(
             f"{culprit.text}; exit code {culprit.exit_code} is listed in retry.fatal_exit_codes{_why_fatal(culprit)}",
             1,
         )
-    if interruption.counted and state.behavior >= Behavior.RELEASE_0_2:
-        # The budgets have already allowed this restart.
+    if not traits.counts or (interruption.counted and state.behavior >= Behavior.RELEASE_0_2):
+        # The budgets do not limit this restart, or have already allowed it.
         return None
     futile = failures_without_progress(state, culprit)
     if futile > retry.no_progress_limit:
@@ -384,11 +384,15 @@ def record(state: JobState, verdict: Verdict, interruption: Interruption, job: J
         suspects=verdict.suspects,
         also_failed=failed_by_themselves(interruption.failures) if verdict.failure is not None else (),
     )
-    if verdict.failure is not None and not interruption.counted:
+    progress = state.progress
+    reported = progress is not None and progress.source is ProgressSource.REPORTED
+    counts = verdict.failure is None or FAILURE_CLASSES[verdict.failure].counts
+    if not counts and not interruption.counted:
+        # The next attempt counts its steps anew, and is compared with the last one that failed.
+        state = state.replace(progress=progress if reported else None)
+    elif verdict.failure is not None and not interruption.counted:
         culprit = next(f for f in interruption.failures if f.failure is verdict.failure and _is(f, verdict))
-        progress = state.progress
         futile = failures_without_progress(state, culprit)
-        reported = progress is not None and progress.source is ProgressSource.REPORTED
         if not verdict.stop and not _belongs_to_the_last(state, verdict.failure, job, now):
             state = state.replace(
                 restarts=(*within_window(state.restarts, now=now, window=job.retry.window), now),
@@ -401,7 +405,7 @@ def record(state: JobState, verdict: Verdict, interruption: Interruption, job: J
             progress=progress if reported else None,
         )
     return state.replace(
-        interruption=interruption.model_copy(update={"decided": True, "counted": True}),
+        interruption=interruption.model_copy(update={"decided": True, "counted": counts or interruption.counted}),
         outcome=verdict.stop or state.outcome,
     )
 

@@ -411,7 +411,10 @@ def _end_node(state: JobState, node: NodeState, transition: NodeTransition, now:
         lost, refused, launch = incidents.waits(lost, text), False, False
     if state.outcome is not None or not (member or refused):
         return lost
-    failure = FailureClass.LAUNCH if launch else FailureClass.CREATE_FAILED if refused else FailureClass.NODE_LOST
+    disrupted = transition.cause is LossCause.WANTED and state.behavior >= Behavior.RELEASE_0_2
+    failure = FailureClass.DISRUPTED if disrupted else FailureClass.NODE_LOST
+    if refused:
+        failure = FailureClass.LAUNCH if launch else FailureClass.CREATE_FAILED
     return _interrupt(lost, transition, now, failure, text, source=transition.source)
 
 

@@ -22,6 +22,8 @@ class Ending(NamedTuple):
     cause: LossCause = LossCause.WANTED
 
 
+_BY_KUBELET = "TerminationByKubelet"
+
 ENDINGS: Mapping[str, Ending] = {
     "OOMKilled": Ending("it ran out of memory; its limit is {memory}", LossCause.JOB),
     "Evicted": Ending("its machine evicted it", LossCause.UNKNOWN),
@@ -37,7 +39,7 @@ ENDINGS: Mapping[str, Ending] = {
     "DeletionByTaintManager": Ending("it does not tolerate its machine's taints"),
     "EvictionByEvictionAPI": Ending("evicted, as a drain of its machine does"),
     "DeletionByPodGC": Ending("its machine was removed"),
-    "TerminationByKubelet": Ending("its machine ended it"),
+    _BY_KUBELET: Ending("its machine ended it", LossCause.UNKNOWN),
     "WorkloadEvicted": Ending("its queue has evicted it"),
     "NotAdmitted": Ending("its queue no longer admits it"),
     "NoMatchingWorkload": Ending("its queue no longer has its group"),
@@ -177,6 +179,10 @@ def _words_of_ending(pod: Pod, ended: Terminated | None) -> Iterator[tuple[str, 
     for kind in _SENTENCES:
         sentence = pod.condition(kind)
         if sentence and sentence.status == "True":
+            if sentence.reason == _BY_KUBELET:
+                # The status tells an eviction for lack of memory or disk, which the job may have caused, from a
+                # machine that shuts down.
+                yield status.reason, status.message
             yield sentence.reason, sentence.message
     yield status.reason, status.message
     if ended:
