@@ -54,9 +54,9 @@ _MOST_WAITING = 10_000
 """Number of nodes whose reason to wait is remembered. Forgetting one costs a repeated signal."""
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 5.0
-_DENIED_ATTEMPTS = 6
-"""Attempts of a removal that is denied, with pauses of 0.5 to 8 s beside the backend's own retries: enough for a
-permission that is taken away and given again while an administrator replaces it."""
+_DENIED_ATTEMPTS = 4
+"""Attempts of a removal that is denied, with pauses of 0.5 to 2 s beside the backend's own retries of 8 s: enough for a
+binding that an administrator replaces."""
 _BEAT = timedelta(seconds=2)
 """Heartbeat interval of a long activity, unless its heartbeat timeout requires a shorter one."""
 
@@ -145,7 +145,7 @@ class NodeActivities:
         """Ends nodes. Returns when none of their processes runs.
 
         Raises:
-            ApplicationError: `RemovalDenied`, retried for about a minute, if a permission or a rule denies it.
+            ApplicationError: `RemovalDenied`, retried for about half a minute, if a permission or a rule denies it.
         """
         check_nodes(*request.nodes)
         async with _heartbeats(), _retry_denials():

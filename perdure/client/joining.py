@@ -65,7 +65,9 @@ class JobConnection(Protocol):
         """The result of the job that gave the place, if it has ended or is ending; None if it continues."""
         ...
 
-    async def report_departure(self, place: NodeRequest, *, time: Time, reason: str, cause: LossCause) -> None:
+    async def report_departure(
+        self, place: NodeRequest, *, time: Time, reason: str, cause: LossCause = LossCause.UNKNOWN
+    ) -> None:
         """Reports to the group what a backend's watch would report: that no process of the node runs any more."""
         ...
 
@@ -137,7 +139,9 @@ class DirectJobConnection:
             except WorkflowFailureError as error:
                 return await result_of(temporal, error, handle)
 
-    async def report_departure(self, place: NodeRequest, *, time: Time, reason: str, cause: LossCause) -> None:
+    async def report_departure(
+        self, place: NodeRequest, *, time: Time, reason: str, cause: LossCause = LossCause.UNKNOWN
+    ) -> None:
         node = Incarnation(rank=place.node.rank, incarnation=place.node.incarnation)
         await self.report_gone(place.group_id, node, time=time, reason=reason, cause=cause)
 

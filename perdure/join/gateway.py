@@ -120,7 +120,9 @@ class GatewayJobConnection:
             if answer.result is not None:
                 return answer.result
 
-    async def report_departure(self, place: NodeRequest, *, time: Time, reason: str, cause: LossCause) -> None:
+    async def report_departure(
+        self, place: NodeRequest, *, time: Time, reason: str, cause: LossCause = LossCause.UNKNOWN
+    ) -> None:
         await self._call(LEAVE, DepartureCall(time=time, reason=reason, cause=cause), Message)
 
     def agent_connection(self) -> AgentConnection:

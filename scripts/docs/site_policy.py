@@ -62,7 +62,8 @@ namespace before it creates a pod. GPUs are counted as schedulers do, with those
 limits that also hold for pods of others, create a ResourceQuota; a job that meets one waits.
 
 Whatever the policy says, no job may change Perdure's own containers and volumes, except for what its agents need to
-copy logs to the job's storage: `resources`, mounts beneath `/mnt`, and the variables of `agent_variables`. None of its
+copy logs to the job's storage: `resources` (of `perdure-prepare` as well), mounts beneath `/mnt`, and the variables of
+`agent_variables`. None of its
 init containers may mount the volume `perdure`, in which the agent and training code meet. No job may use the Secret
 with the worker's own connection, nor, in the worker's namespace, the control plane's other Secrets and its service
 accounts: the chart passes their names to the worker, and

@@ -40,7 +40,7 @@ class Denying:
 
 
 @pytest.mark.parametrize("what", ["nodes", "group"])
-@pytest.mark.parametrize(("attempt", "final"), [(1, False), (5, False), (6, True)])
+@pytest.mark.parametrize(("attempt", "final"), [(1, False), (3, False), (4, True)])
 async def test_it_is_tried_a_few_times_before_the_group_decides(
     temporal_client: Client, tmp_path: Path, what: str, attempt: int, final: bool
 ) -> None:

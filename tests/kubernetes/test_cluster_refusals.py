@@ -18,7 +18,7 @@ from activities.nodes.kubernetes.leftovers import keep_tidy
 from scripts.cluster.cluster import Cluster
 from scripts.cluster.host_programs import with_host_programs
 from scripts.cluster.images import BARE_IMAGE
-from tests.kubernetes.pods import PodJob, TestCluster
+from tests.kubernetes.pods import PodJob, TestCluster, role
 from tests.kubernetes.site import perdure, start
 from tests.support.waiting import eventually
 from tests.system.site import SCRIPT
@@ -131,13 +131,13 @@ async def test_an_admission_policy_that_denies_pods_does_not_end_a_job_that_has_
 
 
 @pytest.mark.long("cluster-faults")
-async def test_a_job_outlasts_the_loss_of_its_workers_rights_and_leaves_nothing(
+async def test_a_job_outlasts_the_loss_of_its_workers_rights(
     own_cluster: Cluster, cluster: TestCluster, job: PodJob, results: Path
 ) -> None:
     rights = Rights(job)
     await rights.give()
     kubeconfig = own_cluster.kubeconfig_of(rights.user)
-    async with perdure(cluster, job.namespace, kubeconfig=kubeconfig) as (server, client):
+    async with perdure(cluster, job.namespace, kubeconfig=kubeconfig) as (_, client):
         training = await start(client, trains(results), results)
         await training.running(nodes=2)
         await rights.take()
@@ -149,9 +149,23 @@ async def test_a_job_outlasts_the_loss_of_its_workers_rights_and_leaves_nothing(
         status = await training.running(nodes=2)
         await training.stepping(generation=status.generation, ranks=2)
 
-        await rights.take()
         await client.cancel(training.name)
-        result = await client.wait(training.name)
+        await client.wait(training.name)
+
+
+@pytest.mark.long("cluster-faults")
+async def test_a_job_that_ends_without_its_workers_rights_leaves_nothing_once_they_are_back(
+    own_cluster: Cluster, cluster: TestCluster, job: PodJob, tmp_path: Path
+) -> None:
+    rights = Rights(job)
+    await rights.give()
+    kubeconfig = own_cluster.kubeconfig_of(rights.user)
+    async with perdure(cluster, job.namespace, kubeconfig=kubeconfig) as (server, client):
+        sleeping = await start(client, role(), tmp_path)
+        await sleeping.until(lambda known: "joined" in known.next_action)
+        await rights.take()
+        await client.cancel(sleeping.name)
+        result = await client.wait(sleeping.name)
         assert result.phase is JobPhase.CANCELLED
         assert not await job.nothing_left()
 
@@ -180,3 +194,26 @@ async def test_a_worker_without_rights_waits_for_them(own_cluster: Cluster, clus
     await worker.delete(job.ref(winding_down=True))
     assert await job.nothing_left()
     await worker.close()
+
+
+async def test_a_quota_that_counts_limits_of_processor_time_takes_the_pods_of_a_job_that_states_its_own(
+    cluster: TestCluster, job: PodJob
+) -> None:
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "cpu"}}
+    path = f"/api/v1/namespaces/{job.namespace}/resourcequotas"
+    await job.api.create(path, quota | {"spec": {"hard": {"limits.cpu": "20", "requests.memory": "20Gi"}}})
+
+    async def counted() -> bool:
+        found = await job.api.get(f"{path}/cpu")
+        return bool(found and found.get("status", {}).get("hard"))
+
+    await eventually(counted)
+    backend = cluster.backend()
+    with pytest.raises(NodeNotYet, match=r"must specify limits\.cpu for: training; requests\.memory for: training"):
+        await backend.create(job.request())
+    training = {"name": "training", "resources": {"requests": {"memory": "64Mi"}, "limits": {"cpu": "4"}}}
+    small = job.changed(role(pod_template={"spec": {"containers": [training]}}))
+    await backend.create(small.request())
+    assert await small.pod() is not None
+    await backend.delete(small.ref(winding_down=True))
+    await backend.close()

@@ -495,3 +495,38 @@ def test_a_job_with_a_storage_keeps_no_copies_in_memory():
 )
 def test_quantities_are_read_as_kubernetes_does(quantity: str, number: int):
     assert bytes_of(quantity) == number
+
+
+def test_every_container_of_ours_states_all_that_a_quota_may_count():
+    pod = pod_of(request(), SETTINGS)
+    for name in ("perdure-prepare", "perdure-agent"):
+        resources = container(pod, name)["resources"]
+        assert set(resources["requests"]) == set(resources["limits"]) == {"cpu", "memory"}
+
+
+def test_a_job_changes_the_resources_of_our_containers_and_nothing_else_of_the_first():
+    changed = [
+        {"name": "perdure-prepare", "resources": {"limits": {"cpu": "3"}}},
+        {"name": "perdure-agent", "resources": {"requests": {"cpu": "1"}, "limits": {"cpu": None, "memory": "2Gi"}}},
+    ]
+    pod = pod_of(request(role={"pod_template": {"spec": {"initContainers": changed}}}), SETTINGS)
+    assert container(pod, "perdure-prepare")["resources"]["limits"] == {"cpu": "3", "memory": "512Mi"}
+    assert container(pod, "perdure-agent")["resources"] == {
+        "requests": {"cpu": "1", "memory": "128Mi"},
+        "limits": {"memory": "2Gi"},
+    }
+    wrong = [{"name": "perdure-prepare", "env": [{"name": "A", "value": "b"}]}]
+    with pytest.raises(NodeRefused, match="Perdure's own parts"):
+        pod_of(request(role={"pod_template": {"spec": {"initContainers": wrong}}}), SETTINGS)
+
+
+def test_a_site_sets_the_resources_of_our_containers():
+    given = {
+        "PERDURE_KUBERNETES_AGENT_IMAGE": "perdure:1",
+        "PERDURE_KUBERNETES_AGENT_RESOURCES": '{"limits": {"cpu": "4", "memory": "1Gi"}}',
+    }
+    settings = KubernetesSettings.from_environment(given)
+    assert settings.agent_resources == {"requests": {}, "limits": {"cpu": "4", "memory": "1Gi"}}
+    assert settings.prepare_resources == KubernetesSettings(agent_image="a").prepare_resources
+    with pytest.raises(ValueError, match="PERDURE_KUBERNETES_PREPARE_RESOURCES is 'small'; expected resources"):
+        KubernetesSettings.from_environment(given | {"PERDURE_KUBERNETES_PREPARE_RESOURCES": "small"})

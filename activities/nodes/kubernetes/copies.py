@@ -32,8 +32,9 @@ def add_to(role: Role, *, agent: dict[str, Any], volumes: list[dict[str, Any]]) 
     volumes.append({"name": VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": size}})
     agent["volumeMounts"] = [*agent["volumeMounts"], {"name": VOLUME, "mountPath": MOUNT}]
     resources = agent["resources"]
-    limit = bytes_of(resources["limits"]["memory"]) + bytes_of(size)
-    agent["resources"] = resources | {"limits": {**resources["limits"], "memory": str(limit)}}
+    limits: dict[str, str] = resources.get("limits") or {}
+    if memory := limits.get("memory"):
+        agent["resources"] = resources | {"limits": {**limits, "memory": str(bytes_of(memory) + bytes_of(size))}}
 
 
 def tell_rack(spec: dict[str, Any], *, agent: str, training: str) -> None:

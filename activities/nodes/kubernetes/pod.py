@@ -15,7 +15,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from activities.nodes.backend import NodeRefused
@@ -93,6 +93,7 @@ def pod_of(request: NodeRequest, settings: KubernetesSettings) -> dict[str, Any]
         _refuse_command(template)
         of_gang, required = settings.gangs.template(request), _required_fields(request, role, settings)
         pod = merge(merge(merge(_default_fields(request, role), of_gang), template), required)
+        _set_resources_of_ours(pod["spec"], required["spec"])
         if request.avoids and settings.gangs.may_differ(request):
             pod["spec"]["affinity"] = _avoid_machines(pod["spec"].get("affinity") or {}, request.avoids)
         if copies.keeps_copies(request):
@@ -249,6 +250,26 @@ def _resources(role: Role) -> dict[str, Any]:
     return {"requests": {**cpu, **memory, **devices}, "limits": {**memory, **devices}}
 
 
+def _resources_of_ours(container: str, role: Role, of_site: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the resources of one of Perdure's containers: those of the site, and over them those of the template."""
+    spec = cast("Mapping[str, Any]", role.pod_template.get("spec") or {})
+    containers: Sequence[Mapping[str, Any]] = spec.get("initContainers") or ()
+    of_job: Mapping[str, Any] = {}
+    for one in containers:
+        if one["name"] == container:
+            of_job = one.get("resources") or {}
+    return merge(of_site, of_job)
+
+
+def _set_resources_of_ours(spec: dict[str, Any], required: Mapping[str, Any]) -> None:
+    """Takes the resources of Perdure's containers as they are required: those have been merged with the template's, of
+    which a removed field would otherwise stay."""
+    ours = {one["name"]: one["resources"] for one in required["initContainers"]}
+    spec["initContainers"] = [
+        one | {"resources": ours[one["name"]]} if one["name"] in ours else one for one in spec["initContainers"]
+    ]
+
+
 def _affinity(request: NodeRequest, role: Role) -> dict[str, Any]:
     """Returns affinity to the job's other nodes. The first pod finds no other, which the scheduler permits to a pod
     that matches its own term."""
@@ -303,7 +324,7 @@ def _required_fields(request: NodeRequest, role: Role, settings: KubernetesSetti
             {"name": "PERDURE_PREPARE_ADDRESS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
             {"name": "PERDURE_PREPARE_HOST", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
         ],
-        "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "512Mi"}},
+        "resources": _resources_of_ours(PREPARE, role, settings.prepare_resources),
     }
     volumes: list[dict[str, Any]] = [
         {"name": _RUN_VOLUME, "emptyDir": {"sizeLimit": _SHARED_LIMIT}},
@@ -323,7 +344,7 @@ def _required_fields(request: NodeRequest, role: Role, settings: KubernetesSetti
                 for name, value in sorted({**settings.reporting, **settings.connection}.items())
             ),
         ],
-        "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
+        "resources": _resources_of_ours(AGENT, role, settings.agent_resources),
     }
     if (port := _metrics_port(request, settings)) is not None:
         agent["ports"] = [{"name": METRICS_PORT, "containerPort": port}]

@@ -46,11 +46,16 @@ def _of_template(policy: SitePolicy, template: Mapping[str, Any], reserved: Rese
         *(f"spec.{kind}.{name}" for kind in _CONTAINER_LISTS for name in reserved.containers),
         *(f"spec.volumes.{name}" for name in (*reserved.volumes, reserved.run_volume)),
     ]
+    # Quotas and limits of a namespace are the job's to meet with its whole pod.
+    resources = [f"spec.initContainers.{name}.resources" for name in reserved.containers]
     for path in paths(template):
         field = f"pod_template.{path}"
         if _is_within(path, own):
-            if not _suits_agent(policy, path.removeprefix(f"spec.initContainers.{reserved.agent}.")):
-                rule = f"only resources, mounts beneath {AGENT_MOUNTS} and variables of agent_variables"
+            suits = _suits_agent(policy, path.removeprefix(f"spec.initContainers.{reserved.agent}."))
+            if not suits and not _is_within(path, resources):
+                rule = (
+                    f"only resources, and of the agent mounts beneath {AGENT_MOUNTS} and variables of agent_variables"
+                )
                 yield Violation(field=field, value="a change of Perdure's own parts", rule=rule)
         elif not _is_within(path, policy.template_fields):
             yield Violation(field=field, value="a value", rule="only the fields of template_fields")
@@ -77,8 +82,6 @@ def _suits_agent(policy: SitePolicy, path: str) -> bool:
     storage."""
     kind, _, rest = path.partition(".")
     match kind:
-        case "resources":
-            return True
         case "env":
             name = rest.partition(".")[0]
             return matches(policy.agent_variables, name) and not matches(NEVER_OF_AGENTS, name)

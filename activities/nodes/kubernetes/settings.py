@@ -7,6 +7,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from activities.nodes.kubernetes.gangs import GangAdapter, OneByOne, adapter_of
 from activities.nodes.kubernetes.gateway import GatewayAccess, gateway_of
@@ -39,6 +42,12 @@ _OWN_ACCOUNTS = ("perdure-worker", "perdure-gateway", "perdure-operator")
 """Service accounts of the control plane in a release with the documentation's name."""
 
 
+_PREPARE_RESOURCES = {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "512Mi"}}
+_AGENT_RESOURCES = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"cpu": "2", "memory": "512Mi"}}
+"""Requests and limits of all that a ResourceQuota may count: where it counts a resource, the API server takes no pod
+with a container that leaves it out."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class KubernetesSettings:
     """The settings of a site."""
@@ -46,6 +55,10 @@ class KubernetesSettings:
     agent_image: str
     """The image with Perdure; the agent runs in it, and the launcher is copied from it."""
     agent_pull_policy: str = "IfNotPresent"
+    prepare_resources: Mapping[str, Any] = field(default_factory=lambda: _PREPARE_RESOURCES)
+    """The resources of the container `perdure-prepare`; a job's `pod_template` may change them."""
+    agent_resources: Mapping[str, Any] = field(default_factory=lambda: _AGENT_RESOURCES)
+    """The resources of the container `perdure-agent`; a job's `pod_template` may change them."""
     gateway: GatewayAccess | None = None
     """The gateway that agents connect to; with None they connect to Temporal itself."""
     connection: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -94,7 +107,7 @@ class KubernetesSettings:
 
         Raises:
             ValueError: if the agent's image is not set, if agents could not authenticate, if the gang system is
-                unknown, or if the port for metrics is none.
+                unknown, if the port for metrics is none, or if resources are not.
         """
         image = environment.get(f"{VARIABLES}AGENT_IMAGE")
         if not image:
@@ -106,6 +119,8 @@ class KubernetesSettings:
         return cls(
             agent_image=image,
             agent_pull_policy=environment.get(f"{VARIABLES}AGENT_PULL_POLICY", cls.agent_pull_policy),
+            prepare_resources=_resources(environment, f"{VARIABLES}PREPARE_RESOURCES", _PREPARE_RESOURCES),
+            agent_resources=_resources(environment, f"{VARIABLES}AGENT_RESOURCES", _AGENT_RESOURCES),
             gateway=gateway,
             connection=connection,
             connection_secret=secret,
@@ -161,6 +176,26 @@ def _port(environment: Mapping[str, str], variable: str) -> int | None:
     if not text.isdecimal() or not 1024 <= int(text) <= 65535:
         raise ValueError(f"{variable} is {text!r}; expected a port from 1024 to 65535")
     return int(text)
+
+
+class _Resources(BaseModel):
+    """Resources of a container, as its manifest has them."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    requests: dict[str, str | int | float] = {}
+    limits: dict[str, str | int | float] = {}
+
+
+def _resources(environment: Mapping[str, str], variable: str, default: Mapping[str, Any]) -> Mapping[str, Any]:
+    text = environment.get(variable)
+    if not text:
+        return default
+    try:
+        return _Resources.model_validate_json(text).model_dump()
+    except ValidationError as error:
+        expected = 'expected resources of a container as JSON, such as {"limits": {"cpu": "1"}}'
+        raise ValueError(f"{variable} is {text!r}; {expected}: {error.errors(include_url=False)[0]['msg']}") from error
 
 
 def _gangs(environment: Mapping[str, str]) -> GangAdapter:
