@@ -12,17 +12,16 @@ Files are replaced atomically: after a full disk or a kill they hold the old con
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import fcntl
 import os
 import shutil
-from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 from perdure.errors import StateFolderError
-from perdure.files import write_private_file
+from perdure.files import exclusive_lock, write_private_file
 
 FORMAT = 1
 """The folder's format. A release that reads an older one lists it here; none does yet."""
@@ -154,12 +153,16 @@ class StateFolder:
             write_private_file(path, text.encode(), durable=True)
 
     @asynccontextmanager
-    async def lock(self) -> AsyncGenerator[None]:
-        """Lets one process at a time start or stop the processes of this folder."""
-        with self.map_errors():
-            file = os.fdopen(os.open(self.path / "lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "w")
-        with file:
-            await asyncio.to_thread(fcntl.flock, file, fcntl.LOCK_EX)
+    async def lock(self, report: Callable[[str], None] = lambda _: None) -> AsyncGenerator[None]:
+        """Lets one process at a time start or stop the processes of this folder.
+
+        Args:
+            report: Is called with lines about a wait for another process.
+        """
+        async with AsyncExitStack() as stack:
+            with self.map_errors():
+                work = "starts or stops what runs from this state folder"
+                await stack.enter_async_context(exclusive_lock(self.path / "lock", work, report=report))
             yield
 
     @contextmanager

@@ -53,7 +53,7 @@ def temporal(context: typer.Context) -> None:
     from perdure.errors import ControlPlaneUnreachable
     from perdure.local import temporal_binary
 
-    command = [str(temporal_binary.ensure(say)), *context.args]
+    command = [str(run_async(temporal_binary.ensure(say))), *context.args]
     try:
         find_endpoint()
     except ControlPlaneUnreachable as missing:
@@ -97,7 +97,7 @@ async def _run(command: list[str], endpoint: Endpoint, codec: CodecAddress) -> i
     environment["TEMPORAL_NAMESPACE"] = endpoint.namespace
     if shutil.which("temporal") is None:
         # For the command itself, and for what it runs, such as a shell.
-        found = await asyncio.to_thread(temporal_binary.ensure, say)
+        found = await temporal_binary.ensure(say)
         environment["PATH"] = os.pathsep.join((environment.get("PATH", os.defpath), str(found.parent)))
     program = shutil.which(command[0], path=environment.get("PATH"))
     if program is None:

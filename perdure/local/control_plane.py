@@ -178,7 +178,7 @@ class LocalControlPlane:
             StateFolderError: if the state folder's disk is full.
             TemporalBinaryMissing: if there is no binary and none could be made.
         """
-        async with self.state.lock():
+        async with self.state.lock(self._report):
             if self._pods is None:
                 # Without keys, this command and the worker would read whatever other users of this machine send. Agents
                 # in pods have no file of this machine.
@@ -196,7 +196,7 @@ class LocalControlPlane:
         Raises:
             NoWorker: if it does not start; with the end of its log.
         """
-        async with self.state.lock():
+        async with self.state.lock(self._report):
             server = read_record(self.state.server_record, ServerRecord)
             if server is None:
                 raise ControlPlaneUnreachable("the local Temporal server was never started", remedy="Start it first.")
@@ -216,7 +216,7 @@ class LocalControlPlane:
 
     async def stop_worker(self) -> bool:
         """Stops the worker, gracefully; False where none ran."""
-        async with self.state.lock():
+        async with self.state.lock(self._report):
             worker = self.status().worker
             if worker:
                 await worker.stop()
@@ -224,7 +224,7 @@ class LocalControlPlane:
 
     async def stop_server(self) -> bool:
         """Stops the server, gracefully; False where none ran."""
-        async with self.state.lock():
+        async with self.state.lock(self._report):
             server = self.status().server
             if server:
                 await server.stop()
@@ -241,7 +241,7 @@ class LocalControlPlane:
             server.kill()
 
     async def _start_server(self, previous: ServerRecord | None) -> ServerRecord:
-        binary = await asyncio.to_thread(temporal_binary.ensure, self._report)
+        binary = await temporal_binary.ensure(self._report)
         started = time.monotonic()
         if previous:
             if not _is_free(previous.port):

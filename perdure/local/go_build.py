@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import IO
@@ -26,10 +28,11 @@ class GoFailed(Exception):
     """Go ended with an error; the message holds its last lines."""
 
 
-def run_go(
+async def run_go(
     go: str, subcommand: str, *arguments: str, folder: Path, report: Report, interval: timedelta = PROGRESS_INTERVAL
 ) -> str:
-    """Runs one subcommand in a folder that holds a `go.mod`, and returns its output.
+    """Runs one subcommand in a folder that holds a `go.mod`, and returns its output. If it is cancelled, Go ends with
+    all its compilers.
 
     Args:
         go: The toolchain.
@@ -43,36 +46,48 @@ def run_go(
         GoFailed: if it fails.
     """
     verbose = ("-v",) if subcommand == "build" else ()
-    command = [go, subcommand, *verbose, *arguments]
-    environment = {**os.environ, "GOFLAGS": "-mod=mod", "GOWORK": "off"}
     lines: list[str] = []
     started = time.monotonic()
     with (
         tempfile.TemporaryFile("w+", encoding="utf-8") as printed,
-        subprocess.Popen(
-            command, cwd=folder, env=environment, stdout=printed, stderr=subprocess.PIPE, text=True
-        ) as process,
+        _start([go, subcommand, *verbose, *arguments], folder, printed) as process,
     ):
-        assert process.stderr is not None
-        reader = threading.Thread(target=_collect, args=(process.stderr, lines), daemon=True)
-        reader.start()
-        while True:
-            try:
-                process.wait(timeout=interval.total_seconds())
-                break
-            except subprocess.TimeoutExpired:
+        ended = asyncio.ensure_future(asyncio.to_thread(_follow, process, lines))
+        try:
+            while not (await asyncio.wait({ended}, timeout=interval.total_seconds()))[0]:
                 report(f"  {_elapsed_text(started)}: {_progress(subcommand, lines)}")
-        reader.join()
+        finally:
+            if not ended.done():
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await asyncio.wait({ended})
+        code = ended.result()
         printed.seek(0)
         answer = printed.read()
-    if process.returncode:
+    if code:
         last = " ".join([*answer.strip().splitlines(), *lines][-3:])
         raise GoFailed(f"`go {subcommand}` failed: {last}")
     return answer
 
 
-def _collect(stream: IO[str], lines: list[str]) -> None:
-    lines.extend(line.strip() for line in stream)
+def _start(command: list[str], folder: Path, printed: IO[str]) -> subprocess.Popen[str]:
+    # Not by asyncio: a cancellation between the start and its answer would leave the compilers running.
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        env={**os.environ, "GOFLAGS": "-mod=mod", "GOWORK": "off"},
+        stdout=printed,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+
+
+def _follow(process: subprocess.Popen[str], lines: list[str]) -> int:
+    assert process.stderr is not None
+    lines.extend(line.strip() for line in process.stderr)
+    return process.wait()
 
 
 def _progress(subcommand: str, lines: list[str]) -> str:

@@ -7,7 +7,7 @@ is cached per version outside any checkout.
 
 from __future__ import annotations
 
-import fcntl
+import asyncio
 import os
 import platform
 import re
@@ -17,15 +17,16 @@ import sys
 import tarfile
 import tempfile
 import time
-import urllib.error
-import urllib.request
 import zlib
 from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import TextIO
+from typing import IO, TextIO
 
+import aiohttp
+
+from perdure.files import exclusive_lock
 from perdure.local.go_build import GoFailed, Report, run_go
 from perdure.local.wheels import wheel_program
 
@@ -91,26 +92,25 @@ def find() -> Path | None:
     return next((path for path in cached if os.access(path, os.X_OK)), None)
 
 
-def ensure(report: Report = lambda _: None) -> Path:
-    """Returns the binary; downloads or builds it if there is none.
+async def ensure(report: Report = lambda _: None) -> Path:
+    """Returns the binary; downloads or builds it if there is none, or waits for another process that does.
 
     Raises:
         TemporalBinaryMissing: if all attempts fail.
     """
-    if found := find():
+    if found := await asyncio.to_thread(find):
         return found
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if found := find():
+    async with exclusive_lock(folder / "lock", "downloads or builds Temporal's CLI", report=report):
+        if found := await asyncio.to_thread(find):
             return found
         failures: list[str] = []
         for version, make in ((VERSION, _download), (BUILT_VERSION, _build)):
             target = _cached(version)
             target.parent.mkdir(exist_ok=True)
             try:
-                make(target, report)
+                await make(target, report)
             except _Failed as failure:
                 report(f"  {failure}")
                 failures.append(str(failure))
@@ -140,7 +140,7 @@ def _server_version(binary: Path) -> tuple[int, int]:
     return (int(version[1]), int(version[2])) if version else (0, 0)
 
 
-def _download(target: Path, report: Report) -> None:
+async def _download(target: Path, report: Report) -> None:
     systems = {"Linux": "linux", "Darwin": "darwin"}
     machines = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
     try:
@@ -150,26 +150,34 @@ def _download(target: Path, report: Report) -> None:
     url = _DOWNLOAD.format(version=VERSION, platform=system, arch=machine)
     report(f"Downloading Temporal's CLI {VERSION} (40 MB, usually under a minute) ...")
     started = time.monotonic()
+    timeout = aiohttp.ClientTimeout(total=None, connect=_CONNECT_TIMEOUT.total_seconds(), sock_read=60)
     try:
-        with (
-            urllib.request.urlopen(url, timeout=_CONNECT_TIMEOUT.total_seconds()) as response,
-            tarfile.open(fileobj=response, mode="r|gz") as archive,
-            _install(target) as unpacked,
-        ):
-            for member in archive:
-                if Path(member.name).name == "temporal" and (content := archive.extractfile(member)):
-                    with unpacked.open("wb") as file:
-                        shutil.copyfileobj(content, file)
-                    break
-            else:
-                raise _Failed("the downloaded archive does not contain `temporal`")
-    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
-        reason = error.reason if isinstance(error, urllib.error.URLError) else error
-        raise _Failed(f"the download failed ({reason})") from error
+        with tempfile.TemporaryFile() as archive, _install(target) as unpacked:
+            async with (
+                # Proxies come from the environment, as for other downloads.
+                aiohttp.ClientSession(timeout=timeout, trust_env=True, raise_for_status=True) as session,
+                session.get(url) as response,
+            ):
+                async for part in response.content.iter_any():
+                    archive.write(part)
+            archive.seek(0)
+            await asyncio.to_thread(_unpack, archive, unpacked)
+    except (aiohttp.ClientError, TimeoutError, OSError, EOFError, zlib.error, tarfile.TarError) as error:
+        raise _Failed(f"the download failed ({error or type(error).__name__})") from error
     report(f"  done in {time.monotonic() - started:.0f} s: {target}")
 
 
-def _build(target: Path, report: Report) -> None:
+def _unpack(archive: IO[bytes], target: Path) -> None:
+    with tarfile.open(fileobj=archive, mode="r|gz") as members:
+        for member in members:
+            if Path(member.name).name == "temporal" and (content := members.extractfile(member)):
+                with target.open("wb") as file:
+                    shutil.copyfileobj(content, file)
+                return
+    raise _Failed("the downloaded archive does not contain `temporal`")
+
+
+async def _build(target: Path, report: Report) -> None:
     go = shutil.which("go")
     if go is None:
         raise _Failed("there is no Go toolchain to build it with")
@@ -181,8 +189,8 @@ def _build(target: Path, report: Report) -> None:
         package = "github.com/temporalio/cli/cmd/temporal"
         stamp = f"-s -w -X github.com/temporalio/cli/internal/temporalcli.Version={BUILT_VERSION}"
         try:
-            run_go(go, "get", f"{package}@v{BUILT_VERSION}", folder=folder, report=report)
-            run_go(go, "build", "-ldflags", stamp, "-o", str(built), package, folder=folder, report=report)
+            await run_go(go, "get", f"{package}@v{BUILT_VERSION}", folder=folder, report=report)
+            await run_go(go, "build", "-ldflags", stamp, "-o", str(built), package, folder=folder, report=report)
         except GoFailed as failed:
             raise _Failed(str(failed)) from None
     report(f"  done in {time.monotonic() - started:.0f} s: {target}")
@@ -204,10 +212,12 @@ def _install(target: Path) -> Generator[Path]:
 def main() -> int:
     """Prints the binary's path; progress goes to stderr."""
     try:
-        path = ensure(lambda line: _say(sys.stderr, line))
+        path = asyncio.run(ensure(lambda line: _say(sys.stderr, line)))
     except (TemporalBinaryMissing, OSError) as error:
         _say(sys.stderr, f"error: {error}")
         return 1
+    except KeyboardInterrupt:
+        return 130
     _say(sys.stdout, str(path))
     return 0
 

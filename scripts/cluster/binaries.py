@@ -8,6 +8,7 @@ installed from there.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import json
@@ -320,7 +321,7 @@ def _replacements(go: str, source: Source, report: Report) -> str:
 
 def _go(go: str, folder: Path, report: Report, subcommand: str, *arguments: str) -> str:
     try:
-        return run_go(go, subcommand, *arguments, folder=folder, report=report)
+        return asyncio.run(run_go(go, subcommand, *arguments, folder=folder, report=report))
     except GoFailed as failed:
         raise BinariesMissing(str(failed)) from None
 

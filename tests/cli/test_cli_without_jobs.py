@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from perdure.local import temporal_binary
 from tests.support.command_line import CommandLine
+from tests.support.temporal_server import temporal_binary
 
 COMMANDS = [
     *("run", "submit", "validate", "schema", "import"),
@@ -216,7 +216,7 @@ def test_a_full_disk_in_the_state_folder_is_refused(bare_command_line: CommandLi
 
 def test_temporals_own_command_line_finds_us(bare_command_line: CommandLine) -> None:
     """It moves its own global options in front of the subcommand."""
-    temporal = temporal_binary.ensure()
+    temporal = temporal_binary()
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     bare_command_line.environment = {**bare_command_line.environment, "PATH": path}
     bare_command_line.write("good.yaml", GOOD)

@@ -16,10 +16,10 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from perdure.cli.main import app
-from perdure.local.temporal_binary import ensure as ensure_temporal
 from tests.docs.commands import COMMANDS, Command
 from tests.docs.pages import ROOT
 from tests.support.command_line import CommandLine
+from tests.support.temporal_server import temporal_binary
 
 NOT_RUN_HERE = {
     ".": "enters the environment that `make setup` makes",
@@ -202,7 +202,7 @@ def test_temporal_knows_the_command_and_its_options(command: Command, tmp_path: 
     environment = {**os.environ, "HOME": str(tmp_path)}
     if len(words) == 1:
         words.append("--help")
-    run = [ensure_temporal(), words[0], "--address=127.0.0.1:1", *words[1:]]
+    run = [temporal_binary(), words[0], "--address=127.0.0.1:1", *words[1:]]
     done = subprocess.run(run, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=60)
     said = done.stdout + done.stderr
     assert not re.search(r"unknown (shorthand )?(flag|command)", said), f"{command}: {said}"

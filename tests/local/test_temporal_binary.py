@@ -71,11 +71,11 @@ def packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return program
 
 
-def test_the_wheel_comes_before_path_cache_and_download(tmp_path: Path, packaged: Path) -> None:
+async def test_the_wheel_comes_before_path_cache_and_download(tmp_path: Path, packaged: Path) -> None:
     script(tmp_path / "bin" / "temporal", GOOD)
     script(tmp_path / "cache" / "perdure" / "temporal" / VERSION / "temporal", GOOD)
     assert temporal_binary.find() == packaged
-    assert temporal_binary.ensure() == packaged
+    assert await temporal_binary.ensure() == packaged
 
 
 def test_a_wheel_that_lost_its_program_is_passed_over(packaged: Path, tmp_path: Path) -> None:
@@ -146,13 +146,13 @@ def archive(content: str) -> bytes:
     return buffer.getvalue()
 
 
-def test_a_download_is_installed_once(downloads: Downloads, tmp_path: Path) -> None:
+async def test_a_download_is_installed_once(downloads: Downloads, tmp_path: Path) -> None:
     downloads.answer = archive(GOOD)
     said: list[str] = []
-    binary = temporal_binary.ensure(said.append)
+    binary = await temporal_binary.ensure(said.append)
     assert binary == tmp_path / "cache" / "perdure" / "temporal" / VERSION / "temporal"
     assert "Downloading" in said[0]
-    assert temporal_binary.ensure() == binary
+    assert await temporal_binary.ensure() == binary
     assert len(downloads.paths) == 1
     assert downloads.paths[0].startswith(f"/v{VERSION}?platform=")
 
@@ -162,28 +162,28 @@ def test_a_download_is_installed_once(downloads: Downloads, tmp_path: Path) -> N
     [b"<html>blocked by the proxy</html>", archive(GOOD)[:60], archive(OLD)],
     ids=["not an archive", "cut off", "another version"],
 )
-def test_a_bad_download_leaves_nothing_and_the_next_way_is_tried(
+async def test_a_bad_download_leaves_nothing_and_the_next_way_is_tried(
     downloads: Downloads, tmp_path: Path, answer: bytes
 ) -> None:
     downloads.answer = answer
     with pytest.raises(TemporalBinaryMissing, match="no Go toolchain"):
-        temporal_binary.ensure()
+        await temporal_binary.ensure()
     left = [path.name for path in (tmp_path / "cache" / "perdure" / "temporal").rglob("*") if not path.is_dir()]
     assert left == ["lock"]
 
 
-def test_no_way_at_all_says_what_was_tried() -> None:
+async def test_no_way_at_all_says_what_was_tried() -> None:
     with pytest.raises(TemporalBinaryMissing) as missing:
-        temporal_binary.ensure()
+        await temporal_binary.ensure()
     for words in ("the download failed", "no Go toolchain", "perdure[local]", "PERDURE_TEMPORAL"):
         assert words in str(missing.value)
 
 
-def test_a_go_toolchain_builds_it(tmp_path: Path) -> None:
+async def test_a_go_toolchain_builds_it(tmp_path: Path) -> None:
     """The toolchain is a stand-in: the real build takes minutes, and `make setup` runs it."""
     go = f'#!/bin/sh\nif [ "$1" = build ]; then cat > "$6" <<\'END\'\n{GOOD}END\nfi\n'
     script(tmp_path / "bin" / "go", go)
     (tmp_path / "bin" / "cat").symlink_to("/bin/cat")
-    built = temporal_binary.ensure()
+    built = await temporal_binary.ensure()
     assert built == tmp_path / "cache" / "perdure" / "temporal" / BUILT_VERSION / "temporal"
     assert temporal_binary.find() == built
