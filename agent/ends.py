@@ -105,6 +105,7 @@ def ranks_failure(scene: Scene, body: ReadyReport) -> FoundFailure:
             progress=scene.progress,
             store_ports=body.store_ports,
             out_of_memory=body.out_of_memory,
+            memory_limit=body.memory_limit,
             wrong_claims=wrong,
         ),
     )
@@ -133,6 +134,7 @@ def command_failure(scene: Scene, body: CommandExit, generation: int, *, starts_
             progress=scene.progress,
             store_ports=scene.state.store_ports,
             out_of_memory=body.out_of_memory,
+            memory_limit=body.memory_limit,
         ),
     )
 

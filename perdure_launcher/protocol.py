@@ -110,6 +110,8 @@ class ReadyReport(Body):
     store_ports: tuple[int, ...] = ()
     processes: int = 1
     out_of_memory: bool = False
+    memory_limit: int | None = None
+    """The limit of the memory controller that has killed a process, in bytes."""
     stage: int = 0
     """The number of torchruns of the command that have ended with 0 before this one."""
 
@@ -152,6 +154,8 @@ class CommandExit(Body):
     """Exits that torchrun detected but could not report."""
     log_tail: str = ""
     out_of_memory: bool = False
+    memory_limit: int | None = None
+    """As in `ReadyReport`."""
     time: float | None = None
     superseded: bool = False
     """Whether torchrun left the exit barrier of a generation that is over."""

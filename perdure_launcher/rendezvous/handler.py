@@ -324,6 +324,7 @@ class PerdureRendezvous(RendezvousHandler):
                 store_ports=tuple(self._ports.numbers),
                 processes=self._processes,
                 out_of_memory=killed,
+                memory_limit=self._memory.limit_bytes if killed else None,
                 stage=self._stage,
             ),
             delivered=self._spool.clear if exits else None,

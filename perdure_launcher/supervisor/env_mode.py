@@ -300,6 +300,7 @@ class EnvMode:
                 store_ports=tuple(self._ports.numbers),
                 processes=self._node.processes,
                 out_of_memory=out_of_memory,
+                memory_limit=self._node.memory.limit_bytes if out_of_memory else None,
             ),
         )
 

@@ -105,6 +105,8 @@ class TorchrunMode:
             message = refused["reason"]
         exit_code, signal_number = split_status(code)
         logger.info("attempt %s ended with %s", self.attempt, describe_status(exit_code, signal_number))
+        memory = self._node.memory
+        killed = memory.out_of_memory_kills > current.out_of_memory_kills
         self._node.outbox.post(
             "/v1/launcher/exited",
             CommandExit(
@@ -114,7 +116,8 @@ class TorchrunMode:
                 signal=signal_number,
                 ranks=self._spool.read(started_after=current.started_at),
                 log_tail=current.output.tail,
-                out_of_memory=self._node.memory.out_of_memory_kills > current.out_of_memory_kills,
+                out_of_memory=killed,
+                memory_limit=memory.limit_bytes if killed else None,
                 time=current.ended_at or time.time(),
                 superseded=code == SUPERSEDED_EXIT_CODE,
                 message=message,

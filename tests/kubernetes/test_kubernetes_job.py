@@ -11,7 +11,7 @@ from activities.nodes.kubernetes.pod import JOB
 from scripts.cluster.cluster import Cluster
 from scripts.cluster.host_programs import with_host_programs
 from scripts.cluster.images import BARE_IMAGE
-from tests.kubernetes.pods import PodJob, TestCluster
+from tests.kubernetes.pods import PodJob, TestCluster, role
 from tests.kubernetes.site import perdure, start
 from tests.support.waiting import eventually
 from tests.system.site import SCRIPT
@@ -63,3 +63,17 @@ async def test_a_pod_deleted_under_training_is_replaced_and_all_step_again(
         result = await client.wait(name)
         assert result.phase is JobPhase.CANCELLED
         await eventually(job.nothing_left)
+
+
+async def test_a_command_that_needs_more_memory_than_its_container_has_is_told_the_limit(
+    own_cluster: Cluster, cluster: TestCluster, job: PodJob, tmp_path: Path
+) -> None:
+    async with perdure(cluster, job.namespace) as (_, client):
+        greedy = role(command=["python3", "-c", "bytearray(900 << 20)"], resources={"memory": "300Mi"})
+        failing = await start(client, greedy, tmp_path, retry={"no_progress_limit": 1})
+        result = await client.wait(failing.name)
+        assert (result.phase, result.exit_code) == (JobPhase.FAILED, 1)
+        assert "SIGKILL: the kernel killed it because its container's memory ran out; the limit is 300 MiB" in (
+            result.reason
+        )
+        assert (await failing.incidents())[-1].failure is FailureClass.OUT_OF_MEMORY

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import secrets
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -220,3 +223,36 @@ async def test_a_wrong_configuration_is_named_with_its_field() -> None:
         assert await node.left() == 78
         reason = json.loads((node.run_directory / "exit.json").read_text())["reason"]
         assert reason == "nodes: expected a number such as 4, or min:max such as 2:4, found 'four'"
+
+
+@contextlib.contextmanager
+def memory_limited_to(limit: int) -> Iterator[Path]:
+    """A memory cgroup of this machine, of either version, as a container has one; yields the file of its processes."""
+    first = Path("/sys/fs/cgroup/memory")
+    version_1 = first.is_dir()
+    group = (first if version_1 else Path("/sys/fs/cgroup")) / f"perdure-test-{secrets.token_hex(4)}"
+    try:
+        group.mkdir()
+        (group / ("memory.limit_in_bytes" if version_1 else "memory.max")).write_text(str(limit))
+    except OSError as error:
+        pytest.skip(f"it takes the right to make a memory cgroup: {error}")
+    try:
+        yield group / "cgroup.procs"
+    finally:
+        group.rmdir()
+
+
+async def test_a_kill_for_lack_of_memory_is_told_from_other_kills_and_names_the_limit() -> None:
+    # The first attempt needs too much memory, the second one is killed by another process.
+    node = command_of(
+        f"mkdir $TEST_STEPS_DIR/first 2>/dev/null || kill -9 $$; exec {sys.executable} -c 'bytearray(900 << 20)'"
+    )
+    with memory_limited_to(300 << 20) as group:
+        node.placed_by = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(group)]
+        async with running(node):
+            exited = (await node.agent.heard(EXITED)).body
+            assert (exited["signal"], exited["out_of_memory"], exited["memory_limit"]) == (9, True, 300 << 20)
+            await node.agent.want(attempt=2)
+            exited = (await node.agent.heard(EXITED)).body
+            assert (exited["signal"], exited.get("out_of_memory", False)) == (9, False)
+            assert exited.get("memory_limit") is None

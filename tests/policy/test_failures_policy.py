@@ -9,7 +9,7 @@ import pytest
 
 from workflows.messages import Failure, FailureClass, FailureKind, NodeCredentials, RankExit
 from workflows.policy.behavior import Behavior
-from workflows.policy.failures import classify, classify_rank, describe_rank, signal_name
+from workflows.policy.failures import classify, classify_rank, describe_rank, node_failure, signal_name
 
 VICTIMS = {
     "gloo: closed": "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer "
@@ -221,3 +221,18 @@ def test_a_rank_that_is_a_shell_is_read_alike_where_no_exception_is_known(exit_c
 def test_a_command_that_failed_outside_of_its_ranks_is_described_by_the_error_that_it_printed():
     reported = failure(exit_code=1, message="the command exited with 1", error="ModuleNotFoundError: No module named x")
     assert classify(reported)[1] == "the command exited with 1: ModuleNotFoundError: No module named x"
+
+
+@pytest.mark.parametrize(
+    ("limit", "told"),
+    [
+        (300 << 20, "its container's memory ran out; the limit is 300 MiB"),
+        (64 << 30, "its container's memory ran out; the limit is 64.0 GiB"),
+        (None, "the memory of its machine ran out"),
+    ],
+)
+@pytest.mark.parametrize("ranks", [(), (RankExit(local_rank=0, global_rank=3, signal=9),)])
+def test_a_kill_for_lack_of_memory_names_the_limit(ranks: tuple[RankExit, ...], limit: int | None, told: str):
+    known = node_failure(failure(signal=9, ranks=ranks, out_of_memory=True, memory_limit=limit))
+    assert known.failure is FailureClass.OUT_OF_MEMORY
+    assert known.text.endswith(f"SIGKILL: the kernel killed it because {told}")

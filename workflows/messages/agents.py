@@ -288,6 +288,8 @@ class Failure(AgentMessage):
     store_ports: Ports = ()
     out_of_memory: bool = False
     """The node's memory controller counted an OOM kill."""
+    memory_limit: int | None = None
+    """The limit of that memory controller, in bytes, if it has one."""
     wrong_claims: int = 0
     """Ranks that the agent was told of and that the node does not have: they are unknown here, or left out."""
 

@@ -311,6 +311,8 @@ def node_failure(failure: Failure, *, before_steps: bool = False, behavior: Beha
     """Returns what a node's report says about its failure; the arguments are those of `classify`."""
     failure_class, text, exit_code = classify(failure, before_steps=before_steps, behavior=behavior)
     certain = not (failure_class is FailureClass.USER_CODE and not any(rank.error for rank in failure.ranks))
+    if failure.out_of_memory and failure_class is FailureClass.OUT_OF_MEMORY:
+        text = f"{text}: {_describe_memory_kill(failure.memory_limit)}"
     # The backend knows why a node ends, and reports it a moment later.
     certain = (certain or failure.kind is not FailureKind.RANKS) and failure.kind not in (
         FailureKind.NODE,
@@ -326,6 +328,14 @@ def node_failure(failure: Failure, *, before_steps: bool = False, behavior: Beha
         certain=certain,
         ranks=tuple(rank.global_rank for rank in failure.ranks if rank.global_rank is not None),
     )
+
+
+def _describe_memory_kill(limit: int | None) -> str:
+    """Describes a kill that the memory controller counted, for people who only see a signal."""
+    if limit is None:
+        return "the kernel killed it because the memory of its machine ran out"
+    size = f"{limit / 2**30:,.1f} GiB" if limit >= 10 * 2**30 else f"{limit / 2**20:,.0f} MiB"
+    return f"the kernel killed it because its container's memory ran out; the limit is {size}"
 
 
 def source_of(failure: NodeFailure) -> EvidenceSource:
