@@ -19,21 +19,28 @@ _HELM_S_OWN = re.compile(r"^(# Source: .*| *(app\.kubernetes\.io/managed-by|helm
 
 _OF_JOBS = re.compile(r"^  name: perdure-jobs-", flags=re.MULTILINE)
 """What the chart makes in each namespace of jobs, by its name."""
+_OF_OPERATOR = re.compile(r"^    app\.kubernetes\.io/component: operator$", flags=re.MULTILINE)
 
 
 def bases(helm: Path) -> dict[Path, str]:
-    """Returns the content of each file: worker and gateway; and what a namespace needs in which jobs run, that is the
-    worker's rights, and the network policy of jobs."""
-    command = [helm, "template", "perdure", DEPLOY / "helm" / "perdure", "--namespace", "perdure"]
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    objects = [part.strip() for part in _HELM_S_OWN.sub("", text).split("---\n") if part.strip()]
+    """Returns the content of each file: worker and gateway; what a namespace needs in which jobs run, that is the
+    worker's rights, and the network policy of jobs; and the operator for all namespaces."""
+    objects = _rendered(helm)
     access = [one for one in objects if _OF_JOBS.search(one)]
     others = [one for one in objects if one not in access]
+    everywhere = _rendered(helm, "--set", "operator.enabled=true,allNamespaces=true")
+    operator = [one for one in everywhere if _OF_OPERATOR.search(one)]
     folder = DEPLOY / "kustomize"
-    return {
-        folder / "access" / "access.yaml": _HEAD + "\n---\n".join(access) + "\n",
-        folder / "worker" / "worker.yaml": _HEAD + "\n---\n".join(others) + "\n",
-    }
+    files = {"access/access.yaml": access, "worker/worker.yaml": others, "operator/operator.yaml": operator}
+    return {folder / path: _HEAD + "\n---\n".join(content) + "\n" for path, content in files.items()}
+
+
+def _rendered(helm: Path, *options: str) -> list[str]:
+    # Hooks are Helm's own: without it, the first gateway makes the key ring.
+    chart = DEPLOY / "helm" / "perdure"
+    command = [helm, "template", "perdure", chart, "--namespace", "perdure", "--no-hooks", *options]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return [part.strip() for part in _HELM_S_OWN.sub("", text).split("---\n") if part.strip()]
 
 
 if __name__ == "__main__":

@@ -144,6 +144,10 @@ def gateway(
             show_default=False,
         ),
     ] = None,
+    only_keyring: Annotated[
+        bool,
+        typer.Option("--only-keyring", help="Create the Secret with the keys if it does not exist, and exit."),
+    ] = False,
     tls_certificate: Annotated[
         Path | None,
         typer.Option(
@@ -170,12 +174,17 @@ def gateway(
     """
     if keyring and keyring_secret:
         raise typer.BadParameter("the keys are in the folder", param_hint="--keyring-secret")
+    if keyring and only_keyring:
+        raise typer.BadParameter("the first gateway makes the folder", param_hint="--only-keyring")
     if (tls_certificate is None) != (tls_key is None):
         raise typer.BadParameter("name both files", param_hint="--tls-certificate, --tls-key")
     from perdure.gateway import serve
     from perdure.gateway.certificates import SiteCertificate
     from perdure.services import run_service
 
+    secret = keyring_secret or serve.KEYRING_SECRET
+    if only_keyring:
+        raise typer.Exit(run_service(serve.make_keyring(secret), logger=serve.logger, log_format=log_format))
     certificate = None
     if tls_certificate and tls_key:
         certificate = SiteCertificate(certificate=tls_certificate, private_key=tls_key)
@@ -184,7 +193,7 @@ def gateway(
         listen=listen,
         certificate=certificate,
         keyring=keyring,
-        keyring_secret=keyring_secret or serve.KEYRING_SECRET,
+        keyring_secret=secret,
         health_port=health_port,
         metrics_port=metrics_port,
     )

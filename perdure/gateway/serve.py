@@ -65,7 +65,7 @@ async def serve(
     temporal = await connect(
         endpoint, identity=f"perdure-gateway@{socket.gethostname()}:{os.getpid()}", patient=True, part="gateway"
     )
-    api = None if keyring else await KubernetesApi.connect()
+    api = None if keyring else await KubernetesApi.connect(part="perdure-gateway")
     try:
         if api is None:
             assert keyring is not None
@@ -92,6 +92,19 @@ async def serve(
     finally:
         if api is not None:
             await api.close()
+
+
+async def make_keyring(keyring_secret: str) -> None:
+    """Creates the key ring's Secret if it does not exist, so that workers that mount it need not wait for a gateway.
+
+    Raises:
+        Refused: if it can be neither read nor created.
+    """
+    api = await KubernetesApi.connect(part="perdure-gateway")
+    try:
+        await _keyring(api, own_namespace(), keyring_secret)
+    finally:
+        await api.close()
 
 
 def read_keyring(folder: Path) -> Keyring:

@@ -15,6 +15,7 @@ from perdure.operator.resource import GROUP, KIND, PLURAL, VERSION, Owner
 from perdure.operator.status import ResourceStatus
 from perdure.operator.structural import Schema, structural
 from perdure.spec.job import Backend
+from perdure.spec.roles import MAX_NODES
 from perdure.spec.schema import json_schema
 
 _HEAD = "# Generated from the specification's models: python -m perdure.operator.crd deploy/crds/trainingjobs.yaml\n"
@@ -46,7 +47,14 @@ def custom_resource_definition() -> dict[str, Any]:
         "name": VERSION,
         "served": True,
         "storage": True,
-        "subresources": {"status": {}},
+        "subresources": {
+            "status": {},
+            "scale": {
+                "specReplicasPath": ".spec.replicas",
+                "statusReplicasPath": ".status.replicas",
+                "labelSelectorPath": ".status.selector",
+            },
+        },
         "additionalPrinterColumns": [
             {"name": name, "type": kind, "jsonPath": path, "description": description}
             for name, kind, path, description in _COLUMNS
@@ -94,6 +102,14 @@ def _spec_schema() -> Schema:
         "type": "boolean",
         "default": False,
         "description": "Whether the job releases its nodes, or requests none yet; false lets it continue.",
+    }
+    properties["replicas"] = {
+        "type": "integer",
+        "format": "int32",
+        "minimum": 0,
+        "maximum": MAX_NODES,
+        "description": "The number of nodes, instead of the role's nodes, as kubectl scale and autoscalers set it; "
+        "of a range, the upper limit. 0 suspends the job.",
     }
     description = "The desired job, as in docs/spec.md; name and namespace are the object's own."
     return structural({**job, "required": ["roles"], "description": description}, job["$defs"])

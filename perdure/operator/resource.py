@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, ValidationError
 
 from perdure.operator.status import Part, ResourceStatus
 from perdure.spec.backends import SpecWarning
 from perdure.spec.durations import parse_duration
 from perdure.spec.errors import SpecError, SpecProblem, format_value
 from perdure.spec.job import Backend, JobSpec
+from perdure.spec.roles import NodeCount
 from perdure.spec.validate import validate_spec
 from workflows.names import job_workflow_id
 
@@ -23,6 +24,10 @@ PLURAL = "trainingjobs"
 
 FINALIZER = f"{GROUP}/job"
 """The finalizer that keeps an object until its job has ended and the job's nodes are gone."""
+
+
+OWN_FIELDS = ("suspend", "replicas")
+"""Fields of an object's `spec` that no job has. `replicas` is what `kubectl scale` and autoscalers set."""
 
 
 class Metadata(Part):
@@ -82,7 +87,7 @@ class TrainingJobResource(Part):
     @property
     def suspended(self) -> bool:
         """Whether the job should have no nodes."""
-        return self.spec.get("suspend") is True
+        return self.spec.get("suspend") is True or self.spec.get("replicas") == 0
 
     @property
     def time_to_live(self) -> timedelta | None:
@@ -99,7 +104,10 @@ class TrainingJobResource(Part):
         Raises:
             SpecError: if it cannot run, with the text of `perdure validate`.
         """
-        fields = {name: value for name, value in self.spec.items() if name != "suspend"}
+        fields = {name: value for name, value in self.spec.items() if name not in OWN_FIELDS}
+        replicas = self.spec.get("replicas")
+        if isinstance(replicas, int) and replicas > 0:
+            fields["roles"] = _scaled(fields.get("roles"), replicas)
         own = {name: f"the object's metadata sets it: {value}" for name, value in self._identity().items()}
         if doubled := [
             SpecProblem(location=(name,), value=format_value(fields[name]), message=text, hint="remove it")
@@ -111,6 +119,22 @@ class TrainingJobResource(Part):
 
     def _identity(self) -> Mapping[str, Any]:
         return {"name": self.metadata.name, "namespace": self.metadata.namespace}
+
+
+def _scaled(roles: JsonValue, replicas: int) -> JsonValue:
+    """The roles with another number of nodes: of a range, `replicas` is the upper limit. A form that is wrong is left
+    for validation to refuse."""
+    if not isinstance(roles, dict) or len(roles) != 1:
+        return roles
+    ((name, role),) = roles.items()
+    if not isinstance(role, dict):
+        return roles
+    try:
+        nodes = NodeCount.model_validate(role.get("nodes"))
+    except ValidationError:
+        return roles
+    least = min(nodes.min, replicas) if nodes.elastic else replicas
+    return {name: {**role, "nodes": {"min": least, "max": replicas, "unit": nodes.unit}}}
 
 
 def collection(namespace: str | None = None) -> str:

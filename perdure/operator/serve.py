@@ -15,7 +15,7 @@ from temporalio.client import Client as TemporalClient
 from activities.nodes.kubernetes.api import KubernetesApi
 from perdure.backoff import Backoff
 from perdure.client.client import Client
-from perdure.client.connection import Endpoint, connect, find_endpoint
+from perdure.client.connection import Endpoint, connect, find_endpoint, payload_encryption
 from perdure.errors import ControlPlaneUnreachable
 from perdure.metrics.endpoint import serving_metrics
 from perdure.operator.operator import FIRST_PAUSE, LONGEST_PAUSE, Operator
@@ -92,10 +92,13 @@ async def serve(
 
     Raises:
         ControlPlaneUnreachable: if no Temporal server is configured.
+        PayloadKeysError: if the keys that encrypt payloads cannot be used.
     """
     endpoint = find_endpoint(address)
+    # Keys that cannot be used end the process now, and a server that does not answer is waited for.
+    payload_encryption(endpoint)
     client = TemporalLink(endpoint)
-    api = await KubernetesApi.connect()
+    api = await KubernetesApi.connect(part="perdure-operator")
     operator = Operator(api, client, namespaces=namespaces, ownership=ownership)
 
     def readiness() -> Readiness:

@@ -78,6 +78,10 @@ class ResourceStatus(Part):
     REFUSED if no job was started, PENDING if none could be started yet."""
     nodes: str = ""
     """Nodes in the current world, and the most that it may have, such as 14/16."""
+    replicas: int | None = None
+    """Nodes in the current world, as `kubectl scale` and autoscalers read them."""
+    selector: str = ""
+    """The selector of the pods of the job's nodes."""
     world_size: int | None = None
     """Ranks in the current world."""
     step: int | None = None
@@ -269,6 +273,8 @@ def _with_counts(status: ResourceStatus, job: JobStatus) -> ResourceStatus:
     return update_status(
         status,
         nodes=f"{job.nodes}/{job.nodes_max}",
+        replicas=job.nodes,
+        selector=f"perdure.dev/uid={job.uid}",
         world_size=job.world_size,
         generation=job.generation,
         restarts=job.restarts,

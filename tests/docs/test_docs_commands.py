@@ -101,7 +101,7 @@ def folder(tmp_path: Path) -> Path:
     """A folder with a reader's files: a job, other systems' jobs, the examples."""
     fixtures = ROOT / "tests" / "importers" / "fixtures"
     job = (ROOT / "examples" / "minimal.yaml").read_text(encoding="utf-8")
-    for name in ("job.yaml", "spiral.yaml"):
+    for name in ("job.yaml", "first.yaml"):
         (tmp_path / name).write_text(re.sub(r"path: .*", "path: .", job), encoding="utf-8")
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs" / "job.yaml").write_text((tmp_path / "job.yaml").read_text(), encoding="utf-8")

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -28,10 +29,12 @@ class PlayedServer:
     refusals: list[str] = field(default_factory=list[str])
     refuses: Callable[[web.Request], bool] = lambda request: True
     asked: list[str] = field(default_factory=list[str])
+    agents: set[str] = field(default_factory=set[str])
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         what = "WATCH" if request.query.get("watch") else request.method
         self.asked.append(what)
+        self.agents.add(request.headers["User-Agent"])
         if self.refuses(request) and self.refusals:
             return refusal(403, "Forbidden", self.refusals.pop(0))
         if what == "WATCH":
@@ -60,6 +63,7 @@ async def test_a_server_that_has_not_read_its_roles_yet_is_asked_again() -> None
     async with played(server) as api:
         made: dict[str, Any] = await api.create(PODS, {"metadata": {"name": "a"}})
     assert made["metadata"]["name"] == "a"
+    assert server.agents == {f"perdure/{version('perdure')}"}
     assert server.asked == ["POST"] * 3
 
 

@@ -17,6 +17,7 @@ import yaml
 from activities.nodes.kubernetes.api import KubernetesApi, Removed
 from activities.nodes.kubernetes.merge import merge
 from activities.nodes.kubernetes.pod import METRICS_PORT
+from activities.nodes.kubernetes.settings import KubernetesSettings
 from activities.nodes.kubernetes.site_policy import CONTROL_PLANE, SitePolicy
 from perdure.client.client import Client
 from perdure.client.connection import Endpoint
@@ -34,6 +35,7 @@ from tests.system.site import SCRIPT, Job
 from workflows.messages import JobPhase
 
 TASK_QUEUE = "chart"
+SHORT = ["torchrun", "/code/train.py", "--steps", "20", "--out", "/tmp/first"]
 QUICK = {"env": {"OMP_NUM_THREADS": "1"}, "recovery": {"warm_starts": False}}
 """For jobs that start once: nothing is prepared for a second time."""
 
@@ -96,6 +98,70 @@ async def test_rules_and_dashboards_are_those_of_the_repository(helm: Path) -> N
     assert not {"PrometheusRule"} & {one["kind"] for one in await rendered(helm)}
 
 
+async def test_names_labels_images_and_pods_are_as_the_values_say(helm: Path) -> None:
+    digest = f"sha256:{'a' * 64}"
+    extra = {
+        "env": [{"name": "A", "value": "1"}],
+        "volumes": [{"name": "extra", "emptyDir": {}}],
+        "volumeMounts": [{"name": "extra", "mountPath": "/extra"}],
+        "podAnnotations": {"a.example/b": "c"},
+    }
+    objects = await rendered(
+        helm,
+        nameOverride="training",
+        commonLabels={"team": "nlp"},
+        image={"digest": digest},
+        podSecurityContext={"runAsUser": None, "runAsGroup": None, "fsGroup": None},
+        jobs={"podAnnotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}},
+        gateway=extra,
+        operator={"enabled": True, **extra},
+        **extra,
+    )
+    assert {one["metadata"]["labels"].get("team") for one in objects} == {"nlp"}
+    deployments = {one["metadata"]["name"]: one["spec"]["template"] for one in objects if one["kind"] == "Deployment"}
+    assert deployments.keys() == {"training-worker", "training-gateway", "training-operator"}
+    for template in deployments.values():
+        spec = template["spec"]
+        (container,) = spec["containers"]
+        assert template["metadata"]["labels"]["team"] == "nlp"
+        assert template["metadata"]["annotations"]["a.example/b"] == "c"
+        assert container["image"] == f"perdure@{digest}"
+        assert extra["env"][0] in container["env"]
+        assert extra["volumes"][0] in spec["volumes"]
+        assert extra["volumeMounts"][0] in container["volumeMounts"]
+        assert spec["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    (worker,) = deployments["training-worker"]["spec"]["containers"]
+    (annotations,) = [one for one in worker["env"] if one["name"] == "PERDURE_KUBERNETES_POD_ANNOTATIONS"]
+    settings = KubernetesSettings.from_environment(
+        {"PERDURE_KUBERNETES_AGENT_IMAGE": "perdure", annotations["name"]: annotations["value"]}
+    )
+    assert settings.pod_annotations == {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}
+
+
+async def test_the_operator_has_probes_and_a_disruption_budget_and_users_have_aggregated_roles(helm: Path) -> None:
+    objects = [one for one in await rendered(helm, operator={"enabled": True}) if is_of(one, "operator")]
+    (deployment,) = [one for one in objects if one["kind"] == "Deployment"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "health"}
+    assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "health"}
+    (budget,) = [one for one in objects if one["kind"] == "PodDisruptionBudget"]
+    assert budget["spec"]["selector"] == deployment["spec"]["selector"]
+    roles = {one["metadata"]["name"]: one for one in objects if one["kind"] == "ClusterRole"}
+    verbs = {
+        label.rpartition("-")[2]: {verb for rule in role["rules"] for verb in rule["verbs"]}
+        for role in roles.values()
+        for label in role["metadata"]["labels"]
+        if "aggregate-to" in label
+    }
+    assert verbs.keys() == {"view", "edit", "admin"}
+    assert verbs["view"] == {"get", "list", "watch"}
+    assert {"create", "patch", "delete"} < verbs["edit"] == verbs["admin"]
+    of_namespace = await rendered(helm, operator={"enabled": True, "clusterObjects": False, "owners": "ignore"})
+    assert {one["kind"] for one in of_namespace if is_of(one, "operator")} == {
+        *("Deployment", "NetworkPolicy", "PodDisruptionBudget", "Role", "RoleBinding", "ServiceAccount")
+    }
+
+
 async def test_its_site_policy_is_the_models_and_reaches_the_worker(helm: Path) -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())["properties"]["sitePolicy"]
     assert schema["properties"].keys() == SitePolicy.model_fields.keys()
@@ -116,6 +182,7 @@ async def test_the_worker_knows_what_is_the_control_planes_own(helm: Path) -> No
         "gateway": {"tls": {"secret": "certificate", "serverName": "gateway.test"}},
         "operator": {"enabled": True},
         "env": [{"name": "A", "value": "1"}, {"name": "B", "valueFrom": key}],
+        "volumes": [{"name": "v", "secret": {"secretName": "mounted"}}],
     }
     objects = await rendered(helm, **values)
     [worker] = [one for one in objects if one["kind"] == "Deployment" and is_of(one, "worker")]
@@ -165,6 +232,32 @@ async def test_it_grants_what_the_documentation_says_and_where_the_values_say(he
     assert rights(everywhere) == [("ClusterRole", name, ""), ("ClusterRoleBinding", name, "")]
 
 
+async def test_the_first_installation_waits_for_no_secret(
+    own_cluster: Cluster, cluster: TestCluster, helm: Path
+) -> None:
+    """The key ring exists before the first worker mounts it. The hook that made it leaves nothing else behind."""
+    async with (
+        job_in_a_namespace(cluster) as site,
+        dev_server(options=("--ip", "0.0.0.0")) as server,
+        gateway_front(site.api, site.namespace) as gateway,
+        Release(helm, cluster.kubeconfig, site.namespace) as release,
+    ):
+        values = release_values(cluster, f"{API_ADDRESS}:{server.port}", gateway)
+        values["temporal"] = {"address": f"{API_ADDRESS}:{server.port}", "taskQueue": TASK_QUEUE}
+        await release.apply(values)
+        namespace = f"/api/v1/namespaces/{site.namespace}"
+        events = await site.api.list(f"{namespace}/events")
+        assert [one["message"] for one in events if one["reason"] in ("FailedMount", "BackOff")] == []
+        before = await site.api.get(f"{namespace}/secrets/perdure-gateway")
+        assert before is not None
+        assert await site.api.get(f"{namespace}/serviceaccounts/perdure-keyring") is None
+
+        await release.apply(values | {"podAnnotations": {"upgrade": "1"}})
+        after = await site.api.get(f"{namespace}/secrets/perdure-gateway")
+        assert after is not None
+        assert after["data"] == before["data"]
+
+
 @pytest.mark.long("cluster-faults")
 async def test_a_job_outlives_the_worker_that_started_it(
     own_cluster: Cluster, cluster: TestCluster, helm: Path, job: PodJob, results: Path, tmp_path: Path
@@ -192,8 +285,8 @@ async def test_a_job_outlives_the_worker_that_started_it(
 
             other = Client(endpoint=endpoint, namespace=elsewhere.namespace)
             await job.api.create(f"/api/v1/namespaces/{elsewhere.namespace}/configmaps", training_script())
-            await other.submit(job_of_the_guide(elsewhere.namespace))
-            refused = await other.wait("spiral")
+            await other.submit(job_of_the_guide(elsewhere.namespace, command=SHORT))
+            refused = await other.wait("first")
             assert refused.phase is JobPhase.FAILED
             right = f'cannot create resource "configmaps" in API group "" in the namespace "{elsewhere.namespace}"'
             assert right in refused.reason
@@ -210,8 +303,8 @@ async def test_a_job_outlives_the_worker_that_started_it(
             assert [end["exitCode"] for end in ends] == [0, 0], ends
 
             # The new workers may do more, and have taken over what the old ones had begun.
-            await other.submit(job_of_the_guide(elsewhere.namespace))
-            assert (await other.wait("spiral")).phase is JobPhase.SUCCEEDED
+            await other.submit(job_of_the_guide(elsewhere.namespace, command=SHORT))
+            assert (await other.wait("first")).phase is JobPhase.SUCCEEDED
             await training.undisturbed(ranks=1, seconds=1)
             assert (await training.status()).generation == status.generation
             assert await training.incidents() == []
@@ -264,20 +357,21 @@ def endless_job(name: str, namespace: str, out: Path) -> dict[str, Any]:
     }
 
 
-def job_of_the_guide(namespace: str) -> dict[str, Any]:
+def job_of_the_guide(namespace: str, **changed: Any) -> dict[str, Any]:
     """As docs/install-kubernetes.md has it, but for the image: this machine's programs stand in for it."""
     text = (REPOSITORY / "docs" / "install-kubernetes.md").read_text()
-    block = re.search(r"```yaml\n(# spiral.yaml\n.*?)```", text, flags=re.DOTALL)
+    block = re.search(r"```yaml\n(# first.yaml\n.*?)```", text, flags=re.DOTALL)
     assert block
     job = yaml.safe_load(block[1]) | QUICK | {"namespace": namespace}
-    role = job["roles"]["worker"]
+    role = job["roles"]["worker"] | changed
+    job["roles"] = {"worker": role}
     role |= {"image": BARE_IMAGE, "pod_template": merge(with_host_programs(), role["pod_template"])}
     return job
 
 
 def training_script() -> dict[str, Any]:
-    data = {"train.py": (REPOSITORY / "examples" / "train.py").read_text()}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "spiral"}, "data": data}
+    data = {"train.py": (REPOSITORY / "examples" / "checkpoints" / "plain.py").read_text()}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "first"}, "data": data}
 
 
 async def departures(api: KubernetesApi, site: PodJob, count: int) -> list[dict[str, Any]]:

@@ -74,6 +74,9 @@ async def test_the_kustomizations_are_the_chart_and_the_api_server_takes_them(
     assert (subject["name"], subject["namespace"]) == ("perdure-worker", "perdure")
     assert ("ServiceAccount", "perdure", "perdure-worker") in objects
 
+    operator = list(yaml.safe_load_all(await kubectl_says(kubectl, "kustomize", KUSTOMIZE / "operator")))
+    assert {"CustomResourceDefinition", "Deployment", "ValidatingAdmissionPolicy"} <= {one["kind"] for one in operator}
+
     # Its namespaces are other people's here.
     copy = shutil.copytree(KUSTOMIZE, tmp_path / "kustomize")
     for path in copy.rglob("kustomization.yaml"):
@@ -82,6 +85,11 @@ async def test_the_kustomizations_are_the_chart_and_the_api_server_takes_them(
         kubectl, "apply", "--dry-run=server", "--kustomize", copy / "example", kubeconfig=cluster.kubeconfig
     )
     assert taken.count("created (server dry run)") == len(objects)
+    shutil.copytree(DEPLOY / "crds", tmp_path / "crds")
+    taken = await kubectl_says(
+        kubectl, "apply", "--dry-run=server", "--kustomize", copy / "operator", kubeconfig=cluster.kubeconfig
+    )
+    assert len(re.findall(r"(created|configured|unchanged) \(server dry run\)", taken)) == len(operator)
 
 
 def contents(archive: Path) -> tuple[dict[str, Any], set[str]]:

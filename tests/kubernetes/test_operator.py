@@ -152,12 +152,10 @@ POLICIES = "/apis/admissionregistration.k8s.io/v1"
 
 
 async def protect_owners(api: KubernetesApi, helm: Path, namespace: str) -> None:
-    """Installs the chart's admission policies, and returns when they record owners in a namespace."""
+    """Installs the chart's admission policies for owners, and returns when they record owners in a namespace."""
     for policy in await rendered(helm, operator={"enabled": True}):
-        if policy["apiVersion"].startswith("admissionregistration"):
-            kind = policy["kind"].lower()
-            plural = f"{kind}s" if kind.endswith("binding") else f"{kind.removesuffix('y')}ies"
-            await make_or_patch(api, f"{POLICIES}/{plural}", policy)
+        if policy["metadata"]["name"].endswith("-owners"):
+            await make_or_patch(api, f"{POLICIES}/{plural_of(policy)}", policy)
     probe = {"apiVersion": "perdure.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "probe"}}
 
     async def recorded() -> bool:
@@ -167,6 +165,11 @@ async def protect_owners(api: KubernetesApi, helm: Path, namespace: str) -> None
         return False
 
     await eventually(recorded)
+
+
+def plural_of(policy: dict[str, Any]) -> str:
+    kind = policy["kind"].lower()
+    return f"{kind}s" if kind.endswith("binding") else f"{kind.removesuffix('y')}ies"
 
 
 async def make_or_patch(api: KubernetesApi, path: str, content: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+import yaml
 from temporalio.client import Client as TemporalClient
 
 from activities.nodes.kubernetes.api import KubernetesApi, KubernetesError
@@ -17,8 +18,10 @@ from perdure.client.client import Client
 from perdure.operator.definition import PATH
 from perdure.operator.resource import collection
 from scripts.cluster.cluster import Cluster
+from tests.docs.commands import COMMANDS
 from tests.kubernetes.chart import rendered
 from tests.kubernetes.pods import TestCluster
+from tests.kubernetes.test_deploy import kubectl_says
 from tests.kubernetes.test_operator import (
     DEFINITION,
     DEFINITIONS,
@@ -32,6 +35,7 @@ from tests.kubernetes.test_operator import (
     runs_of,
     sleeping,
 )
+from tests.support.releases import checked_out
 from tests.support.temporal_server import free_port
 from tests.support.waiting import eventually
 from workflows.messages import JobPhase
@@ -196,6 +200,46 @@ async def test_the_removal_of_the_definition_ends_no_job_and_the_job_is_adopted_
         await resources.delete("kept")
         await resources.until_gone("kept")
         assert (await client.wait("kept")).phase is JobPhase.CANCELLED
+
+
+async def test_an_upgrade_of_the_definition_changes_no_object_and_no_job(
+    cluster: TestCluster,
+    kubectl: Path,
+    resources: Resources,
+    temporal_client: TemporalClient,
+    local_nodes: None,
+    tmp_path: Path,
+) -> None:
+    """The printed command, over the definition of an earlier release as Helm has installed it."""
+    api, namespace = resources.api, resources.namespace
+    older = checked_out("0.1.0", tmp_path) / "deploy" / "crds" / "trainingjobs.yaml"
+    (command,) = {
+        one.words
+        for one in COMMANDS
+        if one.page == "docs/kubernetes-resource.md" and one.words[:3] == ("kubectl", "apply", "--server-side")
+    }
+    async with Operator(
+        cluster.kubeconfig, namespace, address_of(temporal_client), tmp_path / "log", options=("--owners", "ignore")
+    ):
+        await resources.apply("job", sleeping())
+        before = await resources.until("job", is_running("1/1"))
+        # The cluster's policies let no user create an object that lacks the field `owner`, as this definition does.
+        await api.patch(PATH, {"spec": yaml.safe_load(older.read_text())["spec"]})
+
+        async def scales() -> bool:
+            return await api.get(f"{collection(namespace)}/job/scale") is not None
+
+        async def scales_not() -> bool:
+            return not await scales()
+
+        await eventually(scales_not)
+        await kubectl_says(kubectl, *command[1:], kubeconfig=cluster.kubeconfig)
+        await resources.patch("job", {"replicas": 1})
+        await eventually(scales)
+        after = await resources.until("job", is_running("1/1"))
+        assert (after.metadata.uid, after.status.run_id) == (before.metadata.uid, before.status.run_id)
+        await resources.delete("job")
+        await resources.until_gone("job")
 
 
 def reason(known: Any, kind: str) -> str:

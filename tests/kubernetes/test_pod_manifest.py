@@ -135,6 +135,23 @@ def test_agents_open_a_port_for_metrics_only_where_the_site_and_the_network_allo
             KubernetesSettings.from_environment(environment | {"PERDURE_KUBERNETES_AGENT_METRICS_PORT": wrong})
 
 
+def test_the_site_s_annotations_are_on_every_pod_and_no_template_changes_them():
+    evictable = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+    settings = KubernetesSettings.from_environment(
+        {
+            "PERDURE_KUBERNETES_AGENT_IMAGE": "perdure:1",
+            "PERDURE_KUBERNETES_POD_ANNOTATIONS": json.dumps({evictable: "true"}),
+        }
+    )
+    template = {"metadata": {"annotations": {evictable: "false"}}}
+    assert pod_of(request(), settings)["metadata"]["annotations"] == {evictable: "true"}
+    assert pod_of(request({"pod_template": template}), settings)["metadata"]["annotations"] == {evictable: "true"}
+    with pytest.raises(ValueError, match=r"POD_ANNOTATIONS is .*expected texts by name in JSON"):
+        KubernetesSettings.from_environment(
+            {"PERDURE_KUBERNETES_AGENT_IMAGE": "perdure:1", "PERDURE_KUBERNETES_POD_ANNOTATIONS": "a=b"}
+        )
+
+
 def test_agents_read_the_endpoints_that_the_workers_environment_names(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PERDURE_MONITORS", " http://dcgm:9400/metrics#DCGM_FI_DEV_  http://node:9100/metrics ")
     settings = KubernetesSettings(agent_image="perdure:1")

@@ -55,6 +55,32 @@ def test_an_object_has_its_name_in_its_metadata_only():
 
 
 @pytest.mark.parametrize(
+    ("nodes", "replicas", "expected"),
+    [
+        (4, 6, (6, 6, 1)),
+        ("2:8", 6, (2, 6, 1)),
+        ("4:8", 2, (2, 2, 1)),
+        ({"min": 2, "max": 8, "unit": 2}, 4, (2, 4, 2)),
+        (4, 0, (4, 4, 1)),
+        (4, None, (4, 4, 1)),
+    ],
+)
+def test_replicas_take_the_place_of_nodes_as_kubectl_scale_sets_them(
+    nodes: Any, replicas: int | None, expected: tuple[int, int, int]
+):
+    scaled = resource({"replicas": replicas}, nodes=nodes)
+    _, role = scaled.job()[0].role
+    assert (role.nodes.min, role.nodes.max, role.nodes.unit) == expected
+    assert scaled.suspended is (replicas == 0)
+    assert refusal_of_changes(resource(nodes=nodes).job()[0], scaled.job()[0]) == ""
+
+
+def test_replicas_that_nodes_cannot_have_are_refused():
+    with pytest.raises(SpecError, match="unit is 2; expected min"):
+        resource({"replicas": 3}, nodes={"min": 2, "max": 8, "unit": 2}).job()
+
+
+@pytest.mark.parametrize(
     ("spec", "role", "named"),
     [
         ({}, {}, ""),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.metadata
 import json
 import logging
 import os
@@ -135,14 +136,22 @@ Change = Listed | Changed | Removed
 class KubernetesApi:
     """A client of one cluster's API server, for one event loop."""
 
-    def __init__(self, configuration: Configuration) -> None:
+    def __init__(self, configuration: Configuration, *, part: str = "perdure") -> None:
+        """Creates a client.
+
+        Args:
+            configuration: The API server and the credentials.
+            part: The name of this part of Perdure in audit logs, and in `managedFields` of objects that it writes.
+        """
         configuration.connection_pool_maxsize = 0  # Without limit: every watch holds a connection.
         # If no proxy is set, looking for one would make each request search for the user's netrc.
         cast("Any", configuration).client_session_kwargs = {"trust_env": bool(getproxies())}
         self._client: Any = ApiClient(configuration)
+        # The API server takes the field manager's name from what is before the slash.
+        self._client.user_agent = f"{part}/{importlib.metadata.version('perdure')}"
 
     @classmethod
-    async def connect(cls, kubeconfig: str | None = None) -> Self:
+    async def connect(cls, kubeconfig: str | None = None, *, part: str = "perdure") -> Self:
         """Connects to a cluster: that of a kubeconfig (given, or in `KUBECONFIG`), else the one that this process is a
         pod of, else that of the user's own kubeconfig.
 
@@ -156,7 +165,7 @@ class KubernetesApi:
             load.load_incluster_config(client_configuration=configuration)
         else:
             await load.load_kube_config(config_file=named, client_configuration=configuration)
-        return cls(configuration)
+        return cls(configuration, part=part)
 
     async def close(self) -> None:
         await self._client.close()

@@ -173,7 +173,7 @@ class KubernetesBackend:
     async def _connection(self) -> tuple[KubernetesApi, Anchors]:
         async with self._connecting:
             if self._connected is None:
-                api = await KubernetesApi.connect(self._kubeconfig)
+                api = await KubernetesApi.connect(self._kubeconfig, part="perdure-worker")
                 self._connected = (api, Anchors(api))
                 self._additions = Additions(api, self._settings.presets_namespace)
                 self._room = Room(api, self._settings.policy)

@@ -107,7 +107,7 @@ def pod_of(request: NodeRequest, settings: KubernetesSettings) -> dict[str, Any]
             secrets=settings.secrets_reserved_in(request.spec.namespace),
             service_accounts=settings.accounts_reserved_in(request.spec.namespace),
             labels={**_metadata(of_gang, "labels"), **_metadata(required, "labels")},
-            annotations=_metadata(of_gang, "annotations"),
+            annotations={**_metadata(of_gang, "annotations"), **_metadata(required, "annotations")},
         )
         refused = violations(settings.policy, pod, template=template, reserved=reserved)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -380,7 +380,12 @@ def _required_fields(request: NodeRequest, role: Role, settings: KubernetesSetti
     }
     grace = math.ceil(spec.limits.termination_grace_period.total_seconds())
     return {
-        "metadata": {"name": request.name, "namespace": spec.namespace, "labels": labels},
+        "metadata": {
+            "name": request.name,
+            "namespace": spec.namespace,
+            "labels": labels,
+            **({"annotations": dict(settings.pod_annotations)} if settings.pod_annotations else {}),
+        },
         "spec": {
             "initContainers": [prepare, agent],
             "containers": [training],

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from activities.nodes.kubernetes.gangs import GangAdapter, OneByOne, adapter_of
 from activities.nodes.kubernetes.gateway import GatewayAccess, gateway_of
@@ -76,6 +76,9 @@ class KubernetesSettings:
     """The adapter of the site's gang system; by default each pod is admitted by itself."""
     agent_metrics_port: int | None = None
     """The port at which agents serve metrics, in every pod of a job; None for no port."""
+    pod_annotations: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Annotations of every pod of a job, such as what cluster-autoscaler needs to know; `pod_template` cannot change
+    them."""
     policy: SitePolicy = field(default_factory=SitePolicy)
     """The site's policy: the limits on the pods of jobs."""
     reserved_secrets: tuple[str, ...] = _OWN_SECRETS
@@ -128,6 +131,7 @@ class KubernetesSettings:
             presets_namespace=environment.get(f"{VARIABLES}PRESETS_NAMESPACE") or own_namespace(),
             gangs=_gangs(environment),
             agent_metrics_port=_port(environment, f"{VARIABLES}AGENT_METRICS_PORT"),
+            pod_annotations=_annotations(environment, f"{VARIABLES}POD_ANNOTATIONS"),
             policy=_policy(environment),
             reserved_secrets=(*_OWN_SECRETS, *_names(environment, f"{VARIABLES}RESERVED_SECRETS")),
             reserved_accounts=(*_OWN_ACCOUNTS, *_names(environment, f"{VARIABLES}RESERVED_ACCOUNTS")),
@@ -167,6 +171,18 @@ def _policy(environment: Mapping[str, str]) -> SitePolicy:
 
 def _names(environment: Mapping[str, str], variable: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in environment.get(variable, "").split(",") if name.strip())
+
+
+def _annotations(environment: Mapping[str, str], variable: str) -> Mapping[str, str]:
+    text = environment.get(variable, "")
+    if not text:
+        return {}
+    try:
+        return TypeAdapter(dict[str, str]).validate_json(text)
+    except ValidationError as error:
+        raise ValueError(
+            f'{variable} is {text!r}; expected texts by name in JSON, such as {{"a.example/b": "c"}}'
+        ) from error
 
 
 def _port(environment: Mapping[str, str], variable: str) -> int | None:

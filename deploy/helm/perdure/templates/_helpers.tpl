@@ -1,7 +1,7 @@
 {{/* Templates that take (dict "root" $ "component" NAME); each component has a Deployment of its own. */}}
 
 {{- define "perdure.name" -}}
-{{ .root.Release.Name }}-{{ .component }}
+{{ .root.Values.nameOverride | default .root.Release.Name }}-{{ .component }}
 {{- end }}
 
 {{/* Name of cluster-scoped objects. */}}
@@ -26,12 +26,27 @@ app.kubernetes.io/component: {{ .component }}
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* Labels of a component's pods. */}}
+{{- define "perdure.podLabels" -}}
+{{ include "perdure.selectorLabels" . }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
 {{/* Templates that take the root. */}}
 
 {{- define "perdure.image" -}}
+{{- if .Values.image.digest -}}
+{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{- else -}}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
 {{- end }}
 
 {{- define "perdure.gatewayAddress" -}}
@@ -79,12 +94,7 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 {{- end }}
 
 {{- define "perdure.podSecurityContext" -}}
-runAsNonRoot: true
-runAsUser: 65532
-runAsGroup: 65532
-# Mounted Secrets are readable for this group only.
-fsGroup: 65532
-seccompProfile: {type: RuntimeDefault}
+{{ toYaml .Values.podSecurityContext }}
 {{- end }}
 
 {{- define "perdure.containerSecurityContext" -}}
@@ -97,14 +107,17 @@ capabilities: {drop: [ALL]}
 {{- define "perdure.ownSecrets" -}}
 {{- $names := list (include "perdure.name" (dict "root" $ "component" "gateway")) }}
 {{- $names = concat $names (list .Values.temporal.secret .Values.temporal.payloadKeysSecret .Values.gateway.tls.secret) }}
-{{- range .Values.env }}
+{{- range concat .Values.env .Values.gateway.env .Values.operator.env }}
 {{- $names = append $names (dig "valueFrom" "secretKeyRef" "name" "" .) }}
+{{- end }}
+{{- range concat .Values.volumes .Values.gateway.volumes .Values.operator.volumes }}
+{{- $names = append $names (dig "secret" "secretName" "" .) }}
 {{- end }}
 {{- $names | compact | uniq | join "," }}
 {{- end }}
 
 {{- define "perdure.ownAccounts" -}}
-{{- range $index, $component := list "worker" "gateway" "operator" }}
+{{- range $index, $component := list "worker" "gateway" "operator" "keyring" }}
 {{- if $index }},{{ end }}{{ include "perdure.name" (dict "root" $ "component" $component) }}
 {{- end }}
 {{- end }}
