@@ -7,6 +7,7 @@ from tests.kubernetes.conftest import (
     kubectl,
     own_cluster,
     pytest_collection_modifyitems,
+    results,
 )
 
-__all__ = ["cluster", "helm", "job", "kubectl", "own_cluster", "pytest_collection_modifyitems"]
+__all__ = ["cluster", "helm", "job", "kubectl", "own_cluster", "pytest_collection_modifyitems", "results"]
