@@ -17,7 +17,7 @@ import yaml
 from activities.nodes.kubernetes.api import KubernetesApi, Removed
 from activities.nodes.kubernetes.merge import merge
 from activities.nodes.kubernetes.pod import METRICS_PORT
-from activities.nodes.kubernetes.settings import KubernetesSettings
+from activities.nodes.kubernetes.settings import VARIABLES, KubernetesSettings
 from activities.nodes.kubernetes.site_policy import CONTROL_PLANE, SitePolicy
 from perdure.client.client import Client
 from perdure.client.connection import Endpoint
@@ -172,6 +172,27 @@ async def test_its_site_policy_is_the_models_and_reaches_the_worker(helm: Path) 
         if one["kind"] == "ConfigMap" and one["metadata"]["name"] == "perdure-worker-site-policy"
     ]
     assert SitePolicy.parse(content) == SitePolicy.model_validate(policy)
+
+
+async def test_the_resources_of_our_containers_reach_the_worker_and_are_its_own_by_default(helm: Path) -> None:
+    async def told(**values: Any) -> KubernetesSettings:
+        [worker] = [
+            one for one in await rendered(helm, **values) if one["kind"] == "Deployment" and is_of(one, "worker")
+        ]
+        [container] = worker["spec"]["template"]["spec"]["containers"]
+        names = ("AGENT_RESOURCES", "PREPARE_RESOURCES")
+        given = {one["name"]: one.get("value", "") for one in container["env"]}
+        return KubernetesSettings.from_environment(
+            {"PERDURE_KUBERNETES_AGENT_IMAGE": "p"}
+            | {f"{VARIABLES}{name}": given[f"{VARIABLES}{name}"] for name in names}
+        )
+
+    usual, default = await told(), KubernetesSettings(agent_image="p")
+    assert usual.agent_resources == default.agent_resources
+    assert usual.prepare_resources == default.prepare_resources
+    larger = await told(agents={"resources": {"limits": {"cpu": "8"}}, "prepareResources": {"limits": {"cpu": None}}})
+    assert larger.agent_resources["limits"] == {"cpu": "8", "memory": "512Mi"}
+    assert larger.prepare_resources["limits"] == {"memory": "512Mi"}
 
 
 async def test_the_worker_knows_what_is_the_control_planes_own(helm: Path) -> None:
