@@ -52,8 +52,9 @@ _NO_LIMIT = 4096
 """The width of a pipe in columns: its reader gets every line whole."""
 
 
-out = SafeConsole(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else _NO_LIMIT)
-err = SafeConsole(stderr=True, highlight=False, soft_wrap=True)
+# A terminal would break lines within words, and a live view cut them; a pipe gets each line whole.
+out = SafeConsole(highlight=False, soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else _NO_LIMIT)
+err = SafeConsole(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
 
 
 @dataclass

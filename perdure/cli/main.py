@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from inspect import cleandoc
 from typing import Annotated, NoReturn
 
 import typer
@@ -77,6 +78,16 @@ app.command(
 )(encryption.temporal)
 app.command("codec-server", rich_help_panel=_CONTROL_PLANE)(encryption.codec_server)
 app.command("payload-keys", rich_help_panel=_CONTROL_PLANE)(encryption.payload_keys)
+
+
+def _join_lines(documentation: str) -> str:
+    """Joins the lines of each paragraph, which the width of the terminal breaks again; examples keep theirs."""
+    paragraphs = cleandoc(documentation).split("\n\n")
+    return "\n\n".join(part if part.startswith("[dim]") else " ".join(part.split()) for part in paragraphs)
+
+
+for command in app.registered_commands:
+    command.help = _join_lines(command.help or (command.callback and command.callback.__doc__) or "")
 
 
 def _show_version(requested: bool) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from perdure.cli.common import OutputOption, err, out, session
+
+if TYPE_CHECKING:
+    from perdure.spec.errors import SpecError, SpecProblem
 
 
 def validate(
@@ -33,22 +36,23 @@ def validate(
         try:
             spec, warnings = validate_file(file, overrides={"backend": backend} if backend else {})
         except (SpecError, OSError) as error:
-            problems = str(error).splitlines() if isinstance(error, SpecError) else [_unreadable(error)]
-            reports.append({"file": str(file), "valid": False, "problems": problems, "warnings": []})
+            problems = _problems(error)
+            found = [_data(problem) for problem in problems]
+            reports.append({"file": str(file), "valid": False, "problems": found, "warnings": []})
             if not here.json:
                 err.print(f"[bold red]{file}[/]: {len(problems)} wrong")
                 for problem in problems:
-                    err.print(f"  {problem}", markup=False)
+                    err.print(f"  {problem if problem.location else problem.detail}", markup=False)
             continue
         good.append(file)
-        texts = [str(warning) for warning in warnings]
-        reports.append({"file": str(file), "valid": True, "problems": [], "warnings": texts})
+        told = [{"path": one.path, "line": one.line, "message": one.message} for one in warnings]
+        reports.append({"file": str(file), "valid": True, "problems": [], "warnings": told})
         if not here.json:
             role_name, role = spec.role
             out.print(
                 f"[bold green]{file}[/]: ok, {spec.name}: {role.nodes} nodes of {role_name}, backend {spec.backend}"
             )
-            for warning in texts:
+            for warning in warnings:
                 out.print(f"  warning: {warning}", markup=False)
     if here.json:
         here.show(reports)
@@ -57,8 +61,24 @@ def validate(
     here.hint(f"perdure submit {good[0]}", f"perdure run {good[0]}")
 
 
-def _unreadable(error: OSError) -> str:
-    return f"cannot be read: {error.strerror or error}"
+def _problems(error: SpecError | OSError) -> tuple[SpecProblem, ...]:
+    from perdure.spec.errors import SpecError, SpecProblem
+
+    if isinstance(error, SpecError):
+        return error.problems
+    return (SpecProblem(location=(), message=f"cannot be read: {error.strerror or error}"),)
+
+
+def _data(problem: SpecProblem) -> dict[str, object]:
+    """Returns a problem for scripts: what is unset is null."""
+    return {
+        "path": problem.path if problem.location else None,
+        "line": problem.line,
+        "value": problem.value or None,
+        "expected": problem.expected or None,
+        "message": problem.message or None,
+        "hint": problem.hint or None,
+    }
 
 
 def schema() -> None:

@@ -136,6 +136,7 @@ def submit(
     """
     spec, warnings = _from_file(str(file), name=name, namespace=namespace, backend=backend)
     here = session(namespace=spec.namespace, output=output, address=address)
+    _check_script(spec)
     if dry_run:
         _show_spec(here, spec)
         return
@@ -252,7 +253,7 @@ def shell_environment(assignments: list[str]) -> dict[str, str]:
 
 
 def _check_command(spec: JobSpec) -> None:
-    """Refuses a program that does not exist on this machine, where the nodes will run."""
+    """Refuses a program, and its script, that does not exist on this machine, where the nodes will run."""
     from perdure.errors import PerdureError
     from perdure.spec.capabilities import CAPABILITIES
 
@@ -260,7 +261,7 @@ def _check_command(spec: JobSpec) -> None:
     if not CAPABILITIES[spec.backend].runs_beside_worker or not role.command or local_endpoint_only(None):
         return
     program = role.command[0]
-    folder = spec.workdir.path if spec.workdir and spec.workdir.path else os.getcwd()
+    folder = _folder_of(spec)
     if "/" in program:
         path = Path(folder, program)
         found = path.is_file() and os.access(path, os.X_OK)
@@ -274,6 +275,29 @@ def _check_command(spec: JobSpec) -> None:
             remedy="Give its path, or activate the environment that has it. A script needs its interpreter in front: "
             "torchrun train.py, python train.py.",
         )
+    _check_script(spec)
+
+
+def _check_script(spec: JobSpec) -> None:
+    """Refuses a script that does not exist on this machine, where the nodes will run."""
+    from perdure.errors import PerdureError
+    from perdure.spec.capabilities import CAPABILITIES
+    from perdure.spec.importers.launchers import script_of
+
+    role_name, role = spec.role
+    if not CAPABILITIES[spec.backend].runs_beside_worker or not role.command or local_endpoint_only(None):
+        return
+    script = script_of(role.command)
+    folder = _folder_of(spec)
+    if script is not None and not Path(folder, script).exists():
+        raise PerdureError(
+            f'roles.{role_name}.command: there is no script "{script}" in {folder}',
+            remedy="Give its path from there, or set workdir.path to the folder that has it.",
+        )
+
+
+def _folder_of(spec: JobSpec) -> str:
+    return spec.workdir.path if spec.workdir and spec.workdir.path else os.getcwd()
 
 
 def _warn(warnings: tuple[str, ...]) -> None:

@@ -41,28 +41,45 @@ class SpecProblem:
         """The location as one text, such as `roles.worker.nodes.min`."""
         return format_path(self.location)
 
-    def __str__(self) -> str:
+    @property
+    def detail(self) -> str:
+        """What is wrong, without the place."""
         parts = [
             self.message,
             f"got {self.value}" if self.value else "",
             f"expected {self.expected}" if self.expected else "",
             self.hint,
         ]
-        place = f" (line {self.line})" if self.line else ""
-        return f"{self.path}: {'; '.join(part for part in parts if part)}{place}"
+        return "; ".join(part for part in parts if part)
+
+    def __str__(self) -> str:
+        # Errors of syntax name line and column themselves.
+        place = f" (line {self.line})" if self.line and self.location else ""
+        return f"{self.path}: {self.detail}{place}"
 
 
 class SpecError(ValueError):
     """A specification that cannot run; its text has a line for each problem."""
 
-    def __init__(self, problems: Iterable[SpecProblem]) -> None:
+    def __init__(self, problems: Iterable[SpecProblem], *, file: str = "") -> None:
+        """Creates the error.
+
+        Args:
+            problems: The problems.
+            file: The file that they are in, which each line of the text then begins with.
+        """
         self.problems = tuple(problems)
-        super().__init__("\n".join(str(problem) for problem in self.problems))
+        self.file = file
+        super().__init__("\n".join(f"{file}: {problem}" if file else str(problem) for problem in self.problems))
 
     def with_lines(self, lines: Mapping[Location, int]) -> SpecError:
         """Returns the same error, with the lines of the file that its problems are on, in the file's order."""
         placed = [replace(problem, line=line_of(problem.location, lines)) for problem in self.problems]
-        return SpecError(sorted(placed, key=lambda problem: problem.line or 0))
+        return SpecError(sorted(placed, key=lambda problem: problem.line or 0), file=self.file)
+
+    def in_file(self, file: str) -> SpecError:
+        """Returns the same error, with the name of the file."""
+        return SpecError(self.problems, file=file)
 
 
 def line_of(location: Location, lines: Mapping[Location, int]) -> int | None:

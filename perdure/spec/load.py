@@ -77,11 +77,12 @@ def load_spec(source: str | Path, *, overrides: Mapping[str, Any] | None = None)
         SpecError: with all errors, and their lines.
         OSError: if the file cannot be read.
     """
-    document = read_document(source).with_overrides(overrides or {}).with_workdir()
-    try:
-        return parse_spec(document.data)
-    except SpecError as error:
-        raise error.with_lines(document.lines) from None
+    with _in_file(source):
+        document = read_document(source).with_overrides(overrides or {}).with_workdir()
+        try:
+            return parse_spec(document.data)
+        except SpecError as error:
+            raise error.with_lines(document.lines) from None
 
 
 def validate_file(
@@ -93,12 +94,22 @@ def validate_file(
         SpecError: with all errors, and their lines.
         OSError: if the file cannot be read.
     """
-    document = read_document(source).with_overrides(overrides or {}).with_workdir()
-    try:
-        spec, warnings = validate_spec(document.data)
-    except SpecError as error:
-        raise error.with_lines(document.lines) from None
+    with _in_file(source):
+        document = read_document(source).with_overrides(overrides or {}).with_workdir()
+        try:
+            spec, warnings = validate_spec(document.data)
+        except SpecError as error:
+            raise error.with_lines(document.lines) from None
     return spec, tuple(warning.with_line(document.lines) for warning in warnings)
+
+
+@contextmanager
+def _in_file(source: str | Path) -> Generator[None]:
+    """Adds the file's name to errors in it."""
+    try:
+        yield
+    except SpecError as error:
+        raise error if _is_text(source) else error.in_file(str(source)) from None
 
 
 def read_document(source: str | Path) -> SpecDocument:
@@ -137,8 +148,8 @@ def read_text(source: str | Path) -> tuple[str, Path | None]:
         SpecError: if it is too large, or no text in UTF-8.
         OSError: if the file cannot be read.
     """
-    if isinstance(source, str) and ("\n" in source or source.lstrip().startswith("{")):
-        return source, None
+    if _is_text(source):
+        return str(source), None
     path = Path(source)
     try:
         with path.open("rb") as file:
@@ -149,6 +160,10 @@ def read_text(source: str | Path) -> tuple[str, Path | None]:
     if len(content) > MAX_FILE_BYTES:
         raise SpecError([SpecProblem(location=(str(path),), expected=f"at most {MAX_FILE_BYTES} bytes")])
     return text, path.absolute().parent
+
+
+def _is_text(source: str | Path) -> bool:
+    return isinstance(source, str) and ("\n" in source or source.lstrip().startswith("{"))
 
 
 @contextmanager
@@ -163,11 +178,20 @@ def _syntax_of(text: str) -> Generator[None]:
 
 
 def _read_json(text: str) -> tuple[Any, dict[Location, int]]:
-    """Reads JSON; if that fails, YAML that begins with a brace."""
+    """Reads JSON; if that fails, YAML that begins with a brace.
+
+    Raises:
+        SpecError: if it is neither, and was meant to be JSON: its first key is in quotes.
+    """
     try:
         data = json.loads(text)
-    except json.JSONDecodeError:
-        return _read_yaml(text)
+    except json.JSONDecodeError as error:
+        try:
+            return _read_yaml(text)
+        except yaml.YAMLError:
+            if not re.match(r'\s*\{\s*"', text):
+                raise
+            raise SpecError([_json_problem(error, text)]) from None
     # YAML also finds lines and duplicate keys in JSON once tabs are removed, which JSON allows between tokens only.
     return data, _read_yaml(text.replace("\t", " "))[1]
 
@@ -256,6 +280,13 @@ _SCALARS = (
 _use_scalars_of_yaml_1_2(_Loader)
 
 
+def _json_problem(error: json.JSONDecodeError, text: str) -> SpecProblem:
+    row = "".join(text.splitlines()[error.lineno - 1 : error.lineno]).strip()
+    place = f"line {error.lineno}, column {error.colno}"
+    hint = f"there: {row}" if row else ""
+    return SpecProblem(location=(), message=f"not valid JSON at {place}: {error.msg}", hint=hint, line=error.lineno)
+
+
 def _syntax_problem(error: yaml.YAMLError, text: str) -> SpecProblem:
     if not isinstance(error, yaml.MarkedYAMLError) or (mark := error.problem_mark or error.context_mark) is None:
         return SpecProblem(location=(), message=f"not valid YAML: {error}")
@@ -269,5 +300,8 @@ def _syntax_problem(error: yaml.YAMLError, text: str) -> SpecProblem:
     elif "'\\t'" in problem:
         hint = "indent with spaces"
     return SpecProblem(
-        location=(), message=f"not valid YAML at line {mark.line + 1}, column {mark.column + 1}: {problem}", hint=hint
+        location=(),
+        message=f"not valid YAML at line {mark.line + 1}, column {mark.column + 1}: {problem}",
+        hint=hint,
+        line=mark.line + 1,
     )

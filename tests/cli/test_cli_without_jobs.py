@@ -131,6 +131,7 @@ def test_dry_run_prints_an_equivalent_file(bare_command_line: CommandLine) -> No
 
 
 def test_names_are_made_of_the_script(bare_command_line: CommandLine) -> None:
+    bare_command_line.write("my_train.sh", "true\n")
     names = {
         bare_command_line.run("run", "--dry-run", "-o", "json", "--", "sh", "my_train.sh").json["name"]
         for _ in range(2)

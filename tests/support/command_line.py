@@ -81,8 +81,9 @@ class CommandLine:
             text=True,
         )
 
-    def on_terminal(self, *arguments: str) -> Terminal:
-        return Terminal([*PERDURE, *arguments], folder=self.folder, environment={**os.environ, **self.environment})
+    def on_terminal(self, *arguments: str, program: Sequence[str] = PERDURE, columns: int = 100) -> Terminal:
+        environment = {**os.environ, **self.environment, "COLUMNS": str(columns)}
+        return Terminal([*program, *arguments], folder=self.folder, environment=environment, columns=columns)
 
     def write(self, name: str, content: str) -> Path:
         path = self.folder / name
@@ -91,14 +92,14 @@ class CommandLine:
 
 
 class Terminal:
-    """A command on a terminal of 100 columns."""
+    """A command on a terminal."""
 
-    def __init__(self, command: list[str], *, folder: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, command: list[str], *, folder: Path, environment: Mapping[str, str], columns: int) -> None:
         self.pid, self._terminal = pty.fork()
         if self.pid == 0:
             os.chdir(folder)
             os.execvpe(command[0], command, {**environment, "TERM": "xterm-256color"})
-        fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+        fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
         self.raw = ""
 
     @property

@@ -244,6 +244,23 @@ def read_launch(command: Sequence[str]) -> Launch | None:
     return launch
 
 
+def script_of(command: Sequence[str]) -> str | None:
+    """Returns the file that a command has torchrun, Python or a shell run; None if it is not certain to be one."""
+    program = os.path.basename(command[0]) if command else ""
+    if program == "torchrun":
+        try:
+            launch = read_launch(command)
+        except LauncherError:
+            return None
+        others = {"m", "module", "no-python", "run-path"}
+        return launch.rest[0].text if launch and not others & launch.words.keys() else None
+    if program in _SHELLS or re.fullmatch(r"python[\d.]*", program):
+        harmless = {"-u", "-e", "-x", "-eu", "-ex", "-eux"} if program in _SHELLS else {"-u", "-B", "-O"}
+        first = next((word for word in command[1:] if word not in harmless), "-")
+        return None if first.startswith("-") else first
+    return None
+
+
 def find_launcher(line: Sequence[Word]) -> tuple[int, int, bool] | None:
     """Finds a command's launcher: the indexes of its start and of its end, and whether it is DLRover's."""
     if line and os.path.basename(line[0].text) in _NO_STARTERS:
