@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, cast
 
+from activities.nodes.kubernetes.workdir import archive_of, config_maps_of
 from perdure.spec.job import JobSpec
 
 
@@ -55,6 +56,9 @@ def _references(job: JobSpec) -> Iterator[Reference]:
         yield Reference(field=f"volumes.{index}.pvc", kind=Kind.CLAIM, name=volume.pvc)
     for name in role.image_pull_secrets:
         yield Reference(field=f"roles.{role_name}.image_pull_secrets", kind=Kind.SECRET, name=name)
+    if archive := archive_of(job):
+        for name in config_maps_of(archive):
+            yield Reference(field="workdir.archive", kind=Kind.CONFIG_MAP, name=name)
     place = f"roles.{role_name}.pod_template.spec"
     spec = _mapping(role.pod_template.get("spec"))
     for field in ("serviceAccountName", "serviceAccount"):

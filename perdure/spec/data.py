@@ -16,8 +16,8 @@ class WorkdirArchive(Section):
 
     name: Annotated[str, Matching(pattern=r"perdure-workdir-[0-9a-f]{16}", expected="a name that Perdure has given")]
     """The ConfigMap in the job's namespace that the parts of the upload belong to; each submission has its own."""
-    parts: Integer = Field(ge=1)
-    """The number of parts."""
+    parts: Integer = Field(ge=1, le=64)
+    """The number of parts; the largest upload has fewer than the most."""
     digest: Digest
     """The digest of the unpacked tar archive: the same files have the same digest."""
 

@@ -85,6 +85,13 @@ def test_a_job_names_objects_outside_of_its_template() -> None:
     assert found == {"secrets/registry", "secrets/hub", "persistentvolumeclaims/corpus"}
 
 
+def test_a_job_names_the_upload_that_another_user_may_have_made() -> None:
+    name = "perdure-workdir-0123456789abcdef"
+    archive = {"name": name, "parts": 2, "digest": "sha256:" + "0" * 64}
+    found = named(workdir={"path": "/home/ann/code", "archive": archive})
+    assert found == {f"configmaps/{name}", f"configmaps/{name}-0", f"configmaps/{name}-1"}
+
+
 def test_each_change_that_people_should_notice_is_one_event() -> None:
     new = ResourceStatus()
     refused = statuses.refused_status(new, "Forbidden", "no right", generation=1, now=NOW)

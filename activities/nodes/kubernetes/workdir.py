@@ -35,11 +35,16 @@ def archive_of(spec: JobSpec) -> WorkdirArchive | None:
     return spec.workdir.archive if spec.workdir else None
 
 
+def config_maps_of(archive: WorkdirArchive) -> tuple[str, ...]:
+    """Returns the names of the ConfigMaps that hold the archive: the head, and its parts in order."""
+    return (archive.name, *(_part_name(archive.name, index) for index in range(archive.parts)))
+
+
 def carry(archive: WorkdirArchive, *, prepare: dict[str, Any], volumes: list[dict[str, Any]]) -> None:
     """Mounts the archive in a pod's init container, which unpacks it (`agent.workdir`)."""
     sources = [
-        {"configMap": {"name": _part_name(archive.name, index), "items": [{"key": _KEY, "path": f"{index:04}"}]}}
-        for index in range(archive.parts)
+        {"configMap": {"name": name, "items": [{"key": _KEY, "path": f"{index:04}"}]}}
+        for index, name in enumerate(config_maps_of(archive)[1:])
     ]
     volumes.append({"name": VOLUME, "projected": {"sources": sources}})
     prepare["volumeMounts"] = [
