@@ -23,7 +23,7 @@ from temporalio.client import WorkflowFailureError
 from temporalio.service import RPCError
 
 from perdure.cli import text
-from perdure.client import task_failures
+from perdure.client import pauses, task_failures
 from perdure.client.connection import (
     CALL_TIMEOUT,
     Endpoint,
@@ -38,6 +38,7 @@ from perdure.client.workers import pollers
 from perdure.encryption.codec import Plain
 from perdure.encryption.keys import KEYS_FILE_VARIABLE
 from perdure.errors import ControlPlaneUnreachable, StateFolderError
+from perdure.executions import describe_all
 from perdure.files import read_record
 from perdure.local import temporal_binary
 from perdure.local.code_version import is_of_newer_release
@@ -113,6 +114,8 @@ async def run_checks(address: str | None) -> AsyncGenerator[Check]:
             yield check
     if (leftovers := await check_leftovers(client)) is not None:
         yield leftovers
+    async for check in check_pauses(client):
+        yield check
     async for check in check_workflow_tasks(client):
         yield check
 
@@ -309,6 +312,22 @@ async def check_leftovers(client: TemporalClient) -> Check | None:
     return Check(
         name=name, verdict=Verdict.WARNING, detail=f"ConfigMaps of jobs that are over: {named}{more}", remedy=remedy
     )
+
+
+async def check_pauses(client: TemporalClient) -> AsyncGenerator[Check]:
+    """Checks for open jobs and groups that an operator has paused in Temporal, and for their activities."""
+    name = "pauses"
+    try:
+        found = [workflow_id async for workflow_id in task_failures.open_workflows(client, limit=MOST_WORKFLOWS)]
+    except RPCError as error:
+        yield Check(name=name, verdict=Verdict.WARNING, detail=f"open jobs cannot be listed: {error.message}")
+        return
+    described = await describe_all(client, found, rpc_timeout=CALL_TIMEOUT)
+    paused = [pause for workflow in described for pause in pauses.pauses_of(workflow)]
+    for pause in paused:
+        yield Check(name=name, verdict=Verdict.WARNING, detail=pauses.explain(pause), remedy=pauses.remedy(pause))
+    if not paused:
+        yield Check(name=name, verdict=Verdict.OK, detail="nothing of open jobs is paused in Temporal")
 
 
 async def check_workflow_tasks(client: TemporalClient) -> AsyncGenerator[Check]:

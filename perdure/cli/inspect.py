@@ -105,7 +105,7 @@ def status(
 
 
 async def _status(client: Client, here: Session, name: str) -> None:
-    from perdure.client.pauses import describe_pauses, remedy
+    from perdure.client.pauses import describe_pauses, unpause_command
     from perdure.client.views import all_warnings, overall_progress
     from perdure.errors import NoWorker
 
@@ -123,7 +123,7 @@ async def _status(client: Client, here: Session, name: str) -> None:
     warnings = (*describe_pauses(pauses), *failures, *all_warnings(nodes, known))
     known = known.model_copy(update={"progress": progress, "warnings": warnings})
     if pauses:
-        known = known.model_copy(update={"next_action": remedy(pauses[0])})
+        known = known.model_copy(update={"next_action": f"unpause it: {unpause_command(pauses[0])}"})
     if here.json:
         here.show(known)
         return

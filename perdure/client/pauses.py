@@ -74,22 +74,22 @@ def explain(pause: Pause, *, now: datetime | None = None) -> str:
     return f"{_subject(pause)} is paused in Temporal{seconds}{by}{reason}"
 
 
+def unpause_command(pause: Pause) -> str:
+    """The command that ends the pause."""
+    if not pause.activity_id:
+        return f"perdure temporal workflow unpause --workflow-id {pause.workflow_id}"
+    return f"perdure temporal activity unpause --workflow-id {pause.workflow_id} --activity-id {pause.activity_id}"
+
+
 def remedy(pause: Pause) -> str:
     """The advice to the user."""
     if not pause.activity_id:
-        return (
-            f"Unpause it: perdure temporal workflow unpause --workflow-id {pause.workflow_id}. "
-            "Running nodes continue to train, and what they report is handled then."
-        )
-    effect = (
-        "The node continues to train; its progress is not seen until then, and its loss may be noticed late."
-        if LEASE_ID.fullmatch(pause.activity_id)
-        else "What depends on it waits until then."
-    )
-    return (
-        f"Unpause it: perdure temporal activity unpause --workflow-id {pause.workflow_id} "
-        f"--activity-id {pause.activity_id}. {effect}"
-    )
+        effect = "Running nodes continue to train, and what they report is handled then."
+    elif LEASE_ID.fullmatch(pause.activity_id):
+        effect = "The node continues to train; its progress is not seen until then, and its loss may be noticed late."
+    else:
+        effect = "What depends on it waits until then."
+    return f"Unpause it: {unpause_command(pause)}. {effect}"
 
 
 def describe_pauses(pauses: Sequence[Pause]) -> list[str]:

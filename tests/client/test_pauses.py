@@ -12,6 +12,7 @@ from temporalio.api.workflow.v1 import WorkflowExecutionInfo
 from temporalio.client import Client as TemporalClient
 from temporalio.client import WorkflowFailureError, WorkflowHandle
 
+from perdure.cli.checks import Verdict, check_pauses
 from perdure.client.client import Client
 from perdure.client.views import JobSummary
 from perdure.errors import JobPaused
@@ -170,6 +171,8 @@ async def test_a_paused_lease_is_named_with_its_node_and_held_again_once_it_is_u
         assert (zero.reachable, one.reachable, one.phase) == (True, False, NodePhase.READY)
         assert "paused in Temporal" in one.reason
         assert not fleet.deleted, "a paused lease is no sign of a lost node"
+        warnings = [check async for check in check_pauses(temporal_client) if check.verdict is Verdict.WARNING]
+        assert any(remedy in check.remedy for check in warnings)
         await operator.unpause_activity(group, f"lease/1/1/{played.lease_epochs[-1]}")
         await eventually(lambda: len(played.lease_epochs) > taken, what="the lease is held again")
         assert await client.pauses(name_of(job)) == ()
