@@ -57,6 +57,9 @@ class FailureClass(Vocabulary):
 
     USER_CODE = "USER_CODE"
     """The script raised or exited with a code of its own: the same will probably happen again."""
+    CANNOT_RUN = "CANNOT_RUN"
+    """The script failed before any step of the job, by an error that running it again does not change: a module or a
+    file is missing, or its code is wrong."""
     CRASH = "CRASH"
     """A rank died of SIGSEGV, SIGABRT, SIGBUS, SIGFPE or SIGILL."""
     KILLED = "KILLED"

@@ -34,6 +34,18 @@ _UNEQUAL = re.compile(r"enforce fail at .*gloo.* vs ", re.IGNORECASE | re.DOTALL
 
 _OUT_OF_MEMORY = re.compile(r"out of memory|outofmemoryerror|cannot allocate memory|\bmemoryerror\b", re.IGNORECASE)
 
+_CANNOT_RUN = re.compile(
+    r"(builtins\.)?(ImportError|ModuleNotFoundError|SyntaxError|IndentationError|TabError|NameError|UnboundLocalError"
+    r"|AttributeError|TypeError|FileNotFoundError|NotADirectoryError|IsADirectoryError)\b"
+)
+"""Python's errors about the program itself and what it needs, by the name with which an error begins. Before the first
+step they are no matter of data or luck."""
+
+
+def cannot_run(text: str) -> bool:
+    """Whether the program itself is wrong, or something that it needs is missing."""
+    return _CANNOT_RUN.match(text) is not None
+
 
 def is_out_of_memory(text: str) -> bool:
     """Whether memory of the host or of a device ran out."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from workflows.messages import EvidenceSource, Failure, FailureClass, FailureKind, RankExit
 from workflows.messages.agents import UNKNOWN_RANK
 from workflows.policy.behavior import CURRENT, Behavior
-from workflows.policy.error_texts import is_collective_timeout, is_out_of_memory, is_peer_lost
+from workflows.policy.error_texts import cannot_run, is_collective_timeout, is_out_of_memory, is_peer_lost
 from workflows.policy.state import NodeFailure
 
 _READ_LOGS = "perdure logs {job}{flag}{node} --tail 50"
@@ -60,6 +60,8 @@ class FailureTraits:
     needs_progress: bool = False
     """It may happen again at the same step: a job that restarts for it again and again must make progress in between.
     That holds for users' own failures, too."""
+    once_more: bool = False
+    """The same again, with no step gained in between, is certain to come a third time: the job stops then."""
     victim: bool = False
     """The effect of another node's failure: it decides nothing while a culprit may still report."""
     took_part: bool = True
@@ -125,16 +127,24 @@ FAILURE_CLASSES = complete(
             stop=Stop(rule='launch/1 "it will not start the next time either"', exit_code=1),
         ),
         FailureClass.OUT_OF_MEMORY: FailureTraits(
-            meaning="memory ran out", advice=_READ_LOGS, users_own=True, among_ranks=0
+            meaning="memory ran out", advice=_READ_LOGS, users_own=True, once_more=True, among_ranks=0
         ),
         FailureClass.CRASH: FailureTraits(
             meaning="a rank crashed in native code", advice=_READ_LOGS, users_own=True, among_ranks=1
+        ),
+        FailureClass.CANNOT_RUN: FailureTraits(
+            meaning="the script cannot run as it is: it failed before any step, by an error of its code or of what it "
+            "needs",
+            advice=_READ_LOGS,
+            users_own=True,
+            once_more=True,
+            among_ranks=2,
         ),
         FailureClass.COMMAND_LOST: FailureTraits(
             meaning="the command itself was ended, and none of its ranks had failed", advice=_READ_LOGS
         ),
         FailureClass.KILLED: FailureTraits(
-            meaning="a rank was killed from outside", advice=_WATCH_NODES, among_ranks=3
+            meaning="a rank was killed from outside", advice=_WATCH_NODES, among_ranks=4
         ),
         FailureClass.RENDEZVOUS_TIMEOUT: FailureTraits(
             meaning="a node did not enter the world in time",
@@ -150,7 +160,7 @@ FAILURE_CLASSES = complete(
             meaning="the script failed by itself; the same will probably happen again",
             advice=_READ_LOGS,
             users_own=True,
-            among_ranks=2,
+            among_ranks=3,
         ),
         FailureClass.UNKNOWN: FailureTraits(
             meaning="a kind of failure that this release does not know", advice=_WATCH_NODES
@@ -168,10 +178,10 @@ FAILURE_CLASSES = complete(
             advice=_FIND_HANG,
             victim=True,
             needs_progress=True,
-            among_ranks=4,
+            among_ranks=5,
         ),
         FailureClass.PEER_LOST: FailureTraits(
-            meaning="ranks failed because another one went away", advice=_WATCH_NODES, victim=True, among_ranks=5
+            meaning="ranks failed because another one went away", advice=_WATCH_NODES, victim=True, among_ranks=6
         ),
     }
 )
@@ -212,8 +222,10 @@ def signal_in_shell(exit_code: int | None) -> int | None:
     return number if number in _ENDING_SIGNALS else None
 
 
-def classify_rank(exit: RankExit, *, out_of_memory: bool = False, behavior: Behavior = CURRENT) -> FailureClass:
-    """Classifies one rank's exit."""
+def classify_rank(
+    exit: RankExit, *, out_of_memory: bool = False, before_steps: bool = False, behavior: Behavior = CURRENT
+) -> FailureClass:
+    """Classifies one rank's exit; `before_steps` and `behavior` are as in `classify`."""
     text = exit.error or ""
     number = exit.signal
     if number is None and not text and behavior >= Behavior.RELEASE_0_2:
@@ -228,14 +240,17 @@ def classify_rank(exit: RankExit, *, out_of_memory: bool = False, behavior: Beha
         return FailureClass.PEER_LOST
     if number in _CRASH_SIGNALS:
         return FailureClass.CRASH
-    return FailureClass.USER_CODE
+    return FailureClass.CANNOT_RUN if before_steps and cannot_run(text) else FailureClass.USER_CODE
 
 
-def classify(failure: Failure, *, behavior: Behavior = CURRENT) -> tuple[FailureClass, str, int | None]:
+def classify(
+    failure: Failure, *, before_steps: bool = False, behavior: Behavior = CURRENT
+) -> tuple[FailureClass, str, int | None]:
     """Classifies a node's report.
 
     Args:
         failure: The agent's report.
+        before_steps: No rank of the job has made a step yet.
         behavior: That of the run. The first release neither read an exit code of 128 + n as the end of a shell's child
             by signal n, nor told a timeout in a collective from a broken connection.
 
@@ -253,7 +268,10 @@ def classify(failure: Failure, *, behavior: Behavior = CURRENT) -> tuple[Failure
         return FailureClass.RENDEZVOUS_TIMEOUT, failure.message or "it did not enter its world in time", None
     if failure.ranks:
         oom = failure.out_of_memory
-        classes = [(classify_rank(exit, out_of_memory=oom, behavior=behavior), exit) for exit in failure.ranks]
+        classes = [
+            (classify_rank(exit, out_of_memory=oom, before_steps=before_steps, behavior=behavior), exit)
+            for exit in failure.ranks
+        ]
         worst, exit = min(classes, key=lambda pair: FAILURE_CLASSES[pair[0]].among_ranks)
         return worst, describe_rank(exit), exit.exit_code
     if failure.kind is FailureKind.RANKS:
@@ -281,12 +299,17 @@ def classify(failure: Failure, *, behavior: Behavior = CURRENT) -> tuple[Failure
     if failure.exit_code == 0:
         return FailureClass.COMMAND_LOST, failure.message or "the command ended although its world continues", 0
     said = failure.message or f"the command exited with {failure.exit_code}"
-    return FailureClass.USER_CODE, f"{said}: {failure.error}" if failure.error else said, failure.exit_code
+    said = f"{said}: {failure.error}" if failure.error else said
+    if failure.error and behavior >= Behavior.RELEASE_0_2:
+        as_of_rank = RankExit(local_rank=UNKNOWN_RANK, exit_code=failure.exit_code, error=failure.error)
+        found = classify_rank(as_of_rank, before_steps=before_steps)
+        return FailureClass.USER_CODE if found in VICTIMS else found, said, failure.exit_code
+    return FailureClass.USER_CODE, said, failure.exit_code
 
 
-def node_failure(failure: Failure, *, behavior: Behavior = CURRENT) -> NodeFailure:
-    """Returns what a node's report says about its failure; `behavior` is as in `classify`."""
-    failure_class, text, exit_code = classify(failure, behavior=behavior)
+def node_failure(failure: Failure, *, before_steps: bool = False, behavior: Behavior = CURRENT) -> NodeFailure:
+    """Returns what a node's report says about its failure; the arguments are those of `classify`."""
+    failure_class, text, exit_code = classify(failure, before_steps=before_steps, behavior=behavior)
     certain = not (failure_class is FailureClass.USER_CODE and not any(rank.error for rank in failure.ranks))
     if failure.out_of_memory and failure_class is FailureClass.OUT_OF_MEMORY:
         text = f"{text}: {_describe_memory_kill(failure.memory_limit)}"

@@ -112,7 +112,7 @@ def _recover(state: JobState, job: JobSpec, now: datetime) -> JobState:
 
 def _cause(rank: int, interruption: Interruption) -> LossCause:
     """The cause of the loss of a node that is given up although it is not known to be gone."""
-    if rank in interruption.ranks_with(FailureClass.NODE_UNRESPONSIVE):
+    if rank in interruption.ranks_with(FailureClass.NODE_UNRESPONSIVE, FailureClass.CANNOT_RUN):
         return LossCause.MACHINE
     # The node itself reports that something ends it. If its machine were the reason, the backend would have reported
     # it.
@@ -355,7 +355,7 @@ def _continue_ended_members(state: JobState) -> JobState:
 def _with_fresh_progress(state: JobState) -> JobState:
     """Resets progress after a stage: its steps say nothing about the progress of the next one."""
     fresh = {"failures_without_progress": 0, "best_step": -1, "last_generation_steps": -1}
-    return state.replace(progress=None, first_step=None, missed_first_steps=0, **fresh)
+    return state.replace(progress=None, first_step=None, missed_first_steps=0, last_failure=None, **fresh)
 
 
 def _to_restart(state: JobState) -> set[int]:

@@ -140,6 +140,10 @@ def _repair(state: JobState, interruption: Interruption, culprit: NodeFailure, j
                 Considered(option="replace the node", why_not="its agent and launcher are alive"),
             ),
         )
+    # Where several nodes report it, other machines were tried.
+    alone = interruption.ranks_with(FailureClass.CANNOT_RUN) == frozenset({culprit.rank})
+    if alone and CAPABILITIES[job.backend].chooses_machines and _may_replace(job):
+        return _elsewhere(culprit)
     command = culprit.failure is FailureClass.COMMAND_LOST
     return _blame(
         culprit,
@@ -151,6 +155,20 @@ def _repair(state: JobState, interruption: Interruption, culprit: NodeFailure, j
             Considered(option="replace the node", why_not="its agent and launcher are alive"),
             Considered(option="continue with fewer nodes", why_not="no capacity is lost"),
         ),
+    )
+
+
+def _elsewhere(culprit: NodeFailure) -> Verdict:
+    """The verdict on a script that cannot run on one node: what it lacks there, another machine may have."""
+    return _blame(
+        culprit,
+        rule='cannot-run/1 "one more try, on another machine"',
+        action="replace the node, on another machine if one has room, and try once more",
+        considered=(
+            Considered(option="restart in place", why_not="what is missing there is still missing"),
+            Considered(option="stop the job", why_not="another machine may have what this one lacks"),
+        ),
+        replace=(culprit.rank,),
     )
 
 
@@ -335,6 +353,8 @@ def _must_stop(
     if not traits.counts or (interruption.counted and state.behavior >= Behavior.RELEASE_0_2):
         # The budgets do not limit this restart, or have already allowed it.
         return None
+    if _happens_again(state, culprit):
+        return stop('same-failure/1 "the same again, and no step gained"', f"it failed again: {culprit.text}", 1)
     futile = failures_without_progress(state, culprit)
     if futile > retry.no_progress_limit:
         return stop(
@@ -350,6 +370,12 @@ def _must_stop(
             1 if traits.users_own else 3,
         )
     return None
+
+
+def _happens_again(state: JobState, culprit: NodeFailure) -> bool:
+    """Whether the last failure has come again although it was tried once more, at the same step."""
+    again = FAILURE_CLASSES[culprit.failure].once_more and culprit.failure is state.last_failure
+    return again and state.behavior >= Behavior.RELEASE_0_2 and failures_without_progress(state, culprit) > 0
 
 
 def _why_fatal(culprit: NodeFailure) -> str:
@@ -399,6 +425,7 @@ def record(state: JobState, verdict: Verdict, interruption: Interruption, job: J
                 restart_count=state.all_restarts + 1,
             )
         state = state.replace(
+            last_failure=verdict.failure,
             failures_without_progress=futile,
             best_step=max(state.best_step, progress.step) if progress is not None and reported else state.best_step,
             last_generation_steps=progress.generation_steps if progress is not None else -1,

@@ -69,7 +69,8 @@ def _(failure: Failure, state: JobState, now: datetime) -> JobState:
         return state
     state, node = known
     state, failure = claims.verify_failure(state, node, failure)
-    reported = node_failure(failure, behavior=state.behavior)
+    before_steps = state.behavior >= Behavior.RELEASE_0_2 and not state.has_stepped and failure.progress is None
+    reported = node_failure(failure, before_steps=before_steps, behavior=state.behavior)
     member = state.is_member(node)
     node = _with_preparation(node, preparing=False).replace(
         phase=NodePhase.READY if failure.kind is FailureKind.RANKS else NodePhase.JOINED,
@@ -95,7 +96,9 @@ def _(failure: Failure, state: JobState, now: datetime) -> JobState:
             return state
         # The command ended before it could take part. There is no world to restart it in, so the node is replaced. If
         # it was in an earlier world, its agent may have started the command again since it sent this report.
-        state = _lose(state, succession.drop(state, node), now, reported.text, LossCause.JOB)
+        # What such a command lacks may be missing on its machine only.
+        cause = LossCause.MACHINE if reported.failure is FailureClass.CANNOT_RUN else LossCause.JOB
+        state = _lose(state, succession.drop(state, node), now, reported.text, cause)
         if state.world is not None:
             return state
         state = count_another_try(state, node, now)

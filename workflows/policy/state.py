@@ -308,6 +308,8 @@ class JobState(Message):
     """The longest time from entering a world to its first step, in this stage: see `workflows.policy.first_steps`."""
     missed_first_steps: int = 0
     """Worlds in a row that were ended because they made no first step in time."""
+    last_failure: FailureClass | None = None
+    """The class of the last failure that was charged to the budgets, in this stage."""
     failures_without_progress: int = 0
     best_step: int = -1
     """The highest step reported before a failure."""
@@ -399,6 +401,11 @@ class JobState(Message):
         return world is not None and all(
             self.is_member(node := self.nodes[rank]) and node.stepped >= world.generation for rank in world.members
         )
+
+    @property
+    def has_stepped(self) -> bool:
+        """Whether a step of this stage was seen."""
+        return self.first_step is not None or self.progress is not None
 
     @property
     def stalled(self) -> tuple[NodeState, ...]:
