@@ -11,18 +11,19 @@ from perdure.cli import text
 from workflows.policy.failures import FAILURE_CLASSES
 
 if TYPE_CHECKING:
-    from workflows.messages import IncidentView, Suspect
+    from workflows.messages import IncidentView, JobPhase, Suspect
 
 _NAMED = 8
 
 
-def explanation(incident: IncidentView, *, job: str, flag: str) -> Text:
+def explanation(incident: IncidentView, *, job: str, flag: str, ended: JobPhase | None = None) -> Text:
     """Renders the whole story of one incident.
 
     Args:
         incident: The job's record.
         job: The job's name, for the suggested commands.
         flag: The option with which these commands find its namespace.
+        ended: How the job has ended; None while it has not.
     """
     lines = [_title(incident)]
     for label, words in (
@@ -33,7 +34,7 @@ def explanation(incident: IncidentView, *, job: str, flag: str) -> Text:
         ("WAIT", [incident.waited_for]),
         ("TOOK", [_course(incident)]),
         ("STEP", [_restore(incident)]),
-        ("YOU", [_advice(incident, job=job, flag=flag)]),
+        ("YOU", [_advice(incident, job=job, flag=flag, ended=ended)]),
     ):
         for index, word in enumerate(filter(None, words)):
             lines.append(Text.assemble((f"{label if index == 0 else '':<6}", "bold"), word))
@@ -173,14 +174,17 @@ def _starts(incident: IncidentView) -> str:
     return said
 
 
-def _advice(incident: IncidentView, *, job: str, flag: str) -> str:
-    if incident.observation and incident.observation.uncreated and incident.closed_at is None:
+def _advice(incident: IncidentView, *, job: str, flag: str, ended: JobPhase | None) -> str:
+    if incident.observation and incident.observation.uncreated and incident.closed_at is None and ended is None:
         return "change what refuses it, which the text above names: docs/kubernetes.md, What the job learns"
+    if ended is not None and not incident.stopped:
+        return f"nothing to do: the job has ended since ({ended.lower()}); perdure status {job}{flag}"
     if incident.failure is None:
         return f"nothing to do; perdure status {job}{flag}"
     named = incident.culprit if incident.culprit is not None else next((s.rank for s in incident.suspects), None)
     node = "" if named is None else f" --node {named}"
-    return FAILURE_CLASSES[incident.failure].advice.format(job=job, flag=flag, node=node)
+    traits = FAILURE_CLASSES[incident.failure]
+    return (traits.remedy if incident.stopped else traits.advice).format(job=job, flag=flag, node=node)
 
 
 def table_line(incident: IncidentView) -> str:

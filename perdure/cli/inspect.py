@@ -106,11 +106,11 @@ def status(
 
 async def _status(client: Client, here: Session, name: str) -> None:
     from perdure.client.pauses import describe_pauses, unpause_command
-    from perdure.client.views import all_warnings, overall_progress
+    from perdure.client.views import all_warnings, closed, overall_progress
     from perdure.errors import NoWorker
 
     try:
-        known = await client.status(name)
+        known = closed(await client.status(name), await client.describe(name))
     except NoWorker:
         if not here.json:
             summary = await client.describe(name)
@@ -162,7 +162,8 @@ def facts(
     """The lines of `perdure status` below its first one, by their labels."""
     incident = status.last_incident
     why = [status.reason] if status.reason else []
-    if incident and incident.title not in status.reason:
+    # What stopped the job is the reason already.
+    if incident and incident.title not in status.reason and not incident.stopped:
         why.append(text.incident_line(incident))
     speed: list[str] = []
     idle = "" if status.finished_at else text.stall(status, nodes)
@@ -288,7 +289,8 @@ def explain(
     if number is None:
         for incident in incidents[:-1]:
             out.print(table_line(incident), markup=False)
-    out.print(explanation(chosen[-1], job=name, flag=here.flag))
+    ended = status.phase if status.finished_at else None
+    out.print(explanation(chosen[-1], job=name, flag=here.flag, ended=ended))
     if number is None:
         _tell_rest(waiting, status)
     others = [incident.number for incident in incidents if incident.number != chosen[-1].number]
@@ -299,11 +301,15 @@ def explain(
 
 async def _story(client: Client, name: str) -> tuple[list[IncidentView], JobStatus]:
     """The job's interruptions, and its status."""
-    return await client.incidents(name), await client.status(name)
+    from perdure.client.views import closed
+
+    return await client.incidents(name), closed(await client.status(name), await client.describe(name))
 
 
 def _tell_rest(waits: str, status: JobStatus) -> None:
-    """Prints what the job waits for now, and which samples no rank will process."""
+    """Prints what the job waits for now, or how it has ended, and which samples no rank will process."""
+    if status.finished_at and not (status.last_incident and status.last_incident.stopped):
+        out.print(f"[bold]{'END':<6}[/]{status.phase.lower()}: {escape(status.reason)}")
     if waits:
         out.print(f"[bold]{'NOW':<6}[/]waits: {escape(waits)}")
     for one in status.unprocessed:

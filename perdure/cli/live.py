@@ -93,7 +93,9 @@ class View:
         if self.page:
             parts.append(Text.assemble(("UI    ", "bold"), (self.page, "underline dim")))
         if self.panel == "explain" and self.incidents:
-            parts.append(explanation(self.incidents[max(self.incidents)], job=self.name, flag=self.flag))
+            ended = snapshot.result.phase if snapshot and snapshot.result else None
+            incident = self.incidents[max(self.incidents)]
+            parts.append(explanation(incident, job=self.name, flag=self.flag, ended=ended))
         if self.panel == "logs":
             parts += [Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in self.log_lines]
         keys = r"\[e]xplain  \[l]ogs  \[q]uit" if self.keys else "Ctrl-C"

@@ -187,6 +187,16 @@ def comparable(known: Sequence[Progress]) -> Sequence[Progress]:
     return [progress for progress in current if progress.source is ProgressSource.REPORTED] or current
 
 
+def closed(status: JobStatus, summary: JobSummary) -> JobStatus:
+    """The status of a job whose workflow may have been ended without the job: terminated, or by a time limit. It still
+    answers as it was then, running."""
+    if status.finished_at is not None or summary.finished_at is None:
+        return status
+    reason = "its workflow was ended in Temporal and not by the job: it was terminated, or a time limit of it is over"
+    update = {"phase": summary.phase or status.phase, "reason": reason, "finished_at": summary.finished_at}
+    return status.model_copy(update={**update, "next_action": ""})
+
+
 def training_step(progress: Progress, checkpoint: CheckpointView) -> int:
     """The step of the training: as the script reports it, else the step that the checkpointer has restored and those
     that the ranks have counted since."""

@@ -13,7 +13,7 @@ from temporalio.client import Client as TemporalClient
 import perdure
 from perdure.client.client import Client
 from perdure.client.sync import SyncClient
-from perdure.client.views import JobSnapshot
+from perdure.client.views import JobSnapshot, closed
 from perdure.errors import ExitCode, JobAlreadyRunning, JobNotFound, LogsUnavailable, NoWorker, Refused
 from perdure.spec.errors import SpecError
 from perdure.worker import running_worker
@@ -106,6 +106,9 @@ async def test_terminated_from_temporal(client: Client, temporal_client: Tempora
     result = await client.wait(job_name)
     assert (result.phase, result.exit_code) == (JobPhase.CANCELLED, ExitCode.CANCELLED)
     assert "the budget is spent" in result.reason
+    shown = closed(await client.status(job_name), await client.describe(job_name))
+    assert shown.phase is JobPhase.CANCELLED
+    assert "ended in Temporal" in shown.reason
 
 
 async def test_changes_are_accepted_or_refused_in_words(client: Client, job_name: str) -> None:

@@ -138,6 +138,8 @@ class IncidentView(Message):
     """The policy's rule that decided, by name."""
     action: str = ""
     """What the job did."""
+    stopped: bool = False
+    """The job decided to stop because of it."""
     waited_for: str = ""
     """The node that was not available at once, and the reason, such as the scheduler's message."""
     avoided: tuple[str, ...] = ()

@@ -21,6 +21,11 @@ from workflows.policy.state import NodeFailure
 
 _READ_LOGS = "perdure logs {job}{flag}{node} --tail 50"
 _WATCH_NODES = "nothing to do, unless it repeats; perdure nodes {job}{flag}"
+_START_AGAIN = "start the job again once the cause is gone; perdure nodes {job}{flag} shows what became of each node"
+_CORRECT = "correct what perdure logs {job}{flag}{node} --tail 50 shows, and start the job again"
+_LONGER_FIRST_STEP = (
+    "perdure logs {job}{flag}{node} --tail 50; if the first step needs longer, set timing.stall.first_step"
+)
 _FIND_HANG = (
     "perdure logs {job}{flag}{node} --tail 50 shows what it did last; a shorter timeout in init_process_group() ends a "
     "hang sooner"
@@ -55,6 +60,8 @@ class FailureTraits:
     """One clause for people, without the node."""
     advice: str
     """The advice to the user; `{job}`, `{flag}` and `{node}` stand for the job and the options that name its place."""
+    remedy: str = _START_AGAIN
+    """The same, where the job has stopped because of it."""
     users_own: bool = False
     """Users' own failure: it will probably happen again, and the job exits with 1."""
     needs_progress: bool = False
@@ -117,25 +124,28 @@ FAILURE_CLASSES = complete(
         FailureClass.UNPROTECTED: FailureTraits(
             meaning="ranks ran without Perdure's rendezvous",
             advice=_READ_LOGS,
+            remedy=_CORRECT,
             users_own=True,
             stop=Stop(rule='unprotected/1 "ranks that the job has not placed: stop"', exit_code=2),
         ),
         FailureClass.LAUNCH: FailureTraits(
             meaning="the command could not be started",
             advice=_READ_LOGS,
+            remedy=_CORRECT,
             users_own=True,
             stop=Stop(rule='launch/1 "it will not start the next time either"', exit_code=1),
         ),
         FailureClass.OUT_OF_MEMORY: FailureTraits(
-            meaning="memory ran out", advice=_READ_LOGS, users_own=True, once_more=True, among_ranks=0
+            meaning="memory ran out", advice=_READ_LOGS, remedy=_CORRECT, users_own=True, once_more=True, among_ranks=0
         ),
         FailureClass.CRASH: FailureTraits(
-            meaning="a rank crashed in native code", advice=_READ_LOGS, users_own=True, among_ranks=1
+            meaning="a rank crashed in native code", advice=_READ_LOGS, remedy=_CORRECT, users_own=True, among_ranks=1
         ),
         FailureClass.CANNOT_RUN: FailureTraits(
             meaning="the script cannot run as it is: it failed before any step, by an error of its code or of what it "
             "needs",
             advice=_READ_LOGS,
+            remedy=_CORRECT,
             users_own=True,
             once_more=True,
             among_ranks=2,
@@ -159,6 +169,7 @@ FAILURE_CLASSES = complete(
         FailureClass.USER_CODE: FailureTraits(
             meaning="the script failed by itself; the same will probably happen again",
             advice=_READ_LOGS,
+            remedy=_CORRECT,
             users_own=True,
             among_ranks=3,
         ),
@@ -168,14 +179,15 @@ FAILURE_CLASSES = complete(
         FailureClass.HANG: FailureTraits(
             meaning="no rank made a first step in the time that the world had for it: a rank hangs, or the first step "
             "takes longer than ever before",
-            advice="perdure logs {job}{flag}{node} --tail 50; if the first step needs longer, set "
-            "timing.stall.first_step",
+            advice=_LONGER_FIRST_STEP,
+            remedy=_LONGER_FIRST_STEP,
             needs_progress=True,
         ),
         FailureClass.COLLECTIVE_TIMEOUT: FailureTraits(
             meaning="ranks waited for another one until a timeout of torch ended them: one hangs, is much slower, or "
             "did not call the same collective",
             advice=_FIND_HANG,
+            remedy=_FIND_HANG,
             victim=True,
             needs_progress=True,
             among_ranks=5,

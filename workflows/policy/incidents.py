@@ -89,11 +89,12 @@ def record_decision(
     considered: tuple[Considered, ...] = (),
     also_failed: Collection[int] = (),
     suspects: tuple[Suspect, ...] = (),
+    stops: bool = False,
 ) -> JobState:
     """Records the decision; a later one for the same incident replaces it.
 
     `also_failed` are the nodes that failed by themselves, with or without the culprit; `suspects` those that may have
-    begun it where none is known to have.
+    begun it where none is known to have. `stops` tells that the job ends with it.
     """
     incident = state.open_incident
     if incident is None:
@@ -112,6 +113,7 @@ def record_decision(
                 "culprit": culprit,
                 "also_failed": tuple(sorted(also)),
                 "suspects": suspects,
+                "stopped": stops,
                 "decided_at": incident.decided_at if same else now,
                 "rule": rule,
                 "action": shorten(action),

@@ -36,7 +36,7 @@ def status_of(state: JobState, job: JobSpec, *, groups: tuple[str, ...], phase: 
         namespace=state.namespace,
         uid=state.uid,
         phase=phase,
-        reason=state.reason,
+        reason=state.outcome.reason if state.outcome is not None else state.reason,
         role=state.role,
         backend=job.backend,
         workdir_digest=archive.digest if archive else "",

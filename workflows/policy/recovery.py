@@ -408,6 +408,7 @@ def record(state: JobState, verdict: Verdict, interruption: Interruption, job: J
         culprit=verdict.culprit,
         considered=verdict.considered,
         suspects=verdict.suspects,
+        stops=verdict.stop is not None,
         also_failed=failed_by_themselves(interruption.failures) if verdict.failure is not None else (),
     )
     progress = state.progress
