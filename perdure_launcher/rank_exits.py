@@ -25,6 +25,7 @@ from typing import Any, cast
 from .agent_link.codec import Malformed, decode
 from .protocol import RankExit
 from .system.files import write_file
+from .system.program_signals import continue_child, signal_child
 from .system.text import well_formed
 from .torch_internals import MULTIPROCESSING_LOGGER, logged_failures, logged_termination, torchrun_is_terminated
 from .warm_start.starts import read_start
@@ -118,6 +119,22 @@ def _moment(value: Any) -> float | None:
     except (TypeError, ValueError, OverflowError):
         return None
     return moment if math.isfinite(moment) else None
+
+
+def signal_rank(pid: int, number: signal.Signals) -> None:
+    """Signals a rank that torchrun has started; it counts as running until the processes that handle the signal have
+    ended."""
+    if handling := signal_child(pid, number):
+        threading.Thread(target=_continue_late, args=(pid, handling), name="wrapper", daemon=True).start()
+
+
+def _continue_late(pid: int, handling: Sequence[int]) -> None:
+    for descriptor in handling:
+        ended = select.poll()
+        ended.register(descriptor, select.POLLIN)
+        ended.poll()
+        os.close(descriptor)
+    continue_child(pid)
 
 
 class ExitSpool:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..environment import TORCHRUN_VARIABLE, TorchrunSettings
+from ..rank_exits import signal_rank
 from ..supervisor.commands import BACKEND
-from ..system.program_signals import signal_program
 from ..torch_internals import Launch, current_launch, replace_rendezvous_backends, signal_programs
 from ..warm_start.names import EXECUTABLE_VARIABLE, PYTHON_VARIABLE
 from ..warm_start.plan import Plan
@@ -35,7 +35,7 @@ def get_handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
     text = os.environ.get(TORCHRUN_VARIABLE)
     if text is not None:
         replace_rendezvous_backends(create)
-        signal_programs(signal_program)
+        signal_programs(signal_rank)
         settings = TorchrunSettings.load(text)
         if settings.warm_starts and (reason := offer(settings.warm_folder, os.environ)):
             logger.info("ranks start cold: %s", reason)

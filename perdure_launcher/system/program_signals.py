@@ -7,6 +7,7 @@ alone is lost if the leader is a shell or another wrapper.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterable
@@ -36,6 +37,33 @@ def signal_program(leader: int, number: signal.Signals) -> list[int]:
     return found
 
 
+def signal_child(leader: int, number: signal.Signals) -> list[int]:
+    """Signals a program whose leader's end the caller takes for the program's end, as torchrun does.
+
+    A leader that would end before the processes that handle the signal is stopped until they have ended, so that it
+    neither ends nor continues with its next line: the caller then calls `continue_child`.
+
+    Returns:
+        The pidfds of those processes, which the caller closes; empty if the leader is not stopped.
+    """
+    found = _recipients(leader, number)
+    handling: list[int] = []
+    if _passes_on(leader, number):
+        for pid in found[1:]:
+            if not _passes_on(pid, number):
+                with contextlib.suppress(ProcessLookupError):
+                    handling.append(os.pidfd_open(pid))
+    if handling:
+        processes.send([leader], signal.SIGSTOP)
+    processes.send(found, number)
+    return handling
+
+
+def continue_child(leader: int) -> None:
+    """Lets the leader act on the signal that it received while it was stopped."""
+    processes.send([leader], signal.SIGCONT)
+
+
 def any_runs(pids: Iterable[int]) -> bool:
     """Returns whether one of the processes has not ended yet."""
     return any((process := processes.read_process(pid)) and not process.zombie for pid in pids)
@@ -51,9 +79,14 @@ def _recipients(leader: int, number: signal.Signals) -> list[int]:
     # A leader that was just forked has not created its group yet.
     found = [leader]
     for pid in found:
-        if _is_shell(pid) or not _handles(pid, number):
+        if _passes_on(pid, number):
             found += children.get(pid, [])
     return found
+
+
+def _passes_on(pid: int, number: signal.Signals) -> bool:
+    """Returns whether the children of a process have to receive the signal, too."""
+    return _is_shell(pid) or not _handles(pid, number)
 
 
 def _is_shell(pid: int) -> bool:

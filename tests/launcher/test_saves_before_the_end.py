@@ -13,10 +13,12 @@ from tests.launcher.test_env_mode import ENV_READY
 
 pytestmark = pytest.mark.timeout(300)
 
+LONG = pytest.mark.long("launchers")
+
 SCRIPT = "saves_with_children.py"
 SHELL = ["bash", "-c", f"{sys.executable} -u {SCRIPT}; exit $?"]
 """A rank whose script is a shell's: the shell ends by the signal without passing it on."""
-WRAPPER = [sys.executable, "-c", f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, '{SCRIPT}']))"]
+WRAPPER = [sys.executable, "wraps.py", SCRIPT]
 """The same with a program that does not handle the signal."""
 ENV = [sys.executable, "-u", SCRIPT]
 
@@ -24,18 +26,20 @@ ENV = [sys.executable, "-u", SCRIPT]
 @pytest.mark.parametrize(
     ("command", "ready", "warm"),
     [
-        pytest.param([*TORCHRUN, SCRIPT], READY, True, id="torchrun-warm"),
+        pytest.param([*TORCHRUN, SCRIPT], READY, True, id="torchrun-warm", marks=LONG),
         pytest.param([*TORCHRUN, SCRIPT], READY, False, id="torchrun-cold"),
+        pytest.param([*TORCHRUN, "--no-python", *SHELL], READY, False, id="torchrun-shell", marks=LONG),
+        pytest.param([*TORCHRUN, "wraps.py", SCRIPT], READY, False, id="torchrun-wrapper-cold", marks=LONG),
         pytest.param(ENV, ENV_READY, True, id="env-warm"),
-        pytest.param(ENV, ENV_READY, False, id="env-cold"),
-        pytest.param(SHELL, ENV_READY, False, id="env-shell"),
-        pytest.param(WRAPPER, ENV_READY, False, id="env-wrapper"),
+        pytest.param(ENV, ENV_READY, False, id="env-cold", marks=LONG),
+        pytest.param(SHELL, ENV_READY, False, id="env-shell", marks=LONG),
+        pytest.param(WRAPPER, ENV_READY, False, id="env-wrapper", marks=LONG),
     ],
 )
 async def test_children_of_ranks_serve_them_until_they_have_saved_and_end_with_them(
     command: list[str], ready: str, *, warm: bool
 ) -> None:
-    node = Node(command, processes=2, warm_starts=warm, termination_grace_s=100)
+    node = Node(command, processes=2, warm_starts=warm, stop_grace_s=0.3, termination_grace_s=100)
     async with running(node):
         await first_world([node], processes=2, path=ready)
         starts = read_starts(node.run_directory / "warm", generation=1, processes=2)
@@ -43,7 +47,7 @@ async def test_children_of_ranks_serve_them_until_they_have_saved_and_end_with_t
         asked_at = time.monotonic()
         await node.agent.want(exit=True, reason="the job was cancelled")
         assert await node.left() == 0
-        assert time.monotonic() - asked_at < 60, "children were waited for until the grace was over"
+        assert time.monotonic() - asked_at < 80, "children were waited for until the grace was over"
         for rank in (0, 1):
             assert (node.run_directory / f"saved-{rank}").read_text() == "42 still there after 1 signal"
         assert node.processes() == []

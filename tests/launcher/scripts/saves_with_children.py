@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -48,6 +49,8 @@ while not terminated:
     optimizer.step()
 for _ in range(MORE_BATCHES):
     next(batches)
+# Longer than torchrun takes to end, and leftovers after it.
+time.sleep(8)
 ours.send(21)
 program.stdin.write(b"still there\n")
 program.stdin.flush()
