@@ -46,7 +46,8 @@ _FOREIGN_FOLDERS = (
 
 
 def node_address(number: int) -> str:
-    return f"10.213.0.{10 + number}"
+    """Outside of the networks of services and pods, whose addresses the control plane hands out."""
+    return f"10.213.255.{10 + number}"
 
 
 def pod_network(number: int) -> str:
