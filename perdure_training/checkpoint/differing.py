@@ -12,7 +12,7 @@ import io
 import pickle
 import re
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan
 
+from perdure_training.checkpoint.staging import is_dense
 from perdure_training.snapshots.arena import crc32
 
 _MARK = re.compile(r"rank-(\d+)-of-(\d+)")
@@ -52,7 +53,7 @@ def checksum_of(value: object) -> int:
 def tensor_checksum(tensor: torch.Tensor) -> int:
     """Computes the checksum of a tensor's elements."""
     tensor = tensor.detach()
-    if tensor.layout is not torch.strided or tensor.is_quantized:
+    if not is_dense(tensor):
         # Their elements are in several tensors, which only torch can list.
         stream = io.BytesIO()
         torch.save(tensor, stream)
@@ -132,6 +133,8 @@ class OwnView:
     """With the rank's own values under the names that the state has."""
     others: Mapping[str, int]
     """Names whose values differ between ranks, of a world of another size: the size of that world."""
+    own_names: Collection[str]
+    """The names of the values that this rank may load."""
 
 
 def own_view(metadata: Metadata, *, rank: int, world_size: int, replicated: bool) -> OwnView:
@@ -153,7 +156,7 @@ def own_view(metadata: Metadata, *, rank: int, world_size: int, replicated: bool
             stored.setdefault(whole, {})[int(mark[1])] = name
             sizes[whole] = int(mark[2])
     if not stored:
-        return OwnView(metadata, {})
+        return OwnView(metadata, {}, metadata.state_dict_metadata.keys())
     others = {name: size for name, size in sizes.items() if size != world_size}
     chosen: dict[str, str] = {}
     for whole, names in stored.items():
@@ -168,7 +171,9 @@ def own_view(metadata: Metadata, *, rank: int, world_size: int, replicated: bool
     places |= {
         replace(index, fqn=chosen[index.fqn]): place for index, place in list(places.items()) if index.fqn in chosen
     }
-    return OwnView(replace(metadata, state_dict_metadata=described, storage_data=places), others)
+    of_ranks = {name for names in stored.values() for name in names.values()}
+    own_metadata = replace(metadata, state_dict_metadata=described, storage_data=places)
+    return OwnView(own_metadata, others, described.keys() - of_ranks)
 
 
 def _mark(rank: int, world_size: int) -> str:

@@ -17,14 +17,22 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
+from torch.distributed.checkpoint._traverse import set_element  # pyright: ignore[reportUnknownVariableType]
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import _StorageInfo  # pyright: ignore[reportPrivateUsage]
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
-from torch.distributed.checkpoint.planner import LoadItemType, SavePlan, WriteItem, WriteItemType
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import (
+    LoadItemType,
+    LoadPlan,
+    ReadItem,
+    SavePlan,
+    WriteItem,
+    WriteItemType,
+)
 from torch.distributed.checkpoint.storage import WriteResult
 
 from perdure_training.checkpoint.differing import Digest, checksum_of, differing_names, of_rank
-from perdure_training.checkpoint.staging import Parts, is_split
+from perdure_training.checkpoint.staging import Parts, is_dense, is_split
 
 METADATA = ".metadata"
 """The file that makes a folder a checkpoint."""
@@ -48,6 +56,14 @@ class RankPlanner(DefaultSavePlanner):
         super().__init__()
         self._contents = contents
         self._names: dict[str, str] = {}
+
+    def create_local_plan(self) -> SavePlan:
+        state = cast("dict[str, Any]", self.state_dict)  # pyright: ignore[reportUnknownMemberType]
+        if empty := [name for name, value in state.items() if _has_no_content(value)]:
+            raise ValueError(f"{', '.join(empty[:8])}: tensors on the device meta have no content that could be stored")
+        # Their content is in several tensors: they are stored as objects are, with a plan that knows no part of them.
+        state |= {name: (value,) for name, value in state.items() if _is_object(value)}
+        return super().create_local_plan()
 
     def digests(self, plan: SavePlan) -> dict[MetadataIndex, Digest]:
         """Returns what tells whether another rank has the same values as this one."""
@@ -168,6 +184,37 @@ def read_metadata(content: bytes) -> Metadata:
     return cast("Metadata", pickle.loads(content))
 
 
+class _Planner(DefaultLoadPlanner):
+    """Plans what a rank loads."""
+
+    def __init__(self) -> None:
+        # Otherwise names are made by other rules than those of the planner that saves, which leave out empty values.
+        super().__init__(flatten_sharded_tensors=False)
+        self._objects: set[str] = set()
+
+    def create_local_plan(self) -> LoadPlan:
+        state = cast("dict[str, Any]", self.state_dict)  # pyright: ignore[reportUnknownMemberType]
+        self._objects = {name for name, value in state.items() if _is_object(value)}
+        state |= {name: (state[name],) for name in self._objects}
+        saved = cast("Metadata", self.metadata).state_dict_metadata
+        for name, value in state.items():
+            found = saved.get(name)
+            if isinstance(value, torch.Tensor) and found is not None:
+                kind = found.properties.dtype if isinstance(found, TensorStorageMetadata) else "an object"
+                if kind != value.dtype:
+                    raise ValueError(f"{name} is {kind} in the checkpoint, and {value.dtype} in the state")
+        return super().create_local_plan()
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        name = read_item.dest_index.fqn
+        if name not in self._objects:
+            super().load_bytes(read_item, value)
+            return
+        [content] = torch.load(value, weights_only=False)
+        state = cast("dict[str, Any]", self.original_state_dict)  # pyright: ignore[reportUnknownMemberType]
+        set_element(state, self.mappings[name], content)
+
+
 class Loading:
     """The plan to load a checkpoint into a state; nothing of the state is changed before `read`."""
 
@@ -179,7 +226,7 @@ class Loading:
             metadata: The checkpoint's, with the names that the state has.
         """
         self._metadata = metadata
-        self._planner = DefaultLoadPlanner()
+        self._planner = _Planner()
         self._planner.set_up_planner(target, metadata, is_coordinator=True)  # pyright: ignore[reportUnknownMemberType]
         self.problem = ""
         """Why the checkpoint does not have the state: it lacks a part, or has it in another form; empty if it has."""
@@ -218,6 +265,14 @@ def names_in(metadata: Metadata) -> dict[str, set[str]]:
     for path in cast("dict[str, tuple[Any, ...]]", metadata.planner_data).values():
         names.setdefault(str(path[0]), set()).update(map(str, path[1:2]))
     return names
+
+
+def _is_object(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and not is_split(value) and not is_dense(value)
+
+
+def _has_no_content(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and not is_split(value) and value.device.type == "meta"
 
 
 def _write(item: WriteItem, data: torch.Tensor | io.BytesIO, stream: _PlannedFile) -> None:

@@ -149,10 +149,13 @@ class _Describer(pickle.Pickler):
             return None
         if is_split(obj):
             local = self.persistent_id(_local(obj))
-            assert isinstance(local, _Place), "parts of DTensors are dense"
+            if not isinstance(local, _Place):
+                raise ValueError(
+                    f"a DTensor of {obj.dtype} has parts without content of their own: expected dense ones"
+                )
             return _Part(local, _key(obj.device_mesh), obj.placements, obj.shape, obj.stride())
         tensor = obj.detach()
-        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
+        if not is_dense(tensor):
             return None
         # By object, so that a tensor that occurs twice is one tensor again. It is kept alive, and its ID with it.
         known = self._known.get(id(obj))
@@ -213,6 +216,11 @@ class _Reader(pickle.Unpickler):
 
 def _elements(content: memoryview, place: _Place) -> torch.Tensor:
     return torch.frombuffer(content, dtype=place.dtype).reshape(place.shape)
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's content is its elements: not so where it is sparse, quantized, or on no device."""
+    return tensor.layout is torch.strided and not tensor.is_quantized and tensor.device.type != "meta"
 
 
 def is_split(value: object) -> TypeGuard[DTensor]:

@@ -136,11 +136,19 @@ class StoredCheckpoints:
                 target[name] = {**value, "state": {}}
         loading = Loading(target, view.metadata)
         problem = self._of_another_world(view, loading) or loading.problem
-        reports = self._share(store, f"durable/load/{folder}", {"names": sorted(state), "problem": problem})
+        left = [
+            name for name in view.own_names if name not in loading.names and name.split(".")[0] not in self._each_rank
+        ]
+        report = {"names": sorted(state), "problem": problem, "left": left}
+        reports = self._share(store, f"durable/load/{folder}", report)
         wanted = {name for report in reports for name in report["names"]}
         if not state.keys() <= saved.keys() <= wanted:
             raise KeyError(f"the checkpoint has {sorted(saved)}, the state has {sorted(state)}: restore what was saved")
-        if problems := sorted({report["problem"] for report in reports} - {""}):
+        problems = sorted({report["problem"] for report in reports} - {""})
+        lost = set[str](left).intersection(*(report["left"] for report in reports))
+        if lost:
+            problems.append(f"no rank's state has {', '.join(sorted(lost)[:8])}, which would be lost")
+        if problems:
             raise KeyError(f"{folder}: the checkpoint does not have the state that is restored: {'; '.join(problems)}")
         loading.read(read)
         return {name: value[mark] if name in differs else value for name, value in target.items()}

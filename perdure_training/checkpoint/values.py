@@ -45,12 +45,25 @@ def put_into(state: MutableMapping[str, Any], saved: Mapping[str, Any]) -> None:
     for name, value in saved.items():
         target = state[name]
         if isinstance(target, torch.Tensor):
+            _check(name, target, value)
             with torch.no_grad():
                 target.copy_(value)
         elif hasattr(target, "load_state_dict"):
             target.load_state_dict(value)
         else:
             state[name] = value
+
+
+def _check(name: str, target: torch.Tensor, value: Any) -> None:
+    """Raises KeyError if a tensor cannot take a saved value as it is: a copy would convert or repeat elements."""
+    found = _form(value) if isinstance(value, torch.Tensor) else type(value).__name__
+    if found != _form(target):
+        raise KeyError(f"{name}: saved was {found}, the state has {_form(target)}: restore what was saved")
+
+
+def _form(tensor: torch.Tensor) -> str:
+    text = f"{tensor.dtype} of shape {list(tensor.shape)}"
+    return f"{text}, scale {tensor.q_scale()}, zero point {tensor.q_zero_point()}" if tensor.is_quantized else text
 
 
 def own_values(state: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:

@@ -155,3 +155,20 @@ def test_a_checkpointer_of_one_rank_computes_no_checksums(ranks: RankThreads, mo
     monkeypatch.setattr("perdure_training.checkpoint.distributed_format.checksum_of", fails)
     ranks.begin(states(1))
     stored(ranks, 1, states(1, filled=1))
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        {"weights": torch.zeros(4), "loader": {}},
+        {"weights": torch.zeros(4, dtype=torch.float64), "loader": {"position": 0}},
+        {"weights": torch.zeros(1), "loader": {"position": 0}},
+    ],
+    ids=["a name is missing", "another type", "another shape"],
+)
+def test_a_state_that_cannot_take_what_was_saved_as_it_is_is_refused(ranks: RankThreads, target: dict[str, Any]):
+    saved = [{"weights": torch.arange(4.0), "loader": {"position": 5}}]
+    ranks.begin([{"weights": torch.zeros(4), "loader": {"position": 0}}])
+    stored(ranks, 1, saved)
+    with pytest.raises(KeyError, match=r"weights|loader\.position"):
+        ranks.begin([target], lose_memory=True)
