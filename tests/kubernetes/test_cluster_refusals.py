@@ -103,8 +103,9 @@ def trains(results: Path) -> dict[str, Any]:
 
 
 async def delete_node(job: PodJob, rank: int) -> None:
-    [pod] = [pod["metadata"]["name"] for pod in await job.pods() if f"-worker-{rank}-" in pod["metadata"]["name"]]
-    await job.api.delete(f"{job.pods_path}/{pod}", grace=0)
+    names = [pod["metadata"]["name"] for pod in await job.pods() if f"-worker-{rank}-" in pod["metadata"]["name"]]
+    # On a busy machine an earlier incarnation may still be there.
+    await job.api.delete(f"{job.pods_path}/{max(names)}", grace=0)
 
 
 async def test_an_admission_policy_that_denies_pods_does_not_end_a_job_that_has_enough_nodes(
@@ -126,30 +127,6 @@ async def test_an_admission_policy_that_denies_pods_does_not_end_a_job_that_has_
         assert not status.uncreated
         assert any(one.title.startswith("node 1 could not be created for ") for one in await training.incidents())
         assert status.restarts == 0
-        await client.cancel(training.name)
-        await client.wait(training.name)
-
-
-@pytest.mark.long("cluster-faults")
-async def test_a_job_outlasts_the_loss_of_its_workers_rights(
-    own_cluster: Cluster, cluster: TestCluster, job: PodJob, results: Path
-) -> None:
-    rights = Rights(job)
-    await rights.give()
-    kubeconfig = own_cluster.kubeconfig_of(rights.user)
-    async with perdure(cluster, job.namespace, kubeconfig=kubeconfig) as (_, client):
-        training = await start(client, trains(results), results)
-        await training.running(nodes=2)
-        await rights.take()
-        await delete_node(job, 1)
-        # The watch is denied as well, so the loss is known by what the survivor and the lease report.
-        status = await training.until(lambda known: known.uncreated == (1,) and known.phase is JobPhase.RUNNING)
-        assert status.nodes == 1
-        assert "grant the worker this right" in status.refusal
-        await rights.give()
-        status = await training.running(nodes=2)
-        await training.stepping(generation=status.generation, ranks=2)
-
         await client.cancel(training.name)
         await client.wait(training.name)
 
