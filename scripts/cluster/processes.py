@@ -33,6 +33,8 @@ class Processes:
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                     *((os.POSIX_SPAWN_DUP2, log.fileno(), number) for number in (1, 2)),
+                    # Such as the lock of a `flock` that this process runs under: it would be held until the end.
+                    *((os.POSIX_SPAWN_CLOSE, number) for number in _inherited_descriptors()),
                 ],
                 setsid=True,
             )
@@ -65,6 +67,17 @@ class Processes:
         kill_all(process for name in names if (process := self.find(name)))
         for name in names:
             (self._records / f"{name}.json").unlink(missing_ok=True)
+
+
+def _inherited_descriptors() -> list[int]:
+    """Returns the descriptors that a child process would have besides standard input, output and error."""
+    found: list[int] = []
+    for number in map(int, os.listdir("/proc/self/fd")):
+        # The listing's own descriptor is closed by now.
+        with contextlib.suppress(OSError):
+            if number > 2 and os.get_inheritable(number):
+                found.append(number)
+    return found
 
 
 def kill_all(processes: Iterable[psutil.Process], *, within: float = 20.0) -> None:
