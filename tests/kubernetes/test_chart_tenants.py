@@ -87,7 +87,7 @@ async def test_only_pods_of_its_own_jobs_reach_a_tenants_gateway(helm: Path) -> 
 
 async def test_two_tenants_cannot_share_a_namespace_of_jobs(cluster: TestCluster, helm: Path, job: PodJob) -> None:
     """Only rights are installed, without pods."""
-    nothing = {"replicas": 0, "gateway": {"replicas": 0}}
+    nothing = {"replicas": 0, "gateway": {"enabled": False}}
     async with (
         job_in_a_namespace(cluster) as site,
         job_in_a_namespace(cluster) as others_site,
