@@ -31,7 +31,7 @@ GIBIBYTE = 2**30
 async def kubelet_killed(scene: Scene) -> None:
     await scene.train()
     node = await _node(scene)
-    scene.strike()
+    await scene.strike()
     await asyncio.to_thread(node.kill_kubelet)
     await asyncio.sleep(AWAY_SECONDS / 2)
     await asyncio.to_thread(node.start_kubelet)
@@ -41,7 +41,7 @@ async def kubelet_killed(scene: Scene) -> None:
 async def containerd_killed(scene: Scene) -> None:
     await scene.train()
     node = await _node(scene)
-    scene.strike()
+    await scene.strike()
     await asyncio.to_thread(node.kill_containerd)
     await asyncio.sleep(AWAY_SECONDS / 2)
     await asyncio.to_thread(node.start_containerd)
@@ -51,7 +51,7 @@ async def containerd_killed(scene: Scene) -> None:
 async def machine_not_ready(scene: Scene) -> None:
     await scene.train()
     node = await _node(scene)
-    scene.strike()
+    await scene.strike()
     await asyncio.to_thread(node.kill_kubelet)
     try:
         await eventually(lambda: _ready(scene.site, node.name, "Unknown"), seconds=120, otherwise="never NotReady")
@@ -65,12 +65,12 @@ async def evicted_by_pressure(scene: Scene) -> None:
     await scene.train()
     node = await _node(scene)
     await asyncio.to_thread(node.kill_kubelet)
-    scene.strike()
+    await scene.strike()
     # The whole disk counts as pressure, whatever is on it.
     await asyncio.to_thread(lambda: node.start_kubelet(evicts_below={"nodefs.available": "99%"}))
     try:
         await _evicted(scene, node.name)
-        await scene.stepping(2)
+        await scene.repaired()
     finally:
         await asyncio.to_thread(node.kill_kubelet)
         await asyncio.to_thread(node.start_kubelet)
@@ -102,7 +102,7 @@ async def claim_not_bound(scene: Scene) -> None:
     }
     unmake = await scene.make("", volume, path="/api/v1/persistentvolumes")
     try:
-        scene.strike()
+        await scene.strike()
         await scene.stepping(2)
     finally:
         await unmake()
@@ -115,20 +115,20 @@ async def limit_range(scene: Scene) -> None:
     await scene.submit()
     await scene.waits_for("maximum memory usage per Container is 1Gi")
     await unmake()
-    scene.strike()
+    await scene.strike()
     await scene.stepping(2)
 
 
 async def admission_denies(scene: Scene) -> None:
     await scene.train(nodes="1:2")
     async with _denying_pods(scene):
-        scene.strike()
+        await scene.strike()
         await scene.delete_pod()
-        await scene.stepping(1)
+        await scene.repaired(1)
         repaired = scene.seconds
         await asyncio.sleep(AWAY_SECONDS)
         await scene.waits_for("no new pods today")
-    scene.strike()
+    await scene.strike()
     await scene.stepping(2, within=300)
     scene.seconds = repaired
 
@@ -155,10 +155,10 @@ async def preempted(scene: Scene) -> None:
                 }
             ],
         }
-        scene.strike()
+        await scene.strike()
         unmake_urgent = await scene.make("pods", urgent)
         await _replaced(scene, pod["metadata"]["uid"])
-        await scene.stepping(2)
+        await scene.repaired()
         await unmake_urgent()
     finally:
         await unmake()
@@ -172,7 +172,7 @@ async def disruption_budget(scene: Scene) -> None:
     machine = await scene.machine()
     await scene.site.api.set_spec(f"/api/v1/nodes/{machine}", unschedulable=True)
     try:
-        scene.strike()
+        await scene.strike()
         try:
             await scene.evict()
         except KubernetesError as refused:
@@ -182,9 +182,9 @@ async def disruption_budget(scene: Scene) -> None:
             raise TrialFailed("the budget did not hold the eviction back")
         await scene.undisturbed(AWAY_SECONDS)
         await unmake()
-        scene.strike()
+        await scene.strike()
         await scene.evict()
-        await scene.stepping(2)
+        await scene.repaired()
     finally:
         await scene.site.api.set_spec(f"/api/v1/nodes/{machine}", unschedulable=False)
 
@@ -195,9 +195,9 @@ async def sidecar_injected(scene: Scene) -> None:
         names = [container["name"] for container in (await scene.pod())["spec"]["containers"]]
         if "mesh" not in names:
             raise TrialFailed(f"the webhook added nothing: {', '.join(names)}")
-        scene.strike()
+        await scene.strike()
         await scene.delete_pod()
-        await scene.stepping(2)
+        await scene.repaired()
 
 
 async def topology_spread(scene: Scene) -> None:
@@ -208,9 +208,9 @@ async def topology_spread(scene: Scene) -> None:
         "labelSelector": {"matchExpressions": [_OURS]},
     }
     await scene.train(role={"pod_spec": {"topologySpreadConstraints": [spread]}})
-    scene.strike()
+    await scene.strike()
     await scene.delete_pod()
-    await scene.stepping(2)
+    await scene.repaired()
     machines = {await scene.machine(rank) for rank in (0, 1)}
     if len(machines) != 2:
         raise TrialFailed(f"both nodes are on {', '.join(machines)}")
@@ -219,28 +219,28 @@ async def topology_spread(scene: Scene) -> None:
 async def control_plane_restarted(scene: Scene) -> None:
     await scene.train()
     cluster = scene.site.cluster
-    scene.strike()
+    await scene.strike()
     await asyncio.to_thread(cluster.kill_control_plane)
     await asyncio.sleep(AWAY_SECONDS / 2)
     await asyncio.to_thread(cluster.start_control_plane)
     await scene.undisturbed(AWAY_SECONDS)
+    await scene.strike()
     await scene.delete_pod()
-    scene.strike()
-    await scene.stepping(2)
+    await scene.repaired()
 
 
 async def changed_while_created(scene: Scene) -> None:
     await scene.submit(nodes="1:2")
     await scene.pod(0)
     await scene.client.scale(scene.name, "2")
-    scene.strike()
+    await scene.strike()
     await scene.stepping(2)
 
 
 async def deleted_while_created(scene: Scene) -> None:
     await scene.submit()
     await scene.pod(0)
-    scene.strike()
+    await scene.strike()
     await scene.client.cancel(scene.name)
     result = await scene.client.wait(scene.name)
     scene.seconds = (result.finished_at - result.started_at).total_seconds()

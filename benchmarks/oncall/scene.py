@@ -76,6 +76,7 @@ class Scene:
         self.waits = ""
         """What the job reported while it waited."""
         self.started = False
+        self._generation = 0
         self._folder = folder
         self._log = StepLog(folder)
         self._own: set[str] = set()
@@ -126,10 +127,19 @@ class Scene:
         await self.submit(nodes=nodes, **given)
         await self.stepping(2, within=START_SECONDS)
 
-    async def stepping(self, world: int, *, within: float = REPAIR_SECONDS) -> None:
-        """Waits until a world of this size steps after the event."""
+    async def repaired(self, world: int = 2) -> None:
+        """Waits until a world of this size steps that is newer than the one that the event struck."""
+
+        async def newer() -> bool:
+            return (await self.status()).generation > self._generation
+
+        await eventually(newer, seconds=REPAIR_SECONDS, otherwise="the job forms no new world", pause=0.1)
+        await self.stepping(world, since=time.time())
+
+    async def stepping(self, world: int, *, within: float = REPAIR_SECONDS, since: float | None = None) -> None:
+        """Waits until a world of this size steps after the event, or after another time."""
         found = await eventually_seen(
-            lambda: find_world(self._log.refresh(), world_size=world, after=self.struck, count=10),
+            lambda: find_world(self._log.refresh(), world_size=world, after=since or self.struck, count=10),
             seconds=within,
             otherwise=f"no world of {world} steps; {await self.tells()}",
         )
@@ -167,8 +177,9 @@ class Scene:
             return
         raise TrialFailed(f"the job does not say {word!r} within 60 s, but: {self.waits}")
 
-    def strike(self) -> None:
+    async def strike(self) -> None:
         """Marks now as the time of the event."""
+        self._generation = (await self.status()).generation
         self.struck = time.time()
 
     async def pods(self, rank: int | None = None) -> list[Object]:
