@@ -31,21 +31,13 @@ GIBIBYTE = 2**30
 async def kubelet_killed(scene: Scene) -> None:
     await scene.train()
     node = await _node(scene)
-    await scene.strike()
-    await asyncio.to_thread(node.kill_kubelet)
-    await asyncio.sleep(AWAY_SECONDS / 2)
-    await asyncio.to_thread(node.start_kubelet)
-    await scene.undisturbed(AWAY_SECONDS)
+    await _undisturbed_without(scene, node.kill_kubelet, node.start_kubelet)
 
 
 async def containerd_killed(scene: Scene) -> None:
     await scene.train()
     node = await _node(scene)
-    await scene.strike()
-    await asyncio.to_thread(node.kill_containerd)
-    await asyncio.sleep(AWAY_SECONDS / 2)
-    await asyncio.to_thread(node.start_containerd)
-    await scene.undisturbed(AWAY_SECONDS)
+    await _undisturbed_without(scene, node.kill_containerd, node.start_containerd)
 
 
 async def machine_not_ready(scene: Scene) -> None:
@@ -219,11 +211,7 @@ async def topology_spread(scene: Scene) -> None:
 async def control_plane_restarted(scene: Scene) -> None:
     await scene.train()
     cluster = scene.site.cluster
-    await scene.strike()
-    await asyncio.to_thread(cluster.kill_control_plane)
-    await asyncio.sleep(AWAY_SECONDS / 2)
-    await asyncio.to_thread(cluster.start_control_plane)
-    await scene.undisturbed(AWAY_SECONDS)
+    await _undisturbed_without(scene, cluster.kill_control_plane, cluster.start_control_plane)
     await scene.strike()
     await scene.delete_pod()
     await scene.repaired()
@@ -280,6 +268,17 @@ _OURS = {"key": "perdure.dev/uid", "operator": "Exists"}
 
 def _object(version: str, kind: str, name: str) -> dict[str, Any]:
     return {"apiVersion": version, "kind": kind, "metadata": {"name": name}}
+
+
+async def _undisturbed_without(scene: Scene, kill: Callable[[], None], start: Callable[[], None]) -> None:
+    """Watches training while a component is away for some time, and a while after its return."""
+    await scene.strike()
+    await asyncio.to_thread(kill)
+    try:
+        await asyncio.sleep(AWAY_SECONDS / 2)
+    finally:
+        await asyncio.to_thread(start)
+    await scene.undisturbed(AWAY_SECONDS)
 
 
 async def _node(scene: Scene) -> Node:
