@@ -25,13 +25,13 @@ from .. import layout
 from ..agent_link.client import AgentSession, Outbox
 from ..agent_link.desired_state import NOTHING_DESIRED, DesiredFeed
 from ..config import LauncherConfig
-from ..environment import COPIES_VARIABLE, MEMORY_VARIABLE, base_environment, inject
+from ..environment import COPIES_VARIABLE, MEMORY_ORIGIN_VARIABLE, MEMORY_VARIABLE, base_environment, inject
 from ..protocol import Desired, LauncherHello, LeavingReport, UnmanagedReport
 from ..state import StateFile
 from ..system import processes
 from ..system.cgroups import MemoryController
 from ..system.files import write_file
-from ..system.memory_folder import COPIES_PREFIX, ROOT, MemoryFolder, sort_abandoned
+from ..system.memory_folder import COPIES_PREFIX, MEMORY_PREFIX, MemoryFolder, delete_abandoned
 from ..system.nvml import Devices
 from ..system.ports import PortPool
 from ..system.usage import UsageMeter, processes_per_node
@@ -48,6 +48,8 @@ from .torchrun_mode import TorchrunMode
 logger = logging.getLogger(__name__)
 
 USAGE_INTERVAL = timedelta(seconds=10)
+DELETE_INTERVAL = timedelta(minutes=1)
+"""Interval of searches for memory folders that were abandoned for long: no other launcher may start here."""
 GUARD_INTERVAL = timedelta(seconds=1)
 """Interval of searches for ranks outside of our rendezvous, until a handler is seen."""
 LAST_REPORT_TIMEOUT = timedelta(seconds=10)
@@ -116,6 +118,7 @@ class Launcher:
         self._copies: CopyReceiver | None = None
         if self._memory_folder is not None:
             environment[MEMORY_VARIABLE] = str(self._memory_folder.path)
+            environment[MEMORY_ORIGIN_VARIABLE] = self._memory_folder.origin
             self._copies = _copy_receiver(config, self._memory_folder.path)
             if self._copies is not None:
                 environment[COPIES_VARIABLE] = self._copies.address.dump()
@@ -284,15 +287,19 @@ class Launcher:
         self._tree.dismiss()
 
     def _observe(self) -> None:
-        """Runs the observer thread: reports usage, and searches for unprotected ranks (of torchrun, until it has a
-        handler).
+        """Runs the observer thread: reports usage, searches for unprotected ranks (of torchrun, until it has a
+        handler), and deletes memory folders that were abandoned for long.
 
         On a single node a program may legitimately start a torchrun of its own.
         """
         meter = UsageMeter(memory=self._memory, devices=self._devices)
         several, torchrun = self._config.max_nodes > 1, self._mode.name == "torchrun"
         usage_at = 0.0
+        delete_at = time.monotonic() + DELETE_INTERVAL.total_seconds()
         while True:
+            if time.monotonic() >= delete_at:
+                delete_at = time.monotonic() + DELETE_INTERVAL.total_seconds()
+                _delete_abandoned()
             due = time.monotonic() >= usage_at
             searching = torchrun and not self._state.read().handler_pid
             if (searching or (several and not torchrun and due)) and (unmanaged := self._scanner.scan()):
@@ -338,14 +345,24 @@ def write_exit_file(run_directory: Path, leaving: Leaving) -> None:
 
 
 def _memory_folder() -> MemoryFolder | None:
-    node = os.environ.get("PERDURE_NODE", "").rpartition("/")[0]
     try:
-        # An agent that is killed with its node leaves nobody to delete what it has kept for others.
-        sort_abandoned(ROOT, prefix=COPIES_PREFIX)
-        return MemoryFolder(node=node)
+        folder = MemoryFolder(node=_own_node())
+        _delete_abandoned()
+        return folder
     except OSError as error:
         logger.warning("ranks can keep no snapshots in memory: %s", error)
         return None
+
+
+def _own_node() -> str:
+    """The job's UID with the node's role and rank."""
+    return os.environ.get("PERDURE_NODE", "").rpartition("/")[0]
+
+
+def _delete_abandoned() -> None:
+    """Gives back the memory of launchers that were killed, and of agents: they were killed with their nodes."""
+    for prefix in (MEMORY_PREFIX, COPIES_PREFIX):
+        delete_abandoned(node=_own_node(), prefix=prefix)
 
 
 def _copy_receiver(config: LauncherConfig, folder: Path) -> CopyReceiver | None:

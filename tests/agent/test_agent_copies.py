@@ -21,7 +21,6 @@ import torch
 from agent.checkpoint import copy_service, peer_copies
 from perdure_launcher import watched_folder
 from perdure_launcher.protocol import RestoringReport
-from perdure_launcher.system.memory_folder import COPIES_PREFIX, sort_abandoned
 from perdure_launcher.watched_folder import WatchedFolder
 from perdure_training.storage_link import StorageLink
 from tests.support.small_disks import small_disk
@@ -223,20 +222,18 @@ def test_an_agent_that_is_killed_finds_what_it_has_kept(nodes: Nodes, tmp_path: 
         holder.communicate()
     again = nodes.start(0, copies_dir=memory)
     assert ask(again, do="read", path="a", offset=0, length=9) == ({"bytes": 4}, b"kept")
-    # That of another node finds nothing, and deletes what nobody is left for.
     again.checkpoints.close()
     assert not list(memory.iterdir())
 
 
-def test_what_an_agent_left_that_was_killed_with_its_node_is_deleted_by_the_next_one(nodes: Nodes, tmp_path: Path):
+def test_what_a_killed_agent_left_stays_for_it_while_another_nodes_agent_starts(nodes: Nodes, tmp_path: Path):
     left = tmp_path / "perdure-copies-x"
     left.mkdir()
     (left / "owner").write_text(node_of(0).path)
-    kept = folder_of(nodes.start(1, copies_dir=tmp_path))
-    assert not left.exists()
-    assert kept.exists()
-    assert sort_abandoned(tmp_path, prefix=COPIES_PREFIX) is None
-    assert kept.exists()
+    other = folder_of(nodes.start(1, copies_dir=tmp_path))
+    assert left.exists()
+    assert other != left
+    assert folder_of(nodes.start(0, copies_dir=tmp_path)) == left
 
 
 def test_what_does_not_fit_is_refused_with_the_size_and_leaves_nothing(

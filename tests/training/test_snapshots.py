@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perdure_launcher.system.memory_folder import MemoryFolder, sort_abandoned
 from perdure_training.checkpoint.slots import Slots
 from perdure_training.checkpoint.verification import fingerprint, is_intact
 from perdure_training.snapshots.agreement import TRUSTED_RESTORES, Holding, decide
@@ -285,38 +281,3 @@ def test_a_step_after_whose_load_the_world_failed_again_and_again_is_distrusted(
     assert decision.step == 6
     assert "newer steps failed again after each load: 7" in decision.reason
     assert decide({0: held(7, world_size=1, restores=TRUSTED_RESTORES)}, 1).step is None
-
-
-@contextmanager
-def launcher(root: Path, node: str) -> Iterator[Path]:
-    """A launcher that has a folder with some state, and is killed at the end; yields the folder."""
-    program = (
-        "import sys, time; from pathlib import Path\n"
-        "from perdure_launcher.system.memory_folder import MemoryFolder\n"
-        "folder = MemoryFolder(Path(sys.argv[1]), node=sys.argv[2]); (folder.path / 'state').write_bytes(b'x')\n"
-        "print(folder.path, flush=True); time.sleep(300)"
-    )
-    with subprocess.Popen([sys.executable, "-c", program, root, node], stdout=subprocess.PIPE, text=True) as owner:
-        assert owner.stdout
-        yield Path(owner.stdout.readline().strip())
-        owner.send_signal(signal.SIGKILL)
-
-
-def test_the_folder_of_a_launcher_that_was_killed_is_taken_over_for_its_node_and_deleted_for_others(tmp_path: Path):
-    with launcher(tmp_path, "job/worker-1") as theirs:
-        assert sort_abandoned(tmp_path, node="job/worker-1") is None
-        assert (theirs / "state").exists()
-    again = MemoryFolder(tmp_path, node="job/worker-1")
-    assert again.path == theirs
-    assert (theirs / "state").exists()
-    other = MemoryFolder(tmp_path, node="job/worker-0")
-    assert {*tmp_path.iterdir()} == {theirs, other.path}
-    again.remove()
-    other.remove()
-    with launcher(tmp_path, ""):
-        pass
-    mine = MemoryFolder(tmp_path)
-    assert list(tmp_path.iterdir()) == [mine.path]
-    assert mine.path.stat().st_mode & 0o777 == 0o700
-    mine.remove()
-    assert not list(tmp_path.iterdir())
