@@ -194,7 +194,7 @@ async def restart_command(table: NodeTable, node: NodeCredentials, number: int) 
 
 async def commit_checkpoint(table: NodeTable, node: NodeCredentials, commit: Commit) -> None:
     """Has an agent make a checkpoint of a folder whose parts are all durable, for as long as the job wants it to."""
-    fields = commit.model_dump(include={"generation", "folder", "interval", "order", "inherited"})
+    fields = commit.model_dump(include={"generation", "folder", "interval", "order", "inherited", "kept_before"})
     command = CommitCheckpoint(node=node, **fields)
     reported = ""
     while table.desire.commit is not None and table.desire.commit.number == commit.number and not table.winding_down:

@@ -359,7 +359,7 @@ class NodeTable:
                 message.time,
                 generation=message.generation,
                 checkpoint=CheckpointFacts(
-                    **message.model_dump(include={"step", "source", "folder", "again", "distrusted"})
+                    **message.model_dump(include={"step", "source", "folder", "again", "distrusted", "unusable"})
                 ),
             )
 

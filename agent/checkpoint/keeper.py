@@ -175,7 +175,8 @@ class Checkpoints:
             self._write_orders(**orders)
         # Not awaited: there may be much to delete, one by one.
         if self._retention is not None:
-            self._commits.submit(self._retention.apply, saved, [names.read_folder(one) for one in command.inherited])
+            inherited = [names.read_folder(one) for one in command.inherited]
+            self._commits.submit(self._retention.apply, saved, inherited, kept_before=command.kept_before)
         return CommandAnswer(accepted=True, generation=command.generation)
 
     def order(self, command: OrderCheckpoint) -> CommandAnswer:
@@ -297,6 +298,7 @@ class Checkpoints:
             again=None if request.get("again") is None else max(_number(request["again"]), 0),
             distrusted=tuple(_number(step) for step in (request.get("distrusted") or ())[:_NAMED]),
             folder=names.read_folder(str(request["folder"])).folder if request.get("folder") else "",
+            unusable=tuple(str(damage) for damage in request.get("unusable") or ()),
         )
         self._send(message)
         return {}

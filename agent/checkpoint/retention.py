@@ -19,6 +19,7 @@ class Retention:
 
     Invariant: nothing is deleted that the run does not know to be superseded. It deletes what it has stored itself, up
     to the step that it has reached again; and of other runs the checkpoint from which it continued, and older ones.
+    Where it could load none and started over, it deletes none of those that were there.
     """
 
     def __init__(self, storage: Storage, spec: Checkpoint) -> None:
@@ -33,21 +34,26 @@ class Retention:
         self._metrics: dict[Saved, dict[str, float]] = {}
         """What was measured at the steps of checkpoints that were read once."""
 
-    def apply(self, newest: Saved, inherited: Sequence[Saved]) -> None:
+    def apply(self, newest: Saved, inherited: Sequence[Saved], *, kept_before: int = 0) -> None:
         """Deletes after a commit what is superfluous. A failure is logged.
 
         Args:
             newest: The checkpoint that was just committed.
             inherited: The checkpoints of other runs from which this run has continued.
+            kept_before: The generation in which this run started over; 0 for none.
         """
         try:
-            self._delete(newest, inherited)
+            self._delete(newest, inherited, kept_before)
         except Exception as error:
             logger.warning("old checkpoints are not deleted, which the next commit tries again: %s", error)
 
-    def _delete(self, newest: Saved, inherited: Sequence[Saved]) -> None:
+    def _delete(self, newest: Saved, inherited: Sequence[Saved], kept_before: int) -> None:
         storage, spec = self._storage, self._spec
-        saved = [one for one in storage.saved(newest.place) if is_superseded(one, newest=newest, inherited=inherited)]
+        saved = [
+            one
+            for one in storage.saved(newest.place)
+            if is_superseded(one, newest=newest, inherited=inherited, kept_before=kept_before)
+        ]
         committed = frozenset(one for one in saved if storage.is_committed(one))
         best: list[Saved] = []
         if wanted := spec.keep_best:
@@ -60,11 +66,11 @@ class Retention:
             storage.delete(one)
 
 
-def is_superseded(one: Saved, *, newest: Saved, inherited: Sequence[Saved]) -> bool:
-    """Whether a folder is the run's to delete: it stored it, and did not go back to an older one since; or it continued
-    from it or from one that came after it."""
+def is_superseded(one: Saved, *, newest: Saved, inherited: Sequence[Saved], kept_before: int = 0) -> bool:
+    """Whether a folder is the run's to delete: it stored it, and did not go back to an older one or start over since;
+    or it continued from it or from one that came after it."""
     if one.run == newest.run:
-        return one.generation == newest.generation or one.step <= newest.step
+        return one.generation >= kept_before and (one.generation == newest.generation or one.step <= newest.step)
     return any(one.place == base.place and one.step <= base.step for base in inherited)
 
 

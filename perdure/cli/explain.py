@@ -68,6 +68,8 @@ def _meaning(incident: IncidentView) -> str:
         return "nothing was interrupted; the loss of all nodes would have cost the steps since the newest checkpoint"
     if incident.observation and incident.observation.uncreated:
         return "nothing was interrupted: the world trains without it"
+    if incident.observation and incident.observation.started_over:
+        return "the training began at its first step, beside checkpoints that are damaged"
     if incident.observation:
         return "no rank failed, and nothing was interrupted" + (
             "; ranks that wait for others over an interrupted network step again when it is back"
@@ -113,6 +115,8 @@ def _confidence(incident: IncidentView) -> str:
 def _decision(incident: IncidentView) -> str:
     if incident.observation and incident.observation.uncreated:
         return "request it again, with growing pauses"
+    if incident.observation and incident.observation.started_over:
+        return "start over, and delete none of these checkpoints"
     if incident.observation:
         return "the agents tried again" if incident.observation.storage else "nothing: it ended by itself"
     if incident.decided_at is None:
@@ -177,6 +181,8 @@ def _starts(incident: IncidentView) -> str:
 def _advice(incident: IncidentView, *, job: str, flag: str, ended: JobPhase | None) -> str:
     if incident.observation and incident.observation.uncreated and incident.closed_at is None and ended is None:
         return "change what refuses it, which the text above names: docs/kubernetes.md, What the job learns"
+    if incident.observation and incident.observation.started_over:
+        return "remove these checkpoints once no one needs them: this job does not"
     if ended is not None and not incident.stopped:
         return f"nothing to do: the job has ended since ({ended.lower()}); perdure status {job}{flag}"
     if incident.failure is None:

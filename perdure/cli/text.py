@@ -178,6 +178,8 @@ def incident_line(incident: IncidentView) -> str:
         after = "tried again" if incident.observation.storage else "nothing was done"
         if incident.observation.uncreated:
             after = "it was requested again, with growing pauses"
+        if incident.observation.started_over:
+            after = "the damaged ones are kept"
     elif incident.stepping_at:
         after = f"stepping again in {duration(incident.stepping_at - incident.started_at)}"
     elif incident.running_at:

@@ -90,6 +90,8 @@ class StoredCheckpoints:
             return step, folder, self._load(folder, state, store)
         if unusable and not answer.get("start_over"):
             self._stop(unusable)
+        if unusable and own.rank == 0:
+            self._report_start_over(unusable)
         return None
 
     def _stop(self, unusable: Sequence[str]) -> NoReturn:
@@ -101,6 +103,18 @@ class StoredCheckpoints:
             f"no checkpoint in storage can be loaded: {'; '.join(unusable)}. Repair them, or remove those that are not"
             " needed; or set checkpoint.on_unusable: start_over"
         )
+
+    def _report_start_over(self, unusable: Sequence[str]) -> None:
+        """Has the control plane keep the damaged checkpoints, as rank 0, before any other is stored."""
+        report: Json = {
+            "request": "restored",
+            "generation": self._own.generation,
+            "step": 0,
+            "source": "unknown",
+            "unusable": list(unusable),
+        }
+        self._link.insist(report, patience=PATIENCE)
+        logger.warning("perdure: no checkpoint in storage can be loaded, and the script starts over")
 
     def _share(self, store: Store, key: str, value: Any) -> list[Any]:
         """Tells all ranks a value; returns those of all."""

@@ -246,3 +246,9 @@ def test_a_run_deletes_only_what_it_has_stored_or_continued_from(folder: str, de
     assert is_superseded(read_folder(folder), newest=newest, inherited=inherited) == deletable
     if "-run-" not in folder:
         assert not is_superseded(read_folder(folder), newest=newest, inherited=[])
+
+
+def test_a_run_that_started_over_deletes_nothing_that_it_could_not_load():
+    newest = read_folder("step-50-run-3")
+    for folder, deletable in {"step-40-run-1": False, "step-40-run-2": True, "step-40-run-3": True}.items():
+        assert is_superseded(read_folder(folder), newest=newest, inherited=[], kept_before=2) == deletable

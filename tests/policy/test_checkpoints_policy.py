@@ -184,6 +184,27 @@ def test_a_job_whose_checkpoints_are_all_damaged_stops_with_each_of_them_named()
     assert all(damage in text for damage in damages)
 
 
+def test_a_job_that_starts_over_names_the_damaged_checkpoints_and_keeps_them():
+    job = scenario()
+    committed(stored(stored(job, 0), 1))
+    facts = CheckpointFacts(step=9, source=RestoreSource.STORAGE, folder="step-9-before-1")
+    job.transition(0, TransitionKind.CHECKPOINT_RESTORED, generation=1, checkpoint=facts)
+    job.rank_killed(1).peer_failed(0)
+    damages = ("step-7-run-1: __0_0.distcp is missing", "step-9-before-1: .metadata is missing")
+    job.transition(
+        0, TransitionKind.CHECKPOINT_RESTORED, generation=2, checkpoint=CheckpointFacts(step=0, unusable=damages)
+    )
+    assert job.state.outcome is None
+    text = explanation(job.state.incidents[-1], job="llama", flag="").plain
+    assert all(damage in text for damage in damages)
+    view = status(job).checkpoint
+    assert (view.step, view.restored_step, view.restored_generation) == (None, None, 2)
+    stored(stored(job, 0, step=1), 1, step=1)
+    commit = decision(job)
+    assert commit is not None
+    assert (commit.kept_before, commit.inherited) == (2, ())
+
+
 def test_a_world_that_is_over_stops_nothing():
     job = scenario()
     job.rank_killed(1).peer_failed(0)

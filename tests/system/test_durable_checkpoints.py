@@ -19,18 +19,12 @@ from tests.support.allocation import REPOSITORY
 from tests.support.command_line import PERDURE
 from tests.support.small_disks import small_disk
 from tests.support.waiting import eventually
+from tests.system.made_steps import steps
 from tests.system.site import PATIENCE, Job, Site
 from workflows.messages import JobPhase, RestoreSource
 
 EXAMPLE = REPOSITORY / "examples" / "checkpoints" / "plain.py"
 SHARDS = Path(__file__).with_name("shards_of_a_model.py")
-
-
-def steps(job: Job, rank: int) -> list[int]:
-    try:
-        return [int(line.split()[1]) for line in (job.out / f"steps-{rank}").read_text().splitlines()]
-    except FileNotFoundError:
-        return []
 
 
 async def until_durable(job: Job, *, after: int = 0) -> int:

@@ -17,6 +17,7 @@ from perdure.spec.checkpoint import Checkpoint
 from perdure_launcher.protocol import World
 from workflows.messages import (
     AgentMessage,
+    CheckpointRestored,
     CheckpointStored,
     CommitCheckpoint,
     CopyHolder,
@@ -53,6 +54,8 @@ class CheckpointAgent:
         self.generation = 0
         self.distrusted: tuple[str, ...] = ()
         """The folders that the job distrusts."""
+        self.kept_before = 0
+        """The generation in which the ranks started over."""
         self.inherited: tuple[str, ...] = ()
         """The folders of other runs from which the run has continued."""
         self.saving: list[int] = []
@@ -141,6 +144,8 @@ class CheckpointAgent:
 
     def _take(self, message: AgentMessage) -> None:
         self.messages.append(message)
+        if isinstance(message, CheckpointRestored) and message.unusable:
+            self.kept_before = message.generation
         if self.commits and isinstance(message, CheckpointStored) and not message.problem:
             task = self._loop.create_task(self.checkpoints.commit(self._commit_of(message)))
             self._commands.add(task)
@@ -153,6 +158,7 @@ class CheckpointAgent:
             folder=stored.folder,
             order=stored.order,
             inherited=self.inherited,
+            kept_before=self.kept_before,
         )
 
 

@@ -12,7 +12,7 @@ import torch
 from perdure_training.storage_link import CheckpointsUnusable
 from tests.support.waiting import wait_for
 from tests.training.ranks_in_threads import RankThreads, rank_threads
-from workflows.messages import CheckpointStored
+from workflows.messages import CheckpointRestored, CheckpointStored
 
 WITHIN = 60.0
 RANKS = 2
@@ -84,15 +84,21 @@ def test_ranks_that_can_load_none_stop_and_name_each_with_its_damage(
     assert sorted(ranks.storage.rglob("*")) == files
 
 
-def test_a_job_that_may_start_over_does_and_deletes_none_of_another_run(tmp_path: Path):
+def test_a_job_that_may_start_over_does_and_deletes_none_of_those_that_it_could_not_load(tmp_path: Path):
     with rank_threads(tmp_path, keep_last=1, on_unusable="start_over") as ranks:
-        stored(ranks, 7)
-        [damaged] = folders(ranks)
+        stored(ranks, 6)
+        [other] = folders(ranks)
         # As a run before this one has left it.
-        before = damaged.rename(damaged.with_name("step-7-before-1"))
-        tear(before)
+        other = other.rename(other.with_name("step-6-before-1"))
+        tear(other)
+        stored(ranks, 7)
+        [own] = [folder for folder in folders(ranks) if folder != other]
+        lose_part(own)
         stored(ranks, 1, 2, 3, 8, 9)
-        assert wait_for(lambda: folders(ranks) == [before, ranks.storage / "step-9-run-2"])
+        assert wait_for(lambda: folders(ranks) == [other, own, ranks.storage / "step-9-run-3"])
+        [first, second] = [one.unusable for one in ranks.agent.of(CheckpointRestored)]
+        assert [text.split(":")[0] for text in first] == [other.name]
+        assert [text.split(":")[0] for text in second] == [own.name, other.name]
 
 
 def test_a_distrusted_checkpoint_is_loaded_where_the_others_are_damaged(

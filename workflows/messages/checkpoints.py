@@ -45,7 +45,8 @@ class CheckpointStored(AgentMessage):
 
 
 class CheckpointRestored(AgentMessage):
-    """The ranks of a generation continue with a saved state. To the NodeGroup, by the node of rank 0."""
+    """The ranks of a generation continue with a saved state, or start over although there are some. To the NodeGroup,
+    by the node of rank 0."""
 
     generation: int
     step: int
@@ -56,6 +57,8 @@ class CheckpointRestored(AgentMessage):
     """The number of steps that were made after it, and are made again; None where that is unknown."""
     distrusted: Steps = ()
     """Newer steps in memory that were not loaded, since the job had failed again after each load."""
+    unusable: Texts = ()
+    """The checkpoints in the storage, each with its damage, where none of them can be loaded: the ranks start over."""
 
 
 class CheckpointFacts(Message):
@@ -89,6 +92,9 @@ class Commit(Message):
     """The newest request for a checkpoint that it answers; 0 for none."""
     inherited: tuple[ShortText, ...] = ()
     """The folders of other runs from which this run has continued: they, and what is older, are the run's to delete."""
+    kept_before: int = 0
+    """The generation in which the ranks started over, since no checkpoint could be loaded: those of older generations
+    are not deleted. 0 where they never did."""
 
 
 class CommitCheckpoint(Message):
@@ -101,6 +107,8 @@ class CommitCheckpoint(Message):
     order: int = 0
     """The newest request for a checkpoint that it answers; 0 for none."""
     inherited: tuple[str, ...] = ()
+    """As in `Commit`."""
+    kept_before: int = 0
     """As in `Commit`."""
 
 

@@ -83,6 +83,8 @@ class Observation(Message):
     """Checkpoints could not be stored. Its entry is written when that begins, and its title changed when it is over."""
     uncreated: tuple[int, ...] = ()
     """Nodes (slots) that the backend could not create. Its entry is open until they are created."""
+    started_over: bool = False
+    """No checkpoint in the storage could be loaded, and the script started over."""
 
 
 class Suspect(Message):

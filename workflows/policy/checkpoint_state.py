@@ -78,6 +78,8 @@ class CheckpointState(Message):
     """Folders of checkpoints that are not loaded any more: see `workflows.policy.checkpoint_trust`."""
     inherited: tuple[str, ...] = ()
     """The newest folder of another run from which this run has continued, for each place in the storage."""
+    kept_before: int = 0
+    """As in `Commit`."""
 
     def replace(self, **fields: object) -> Self:
         return self.model_copy(update=fields)

@@ -57,7 +57,7 @@ def apply(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobStat
         case TransitionKind.CHECKPOINT_COMMITTED:
             return _committed(state, event.checkpoint, event, now)
         case TransitionKind.CHECKPOINT_RESTORED:
-            return _restored(state, node, event.checkpoint, event)
+            return _restored(state, node, event.checkpoint, event, now)
         case _:
             return state
 
@@ -171,6 +171,7 @@ def _stored(
         interval=interval(state, job.stored, parts.took, now),
         order=parts.order,
         inherited=known.inherited,
+        kept_before=known.kept_before,
     )
     return state.replace(checkpoints=known.replace(parts=parts, commit=commit, commits=commit.number))
 
@@ -241,7 +242,30 @@ def _committed(state: JobState, facts: CheckpointFacts, transition: NodeTransiti
     return state.replace(checkpoints=known)
 
 
-def _restored(state: JobState, node: NodeState, facts: CheckpointFacts, transition: NodeTransition) -> JobState:
+def _start_over(
+    state: JobState, node: NodeState, facts: CheckpointFacts, transition: NodeTransition, now: datetime
+) -> JobState:
+    """Records that the ranks begin anew beside checkpoints none of which can be loaded. What is known of these no
+    longer counts, and nothing of them is deleted."""
+    state = observations.observe_start_over(state, node, facts.unusable, since=transition.time, now=now)
+    return state.replace(
+        checkpoints=state.checkpoints.replace(
+            durable=None,
+            loaded=None,
+            failed_at=-1,
+            inherited=(),
+            kept_before=transition.generation,
+            restored_step=None,
+            restored_from=None,
+            restored_generation=transition.generation,
+            restored_again=None,
+        )
+    )
+
+
+def _restored(
+    state: JobState, node: NodeState, facts: CheckpointFacts, transition: NodeTransition, now: datetime
+) -> JobState:
     known = state.checkpoints
     world = state.world
     if world is None or not state.is_member(node) or transition.generation < known.restored_generation:
@@ -249,6 +273,8 @@ def _restored(state: JobState, node: NodeState, facts: CheckpointFacts, transiti
     if not claims.may_report_restore(state, node, transition.generation):
         text = f"node {node.rank} has reported what the ranks of generation {transition.generation} continue with"
         return claims.count(state, f"{text}, and does not have rank 0 of it")
+    if facts.unusable:
+        return _start_over(state, node, facts, transition, now)
     source = facts.source if facts.source is not RestoreSource.UNKNOWN else None
     state = incidents.record_restore(
         state, facts, generation=transition.generation, rank=node.rank, time=transition.time

@@ -1,5 +1,5 @@
 """Records what interrupted nothing: nodes that could not be reached, ranks that stalled and stepped again, a storage
-that took no checkpoints, a backend that created no nodes.
+that took no checkpoints or has only damaged ones, a backend that created no nodes.
 
 Nothing was interrupted and nothing was done, so an observation is not an interruption: it is written when it is over,
 as a closed entry among the incidents, so that `perdure explain` can account for a pause that nothing else explains.
@@ -34,6 +34,8 @@ _NO_RESTART = Considered(
 _NO_STOP = Considered(
     option="stop the training", why_not="snapshots in memory are made on; the agents try to store the next one again"
 )
+
+_NO_STOP_OF_JOB = Considered(option="stop the job", why_not="checkpoint.on_unusable is start_over")
 
 _NO_END = Considered(
     option="stop the job", why_not="it has nodes.min nodes, and what refuses the others may end at any time"
@@ -112,6 +114,36 @@ def observe_storage(state: JobState, now: datetime, *, over: bool) -> JobState:
     return _append(state, state.incidents, entry)
 
 
+def observe_start_over(
+    state: JobState, node: NodeState, damages: tuple[str, ...], *, since: datetime, now: datetime
+) -> JobState:
+    """Records that the script started over beside damaged checkpoints.
+
+    Args:
+        state: The job.
+        node: The node of rank 0, which reports it.
+        damages: Each checkpoint with its damage.
+        since: The time of the report.
+        now: The present time.
+    """
+    entry = IncidentView(
+        number=state.incident_count + 1,
+        title="no checkpoint in storage could be loaded: the script started over",
+        started_at=since,
+        noticed_at=now,
+        closed_at=now,
+        observation=Observation(started_over=True),
+        evidence=tuple(
+            Evidence(time=since, source=EvidenceSource.AGENT, rank=node.rank, text=damage)
+            for damage in damages[:KEPT_EVIDENCE]
+        ),
+        considered=(_NO_STOP_OF_JOB,),
+        generation_before=state.generation,
+        nodes_before=state.world.nodes if state.world else 0,
+    )
+    return _append(state, state.incidents, entry)
+
+
 def uncreated_nodes(state: JobState) -> list[NodeState]:
     """Returns the nodes that the backend cannot create for now, other than for lack of capacity."""
     nodes = (node for node in state.nodes.values() if node.uncreated_since is not None)
@@ -164,6 +196,10 @@ def _of_storage(entry: IncidentView) -> bool:
     return entry.observation is not None and entry.observation.storage
 
 
+def _of_start_over(entry: IncidentView) -> bool:
+    return entry.observation is not None and entry.observation.started_over
+
+
 def _append(state: JobState, kept: tuple[IncidentView, ...], entry: IncidentView) -> JobState:
     observed = [one.number for one in (*kept, entry) if one.observation is not None]
     forgotten = set(observed[:-KEPT])
@@ -189,7 +225,7 @@ def _add(
         return state
     last = state.incidents[-1] if state.incidents else None
     merges = last is not None and last.observation is not None and last.generation_before == state.generation
-    merges = merges and last is not None and not _of_storage(last) and not _of_uncreated(last)
+    merges = merges and last is not None and not (_of_storage(last) or _of_uncreated(last) or _of_start_over(last))
     if last is not None and merges and last.observation and (last.closed_at or until) >= since:
         seen = _union(last.observation, seen)
         since, until = min(last.started_at, since), max(last.closed_at or until, until)
