@@ -14,13 +14,19 @@ import struct
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.distributed.checkpoint._traverse import set_element  # pyright: ignore[reportUnknownVariableType]
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import _StorageInfo  # pyright: ignore[reportPrivateUsage]
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.planner import (
     LoadItemType,
     LoadPlan,
@@ -33,6 +39,9 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from perdure_training.checkpoint.differing import Digest, checksum_of, differing_names, of_rank
 from perdure_training.checkpoint.staging import Parts, is_dense, is_split
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 METADATA = ".metadata"
 """The file that makes a folder a checkpoint."""
@@ -61,6 +70,7 @@ class RankPlanner(DefaultSavePlanner):
         state = cast("dict[str, Any]", self.state_dict)  # pyright: ignore[reportUnknownMemberType]
         if empty := [name for name, value in state.items() if _has_no_content(value)]:
             raise ValueError(f"{', '.join(empty[:8])}: tensors on the device meta have no content that could be stored")
+        _check_parts(state)
         # Their content is in several tensors: they are stored as objects are, with a plan that knows no part of them.
         state |= {name: (value,) for name, value in state.items() if _is_object(value)}
         return super().create_local_plan()
@@ -194,6 +204,7 @@ class _Planner(DefaultLoadPlanner):
 
     def create_local_plan(self) -> LoadPlan:
         state = cast("dict[str, Any]", self.state_dict)  # pyright: ignore[reportUnknownMemberType]
+        _check_parts(state)
         self._objects = {name for name, value in state.items() if _is_object(value)}
         state |= {name: (state[name],) for name in self._objects}
         saved = cast("Metadata", self.metadata).state_dict_metadata
@@ -265,6 +276,34 @@ def names_in(metadata: Metadata) -> dict[str, set[str]]:
     for path in cast("dict[str, tuple[Any, ...]]", metadata.planner_data).values():
         names.setdefault(str(path[0]), set()).update(map(str, path[1:2]))
     return names
+
+
+def _check_parts(state: Mapping[str, Any]) -> None:
+    """Checks that each part of a DTensor is the one that its placements say, by which it is stored and loaded.
+
+    Raises:
+        ValueError: if one is not.
+    """
+    split = {name: value for name, value in state.items() if is_split(value)}
+    partial = [name for name, value in split.items() if any(one.is_partial() for one in value.placements)]
+    if partial:
+        names = ", ".join(partial[:8])
+        raise ValueError(f"{names}: the parts of a DTensor are sums that are not added up; redistribute it before")
+    other = [name for name, value in split.items() if not _has_parts_of_its_placements(value)]
+    if other:
+        names = ", ".join(other[:8])
+        raise ValueError(
+            f"{names}: the parts of a DTensor have other sizes than its placements give them; expected those that"
+            " distribute_tensor makes"
+        )
+
+
+def _has_parts_of_its_placements(tensor: DTensor) -> bool:
+    if tensor.device_mesh.get_coordinate() is None:
+        return True
+    [chunk] = cast("list[ChunkStorageMetadata]", tensor.__create_chunk_list__())
+    local = tensor.to_local()
+    return local.shape == chunk.sizes or local.numel() == chunk.sizes.numel() == 0
 
 
 def _is_object(value: object) -> bool:

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from perdure_training.checkpoint.differing import name_of_rank, own_view
@@ -341,6 +341,47 @@ def test_a_snapshot_has_the_bits_that_were_saved(described: dict[str, Described]
             )
             expected = made(described, 1, rank=rank, ranks=ranks)
             assert same(found, expected), (found, expected)
+
+
+def parts_of(sizes: Sequence[int], *, filled: float, placement: Placement) -> dict[str, Any]:
+    """The state of a played rank: a DTensor with parts of these sizes, one for each rank."""
+    mesh = init_device_mesh("cpu", (len(sizes),))
+    local = torch.full((sizes[dist.get_rank()],), filled)
+    whole = torch.Size([sum(sizes) if placement.is_shard() else sizes[0]])
+    return {"model": {"table": DTensor.from_local(local, mesh, [placement], run_check=False, shape=whole, stride=(1,))}}
+
+
+def stored_parts(sizes: Sequence[int], placement: Placement) -> Stored:
+    saved: list[tuple[Layout, Sequence[DeviceMesh]]] = []
+    for rank in range(len(sizes)):
+        with playing(rank, len(sizes)):
+            state = parts_of(sizes, filled=1.0, placement=placement)
+            saved.append((Layout(state), meshes_of(state)))
+    return Stored(saved)
+
+
+@pytest.mark.parametrize("sizes", [(4,), (4, 4, 4), (5, 1)])
+def test_a_dtensor_that_cannot_be_split_over_another_world_is_refused_by_its_name(sizes: Sequence[int]):
+    """Of another whole size, as one that has a row for each rank; and with parts that no placement makes."""
+    stored = stored_parts((3, 3), Shard(0))
+    refusals: list[str] = []
+    for rank in range(len(sizes)):
+        with playing(rank, len(sizes)):
+            target = parts_of(sizes, filled=0.0, placement=Shard(0))
+            refusals.append(stored.load(target, rank=rank, ranks=len(sizes), replicated=False))
+            assert not target["model"]["table"].to_local().any()
+    assert all("model.table" in refusal for refusal in refusals), refusals
+
+
+@pytest.mark.parametrize(
+    ("sizes", "placement", "text"), [((1, 5), Shard(0), "have other sizes"), ((4, 4), Partial(), "not added up")]
+)
+def test_a_dtensor_whose_parts_no_other_world_could_take_is_stored_by_none(
+    sizes: Sequence[int], placement: Placement, text: str
+):
+    with pytest.raises(SaveRefused, match=text) as refused:
+        stored_parts(sizes, placement)
+    assert "model.table" in str(refused.value)
 
 
 class Loss(StrEnum):
