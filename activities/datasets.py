@@ -1,4 +1,4 @@
-"""Watches the jobs that own datasets, on behalf of `workflows.dataset`."""
+"""Watches the jobs that own datasets, on behalf of `perdure.workflows.dataset`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 from temporalio import activity
 from temporalio.client import Client
 
-from agent.job_liveness import JobLiveness, OwnerLiveness
-from workflows.companion import JobOwner
+from perdure.agent.job_liveness import JobLiveness, OwnerLiveness
+from perdure.workflows.companion import JobOwner
 
 logger = logging.getLogger(__name__)
 

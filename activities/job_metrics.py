@@ -14,17 +14,17 @@ from typing import Final
 from temporalio.client import Client
 from temporalio.common import SearchAttributeKey
 
-from perdure.executions import OPEN, Execution, list_executions
-from perdure.metrics.samples import Sample
-from perdure.metrics.series import MOST_SERIES, ZERO_FOR, CurrentSamples, Series, text_of
-from perdure.metrics.table import BOTH, WORKER_METRICS
-from workflows.messages import IncidentView, JobPhase
-from workflows.names import TRAINING_JOB, job_of
-from workflows.policy.datasets import DatasetState, samples_done
-from workflows.policy.job_events import JobEvent
-from workflows.policy.spans import size
-from workflows.policy.state import JobState
-from workflows.search_attributes import JOB_BACKEND, JOB_PHASE, WORLD_SIZE
+from perdure.base.executions import OPEN, Execution, list_executions
+from perdure.base.metrics.samples import Sample
+from perdure.base.metrics.series import MOST_SERIES, ZERO_FOR, CurrentSamples, Series, text_of
+from perdure.base.metrics.table import BOTH, WORKER_METRICS
+from perdure.contract import IncidentView, JobPhase
+from perdure.contract.names import TRAINING_JOB, job_of
+from perdure.workflows.policy.datasets import DatasetState, samples_done
+from perdure.workflows.policy.job_events import JobEvent
+from perdure.workflows.policy.spans import size
+from perdure.workflows.policy.state import JobState
+from perdure.workflows.search_attributes import JOB_BACKEND, JOB_PHASE, WORLD_SIZE
 
 logger = logging.getLogger(__name__)
 

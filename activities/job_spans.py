@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import datetime
 from itertools import pairwise
 
-from perdure.tracing.interceptor import incident_ids
-from perdure.tracing.provider import Tracing
-from workflows.messages import IncidentView
-from workflows.names import job_workflow_id
-from workflows.policy.job_events import JobEvent
-from workflows.policy.state import JobState
+from perdure.base.tracing.interceptor import incident_ids
+from perdure.base.tracing.provider import Tracing
+from perdure.contract import IncidentView
+from perdure.contract.names import job_workflow_id
+from perdure.workflows.policy.job_events import JobEvent
+from perdure.workflows.policy.state import JobState
 
 
 class JobSpans:
@@ -25,7 +25,7 @@ class JobSpans:
         self._tracing = tracing
 
     def on_event(self, job: JobState, event: JobEvent) -> None:
-        """Takes an event of a job; a sink of `workflows.event_sink`."""
+        """Takes an event of a job; a sink of `perdure.workflows.event_sink`."""
         if event.name != "incident" or event.type != "end" or event.span is None:
             return
         number = event.attributes["number"]

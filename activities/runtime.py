@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from activities.nodes.backend import NodeBackend
+from perdure.activities.nodes.backend import NodeBackend
 from perdure.spec.errors import SpecError
 from perdure.spec.validate import to_mapping, validate_started
 

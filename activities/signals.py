@@ -1,4 +1,4 @@
-"""Delivers the signals between jobs and groups, on behalf of both: see `workflows.delivery`."""
+"""Delivers the signals between jobs and groups, on behalf of both: see `perdure.workflows.delivery`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from temporalio import activity
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
-from workflows import options
-from workflows.delivery import SIGNAL_ACTIVITIES, Delivery
-from workflows.messages import Adopt, GroupDesire, GroupTransitions
+from perdure.contract import Adopt, GroupDesire, GroupTransitions
+from perdure.workflows import options
+from perdure.workflows.delivery import SIGNAL_ACTIVITIES, Delivery
 
 
 class SignalActivities:

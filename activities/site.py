@@ -9,12 +9,12 @@ from typing import Any, Protocol, runtime_checkable
 from pydantic import JsonValue
 from temporalio import activity
 
-from activities.nodes.backend import NodeBackend
+from perdure.activities.nodes.backend import NodeBackend
+from perdure.contract import GatewayFacts, JobCheck, SiteFacts, SiteReport
+from perdure.contract.names import SCHEDULED_JOB, job_workflow_id
 from perdure.spec.errors import SpecError
 from perdure.spec.job import JobSpec
 from perdure.spec.validate import validate_started
-from workflows.messages import GatewayFacts, JobCheck, SiteFacts, SiteReport
-from workflows.names import SCHEDULED_JOB, job_workflow_id
 
 ADDRESS_VARIABLE = "PERDURE_GATEWAY_ADDRESS"
 """Host and port at which machines outside the cluster reach the gateway."""

@@ -11,10 +11,10 @@ from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.nodes.backend import NodeBackend, NodeRefused
-from perdure.executions import describe, memo_value
-from workflows.messages import WorkdirRequest
-from workflows.names import WORKDIR_MEMO
+from perdure.activities.nodes.backend import NodeBackend, NodeRefused
+from perdure.base.executions import describe, memo_value
+from perdure.contract import WorkdirRequest
+from perdure.contract.names import WORKDIR_MEMO
 
 _CALL_TIMEOUT = timedelta(seconds=5)
 

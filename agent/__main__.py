@@ -1,4 +1,4 @@
-"""`python -m agent`: the agent process beside a node's training."""
+"""`python -m perdure.agent`: the agent process beside a node's training."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import NoReturn
 
-from agent.config import AgentConfig, ConfigError
-from agent.process import LogPlaces, serve
-from agent.storage_credentials import ignore_configuration
-from agent.transport import TemporalControlPlane
-from perdure import tracing
-from perdure.log_format import configured_format, formatter_of
+from perdure.agent.config import AgentConfig, ConfigError
+from perdure.agent.process import LogPlaces, serve
+from perdure.agent.storage_credentials import ignore_configuration
+from perdure.agent.transport import TemporalControlPlane
+from perdure.base import tracing
+from perdure.base.log_format import configured_format, formatter_of
 from perdure_launcher import layout
 
 logger = logging.getLogger("agent")

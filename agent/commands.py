@@ -9,13 +9,13 @@ from typing import Any
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from agent.checkpoint.keeper import Checkpoints
-from agent.connection import why_cut_off
-from agent.lease import Lease
-from agent.log_reader import read_log
-from agent.node import Node
-from agent.store import StoreCalls
-from workflows.messages import (
+from perdure.agent.checkpoint.keeper import Checkpoints
+from perdure.agent.connection import why_cut_off
+from perdure.agent.lease import Lease
+from perdure.agent.log_reader import read_log
+from perdure.agent.node import Node
+from perdure.agent.store import StoreCalls
+from perdure.contract import (
     ApplyWorld,
     CheckConnection,
     CommandAnswer,

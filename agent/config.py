@@ -8,11 +8,11 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from perdure.credentials.names import GATEWAY_NAME
+from perdure.base.credentials.names import GATEWAY_NAME
+from perdure.contract import NodeCredentials
+from perdure.contract.names import NODES_PER_GROUP
 from perdure.spec.checkpoint import Checkpoint
 from perdure.spec.timing import Timing
-from workflows.messages import NodeCredentials
-from workflows.names import NODES_PER_GROUP
 
 CONFIG_VARIABLE = "PERDURE_AGENT_CONFIG"
 

@@ -15,11 +15,11 @@ from functools import partial
 
 from pydantic import ValidationError
 
-from agent.outbox import envelope
-from agent.pump import NotNow, Pump, RefusedRequest
-from agent.state import AgentState
-from agent.transport import UpdateRefused
-from workflows.messages import (
+from perdure.agent.outbox import envelope
+from perdure.agent.pump import NotNow, Pump, RefusedRequest
+from perdure.agent.state import AgentState
+from perdure.agent.transport import UpdateRefused
+from perdure.contract import (
     AgentMessage,
     DatasetAnswer,
     DatasetNeeded,
@@ -31,7 +31,7 @@ from workflows.messages import (
     ShardRequest,
     Term,
 )
-from workflows.messages.datasets import DATASET_NAME
+from perdure.contract.datasets import DATASET_NAME
 
 ANSWER_WITHIN = 20.0
 """Seconds after which a rank has to ask again: its connection counts against those that the agent serves."""

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 
-from agent.outbox import envelope
-from agent.output_errors import exceptions_in, explained
-from agent.protocol import time_of, time_or_arrival
-from agent.state import AgentState
+from perdure.agent.outbox import envelope
+from perdure.agent.output_errors import exceptions_in, explained
+from perdure.agent.protocol import time_of, time_or_arrival
+from perdure.agent.state import AgentState
+from perdure.contract import Failure, FailureKind, NodeCredentials, Progress, RankExit
+from perdure.contract.agents import MOST_RANKS, UNKNOWN_RANK
 from perdure.spec.durations import format_duration
+from perdure.workflows.policy import claims
 from perdure_launcher.protocol import CommandExit, ReadyReport, UnmanagedReport
 from perdure_launcher.protocol import RankExit as ReportedExit
-from workflows.messages import Failure, FailureKind, NodeCredentials, Progress, RankExit
-from workflows.messages.agents import MOST_RANKS, UNKNOWN_RANK
-from workflows.policy import claims
 
 _CANNOT_START = (126, 127)
 """Exit codes of commands that cannot be started: another start would fail in the same way."""

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from perdure.files import write_private_file
+from perdure.base.files import write_private_file
+from perdure.contract import LogPosition
 from perdure_launcher.layout import LOG_TIMES, LOGS, OUTPUT_LOG, ROTATED_LOGS
 from perdure_launcher.system.untrusted_files import NotARegularFile, open_beneath
-from workflows.messages import LogPosition
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from uuid import UUID
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
-from perdure.executions import ExecutionDescription, describe
+from perdure.base.executions import ExecutionDescription, describe
 
 MISSING_FOR_GOOD = 3
 """Answers in a row without a job, from a server that knows the job's group, that count as proof that it was deleted.

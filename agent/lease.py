@@ -17,13 +17,13 @@ from datetime import datetime
 
 from temporalio import activity
 
-from agent.job_liveness import JobLiveness
-from agent.node import MessageSink, Node
-from agent.notifier import Notifier
-from agent.outbox import envelope
-from agent.telemetry import Telemetry
-from agent.transport import ControlPlane
-from workflows.messages import LeaseRequest, LeaseTaken
+from perdure.agent.job_liveness import JobLiveness
+from perdure.agent.node import MessageSink, Node
+from perdure.agent.notifier import Notifier
+from perdure.agent.outbox import envelope
+from perdure.agent.telemetry import Telemetry
+from perdure.agent.transport import ControlPlane
+from perdure.contract import LeaseRequest, LeaseTaken
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 
-from agent.storage_credentials import options_of
+from perdure.agent.storage_credentials import options_of
 from perdure_launcher.system.untrusted_files import NotARegularFile, folder_beneath, open_file
 
 

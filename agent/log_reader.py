@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
-from agent.files import LogFile, log_files
+from perdure.agent.files import LogFile, log_files
+from perdure.contract import LONGEST_LINE, LineTime, LogChunk, LogPosition
 from perdure_launcher.log_times import line_times, offset_since
-from workflows.messages import LONGEST_LINE, LineTime, LogChunk, LogPosition
 
 CHUNK_BYTES = 256 * 1024
 """Bytes of one answer: below Temporal's warning threshold (512 KiB), and below its limit (2 MiB) with any JSON

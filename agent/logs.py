@@ -13,11 +13,11 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from agent.files import KeptFile, LogFile, log_files
-from agent.local_files import open_storage
+from perdure.agent.files import KeptFile, LogFile, log_files
+from perdure.agent.local_files import open_storage
+from perdure.contract import NodeCredentials
 from perdure.spec.timing import Timing
 from perdure_launcher.layout import SHIPPED_LOGS
-from workflows.messages import NodeCredentials
 
 logger = logging.getLogger(__name__)
 

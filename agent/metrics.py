@@ -9,23 +9,23 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
-from agent.checkpoint.keeper import Checkpoints
-from agent.config import AgentConfig
-from agent.datasets import Datasets
-from agent.lease import Lease
-from agent.node import Node
-from agent.outbox import Outbox
-from agent.telemetry import Telemetry
-from agent.torch_events import TorchEvents
+from perdure.agent.checkpoint.keeper import Checkpoints
+from perdure.agent.config import AgentConfig
+from perdure.agent.datasets import Datasets
+from perdure.agent.lease import Lease
+from perdure.agent.node import Node
+from perdure.agent.outbox import Outbox
+from perdure.agent.telemetry import Telemetry
+from perdure.agent.torch_events import TorchEvents
+from perdure.base.metrics.machine import GpuMonitor, HostMonitor
+from perdure.base.metrics.monitors import Reading
+from perdure.base.metrics.reports import MetricsToEvents, endpoint_monitors
+from perdure.base.metrics.samples import Monitor, Sample
+from perdure.base.metrics.series import CurrentSamples, job_labels, text_of
+from perdure.contract import FailureKind, Progress
+from perdure.contract.names import job_of
 from perdure.events import AsyncExporter, EventEmitter
-from perdure.metrics.machine import GpuMonitor, HostMonitor
-from perdure.metrics.monitors import Reading
-from perdure.metrics.reports import MetricsToEvents, endpoint_monitors
-from perdure.metrics.samples import Monitor, Sample
-from perdure.metrics.series import CurrentSamples, job_labels, text_of
 from perdure_launcher.protocol import DeviceUsage
-from workflows.messages import FailureKind, Progress
-from workflows.names import job_of
 
 _FRESH: Final = 1.0
 """Seconds for which a scrape gets the answer of the one before: the socket is open to the training code."""

@@ -12,16 +12,29 @@ from dataclasses import fields, replace
 from datetime import datetime, timedelta
 from typing import Protocol
 
-from agent import ends
-from agent.config import AgentConfig
-from agent.ends import Meaning, Scene
-from agent.files import log_tail
-from agent.log_reader import end_of_log
-from agent.node_events import NodeEventEmitter
-from agent.notifier import Notifier
-from agent.outbox import envelope
-from agent.protocol import bounded_ranks, time_or_arrival
-from agent.state import StateFile
+from perdure.agent import ends
+from perdure.agent.config import AgentConfig
+from perdure.agent.ends import Meaning, Scene
+from perdure.agent.files import log_tail
+from perdure.agent.log_reader import end_of_log
+from perdure.agent.node_events import NodeEventEmitter
+from perdure.agent.notifier import Notifier
+from perdure.agent.outbox import envelope
+from perdure.agent.protocol import bounded_ranks, time_or_arrival
+from perdure.agent.state import StateFile
+from perdure.contract import (
+    AgentMessage,
+    ApplyWorld,
+    CommandAnswer,
+    Finished,
+    Leaving,
+    NodeCredentials,
+    Progress,
+    RankStarts,
+    Ready,
+    Stall,
+    Stepping,
+)
 from perdure_launcher.protocol import (
     CommandExit,
     EnteredReport,
@@ -34,19 +47,6 @@ from perdure_launcher.protocol import (
     SupersededReport,
     UnmanagedReport,
     World,
-)
-from workflows.messages import (
-    AgentMessage,
-    ApplyWorld,
-    CommandAnswer,
-    Finished,
-    Leaving,
-    NodeCredentials,
-    Progress,
-    RankStarts,
-    Ready,
-    Stall,
-    Stepping,
 )
 
 logger = logging.getLogger(__name__)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from agent.protocol import time_or_arrival
+from perdure.agent.protocol import time_or_arrival
+from perdure.contract import Failure, FailureKind
 from perdure.events import AgentEvents, AsyncExporter, Span
 from perdure_launcher.protocol import CommandExit, World
-from workflows.messages import Failure, FailureKind
 
 _WITH_EXITS = (FailureKind.RANKS, FailureKind.COMMAND)
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from opentelemetry.context import Context
 
+from perdure.base.tracing.provider import Tracing
+from perdure.contract import ApplyWorld
 from perdure.events import Event, Exporter
-from perdure.tracing.provider import Tracing
-from workflows.messages import ApplyWorld
 
 _KEPT = 16
 """Generations whose traces are remembered."""

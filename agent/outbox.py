@@ -19,9 +19,9 @@ from typing import Any, Final, TypedDict
 
 from pydantic import BaseModel, ValidationError
 
-from agent.files import KeptFile
-from agent.notifier import Notifier
-from workflows.messages import (
+from perdure.agent.files import KeptFile
+from perdure.agent.notifier import Notifier
+from perdure.contract import (
     AgentMessage,
     CheckpointRestored,
     CheckpointStored,

@@ -10,8 +10,8 @@ import re
 import signal
 from collections.abc import Iterator
 
-from workflows.messages import RankExit
-from workflows.messages.base import shorten
+from perdure.contract import RankExit
+from perdure.contract.base import shorten
 
 _PREFIX = re.compile(r"\[(?:rank(?P<rank>\d+)|[A-Za-z_]\w*)\]:[ ]?")
 """What torch, once it has a process group, and `torchrun --tee` print before each line. Only torch's is a global

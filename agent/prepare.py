@@ -1,4 +1,6 @@
-"""`python -m agent.prepare`: prepares a pod's shared folders before agent and training start. Standard library only.
+"""`python -m perdure.agent.prepare`: prepares a pod's shared folders before agent and training start.
+
+Standard library only.
 
 The user of the training container must be able to write to the run directory, and the launcher must be available
 although the user's image does not contain it. The configurations are passed as variables, since a pod's address is
@@ -22,7 +24,7 @@ from pathlib import Path
 
 import perdure_launcher
 import perdure_training
-from agent.workdir import WrongArchive, unpack_workdir
+from perdure.agent.workdir import WrongArchive, unpack_workdir
 from perdure_launcher.layout import folders
 
 _PREFIX = "PERDURE_PREPARE_"

@@ -12,31 +12,31 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from agent.checkpoint.keeper import Checkpoints
-from agent.commands import Commands
-from agent.config import AgentConfig
-from agent.datasets import Datasets
-from agent.lease import Lease
-from agent.logs import LogShipper
-from agent.node import Node
-from agent.node_events import NodeEventEmitter
-from agent.notifier import Notifier
-from agent.outbox import Outbox, envelope, spread_of
-from agent.progress import ProgressReader
-from agent.server import NodeServer
-from agent.state import StateFile
-from agent.store import StoreCalls
-from agent.telemetry import Telemetry
-from agent.transport import ControlPlane, Destination
+from perdure.agent.checkpoint.keeper import Checkpoints
+from perdure.agent.commands import Commands
+from perdure.agent.config import AgentConfig
+from perdure.agent.datasets import Datasets
+from perdure.agent.lease import Lease
+from perdure.agent.logs import LogShipper
+from perdure.agent.node import Node
+from perdure.agent.node_events import NodeEventEmitter
+from perdure.agent.notifier import Notifier
+from perdure.agent.outbox import Outbox, envelope, spread_of
+from perdure.agent.progress import ProgressReader
+from perdure.agent.server import NodeServer
+from perdure.agent.state import StateFile
+from perdure.agent.store import StoreCalls
+from perdure.agent.telemetry import Telemetry
+from perdure.agent.transport import ControlPlane, Destination
+from perdure.base.tracing import tracing_of
+from perdure.contract import GroupMissing, Joined
+from perdure.contract.names import job_of
 from perdure.events import AsyncExporter, FileExporter, to_collector
-from perdure.tracing import tracing_of
 from perdure_launcher import layout
 from perdure_launcher.protocol import LauncherHello
-from workflows.messages import GroupMissing, Joined
-from workflows.names import job_of
 
 if TYPE_CHECKING:
-    from agent.metrics import NodeMetrics
+    from perdure.agent.metrics import NodeMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -235,14 +235,14 @@ class Agent:
         if self._config.metrics_port is None:
             yield
             return
-        from perdure.metrics.endpoint import serving_metrics
+        from perdure.base.metrics.endpoint import serving_metrics
 
         async with serving_metrics(self._read_metrics, self._config.metrics_port, required=False):
             yield
 
     async def _report_machine(self) -> None:
         await asyncio.sleep(_METRICS_INTERVAL.total_seconds())
-        from agent.metrics import machine_reports
+        from perdure.agent.metrics import machine_reports
 
         await machine_reports(self._config, self._machine, interval=_METRICS_INTERVAL).run()
 
@@ -319,7 +319,7 @@ def _to_traces(config: AgentConfig) -> AsyncExporter | None:
     tracing = tracing_of("agent")
     if tracing is None:
         return None
-    from agent.node_spans import NodeSpans
+    from perdure.agent.node_spans import NodeSpans
 
     node = config.node
     return AsyncExporter(NodeSpans(tracing, job=config.job_id, node=f"{node.role}-{node.rank}/{node.incarnation}"))
@@ -327,7 +327,7 @@ def _to_traces(config: AgentConfig) -> AsyncExporter | None:
 
 def _node_metrics(config: AgentConfig, **sources: Any) -> NodeMetrics:
     # What it imports takes megabytes and a moment, which only agents need that are scraped.
-    from agent.metrics import NodeMetrics
+    from perdure.agent.metrics import NodeMetrics
 
     return NodeMetrics(config, **sources)
 

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from agent.stall_detector import StallDetector
+from perdure.agent.stall_detector import StallDetector
+from perdure.contract import Progress, ProgressSource, RankStarts
 from perdure_launcher import layout
 from perdure_launcher.rank_plugins.progress import RankProgress, is_apart, progress_path, read_progress
 from perdure_launcher.warm_start.starts import read_starts, read_why_all_cold
-from workflows.messages import Progress, ProgressSource, RankStarts
 
 _RATE_WINDOW = 60.0
 _RATE_SAMPLE = 1.0

@@ -15,8 +15,8 @@ from typing import Any, TypeVar, cast
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
+from perdure.contract.agents import LARGEST_NUMBER, MOST_RANKS
 from perdure_launcher.protocol import POSTS, Body
-from workflows.messages.agents import LARGEST_NUMBER, MOST_RANKS
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
-from agent.outbox import ControlPlaneBusy, DestinationNotFound
-from perdure.backoff import Backoff
+from perdure.agent.outbox import ControlPlaneBusy, DestinationNotFound
+from perdure.base.backoff import Backoff
 
 logger = logging.getLogger(__name__)
 

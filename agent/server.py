@@ -17,13 +17,14 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from pydantic_core import to_json
 
-from agent.datasets import Datasets
-from agent.node import Node
-from agent.protocol import Malformed, bounded_wait, read_body
-from agent.pump import NotNow, RefusedRequest
-from agent.sockets import listen_beneath
-from agent.store import StoreCalls
-from agent.telemetry import Telemetry
+from perdure.agent.datasets import Datasets
+from perdure.agent.node import Node
+from perdure.agent.protocol import Malformed, bounded_wait, read_body
+from perdure.agent.pump import NotNow, RefusedRequest
+from perdure.agent.sockets import listen_beneath
+from perdure.agent.store import StoreCalls
+from perdure.agent.telemetry import Telemetry
+from perdure.contract import Message
 from perdure_launcher.layout import AGENT_SOCKET
 from perdure_launcher.protocol import (
     PROTOCOL,
@@ -43,7 +44,6 @@ from perdure_launcher.protocol import (
     UsageReport,
     protocol_mismatch,
 )
-from workflows.messages import Message
 
 logger = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from agent.files import KeptFile
+from perdure.agent.files import KeptFile
+from perdure.contract import LogPosition
 from perdure_launcher.layout import AGENT_STATE
 from perdure_launcher.protocol import Desired, World, WorldAnswer
-from workflows.messages import LogPosition
 
 logger = logging.getLogger(__name__)
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 
 from pydantic import Field, ValidationError
 
-from agent.notifier import Notifier
-from agent.outbox import envelope
-from agent.pump import NotNow, Pump, RefusedRequest
-from agent.state import AgentState
-from agent.transport import UpdateRefused
-from workflows.messages import (
+from perdure.agent.notifier import Notifier
+from perdure.agent.outbox import envelope
+from perdure.agent.pump import NotNow, Pump, RefusedRequest
+from perdure.agent.state import AgentState
+from perdure.agent.transport import UpdateRefused
+from perdure.contract import (
     AgentMessage,
     Message,
     NodeCredentials,
@@ -29,7 +29,7 @@ from workflows.messages import (
     StoreNeeded,
     StoreRequest,
 )
-from workflows.messages.store import LARGEST_CALL, MOST_CALLS
+from perdure.contract.store import LARGEST_CALL, MOST_CALLS
 
 ANSWER_WITHIN = 20.0
 """Seconds after which a rank has to ask again."""

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 
-from agent.log_reader import end_of_log
-from agent.node import MessageSink, Node
-from agent.outbox import envelope
-from agent.progress import ProgressReader
+from perdure.agent.log_reader import end_of_log
+from perdure.agent.node import MessageSink, Node
+from perdure.agent.outbox import envelope
+from perdure.agent.progress import ProgressReader
+from perdure.contract import DeviceUsage, Heartbeat, LeaseView, Metrics
 from perdure_launcher.protocol import UsageReport
-from workflows.messages import DeviceUsage, Heartbeat, LeaseView, Metrics
 
 _LOOK = 0.5
 """Seconds between two samples of ranks that step."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
 
-from perdure.metrics.samples import Sample
+from perdure.base.metrics.samples import Sample
 from perdure_launcher import layout
 from perdure_launcher.system.untrusted_files import open_beneath
 

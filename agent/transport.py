@@ -25,16 +25,16 @@ from temporalio.runtime import LogForwardingConfig, LoggingConfig, Runtime, Tele
 from temporalio.service import RPCError, RPCStatusCode, TLSConfig
 from temporalio.worker import PollerBehaviorSimpleMaximum, Worker, WorkerDeploymentConfig
 
-from agent.config import AgentConfig, GatewayConnection
-from agent.job_liveness import JobLiveness, query_job_liveness
-from agent.outbox import ControlPlaneBusy, DestinationNotFound
-from perdure.backoff import Backoff
-from perdure.credentials.names import GRANT_HEADER
-from perdure.encryption.codec import PayloadEncryption
-from perdure.tracing import interceptors
+from perdure.agent.config import AgentConfig, GatewayConnection
+from perdure.agent.job_liveness import JobLiveness, query_job_liveness
+from perdure.agent.outbox import ControlPlaneBusy, DestinationNotFound
+from perdure.base.backoff import Backoff
+from perdure.base.credentials.names import GRANT_HEADER
+from perdure.base.encryption.codec import PayloadEncryption
+from perdure.base.tracing import interceptors
+from perdure.contract import AgentMessage, DatasetAnswer, DatasetRequest, Message, StoreAnswers, StoreRequest
+from perdure.contract.names import dataset_workflow_id, store_workflow_id
 from perdure_launcher import __version__
-from workflows.messages import AgentMessage, DatasetAnswer, DatasetRequest, Message, StoreAnswers, StoreRequest
-from workflows.names import dataset_workflow_id, store_workflow_id
 
 logger = logging.getLogger(__name__)
 

@@ -18,16 +18,25 @@ from pathlib import Path
 from temporalio.client import Client as TemporalClient
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
-from activities.datasets import DatasetActivities
-from activities.job_metrics import JobMetrics
-from activities.nodes.activities import NodeActivities
-from activities.nodes.backend import NodeBackend, TidyingBackend
-from activities.nodes.joined.backend import JoinedBackend
-from activities.nodes.local.backend import LocalBackend
-from activities.runtime import RuntimeActivities
-from activities.signals import SignalActivities
-from activities.site import SiteActivities, gateway_facts
-from activities.workdir import WorkdirActivities
+from perdure.activities.datasets import DatasetActivities
+from perdure.activities.job_metrics import JobMetrics
+from perdure.activities.nodes.activities import NodeActivities
+from perdure.activities.nodes.backend import NodeBackend, TidyingBackend
+from perdure.activities.nodes.joined.backend import JoinedBackend
+from perdure.activities.nodes.local.backend import LocalBackend
+from perdure.activities.runtime import RuntimeActivities
+from perdure.activities.signals import SignalActivities
+from perdure.activities.site import SiteActivities, gateway_facts
+from perdure.activities.workdir import WorkdirActivities
+from perdure.base.encryption.codec import PayloadEncryption
+from perdure.base.encryption.keys import KEYS_FILE_VARIABLE
+from perdure.base.errors import Refused
+from perdure.base.metrics.endpoint import serving_metrics
+from perdure.base.metrics.sdk import SdkRuntime, worker_runtime
+from perdure.base.metrics.series import merge
+from perdure.base.services import health_endpoint
+from perdure.base.tracing import tracing_of
+from perdure.base.ui_front import ui_front
 from perdure.client.connection import (
     UI_BACKEND_VARIABLE,
     UI_VARIABLE,
@@ -37,30 +46,21 @@ from perdure.client.connection import (
 )
 from perdure.client.search_attributes import register_search_attributes
 from perdure.client.workers import worker_identity
-from perdure.encryption.codec import PayloadEncryption
-from perdure.encryption.keys import KEYS_FILE_VARIABLE
-from perdure.errors import Refused
+from perdure.contract import GatewayFacts, SiteFacts
+from perdure.contract.names import watch_task_queue
 from perdure.events import AsyncExporter, ConsoleExporter, EventType, FileExporter, JobEvents, json_line, to_collector
-from perdure.metrics.endpoint import serving_metrics
-from perdure.metrics.sdk import SdkRuntime, worker_runtime
-from perdure.metrics.series import merge
-from perdure.services import health_endpoint
 from perdure.spec.job import Backend
-from perdure.tracing import tracing_of
-from perdure.ui_front import ui_front
-from workflows.dataset import Dataset
-from workflows.event_sink import Sink, set_dataset_sink, set_sinks
-from workflows.messages import GatewayFacts, SiteFacts
-from workflows.names import watch_task_queue
-from workflows.node_group import NodeGroup
-from workflows.policy.job_events import JobEvent
-from workflows.policy.state import JobState
-from workflows.read_log import ReadNodeLog
-from workflows.read_site import ReadSite
-from workflows.scheduled_job import ScheduledJob
-from workflows.store import Store
-from workflows.training_job import TrainingJob
-from workflows.workdir_upload import WorkdirUpload
+from perdure.workflows.dataset import Dataset
+from perdure.workflows.event_sink import Sink, set_dataset_sink, set_sinks
+from perdure.workflows.node_group import NodeGroup
+from perdure.workflows.policy.job_events import JobEvent
+from perdure.workflows.policy.state import JobState
+from perdure.workflows.read_log import ReadNodeLog
+from perdure.workflows.read_site import ReadSite
+from perdure.workflows.scheduled_job import ScheduledJob
+from perdure.workflows.store import Store
+from perdure.workflows.training_job import TrainingJob
+from perdure.workflows.workdir_upload import WorkdirUpload
 
 WATCH_SLOTS = 2000
 """Groups that one worker can watch at a time; a waiting watch costs almost nothing."""
@@ -155,7 +155,7 @@ def _kubernetes_backend(client: TemporalClient) -> NodeBackend:
         Refused: if the environment does not configure enough.
     """
     try:
-        from activities.nodes.kubernetes import KubernetesBackend, KubernetesSettings
+        from perdure.activities.nodes.kubernetes import KubernetesBackend, KubernetesSettings
     except ModuleNotFoundError as missing:
         raise Refused(
             f"the backend kubernetes needs {missing.name}", remedy="Run `pip install 'perdure[kubernetes]'`."
@@ -210,7 +210,7 @@ def _to_traces() -> Sink | None:
     tracing = tracing_of("worker")
     if tracing is None:
         return None
-    from activities.job_spans import JobSpans
+    from perdure.activities.job_spans import JobSpans
 
     return JobSpans(tracing).on_event
 

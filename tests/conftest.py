@@ -16,8 +16,8 @@ import pytest
 from temporalio.client import Client
 from xdist.scheduler import LoadScopeScheduling
 
+from perdure.base.state_folder import StateFolder
 from perdure.local.control_plane import LocalControlPlane
-from perdure.state_folder import StateFolder
 from tests.support.command_line import end_nodes
 from tests.support.temporal_server import DevServer, shared_dev_server
 

@@ -12,8 +12,7 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError, TimeoutError, TimeoutType
 
 with workflow.unsafe.imports_passed_through():
-    from workflows import options
-    from workflows.messages import (
+    from perdure.contract import (
         CheckConnection,
         CheckpointFacts,
         CommandAnswer,
@@ -30,7 +29,8 @@ with workflow.unsafe.imports_passed_through():
         StopNode,
         TransitionKind,
     )
-    from workflows.node_table import NodeTable
+    from perdure.workflows import options
+    from perdure.workflows.node_table import NodeTable
 
 
 async def hold_lease(table: NodeTable, node: NodeCredentials) -> None:

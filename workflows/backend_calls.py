@@ -16,9 +16,7 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
-    from workflows import agent_calls, options
-    from workflows.backend_reports import begin_watch
-    from workflows.messages import (
+    from perdure.contract import (
         CreatedNode,
         EvidenceSource,
         GroupRef,
@@ -33,9 +31,11 @@ with workflow.unsafe.imports_passed_through():
         TransitionKind,
         WatchRequest,
     )
-    from workflows.names import REMOVAL_DENIED, watch_task_queue
-    from workflows.node_record import NodeRecord
-    from workflows.node_table import NodeTable
+    from perdure.contract.names import REMOVAL_DENIED, watch_task_queue
+    from perdure.workflows import agent_calls, options
+    from perdure.workflows.backend_reports import begin_watch
+    from perdure.workflows.node_record import NodeRecord
+    from perdure.workflows.node_table import NodeTable
 
 _ResultT = TypeVar("_ResultT")
 

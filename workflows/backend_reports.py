@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from workflows.messages import (
+from perdure.contract import (
     EvidenceSource,
     Incarnation,
     NodeEvent,
@@ -17,11 +17,11 @@ from workflows.messages import (
     NodePhase,
     TransitionKind,
 )
-from workflows.node_record import NodeRecord
-from workflows.policy.behavior import Behavior
+from perdure.workflows.node_record import NodeRecord
+from perdure.workflows.policy.behavior import Behavior
 
 if TYPE_CHECKING:
-    from workflows.node_table import NodeTable
+    from perdure.workflows.node_table import NodeTable
 
 REWORDINGS = 8
 """The number of reasons of a pending node that the job is sent at once."""

@@ -11,7 +11,7 @@ from base64 import b64decode, b64encode
 from typing import Literal, TypeVar
 from zlib import compress, decompress
 
-from workflows.messages import Message
+from perdure.contract import Message
 
 LARGEST_PLAIN = 256 * 1024
 """Bytes of JSON that ride uncompressed: about 300 nodes. The server warns from 512 KB on."""

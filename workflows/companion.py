@@ -14,11 +14,11 @@ from temporalio.common import WorkflowIDReusePolicy
 from temporalio.exceptions import ActivityError, WorkflowAlreadyStartedError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
-    from workflows import options
-    from workflows.cancellation import uncancelled
-    from workflows.messages import Message
-    from workflows.names import watch_task_queue
-    from workflows.node_record import GroupInput
+    from perdure.contract import Message
+    from perdure.contract.names import watch_task_queue
+    from perdure.workflows import options
+    from perdure.workflows.cancellation import uncancelled
+    from perdure.workflows.node_record import GroupInput
 
 
 class JobOwner(Message):

@@ -1,8 +1,8 @@
 """Dataset: leases the shards of one dataset to the ranks of a job, over its epochs.
 
-Its state is a few spans, whatever the number of samples (`workflows.policy.datasets`). Agents exchange by one update
-what their ranks have done for what they need next; the ranks hold shards ahead, so that they wait for nothing while
-the workflow or the server is away.
+Its state is a few spans, whatever the number of samples (`perdure.workflows.policy.datasets`). Agents exchange by one
+update what their ranks have done for what they need next; the ranks hold shards ahead, so that they wait for nothing
+while the workflow or the server is away.
 
 Invariants:
     - All state is set in `__init__` and changed by the update without awaiting, so no request is lost or taken twice
@@ -19,10 +19,7 @@ from temporalio import workflow
 from temporalio.exceptions import ApplicationError, TemporalError
 
 with workflow.unsafe.imports_passed_through():
-    from workflows import event_sink, options
-    from workflows.carrying import Packed, pack, unpack
-    from workflows.companion import JobOwner, accompany, owner_of, start_companion
-    from workflows.messages import (
+    from perdure.contract import (
         DatasetAnswer,
         DatasetNeeded,
         DatasetRequest,
@@ -31,10 +28,13 @@ with workflow.unsafe.imports_passed_through():
         ShardAnswer,
         ShardsSetAside,
     )
-    from workflows.names import DATASET, dataset_workflow_id
-    from workflows.node_record import GroupInput
-    from workflows.policy.datasets import MOST_NAMED, DatasetState, begin, exchange, unprocessed, view
-    from workflows.policy.spans import size
+    from perdure.contract.names import DATASET, dataset_workflow_id
+    from perdure.workflows import event_sink, options
+    from perdure.workflows.carrying import Packed, pack, unpack
+    from perdure.workflows.companion import JobOwner, accompany, owner_of, start_companion
+    from perdure.workflows.node_record import GroupInput
+    from perdure.workflows.policy.datasets import MOST_NAMED, DatasetState, begin, exchange, unprocessed, view
+    from perdure.workflows.policy.spans import size
 
 
 class DatasetInput(Message):

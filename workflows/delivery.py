@@ -19,9 +19,9 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, TemporalError
 
 with workflow.unsafe.imports_passed_through():
-    from workflows import options
-    from workflows.messages import Adopt, GroupDesire, GroupTransitions
-    from workflows.policy.behavior import Behavior
+    from perdure.contract import Adopt, GroupDesire, GroupTransitions
+    from perdure.workflows import options
+    from perdure.workflows.policy.behavior import Behavior
 
 
 class Delivery(StrEnum):

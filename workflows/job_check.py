@@ -9,7 +9,7 @@ from typing import Any
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
-    from workflows.messages import JobCheck, SiteFacts
+    from perdure.contract import JobCheck, SiteFacts
 
 _TIMEOUT = timedelta(seconds=10)
 """The worker answers from memory."""

@@ -16,17 +16,17 @@ from temporalio import workflow
 from temporalio.exceptions import ChildWorkflowError, TemporalError, WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
+    from perdure.contract import Adopt, GroupDesire
+    from perdure.contract.names import group_workflow_id
     from perdure.spec.job import JobSpec
-    from workflows import options
-    from workflows.delivery import Delivery, deliver
-    from workflows.messages import Adopt, GroupDesire
-    from workflows.names import group_workflow_id
-    from workflows.node_record import GroupInput
-    from workflows.policy import group_desire
-    from workflows.policy.behavior import Behavior
-    from workflows.policy.deduplication import begin_ownership_epoch
-    from workflows.policy.events import Event, GroupWoundDown, TimePassed
-    from workflows.policy.state import JobState
+    from perdure.workflows import options
+    from perdure.workflows.delivery import Delivery, deliver
+    from perdure.workflows.node_record import GroupInput
+    from perdure.workflows.policy import group_desire
+    from perdure.workflows.policy.behavior import Behavior
+    from perdure.workflows.policy.deduplication import begin_ownership_epoch
+    from perdure.workflows.policy.events import Event, GroupWoundDown, TimePassed
+    from perdure.workflows.policy.state import JobState
 
 
 class GroupOwner(Protocol):

@@ -21,12 +21,7 @@ from typing import Any
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
-    from workflows import agent_calls, backend_calls, options
-    from workflows.backend_reports import take_watch_events
-    from workflows.cancellation import uncancelled
-    from workflows.carrying import Packed, pack, unpack
-    from workflows.dataset import start_dataset
-    from workflows.messages import (
+    from perdure.contract import (
         Adopt,
         CheckpointRestored,
         CheckpointStored,
@@ -46,12 +41,17 @@ with workflow.unsafe.imports_passed_through():
         Stepping,
         StoreNeeded,
     )
-    from workflows.names import NODE_GROUP
-    from workflows.node_record import GroupInput, NodeRecord
-    from workflows.node_table import NodeTable
-    from workflows.patching import behavior_of_this_run
-    from workflows.policy.behavior import Behavior
-    from workflows.store import start_store
+    from perdure.contract.names import NODE_GROUP
+    from perdure.workflows import agent_calls, backend_calls, options
+    from perdure.workflows.backend_reports import take_watch_events
+    from perdure.workflows.cancellation import uncancelled
+    from perdure.workflows.carrying import Packed, pack, unpack
+    from perdure.workflows.dataset import start_dataset
+    from perdure.workflows.node_record import GroupInput, NodeRecord
+    from perdure.workflows.node_table import NodeTable
+    from perdure.workflows.patching import behavior_of_this_run
+    from perdure.workflows.policy.behavior import Behavior
+    from perdure.workflows.store import start_store
 
 
 _WATCH = ("watch", 0, 0)

@@ -6,8 +6,7 @@ from datetime import datetime
 
 from pydantic import Field
 
-from perdure.spec.accepted import AcceptedSpec
-from workflows.messages import (
+from perdure.contract import (
     CopyReceiver,
     CreatedNode,
     GroupDesire,
@@ -20,7 +19,8 @@ from workflows.messages import (
     Ready,
     Stall,
 )
-from workflows.messages.base import Time
+from perdure.contract.base import Time
+from perdure.spec.accepted import AcceptedSpec
 
 
 class NodeRecord(Message):

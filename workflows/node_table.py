@@ -9,11 +9,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from perdure.spec.capabilities import CAPABILITIES
-from perdure.spec.durations import format_duration
-from workflows import options
-from workflows.backend_reports import tell_obstacle
-from workflows.messages import (
+from perdure.contract import (
     Adopt,
     AgentMessage,
     ApplyWorld,
@@ -40,11 +36,15 @@ from workflows.messages import (
     TransitionKind,
     World,
 )
-from workflows.names import node_name, node_task_queue
-from workflows.node_record import GroupInput, GroupTable, NodeRecord, TransitionsCarried
-from workflows.policy.behavior import CURRENT, Behavior
-from workflows.policy.copies import choose_holder, copies_token
-from workflows.transitions import TransitionBatch
+from perdure.contract.names import node_name, node_task_queue
+from perdure.spec.capabilities import CAPABILITIES
+from perdure.spec.durations import format_duration
+from perdure.workflows import options
+from perdure.workflows.backend_reports import tell_obstacle
+from perdure.workflows.node_record import GroupInput, GroupTable, NodeRecord, TransitionsCarried
+from perdure.workflows.policy.behavior import CURRENT, Behavior
+from perdure.workflows.policy.copies import choose_holder, copies_token
+from perdure.workflows.transitions import TransitionBatch
 
 
 class NodeTable:

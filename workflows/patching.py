@@ -1,11 +1,11 @@
-"""Determines the release whose behavior a run follows: see `workflows.policy.behavior`."""
+"""Determines the release whose behavior a run follows: see `perdure.workflows.policy.behavior`."""
 
 from __future__ import annotations
 
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
-    from workflows.policy.behavior import CURRENT, OLDEST, Behavior
+    from perdure.workflows.policy.behavior import CURRENT, OLDEST, Behavior
 
 
 def behavior_of_this_run() -> Behavior:

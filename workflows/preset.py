@@ -8,7 +8,7 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError
 
 with workflow.unsafe.imports_passed_through():
-    from workflows import options
+    from perdure.workflows import options
 
 
 async def complete(spec: dict[str, Any]) -> dict[str, Any]:

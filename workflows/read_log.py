@@ -10,9 +10,9 @@ from __future__ import annotations
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
-    from workflows import options
-    from workflows.messages import LogChunk, ReadLog
-    from workflows.names import READ_NODE_LOG, node_task_queue
+    from perdure.contract import LogChunk, ReadLog
+    from perdure.contract.names import READ_NODE_LOG, node_task_queue
+    from perdure.workflows import options
 
 
 @workflow.defn(name=READ_NODE_LOG)

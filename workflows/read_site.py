@@ -11,8 +11,8 @@ from datetime import timedelta
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
-    from workflows.messages import SiteReport
-    from workflows.names import READ_SITE
+    from perdure.contract import SiteReport
+    from perdure.contract.names import READ_SITE
 
 _TIMEOUT = timedelta(seconds=10)
 """The worker answers from memory."""

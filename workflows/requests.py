@@ -11,13 +11,13 @@ from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
 with workflow.unsafe.imports_passed_through():
+    from perdure.contract import NodeCredentials, NodeRequest, RelaunchRequest, ScaleRequest, TicketRef, TicketRequest
+    from perdure.contract.names import node_name, node_task_queue
     from perdure.spec.capabilities import CAPABILITIES
     from perdure.spec.job import JobSpec
     from perdure.spec.roles import NodeCount
-    from workflows.messages import NodeCredentials, NodeRequest, RelaunchRequest, ScaleRequest, TicketRef, TicketRequest
-    from workflows.names import node_name, node_task_queue
-    from workflows.policy.joining import MOST_TICKETS
-    from workflows.policy.state import JobState, NodeState
+    from perdure.workflows.policy.joining import MOST_TICKETS
+    from perdure.workflows.policy.state import JobState, NodeState
 
 
 _LONGEST_LIFETIME = timedelta(days=365)

@@ -13,9 +13,9 @@ from temporalio import workflow
 from temporalio.exceptions import ApplicationError, ChildWorkflowError, WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
+    from perdure.contract import JobResult
+    from perdure.contract.names import SCHEDULED_JOB, TRAINING_JOB, job_workflow_id
     from perdure.spec.accepted import read_accepted
-    from workflows.messages import JobResult
-    from workflows.names import SCHEDULED_JOB, TRAINING_JOB, job_workflow_id
 
 
 @workflow.defn(name=SCHEDULED_JOB)

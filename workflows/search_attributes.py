@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from temporalio.common import SearchAttributeKey, SearchAttributeUpdate
 
+from perdure.contract import JobPhase
 from perdure.spec.job import Backend
-from workflows.messages import JobPhase
-from workflows.policy.behavior import Behavior
+from perdure.workflows.policy.behavior import Behavior
 
 if TYPE_CHECKING:
-    from workflows.policy.state import JobState
+    from perdure.workflows.policy.state import JobState
 
 JOB_PHASE = SearchAttributeKey.for_keyword("JobPhase")
 JOB_BACKEND = SearchAttributeKey.for_keyword("JobBackend")

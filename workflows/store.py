@@ -18,13 +18,20 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
-    from workflows import options
-    from workflows.carrying import Packed, pack, unpack
-    from workflows.companion import JobOwner, accompany, owner_of, start_companion
-    from workflows.messages import Message, StoreAnswers, StoreChanged, StoreRequest, StoreView
-    from workflows.names import STORE, node_task_queue, store_workflow_id
-    from workflows.node_record import GroupInput
-    from workflows.policy.store import StoreState, Watch, answer_calls, nodes_to_notify, record_notification, view
+    from perdure.contract import Message, StoreAnswers, StoreChanged, StoreRequest, StoreView
+    from perdure.contract.names import STORE, node_task_queue, store_workflow_id
+    from perdure.workflows import options
+    from perdure.workflows.carrying import Packed, pack, unpack
+    from perdure.workflows.companion import JobOwner, accompany, owner_of, start_companion
+    from perdure.workflows.node_record import GroupInput
+    from perdure.workflows.policy.store import (
+        StoreState,
+        Watch,
+        answer_calls,
+        nodes_to_notify,
+        record_notification,
+        view,
+    )
 
 
 class StoreInput(Message):

@@ -1,8 +1,8 @@
 """TrainingJob: the workflow that leads one job.
 
-The class is thin: handlers queue events, the main loop passes them to `workflows.policy.job.decide`, and the desired
-states that follow from the new state are sent to the groups. It receives transitions and users' requests, never
-telemetry, and commands no node itself.
+The class is thin: handlers queue events, the main loop passes them to `perdure.workflows.policy.job.decide`, and the
+desired states that follow from the new state are sent to the groups. It receives transitions and users' requests,
+never telemetry, and commands no node itself.
 
 Invariants:
     - `JobState` is the only state; it is set in `__init__` and rides whole through continue-as-new (`carrying`).
@@ -22,13 +22,7 @@ from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
 with workflow.unsafe.imports_passed_through():
-    from perdure.spec.accepted import read_accepted
-    from perdure.spec.job import JobSpec
-    from workflows import job_check, options, preset, requests
-    from workflows.carrying import Packed, pack, unpack
-    from workflows.event_sink import send_events
-    from workflows.job_groups import JobGroups
-    from workflows.messages import (
+    from perdure.contract import (
         Accepted,
         Failure,
         Finished,
@@ -51,17 +45,23 @@ with workflow.unsafe.imports_passed_through():
         TicketRef,
         TicketRequest,
     )
-    from workflows.names import (
+    from perdure.contract.names import (
         TRAINING_JOB,
         group_index,
         uid_of,
     )
-    from workflows.patching import behavior_of_this_run, newer_behavior_begins
-    from workflows.policy import group_desire, joining, projections
-    from workflows.policy.batch import decide_all
-    from workflows.policy.behavior import Behavior
-    from workflows.policy.deduplication import accept
-    from workflows.policy.events import (
+    from perdure.spec.accepted import read_accepted
+    from perdure.spec.job import JobSpec
+    from perdure.workflows import job_check, options, preset, requests
+    from perdure.workflows.carrying import Packed, pack, unpack
+    from perdure.workflows.event_sink import send_events
+    from perdure.workflows.job_groups import JobGroups
+    from perdure.workflows.patching import behavior_of_this_run, newer_behavior_begins
+    from perdure.workflows.policy import group_desire, joining, projections
+    from perdure.workflows.policy.batch import decide_all
+    from perdure.workflows.policy.behavior import Behavior
+    from perdure.workflows.policy.deduplication import accept
+    from perdure.workflows.policy.events import (
         CancelRequested,
         CheckpointRequested,
         Event,
@@ -76,10 +76,10 @@ with workflow.unsafe.imports_passed_through():
         TicketRevoked,
         TimePassed,
     )
-    from workflows.policy.job import decide
-    from workflows.policy.state import JobState
-    from workflows.policy.timers import next_deadline
-    from workflows.search_attributes import changed_attributes
+    from perdure.workflows.policy.job import decide
+    from perdure.workflows.policy.state import JobState
+    from perdure.workflows.policy.timers import next_deadline
+    from perdure.workflows.search_attributes import changed_attributes
 
 
 @workflow.defn(name=TRAINING_JOB)

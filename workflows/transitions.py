@@ -13,11 +13,11 @@ from typing import Any
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
-    from workflows import options
-    from workflows.delivery import Delivery, deliver
-    from workflows.messages import GroupTransitions, NodeTransition, NodeView, TransitionKind
-    from workflows.node_record import TransitionsCarried
-    from workflows.policy.behavior import CURRENT, Behavior
+    from perdure.contract import GroupTransitions, NodeTransition, NodeView, TransitionKind
+    from perdure.workflows import options
+    from perdure.workflows.delivery import Delivery, deliver
+    from perdure.workflows.node_record import TransitionsCarried
+    from perdure.workflows.policy.behavior import CURRENT, Behavior
 
 _URGENT = frozenset(
     {

@@ -14,9 +14,9 @@ from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
 with workflow.unsafe.imports_passed_through():
-    from workflows import options
-    from workflows.messages import WorkdirRequest
-    from workflows.names import WORKDIR_UPLOAD
+    from perdure.contract import WorkdirRequest
+    from perdure.contract.names import WORKDIR_UPLOAD
+    from perdure.workflows import options
 
 
 @workflow.defn(name=WORKDIR_UPLOAD)

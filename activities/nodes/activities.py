@@ -14,7 +14,7 @@ from temporalio.client import Client
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.nodes.backend import (
+from perdure.activities.nodes.backend import (
     JobRevoked,
     NodeBackend,
     NodeNotYet,
@@ -23,10 +23,10 @@ from activities.nodes.backend import (
     Revocation,
     SharingBackend,
 )
-from activities.nodes.origin import check_group, check_new, check_nodes
-from agent.job_liveness import JobLiveness, OwnerLiveness
-from perdure.backoff import Backoff
-from workflows.messages import (
+from perdure.activities.nodes.origin import check_group, check_new, check_nodes
+from perdure.agent.job_liveness import JobLiveness, OwnerLiveness
+from perdure.base.backoff import Backoff
+from perdure.contract import (
     CreatedNode,
     GroupRef,
     NodeEvent,
@@ -39,7 +39,7 @@ from workflows.messages import (
     NodesRequest,
     WatchRequest,
 )
-from workflows.names import REMOVAL_DENIED
+from perdure.contract.names import REMOVAL_DENIED
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 
 from temporalio.client import Client
 
-from workflows.messages import CreatedNode, GroupRef, NodeEvent, NodeRef, NodeRequest, WatchRequest
+from perdure.contract import CreatedNode, GroupRef, NodeEvent, NodeRef, NodeRequest, WatchRequest
 
 
 @dataclass(frozen=True)

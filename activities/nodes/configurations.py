@@ -7,8 +7,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from agent.config import AgentConfig, GatewayConnection
-from workflows.messages import NodeRequest
+from perdure.agent.config import AgentConfig, GatewayConnection
+from perdure.contract import NodeRequest
 
 MONITORS_VARIABLE = "PERDURE_MONITORS"
 """Where the worker or `perdure join` finds the endpoints that agents read: URLs with spaces between them."""

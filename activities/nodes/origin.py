@@ -10,8 +10,8 @@ from __future__ import annotations
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from workflows.messages import GroupRef, NodeRef, NodeRequest, WatchRequest
-from workflows.names import group_index, group_workflow_id, job_workflow_id, node_name
+from perdure.contract import GroupRef, NodeRef, NodeRequest, WatchRequest
+from perdure.contract.names import group_index, group_workflow_id, job_workflow_id, node_name
 
 
 def check_new(*requests: NodeRequest) -> None:

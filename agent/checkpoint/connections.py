@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from agent.sockets import listen_beneath
+from perdure.agent.sockets import listen_beneath
 
 logger = logging.getLogger(__name__)
 

@@ -22,11 +22,11 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, Final, cast
 
-from agent.checkpoint.storage import Storage
+from perdure.agent.checkpoint.storage import Storage
+from perdure.contract import CopyReceiver, NodeCredentials
+from perdure.workflows.policy.copies import copies_token
 from perdure_launcher.system.memory_folder import COPIES_PREFIX, ROOT, MemoryFolder
 from perdure_training.snapshots.copies import yield_to_training
-from workflows.messages import CopyReceiver, NodeCredentials
-from workflows.policy.copies import copies_token
 
 logger = logging.getLogger(__name__)
 

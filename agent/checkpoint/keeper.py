@@ -22,23 +22,20 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from agent.checkpoint import names
-from agent.checkpoint.connections import Answer, CheckpointSocket, Content, Json, Refused
-from agent.checkpoint.part import Part, PartRequest, SnapshotChanged
-from agent.checkpoint.peer_copies import PeerCopies, WatchedOnNodes
-from agent.checkpoint.progress import Progress, ProgressFile
-from agent.checkpoint.records import FileRecord, NodeFiles, damage
-from agent.checkpoint.retention import Retention
-from agent.checkpoint.storage import Storage
-from agent.checkpoint.watched import WatchedFiles
-from agent.config import AgentConfig
-from agent.outbox import envelope
-from agent.protocol import bounded_wait
-from agent.state import AgentState
-from perdure_launcher.layout import CHECKPOINT_ORDERS, CHECKPOINT_SOCKET
-from perdure_launcher.system.untrusted_files import folder_beneath, open_file, read_beneath
-from perdure_training.snapshots.copies import yield_to_training
-from workflows.messages import (
+from perdure.agent.checkpoint import names
+from perdure.agent.checkpoint.connections import Answer, CheckpointSocket, Content, Json, Refused
+from perdure.agent.checkpoint.part import Part, PartRequest, SnapshotChanged
+from perdure.agent.checkpoint.peer_copies import PeerCopies, WatchedOnNodes
+from perdure.agent.checkpoint.progress import Progress, ProgressFile
+from perdure.agent.checkpoint.records import FileRecord, NodeFiles, damage
+from perdure.agent.checkpoint.retention import Retention
+from perdure.agent.checkpoint.storage import Storage
+from perdure.agent.checkpoint.watched import WatchedFiles
+from perdure.agent.config import AgentConfig
+from perdure.agent.outbox import envelope
+from perdure.agent.protocol import bounded_wait
+from perdure.agent.state import AgentState
+from perdure.contract import (
     AgentMessage,
     CheckpointRestored,
     CheckpointStored,
@@ -49,7 +46,10 @@ from workflows.messages import (
     OrderCheckpoint,
     RestoreSource,
 )
-from workflows.messages.agents import LARGEST_NUMBER
+from perdure.contract.agents import LARGEST_NUMBER
+from perdure_launcher.layout import CHECKPOINT_ORDERS, CHECKPOINT_SOCKET
+from perdure_launcher.system.untrusted_files import folder_beneath, open_file, read_beneath
+from perdure_training.snapshots.copies import yield_to_training
 
 logger = logging.getLogger(__name__)
 

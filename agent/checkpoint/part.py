@@ -12,7 +12,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from workflows.messages.agents import LARGEST_NUMBER
+from perdure.contract.agents import LARGEST_NUMBER
 
 _LENGTH = struct.Struct("<Q")
 _MOST_TEXT = 1 << 24

@@ -16,14 +16,14 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
-from agent.checkpoint.connections import Refused
-from agent.checkpoint.copy_service import LONGEST_LINE, PIECE, SILENCE, CopyService
-from agent.checkpoint.watched import Json, Pieces, WatchedFiles
-from agent.config import AgentConfig
+from perdure.agent.checkpoint.connections import Refused
+from perdure.agent.checkpoint.copy_service import LONGEST_LINE, PIECE, SILENCE, CopyService
+from perdure.agent.checkpoint.watched import Json, Pieces, WatchedFiles
+from perdure.agent.config import AgentConfig
+from perdure.contract import CopyHolder, CopyReceiver
 from perdure.spec.network import read_ports
 from perdure_launcher.system.ports import PortPool
 from perdure_training.snapshots.copies import RACK_VARIABLE
-from workflows.messages import CopyHolder, CopyReceiver
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from agent.checkpoint.records import FileRecord
-from agent.files import KeptFile
+from perdure.agent.checkpoint.records import FileRecord
+from perdure.agent.files import KeptFile
 from perdure_launcher.layout import CHECKPOINT_PROGRESS
 
 logger = logging.getLogger(__name__)

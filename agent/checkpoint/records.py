@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from pydantic import BaseModel, ConfigDict
 
-from agent.checkpoint.names import METADATA, Saved, is_record, part_name, record_name
-from agent.checkpoint.storage import Storage
+from perdure.agent.checkpoint.names import METADATA, Saved, is_record, part_name, record_name
+from perdure.agent.checkpoint.storage import Storage
 
 _AT_ONCE = 1 << 23
 

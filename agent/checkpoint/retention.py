@@ -6,9 +6,9 @@ import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
 
-from agent.checkpoint.names import Saved
-from agent.checkpoint.records import read_metrics
-from agent.checkpoint.storage import Storage
+from perdure.agent.checkpoint.names import Saved
+from perdure.agent.checkpoint.records import read_metrics
+from perdure.agent.checkpoint.storage import Storage
 from perdure.spec.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)

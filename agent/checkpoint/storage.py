@@ -11,8 +11,8 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from agent.checkpoint.names import METADATA, UNCOMMITTED, Saved, read_folder, record_name
-from agent.local_files import open_storage
+from perdure.agent.checkpoint.names import METADATA, UNCOMMITTED, Saved, read_folder, record_name
+from perdure.agent.local_files import open_storage
 
 _LARGEST_RECORD = 1 << 24
 """Bytes of a small file: a hundred times those of a save with a thousand files."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from workflows.messages import EvidenceSource, FailureClass, IncidentView
+from perdure.contract import EvidenceSource, FailureClass, IncidentView
 
 from .faults import INTERRUPTING, Fault, Kind
 

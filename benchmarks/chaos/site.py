@@ -11,12 +11,12 @@ from pathlib import Path
 import psutil
 
 from benchmarks.recovery.perdure_job import node_processes
+from perdure.base.errors import PerdureError
+from perdure.base.state_folder import StateFolder
 from perdure.client.client import Client
-from perdure.errors import PerdureError
+from perdure.contract import IncidentView, JobResult, JobStatus
+from perdure.contract.names import uid_of
 from perdure.local.control_plane import LocalControlPlane
-from perdure.state_folder import StateFolder
-from workflows.messages import IncidentView, JobResult, JobStatus
-from workflows.names import uid_of
 
 from .faults import Kind
 from .programs import BIN, ENVIRONMENT, Program

@@ -24,12 +24,12 @@ import psutil
 from benchmarks.events.collector import ROOT, collecting
 from benchmarks.recovery.perdure_job import node_processes
 from benchmarks.recovery.steady import MEGABYTE, cpu_seconds, role_of
+from perdure.base.errors import NoWorker
 from perdure.client.client import Client
-from perdure.errors import NoWorker
+from perdure.contract import JobPhase
+from perdure.contract.names import uid_of
 from tests.support.temporal_server import DevServer, free_port
 from tests.support.waiting import eventually
-from workflows.messages import JobPhase
-from workflows.names import uid_of
 
 RANK = Path(__file__).with_name("fleet_rank.py")
 PARTS = ("server", "worker", "agents", "launchers", "ranks")

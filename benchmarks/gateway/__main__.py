@@ -20,11 +20,11 @@ from rich.table import Table
 
 from benchmarks.gateway.agents import GatewayFleet, GatewayProcess
 from benchmarks.gateway.probe import probers
+from perdure.contract import JobPhase
 from tests.support.temporal_server import dev_server
 from tests.support.waiting import eventually
 from tests.workflows.fleet import job_spec, running_fleet, submit
 from tests.workflows.jobs import status
-from workflows.messages import JobPhase
 
 
 @dataclass

@@ -12,14 +12,14 @@ from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.service import TLSConfig
 
-from agent.transport import shared_runtime
 from benchmarks.gateway.process import NAMESPACE
-from perdure.credentials.grants import Grant, PodName
-from perdure.credentials.keyring import Keyring
-from perdure.credentials.names import GATEWAY_NAME, GRANT_HEADER
+from perdure.agent.transport import shared_runtime
+from perdure.base.credentials.grants import Grant, PodName
+from perdure.base.credentials.keyring import Keyring
+from perdure.base.credentials.names import GATEWAY_NAME, GRANT_HEADER
+from perdure.contract import NodeRequest
 from tests.support.temporal_server import DevServer, free_port
 from tests.workflows.fleet import Fleet
-from workflows.messages import NodeRequest
 
 
 class GatewayProcess:

@@ -8,12 +8,12 @@ import sys
 
 from temporalio.client import Client
 
-from perdure.credentials.grants import PodName
-from perdure.credentials.keyring import Keyring
+from perdure.base.credentials.grants import PodName
+from perdure.base.credentials.keyring import Keyring
+from perdure.base.services import leave
 from perdure.gateway.callers import Callers
 from perdure.gateway.certificates import ServerCertificates
 from perdure.gateway.server import Gateway
-from perdure.services import leave
 
 NAMESPACE = "bench"
 

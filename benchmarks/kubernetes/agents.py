@@ -22,14 +22,14 @@ from temporalio import activity
 from temporalio.client import Client
 from temporalio.envconfig import ClientConfig
 
-from activities.nodes.kubernetes.api import Changed, KubernetesApi, Listed, Object, Removed
-from activities.nodes.kubernetes.pod import INCARNATION, PREPARE, RANK
-from agent.config import AgentConfig
-from agent.outbox import Outbox, envelope, spread_of
-from agent.transport import Destination, TemporalControlPlane, shared_runtime
-from perdure.encryption.codec import PayloadEncryption
-from perdure.services import leave
-from workflows.messages import (
+from perdure.activities.nodes.kubernetes.pod import INCARNATION, PREPARE, RANK
+from perdure.agent.config import AgentConfig
+from perdure.agent.outbox import Outbox, envelope, spread_of
+from perdure.agent.transport import Destination, TemporalControlPlane, shared_runtime
+from perdure.base.encryption.codec import PayloadEncryption
+from perdure.base.kubernetes import Changed, KubernetesApi, Listed, Object, Removed
+from perdure.base.services import leave
+from perdure.contract import (
     AgentMessage,
     ApplyWorld,
     CheckConnection,

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import psutil
 
-from activities.nodes.kubernetes.api import Object
 from benchmarks.recovery.perdure_job import node_processes
 from benchmarks.recovery.processes import TrialFailed, kill
 from benchmarks.recovery.processes import eventually as eventually_seen
 from benchmarks.recovery.steps import Step, StepLog, find_world
+from perdure.base.kubernetes import Object
+from perdure.contract import IncidentView
+from perdure.contract.names import uid_of
 from scripts.cluster.host_programs import with_host_programs
 from scripts.cluster.images import BARE_IMAGE
-from workflows.messages import IncidentView
-from workflows.names import uid_of
 
 from .records import FaultName, FaultTrial
 from .site import Site, eventually

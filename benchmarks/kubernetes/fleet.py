@@ -13,13 +13,13 @@ from collections.abc import AsyncGenerator, Awaitable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from activities.nodes.kubernetes.api import Object
-from activities.nodes.kubernetes.pod import pod_of
-from activities.nodes.kubernetes.settings import KubernetesSettings
-from activities.nodes.kubernetes.site_policy import SitePolicy
+from perdure.activities.nodes.kubernetes.pod import pod_of
+from perdure.activities.nodes.kubernetes.settings import KubernetesSettings
+from perdure.activities.nodes.kubernetes.site_policy import SitePolicy
+from perdure.base.kubernetes import Object
+from perdure.contract import NodeCredentials, NodeRequest
+from perdure.contract.names import node_name
 from perdure.spec.job import JobSpec
-from workflows.messages import NodeCredentials, NodeRequest
-from workflows.names import node_name
 
 from .records import Posted
 from .site import KWOK, POLICY, BenchmarkApi, Site, eventually

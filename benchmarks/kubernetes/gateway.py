@@ -10,11 +10,11 @@ from asyncio.subprocess import DEVNULL, Process
 from base64 import b64decode
 from pathlib import Path
 
-from activities.nodes.kubernetes.api import KubernetesApi
-from activities.nodes.kubernetes.settings import own_namespace
 from benchmarks.recovery.processes import TrialFailed
-from perdure.credentials.keyring import AUTHORITY, SIGNING_KEYS
-from perdure.files import write_private_file
+from perdure.activities.nodes.kubernetes.settings import own_namespace
+from perdure.base.credentials.keyring import AUTHORITY, SIGNING_KEYS
+from perdure.base.files import write_private_file
+from perdure.base.kubernetes import KubernetesApi
 from perdure.local.control_plane import LocalControlPlane
 from scripts.cluster.machine import API_ADDRESS
 

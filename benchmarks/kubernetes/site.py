@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 
 import psutil
 
-from activities.nodes.kubernetes.api import KubernetesApi
 from benchmarks.recovery.processes import TrialFailed
+from perdure.base.errors import PerdureError
+from perdure.base.kubernetes import KubernetesApi
+from perdure.base.state_folder import StateFolder
 from perdure.client.client import Client
-from perdure.errors import PerdureError
 from perdure.local.control_plane import LocalControlPlane, PodSite
-from perdure.state_folder import StateFolder
 from scripts.cluster.cluster import Cluster
 from scripts.cluster.host_programs import SITE_POLICY
 from scripts.cluster.machine import API_ADDRESS

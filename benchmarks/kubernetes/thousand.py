@@ -18,11 +18,11 @@ from typing import Any
 
 import psutil
 
-from activities.nodes.kubernetes.pod import RANK
 from benchmarks.recovery.processes import TrialFailed
 from benchmarks.recovery.steady import MEGABYTE, cpu_seconds
-from perdure.errors import NoWorker
-from workflows.messages import Heartbeat, JobPhase, JobStatus
+from perdure.activities.nodes.kubernetes.pod import RANK
+from perdure.base.errors import NoWorker
+from perdure.contract import Heartbeat, JobPhase, JobStatus
 
 from .fleet import at_once, played_machines, post_bare, post_job
 from .records import Held, Relaunched, Thousand

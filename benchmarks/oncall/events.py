@@ -13,9 +13,9 @@ from typing import Any
 
 from aiohttp import web
 
-from activities.nodes.kubernetes.api import KubernetesError
 from benchmarks.kubernetes.site import Site, eventually
 from benchmarks.recovery.processes import TrialFailed, free_port
+from perdure.base.kubernetes import KubernetesError
 from scripts.cluster.images import BARE_IMAGE
 from scripts.cluster.machine import API_ADDRESS
 from scripts.cluster.node import Node

@@ -13,16 +13,16 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from activities.nodes.kubernetes.api import KubernetesError, Object
 from benchmarks.kubernetes.site import Site, eventually
 from benchmarks.recovery.processes import TrialFailed
 from benchmarks.recovery.processes import eventually as eventually_seen
 from benchmarks.recovery.steps import StepLog, find_world
+from perdure.base.errors import PerdureError
+from perdure.base.kubernetes import KubernetesError, Object
 from perdure.client.client import Client
-from perdure.errors import PerdureError
+from perdure.contract import JobStatus
 from scripts.cluster.host_programs import with_host_programs
 from scripts.cluster.images import BARE_IMAGE
-from workflows.messages import JobStatus
 
 TRAIN = Path(__file__).parents[1] / "kubernetes" / "train.py"
 ROLE = "worker"

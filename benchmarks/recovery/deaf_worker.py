@@ -10,11 +10,11 @@ import os
 import signal
 from collections.abc import AsyncGenerator
 
-from activities.nodes.local.backend import LocalBackend
+from perdure.activities.nodes.local.backend import LocalBackend
+from perdure.base.services import leave, log_to
 from perdure.client.connection import connect, find_endpoint, payload_encryption
-from perdure.services import leave, log_to
+from perdure.contract import NodeEvent, NodeEventKind, NodeRef, WatchRequest
 from perdure.worker import running_worker
-from workflows.messages import NodeEvent, NodeEventKind, NodeRef, WatchRequest
 
 
 class DeafBackend(LocalBackend):

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import psutil
 
+from perdure.base.errors import PerdureError
+from perdure.base.state_folder import StateFolder
 from perdure.client.client import Client
 from perdure.client.views import Submission
-from perdure.errors import PerdureError
+from perdure.contract import IncidentView, JobResult
+from perdure.contract.names import uid_of
 from perdure.local.control_plane import LocalControlPlane
 from perdure.local.processes import DaemonRecord, spawn
-from perdure.state_folder import StateFolder
-from workflows.messages import IncidentView, JobResult
-from workflows.names import uid_of
 
 from .processes import QUIET_NETWORK, TrialFailed, eventually, kill
 from .records import Composition, Scenario

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 
+from perdure.contract.names import job_workflow_id
 from perdure_launcher.warm_start.names import LISTENING_VARIABLE
-from workflows.names import job_workflow_id
 
 from .perdure_job import ControlPlane, PerdureJob
 from .processes import eventually

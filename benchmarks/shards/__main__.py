@@ -26,14 +26,7 @@ from temporalio.client import WorkflowHandle
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from benchmarks.history.__main__ import quieten
-from perdure_training.agent_link import Agent
-from perdure_training.shards import ShardingClient
-from perdure_training.shards.link import AgentLink
-from tests.agent.harness import Workflows, recording, running_agent
-from tests.support.temporal_server import dev_server
-from workflows.companion import JobOwner
-from workflows.dataset import Dataset, DatasetInput
-from workflows.messages import (
+from perdure.contract import (
     DatasetAnswer,
     DatasetParameters,
     DatasetRequest,
@@ -42,10 +35,17 @@ from workflows.messages import (
     ShardRequest,
     Term,
 )
-from workflows.messages.datasets import Spans
-from workflows.names import dataset_workflow_id
-from workflows.policy.datasets import MOST_FRAGMENTS, DatasetState, exchange, view
-from workflows.policy.spans import difference, union
+from perdure.contract.datasets import Spans
+from perdure.contract.names import dataset_workflow_id
+from perdure.workflows.companion import JobOwner
+from perdure.workflows.dataset import Dataset, DatasetInput
+from perdure.workflows.policy.datasets import MOST_FRAGMENTS, DatasetState, exchange, view
+from perdure.workflows.policy.spans import difference, union
+from perdure_training.agent_link import Agent
+from perdure_training.shards import ShardingClient
+from perdure_training.shards.link import AgentLink
+from tests.agent.harness import Workflows, recording, running_agent
+from tests.support.temporal_server import dev_server
 
 logger = logging.getLogger(__name__)
 

@@ -23,12 +23,12 @@ from temporalio.client import WorkflowHandle
 from temporalio.service import RPCError
 
 from benchmarks.history.__main__ import quieten
+from perdure.contract import NodeCredentials, StoreAction, StoreAnswers, StoreCall, StoreRequest
 from perdure_training.agent_link import Agent
 from perdure_training.store import JobStore
 from tests.agent.harness import recording, running_agent
 from tests.agent.test_agent_store import store_of
 from tests.support.temporal_server import dev_server
-from workflows.messages import NodeCredentials, StoreAction, StoreAnswers, StoreCall, StoreRequest
 
 SENDERS = 8
 """Updates in progress: a server takes ten at a time for one workflow."""

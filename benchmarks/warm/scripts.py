@@ -13,11 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from benchmarks.recovery.perdure_job import ROLE, TORCHRUN, ControlPlane, node_processes
 from benchmarks.recovery.processes import QUIET_NETWORK, TrialFailed, eventually, kill
-from perdure.errors import PerdureError
+from perdure.base.errors import PerdureError
+from perdure.contract.names import uid_of
 from perdure_launcher.rank_plugins.progress import RankProgress, read_progress
 from perdure_launcher.warm_start.names import LEARNED
 from perdure_launcher.warm_start.starts import Start, lacks_standbys, read_start
-from workflows.names import uid_of
 
 SCRIPTS = Path(__file__).parents[2] / "tests" / "launcher" / "scripts" / "kinds"
 

@@ -25,11 +25,11 @@ from rich.table import Table
 from examples.demo.faults import kill_rank
 from examples.demo.places import NAME, OUT, ROLE, SCRIPT, Place, processes
 from examples.demo.steps import Samples, longest_gap, made_between, read_samples, read_steps, stepping, steps_again
+from perdure.base.errors import JobNotFound, PerdureError
 from perdure.cli.text import describe_restore
 from perdure.client.client import Client
-from perdure.errors import JobNotFound, PerdureError
+from perdure.contract import IncidentView, JobPhase
 from perdure.spec.job import Backend
-from workflows.messages import IncidentView, JobPhase
 
 OUTAGE_SECONDS = 15.0
 REACTION_SECONDS = 180.0

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from examples.demo.faults import kill_node
+from perdure.base.state_folder import StateFolder
 from perdure.local.control_plane import LocalControlPlane, Report
-from perdure.state_folder import StateFolder
 
 NAME = "demo"
 """The job's name."""

@@ -7,16 +7,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from activities.nodes.kubernetes.api import KubernetesApi
 from examples.demo.places import NAME, OUT, ROLE, SCRIPT, Place, ended
+from perdure.base.kubernetes import KubernetesApi
+from perdure.base.state_folder import StateFolder
+from perdure.contract import NodeId
+from perdure.contract.names import node_name
 from perdure.local.control_plane import LocalControlPlane, PodSite, Report
-from perdure.state_folder import StateFolder
 from scripts.cluster.cluster import Cluster
 from scripts.cluster.host_programs import SITE_POLICY, with_host_programs
 from scripts.cluster.images import BARE_IMAGE
 from scripts.cluster.machine import API_ADDRESS
-from workflows.messages import NodeId
-from workflows.names import node_name
 
 PODS = "/api/v1/namespaces/default/pods"
 

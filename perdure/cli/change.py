@@ -26,7 +26,7 @@ from perdure.cli.common import (
 
 if TYPE_CHECKING:
     from perdure.client.client import Client
-    from workflows.messages import Accepted, CheckpointView
+    from perdure.contract import Accepted, CheckpointView
 
 
 def scale(
@@ -42,7 +42,7 @@ def scale(
 
     [dim]perdure scale llama-8b-sft 4 · perdure scale llama-8b-sft 2:8 -n nlp[/]
     """
-    from perdure.errors import PerdureError
+    from perdure.base.errors import PerdureError
     from perdure.spec.roles import NodeCount
 
     try:
@@ -135,7 +135,7 @@ def checkpoint(
 
     [dim]perdure checkpoint llama-8b-sft --wait[/]
     """
-    from perdure.errors import PerdureError
+    from perdure.base.errors import PerdureError
     from perdure.spec.durations import parse_duration
 
     try:
@@ -160,7 +160,7 @@ async def _until_durable(client: Client, name: str, patience: timedelta, reason:
     Raises:
         Refused: if it is not in time.
     """
-    from perdure.errors import Refused
+    from perdure.base.errors import Refused
 
     order = (await client.save_checkpoint(name, reason=reason)).order
     known = (await client.status(name)).checkpoint
@@ -196,7 +196,7 @@ def cancel(
         return
 
     async def end(client: Client) -> str:
-        from workflows.messages import JobPhase
+        from perdure.contract import JobPhase
 
         accepted = await client.cancel(name, reason=reason)
         if not wait:
@@ -232,7 +232,7 @@ def _change(
 
 async def _tell_plan(client: Client, here: Session, name: str, plan: str) -> None:
     """Prints what a change would do, and the job's present state."""
-    from perdure.errors import Refused
+    from perdure.base.errors import Refused
 
     status = await client.status(name)
     if status.finished_at:

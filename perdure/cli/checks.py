@@ -22,6 +22,12 @@ from temporalio.client import Client as TemporalClient
 from temporalio.client import WorkflowFailureError
 from temporalio.service import RPCError
 
+from perdure.base.encryption.codec import Plain
+from perdure.base.encryption.keys import KEYS_FILE_VARIABLE
+from perdure.base.errors import ControlPlaneUnreachable, StateFolderError
+from perdure.base.executions import describe_all
+from perdure.base.files import read_record
+from perdure.base.state_folder import LEAST_FREE_BYTES, StateFolder
 from perdure.cli import text
 from perdure.client import pauses, task_failures
 from perdure.client.connection import (
@@ -35,17 +41,11 @@ from perdure.client.connection import (
 from perdure.client.search_attributes import missing_search_attributes
 from perdure.client.site import read_site
 from perdure.client.workers import pollers
-from perdure.encryption.codec import Plain
-from perdure.encryption.keys import KEYS_FILE_VARIABLE
-from perdure.errors import ControlPlaneUnreachable, StateFolderError
-from perdure.executions import describe_all
-from perdure.files import read_record
+from perdure.contract.names import watch_task_queue
 from perdure.local import temporal_binary
 from perdure.local.code_version import is_of_newer_release
 from perdure.local.control_plane import SERVER_OPTIONS, LocalStatus, WorkerRecord
-from perdure.state_folder import LEAST_FREE_BYTES, StateFolder
-from workflows.names import watch_task_queue
-from workflows.search_attributes import JOB_BACKEND
+from perdure.workflows.search_attributes import JOB_BACKEND
 
 OLDEST_TORCH = (2, 8)
 """The oldest version that the package's own extra allows."""
@@ -287,8 +287,8 @@ async def check_leftovers(client: TemporalClient) -> Check | None:
     here."""
     name = "kubernetes leftovers"
     try:
-        from activities.nodes.kubernetes.api import KubernetesApi
-        from activities.nodes.kubernetes.leftovers import find_leftovers
+        from perdure.activities.nodes.kubernetes.leftovers import find_leftovers
+        from perdure.base.kubernetes import KubernetesApi
     except ModuleNotFoundError:
         return None
     try:

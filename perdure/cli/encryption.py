@@ -15,8 +15,8 @@ import typer
 from perdure.cli.common import AddressOption, out, run_async, say
 
 if TYPE_CHECKING:
+    from perdure.base.encryption.codec_server import CodecAddress
     from perdure.client.connection import Endpoint
-    from perdure.encryption.codec_server import CodecAddress
 
 
 def codec_server(
@@ -49,8 +49,8 @@ def temporal(context: typer.Context) -> None:
 
     [dim]perdure temporal workflow show -w job/default/llama · perdure temporal workflow list[/]
     """
+    from perdure.base.errors import ControlPlaneUnreachable
     from perdure.client.connection import find_endpoint
-    from perdure.errors import ControlPlaneUnreachable
     from perdure.local import temporal_binary
 
     command = [str(run_async(temporal_binary.ensure(say))), *context.args]
@@ -64,9 +64,9 @@ def temporal(context: typer.Context) -> None:
 
 
 async def _codec_server(command: list[str], *, port: int, address: str | None) -> int:
+    from perdure.base.encryption.codec import PayloadEncryption
+    from perdure.base.encryption.codec_server import codec_server
     from perdure.client.connection import find_endpoint, payload_encryption
-    from perdure.encryption.codec import PayloadEncryption
-    from perdure.encryption.codec_server import codec_server
 
     endpoint = find_endpoint(address)
     # Without a client, the codec cannot tell what was never encrypted, and shows it as it is.
@@ -128,8 +128,8 @@ def payload_keys(
 
     [dim]perdure payload-keys keys.json · perdure payload-keys --rotate[/]
     """
-    from perdure.encryption.keys import KEYS_FILE_VARIABLE, create_keys, rotate_keys
-    from perdure.state_folder import StateFolder
+    from perdure.base.encryption.keys import KEYS_FILE_VARIABLE, create_keys, rotate_keys
+    from perdure.base.state_folder import StateFolder
 
     named = os.environ.get(KEYS_FILE_VARIABLE)
     path = file or (Path(named) if named else StateFolder().open().payload_keys)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from perdure.cli import text
-from workflows.policy.failures import FAILURE_CLASSES
+from perdure.workflows.policy.failures import FAILURE_CLASSES
 
 if TYPE_CHECKING:
-    from workflows.messages import IncidentView, JobPhase, Suspect
+    from perdure.contract import IncidentView, JobPhase, Suspect
 
 _NAMED = 8
 

@@ -82,7 +82,7 @@ def import_(
 
     Exits with 2 if the file is invalid, or if you have to write fields of the specification yourself.
     """
-    from perdure.errors import PerdureError
+    from perdure.base.errors import PerdureError
     from perdure.spec.errors import SpecError
     from perdure.spec.importers.trackers import read_trackers
 
@@ -198,7 +198,7 @@ def _resume(trackers: Trackers) -> dict[str, Any]:
 
 
 def _must_fill(imported: Imported) -> int:
-    from perdure.errors import ExitCode
+    from perdure.base.errors import ExitCode
 
     err.print("[bold red]to do[/] before the specification can run:")
     for problem in imported.missing:

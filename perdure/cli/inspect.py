@@ -23,7 +23,7 @@ from perdure.cli.common import (
 if TYPE_CHECKING:
     from perdure.client.client import Client
     from perdure.client.views import JobSummary, TaskFailure
-    from workflows.messages import IncidentView, JobStatus, NodeView, Progress
+    from perdure.contract import IncidentView, JobStatus, NodeView, Progress
 
 
 def list_(
@@ -105,9 +105,9 @@ def status(
 
 
 async def _status(client: Client, here: Session, name: str) -> None:
+    from perdure.base.errors import NoWorker
     from perdure.client.pauses import describe_pauses, unpause_command
     from perdure.client.views import all_warnings, closed, overall_progress
-    from perdure.errors import NoWorker
 
     try:
         known = closed(await client.status(name), await client.describe(name))
@@ -268,8 +268,8 @@ def explain(
 
     [dim]perdure explain llama-8b-sft · perdure explain llama-8b-sft 3 -n nlp[/]
     """
+    from perdure.base.errors import PerdureError
     from perdure.cli.explain import explanation, table_line
-    from perdure.errors import PerdureError
 
     here = session(namespace=namespace, output=output, address=address)
     incidents, status = here.run(lambda client: _story(client, name))

@@ -11,7 +11,7 @@ import typer
 from perdure.cli.common import AddressOption, JobArgument, NamespaceOption, run_async, say
 
 if TYPE_CHECKING:
-    from activities.nodes.joined.machine import Machine
+    from perdure.activities.nodes.joined.machine import Machine
     from perdure.join.machine import JoinOptions
     from perdure.spec.job import JobSpec
 
@@ -153,7 +153,7 @@ async def _join(options: JoinOptions, settings: _Settings, address: str | None) 
 
 
 async def _join_by_ticket(options: JoinOptions, settings: _Settings, ticket_path: Path, gateway: str) -> int:
-    from perdure.errors import PerdureError
+    from perdure.base.errors import PerdureError
     from perdure.join.gateway import GatewayJobConnection
     from perdure.join.machine import MachineInJob
     from perdure.join.ticket_file import TicketFile, gateway_address
@@ -174,8 +174,8 @@ async def _join_by_ticket(options: JoinOptions, settings: _Settings, ticket_path
 
 
 def _machine(server: str, source: str, settings: _Settings) -> Machine:
-    from activities.nodes.joined.machine import this_machine
-    from perdure.errors import PerdureError
+    from perdure.activities.nodes.joined.machine import this_machine
+    from perdure.base.errors import PerdureError
 
     try:
         return this_machine(

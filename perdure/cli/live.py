@@ -26,15 +26,15 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from perdure.base.errors import ExitCode, PerdureError
 from perdure.cli import text
 from perdure.cli.common import Session, out
 from perdure.cli.explain import explanation
-from perdure.errors import ExitCode, PerdureError
 
 if TYPE_CHECKING:
     from perdure.client.client import Client
     from perdure.client.views import JobSnapshot
-    from workflows.messages import IncidentView, JobResult
+    from perdure.contract import IncidentView, JobResult
 
 LINE_INTERVAL = timedelta(seconds=10)
 """The time between two lines of progress on a pipe."""

@@ -95,7 +95,7 @@ def logs(
 
 def _moment(text: str) -> datetime:
     """Reads `10m`, for that long ago, or a time."""
-    from perdure.errors import PerdureError
+    from perdure.base.errors import PerdureError
     from perdure.spec.durations import parse_duration
 
     try:
@@ -112,7 +112,7 @@ def _moment(text: str) -> datetime:
 
 
 def _pattern(text: str) -> re.Pattern[str]:
-    from perdure.errors import PerdureError
+    from perdure.base.errors import PerdureError
 
     try:
         return re.compile(text)
@@ -127,7 +127,7 @@ def _time(time: datetime | None) -> str:
 
 def _ranks(text: str) -> range:
     """Reads `5` or `120-127`."""
-    from perdure.errors import PerdureError
+    from perdure.base.errors import PerdureError
 
     first, _, last = text.partition("-")
     if not (first.isdecimal() and (last or first).isdecimal()):
@@ -136,8 +136,8 @@ def _ranks(text: str) -> range:
 
 
 async def _nodes_of(client: Client, name: str, ranks: range) -> frozenset[int]:
+    from perdure.base.errors import PerdureError
     from perdure.client.views import nodes_of_ranks
-    from perdure.errors import PerdureError
 
     found = nodes_of_ranks(await client.nodes(name), ranks)
     if not found:

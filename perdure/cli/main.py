@@ -9,6 +9,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from perdure.base.errors import ExitCode, PerdureError
+from perdure.base.services import leave
 from perdure.cli import (
     change,
     common,
@@ -26,8 +28,6 @@ from perdure.cli import (
     watch,
 )
 from perdure.cli.common import OutputFormat
-from perdure.errors import ExitCode, PerdureError
-from perdure.services import leave
 
 app = typer.Typer(
     name="perdure",

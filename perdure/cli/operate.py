@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from perdure.base.log_format import FORMAT_VARIABLE, LogFormat
 from perdure.cli.common import AddressOption, OutputOption, local_endpoint_only, out, run_async, say, session
-from perdure.log_format import FORMAT_VARIABLE, LogFormat
 from perdure.operator.ownership import Ownership
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def worker(
         return
     backends = _backends(backend or ["local"])
     from perdure import worker
-    from perdure.services import run_service
+    from perdure.base.services import run_service
 
     service = worker.serve(
         address=address, metrics_port=metrics_port, health_port=health_port, backends=backends, events=events
@@ -178,9 +178,9 @@ def gateway(
         raise typer.BadParameter("the first gateway makes the folder", param_hint="--only-keyring")
     if (tls_certificate is None) != (tls_key is None):
         raise typer.BadParameter("name both files", param_hint="--tls-certificate, --tls-key")
+    from perdure.base.services import run_service
     from perdure.gateway import serve
     from perdure.gateway.certificates import SiteCertificate
-    from perdure.services import run_service
 
     secret = keyring_secret or serve.KEYRING_SECRET
     if only_keyring:
@@ -230,8 +230,8 @@ def operator(
 
     [dim]perdure operator · perdure operator --namespace nlp --namespace vision[/]
     """
+    from perdure.base.services import run_service
     from perdure.operator import serve
-    from perdure.services import run_service
 
     service = serve.serve(
         address=address,
@@ -287,8 +287,8 @@ def _text_of(value: JsonValue) -> str:
 
 
 async def _doctor(address: str | None, *, as_json: bool) -> int:
+    from perdure.base.errors import ExitCode
     from perdure.cli.checks import Check, Verdict, run_checks
-    from perdure.errors import ExitCode
 
     styles = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILED: "bold red"}
     here = session()

@@ -34,7 +34,7 @@ def secret(
 
     [dim]perdure secret set hf/token · perdure secret list · perdure secret remove hf/token[/]
     """
-    from perdure.secret_store import SecretStore
+    from perdure.base.secret_store import SecretStore
 
     here, store = session(output=output), SecretStore()
     if action is Action.LIST:

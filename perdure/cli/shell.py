@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from perdure.base.services import flush
 from perdure.cli.common import AddressOption, JobArgument, NamespaceOption, out, session
-from perdure.services import flush
 
 if TYPE_CHECKING:
     from perdure.client.client import Client
@@ -50,9 +50,9 @@ def shell(
 async def _find(
     client: Client, name: str, node: int | None, rank: int | None, command: list[str], *, terminal: bool
 ) -> ShellCommand:
+    from perdure.base.errors import PerdureError
     from perdure.client.shell import node_to_enter, shell_command
     from perdure.client.views import nodes_of_ranks
-    from perdure.errors import PerdureError
 
     status, nodes = await client.status(name), await client.nodes(name)
     if rank is not None:
@@ -63,7 +63,7 @@ async def _find(
 
 
 def _become(command: ShellCommand) -> NoReturn:
-    from perdure.errors import PerdureError
+    from perdure.base.errors import PerdureError
 
     program = shutil.which(command.words[0])
     if program is None:

@@ -25,7 +25,7 @@ def validate(
 
     [dim]perdure validate job.yaml · perdure validate jobs/*.yaml -o json[/]
     """
-    from perdure.errors import ExitCode
+    from perdure.base.errors import ExitCode
     from perdure.spec.errors import SpecError
     from perdure.spec.load import validate_file
 

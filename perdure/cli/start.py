@@ -254,7 +254,7 @@ def shell_environment(assignments: list[str]) -> dict[str, str]:
 
 def _check_command(spec: JobSpec) -> None:
     """Refuses a program, and its script, that does not exist on this machine, where the nodes will run."""
-    from perdure.errors import PerdureError
+    from perdure.base.errors import PerdureError
     from perdure.spec.capabilities import CAPABILITIES
 
     role_name, role = spec.role
@@ -280,7 +280,7 @@ def _check_command(spec: JobSpec) -> None:
 
 def _check_script(spec: JobSpec) -> None:
     """Refuses a script that does not exist on this machine, where the nodes will run."""
-    from perdure.errors import PerdureError
+    from perdure.base.errors import PerdureError
     from perdure.spec.capabilities import CAPABILITIES
     from perdure.spec.importers.launchers import script_of
 

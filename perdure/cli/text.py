@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from workflows.messages import CheckpointView, IncidentView, JobStatus, NodeView, Progress
+    from perdure.contract import CheckpointView, IncidentView, JobStatus, NodeView, Progress
 
 PHASE_STYLES = {
     "RUNNING": "green",

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from perdure.client.client import Client
+    from perdure.contract import GatewayFacts
     from perdure.join.ticket_file import TicketFile
-    from workflows.messages import GatewayFacts
 
 
 def ticket(
@@ -119,7 +119,7 @@ async def _make(
     authority: Path | None,
     server_name: str,
 ) -> TicketFile:
-    from perdure.credentials.names import GATEWAY_NAME
+    from perdure.base.credentials.names import GATEWAY_NAME
     from perdure.join.ticket_file import TicketFile, gateway_address
 
     site = await _gateway_of(client, authority, server_name)
@@ -147,9 +147,9 @@ async def _gateway_of(client: Client, authority: Path | None, server_name: str) 
     from temporalio.client import WorkflowFailureError
     from temporalio.service import RPCError
 
+    from perdure.base.errors import PerdureError
     from perdure.client.site import read_site
-    from perdure.errors import PerdureError
-    from workflows.messages import GatewayFacts
+    from perdure.contract import GatewayFacts
 
     if authority is not None:
         try:

@@ -26,6 +26,17 @@ from temporalio.client import (
 )
 from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 
+from perdure.base.credentials.tickets import digest_of, id_of, new_secret
+from perdure.base.errors import ControlPlaneUnreachable, JobAlreadyRunning, NoWorker, PerdureError, Refused
+from perdure.base.executions import (
+    OPEN,
+    ExecutionDescription,
+    ExecutionStatus,
+    describe,
+    describe_all,
+    list_executions,
+    query,
+)
 from perdure.client.connection import CALL_TIMEOUT, Endpoint, connect, find_endpoint
 from perdure.client.error_mapping import map_errors, why_silent
 from perdure.client.nodes import read_nodes
@@ -42,19 +53,7 @@ from perdure.client.views import (
     overall_progress,
 )
 from perdure.client.visibility import phase_of, summary_of
-from perdure.credentials.tickets import digest_of, id_of, new_secret
-from perdure.errors import ControlPlaneUnreachable, JobAlreadyRunning, NoWorker, PerdureError, Refused
-from perdure.executions import (
-    OPEN,
-    ExecutionDescription,
-    ExecutionStatus,
-    describe,
-    describe_all,
-    list_executions,
-    query,
-)
-from perdure.spec.job import JobSpec
-from workflows.messages import (
+from perdure.contract import (
     Accepted,
     IncidentView,
     JobResult,
@@ -67,7 +66,8 @@ from workflows.messages import (
     TicketRef,
     TicketRequest,
 )
-from workflows.names import TRAINING_JOB, job_workflow_id
+from perdure.contract.names import TRAINING_JOB, job_workflow_id
+from perdure.spec.job import JobSpec
 
 if TYPE_CHECKING:
     from perdure.client.logs import LogLine

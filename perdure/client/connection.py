@@ -17,13 +17,13 @@ from temporalio.envconfig import ClientConfigProfile
 from temporalio.runtime import LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
 from temporalio.service import RetryConfig
 
-from perdure.encryption.codec import PayloadEncryption, Plain
-from perdure.encryption.keys import PayloadKeys
-from perdure.errors import ControlPlaneUnreachable
-from perdure.files import read_record
-from perdure.state_folder import StateFolder
-from perdure.tracing import interceptors
-from workflows.names import WORKER_TASK_QUEUE
+from perdure.base.encryption.codec import PayloadEncryption, Plain
+from perdure.base.encryption.keys import PayloadKeys
+from perdure.base.errors import ControlPlaneUnreachable
+from perdure.base.files import read_record
+from perdure.base.state_folder import StateFolder
+from perdure.base.tracing import interceptors
+from perdure.contract.names import WORKER_TASK_QUEUE
 
 CONNECT_TIMEOUT = timedelta(seconds=5)
 """The longest wait for a connection: a person waits, and an available server answers in milliseconds."""

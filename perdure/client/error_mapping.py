@@ -12,13 +12,13 @@ from temporalio.client import WorkflowFailureError, WorkflowQueryFailedError
 from temporalio.exceptions import ApplicationError, FailureError
 from temporalio.service import RPCError, RPCStatusCode
 
+from perdure.base.encryption.codec import REFUSED_PAYLOAD
+from perdure.base.errors import JobNotFound, JobPaused, NotPermitted, NoWorker, PerdureError, Refused, WorkflowTaskFails
+from perdure.base.executions import ExecutionStatus, QueryRejected, converter_for, describe
 from perdure.client import pauses, task_failures
 from perdure.client.connection import CALL_TIMEOUT, unreachable
 from perdure.client.results import start_refusal
-from perdure.encryption.codec import REFUSED_PAYLOAD
-from perdure.errors import JobNotFound, JobPaused, NotPermitted, NoWorker, PerdureError, Refused, WorkflowTaskFails
-from perdure.executions import ExecutionStatus, QueryRejected, converter_for, describe
-from workflows.names import job_workflow_id
+from perdure.contract.names import job_workflow_id
 
 if TYPE_CHECKING:
     from perdure.client.client import Client

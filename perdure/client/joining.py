@@ -11,16 +11,15 @@ from temporalio.client import WorkflowFailureError, WorkflowUpdateFailedError, W
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.nodes.joined.node_session import AgentConnection
-from agent.job_liveness import JobLiveness, query_job_liveness
+from perdure.activities.nodes.joined.node_session import AgentConnection
+from perdure.agent.job_liveness import JobLiveness, query_job_liveness
+from perdure.base.errors import ExitCode, JobAlreadyRunning, JobNotFound, JoinRefused, NoWorker
 from perdure.client.client import UPDATE_TIMEOUT, Client
 from perdure.client.connection import CALL_TIMEOUT, payload_encryption
 from perdure.client.error_mapping import map_errors
 from perdure.client.results import result_of
 from perdure.client.views import FINAL_PHASES
-from perdure.errors import ExitCode, JobAlreadyRunning, JobNotFound, JoinRefused, NoWorker
-from perdure.spec.job import JobSpec
-from workflows.messages import (
+from perdure.contract import (
     Incarnation,
     JobPhase,
     JobResult,
@@ -33,8 +32,9 @@ from workflows.messages import (
     NodeEvents,
     NodeRequest,
 )
-from workflows.messages.base import Time
-from workflows.names import job_workflow_id
+from perdure.contract.base import Time
+from perdure.contract.names import job_workflow_id
+from perdure.spec.job import JobSpec
 
 
 class JobConnection(Protocol):

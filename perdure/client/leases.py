@@ -9,10 +9,10 @@ from temporalio.client import Client as TemporalClient
 from temporalio.converter import DataConverter
 from temporalio.exceptions import FailureError
 
+from perdure.base.executions import ExecutionDescription, converter_for
 from perdure.client.pauses import LEASE_ID, activity_pause_of
 from perdure.client.views import NodeLease
-from perdure.executions import ExecutionDescription, converter_for
-from workflows.messages import LeaseView
+from perdure.contract import LeaseView
 
 logger = logging.getLogger(__name__)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from activities.nodes.joined.machine import joined_nodes
-from activities.nodes.local.folders import NodeFolders
+from perdure.activities.nodes.joined.machine import joined_nodes
+from perdure.activities.nodes.local.folders import NodeFolders
+from perdure.base.state_folder import default_path
 from perdure.spec.job import Backend
-from perdure.state_folder import default_path
 
 
 def nodes_here(backend: str) -> NodeFolders | None:

@@ -9,13 +9,13 @@ from temporalio.client import Client as TemporalClient
 from temporalio.client import WorkflowQueryFailedError
 from temporalio.service import RPCError
 
+from perdure.base.executions import QueryRejected, describe, query
 from perdure.client.connection import CALL_TIMEOUT
 from perdure.client.error_mapping import map_errors
 from perdure.client.leases import leases_of
 from perdure.client.views import NodeLease, merge_nodes
-from perdure.executions import QueryRejected, describe, query
-from workflows.messages import JobStatus, NodeView
-from workflows.names import job_workflow_id
+from perdure.contract import JobStatus, NodeView
+from perdure.contract.names import job_workflow_id
 
 if TYPE_CHECKING:
     from perdure.client.client import Client

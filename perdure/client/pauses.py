@@ -14,9 +14,9 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.client import Client as TemporalClient
 
+from perdure.base.executions import OPEN, ExecutionDescription, ExecutionStatus, describe_all, list_executions, time_of
 from perdure.client.connection import CALL_TIMEOUT
 from perdure.client.views import Pause
-from perdure.executions import OPEN, ExecutionDescription, ExecutionStatus, describe_all, list_executions, time_of
 
 LEASE_ID = re.compile(r"lease/(\d+)/(\d+)/\d+")
 """The activity ID of a lease: the node's rank, its incarnation, and the lease's epoch."""

@@ -10,11 +10,11 @@ from temporalio.client import WorkflowFailureError, WorkflowHandle
 from temporalio.exceptions import ApplicationError, CancelledError, TerminatedError, TimeoutError
 from temporalio.service import RPCError
 
+from perdure.base.encryption.codec import REFUSED_PAYLOAD
+from perdure.base.errors import ExitCode, Refused
+from perdure.base.executions import QueryRejected, describe, query
 from perdure.client.connection import CALL_TIMEOUT
-from perdure.encryption.codec import REFUSED_PAYLOAD
-from perdure.errors import ExitCode, Refused
-from perdure.executions import QueryRejected, describe, query
-from workflows.messages import JobPhase, JobResult, JobStatus
+from perdure.contract import JobPhase, JobResult, JobStatus
 
 
 async def result_of(

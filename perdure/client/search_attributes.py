@@ -11,7 +11,14 @@ from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSe
 from temporalio.client import Client as TemporalClient
 from temporalio.service import RPCError
 
-from workflows.search_attributes import JOB_BACKEND, JOB_NAMESPACE, JOB_OWNER, JOB_PHASE, JOB_RESTARTS, WORLD_SIZE
+from perdure.workflows.search_attributes import (
+    JOB_BACKEND,
+    JOB_NAMESPACE,
+    JOB_OWNER,
+    JOB_PHASE,
+    JOB_RESTARTS,
+    WORLD_SIZE,
+)
 
 SEARCH_ATTRIBUTES = {
     JOB_PHASE.name: "Keyword",

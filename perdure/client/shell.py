@@ -14,13 +14,13 @@ from pathlib import Path
 
 import psutil
 
-from activities.nodes.containers import SHELL, TRAINING
-from activities.nodes.local.folders import NodeFolder, NodeFolders
-from activities.nodes.local.launch import program
+from perdure.activities.nodes.containers import SHELL, TRAINING
+from perdure.activities.nodes.local.folders import NodeFolder, NodeFolders
+from perdure.activities.nodes.local.launch import program
+from perdure.base.errors import PerdureError, Refused
 from perdure.client.local_nodes import nodes_here
-from perdure.errors import PerdureError, Refused
-from workflows.messages import JobStatus, NodeId, NodePhase, NodeView
-from workflows.names import node_name
+from perdure.contract import JobStatus, NodeId, NodePhase, NodeView
+from perdure.contract.names import node_name
 
 _NOT_THERE = (NodePhase.REQUESTED, NodePhase.PENDING, NodePhase.LOST, NodePhase.REMOVED)
 

@@ -8,8 +8,8 @@ from datetime import timedelta
 from temporalio.client import Client as TemporalClient
 
 from perdure.client.connection import CALL_TIMEOUT
-from workflows.messages import SiteReport
-from workflows.names import READ_SITE, site_workflow_id
+from perdure.contract import SiteReport
+from perdure.contract.names import READ_SITE, site_workflow_id
 
 _PATIENCE = timedelta(seconds=10)
 """The time that a worker has to answer; it answers from memory."""

@@ -15,12 +15,12 @@ from temporalio.common import (
 )
 from temporalio.service import RPCError, RPCStatusCode
 
+from perdure.base.errors import Refused
 from perdure.client.connection import CALL_TIMEOUT
-from perdure.errors import Refused
+from perdure.contract.names import TRAINING_JOB, WORKDIR_MEMO
 from perdure.spec.job import JobSpec
 from perdure.spec.validate import to_mapping
-from workflows.names import TRAINING_JOB, WORKDIR_MEMO
-from workflows.search_attributes import JOB_BACKEND, JOB_NAMESPACE, JOB_OWNER
+from perdure.workflows.search_attributes import JOB_BACKEND, JOB_NAMESPACE, JOB_OWNER
 
 
 async def start_job(

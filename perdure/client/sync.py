@@ -14,8 +14,8 @@ from typing import Any, Self, TypeVar
 from perdure.client.client import OUTAGE_LIMIT, TICKET_LIFETIME, WATCH_INTERVAL, Client
 from perdure.client.logs import LogLine
 from perdure.client.views import IssuedTicket, JobSnapshot, JobSummary, Submission
+from perdure.contract import Accepted, IncidentView, JobResult, JobStatus, NodeView
 from perdure.spec.job import JobSpec
-from workflows.messages import Accepted, IncidentView, JobResult, JobStatus, NodeView
 
 ResultT = TypeVar("ResultT")
 

@@ -20,10 +20,10 @@ from temporalio.converter import DataConverter
 from temporalio.exceptions import FailureError
 from temporalio.service import RPCError
 
+from perdure.base.executions import OPEN, ExecutionDescription, converter_for, describe_all, list_executions, time_of
 from perdure.client.connection import CALL_TIMEOUT
 from perdure.client.views import TaskFailure
-from perdure.executions import OPEN, ExecutionDescription, converter_for, describe_all, list_executions, time_of
-from workflows.names import NODE_GROUP, TRAINING_JOB
+from perdure.contract.names import NODE_GROUP, TRAINING_JOB
 
 _RECENT_EVENTS = 20
 """The failure is among this many of the last events: until the task succeeds, only signals are recorded after it."""

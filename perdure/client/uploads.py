@@ -1,4 +1,4 @@
-"""Uploads a job's code for its nodes, before the job starts: see `workflows.workdir_upload`."""
+"""Uploads a job's code for its nodes, before the job starts: see `perdure.workflows.workdir_upload`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from temporalio.client import (
 from temporalio.exceptions import ActivityError, ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
+from perdure.base.errors import NoWorker, Refused
 from perdure.client.connection import CALL_TIMEOUT
 from perdure.client.workdir import PackedWorkdir, pack_workdir_of
-from perdure.errors import NoWorker, Refused
+from perdure.contract import WorkdirRequest
+from perdure.contract.names import WORKDIR_UPLOAD, job_workflow_id, workdir_workflow_id
 from perdure.spec.data import WorkdirArchive
 from perdure.spec.job import JobSpec
-from workflows.messages import WorkdirRequest
-from workflows.names import WORKDIR_UPLOAD, job_workflow_id, workdir_workflow_id
 
 PART_BYTES = 480 * 1024
 """Temporal warns of messages from 512 KiB on, and refuses them from 2 MiB on."""

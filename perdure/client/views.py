@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 from pydantic import BaseModel, ConfigDict, SecretStr
 
-from workflows.messages import (
+from perdure.contract import (
     CheckpointView,
     JobPhase,
     JobResult,

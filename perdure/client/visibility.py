@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
+from perdure.base.executions import Execution, ExecutionStatus
 from perdure.client.views import JobSummary
-from perdure.executions import Execution, ExecutionStatus
-from workflows.messages import JobPhase
-from workflows.search_attributes import JOB_BACKEND, JOB_OWNER, JOB_PHASE, JOB_RESTARTS, WORLD_SIZE
+from perdure.contract import JobPhase
+from perdure.workflows.search_attributes import JOB_BACKEND, JOB_OWNER, JOB_PHASE, JOB_RESTARTS, WORLD_SIZE
 
 _JOB_ID = re.compile(r"job/([^/]+)/([^/]+)")
 _PHASES_OF_ENDS = {

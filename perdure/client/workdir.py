@@ -22,7 +22,7 @@ from typing import IO, cast
 from pathspec import GitIgnoreSpec
 from rich.filesize import decimal
 
-from agent.workdir import LARGEST, MOST_FILES
+from perdure.agent.workdir import LARGEST, MOST_FILES
 from perdure.spec.capabilities import CAPABILITIES
 from perdure.spec.errors import SpecError, SpecProblem, format_value
 from perdure.spec.job import JobSpec

@@ -19,10 +19,10 @@ from typing import Any, Final, Protocol
 import aiohttp
 from pydantic import SecretBytes
 
-from activities.nodes.kubernetes.api import KubernetesApi, KubernetesError
-from perdure.credentials.grants import Grant, NotGranted, PodName
-from perdure.credentials.names import AUDIENCE, GRANT_HEADER, TOKEN_HEADER
-from perdure.credentials.tickets import digest_of
+from perdure.base.credentials.grants import Grant, NotGranted, PodName
+from perdure.base.credentials.names import AUDIENCE, GRANT_HEADER, TOKEN_HEADER
+from perdure.base.credentials.tickets import digest_of
+from perdure.base.kubernetes import KubernetesApi, KubernetesError
 from perdure.gateway.limits import STRANGERS, Limits
 from perdure.gateway.recent import Recent
 

@@ -47,9 +47,9 @@ from temporalio.api.workflowservice.v1 import (
     UpdateWorkflowExecutionResponse,
 )
 
-from perdure.credentials.grants import Grant
-from workflows.messages.datasets import DATASET_NAME
-from workflows.names import dataset_workflow_id, store_workflow_id
+from perdure.base.credentials.grants import Grant
+from perdure.contract.datasets import DATASET_NAME
+from perdure.contract.names import dataset_workflow_id, store_workflow_id
 
 SERVICE: Final = "temporal.api.workflowservice.v1.WorkflowService"
 

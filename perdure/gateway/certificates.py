@@ -17,7 +17,7 @@ import grpc
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from perdure.credentials.certificates import GATEWAY_LIFETIME, Authority, Certificate
+from perdure.base.credentials.certificates import GATEWAY_LIFETIME, Authority, Certificate
 
 logger = logging.getLogger("perdure.gateway")
 

@@ -16,17 +16,13 @@ from typing import Final, TypeVar
 from pydantic import SecretBytes, ValidationError
 from temporalio.client import Client as TemporalClient
 
+from perdure.base.credentials.grants import Grant
+from perdure.base.credentials.names import JOIN, LEAVE, RESULT, TICKET_HEADER
+from perdure.base.credentials.tickets import digest_of
+from perdure.base.errors import ControlPlaneUnreachable, JobNotFound, JoinRefused, PerdureError
 from perdure.client.client import Client
 from perdure.client.joining import DirectJobConnection
-from perdure.credentials.grants import Grant
-from perdure.credentials.names import JOIN, LEAVE, RESULT, TICKET_HEADER
-from perdure.credentials.tickets import digest_of
-from perdure.errors import ControlPlaneUnreachable, JobNotFound, JoinRefused, PerdureError
-from perdure.gateway.callers import Callers, Unauthenticated, Unavailable, bearer_of
-from perdure.gateway.calls import Denied
-from perdure.gateway.limits import JOIN_BYTES, MACHINES, Limits
-from perdure.gateway.memberships import Memberships
-from workflows.messages import (
+from perdure.contract import (
     DepartureCall,
     Incarnation,
     JobResult,
@@ -39,7 +35,11 @@ from workflows.messages import (
     ResultCall,
     Ticket,
 )
-from workflows.names import job_workflow_id, uid_of
+from perdure.contract.names import job_workflow_id, uid_of
+from perdure.gateway.callers import Callers, Unauthenticated, Unavailable, bearer_of
+from perdure.gateway.calls import Denied
+from perdure.gateway.limits import JOIN_BYTES, MACHINES, Limits
+from perdure.gateway.memberships import Memberships
 
 logger = logging.getLogger(__name__)
 

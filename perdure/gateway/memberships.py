@@ -16,14 +16,14 @@ from temporalio.client import Client as TemporalClient
 from temporalio.client import WorkflowQueryFailedError
 from temporalio.service import RPCError, RPCStatusCode
 
+from perdure.base.credentials.grants import Grant
+from perdure.base.credentials.tickets import digest_of
+from perdure.base.executions import QueryRejected, query
 from perdure.client.connection import CALL_TIMEOUT
-from perdure.credentials.grants import Grant
-from perdure.credentials.tickets import digest_of
-from perdure.executions import QueryRejected, query
+from perdure.contract import MachinesView, Ticket
 from perdure.gateway.callers import PlaceLost, Unauthenticated, Unavailable
 from perdure.gateway.limits import NEWCOMERS, Limits
 from perdure.gateway.recent import Recent
-from workflows.messages import MachinesView, Ticket
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-from perdure.metrics import endpoint
+from perdure.base.metrics import endpoint
 
 _SECONDS: Final = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Bounds of the histogram: a call takes Temporal's few milliseconds, and at most as long as its caller waits."""

@@ -22,7 +22,7 @@ from temporalio.api.workflowservice.v1 import (
 )
 from temporalio.converter import WorkflowSerializationContext
 
-from perdure.encryption.codec import ENCRYPTED_FAILURE, PayloadEncryption
+from perdure.base.encryption.codec import ENCRYPTED_FAILURE, PayloadEncryption
 
 
 class GatewayPayloads:

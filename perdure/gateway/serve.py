@@ -14,17 +14,17 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
-from activities.nodes.kubernetes.api import KubernetesApi, KubernetesError, Object
-from activities.nodes.kubernetes.settings import own_namespace
+from perdure.activities.nodes.kubernetes.settings import own_namespace
+from perdure.base.credentials.keyring import AUTHORITY, AUTHORITY_KEY, SIGNING_KEYS, Keyring, KeyringInvalid
+from perdure.base.errors import Refused
+from perdure.base.files import write_private_file
+from perdure.base.kubernetes import KubernetesApi, KubernetesError, Object
+from perdure.base.services import health_endpoint
 from perdure.client.connection import connect, find_endpoint, payload_encryption
-from perdure.credentials.keyring import AUTHORITY, AUTHORITY_KEY, SIGNING_KEYS, Keyring, KeyringInvalid
-from perdure.errors import Refused
-from perdure.files import write_private_file
 from perdure.gateway.callers import ApiTokenReviewer, Callers, NoTokenReviewer
 from perdure.gateway.certificates import CertificateInvalid, ServerCertificates, SiteCertificate
 from perdure.gateway.metrics import serving_metrics
 from perdure.gateway.server import Gateway
-from perdure.services import health_endpoint
 
 logger = logging.getLogger("perdure.gateway")
 

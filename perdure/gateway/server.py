@@ -18,9 +18,9 @@ from pydantic import SecretBytes
 from temporalio.client import Client
 from temporalio.service import RPCError
 
-from perdure.credentials.grants import NotGranted
-from perdure.credentials.names import MACHINES_SERVICE, RESULT
-from perdure.encryption.codec import PayloadEncryption
+from perdure.base.credentials.grants import NotGranted
+from perdure.base.credentials.names import MACHINES_SERVICE, RESULT
+from perdure.base.encryption.codec import PayloadEncryption
 from perdure.gateway.callers import Callers, PlaceLost, Unauthenticated, Unavailable
 from perdure.gateway.calls import CALLS, SERVICE, Call, Denied
 from perdure.gateway.certificates import ServerCertificates

@@ -14,10 +14,8 @@ from typing import Any, Final, TypeVar
 import grpc
 from pydantic import SecretStr, ValidationError
 
-from activities.nodes.joined.node_session import AgentConnection, GatewayProof
-from perdure.client.client import OUTAGE_LIMIT
-from perdure.client.joining import join_refused
-from perdure.credentials.names import (
+from perdure.activities.nodes.joined.node_session import AgentConnection, GatewayProof
+from perdure.base.credentials.names import (
     GRANT_HEADER,
     JOIN,
     LEAVE,
@@ -26,11 +24,11 @@ from perdure.credentials.names import (
     TICKET_HEADER,
     TOKEN_HEADER,
 )
-from perdure.credentials.tickets import digest_of, new_secret
-from perdure.errors import ControlPlaneUnreachable, NotPermitted, PerdureError, Refused
-from perdure.join.ticket_file import TicketFile
-from perdure.spec.job import JobSpec
-from workflows.messages import (
+from perdure.base.credentials.tickets import digest_of, new_secret
+from perdure.base.errors import ControlPlaneUnreachable, NotPermitted, PerdureError, Refused
+from perdure.client.client import OUTAGE_LIMIT
+from perdure.client.joining import join_refused
+from perdure.contract import (
     DepartureCall,
     JobResult,
     JoinAnswer,
@@ -43,7 +41,9 @@ from workflows.messages import (
     ResultAnswer,
     ResultCall,
 )
-from workflows.messages.base import Time
+from perdure.contract.base import Time
+from perdure.join.ticket_file import TicketFile
+from perdure.spec.job import JobSpec
 
 _TIMEOUT: Final = timedelta(seconds=30)
 """The timeout of a call; the gateway answers within 25 s."""

@@ -15,12 +15,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
-from activities.nodes.joined.machine import Machine
-from activities.nodes.joined.node_session import NodeSession
-from activities.nodes.local.folders import Ending, now
-from perdure.client.client import OUTAGE_LIMIT
-from perdure.client.joining import JobConnection
-from perdure.errors import (
+from perdure.activities.nodes.joined.machine import Machine
+from perdure.activities.nodes.joined.node_session import NodeSession
+from perdure.activities.nodes.local.folders import Ending, now
+from perdure.base.errors import (
     ControlPlaneUnreachable,
     ExitCode,
     JobNotFound,
@@ -29,8 +27,9 @@ from perdure.errors import (
     PerdureError,
     SecretUnavailable,
 )
-from perdure.spec.job import JobSpec
-from workflows.messages import (
+from perdure.client.client import OUTAGE_LIMIT
+from perdure.client.joining import JobConnection
+from perdure.contract import (
     JobResult,
     JoinAnswer,
     JoinRefusal,
@@ -38,6 +37,7 @@ from workflows.messages import (
     LossCause,
     NodeRequest,
 )
+from perdure.spec.job import JobSpec
 
 _SOON = 0.2
 """Seconds until a place that is being prepared is requested again: its group and its backend are quick."""

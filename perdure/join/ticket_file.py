@@ -7,9 +7,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError, field_serializer
 
-from perdure.credentials.names import GATEWAY_NAME
-from perdure.errors import PerdureError
-from perdure.files import write_private_file
+from perdure.base.credentials.names import GATEWAY_NAME
+from perdure.base.errors import PerdureError
+from perdure.base.files import write_private_file
 
 _REMEDY = "`perdure ticket NAME` makes one, where Temporal is reachable."
 

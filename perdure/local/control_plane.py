@@ -26,6 +26,10 @@ from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client as TemporalClient
 from temporalio.service import RPCError
 
+from perdure.base.encryption.keys import create_keys
+from perdure.base.errors import ControlPlaneUnreachable, NoWorker
+from perdure.base.files import read_record
+from perdure.base.state_folder import StateFolder, users_own_path
 from perdure.client.connection import (
     CONNECT_TIMEOUT,
     UI_BACKEND_VARIABLE,
@@ -38,15 +42,11 @@ from perdure.client.connection import (
 )
 from perdure.client.search_attributes import SEARCH_ATTRIBUTES
 from perdure.client.workers import pollers, worker_identity
-from perdure.encryption.keys import create_keys
-from perdure.errors import ControlPlaneUnreachable, NoWorker
-from perdure.files import read_record
+from perdure.contract.names import WORKER_TASK_QUEUE, watch_task_queue
 from perdure.local import temporal_binary
 from perdure.local.code_version import code_version, is_of_newer_release
 from perdure.local.processes import DaemonRecord, spawn, tail
 from perdure.spec.job import Backend
-from perdure.state_folder import StateFolder, users_own_path
-from workflows.names import WORKER_TASK_QUEUE, watch_task_queue
 
 START_TIMEOUT = timedelta(seconds=60)
 """The longest start: a server or worker that does not answer by then will not; both usually take a second or two."""

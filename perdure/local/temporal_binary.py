@@ -26,7 +26,7 @@ from typing import IO, TextIO
 
 import aiohttp
 
-from perdure.files import exclusive_lock
+from perdure.base.files import exclusive_lock
 from perdure.local.go_build import GoFailed, Report, run_go
 from perdure.local.wheels import wheel_program
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final
 
-from activities.nodes.kubernetes.api import KubernetesError
+from perdure.base.kubernetes import KubernetesError
 from perdure.operator.resource import PLURAL
 
 logger = logging.getLogger("perdure.operator")

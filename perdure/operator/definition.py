@@ -10,7 +10,7 @@ import logging
 from datetime import datetime
 from typing import Final
 
-from activities.nodes.kubernetes.api import KubernetesApi, KubernetesError
+from perdure.base.kubernetes import KubernetesApi, KubernetesError
 from perdure.operator.resource import GROUP, PLURAL, TrainingJobResource
 
 logger = logging.getLogger("perdure.operator")

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from activities.nodes.kubernetes.api import TRANSIENT, KubernetesApi, KubernetesError
+from perdure.base.kubernetes import TRANSIENT, KubernetesApi, KubernetesError
+from perdure.contract import JobPhase
 from perdure.operator.resource import GROUP, KIND, VERSION, TrainingJobResource
 from perdure.operator.status import ADOPTED, REFUSED, ResourceStatus, Truth
-from workflows.messages import JobPhase
 
 logger = logging.getLogger("perdure.operator")
 

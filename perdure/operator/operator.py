@@ -10,10 +10,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from activities.nodes.kubernetes.api import TRANSIENT, Change, Changed, KubernetesApi, KubernetesError, Listed, Removed
-from perdure.backoff import Backoff
+from perdure.base.backoff import Backoff
+from perdure.base.errors import PerdureError
+from perdure.base.kubernetes import TRANSIENT, Change, Changed, KubernetesApi, KubernetesError, Listed, Removed
 from perdure.client.client import Client
-from perdure.errors import PerdureError
 from perdure.operator.coverage import EVERYWHERE, Coverage
 from perdure.operator.metrics import OperatorMetrics
 from perdure.operator.owners import Owners

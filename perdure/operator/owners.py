@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from activities.nodes.kubernetes.api import KubernetesApi, KubernetesError
+from perdure.base.kubernetes import KubernetesApi, KubernetesError
 from perdure.operator.ownership import Ownership
 from perdure.operator.references import Kind, Reference, references
 from perdure.operator.resource import Owner, TrainingJobResource

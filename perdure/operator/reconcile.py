@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from activities.nodes.kubernetes.api import KubernetesApi, KubernetesError
-from perdure.errors import JobAlreadyRunning, PerdureError, Refused
+from perdure.base.errors import JobAlreadyRunning, PerdureError, Refused
+from perdure.base.kubernetes import KubernetesApi, KubernetesError
+from perdure.contract import JobPhase, JobStatus
 from perdure.operator import status as statuses
 from perdure.operator.changes import refusal_of_changes
 from perdure.operator.definition import Definition
@@ -24,7 +25,6 @@ from perdure.operator.runs import Run, Runs
 from perdure.operator.status import ResourceStatus
 from perdure.spec.errors import SpecError
 from perdure.spec.job import JobSpec
-from workflows.messages import JobPhase, JobStatus
 
 SOON = 1.0
 """Seconds until the next reconcile of a job with an operation in flight."""

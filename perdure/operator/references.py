@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, cast
 
-from activities.nodes.kubernetes.workdir import archive_of, config_maps_of
+from perdure.activities.nodes.kubernetes.workdir import archive_of, config_maps_of
 from perdure.spec.job import JobSpec
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import Field, JsonValue, ValidationError
 
+from perdure.contract.names import job_workflow_id
 from perdure.operator.status import Part, ResourceStatus
 from perdure.spec.backends import SpecWarning
 from perdure.spec.durations import parse_duration
@@ -15,7 +16,6 @@ from perdure.spec.errors import SpecError, SpecProblem, format_value
 from perdure.spec.job import Backend, JobSpec
 from perdure.spec.roles import NodeCount
 from perdure.spec.validate import validate_spec
-from workflows.names import job_workflow_id
 
 GROUP = "perdure.dev"
 VERSION = "v1alpha1"

@@ -17,19 +17,19 @@ from temporalio.api.workflowservice.v1 import GetWorkflowExecutionHistoryRequest
 from temporalio.client import WorkflowHandle
 from temporalio.service import RPCError, RPCStatusCode
 
+from perdure.base.errors import ExitCode, PerdureError, Refused
+from perdure.base.executions import OPEN, converter_for, describe, describe_all, memo_value
 from perdure.client.client import Client
 from perdure.client.connection import CALL_TIMEOUT
 from perdure.client.error_mapping import map_errors
 from perdure.client.leases import leases_of
 from perdure.client.views import Submission, comparable, training_step
-from perdure.errors import ExitCode, PerdureError, Refused
-from perdure.executions import OPEN, converter_for, describe, describe_all, memo_value
+from perdure.contract import JobPhase, JobResult, JobStatus
+from perdure.contract.names import NODE_GROUP, uid_of
 from perdure.operator.resource import TrainingJobResource
 from perdure.operator.status import KnownStep
 from perdure.spec.accepted import read_accepted
 from perdure.spec.job import JobSpec
-from workflows.messages import JobPhase, JobResult, JobStatus
-from workflows.names import NODE_GROUP, uid_of
 
 MEMO = "perdure.dev/object"
 """Key of the memo that holds the uid of the object which a run was started for."""

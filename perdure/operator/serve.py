@@ -12,16 +12,16 @@ from collections.abc import Sequence
 
 from temporalio.client import Client as TemporalClient
 
-from activities.nodes.kubernetes.api import KubernetesApi
-from perdure.backoff import Backoff
+from perdure.base.backoff import Backoff
+from perdure.base.errors import ControlPlaneUnreachable
+from perdure.base.kubernetes import KubernetesApi
+from perdure.base.metrics.endpoint import serving_metrics
+from perdure.base.services import Readiness, health_endpoint
 from perdure.client.client import Client
 from perdure.client.connection import Endpoint, connect, find_endpoint, payload_encryption
-from perdure.errors import ControlPlaneUnreachable
-from perdure.metrics.endpoint import serving_metrics
 from perdure.operator.operator import FIRST_PAUSE, LONGEST_PAUSE, Operator
 from perdure.operator.ownership import Ownership
 from perdure.operator.resource import PLURAL
-from perdure.services import Readiness, health_endpoint
 
 logger = logging.getLogger("perdure.operator")
 

@@ -10,9 +10,9 @@ from typing import Any
 from pydantic import AliasGenerator, BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
+from perdure.base.errors import ExitCode
 from perdure.client.views import FINAL_PHASES
-from perdure.errors import ExitCode
-from workflows.messages import IncidentView, JobPhase, JobResult, JobStatus
+from perdure.contract import IncidentView, JobPhase, JobResult, JobStatus
 
 REFUSED = "REFUSED"
 """The phase of an object that never became a job."""

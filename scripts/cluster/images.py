@@ -51,7 +51,7 @@ USER = "65532:65532"
 COMMAND = ("perdure", "worker", "--backend", "kubernetes")
 """The default command of Perdure's image; agents' containers run another one."""
 
-OUR_PACKAGES = ("perdure", "workflows", "activities", "agent", "perdure_launcher", "perdure_training")
+OUR_PACKAGES = ("perdure", "perdure_launcher", "perdure_training")
 
 ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
 
@@ -153,8 +153,9 @@ def _python_entries() -> Iterator[_Entry]:
 
 def _code_entries(code: Path) -> Iterator[_Entry]:
     with tempfile.TemporaryDirectory() as folder:
-        # An earlier release has fewer.
-        for package in (one for one in OUR_PACKAGES if (code / one).is_dir()):
+        # An earlier release had further packages, and fewer of these.
+        earlier = () if (code / "perdure" / "workflows").is_dir() else ("workflows", "activities", "agent")
+        for package in (one for one in (*OUR_PACKAGES, *earlier) if (code / one).is_dir()):
             copy = Path(folder, package)
             shutil.copytree(code / package, copy, ignore=shutil.ignore_patterns("__pycache__"))
             compileall.compile_dir(copy, quiet=1, stripdir=folder, invalidation_mode=PycInvalidationMode.UNCHECKED_HASH)

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from perdure.metrics.table import AGENT_METRICS, BOTH, LABELS, METRICS, WORKER_METRICS, Metric
+from perdure.base.metrics.table import AGENT_METRICS, BOTH, LABELS, METRICS, WORKER_METRICS, Metric
 
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 _RULES = Path(__file__).resolve().parents[2] / "deploy" / "prometheus" / "rules.yaml"

@@ -38,18 +38,18 @@ Frozen pydantic models. `model_dump(mode="json")` is what `-o json` prints.
 _ERRORS = """\
 ## Errors
 
-The exceptions that calls raise, from `perdure.errors`. Each has a `remedy`, a text for users, and an `exit_code`, with
-which `perdure` exits.
+The exceptions that calls raise, from `perdure.base.errors`. Each has a `remedy`, a text for users, and an `exit_code`,
+with which `perdure` exits.
 """
 
 _EXPLAINED_ELSEWHERE = {"JobSpec": "Its fields are in [spec.md](spec.md)."}
 
-_MODULES = ("perdure", "perdure_training", "perdure.errors")
+_MODULES = ("perdure", "perdure_training", "perdure.base.errors")
 
 _LINE = 100
 """Maximum length of a signature on one line."""
 
-_PACKAGES = ("perdure", "perdure_training", "workflows")
+_PACKAGES = ("perdure", "perdure_training")
 """Packages that define public names and the types that calls return."""
 
 

@@ -7,7 +7,7 @@ from typing import Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
-from activities.nodes.kubernetes.site_policy import ORDINARY_FIELDS, SitePolicy
+from perdure.activities.nodes.kubernetes.site_policy import ORDINARY_FIELDS, SitePolicy
 
 _INTRODUCTION = """\
 # The site policy

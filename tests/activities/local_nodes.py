@@ -12,12 +12,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from activities.nodes.local import launch
-from activities.nodes.local.folders import Ending, NodeFolder, now
+from perdure.activities.nodes.local import launch
+from perdure.activities.nodes.local.folders import Ending, NodeFolder, now
+from perdure.contract import NodeCredentials, NodeId, NodeRef, NodeRequest, WatchRequest
+from perdure.contract.names import group_workflow_id, job_workflow_id, node_name, node_task_queue
 from perdure.spec.job import JobSpec
 from tests.support.waiting import eventually
-from workflows.messages import NodeCredentials, NodeId, NodeRef, NodeRequest, WatchRequest
-from workflows.names import group_workflow_id, job_workflow_id, node_name, node_task_queue
 
 NOWHERE = {"TEMPORAL_ADDRESS": "127.0.0.1:9"}
 """A port where no server is: agents wait."""

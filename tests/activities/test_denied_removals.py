@@ -11,11 +11,11 @@ from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
-from activities.nodes.activities import NodeActivities
-from activities.nodes.backend import RemovalDenied
+from perdure.activities.nodes.activities import NodeActivities
+from perdure.activities.nodes.backend import RemovalDenied
+from perdure.contract import CreatedNode, GroupRef, NodeEvent, NodeRef, NodeRequest, NodesRef, WatchRequest
+from perdure.contract.names import REMOVAL_DENIED
 from tests.activities.local_nodes import LocalJob
-from workflows.messages import CreatedNode, GroupRef, NodeEvent, NodeRef, NodeRequest, NodesRef, WatchRequest
-from workflows.names import REMOVAL_DENIED
 
 
 class Denying:

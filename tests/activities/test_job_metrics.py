@@ -8,15 +8,15 @@ from uuid import uuid4
 
 from temporalio.client import Client
 
-from activities.job_metrics import JobMetrics
+from perdure.activities.job_metrics import JobMetrics
+from perdure.contract.datasets import DatasetParameters
+from perdure.contract.names import TRAINING_JOB
+from perdure.workflows.policy.datasets import DatasetState
+from perdure.workflows.policy.job_events import events_between
+from perdure.workflows.policy.state import JobState
 from tests.policy.scenario import Scenario
 from tests.support.exported import values
 from tests.support.waiting import eventually
-from workflows.messages.datasets import DatasetParameters
-from workflows.names import TRAINING_JOB
-from workflows.policy.datasets import DatasetState
-from workflows.policy.job_events import events_between
-from workflows.policy.state import JobState
 
 
 class NoServer:

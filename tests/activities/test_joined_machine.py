@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from activities.nodes.joined.machine import address_towards, joined_nodes, this_machine
+from perdure.activities.nodes.joined.machine import address_towards, joined_nodes, this_machine
 
 SERVER = "127.0.0.1:7233"
 

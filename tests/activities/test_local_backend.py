@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from activities.nodes.backend import NodeRefused
-from activities.nodes.local import launch as launching
-from activities.nodes.local.backend import LocalBackend
-from activities.nodes.local.folders import NodeFolder
-from perdure.state_folder import default_path
+from perdure.activities.nodes.backend import NodeRefused
+from perdure.activities.nodes.local import launch as launching
+from perdure.activities.nodes.local.backend import LocalBackend
+from perdure.activities.nodes.local.folders import NodeFolder
+from perdure.base.state_folder import default_path
+from perdure.contract import NodeEventKind
 from tests.activities.local_nodes import NOWHERE, LocalJob, nothing_left, run_at_once
 from tests.support.waiting import eventually
 from tests.support.watching import watching
-from workflows.messages import NodeEventKind
 
 RUNNING, GONE, PENDING = NodeEventKind.RUNNING, NodeEventKind.GONE, NodeEventKind.PENDING
 
@@ -46,7 +46,7 @@ async def test_one_node_however_often_it_is_created(state: Path, backend: LocalB
     assert not any(one.pending for one in created)
     await eventually(lambda: job.pids("sleep 600"))
     assert len(job.pids("-m perdure_launcher")) == 1
-    assert len(job.pids("-m agent")) == 1
+    assert len(job.pids("-m perdure.agent")) == 1
     described = await backend.describe(job.ref())
     assert described is not None
     assert described.kind is RUNNING
@@ -67,7 +67,7 @@ async def test_a_killed_launcher_is_a_node_that_is_gone(backend: LocalBackend, s
             gone = await watch.until(GONE)
             print(f"noticed and cleaned up in {watch.heard[-1] - killed:.3f} s")
             assert "killed" in gone.reason
-            assert not [command for command in job.processes().values() if "-m agent" not in command]
+            assert not [command for command in job.processes().values() if "-m perdure.agent" not in command]
             await eventually(lambda: not job.processes())
         # It has ended: creating it again starts nothing, and a new watch reports that.
         await backend.create(job.request())
@@ -96,9 +96,11 @@ async def test_an_agent_is_restarted_beside_its_launcher(backend: LocalBackend, 
         await watch.until(RUNNING)
         launcher = job.pids("-m perdure_launcher")
         for _ in range(2):
-            [agent] = await eventually(lambda: job.pids("-m agent"))
+            [agent] = await eventually(lambda: job.pids("-m perdure.agent"))
             os.kill(agent, signal.SIGKILL)
-            await eventually(lambda agent=agent: agent not in job.pids("-m agent") and job.pids("-m agent"))
+            await eventually(
+                lambda agent=agent: agent not in job.pids("-m perdure.agent") and job.pids("-m perdure.agent")
+            )
         assert job.pids("-m perdure_launcher") == launcher
         assert watch.kinds() == [RUNNING]
 
@@ -179,8 +181,8 @@ async def test_nodes_outlive_the_worker_that_created_them(backend: LocalBackend,
     program = (
         "import asyncio, sys\n"
         "from pathlib import Path\n"
-        "from activities.nodes.local.backend import LocalBackend\n"
-        "from workflows.messages import NodeRequest\n"
+        "from perdure.activities.nodes.local.backend import LocalBackend\n"
+        "from perdure.contract import NodeRequest\n"
         "request = NodeRequest.model_validate_json(sys.stdin.read())\n"
         f"asyncio.run(LocalBackend(Path({str(state)!r}), connection={NOWHERE!r}).create(request))\n"
         "print('created', flush=True)\n"
@@ -227,7 +229,7 @@ async def test_a_crash_between_the_steps_is_repaired(backend: LocalBackend, job:
     async with watching(backend, job.watch()) as watch:
         await watch.until(RUNNING, rank=0)
         await watch.until(RUNNING, rank=1)
-        await eventually(lambda: len(job.pids("-m agent")) == 2)
+        await eventually(lambda: len(job.pids("-m perdure.agent")) == 2)
     assert launcher in job.pids("-m perdure_launcher")
     assert len(job.pids("-m perdure_launcher")) == 2
 

@@ -19,14 +19,9 @@ from temporalio.exceptions import ActivityError, ApplicationError
 from temporalio.worker import Worker
 
 with workflow.unsafe.imports_passed_through():
-    from activities.nodes.activities import NodeActivities
-    from activities.nodes.local.backend import LocalBackend
-    from perdure.spec.data import Workdir
-    from perdure.spec.job import Backend
-    from tests.activities.local_nodes import LocalJob, nothing_left
-    from tests.support.temporal_server import DevServer
-    from tests.support.waiting import eventually
-    from workflows.messages import (
+    from perdure.activities.nodes.activities import NodeActivities
+    from perdure.activities.nodes.local.backend import LocalBackend
+    from perdure.contract import (
         CreatedNode,
         NodeEvents,
         NodeRef,
@@ -34,6 +29,11 @@ with workflow.unsafe.imports_passed_through():
         NodesRef,
         WatchRequest,
     )
+    from perdure.spec.data import Workdir
+    from perdure.spec.job import Backend
+    from tests.activities.local_nodes import LocalJob, nothing_left
+    from tests.support.temporal_server import DevServer
+    from tests.support.waiting import eventually
 
 
 @workflow.defn(name="WatchedGroup", sandboxed=False)
@@ -174,7 +174,7 @@ async def test_the_group_hears_of_its_nodes_at_once(running: Running) -> None:
 async def test_the_loss_of_a_node_does_not_wait_for_other_news(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("activities.nodes.activities._GATHER", 3600.0)
+    monkeypatch.setattr("perdure.activities.nodes.activities._GATHER", 3600.0)
     await running.group.execute_update(WatchedGroup.create, running.job.request())
     await running.until_event("RUNNING")
     await eventually(lambda: running.job.pids("sleep 600"))

@@ -14,10 +14,9 @@ from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
-from activities.nodes.activities import NodeActivities
-from activities.nodes.backend import NodeNotYet, NodeRefused
-from tests.activities.local_nodes import LocalJob
-from workflows.messages import (
+from perdure.activities.nodes.activities import NodeActivities
+from perdure.activities.nodes.backend import NodeNotYet, NodeRefused
+from perdure.contract import (
     CreatedNode,
     NodeEvent,
     NodeEvents,
@@ -27,6 +26,7 @@ from workflows.messages import (
     NodesRequest,
     WatchRequest,
 )
+from tests.activities.local_nodes import LocalJob
 
 
 class Moody:

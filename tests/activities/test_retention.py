@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from temporalio.client import Client, WorkflowHandle
 
-from activities.nodes.local.backend import LocalBackend
-from activities.nodes.local.folders import NodeFolders
-from activities.nodes.local.retention import delete_old_nodes, keep_tidy
+from perdure.activities.nodes.local.backend import LocalBackend
+from perdure.activities.nodes.local.folders import NodeFolders
+from perdure.activities.nodes.local.retention import delete_old_nodes, keep_tidy
+from perdure.contract.names import uid_of
 from tests.activities.local_nodes import NOWHERE, LocalJob, nothing_left
 from tests.support.waiting import eventually
-from workflows.names import uid_of
 
 WEEK = timedelta(days=7)
 

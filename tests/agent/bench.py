@@ -6,19 +6,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from agent.config import AgentConfig
-from agent.datasets import Datasets
-from agent.node import Node
-from agent.outbox import ControlPlaneBusy
-from agent.state import StateFile
-from agent.store import StoreCalls
-from perdure_launcher.protocol import (
-    CommandExit,
-    EnteredReport,
-    LauncherHello,
-    RankExit,
-)
-from workflows.messages import (
+from perdure.agent.config import AgentConfig
+from perdure.agent.datasets import Datasets
+from perdure.agent.node import Node
+from perdure.agent.outbox import ControlPlaneBusy
+from perdure.agent.state import StateFile
+from perdure.agent.store import StoreCalls
+from perdure.contract import (
     AgentMessage,
     ApplyWorld,
     DatasetAnswer,
@@ -27,6 +21,12 @@ from workflows.messages import (
     Progress,
     StoreAnswers,
     StoreRequest,
+)
+from perdure_launcher.protocol import (
+    CommandExit,
+    EnteredReport,
+    LauncherHello,
+    RankExit,
 )
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)

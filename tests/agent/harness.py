@@ -19,12 +19,12 @@ import aiohttp
 from temporalio.client import Client, WorkflowHandle
 from temporalio.worker import Worker
 
-from agent.config import AgentConfig
+from perdure.agent.config import AgentConfig
+from perdure.contract import ApplyWorld, LeaseRequest, NodeCredentials
 from perdure.spec.timing import LeaseTiming, SignalTiming, Timing
 from tests.agent.recorder import Call, LeaseCall, Recorder, Seen
 from tests.support.temporal_server import DevServer
 from tests.support.waiting import eventually
-from workflows.messages import ApplyWorld, LeaseRequest, NodeCredentials
 
 QUICK = Timing(
     lease=LeaseTiming(heartbeat=timedelta(seconds=0.5), timeout=timedelta(seconds=3)),
@@ -134,7 +134,7 @@ class RunningAgent:
             sys.executable,
             "-P",
             "-m",
-            "agent",
+            "perdure.agent",
             env={**os.environ, **self._server.environment, **self.environment, "PERDURE_AGENT_CONFIG": str(path)},
             stdin=asyncio.subprocess.DEVNULL,
             start_new_session=True,

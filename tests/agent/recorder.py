@@ -12,7 +12,7 @@ from temporalio.common import RawValue, RetryPolicy
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from workflows.messages import LeaseRequest
+    from perdure.contract import LeaseRequest
 
 
 class Seen(BaseModel):

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from agent.checkpoint.names import Saved, read_folder
-from agent.checkpoint.part import Part, PartRequest, SnapshotChanged
-from agent.checkpoint.retention import best_of, is_superseded, superfluous
+from perdure.agent.checkpoint.names import Saved, read_folder
+from perdure.agent.checkpoint.part import Part, PartRequest, SnapshotChanged
+from perdure.agent.checkpoint.retention import best_of, is_superseded, superfluous
 from perdure_training.storage_link import StorageLink, StorageProblem
 from tests.training.checkpoint_agent import CheckpointAgent, checkpoint_agent
 

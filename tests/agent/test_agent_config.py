@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.config import AgentConfig
-from agent.node import Node
-from agent.outbox import Outbox
-from agent.progress import ProgressReader
-from agent.state import StateFile
-from agent.telemetry import Telemetry
-from workflows.messages import NodeCredentials
+from perdure.agent.config import AgentConfig
+from perdure.agent.node import Node
+from perdure.agent.outbox import Outbox
+from perdure.agent.progress import ProgressReader
+from perdure.agent.state import StateFile
+from perdure.agent.telemetry import Telemetry
+from perdure.contract import NodeCredentials
 
 
 def config(run_dir: Path, nodes: str) -> AgentConfig:

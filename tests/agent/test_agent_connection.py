@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from agent.connection import why_cut_off
+from perdure.agent.connection import why_cut_off
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])

@@ -18,7 +18,9 @@ from typing import Any
 import pytest
 import torch
 
-from agent.checkpoint import copy_service, peer_copies
+from perdure.agent.checkpoint import copy_service, peer_copies
+from perdure.contract import NodeCredentials
+from perdure.workflows.policy.copies import copies_token
 from perdure_launcher import watched_folder
 from perdure_launcher.protocol import RestoringReport
 from perdure_launcher.watched_folder import WatchedFolder
@@ -26,14 +28,12 @@ from perdure_training.storage_link import StorageLink
 from tests.support.small_disks import small_disk
 from tests.support.waiting import wait_for
 from tests.training.checkpoint_agent import CheckpointAgent
-from workflows.messages import NodeCredentials
-from workflows.policy.copies import copies_token
 
 HOLDER = """
 import signal, sys, tempfile
 from pathlib import Path
 from tests.training.checkpoint_agent import CheckpointAgent
-from workflows.messages import NodeCredentials
+from perdure.contract import NodeCredentials
 
 node = NodeCredentials.model_validate_json(sys.argv[2])
 with tempfile.TemporaryDirectory() as folder:

@@ -14,18 +14,12 @@ import pytest
 from temporalio.client import WorkflowHandle
 from temporalio.worker import Worker
 
-from agent import datasets
-from agent.datasets import Datasets, RankRequest
-from agent.outbox import ControlPlaneBusy, DestinationNotFound
-from agent.pump import NotNow, RefusedRequest
-from agent.transport import UpdateRefused
-from tests.agent.bench import IDENTITY, Bench
-from tests.agent.harness import RunningAgent, Workflows, recording, running_agent
-from tests.support.temporal_server import DevServer, dev_server
-from tests.support.waiting import eventually
-from workflows.companion import JobOwner
-from workflows.dataset import Dataset, DatasetInput
-from workflows.messages import (
+from perdure.agent import datasets
+from perdure.agent.datasets import Datasets, RankRequest
+from perdure.agent.outbox import ControlPlaneBusy, DestinationNotFound
+from perdure.agent.pump import NotNow, RefusedRequest
+from perdure.agent.transport import UpdateRefused
+from perdure.contract import (
     DatasetAnswer,
     DatasetNeeded,
     DatasetParameters,
@@ -34,9 +28,15 @@ from workflows.messages import (
     ShardRequest,
     Term,
 )
-from workflows.messages.datasets import Spans
-from workflows.names import dataset_workflow_id
-from workflows.policy.datasets import DatasetState
+from perdure.contract.datasets import Spans
+from perdure.contract.names import dataset_workflow_id
+from perdure.workflows.companion import JobOwner
+from perdure.workflows.dataset import Dataset, DatasetInput
+from perdure.workflows.policy.datasets import DatasetState
+from tests.agent.bench import IDENTITY, Bench
+from tests.agent.harness import RunningAgent, Workflows, recording, running_agent
+from tests.support.temporal_server import DevServer, dev_server
+from tests.support.waiting import eventually
 
 PARAMETERS = DatasetParameters(size=100, shard_size=10)
 

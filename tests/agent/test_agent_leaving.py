@@ -11,14 +11,14 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from activities.nodes.local.backend import LocalBackend
-from activities.nodes.local.folders import NodeFolder
+from perdure.activities.nodes.local.backend import LocalBackend
+from perdure.activities.nodes.local.folders import NodeFolder
+from perdure.contract import StopNode
 from tests.activities.local_nodes import LocalJob, nothing_left, run_at_once
 from tests.agent.harness import QUICK, recording
 from tests.agent.recorder import Call, Recorder, Seen
 from tests.support.temporal_server import DevServer
 from tests.support.waiting import eventually
-from workflows.messages import StopNode
 
 SAVES_SLOWLY = """
 import pathlib, signal, sys, time

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.log_reader import end_of_log, read_log
+from perdure.agent.log_reader import end_of_log, read_log
+from perdure.contract import LineTime, LogPosition
 from perdure_launcher.supervisor.capture import RotatingFile
 from tests.agent.test_agent_logs import Log
-from workflows.messages import LineTime, LogPosition
 
 
 def everything(

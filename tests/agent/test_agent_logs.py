@@ -8,8 +8,8 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from agent.logs import LogShipper
-from workflows.messages import NodeCredentials
+from perdure.agent.logs import LogShipper
+from perdure.contract import NodeCredentials
 
 NODE = NodeCredentials(uid="0a1b2c3d", role="worker", rank=1, incarnation=2, token="secret")
 

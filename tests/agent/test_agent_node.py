@@ -6,8 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from agent.progress import ProgressReader
-from agent.telemetry import Telemetry
+from perdure.agent.progress import ProgressReader
+from perdure.agent.telemetry import Telemetry
+from perdure.contract import (
+    Failure,
+    FailureKind,
+    Finished,
+    Leaving,
+    Ready,
+)
 from perdure.spec.checkpoint import Checkpoint
 from perdure_launcher.protocol import (
     CommandExit,
@@ -19,13 +26,6 @@ from perdure_launcher.protocol import (
     UnmanagedReport,
 )
 from tests.agent.bench import NOW, Bench, rank
-from workflows.messages import (
-    Failure,
-    FailureKind,
-    Finished,
-    Leaving,
-    Ready,
-)
 
 
 def test_the_culprit_named_is_who_died_of_a_signal(bench: Bench) -> None:

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from agent import outbox as outbox_module
-from agent.outbox import ControlPlaneBusy, DestinationNotFound, Outbox, envelope, spread_of
-from tests.support.waiting import eventually, tasks_wait
-from workflows.messages import (
+from perdure.agent import outbox as outbox_module
+from perdure.agent.outbox import ControlPlaneBusy, DestinationNotFound, Outbox, envelope, spread_of
+from perdure.contract import (
     AgentMessage,
     Failure,
     FailureKind,
@@ -24,6 +23,7 @@ from workflows.messages import (
     Ready,
     Stepping,
 )
+from tests.support.waiting import eventually, tasks_wait
 
 NODE = NodeCredentials(uid="0a1b2c3d", role="worker", rank=0, incarnation=1, token="secret")
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from activities.nodes.local.backend import LocalBackend
+from perdure.activities.nodes.local.backend import LocalBackend
+from perdure.contract import ApplyWorld
 from perdure.spec.timing import RendezvousTiming
 from tests.activities.local_nodes import LocalJob, nothing_left, run_at_once
 from tests.agent.harness import QUICK, RunningAgent, Workflows, running_agent
 from tests.agent.recorder import Call, Recorder
 from tests.support.temporal_server import DevServer
 from tests.support.waiting import eventually
-from workflows.messages import ApplyWorld
 
 IMPATIENT = QUICK.model_copy(update={"rendezvous": RendezvousTiming(enter_timeout=timedelta(seconds=1))})
 

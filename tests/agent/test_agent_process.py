@@ -15,12 +15,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from perdure.contract import CompleteGeneration, StopNode
 from perdure_launcher.rank_plugins.progress import REPORTED, ProgressWriter, progress_path
 from tests.agent.harness import QUICK, RunningAgent, Workflows, rank_exit, recording, running_agent, utc
 from tests.agent.recorder import Recorder
 from tests.support.temporal_server import DevServer, dev_server
 from tests.support.waiting import eventually
-from workflows.messages import CompleteGeneration, StopNode
 
 OUTAGE_S = 4
 """As long as several heartbeats are apart."""
@@ -388,7 +388,7 @@ async def test_a_wrong_configuration_is_named() -> None:
             sys.executable,
             "-P",
             "-m",
-            "agent",
+            "perdure.agent",
             env=environment | ({"PERDURE_AGENT_CONFIG": value} if value else {}),
             stderr=asyncio.subprocess.PIPE,
         )

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.progress import ProgressReader
+from perdure.agent.progress import ProgressReader
+from perdure.contract import ProgressSource
 from perdure_launcher.rank_plugins.progress import COUNTED, REPORTED, ProgressWriter, mark_apart, progress_path
-from workflows.messages import ProgressSource
 
 
 class Ranks:

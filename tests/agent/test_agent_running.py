@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from agent.progress import ProgressReader
-from agent.telemetry import Telemetry
+from perdure.agent.progress import ProgressReader
+from perdure.agent.telemetry import Telemetry
+from perdure.contract import Stepping
 from perdure.spec.checkpoint import Checkpoint
 from perdure_launcher import layout
 from perdure_launcher.protocol import EnteredReport, LauncherHello
 from perdure_launcher.rank_plugins.progress import COUNTED, ProgressWriter, progress_path
 from tests.agent.bench import Bench
 from tests.support.waiting import eventually
-from workflows.messages import Stepping
 
 
 async def test_ranks_that_stay_alive_run_and_a_later_first_step_is_reported_again(tmp_path: Path):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.state import AgentState, StateFile
+from perdure.agent.state import AgentState, StateFile
 from perdure_launcher.layout import AGENT_STATE
 
 

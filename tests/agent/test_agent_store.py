@@ -15,17 +15,12 @@ import pytest
 from temporalio.client import WorkflowHandle
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
-from agent import store as agent_store
-from agent.outbox import ControlPlaneBusy, DestinationNotFound
-from agent.pump import NotNow, RefusedRequest
-from agent.store import RankCall, StoreCalls
-from agent.transport import UpdateRefused
-from tests.agent.bench import IDENTITY, Bench
-from tests.agent.harness import RunningAgent, Workflows, recording, running_agent
-from tests.support.temporal_server import DevServer, dev_server
-from tests.support.waiting import eventually
-from workflows.companion import JobOwner
-from workflows.messages import (
+from perdure.agent import store as agent_store
+from perdure.agent.outbox import ControlPlaneBusy, DestinationNotFound
+from perdure.agent.pump import NotNow, RefusedRequest
+from perdure.agent.store import RankCall, StoreCalls
+from perdure.agent.transport import UpdateRefused
+from perdure.contract import (
     StoreAction,
     StoreAnswer,
     StoreAnswers,
@@ -34,9 +29,14 @@ from workflows.messages import (
     StoreRequest,
     StoreView,
 )
-from workflows.names import store_workflow_id
-from workflows.policy.store import StoreState, answer_calls, nodes_to_notify, record_notification
-from workflows.store import Store, StoreInput
+from perdure.contract.names import store_workflow_id
+from perdure.workflows.companion import JobOwner
+from perdure.workflows.policy.store import StoreState, answer_calls, nodes_to_notify, record_notification
+from perdure.workflows.store import Store, StoreInput
+from tests.agent.bench import IDENTITY, Bench
+from tests.agent.harness import RunningAgent, Workflows, recording, running_agent
+from tests.support.temporal_server import DevServer, dev_server
+from tests.support.waiting import eventually
 
 NUMBERS = count(1)
 

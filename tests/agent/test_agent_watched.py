@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agent.checkpoint.watched import Version, WatchedFile, choose, current, kept_versions
+from perdure.agent.checkpoint.watched import Version, WatchedFile, choose, current, kept_versions
 from perdure_training.storage_link import StorageLink, StorageProblem
 from tests.training.checkpoint_agent import CheckpointAgent, checkpoint_agent
 

@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from activities.nodes.local.backend import LocalBackend
+from perdure.activities.nodes.local.backend import LocalBackend
+from perdure.contract import ApplyWorld, CompleteGeneration, NodeCredentials, RankStarts
+from perdure.contract.names import node_task_queue
 from tests.activities.local_nodes import LocalJob, nothing_left
 from tests.agent.harness import QUICK, Workflows, recording
 from tests.agent.recorder import Call, Recorder
 from tests.launcher.nodes import SCRIPTS
 from tests.support.temporal_server import DevServer
 from tests.support.waiting import eventually
-from workflows.messages import ApplyWorld, CompleteGeneration, NodeCredentials, RankStarts
-from workflows.names import node_task_queue
 
 SCRIPT = """
 import os, time
@@ -139,7 +139,7 @@ async def test_training_goes_on_through_deaths(
 
             # A rank, and with it the agent that should report it.
             killed = time.time()
-            [agent] = [pid for pid in job.pids("-m agent") if _node_of(pid) == 1]
+            [agent] = [pid for pid in job.pids("-m perdure.agent") if _node_of(pid) == 1]
             os.kill(agent, signal.SIGKILL)
             os.kill(brain.rank_pid(1), signal.SIGKILL)
             backend_keeper = asyncio.create_task(_restart_agents(backend, requests[1]))

@@ -1,4 +1,4 @@
-from perdure.backoff import Backoff
+from perdure.base.backoff import Backoff
 
 
 def test_pauses_double_up_to_the_longest_and_a_success_resets_them() -> None:

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from agent.protocol import Malformed, read_body, time_of, time_or_arrival
+from perdure.agent.protocol import Malformed, read_body, time_of, time_or_arrival
+from perdure.contract import Failure, Ready
+from perdure.contract.agents import MOST_RANKS
 from perdure_launcher.agent_link.codec import encode
 from perdure_launcher.protocol import (
     POSTS,
@@ -23,8 +25,6 @@ from perdure_launcher.protocol import (
     protocol_mismatch,
 )
 from tests.agent.bench import NOW, Bench
-from workflows.messages import Failure, Ready
-from workflows.messages.agents import MOST_RANKS
 
 KINDS: list[Any] = sorted(set(POSTS.values()), key=lambda kind: kind.__name__)
 

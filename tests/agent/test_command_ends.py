@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from perdure.contract import (
+    Failure,
+    FailureKind,
+    Finished,
+    Ready,
+)
 from perdure_launcher.protocol import (
     FinishedReport,
     LeavingReport,
@@ -11,12 +17,6 @@ from perdure_launcher.protocol import (
     SupersededReport,
 )
 from tests.agent.bench import NOW, Bench, rank
-from workflows.messages import (
-    Failure,
-    FailureKind,
-    Finished,
-    Ready,
-)
 
 
 @pytest.mark.parametrize("code", [0, 1, 143])

@@ -11,7 +11,7 @@ from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
 from temporalio.client import Client
 from temporalio.worker import Worker
 
-from agent.job_liveness import JobLiveness, query_job_liveness
+from perdure.agent.job_liveness import JobLiveness, query_job_liveness
 from tests.agent.recorder import Recorder
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-from agent.node_events import NodeEventEmitter
+from perdure.agent.node_events import NodeEventEmitter
 from perdure.events import AsyncExporter, FileExporter
 from perdure_launcher.protocol import LeavingReport, RankExit, ReadyReport
 from tests.agent.bench import NOW, Bench

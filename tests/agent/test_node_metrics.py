@@ -13,18 +13,18 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.config import AgentConfig
-from agent.metrics import machine_reports
-from agent.progress import SaveStalls
+from perdure.agent.config import AgentConfig
+from perdure.agent.metrics import machine_reports
+from perdure.agent.progress import SaveStalls
+from perdure.base.metrics.endpoint import serving_metrics
+from perdure.base.metrics.table import AGENT_METRICS, BOTH
+from perdure.contract import NodeCredentials
 from perdure.events import AsyncExporter, FileExporter
-from perdure.metrics.endpoint import serving_metrics
-from perdure.metrics.table import AGENT_METRICS, BOTH
 from perdure_launcher.rank_plugins.progress import REPORTED, ProgressWriter, RankProgress, progress_path, read_progress
 from perdure_training.progress_file import SaveStall
 from tests.agent.harness import RunningAgent, Workflows, rank_exit, running_agent
 from tests.support.temporal_server import DevServer, free_port
 from tests.support.waiting import eventually
-from workflows.messages import NodeCredentials
 
 SECRET = "hunter2"
 

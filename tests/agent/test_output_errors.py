@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from agent import ends
-from agent.output_errors import aborts_in, exceptions_in, explained
+from perdure.agent import ends
+from perdure.agent.output_errors import aborts_in, exceptions_in, explained
+from perdure.contract import Failure, RankExit
 from perdure_launcher.layout import LOGS, OUTPUT_LOG
 from perdure_launcher.protocol import RankExit as ReportedExit
 from perdure_launcher.protocol import ReadyReport
 from tests.agent.bench import Bench
-from workflows.messages import Failure, RankExit
 
 SCRIPTS = {
     "a module that is missing": ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),

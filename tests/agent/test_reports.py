@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.progress import ProgressReader
-from agent.server import NodeServer
-from agent.telemetry import Telemetry
+from perdure.agent.progress import ProgressReader
+from perdure.agent.server import NodeServer
+from perdure.agent.telemetry import Telemetry
+from perdure.contract import Failure, FailureKind, Finished
 from perdure_launcher.agent_link import client
 from perdure_launcher.agent_link.client import AgentConnection, AgentRefused, AgentSession, Outbox
 from perdure_launcher.protocol import (
@@ -30,7 +31,6 @@ from perdure_launcher.protocol import (
     UnmanagedReport,
 )
 from tests.agent.bench import Bench
-from workflows.messages import Failure, FailureKind, Finished
 
 PATIENCE = timedelta(seconds=30)
 HELLO = LauncherHello(pid=1, attempt=1, processes=1)

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.stall_detector import StallDetector
+from perdure.agent.stall_detector import StallDetector
+from perdure.contract import ApplyWorld
 from perdure.spec.timing import StallTiming
 from tests.agent.harness import QUICK, RunningAgent, Workflows, running_agent, utc
 from tests.support.temporal_server import DevServer
-from workflows.messages import ApplyWorld
 
 STEPS = """
 import os, pathlib, sys, time

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.torch_events import TorchEvents
+from perdure.agent.torch_events import TorchEvents
 from perdure.events import AsyncExporter, EventEmitter, EventType, FileExporter
 from perdure_launcher.layout import torchrun_events
 

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.chaos.faults import Fault, Kind
 from benchmarks.chaos.judgement import doubts
-from workflows.messages import Evidence, EvidenceSource, FailureClass, IncidentView
+from perdure.contract import Evidence, EvidenceSource, FailureClass, IncidentView
 
 KILLED_AT = datetime(2026, 1, 1, tzinfo=UTC)
 

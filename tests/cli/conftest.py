@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from perdure.base.state_folder import StateFolder
 from perdure.client.sync import SyncClient
 from perdure.local.control_plane import LocalControlPlane
-from perdure.state_folder import StateFolder
 from tests.support.command_line import CommandLine, end_nodes
 
 

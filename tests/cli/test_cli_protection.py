@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from perdure.client.sync import SyncClient
+from perdure.contract import JobPhase
 from tests.launcher.nodes import TORCHRUN
 from tests.support.command_line import CommandLine
-from workflows.messages import JobPhase
 
 DEEPSPEED = str(Path(sys.executable).parent / "deepspeed")
 

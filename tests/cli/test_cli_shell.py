@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from perdure.client.sync import SyncClient
+from perdure.contract import JobPhase
 from tests.cli.test_cli_with_jobs import reaches
 from tests.support.command_line import CommandLine
-from workflows.messages import JobPhase
 
 SPEC = """
 name: {name}

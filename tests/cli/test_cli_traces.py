@@ -15,15 +15,15 @@ from opentelemetry.trace import SpanKind
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import Replayer
 
-from perdure.tracing import interceptors, is_configured
-from perdure.tracing.interceptor import Traces, incident_ids
-from perdure.tracing.provider import Tracing
+from perdure.base.tracing import interceptors, is_configured
+from perdure.base.tracing.interceptor import Traces, incident_ids
+from perdure.base.tracing.provider import Tracing
+from perdure.workflows.node_group import NodeGroup
+from perdure.workflows.training_job import TrainingJob
 from tests.histories.recorded import read, recorded_files
 from tests.support.collector import Collector, attributes, collecting
 from tests.support.command_line import STEPS, CommandLine
 from tests.support.waiting import wait_for
-from workflows.node_group import NodeGroup
-from workflows.training_job import TrainingJob
 
 SCRIPT = f"{STEPS}; if [ ! -e tried ]; then touch tried; kill -9 $$; fi"
 
@@ -153,7 +153,7 @@ def test_nothing_is_imported_while_traces_are_off():
     script = """
 import sys
 import perdure.worker, agent.process
-from perdure.tracing import interceptors
+from perdure.base.tracing import interceptors
 print(interceptors("agent"), [name for name in sys.modules if name.startswith("opentelemetry")])
 """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}

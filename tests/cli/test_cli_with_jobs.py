@@ -13,11 +13,11 @@ from datetime import timedelta
 
 import pytest
 
+from perdure.base.state_folder import StateFolder
 from perdure.client.sync import SyncClient
+from perdure.contract import JobPhase
 from perdure.local.control_plane import LocalControlPlane
-from perdure.state_folder import StateFolder
 from tests.support.command_line import STEPS, CommandLine, end_nodes
-from workflows.messages import JobPhase
 
 WAITS = f"{STEPS}; echo started as rank $RANK of $WORLD_SIZE; while [ ! -e finish ]; do sleep 0.1; done; echo finishing"
 """A training of any length, which ends when the file `finish` appears in its folder."""

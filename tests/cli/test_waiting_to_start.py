@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from perdure.state_folder import StateFolder
+from perdure.base.state_folder import StateFolder
 from tests.support.waiting import wait_for
 
 BARE = """

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from temporalio.client import Client as TemporalClient
 
-from activities.nodes.local.backend import LocalBackend
+from perdure.activities.nodes.local.backend import LocalBackend
 from perdure.client.client import Client
 from perdure.worker import running_worker
 from tests.support.command_line import end_nodes

@@ -11,17 +11,17 @@ import pytest
 from temporalio.client import Client as TemporalClient
 
 import perdure
+from perdure.base.errors import ExitCode, JobAlreadyRunning, JobNotFound, LogsUnavailable, NoWorker, Refused
 from perdure.client.client import Client
 from perdure.client.sync import SyncClient
 from perdure.client.views import JobSnapshot, closed
-from perdure.errors import ExitCode, JobAlreadyRunning, JobNotFound, LogsUnavailable, NoWorker, Refused
+from perdure.contract import JobPhase
+from perdure.contract.names import TRAINING_JOB, WORKER_TASK_QUEUE, job_workflow_id
 from perdure.spec.errors import SpecError
 from perdure.worker import running_worker
 from tests.support.command_line import STEPS
 from tests.support.temporal_server import dev_server
 from tests.support.waiting import eventually
-from workflows.messages import JobPhase
-from workflows.names import TRAINING_JOB, WORKER_TASK_QUEUE, job_workflow_id
 
 
 def job(name: str, script: str, **fields: Any) -> dict[str, Any]:

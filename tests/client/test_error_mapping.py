@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from temporalio.service import RPCError, RPCStatusCode
 
+from perdure.base.errors import ControlPlaneUnreachable, NotPermitted, PerdureError
 from perdure.client.client import Client
 from perdure.client.connection import find_endpoint
 from perdure.client.error_mapping import map_errors
-from perdure.errors import ControlPlaneUnreachable, NotPermitted, PerdureError
 
 
 @pytest.mark.parametrize(

@@ -11,17 +11,17 @@ from temporalio.client import Client as TemporalClient
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
+from perdure.base.errors import NoWorker, WorkflowTaskFails
+from perdure.base.metrics.sdk import worker_runtime
 from perdure.cli.checks import Verdict, check_workflow_tasks
 from perdure.cli.inspect import _describe_task_failures, _jobs_table
 from perdure.client.client import Client
 from perdure.client.views import JobSummary
-from perdure.errors import NoWorker, WorkflowTaskFails
-from perdure.metrics.sdk import worker_runtime
+from perdure.workflows.node_group import NodeGroup
 from tests.support.temporal_server import DevServer
 from tests.support.waiting import eventually
 from tests.workflows.fleet import job_spec, running_fleet, submit
 from tests.workflows.jobs import running
-from workflows.node_group import NodeGroup
 
 
 @workflow.defn(name="TrainingJob")

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.log_reader import read_log
+from perdure.agent.log_reader import read_log
 from perdure.client.logs.agents import AgentLog
 from perdure.client.logs.copies import CopiedLog
 from perdure.client.logs.files import FileLog
 from perdure.client.logs.lines import Lines, PrintedLine
 from perdure.client.logs.order import merge_by_time
 from perdure.client.logs.read import LogLine
+from perdure.contract import LONGEST_LINE, LogChunk, NodeId, ReadLog
 from perdure_launcher.supervisor.capture import RotatingFile
-from workflows.messages import LONGEST_LINE, LogChunk, NodeId, ReadLog
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

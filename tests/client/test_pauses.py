@@ -12,18 +12,18 @@ from temporalio.api.workflow.v1 import WorkflowExecutionInfo
 from temporalio.client import Client as TemporalClient
 from temporalio.client import WorkflowFailureError, WorkflowHandle
 
+from perdure.base.errors import JobPaused
+from perdure.base.executions import ExecutionStatus, describe, status_of
 from perdure.cli.checks import Verdict, check_pauses
 from perdure.client.client import Client
 from perdure.client.views import JobSummary
-from perdure.errors import JobPaused
-from perdure.executions import ExecutionStatus, describe, status_of
+from perdure.contract import JobPhase, NodePhase
 from tests.support.command_line import CommandLine, Finished
 from tests.support.temporal_operator import NAME, Operator
 from tests.support.temporal_server import DevServer
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
 from tests.workflows.jobs import node, running
-from workflows.messages import JobPhase, NodePhase
 
 Handle = WorkflowHandle[Any, Any]
 

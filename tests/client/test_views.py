@@ -17,7 +17,7 @@ from perdure.client.views import (
     overall_progress,
     training_step,
 )
-from workflows.messages import (
+from perdure.contract import (
     CheckpointView,
     JobPhase,
     JobStatus,

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.workdir import WrongArchive, unpack_workdir
+from perdure.agent.workdir import WrongArchive, unpack_workdir
+from perdure.base.errors import Refused
 from perdure.client.client import Client
 from perdure.client.workdir import PackedWorkdir, pack_workdir
-from perdure.errors import Refused
 from perdure.spec.errors import SpecError
 
 NAMES = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=20).filter(

@@ -13,11 +13,11 @@ from uuid import uuid4
 import pytest
 from temporalio.api.enums.v1 import TaskQueueType
 
+from perdure.base.errors import ExitCode
 from perdure.client.workers import pollers, worker_identity
-from perdure.errors import ExitCode
+from perdure.contract.names import watch_task_queue
 from tests.support.temporal_server import DevServer, free_port
 from tests.support.waiting import eventually
-from workflows.names import watch_task_queue
 
 
 async def start(environment: Mapping[str, str], *arguments: str) -> asyncio.subprocess.Process:

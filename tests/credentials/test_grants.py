@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretBytes
 
-from perdure.credentials.grants import Grant, NotGranted, PodName
+from perdure.base.credentials.grants import Grant, NotGranted, PodName
 
 KEY, OTHER = SecretBytes(b"k" * 32), SecretBytes(b"o" * 32)
 GRANT = Grant(

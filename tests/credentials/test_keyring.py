@@ -8,9 +8,9 @@ import pytest
 from cryptography import x509
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
-from perdure.credentials.certificates import GATEWAY_LIFETIME
-from perdure.credentials.keyring import AUTHORITY, AUTHORITY_KEY, SIGNING_KEYS, Keyring, KeyringInvalid
-from perdure.credentials.names import GATEWAY_NAME
+from perdure.base.credentials.certificates import GATEWAY_LIFETIME
+from perdure.base.credentials.keyring import AUTHORITY, AUTHORITY_KEY, SIGNING_KEYS, Keyring, KeyringInvalid
+from perdure.base.credentials.names import GATEWAY_NAME
 
 
 def test_a_key_ring_is_read_as_it_was_written_and_shows_no_secret() -> None:

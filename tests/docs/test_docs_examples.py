@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from activities.nodes.kubernetes.presets import Preset, with_preset
-from activities.nodes.kubernetes.site_policy import SitePolicy
+from perdure.activities.nodes.kubernetes.presets import Preset, with_preset
+from perdure.activities.nodes.kubernetes.site_policy import SitePolicy
 from perdure.operator.references import Kind
 from perdure.spec.validate import validate_spec
 from tests.docs.pages import PAGES, Block

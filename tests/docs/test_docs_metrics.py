@@ -17,13 +17,13 @@ import temporalio.bridge.temporal_sdk_bridge as bridge
 from pydantic import BaseModel
 from temporalio.common import SearchAttributeKey
 
-import workflows.search_attributes as attributes
-from perdure.metrics.table import METRICS
+import perdure.workflows.search_attributes as attributes
+from perdure.base.metrics.table import METRICS
+from perdure.contract import Metrics, Progress
+from perdure.contract.agents import AgentMessage, DeviceUsage
 from tests.docs.pages import ROOT
 from tests.support.exporting_worker import PERDURE, scrape, start_worker
 from tests.support.temporal_server import DevServer
-from workflows.messages import Metrics, Progress
-from workflows.messages.agents import AgentMessage, DeviceUsage
 
 PAGE = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
 NODES = PAGE.partition("## Node figures")[2].partition("## Job attributes")[0]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from activities.nodes.kubernetes.settings import VARIABLES
+from perdure.activities.nodes.kubernetes.settings import VARIABLES
 from perdure.spec.fields import field_at
 from scripts.docs import PAGES as GENERATED
 from tests.docs.pages import PAGES, ROOT, Page
@@ -254,8 +254,8 @@ def test_what_does_not_exist_is_found():
     assert path_in("nothing.py") == "nothing.py"
     assert path_in("agent/") == "agent"
     assert path_in("2/8") is None
-    assert importable("agent.config.AgentConfig")
-    assert not importable("agent.config.Nothing")
+    assert importable("perdure.agent.config.AgentConfig")
+    assert not importable("perdure.agent.config.Nothing")
     assert field_named("timing.nothing") == ("timing", "nothing")
     assert field_named("nodes.nothing") == (*ROLE, "nodes", "nothing")
     assert chart_has("gangs.system")

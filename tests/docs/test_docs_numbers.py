@@ -7,29 +7,30 @@ from datetime import timedelta
 
 import pytest
 
-from activities.nodes.kubernetes import leftovers
-from activities.nodes.local import folders, retention
-from agent import logs as agent_logs
-from agent import outbox
-from agent import server as agent_server
-from agent.workdir import LARGEST, MOST_FILES
+from perdure.activities.nodes.kubernetes import leftovers
+from perdure.activities.nodes.local import folders, retention
+from perdure.agent import logs as agent_logs
+from perdure.agent import outbox
+from perdure.agent import server as agent_server
+from perdure.agent.workdir import LARGEST, MOST_FILES
 from perdure.client import workdir
 from perdure.client.logs import agents as log_agents
+from perdure.contract import names
+from perdure.contract.base import LONGEST_TEXT
+from perdure.contract.store import LONGEST_KEY
 from perdure.operator import operator, reconcile
 from perdure.spec.job import JobSpec
 from perdure.spec.roles import MAX_NODES
 from perdure.spec.timing import Timing
 from perdure.spec.validate import MAX_BYTES
+from perdure.workflows import carrying, options
+from perdure.workflows.backend_reports import REWORDINGS
+from perdure.workflows.policy import incident_texts, joining, observations, store
 from perdure_launcher.agent_link.codec import LONGEST_TEXT as LONGEST_REPORT
 from perdure_launcher.rank_exits import SUPERSEDED_EXIT_CODE
 from perdure_launcher.supervisor.launcher import USAGE_INTERVAL
 from perdure_training.events import background, files, formats, plain
 from tests.docs.pages import ROOT
-from workflows import carrying, names, options
-from workflows.backend_reports import REWORDINGS
-from workflows.messages.base import LONGEST_TEXT
-from workflows.messages.store import LONGEST_KEY
-from workflows.policy import incident_texts, joining, observations, store
 
 TIMING = Timing()
 ROLES = {"worker": {"nodes": 1, "command": ["true"]}}

@@ -1,4 +1,4 @@
-"""Tests that `perdure.executions` alone decides which workflows are open, and reads them whatever their status."""
+"""Tests that `perdure.base.executions` alone decides which workflows are open, and reads them whatever their status."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("perdure", "workflows", "activities", "agent")
-HOME = ROOT / "perdure" / "executions.py"
+HOME = ROOT / "perdure" / "base" / "executions.py"
 
 
 def findings(path: Path, *, below: Path = ROOT) -> list[str]:

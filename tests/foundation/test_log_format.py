@@ -11,7 +11,7 @@ import pytest
 from temporalio import activity
 from temporalio.testing import ActivityEnvironment
 
-from perdure.log_format import LogFormat, configured_format, formatter_of
+from perdure.base.log_format import LogFormat, configured_format, formatter_of
 
 
 def line(formatter: logging.Formatter, message: str, *arguments: object, **fields: Any) -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 import yaml
 
 import perdure_launcher
+from perdure.workflows.policy.behavior import CURRENT
 from tests.support.allocation import REPOSITORY
-from workflows.policy.behavior import CURRENT
 
 VERSION = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
 

@@ -16,11 +16,11 @@ from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.service import TLSConfig
 
-from agent.config import GatewayConnection
-from perdure.credentials.grants import Grant, PodName
-from perdure.credentials.keyring import Keyring
-from perdure.credentials.names import GATEWAY_NAME, GRANT_HEADER, TOKEN_HEADER
-from perdure.encryption.codec import PayloadEncryption
+from perdure.agent.config import GatewayConnection
+from perdure.base.credentials.grants import Grant, PodName
+from perdure.base.credentials.keyring import Keyring
+from perdure.base.credentials.names import GATEWAY_NAME, GRANT_HEADER, TOKEN_HEADER
+from perdure.base.encryption.codec import PayloadEncryption
 from perdure.gateway.callers import Callers, Unauthenticated, Unavailable
 from perdure.gateway.calls import SERVICE
 from perdure.gateway.certificates import ServerCertificates, SiteCertificate

@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from perdure.credentials.keyring import Keyring
+from perdure.base.credentials.keyring import Keyring
 from tests.agent.harness import RunningAgent, Workflows
 from tests.gateway.site import GatewaySite
 from tests.support.waiting import eventually

@@ -24,15 +24,15 @@ from temporalio.api.enums.v1 import TaskQueueKind
 from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.service import RPCError, RPCStatusCode
 
-from perdure.credentials.keyring import Keyring
-from perdure.credentials.names import GATEWAY_NAME, GRANT_HEADER, TOKEN_HEADER
+from perdure.base.credentials.keyring import Keyring
+from perdure.base.credentials.names import GATEWAY_NAME, GRANT_HEADER, TOKEN_HEADER
+from perdure.contract.names import dataset_workflow_id, store_workflow_id
 from perdure.gateway.calls import CALLS, GROUP_SIGNALS, JOB_SIGNALS, SERVICE
 from perdure.gateway.limits import MESSAGE_BYTES
 from tests.agent.harness import Workflows, recording
 from tests.gateway.attacker import Attacker
 from tests.gateway.site import GatewaySite
 from tests.support.temporal_server import DevServer
-from workflows.names import dataset_workflow_id, store_workflow_id
 
 DENIED = RPCStatusCode.PERMISSION_DENIED
 GUIDE = Path(__file__).parents[2] / "docs" / "gateway.md"
@@ -368,7 +368,7 @@ async def test_the_gateway_speaks_tls_only(site: GatewaySite) -> None:
 
 
 def test_the_signals_are_those_that_agents_send() -> None:
-    from agent.outbox import SIGNALS
+    from perdure.agent.outbox import SIGNALS
 
     assert set(SIGNALS.values()) == JOB_SIGNALS | GROUP_SIGNALS
     assert not JOB_SIGNALS & GROUP_SIGNALS

@@ -13,8 +13,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from perdure.credentials.certificates import Authority
-from perdure.credentials.names import GATEWAY_NAME
+from perdure.base.credentials.certificates import Authority
+from perdure.base.credentials.names import GATEWAY_NAME
 from perdure.gateway.certificates import CertificateInvalid, ServerCertificates, SiteCertificate
 from tests.agent.harness import Workflows
 from tests.gateway.site import GatewaySite

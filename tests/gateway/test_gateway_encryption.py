@@ -9,15 +9,15 @@ import pytest
 from temporalio.client import Client, WorkflowHistory, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError
 
-from perdure.encryption.codec import PayloadEncryption, Plain
-from perdure.encryption.keys import create_keys
+from perdure.base.encryption.codec import PayloadEncryption, Plain
+from perdure.base.encryption.keys import create_keys
+from perdure.contract import CheckConnection, StoreAction
 from tests.agent.harness import Workflows, recording
 from tests.agent.test_agent_datasets import body, dataset, granted
 from tests.agent.test_agent_store import answered, set_key, store_of
 from tests.agent.test_agent_store import body as call
 from tests.gateway.site import gateway_site
 from tests.support.temporal_server import DevServer
-from workflows.messages import CheckConnection, StoreAction
 
 
 async def stored(workflows: Workflows) -> str:

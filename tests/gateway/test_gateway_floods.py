@@ -12,7 +12,7 @@ import temporalio.api.workflowservice.v1 as service
 from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.service import RPCError, RPCStatusCode
 
-from perdure.credentials.names import GRANT_HEADER, TOKEN_HEADER
+from perdure.base.credentials.names import GRANT_HEADER, TOKEN_HEADER
 from perdure.gateway.calls import SERVICE
 from perdure.gateway.limits import AGENT
 from tests.agent.harness import Workflows

@@ -20,21 +20,13 @@ from temporalio.client import Client as TemporalClient
 from temporalio.client import WorkflowHandle
 from temporalio.service import RPCError, RPCStatusCode
 
-from agent.job_liveness import JobLiveness, query_job_liveness
+from perdure.agent.job_liveness import JobLiveness, query_job_liveness
+from perdure.base.credentials.grants import Grant
+from perdure.base.credentials.names import GRANT_HEADER, MACHINES_SERVICE, TICKET_HEADER, TOKEN_HEADER
+from perdure.base.credentials.tickets import new_secret
+from perdure.base.errors import JoinRefused, NotPermitted
 from perdure.client.client import Client
-from perdure.credentials.grants import Grant
-from perdure.credentials.names import GRANT_HEADER, MACHINES_SERVICE, TICKET_HEADER, TOKEN_HEADER
-from perdure.credentials.tickets import new_secret
-from perdure.errors import JoinRefused, NotPermitted
-from perdure.gateway.limits import JOIN_BYTES, NEWCOMERS
-from perdure.join.gateway import GatewayJobConnection
-from perdure.join.ticket_file import TicketFile
-from tests.gateway.site import GatewaySite
-from tests.support.waiting import eventually
-from tests.workflows.fleet import Fleet, running_fleet, submit
-from tests.workflows.jobs import running, until
-from tests.workflows.joiners import WAITING, JoiningNode, asks, joined_spec
-from workflows.messages import (
+from perdure.contract import (
     DepartureCall,
     JobPhase,
     JoinAnswer,
@@ -47,7 +39,15 @@ from workflows.messages import (
     RelaunchRequest,
     ResultCall,
 )
-from workflows.names import store_workflow_id
+from perdure.contract.names import store_workflow_id
+from perdure.gateway.limits import JOIN_BYTES, NEWCOMERS
+from perdure.join.gateway import GatewayJobConnection
+from perdure.join.ticket_file import TicketFile
+from tests.gateway.site import GatewaySite
+from tests.support.waiting import eventually
+from tests.workflows.fleet import Fleet, running_fleet, submit
+from tests.workflows.jobs import running, until
+from tests.workflows.joiners import WAITING, JoiningNode, asks, joined_spec
 
 Job = WorkflowHandle[Any, Any]
 

@@ -13,7 +13,7 @@ import temporalio.api.workflowservice.v1 as service
 from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.service import RPCError
 
-from perdure.credentials.names import MACHINES_SERVICE
+from perdure.base.credentials.names import MACHINES_SERVICE
 from perdure.gateway.calls import CALLS, SERVICE
 from perdure.gateway.machines import METHODS
 from perdure.gateway.metrics import OTHER_METHOD, GatewayMetrics, Reason, serving_metrics

@@ -21,15 +21,15 @@ from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.client import Client, WorkflowHandle
 from temporalio.service import RPCError, RPCStatusCode
 
-from perdure.credentials.grants import Grant
-from perdure.credentials.names import GRANT_HEADER, TOKEN_HEADER
-from perdure.encryption.codec import ENCRYPTED, PayloadEncryption, Plain
-from perdure.encryption.keys import create_keys
+from perdure.base.credentials.grants import Grant
+from perdure.base.credentials.names import GRANT_HEADER, TOKEN_HEADER
+from perdure.base.encryption.codec import ENCRYPTED, PayloadEncryption, Plain
+from perdure.base.encryption.keys import create_keys
+from perdure.contract.names import store_workflow_id
 from tests.agent.harness import Workflows, recording
 from tests.gateway.site import GatewaySite, gateway_site
 from tests.support.temporal_server import DevServer
 from tests.support.waiting import eventually
-from workflows.names import store_workflow_id
 
 OWN = {"uid": "aaaaaaaa", "role": "worker", "rank": 0, "incarnation": 1, "token": "t"}
 

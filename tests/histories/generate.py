@@ -19,13 +19,13 @@ from typing import Any
 
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle, WorkflowHistory
 
+from perdure.contract import JobPhase, ReasonRequest, RelaunchRequest, ScaleRequest
 from tests.histories.recorded import RECORDED, freeze, write
 from tests.support.temporal_server import dev_server
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
 from tests.workflows.jobs import node, running, status, until
 from tests.workflows.joiners import WAITING, asks, join, joined_spec
-from workflows.messages import JobPhase, ReasonRequest, RelaunchRequest, ScaleRequest
 
 Job = WorkflowHandle[Any, Any]
 

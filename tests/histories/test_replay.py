@@ -11,9 +11,9 @@ import pytest
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import Replayer
 
+from perdure.workflows.node_group import NodeGroup
+from perdure.workflows.training_job import TrainingJob
 from tests.histories.recorded import MANIFEST, RECORDED, digests, read, recorded_files, releases
-from workflows.node_group import NodeGroup
-from workflows.training_job import TrainingJob
 
 
 @pytest.mark.parametrize("path", recorded_files(), ids=lambda path: str(path.relative_to(RECORDED)))

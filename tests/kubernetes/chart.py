@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import yaml
 
-from activities.nodes.kubernetes.api import KubernetesApi
+from perdure.base.kubernetes import KubernetesApi
 from scripts.cluster.machine import API_ADDRESS
 from tests.support.allocation import REPOSITORY
 from tests.support.fronts import service_front

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from activities.nodes.kubernetes import KubernetesBackend
+from perdure.activities.nodes.kubernetes import KubernetesBackend
 from scripts.cluster import binaries
 from scripts.cluster.binaries import BinariesMissing
 from scripts.cluster.cluster import Cluster, why_not

@@ -10,19 +10,19 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from activities.nodes.kubernetes import KubernetesBackend, KubernetesSettings
-from activities.nodes.kubernetes.api import KubernetesApi
-from activities.nodes.kubernetes.gangs import adapter_of
-from activities.nodes.kubernetes.merge import merge
-from activities.nodes.kubernetes.site_policy import SitePolicy
+from perdure.activities.nodes.kubernetes import KubernetesBackend, KubernetesSettings
+from perdure.activities.nodes.kubernetes.gangs import adapter_of
+from perdure.activities.nodes.kubernetes.merge import merge
+from perdure.activities.nodes.kubernetes.site_policy import SitePolicy
+from perdure.base.kubernetes import KubernetesApi
+from perdure.contract import Incarnation, NodeCredentials, NodeId, NodeRef, NodeRequest, WatchRequest
+from perdure.contract.names import node_name, node_task_queue
 from perdure.spec.job import JobSpec
 from scripts.cluster.cluster import Cluster
 from scripts.cluster.host_programs import SITE_POLICY, with_host_programs
 from scripts.cluster.images import BARE_IMAGE
 from scripts.cluster.machine import API_ADDRESS
 from tests.support.waiting import eventually
-from workflows.messages import Incarnation, NodeCredentials, NodeId, NodeRef, NodeRequest, WatchRequest
-from workflows.names import node_name, node_task_queue
 
 NOWHERE = {"TEMPORAL_ADDRESS": f"{API_ADDRESS}:9"}
 """A port where no server is: agents wait."""

@@ -8,16 +8,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from activities.nodes.kubernetes import KubernetesBackend, KubernetesSettings
-from activities.nodes.kubernetes.site_policy import SitePolicy
+from perdure.activities.nodes.kubernetes import KubernetesBackend, KubernetesSettings
+from perdure.activities.nodes.kubernetes.site_policy import SitePolicy
 from perdure.client.client import Client
+from perdure.contract import CreatedNode, NodeRequest
 from perdure.worker import running_worker
 from scripts.cluster.host_programs import SITE_POLICY
 from scripts.cluster.machine import API_ADDRESS
 from tests.kubernetes.pods import TestCluster
 from tests.support.temporal_server import DevServer, dev_server
 from tests.system.site import Job
-from workflows.messages import CreatedNode, NodeRequest
 
 
 @asynccontextmanager

@@ -13,8 +13,8 @@ import pytest
 from aiohttp import web
 from kubernetes.aio.utils import Backoff
 
-from activities.nodes.kubernetes import api as api_module
-from activities.nodes.kubernetes.api import Changed, KubernetesApi, KubernetesError, Listed
+from perdure.base import kubernetes as api_module
+from perdure.base.kubernetes import Changed, KubernetesApi, KubernetesError, Listed
 from tests.support.played_api import played_api, refusal
 
 PODS = "/api/v1/namespaces/nlp/pods"

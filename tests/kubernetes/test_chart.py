@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 import yaml
 
-from activities.nodes.kubernetes.api import KubernetesApi, Removed
-from activities.nodes.kubernetes.merge import merge
-from activities.nodes.kubernetes.pod import METRICS_PORT
-from activities.nodes.kubernetes.settings import VARIABLES, KubernetesSettings
-from activities.nodes.kubernetes.site_policy import CONTROL_PLANE, SitePolicy
+from perdure.activities.nodes.kubernetes.merge import merge
+from perdure.activities.nodes.kubernetes.pod import METRICS_PORT
+from perdure.activities.nodes.kubernetes.settings import VARIABLES, KubernetesSettings
+from perdure.activities.nodes.kubernetes.site_policy import CONTROL_PLANE, SitePolicy
+from perdure.base.kubernetes import KubernetesApi, Removed
 from perdure.client.client import Client
 from perdure.client.connection import Endpoint
+from perdure.contract import JobPhase
 from scripts.cluster.certificates import Certificates
 from scripts.cluster.cluster import Cluster
 from scripts.cluster.host_programs import SITE_POLICY
@@ -32,7 +33,6 @@ from tests.support.allocation import REPOSITORY
 from tests.support.fronts import tls_front
 from tests.support.temporal_server import dev_server
 from tests.system.site import SCRIPT, Job
-from workflows.messages import JobPhase
 
 TASK_QUEUE = "chart"
 SHORT = ["torchrun", "/code/train.py", "--steps", "20", "--out", "/tmp/first"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from activities.nodes.kubernetes.api import KubernetesApi
+from perdure.base.kubernetes import KubernetesApi
 from tests.kubernetes.chart import HelmFailed, Release, rendered
 from tests.kubernetes.pods import PodJob, TestCluster, job_in_a_namespace
 

@@ -13,6 +13,7 @@ import yaml
 
 from perdure.client.client import Client
 from perdure.client.connection import Endpoint
+from perdure.contract import FailureClass, JobPhase
 from scripts.cluster.cluster import Cluster
 from scripts.cluster.host_programs import SITE_POLICY, with_host_programs
 from scripts.cluster.images import BARE_IMAGE
@@ -24,7 +25,6 @@ from tests.support.releases import EARLIER, checked_out
 from tests.support.temporal_server import dev_server
 from tests.support.waiting import eventually
 from tests.system.site import SCRIPT, Job
-from workflows.messages import FailureClass, JobPhase
 
 pytestmark = pytest.mark.long("cluster-faults")
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from activities.nodes.backend import NodeNotYet, RemovalDenied
-from activities.nodes.kubernetes.api import KubernetesApi, KubernetesError
-from activities.nodes.kubernetes.leftovers import keep_tidy
+from perdure.activities.nodes.backend import NodeNotYet, RemovalDenied
+from perdure.activities.nodes.kubernetes.leftovers import keep_tidy
+from perdure.base.kubernetes import KubernetesApi, KubernetesError
+from perdure.contract import JobPhase
 from scripts.cluster.cluster import Cluster
 from scripts.cluster.host_programs import with_host_programs
 from scripts.cluster.images import BARE_IMAGE
@@ -22,7 +23,6 @@ from tests.kubernetes.pods import PodJob, TestCluster, role
 from tests.kubernetes.site import perdure, start
 from tests.support.waiting import eventually
 from tests.system.site import SCRIPT
-from workflows.messages import JobPhase
 
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 RBAC = "rbac.authorization.k8s.io"

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from activities.nodes.kubernetes import KubernetesSettings
-from activities.nodes.kubernetes.facts import event_of, is_held
-from activities.nodes.kubernetes.gangs import GangAdapter, adapter_of
-from activities.nodes.kubernetes.naming import INCARNATION, RANK
-from activities.nodes.kubernetes.objects import Pod
-from activities.nodes.kubernetes.pod import pod_of
-from activities.nodes.kubernetes.site_policy import SitePolicy
+from perdure.activities.nodes.kubernetes import KubernetesSettings
+from perdure.activities.nodes.kubernetes.facts import event_of, is_held
+from perdure.activities.nodes.kubernetes.gangs import GangAdapter, adapter_of
+from perdure.activities.nodes.kubernetes.naming import INCARNATION, RANK
+from perdure.activities.nodes.kubernetes.objects import Pod
+from perdure.activities.nodes.kubernetes.pod import pod_of
+from perdure.activities.nodes.kubernetes.site_policy import SitePolicy
+from perdure.contract import NodeCredentials, NodeEventKind, NodeRequest
+from perdure.contract.names import node_name
 from perdure.spec.job import JobSpec
-from workflows.messages import NodeCredentials, NodeEventKind, NodeRequest
-from workflows.names import node_name
 
 UID = "0a1b2c3d"
 POLICY = SitePolicy(priority_classes=("high",))

@@ -16,17 +16,17 @@ from typing import Any
 import pytest
 import yaml
 
-from activities.nodes.backend import NodeNotYet, NodeRefused
-from activities.nodes.kubernetes.api import KubernetesError
-from activities.nodes.kubernetes.gangs import adapter_of
-from activities.nodes.kubernetes.site_policy import ORDINARY_FIELDS, SitePolicy
+from perdure.activities.nodes.backend import NodeNotYet, NodeRefused
+from perdure.activities.nodes.kubernetes.gangs import adapter_of
+from perdure.activities.nodes.kubernetes.site_policy import ORDINARY_FIELDS, SitePolicy
+from perdure.base.kubernetes import KubernetesError
+from perdure.contract import FailureClass, JobPhase, NodeEventKind, NodePhase
 from scripts.cluster.cluster import Cluster
 from scripts.cluster.host_programs import SITE_POLICY
 from tests.kubernetes.pods import PodJob, TestCluster, role
 from tests.kubernetes.site import perdure, start
 from tests.support.waiting import eventually
 from tests.support.watching import watching
-from workflows.messages import FailureClass, JobPhase, NodeEventKind, NodePhase
 
 pytestmark = pytest.mark.long("cluster-faults")
 

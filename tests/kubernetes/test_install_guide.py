@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from perdure.base.errors import PerdureError
 from perdure.client.client import Client
 from perdure.client.connection import Endpoint
-from perdure.errors import PerdureError
+from perdure.contract import JobPhase
 from scripts.cluster.certificates import Certificates
 from scripts.cluster.cluster import Cluster
 from scripts.cluster.host_programs import SITE_POLICY
@@ -33,7 +34,6 @@ from tests.support.allocation import REPOSITORY
 from tests.support.fronts import tls_front
 from tests.support.temporal_server import dev_server
 from tests.support.waiting import eventually
-from workflows.messages import JobPhase
 
 pytestmark = [pytest.mark.long("cluster-faults"), pytest.mark.timeout(600)]
 

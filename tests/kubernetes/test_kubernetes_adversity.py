@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from activities.nodes.backend import NodeRefused
-from activities.nodes.kubernetes import KubernetesBackend
-from activities.nodes.kubernetes.anchor import Anchors
-from activities.nodes.kubernetes.api import KubernetesApi, Object
-from activities.nodes.kubernetes.watch import GroupWatch
+from perdure.activities.nodes.backend import NodeRefused
+from perdure.activities.nodes.kubernetes import KubernetesBackend
+from perdure.activities.nodes.kubernetes.anchor import Anchors
+from perdure.activities.nodes.kubernetes.watch import GroupWatch
+from perdure.base.kubernetes import KubernetesApi, Object
+from perdure.contract import NodeEvent, NodeEventKind
+from perdure.contract.names import node_name
 from scripts.cluster.cluster import Cluster
 from scripts.cluster.node import Node
 from tests.kubernetes.pods import PodJob, TestCluster, marking, role
 from tests.support.waiting import eventually
 from tests.support.watching import watching
-from workflows.messages import NodeEvent, NodeEventKind
-from workflows.names import node_name
 
 pytestmark = pytest.mark.long("cluster-faults")
 

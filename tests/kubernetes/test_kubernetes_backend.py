@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from activities.nodes.backend import NodeNotYet, NodeRefused
-from activities.nodes.kubernetes import KubernetesBackend
+from perdure.activities.nodes.backend import NodeNotYet, NodeRefused
+from perdure.activities.nodes.kubernetes import KubernetesBackend
+from perdure.contract import NodeEventKind
 from scripts.cluster.cluster import Cluster
 from tests.kubernetes.pods import PodJob, TestCluster, role
 from tests.support.watching import watching
-from workflows.messages import NodeEventKind
 
 RUNNING, GONE, PENDING = NodeEventKind.RUNNING, NodeEventKind.GONE, NodeEventKind.PENDING
 

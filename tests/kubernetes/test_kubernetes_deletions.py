@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from perdure.contract import JobPhase
 from scripts.cluster.cluster import Cluster
 from tests.kubernetes.pods import PodJob, TestCluster, role
 from tests.kubernetes.site import perdure, start
 from tests.support.waiting import eventually
-from workflows.messages import JobPhase
 
 pytestmark = pytest.mark.long("cluster-faults")
 

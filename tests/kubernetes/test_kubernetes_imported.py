@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from activities.nodes.kubernetes.merge import merge
+from perdure.activities.nodes.kubernetes.merge import merge
 from scripts.cluster.cluster import Cluster
 from scripts.cluster.host_programs import with_host_programs
 from scripts.cluster.images import BARE_IMAGE

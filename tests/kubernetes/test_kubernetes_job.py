@@ -6,8 +6,9 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from activities.nodes.kubernetes.merge import merge
-from activities.nodes.kubernetes.pod import JOB
+from perdure.activities.nodes.kubernetes.merge import merge
+from perdure.activities.nodes.kubernetes.pod import JOB
+from perdure.contract import EvidenceSource, FailureClass, JobPhase
 from scripts.cluster.cluster import Cluster
 from scripts.cluster.host_programs import with_host_programs
 from scripts.cluster.images import BARE_IMAGE
@@ -15,7 +16,6 @@ from tests.kubernetes.pods import PodJob, TestCluster, role
 from tests.kubernetes.site import perdure, start
 from tests.support.waiting import eventually
 from tests.system.site import SCRIPT
-from workflows.messages import EvidenceSource, FailureClass, JobPhase
 
 
 def one_pod_per_machine(job: str) -> dict[str, Any]:

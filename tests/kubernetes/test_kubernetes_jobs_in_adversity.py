@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from activities.nodes.kubernetes.leftovers import Leftover, find_leftovers, keep_tidy
+from perdure.activities.nodes.kubernetes.leftovers import Leftover, find_leftovers, keep_tidy
 from perdure.client.client import Client
+from perdure.contract import CreatedNode, JobPhase
 from scripts.cluster.cluster import Cluster
 from tests.kubernetes.pods import PodJob, TestCluster
 from tests.kubernetes.site import perdure
 from tests.support.waiting import eventually
-from workflows.messages import CreatedNode, JobPhase
 
 pytestmark = pytest.mark.long("cluster-faults")
 

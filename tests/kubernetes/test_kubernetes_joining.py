@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from activities.nodes.joined.backend import JoinedBackend
-from activities.nodes.kubernetes.merge import merge
+from perdure.activities.nodes.joined.backend import JoinedBackend
+from perdure.activities.nodes.kubernetes.merge import merge
 from perdure.client.client import Client
+from perdure.contract import JobPhase
 from perdure.worker import running_worker
 from scripts.cluster.cluster import Cluster
 from scripts.cluster.host_programs import with_host_programs
@@ -24,7 +25,6 @@ from tests.support.allocation import REPOSITORY
 from tests.support.temporal_server import dev_server
 from tests.support.waiting import eventually
 from tests.system.site import SCRIPT, Job
-from workflows.messages import JobPhase
 
 pytestmark = pytest.mark.long("joining")
 

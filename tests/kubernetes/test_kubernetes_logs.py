@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from perdure.base.errors import LogsUnavailable
 from perdure.client.client import Client
-from perdure.errors import LogsUnavailable
 from scripts.cluster.cluster import Cluster
 from tests.kubernetes.pods import PodJob, TestCluster, role
 from tests.kubernetes.site import perdure, start

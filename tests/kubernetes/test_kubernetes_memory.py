@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from activities.nodes.kubernetes import KubernetesBackend
-from activities.nodes.kubernetes.merge import merge
-from activities.nodes.kubernetes.pod import RANK
+from perdure.activities.nodes.kubernetes import KubernetesBackend
+from perdure.activities.nodes.kubernetes.merge import merge
+from perdure.activities.nodes.kubernetes.pod import RANK
+from perdure.contract import CheckpointView, JobPhase, RestoreSource
 from scripts.cluster.cluster import Cluster
 from scripts.cluster.host_programs import with_host_programs
 from scripts.cluster.images import BARE_IMAGE
@@ -29,7 +30,6 @@ from tests.support.command_line import PERDURE
 from tests.support.waiting import eventually
 from tests.system.made_steps import repeated, steps
 from tests.system.site import PATIENCE, Job
-from workflows.messages import CheckpointView, JobPhase, RestoreSource
 
 STEPS = 300
 ZONE = "topology.kubernetes.io/zone"

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
-from perdure.errors import Refused
+from perdure.base.errors import Refused
+from perdure.contract import JobPhase
 from scripts.cluster.cluster import Cluster
 from scripts.cluster.images import BARE_IMAGE
 from tests.kubernetes.pods import PodJob, TestCluster, with_host_programs
 from tests.kubernetes.site import perdure
-from workflows.messages import JobPhase
 
 
 async def test_a_job_runs_as_its_preset_says(

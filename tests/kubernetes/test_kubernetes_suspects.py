@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from activities.nodes.containers import SHARED
+from perdure.activities.nodes.containers import SHARED
+from perdure.contract import JobPhase
 from scripts.cluster.cluster import Cluster
 from tests.kubernetes.pods import PodJob, TestCluster, role
 from tests.kubernetes.site import perdure
 from tests.system.site import Job
-from workflows.messages import JobPhase
 
 pytestmark = pytest.mark.long("cluster-faults")
 

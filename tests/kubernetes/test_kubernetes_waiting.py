@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from perdure.contract import JobPhase, NodePhase
 from scripts.cluster.cluster import Cluster
 from tests.kubernetes.pods import PodJob, TestCluster, role
 from tests.kubernetes.site import perdure, start
-from workflows.messages import JobPhase, NodePhase
 
 pytestmark = pytest.mark.long("cluster-faults")
 

@@ -13,9 +13,11 @@ import pytest
 import yaml
 from temporalio.client import WorkflowFailureError
 
+from perdure.base.errors import JobAlreadyRunning, Refused
 from perdure.client.client import Client
 from perdure.client.uploads import PART_BYTES, upload_workdir
-from perdure.errors import JobAlreadyRunning, Refused
+from perdure.contract import JobPhase
+from perdure.contract.names import TRAINING_JOB, WORKER_TASK_QUEUE, job_workflow_id
 from perdure.spec.validate import validate_spec
 from perdure.worker import running_worker
 from scripts.cluster.cluster import Cluster
@@ -23,8 +25,6 @@ from tests.kubernetes.pods import PodJob, TestCluster, role
 from tests.kubernetes.test_kubernetes_job import perdure
 from tests.support.temporal_server import dev_server
 from tests.support.waiting import eventually
-from workflows.messages import JobPhase
-from workflows.names import TRAINING_JOB, WORKER_TASK_QUEUE, job_workflow_id
 
 SCRIPT = """\
 import os, pathlib, subprocess, sys, time

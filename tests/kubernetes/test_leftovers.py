@@ -12,10 +12,10 @@ from aiohttp import web
 from kubernetes.aio.utils import Backoff
 from temporalio.client import Client
 
-from activities.nodes.kubernetes import api as api_module
-from activities.nodes.kubernetes.leftovers import keep_tidy
+from perdure.activities.nodes.kubernetes.leftovers import keep_tidy
+from perdure.base import kubernetes as api_module
+from perdure.contract.names import TRAINING_JOB, job_workflow_id
 from tests.support.played_api import played_api, refusal
-from workflows.names import TRAINING_JOB, job_workflow_id
 
 
 def anchor(name: str, workflow: str, run: str) -> dict[str, Any]:

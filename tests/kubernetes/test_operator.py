@@ -19,9 +19,11 @@ import pytest
 import yaml
 from temporalio.client import Client as TemporalClient
 
-from activities.nodes.kubernetes.api import Changed, KubernetesApi, KubernetesError, Listed, Removed
-from activities.nodes.local.backend import LocalBackend
+from perdure.activities.nodes.local.backend import LocalBackend
+from perdure.base.kubernetes import Changed, KubernetesApi, KubernetesError, Listed, Removed
 from perdure.client.client import Client
+from perdure.contract import JobPhase
+from perdure.contract.names import job_workflow_id
 from perdure.operator.resource import TrainingJobResource, collection
 from perdure.worker import running_worker
 from scripts.cluster.cluster import Cluster
@@ -33,8 +35,6 @@ from tests.kubernetes.test_kubernetes_job import perdure
 from tests.support.allocation import REPOSITORY
 from tests.support.command_line import end_nodes
 from tests.support.waiting import eventually
-from workflows.messages import JobPhase
-from workflows.names import job_workflow_id
 
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 DEFINITION = yaml.safe_load((REPOSITORY / "deploy" / "crds" / "trainingjobs.yaml").read_text())

@@ -13,8 +13,9 @@ import pytest
 import yaml
 from temporalio.client import Client as TemporalClient
 
-from activities.nodes.kubernetes.api import KubernetesApi, KubernetesError
+from perdure.base.kubernetes import KubernetesApi, KubernetesError
 from perdure.client.client import Client
+from perdure.contract import JobPhase
 from perdure.operator.definition import PATH
 from perdure.operator.resource import collection
 from scripts.cluster.cluster import Cluster
@@ -38,7 +39,6 @@ from tests.kubernetes.test_operator import (
 from tests.support.releases import checked_out
 from tests.support.temporal_server import free_port
 from tests.support.waiting import eventually
-from workflows.messages import JobPhase
 
 __all__ = ["local_nodes", "resources"]
 

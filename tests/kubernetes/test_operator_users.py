@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from temporalio.client import Client as TemporalClient
 
-from activities.nodes.kubernetes.api import KubernetesApi, KubernetesError
+from perdure.base.kubernetes import KubernetesApi, KubernetesError
 from perdure.operator.resource import collection
 from scripts.cluster.cluster import Cluster
 from tests.kubernetes.chart import rendered

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from activities.nodes.backend import NodeNotYet, NodeRefused
-from activities.nodes.kubernetes import KubernetesSettings
-from activities.nodes.kubernetes.api import KubernetesError
-from activities.nodes.kubernetes.backend import refuse
-from activities.nodes.kubernetes.copies import bytes_of
-from activities.nodes.kubernetes.facts import WAITING, event_of, is_repeated, machine_is_silent
-from activities.nodes.kubernetes.merge import merge
-from activities.nodes.kubernetes.objects import Pod
-from activities.nodes.kubernetes.pod import INCARNATION, RANK, pod_of
-from activities.nodes.kubernetes.site_policy import SitePolicy
+from perdure.activities.nodes.backend import NodeNotYet, NodeRefused
+from perdure.activities.nodes.kubernetes import KubernetesSettings
+from perdure.activities.nodes.kubernetes.backend import refuse
+from perdure.activities.nodes.kubernetes.copies import bytes_of
+from perdure.activities.nodes.kubernetes.facts import WAITING, event_of, is_repeated, machine_is_silent
+from perdure.activities.nodes.kubernetes.merge import merge
+from perdure.activities.nodes.kubernetes.objects import Pod
+from perdure.activities.nodes.kubernetes.pod import INCARNATION, RANK, pod_of
+from perdure.activities.nodes.kubernetes.site_policy import SitePolicy
+from perdure.base.kubernetes import KubernetesError
+from perdure.contract import LossCause, NodeCredentials, NodeEvent, NodeEventKind, NodeRequest
+from perdure.contract.names import node_name
 from perdure.spec.job import JobSpec
-from workflows.messages import LossCause, NodeCredentials, NodeEvent, NodeEventKind, NodeRequest
-from workflows.names import node_name
 
 SETTINGS = KubernetesSettings(
     agent_image="perdure:1",

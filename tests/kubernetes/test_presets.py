@@ -9,8 +9,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activities.nodes.kubernetes.presets import Preset, with_preset
-from activities.runtime import PresetRefused
+from perdure.activities.nodes.kubernetes.presets import Preset, with_preset
+from perdure.activities.runtime import PresetRefused
 from perdure.spec.validate import parse_spec, to_mapping, validate_spec
 
 

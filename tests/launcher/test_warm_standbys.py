@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agent.progress import ProgressReader
+from perdure.agent.progress import ProgressReader
 from perdure_launcher.warm_start.names import SOCKET, STANDBYS
 from perdure_launcher.warm_start.start_method import has_devices
 from perdure_launcher.warm_start.starts import lacks_standbys, read_starts

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.progress import ProgressReader
+from perdure.agent.progress import ProgressReader
+from perdure.contract import RankStarts
 from perdure_launcher.warm_start.starts import read_starts
 from perdure_launcher.warm_start.supervisor import offer
 from tests.launcher.nodes import (
@@ -32,7 +33,6 @@ from tests.launcher.nodes import (
 from tests.launcher.test_torchrun_worlds import pair
 from tests.launcher.warmth import STUB_TORCH, Warmth, warmth
 from tests.support.waiting import eventually
-from workflows.messages import RankStarts
 
 pytestmark = pytest.mark.timeout(300)
 

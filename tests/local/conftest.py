@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from perdure.base.state_folder import StateFolder
 from perdure.local.control_plane import LocalControlPlane
-from perdure.state_folder import StateFolder
 
 
 @pytest.fixture

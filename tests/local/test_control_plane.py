@@ -14,25 +14,25 @@ from pathlib import Path
 import pytest
 from temporalio.common import SearchAttributeKey
 
-from activities.nodes.local.retention import KEPT_JOBS
+from perdure.activities.nodes.local.retention import KEPT_JOBS
+from perdure.base.errors import ControlPlaneUnreachable
+from perdure.base.state_folder import StateFolder
 from perdure.cli.checks import Verdict, check_worker_code
 from perdure.client.client import Client
 from perdure.client.connection import connect
 from perdure.client.search_attributes import SEARCH_ATTRIBUTES, missing_search_attributes
-from perdure.errors import ControlPlaneUnreachable
+from perdure.contract.names import WORKER_TASK_QUEUE
 from perdure.local.code_version import code_version
 from perdure.local.control_plane import FIRST_PORT, LocalControlPlane, WorkerRecord
 from perdure.local.processes import DaemonRecord
-from perdure.state_folder import StateFolder
+from perdure.workflows import search_attributes
 from tests.activities.local_nodes import LocalJob
 from tests.support.waiting import eventually
-from workflows import search_attributes
-from workflows.names import WORKER_TASK_QUEUE
 
 ENSURE = """
 import asyncio
 from perdure.local.control_plane import LocalControlPlane
-from perdure.services import leave
+from perdure.base.services import leave
 endpoint = asyncio.run(LocalControlPlane().ensure_server())
 print(endpoint.address, LocalControlPlane().status().server.pid)
 # As perdure's own commands do.

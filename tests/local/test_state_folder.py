@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from perdure.errors import ExitCode, StateFolderError
-from perdure.files import read_record
-from perdure.state_folder import FORMAT, StateFolder, default_path
+from perdure.base.errors import ExitCode, StateFolderError
+from perdure.base.files import read_record
+from perdure.base.state_folder import FORMAT, StateFolder, default_path
 
 
 class Record(BaseModel):

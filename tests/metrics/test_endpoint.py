@@ -9,7 +9,7 @@ import socket
 import aiohttp
 import pytest
 
-from perdure.metrics.endpoint import serving_metrics
+from perdure.base.metrics.endpoint import serving_metrics
 
 TEXT = b"perdure_jobs 1\n"
 

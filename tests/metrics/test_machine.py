@@ -13,10 +13,10 @@ from typing import Any, cast
 import psutil
 import pytest
 
-from perdure.metrics.machine import GpuMonitor, HostMonitor
-from perdure.metrics.monitors import Reading
-from perdure.metrics.samples import Sample
-from perdure.metrics.table import METRICS
+from perdure.base.metrics.machine import GpuMonitor, HostMonitor
+from perdure.base.metrics.monitors import Reading
+from perdure.base.metrics.samples import Sample
+from perdure.base.metrics.table import METRICS
 
 
 def values(samples: Sequence[Sample]) -> dict[tuple[str, ...], float]:

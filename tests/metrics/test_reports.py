@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from perdure.base.metrics.endpoint import serving_metrics
+from perdure.base.metrics.reports import MetricsToEvents, PrometheusMonitor, endpoint_monitors, report_line
+from perdure.base.metrics.samples import Sample
 from perdure.events import AsyncExporter, EventEmitter, EventType, FileExporter
 from perdure.events import Event as BusEvent
-from perdure.metrics.endpoint import serving_metrics
-from perdure.metrics.reports import MetricsToEvents, PrometheusMonitor, endpoint_monitors, report_line
-from perdure.metrics.samples import Sample
 from tests.training.events.collected import lines
 
 DCGM = b"""# HELP DCGM_FI_DEV_GPU_TEMP GPU temperature (in C).

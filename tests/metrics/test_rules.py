@@ -12,12 +12,12 @@ import yaml
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from perdure.base.metrics.table import LABELS
 from perdure.cli.main import app
-from perdure.metrics.table import LABELS
+from perdure.contract import JobPhase
 from scripts.dashboards import DASHBOARDS, files
 from tests.support.allocation import REPOSITORY
 from tests.support.promql import exported_series, groupings, result_labels, selectors
-from workflows.messages import JobPhase
 
 RULES = REPOSITORY / "deploy" / "prometheus" / "rules.yaml"
 DECLARED: list[dict[str, Any]] = [

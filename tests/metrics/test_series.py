@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from perdure.metrics.samples import Sample
-from perdure.metrics.series import LONGEST_VALUE, CurrentSamples, Series, clean, job_labels, merge, text_of
-from perdure.metrics.table import BOTH, LABELS, METRICS, NODE_LABELS, WORKER_METRICS, Kind
+from perdure.base.metrics.samples import Sample
+from perdure.base.metrics.series import LONGEST_VALUE, CurrentSamples, Series, clean, job_labels, merge, text_of
+from perdure.base.metrics.table import BOTH, LABELS, METRICS, NODE_LABELS, WORKER_METRICS, Kind
 from tests.support.exported import values
 
 ROOT = Path(__file__).resolve().parents[2]

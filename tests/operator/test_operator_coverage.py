@@ -16,14 +16,14 @@ import pytest
 from aiohttp import web
 from kubernetes.aio.utils import Backoff
 
-from activities.nodes.kubernetes import api as api_module
+from perdure.base import kubernetes as api_module
+from perdure.base.services import Readiness, health_endpoint
 from perdure.client.client import Client
 from perdure.operator import operator as operator_module
 from perdure.operator.coverage import Cause
 from perdure.operator.operator import Operator
 from perdure.operator.reconcile import Looked, Reconciler
 from perdure.operator.resource import TrainingJobResource
-from perdure.services import Readiness, health_endpoint
 from tests.support.played_api import played_api, refusal
 from tests.support.temporal_server import free_port
 from tests.support.waiting import eventually

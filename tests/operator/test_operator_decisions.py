@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from perdure.contract import JobPhase, JobResult, JobStatus, Progress
 from perdure.operator import status as statuses
 from perdure.operator.changes import refusal_of_changes
 from perdure.operator.events import occurrences
@@ -17,7 +18,6 @@ from perdure.operator.workqueue import Workqueue
 from perdure.spec.errors import SpecError
 from perdure.spec.job import Backend
 from perdure.spec.validate import validate_spec
-from workflows.messages import JobPhase, JobResult, JobStatus, Progress
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

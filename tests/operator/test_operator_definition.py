@@ -9,8 +9,8 @@ import pytest
 from aiohttp import web
 from kubernetes.aio.utils import Backoff
 
-from activities.nodes.kubernetes import api as api_module
-from activities.nodes.kubernetes.api import KubernetesError
+from perdure.base import kubernetes as api_module
+from perdure.base.kubernetes import KubernetesError
 from perdure.operator.crd import custom_resource_definition
 from perdure.operator.definition import PATH, Definition
 from perdure.operator.resource import TrainingJobResource

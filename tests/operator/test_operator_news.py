@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from activities.nodes.kubernetes.api import Change, Changed, KubernetesApi, Listed
+from perdure.base.kubernetes import Change, Changed, KubernetesApi, Listed
 from perdure.client.client import Client
 from perdure.operator.operator import Operator
 from perdure.operator.reconcile import Looked, Reconciler

@@ -11,7 +11,7 @@ from typing import Any
 from aiohttp import web
 from temporalio.client import Client as TemporalClient
 
-from activities.nodes.kubernetes.merge import merge
+from perdure.activities.nodes.kubernetes.merge import merge
 from perdure.client.client import Client
 from perdure.client.connection import Endpoint
 from perdure.operator.operator import Operator

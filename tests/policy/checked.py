@@ -7,19 +7,19 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from tests.policy.scenario import Scenario
-from workflows.messages import Failure, FailureKind, JoinRequest, NodePhase, NodeTransition, TransitionKind, World
-from workflows.policy.events import (
+from perdure.contract import Failure, FailureKind, JoinRequest, NodePhase, NodeTransition, TransitionKind, World
+from perdure.workflows.policy.events import (
     Event,
     RelaunchRequested,
     ScaleRequested,
     SuspendRequested,
     TimePassed,
 )
-from workflows.policy.group_desire import desires_of, groups_of
-from workflows.policy.job import decide
-from workflows.policy.state import JobState
-from workflows.policy.timers import next_deadline
+from perdure.workflows.policy.group_desire import desires_of, groups_of
+from perdure.workflows.policy.job import decide
+from perdure.workflows.policy.state import JobState
+from perdure.workflows.policy.timers import next_deadline
+from tests.policy.scenario import Scenario
 
 
 class CheckedScenario(Scenario):

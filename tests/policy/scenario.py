@@ -7,9 +7,7 @@ from itertools import count
 from typing import Any
 from uuid import UUID
 
-from perdure.spec.job import JobSpec
-from perdure.spec.validate import parse_spec
-from workflows.messages import (
+from perdure.contract import (
     EvidenceSource,
     Failure,
     FailureKind,
@@ -24,10 +22,12 @@ from workflows.messages import (
     RankExit,
     TransitionKind,
 )
-from workflows.policy.events import Event, TimePassed
-from workflows.policy.job import apply_event, decide
-from workflows.policy.state import JobState, NodeState
-from workflows.policy.timers import next_deadline
+from perdure.spec.job import JobSpec
+from perdure.spec.validate import parse_spec
+from perdure.workflows.policy.events import Event, TimePassed
+from perdure.workflows.policy.job import apply_event, decide
+from perdure.workflows.policy.state import JobState, NodeState
+from perdure.workflows.policy.timers import next_deadline
 
 UID = "0123abcd"
 START = datetime(2026, 1, 1, tzinfo=UTC)

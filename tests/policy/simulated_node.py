@@ -8,11 +8,10 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from agent.config import AgentConfig
-from agent.node import Node
-from agent.state import AgentState, StateFile
-from perdure_launcher.protocol import CommandExit, EnteredReport, HandlerHello, LauncherHello, RankExit, ReadyReport
-from workflows.messages import (
+from perdure.agent.config import AgentConfig
+from perdure.agent.node import Node
+from perdure.agent.state import AgentState, StateFile
+from perdure.contract import (
     AgentMessage,
     EvidenceSource,
     Failure,
@@ -28,6 +27,7 @@ from workflows.messages import (
     Stepping,
     TransitionKind,
 )
+from perdure_launcher.protocol import CommandExit, EnteredReport, HandlerHello, LauncherHello, RankExit, ReadyReport
 
 if TYPE_CHECKING:
     from tests.policy.simulated_site import Site

@@ -21,10 +21,7 @@ from datetime import datetime, timedelta
 from itertools import count
 from typing import Any
 
-from tests.policy.scenario import UID, Scenario
-from tests.policy.simulated_node import SimulatedNode
-from workflows.backend_reports import take_watch_events
-from workflows.messages import (
+from perdure.contract import (
     EvidenceSource,
     GroupDesire,
     NodeCredentials,
@@ -34,11 +31,14 @@ from workflows.messages import (
     NodePhase,
     TransitionKind,
 )
-from workflows.node_record import GroupInput, NodeRecord
-from workflows.node_table import NodeTable
-from workflows.policy.events import Event, GroupWoundDown, TimePassed
-from workflows.policy.group_desire import desires_of
-from workflows.policy.timers import next_deadline
+from perdure.workflows.backend_reports import take_watch_events
+from perdure.workflows.node_record import GroupInput, NodeRecord
+from perdure.workflows.node_table import NodeTable
+from perdure.workflows.policy.events import Event, GroupWoundDown, TimePassed
+from perdure.workflows.policy.group_desire import desires_of
+from perdure.workflows.policy.timers import next_deadline
+from tests.policy.scenario import UID, Scenario
+from tests.policy.simulated_node import SimulatedNode
 
 TORCH_TIMEOUT = 1800.0
 """Seconds after which a rank that waits for one that is gone fails: torch's own timeout."""

@@ -8,12 +8,12 @@ from uuid import uuid4
 
 import pytest
 
+from perdure.contract import NodeTransition, TransitionKind
+from perdure.workflows.policy.batch import decide_all
+from perdure.workflows.policy.events import Event
+from perdure.workflows.policy.projections import warnings_of
+from perdure.workflows.policy.state import JobState
 from tests.policy.scenario import START, Scenario
-from workflows.messages import NodeTransition, TransitionKind
-from workflows.policy.batch import decide_all
-from workflows.policy.events import Event
-from workflows.policy.projections import warnings_of
-from workflows.policy.state import JobState
 
 
 def lost(rank: int, time: datetime = START) -> NodeTransition:

@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from perdure.contract import Progress
+from perdure.workflows.policy.budget import backoff, made_progress, within_window
 from tests.policy.scenario import counted, reported
-from workflows.messages import Progress
-from workflows.policy.budget import backoff, made_progress, within_window
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from perdure.contract import CheckpointFacts, Progress, RestoreSource, TransitionKind
+from perdure.workflows.policy.group_desire import desires_of
 from tests.policy.scenario import Scenario, counted, reported
 from tests.policy.test_checkpoints_policy import committed, scenario, status, stored
-from workflows.messages import CheckpointFacts, Progress, RestoreSource, TransitionKind
-from workflows.policy.group_desire import desires_of
 
 FOLDER = "step-100-run-1"
 

@@ -7,13 +7,13 @@ from datetime import timedelta
 import pytest
 
 from perdure.cli.explain import explanation
+from perdure.contract import CheckpointFacts, Commit, JobPhase, RestoreSource, TransitionKind
 from perdure.spec.checkpoint import Checkpoint
+from perdure.workflows.policy import checkpoints
+from perdure.workflows.policy.events import CheckpointRequested
+from perdure.workflows.policy.group_desire import desires_of
+from perdure.workflows.policy.projections import status_of
 from tests.policy.scenario import Scenario
-from workflows.messages import CheckpointFacts, Commit, JobPhase, RestoreSource, TransitionKind
-from workflows.policy import checkpoints
-from workflows.policy.events import CheckpointRequested
-from workflows.policy.group_desire import desires_of
-from workflows.policy.projections import status_of
 
 STORAGE = {"storage": "file:///ckpt"}
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from perdure.contract import CheckpointFacts, JobPhase, RankExit, RestoreSource, TransitionKind
+from perdure.contract.agents import LARGEST_NUMBER, UNKNOWN_RANK
+from perdure.workflows.policy.claims import MOST_AHEAD, own_exits
+from perdure.workflows.policy.projections import warnings_of
 from tests.policy.scenario import Scenario
-from workflows.messages import CheckpointFacts, JobPhase, RankExit, RestoreSource, TransitionKind
-from workflows.messages.agents import LARGEST_NUMBER, UNKNOWN_RANK
-from workflows.policy.claims import MOST_AHEAD, own_exits
-from workflows.policy.projections import warnings_of
 
 
 def running(nodes: int = 2, processes: int = 2) -> Scenario:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from perdure.cli.explain import explanation
+from perdure.contract import FailureClass, NodePhase, RankExit, TransitionKind
 from tests.policy.scenario import Scenario, reported
-from workflows.messages import FailureClass, NodePhase, RankExit, TransitionKind
 
 TIMEOUT = (
     "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1800000ms for "

@@ -7,9 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from workflows.messages import DatasetParameters, FailedShard, Position, SetAside, ShardAnswer, ShardRequest, Term
-from workflows.messages.datasets import PARTITION_SIZE, Span, Spans
-from workflows.policy.datasets import (
+from perdure.contract import DatasetParameters, FailedShard, Position, SetAside, ShardAnswer, ShardRequest, Term
+from perdure.contract.datasets import PARTITION_SIZE, Span, Spans
+from perdure.workflows.policy.datasets import (
     MOST_FRAGMENTS,
     MOST_TRIES,
     DatasetState,
@@ -20,7 +20,7 @@ from workflows.policy.datasets import (
     unprocessed,
     view,
 )
-from workflows.policy.spans import difference, intersection, size, union
+from perdure.workflows.policy.spans import difference, intersection, size, union
 
 RANKS = 3
 WHOLE = DatasetParameters(size=100, shard_size=8, epochs=2)

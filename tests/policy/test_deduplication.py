@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from perdure.contract import GroupTransitions, NodeTransition, TransitionKind
+from perdure.workflows.policy.deduplication import accept, begin_ownership_epoch
+from perdure.workflows.policy.state import JobState
 from tests.policy.scenario import Scenario
-from workflows.messages import GroupTransitions, NodeTransition, TransitionKind
-from workflows.policy.deduplication import accept, begin_ownership_epoch
-from workflows.policy.state import JobState
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

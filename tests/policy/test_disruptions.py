@@ -7,10 +7,10 @@ from datetime import timedelta
 import pytest
 
 from perdure.cli.explain import explanation
+from perdure.contract import FailureClass, JobPhase, LossCause
+from perdure.workflows.policy.behavior import Behavior
+from perdure.workflows.policy.projections import result_of, status_of
 from tests.policy.scenario import Scenario, counted
-from workflows.messages import FailureClass, JobPhase, LossCause
-from workflows.policy.behavior import Behavior
-from workflows.policy.projections import result_of, status_of
 
 DRAINED = "evicted, as a drain of its machine does (EvictionByEvictionAPI: Eviction API: evicting)"
 

@@ -6,13 +6,13 @@ from datetime import timedelta
 
 import pytest
 
+from perdure.contract import EvidenceSource, FailureClass, JobPhase, NodePhase, TransitionKind
+from perdure.workflows.policy.behavior import Behavior
+from perdure.workflows.policy.events import RelaunchRequested, RestartRequested
+from perdure.workflows.policy.group_desire import desires_of
+from perdure.workflows.policy.timers import next_deadline
 from tests.policy.checked import CheckedScenario
 from tests.policy.scenario import START, Scenario
-from workflows.messages import EvidenceSource, FailureClass, JobPhase, NodePhase, TransitionKind
-from workflows.policy.behavior import Behavior
-from workflows.policy.events import RelaunchRequested, RestartRequested
-from workflows.policy.group_desire import desires_of
-from workflows.policy.timers import next_deadline
 
 LATE = timedelta(minutes=5, seconds=4)
 

@@ -6,10 +6,10 @@ from datetime import timedelta
 
 import pytest
 
+from perdure.contract import FailureClass, JobPhase, NodePhase, TransitionKind
+from perdure.workflows.policy.behavior import Behavior
+from perdure.workflows.policy.timers import next_deadline
 from tests.policy.scenario import Scenario
-from workflows.messages import FailureClass, JobPhase, NodePhase, TransitionKind
-from workflows.policy.behavior import Behavior
-from workflows.policy.timers import next_deadline
 
 SOON = timedelta(minutes=2)
 

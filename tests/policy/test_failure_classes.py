@@ -7,11 +7,11 @@ from datetime import timedelta
 import pytest
 
 from perdure.cli.explain import explanation
+from perdure.contract import FailureClass, TransitionKind
+from perdure.workflows.policy.failures import FAILURE_CLASSES, VICTIMS, complete, precedence
+from perdure.workflows.policy.recovery import decide_repair
+from perdure.workflows.policy.state import Interruption, NodeFailure
 from tests.policy.scenario import Scenario
-from workflows.messages import FailureClass, TransitionKind
-from workflows.policy.failures import FAILURE_CLASSES, VICTIMS, complete, precedence
-from workflows.policy.recovery import decide_repair
-from workflows.policy.state import Interruption, NodeFailure
 
 
 def test_a_class_without_an_entry_is_refused_at_import():

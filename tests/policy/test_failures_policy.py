@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from workflows.messages import Failure, FailureClass, FailureKind, NodeCredentials, RankExit
-from workflows.policy.behavior import Behavior
-from workflows.policy.failures import classify, classify_rank, describe_rank, node_failure, signal_name
+from perdure.contract import Failure, FailureClass, FailureKind, NodeCredentials, RankExit
+from perdure.workflows.policy.behavior import Behavior
+from perdure.workflows.policy.failures import classify, classify_rank, describe_rank, node_failure, signal_name
 
 VICTIMS = {
     "gloo: closed": "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer "

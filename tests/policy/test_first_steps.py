@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from perdure.cli.explain import explanation
+from perdure.contract import FailureClass, JobPhase, NodePhase, TransitionKind
+from perdure.workflows.policy.behavior import Behavior
+from perdure.workflows.policy.group_desire import desires_of
+from perdure.workflows.policy.projections import next_action
+from perdure.workflows.policy.timers import next_deadline
 from tests.policy.scenario import Scenario
-from workflows.messages import FailureClass, JobPhase, NodePhase, TransitionKind
-from workflows.policy.behavior import Behavior
-from workflows.policy.group_desire import desires_of
-from workflows.policy.projections import next_action
-from workflows.policy.timers import next_deadline
 
 MINUTE = timedelta(minutes=1)
 

@@ -7,12 +7,12 @@ from datetime import timedelta
 
 import pytest
 
+from perdure.contract import JobPhase, TransitionKind
+from perdure.workflows.policy.events import CancelRequested, GroupWoundDown
+from perdure.workflows.policy.group_desire import desires_of, is_over
+from perdure.workflows.policy.projections import next_action
+from perdure.workflows.policy.timers import next_deadline
 from tests.policy.scenario import Scenario
-from workflows.messages import JobPhase, TransitionKind
-from workflows.policy.events import CancelRequested, GroupWoundDown
-from workflows.policy.group_desire import desires_of, is_over
-from workflows.policy.projections import next_action
-from workflows.policy.timers import next_deadline
 
 
 def scene(*, nodes: str = "2", hold: str = "30m", deadline: str = "1h") -> Scenario:

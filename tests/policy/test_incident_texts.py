@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from perdure.contract import IncidentView
+from perdure.workflows.policy.incident_texts import BUDGET, within_budget
+from perdure.workflows.policy.incidents import KEPT_INCIDENTS
 from tests.policy.scenario import Scenario
 from tests.workflows.large import LONG, long_incident
-from workflows.messages import IncidentView
-from workflows.policy.incident_texts import BUDGET, within_budget
-from workflows.policy.incidents import KEPT_INCIDENTS
 
 ANSWER = 512 * 1024
 """From this size of a query's answer on the server warns."""

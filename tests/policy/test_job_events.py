@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
+from perdure.contract import DatasetParameters, SetAside, ShardsSetAside, UnprocessedSamples
 from perdure.events import JobEvents
+from perdure.workflows.event_sink import send_dataset, send_events, set_dataset_sink, set_sinks
+from perdure.workflows.policy.datasets import DatasetState
+from perdure.workflows.policy.events import CancelRequested
+from perdure.workflows.policy.job_events import JobEvent, events_between
+from perdure.workflows.policy.state import JobState
 from tests.policy.scenario import Scenario
-from workflows.event_sink import send_dataset, send_events, set_dataset_sink, set_sinks
-from workflows.messages import DatasetParameters, SetAside, ShardsSetAside, UnprocessedSamples
-from workflows.policy.datasets import DatasetState
-from workflows.policy.events import CancelRequested
-from workflows.policy.job_events import JobEvent, events_between
-from workflows.policy.state import JobState
 
 
 def told(before: JobState, job: Scenario) -> list[tuple[str, str]]:

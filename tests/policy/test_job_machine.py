@@ -14,9 +14,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.policy.checked import CheckedScenario
-from tests.policy.scenario import START, UID
-from workflows.messages import (
+from perdure.contract import (
     EvidenceSource,
     Failure,
     FailureKind,
@@ -29,7 +27,7 @@ from workflows.messages import (
     RankExit,
     TransitionKind,
 )
-from workflows.policy.events import (
+from perdure.workflows.policy.events import (
     CancelRequested,
     Event,
     GroupWoundDown,
@@ -39,10 +37,12 @@ from workflows.policy.events import (
     ScaleRequested,
     SuspendRequested,
 )
-from workflows.policy.group_desire import groups_of
-from workflows.policy.joining import place_of, refusal
-from workflows.policy.state import NodeState
-from workflows.policy.timers import next_deadline
+from perdure.workflows.policy.group_desire import groups_of
+from perdure.workflows.policy.joining import place_of, refusal
+from perdure.workflows.policy.state import NodeState
+from perdure.workflows.policy.timers import next_deadline
+from tests.policy.checked import CheckedScenario
+from tests.policy.scenario import START, UID
 
 ERRORS = (
     None,

@@ -6,8 +6,8 @@ from datetime import timedelta
 
 import pytest
 
+from perdure.contract import FailureClass, JobPhase, LossCause, TransitionKind
 from tests.policy.scenario import Scenario, counted, reported
-from workflows.messages import FailureClass, JobPhase, LossCause, TransitionKind
 
 
 def test_a_killed_rank_is_restarted_in_place_at_once():

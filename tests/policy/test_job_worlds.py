@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from tests.policy.checked import CheckedScenario
-from tests.policy.scenario import Scenario
-from workflows.messages import JobPhase, NodePhase, NodeView, TransitionKind
-from workflows.policy.events import (
+from perdure.contract import JobPhase, NodePhase, NodeView, TransitionKind
+from perdure.workflows.policy.events import (
     CancelRequested,
     GroupAdopted,
     GroupWoundDown,
@@ -17,9 +15,11 @@ from workflows.policy.events import (
     ScaleRequested,
     SuspendRequested,
 )
-from workflows.policy.group_desire import desires_of, is_over
-from workflows.policy.projections import result_of
-from workflows.policy.timers import next_deadline
+from perdure.workflows.policy.group_desire import desires_of, is_over
+from perdure.workflows.policy.projections import result_of
+from perdure.workflows.policy.timers import next_deadline
+from tests.policy.checked import CheckedScenario
+from tests.policy.scenario import Scenario
 
 
 def test_a_full_world_forms_as_soon_as_the_last_node_is_ready():

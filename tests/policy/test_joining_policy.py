@@ -5,13 +5,13 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
+from perdure.contract import FailureClass, JobPhase, JoinRefusal, JoinRequest, NodePhase, TransitionKind
+from perdure.workflows.policy.events import CancelRequested, ScaleRequested, SuspendRequested
+from perdure.workflows.policy.group_desire import desires_of
+from perdure.workflows.policy.joining import describe_wait, place_of, refusal
+from perdure.workflows.policy.projections import next_action
+from perdure.workflows.policy.state import JobState, NodeState
 from tests.policy.scenario import START, Scenario
-from workflows.messages import FailureClass, JobPhase, JoinRefusal, JoinRequest, NodePhase, TransitionKind
-from workflows.policy.events import CancelRequested, ScaleRequested, SuspendRequested
-from workflows.policy.group_desire import desires_of
-from workflows.policy.joining import describe_wait, place_of, refusal
-from workflows.policy.projections import next_action
-from workflows.policy.state import JobState, NodeState
 
 
 class Open(Scenario):

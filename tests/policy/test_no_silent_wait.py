@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from perdure.workflows.policy.events import RelaunchRequested, RestartRequested, ResumeRequested, SuspendRequested
 from tests.policy.simulated_site import TORCH_TIMEOUT, Site
-from workflows.policy.events import RelaunchRequested, RestartRequested, ResumeRequested, SuspendRequested
 
 BOUND = TORCH_TIMEOUT + 1800.0
 """Seconds of virtual time: torch's own timeout, where a machine vanished without a trace, and then the job's."""

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perdure.contract import EvidenceSource, LossCause, TransitionKind
+from perdure.workflows.policy.node_avoidance import suspects
+from perdure.workflows.policy.state import MachineLoss
 from tests.policy.scenario import START, Scenario
-from workflows.messages import EvidenceSource, LossCause, TransitionKind
-from workflows.policy.node_avoidance import suspects
-from workflows.policy.state import MachineLoss
 
 WINDOW = timedelta(hours=1)
 MACHINE, UNKNOWN = LossCause.MACHINE, LossCause.UNKNOWN

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from perdure.cli.explain import explanation
 from perdure.cli.text import incident_line
+from perdure.contract import EvidenceSource, TransitionKind
+from perdure.workflows.policy.projections import status_of
 from tests.policy.scenario import Scenario
-from workflows.messages import EvidenceSource, TransitionKind
-from workflows.policy.projections import status_of
 
 SILENT = "no heartbeat for 6s"
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from datetime import timedelta
 
 from perdure.cli.explain import explanation
+from perdure.contract import FailureClass, IncidentView, JobPhase, TransitionKind
+from perdure.workflows.policy.behavior import Behavior
+from perdure.workflows.policy.events import RestartRequested
 from tests.policy.scenario import Scenario
-from workflows.messages import FailureClass, IncidentView, JobPhase, TransitionKind
-from workflows.policy.behavior import Behavior
-from workflows.policy.events import RestartRequested
 
 
 def told(incident: IncidentView) -> dict[str, str]:

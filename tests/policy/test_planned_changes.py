@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.policy.scenario import Scenario
-from tests.policy.test_checkpoints_policy import committed, decision, scenario, stored
-from workflows.messages import JobPhase, NodePhase, TransitionKind
-from workflows.policy.events import (
+from perdure.contract import JobPhase, NodePhase, TransitionKind
+from perdure.workflows.policy.events import (
     CancelRequested,
     CheckpointRequested,
     Event,
@@ -19,8 +17,10 @@ from workflows.policy.events import (
     ScaleRequested,
     SuspendRequested,
 )
-from workflows.policy.group_desire import desires_of
-from workflows.policy.projections import next_action, warnings_of
+from perdure.workflows.policy.group_desire import desires_of
+from perdure.workflows.policy.projections import next_action, warnings_of
+from tests.policy.scenario import Scenario
+from tests.policy.test_checkpoints_policy import committed, decision, scenario, stored
 
 SUSPEND = SuspendRequested(reason="making room")
 

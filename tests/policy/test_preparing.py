@@ -6,12 +6,12 @@ from datetime import timedelta
 
 import pytest
 
+from perdure.contract import FailureClass, JobPhase, LossCause, TransitionKind
+from perdure.workflows.policy.group_desire import desires_of
+from perdure.workflows.policy.projections import next_action
+from perdure.workflows.policy.timers import next_deadline
 from tests.policy.checked import CheckedScenario
 from tests.policy.scenario import Scenario
-from workflows.messages import FailureClass, JobPhase, LossCause, TransitionKind
-from workflows.policy.group_desire import desires_of
-from workflows.policy.projections import next_action
-from workflows.policy.timers import next_deadline
 
 JOIN_TIMEOUT = timedelta(minutes=10)
 ENTER_TIMEOUT = timedelta(minutes=5, seconds=4)

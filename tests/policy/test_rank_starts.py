@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from perdure.cli.explain import explanation
+from perdure.contract import RankStarts, TransitionKind
 from tests.policy.scenario import Scenario
-from workflows.messages import RankStarts, TransitionKind
 
 
 def recovered(*starts: RankStarts | None) -> Scenario:

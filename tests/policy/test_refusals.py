@@ -12,10 +12,10 @@ import pytest
 
 from perdure.cli.explain import explanation
 from perdure.cli.text import incident_line
+from perdure.contract import EvidenceSource, FailureClass, JobPhase, LossCause, TransitionKind
+from perdure.workflows.policy.behavior import Behavior
+from perdure.workflows.policy.projections import status_of
 from tests.policy.scenario import Scenario
-from workflows.messages import EvidenceSource, FailureClass, JobPhase, LossCause, TransitionKind
-from workflows.policy.behavior import Behavior
-from workflows.policy.projections import status_of
 
 FORBIDDEN = "the API server forbids it: ValidatingAdmissionPolicy 'freeze' denied request: no pods today"
 INVALID = "the API server rejects it: spec.containers[0].image: Invalid value"

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perdure.contract import Member, NodePhase, World
 from perdure.spec.network import Network
-from workflows.messages import Member, NodePhase, World
-from workflows.policy.rendezvous import (
+from perdure.workflows.policy.rendezvous import (
     assign_group_ranks,
     choose_members,
     choose_store,
@@ -19,7 +19,7 @@ from workflows.policy.rendezvous import (
     ports_remembered,
     usable,
 )
-from workflows.policy.state import NodeState
+from perdure.workflows.policy.state import NodeState
 
 
 def node(rank: int, **fields: Any) -> NodeState:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from perdure.contract import FailureClass, JobPhase, TransitionKind
 from tests.policy.scenario import Scenario
-from workflows.messages import FailureClass, JobPhase, TransitionKind
 
 
 def restarted(job: Scenario) -> set[int]:

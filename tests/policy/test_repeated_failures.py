@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from perdure.contract import FailureClass, LossCause, NodePhase, TransitionKind
+from perdure.workflows.policy.behavior import Behavior
+from perdure.workflows.policy.timers import next_deadline
 from tests.policy.scenario import Scenario, counted, reported
-from workflows.messages import FailureClass, LossCause, NodePhase, TransitionKind
-from workflows.policy.behavior import Behavior
-from workflows.policy.timers import next_deadline
 
 CANNOT_RUN = {
     "a module": "ModuleNotFoundError: No module named 'wandb'",

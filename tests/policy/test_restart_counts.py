@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from perdure.workflows.policy.events import RestartRequested
+from perdure.workflows.policy.projections import result_of, status_of
+from perdure.workflows.policy.state import JobState
 from tests.policy.scenario import Scenario, reported
-from workflows.policy.events import RestartRequested
-from workflows.policy.projections import result_of, status_of
-from workflows.policy.state import JobState
 
 
 def counts(job: Scenario) -> tuple[int, int]:

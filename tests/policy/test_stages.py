@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
+from perdure.contract import FailureClass, JobPhase, NodePhase, TransitionKind
+from perdure.workflows.policy.behavior import Behavior
+from perdure.workflows.policy.events import RelaunchRequested, RestartRequested, ResumeRequested, SuspendRequested
+from perdure.workflows.policy.group_desire import desires_of
+from perdure.workflows.policy.projections import next_action, node_views
+from perdure.workflows.policy.stages import has_recovered
 from tests.policy.checked import CheckedScenario
 from tests.policy.scenario import Scenario
-from workflows.messages import FailureClass, JobPhase, NodePhase, TransitionKind
-from workflows.policy.behavior import Behavior
-from workflows.policy.events import RelaunchRequested, RestartRequested, ResumeRequested, SuspendRequested
-from workflows.policy.group_desire import desires_of
-from workflows.policy.projections import next_action, node_views
-from workflows.policy.stages import has_recovered
 
 A_LONG_TIME = timedelta(hours=20)
 

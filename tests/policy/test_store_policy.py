@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from workflows.carrying import pack
-from workflows.messages import NodeCredentials, StoreAction, StoreAnswer, StoreCall, StoreRequest
-from workflows.messages.store import LARGEST_CALL
-from workflows.policy.store import (
+from perdure.contract import NodeCredentials, StoreAction, StoreAnswer, StoreCall, StoreRequest
+from perdure.contract.store import LARGEST_CALL
+from perdure.workflows.carrying import pack
+from perdure.workflows.policy.store import (
     ANSWER_BYTES,
     MOST_BYTES,
     MOST_CLIENTS,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from perdure.contract import JobPhase, TransitionKind
+from perdure.workflows.policy.behavior import Behavior
+from perdure.workflows.policy.events import RelaunchRequested, ResumeRequested, ScaleRequested, SuspendRequested
+from perdure.workflows.policy.projections import next_action
+from perdure.workflows.policy.timers import next_deadline
 from tests.policy.checked import CheckedScenario
 from tests.policy.scenario import Scenario
-from workflows.messages import JobPhase, TransitionKind
-from workflows.policy.behavior import Behavior
-from workflows.policy.events import RelaunchRequested, ResumeRequested, ScaleRequested, SuspendRequested
-from workflows.policy.projections import next_action
-from workflows.policy.timers import next_deadline
 
 
 def test_a_relaunched_node_waits_until_the_old_one_has_ended():

@@ -9,10 +9,10 @@ import pytest
 from perdure.cli.explain import explanation
 from perdure.cli.inspect import facts
 from perdure.client.views import JobSummary, closed
+from perdure.contract import FailureClass, JobPhase, JobStatus, TransitionKind
+from perdure.workflows.policy.failures import FAILURE_CLASSES
+from perdure.workflows.policy.projections import status_of
 from tests.policy.scenario import Scenario, reported
-from workflows.messages import FailureClass, JobPhase, JobStatus, TransitionKind
-from workflows.policy.failures import FAILURE_CLASSES
-from workflows.policy.projections import status_of
 
 
 def status(job: Scenario, phase: JobPhase | None = None) -> JobStatus:

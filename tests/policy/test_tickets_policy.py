@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+from perdure.contract import FailureClass, JoinRefusal, JoinRequest, Ticket
+from perdure.workflows.policy.events import TicketIssued, TicketRevoked
+from perdure.workflows.policy.joining import machines_view
 from tests.policy.scenario import START
 from tests.policy.test_joining_policy import Open, asks, given
-from workflows.messages import FailureClass, JoinRefusal, JoinRequest, Ticket
-from workflows.policy.events import TicketIssued, TicketRevoked
-from workflows.policy.joining import machines_view
 
 LIFETIME = timedelta(seconds=10)
 

@@ -12,13 +12,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-import workflows.messages as messages
+import perdure.contract as messages
 from perdure.cli import text
 from perdure.client.views import overall_progress
-from perdure.operator.status import ResourceStatus
-from perdure.operator.status import running_status as resource_of
-from tests.policy.scenario import START, Scenario
-from workflows.messages import (
+from perdure.contract import (
     EvidenceSource,
     Failure,
     FailureClass,
@@ -31,10 +28,13 @@ from workflows.messages import (
     ProgressSource,
     TransitionKind,
 )
-from workflows.messages.base import Vocabulary
-from workflows.policy.projections import details_of, status_of
-from workflows.policy.recovery import decide_repair
-from workflows.policy.state import Interruption, NodeFailure
+from perdure.contract.base import Vocabulary
+from perdure.operator.status import ResourceStatus
+from perdure.operator.status import running_status as resource_of
+from perdure.workflows.policy.projections import details_of, status_of
+from perdure.workflows.policy.recovery import decide_repair
+from perdure.workflows.policy.state import Interruption, NodeFailure
+from tests.policy.scenario import START, Scenario
 
 WORD = "A_WORD_OF_THE_NEXT_RELEASE"
 

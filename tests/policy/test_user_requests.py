@@ -6,9 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from tests.policy.scenario import Scenario
-from workflows.messages import EvidenceSource, FailureClass, JobPhase
-from workflows.policy.events import (
+from perdure.contract import EvidenceSource, FailureClass, JobPhase
+from perdure.workflows.policy.events import (
     CancelRequested,
     RelaunchRequested,
     RestartRequested,
@@ -16,6 +15,7 @@ from workflows.policy.events import (
     ScaleRequested,
     SuspendRequested,
 )
+from tests.policy.scenario import Scenario
 
 
 def assert_asked(job: Scenario, title: str) -> None:

@@ -6,9 +6,9 @@ import pytest
 
 from perdure.cli import text
 from perdure.cli.inspect import facts
+from perdure.contract import FailureKind, JobStatus, SetAside, ShardsSetAside, TransitionKind, UnprocessedSamples
+from perdure.workflows.policy.projections import status_of
 from tests.policy.scenario import Scenario
-from workflows.messages import FailureKind, JobStatus, SetAside, ShardsSetAside, TransitionKind, UnprocessedSamples
-from workflows.policy.projections import status_of
 
 
 def status(job: Scenario) -> JobStatus:

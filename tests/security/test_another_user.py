@@ -25,17 +25,17 @@ from temporalio.common import RawValue, RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
+from perdure.base.encryption.codec import ENCRYPTED, REFUSED_PAYLOAD
+from perdure.base.errors import Refused
+from perdure.base.state_folder import StateFolder
 from perdure.client.client import Client
-from perdure.encryption.codec import ENCRYPTED, REFUSED_PAYLOAD
-from perdure.errors import Refused
+from perdure.contract import JobPhase
+from perdure.contract.names import NODE_GROUP, READ_NODE_LOG, TRAINING_JOB, WORKDIR_UPLOAD, job_workflow_id
 from perdure.local import control_plane as module
 from perdure.local.control_plane import LocalControlPlane
-from perdure.state_folder import StateFolder
 from tests.support.command_line import Finished, end_nodes
 from tests.support.other_user import OtherUser, other_user
 from tests.system.site import Job, Site
-from workflows.messages import JobPhase
-from workflows.names import NODE_GROUP, READ_NODE_LOG, TRAINING_JOB, WORKDIR_UPLOAD, job_workflow_id
 
 PASSWORD = f"hunter2-{secrets.token_hex(8)}"
 ARGUMENT = f"argument-{secrets.token_hex(8)}"

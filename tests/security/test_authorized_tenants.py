@@ -16,8 +16,8 @@ from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.client import Client
 from temporalio.service import RPCError
 
-from perdure.encryption.keys import KEYS_FILE_VARIABLE, create_keys
-from perdure.state_folder import StateFolder
+from perdure.base.encryption.keys import KEYS_FILE_VARIABLE, create_keys
+from perdure.base.state_folder import StateFolder
 from tests.support.authorizing_server import AuthorizingServer, Identities, authorizing_server
 from tests.support.command_line import CommandLine, end_nodes
 

@@ -19,13 +19,13 @@ from temporalio.client import Client as TemporalClient
 from temporalio.runtime import PrometheusConfig, Runtime, TelemetryConfig
 from temporalio.service import RPCError, RPCStatusCode
 
+from perdure.base.encryption.codec import PayloadEncryption
+from perdure.base.encryption.codec_server import codec_server
+from perdure.base.services import health_endpoint
+from perdure.base.state_folder import StateFolder
 from perdure.client.connection import connect, payload_encryption
-from perdure.encryption.codec import PayloadEncryption
-from perdure.encryption.codec_server import codec_server
 from perdure.local import control_plane as module
 from perdure.local.control_plane import LocalControlPlane
-from perdure.services import health_endpoint
-from perdure.state_folder import StateFolder
 from tests.support.browser import open_page
 from tests.support.command_line import end_nodes
 from tests.support.temporal_server import free_port

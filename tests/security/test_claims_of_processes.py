@@ -8,16 +8,16 @@ from typing import Any
 import aiohttp
 import pytest
 
-from agent.progress import ProgressReader
-from agent.server import NodeServer
-from agent.telemetry import Telemetry
+from perdure.agent.progress import ProgressReader
+from perdure.agent.server import NodeServer
+from perdure.agent.telemetry import Telemetry
+from perdure.contract import ApplyWorld, CheckpointRestored, Failure, Finished, Ready
+from perdure.contract.agents import LARGEST_NUMBER, UNKNOWN_RANK
 from perdure_launcher.protocol import EnteredReport, FinishedReport, HandlerHello, RankExit, ReadyReport
 from perdure_training.storage_link import StorageLink, StorageProblem
 from tests.agent.test_agent_node import Bench
 from tests.support.waiting import wait_for
 from tests.training.checkpoint_agent import checkpoint_agent
-from workflows.messages import ApplyWorld, CheckpointRestored, Failure, Finished, Ready
-from workflows.messages.agents import LARGEST_NUMBER, UNKNOWN_RANK
 
 MADE_UP = [3, 10_000, LARGEST_NUMBER]
 """Generations that the job has not reached."""

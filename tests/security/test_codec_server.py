@@ -20,14 +20,14 @@ import pytest
 from temporalio.api.failure.v1 import Failure
 from temporalio.client import Client as Connection
 
+from perdure.base.encryption.codec import PayloadEncryption
+from perdure.base.encryption.codec_server import CodecAddress, codec_server
+from perdure.base.encryption.keys import create_keys
 from perdure.client.client import Client
-from perdure.encryption.codec import PayloadEncryption
-from perdure.encryption.codec_server import CodecAddress, codec_server
-from perdure.encryption.keys import create_keys
+from perdure.contract import JobPhase
 from perdure.local.control_plane import LocalControlPlane
 from tests.support.command_line import PERDURE, CommandLine
 from tests.support.other_user import other_user
-from workflows.messages import JobPhase
 
 UI = "http://127.0.0.1:8233"
 PLAIN = {"payloads": [{"metadata": {"encoding": "anNvbi9wbGFpbg=="}, "data": "Imh1bnRlcjIi"}]}

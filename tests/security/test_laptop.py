@@ -11,10 +11,10 @@ import psutil
 import pytest
 from temporalio.service import RPCError, RPCStatusCode
 
+from perdure.base.state_folder import StateFolder
 from perdure.client.connection import connect
 from perdure.local import control_plane as module
 from perdure.local.control_plane import LocalControlPlane
-from perdure.state_folder import StateFolder
 
 FROM_A_PAGE = {"Content-Type": "text/plain", "Origin": "https://evil.example"}
 """Headers of a request that a browser sends to another origin without a preflight."""

@@ -13,10 +13,10 @@ from temporalio.client import Client
 from temporalio.converter import ActivitySerializationContext, SerializationContext, WorkflowSerializationContext
 from temporalio.exceptions import ApplicationError
 
-from perdure.encryption.codec import ENCRYPTED, REFUSED_PAYLOAD, PayloadEncryption, Plain
-from perdure.encryption.earlier_runs import EarlierRuns
-from perdure.encryption.keys import PayloadKeys, create_keys, rotate_keys
-from perdure.errors import PayloadKeysError, Refused
+from perdure.base.encryption.codec import ENCRYPTED, REFUSED_PAYLOAD, PayloadEncryption, Plain
+from perdure.base.encryption.earlier_runs import EarlierRuns
+from perdure.base.encryption.keys import PayloadKeys, create_keys, rotate_keys
+from perdure.base.errors import PayloadKeysError, Refused
 from perdure.worker import _kubernetes_backend  # pyright: ignore[reportPrivateUsage]
 
 SECRET = {"env": {"HF_TOKEN": "hunter2"}}

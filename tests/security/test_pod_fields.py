@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from kubernetes.client import models
 
-from activities.nodes.backend import NodeRefused
-from activities.nodes.kubernetes.pod_fields import POD_TEMPLATE, Decision, Fields
-from activities.nodes.kubernetes.site_policy import ORDINARY_FIELDS
+from perdure.activities.nodes.backend import NodeRefused
+from perdure.activities.nodes.kubernetes.pod_fields import POD_TEMPLATE, Decision, Fields
+from perdure.activities.nodes.kubernetes.site_policy import ORDINARY_FIELDS
 from tests.security.test_site_policy import is_refused, made, training
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from agent.config import CONFIG_VARIABLE, AgentConfig, ConfigError
+from perdure.agent.config import CONFIG_VARIABLE, AgentConfig, ConfigError
+from perdure.contract import DesiredNode, LeaseRequest, NodeCredentials, NodePhase, NodeRequest, NodeView
 from perdure.spec.job import JobSpec
+from perdure.workflows.policy.state import NodeState
 from perdure_launcher.config import ConfigError as LauncherConfigError
 from perdure_launcher.config import parse_config
-from workflows.messages import DesiredNode, LeaseRequest, NodeCredentials, NodePhase, NodeRequest, NodeView
-from workflows.policy.state import NodeState
 
 TOKEN = "hunter2"
 NODE = NodeCredentials(uid="0" * 8, role="worker", rank=0, incarnation=1, token=TOKEN)

@@ -16,12 +16,12 @@ import psutil
 import pytest
 import yaml
 
-from perdure.errors import SecretUnavailable
+from perdure.base.errors import SecretUnavailable
+from perdure.base.secret_store import SecretStore
+from perdure.contract import JobPhase
 from perdure.local.control_plane import LocalControlPlane
-from perdure.secret_store import SecretStore
 from tests.support.command_line import PERDURE, CommandLine
 from tests.system.site import Job, Site
-from workflows.messages import JobPhase
 
 WAIT = """
 import hashlib, os, sys, time

@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from agent.files import log_files, log_tail
-from agent.local_files import open_storage
-from agent.log_reader import end_of_log, read_log
-from agent.logs import LogShipper
-from agent.progress import ProgressReader
-from agent.sockets import listen_beneath
-from agent.torch_events import TorchEvents
+from perdure.agent.files import log_files, log_tail
+from perdure.agent.local_files import open_storage
+from perdure.agent.log_reader import end_of_log, read_log
+from perdure.agent.logs import LogShipper
+from perdure.agent.progress import ProgressReader
+from perdure.agent.sockets import listen_beneath
+from perdure.agent.torch_events import TorchEvents
+from perdure.contract import LogChunk, NodeCredentials
 from perdure_launcher.layout import short_links
 from perdure_launcher.rank_plugins.progress import (
     MAGIC,
@@ -33,7 +34,6 @@ from perdure_launcher.system.untrusted_files import NotARegularFile, open_beneat
 from perdure_launcher.warm_start.starts import read_starts, read_why_all_cold
 from perdure_training.storage_link import StorageAway, StorageLink, StorageProblem
 from tests.training.checkpoint_agent import checkpoint_agent
-from workflows.messages import LogChunk, NodeCredentials
 
 SECRET = "TEMPORAL_API_KEY=secret"
 NODE = NodeCredentials(uid="0a1b2c3d", role="worker", rank=0, incarnation=1, token="t" * 16)

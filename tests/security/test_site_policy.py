@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from activities.nodes.backend import NodeRefused
-from activities.nodes.kubernetes import KubernetesSettings
-from activities.nodes.kubernetes.gangs import adapter_of
-from activities.nodes.kubernetes.pod import pod_of
-from activities.nodes.kubernetes.room import gpus_of, shortage_of
-from activities.nodes.kubernetes.site_policy import SitePolicy
+from perdure.activities.nodes.backend import NodeRefused
+from perdure.activities.nodes.kubernetes import KubernetesSettings
+from perdure.activities.nodes.kubernetes.gangs import adapter_of
+from perdure.activities.nodes.kubernetes.pod import pod_of
+from perdure.activities.nodes.kubernetes.room import gpus_of, shortage_of
+from perdure.activities.nodes.kubernetes.site_policy import SitePolicy
 from tests.kubernetes.test_pod_manifest import container, request
 
 

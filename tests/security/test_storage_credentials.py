@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from agent.storage_credentials import PROTOCOLS, ignore_configuration, options_of
+from perdure.agent.storage_credentials import PROTOCOLS, ignore_configuration, options_of
 from tests.security.test_site_policy import agent, is_refused, made
 
 SECRET = "SECRET-INCARNATION-TOKEN"
@@ -94,9 +94,9 @@ import os, sys
 from pathlib import Path
 
 if sys.argv[1] == "guarded":
-    from agent.storage_credentials import ignore_configuration
+    from perdure.agent.storage_credentials import ignore_configuration
     ignore_configuration(Path(sys.argv[2]))
-from agent.local_files import open_storage
+from perdure.agent.local_files import open_storage
 
 try:
     files, root = open_storage(sys.argv[3], contained=sys.argv[1] == "guarded")

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
-from perdure.ui_front import ui_front
+from perdure.base.ui_front import ui_front
 from tests.support.temporal_server import free_port
 
 PATH = "/namespaces/default/workflows/job%2Fdefault%2Fllama/run?query=a%3Db&x=1"

@@ -10,9 +10,9 @@ import sys
 
 from temporalio.client import Client as TemporalClient
 
-from activities.nodes.kubernetes import KubernetesBackend, KubernetesSettings
-from activities.nodes.kubernetes.site_policy import SitePolicy
-from activities.nodes.local.backend import LocalBackend
+from perdure.activities.nodes.kubernetes import KubernetesBackend, KubernetesSettings
+from perdure.activities.nodes.kubernetes.site_policy import SitePolicy
+from perdure.activities.nodes.local.backend import LocalBackend
 from perdure.worker import running_worker
 
 POLICY = SitePolicy(capabilities=("IPC_LOCK",), max_gpus=64)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from agent import workdir
-from agent.workdir import WrongArchive, unpack_workdir
+from perdure.agent import workdir
+from perdure.agent.workdir import WrongArchive, unpack_workdir
 
 Pack = Callable[[tarfile.TarFile], None]
 GIBIBYTE = 2**30

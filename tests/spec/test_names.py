@@ -7,9 +7,9 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activities.nodes.kubernetes.naming import run_name
-from workflows.messages import NodeId
-from workflows.names import node_name
+from perdure.activities.nodes.kubernetes.naming import run_name
+from perdure.contract import NodeId
+from perdure.contract.names import node_name
 
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 

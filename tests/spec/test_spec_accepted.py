@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from perdure.contract.base import Message
 from perdure.spec.accepted import AcceptedSpec, read_accepted
 from perdure.spec.errors import SpecError
 from perdure.spec.validate import MAX_BYTES, parse_spec
-from workflows.messages.base import Message
 
 SPEC: dict[str, Any] = {
     "name": "job",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from perdure.metrics.table import METRICS
+from perdure.base.metrics.table import METRICS
 
 
 def values(text: bytes | str, *, without: tuple[str, ...] = ()) -> dict[tuple[str, ...], float]:

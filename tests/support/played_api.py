@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 from kubernetes.aio.client.configuration import Configuration
 
-from activities.nodes.kubernetes.api import KubernetesApi
+from perdure.base.kubernetes import KubernetesApi
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from perdure.metrics.table import METRICS, Kind
+from perdure.base.metrics.table import METRICS, Kind
 from tests.docs.pages import ROOT
 
 _SELECTOR = re.compile(r"\b((?:perdure|temporal)[_:][\w:]+)(?:\{([^}]*)\})?")

@@ -7,8 +7,8 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 
-from activities.nodes.backend import NodeBackend
-from workflows.messages import NodeEvent, NodeEventKind, WatchRequest
+from perdure.activities.nodes.backend import NodeBackend
+from perdure.contract import NodeEvent, NodeEventKind, WatchRequest
 
 
 class Watching:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from perdure.base.state_folder import StateFolder
 from perdure.local.control_plane import LocalControlPlane
-from perdure.state_folder import StateFolder
 from scripts.cluster import binaries
 from scripts.cluster.binaries import BinariesMissing
 from tests.system.site import Site

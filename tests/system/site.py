@@ -17,14 +17,14 @@ from uuid import uuid4
 
 import psutil
 
+from perdure.base.state_folder import StateFolder
 from perdure.client.client import Client
+from perdure.contract import IncidentView, JobPhase, JobStatus
+from perdure.contract.names import group_workflow_id, job_workflow_id
 from perdure.local.control_plane import LocalControlPlane
-from perdure.state_folder import StateFolder
 from tests.support.command_line import PERDURE
 from tests.support.temporal_server import temporal_binary
 from tests.support.waiting import eventually
-from workflows.messages import IncidentView, JobPhase, JobStatus
-from workflows.names import group_workflow_id, job_workflow_id
 
 SCRIPT = Path(__file__).with_name("train.py")
 WALK = Path(__file__).with_name("walk.py")
@@ -162,7 +162,7 @@ def _kind_of(process: psutil.Process, environment: dict[str, str]) -> str:
     if "LOCAL_RANK" in environment:
         return "rank"
     command = " ".join(process.cmdline())
-    for kind, sign in (("agent", "-m agent"), ("launcher", "-m perdure_launcher"), ("torchrun", "torchrun")):
+    for kind, sign in (("agent", "-m perdure.agent"), ("launcher", "-m perdure_launcher"), ("torchrun", "torchrun")):
         if sign in command:
             return kind
     return "other"

@@ -11,11 +11,11 @@ import pytest
 import torch
 from temporalio.service import RPCError
 
+from perdure.contract import DatasetView, JobPhase
+from perdure.contract.names import dataset_workflow_id
 from tests.docs.pages import ROOT
 from tests.support.waiting import eventually
 from tests.system.site import PATIENCE, Site
-from workflows.messages import DatasetView, JobPhase
-from workflows.names import dataset_workflow_id
 
 
 def printed_script(heading: str) -> str:

@@ -14,11 +14,11 @@ import psutil
 import pytest
 
 from examples.demo.__main__ import done
+from perdure.base.state_folder import StateFolder
+from perdure.contract import IncidentView, RestoreSource
 from perdure.local.control_plane import LocalControlPlane
-from perdure.state_folder import StateFolder
 from tests.support.allocation import REPOSITORY
 from tests.support.command_line import end_nodes
-from workflows.messages import IncidentView, RestoreSource
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from perdure.contract import JobPhase, RestoreSource
 from perdure_training.storage_link import StorageLink, StorageProblem
 from tests.agent.test_agent_checkpoints import opened, recipe, request
 from tests.support.allocation import REPOSITORY
@@ -21,7 +22,6 @@ from tests.support.small_disks import small_disk
 from tests.support.waiting import eventually
 from tests.system.made_steps import steps
 from tests.system.site import PATIENCE, Job, Site
-from workflows.messages import JobPhase, RestoreSource
 
 EXAMPLE = REPOSITORY / "examples" / "checkpoints" / "plain.py"
 SHARDS = Path(__file__).with_name("shards_of_a_model.py")

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from benchmarks.chaos.faults import Kind, inject
+from perdure.contract import JobPhase
 from tests.support.allocation import REPOSITORY
 from tests.system.site import PATIENCE, Job, Site
-from workflows.messages import JobPhase
 
 SCRIPT = Path(__file__).with_name("exact_training.py")
 SEEDS = range(*map(int, os.environ.get("PERDURE_EXACTNESS_SEEDS", "0:4").split(":")))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from perdure.cli.explain import explanation
+from perdure.contract import FailureClass, JobPhase
 from tests.system.site import Site
-from workflows.messages import FailureClass, JobPhase
 
 SCRIPTS = {
     "a module is missing before torch is imported": (

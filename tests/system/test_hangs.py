@@ -10,8 +10,8 @@ from contextlib import aclosing
 from perdure.cli.explain import explanation
 from perdure.cli.live import line_of
 from perdure.client.views import JobSnapshot, longest_idle
+from perdure.contract import FailureClass, JobPhase
 from tests.system.site import LOOK, PATIENCE, Job, Site
-from workflows.messages import FailureClass, JobPhase
 
 TIMEOUT = "15"
 """Seconds that a collective waits: longer than a busy machine delays a step, and than `perdure status` needs to show

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from perdure.client.connection import payload_encryption
+from perdure.contract import FailureClass, JobPhase
 from tests.support.allocation import REPOSITORY
 from tests.support.command_line import PERDURE
 from tests.support.exporting_worker import scrape
@@ -24,7 +25,6 @@ from tests.support.waiting import eventually
 from tests.system.joined import Machines, Process, machines
 from tests.system.made_steps import steps
 from tests.system.site import PATIENCE, SCRIPT, WALK, Job, Site
-from workflows.messages import FailureClass, JobPhase
 
 
 @pytest.fixture

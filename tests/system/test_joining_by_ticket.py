@@ -13,15 +13,15 @@ import psutil
 import pytest
 from pydantic import SecretStr
 
+from perdure.base.credentials.certificates import Authority
 from perdure.client.connection import payload_encryption
-from perdure.credentials.certificates import Authority
+from perdure.contract import JobPhase
 from perdure.join.ticket_file import TicketFile
 from tests.support.command_line import PERDURE
 from tests.support.temporal_server import free_port
 from tests.support.waiting import eventually
 from tests.system.joined import Machines, Process, machines
 from tests.system.site import SCRIPT, Site
-from workflows.messages import JobPhase
 
 NO_TEMPORAL = {"TEMPORAL_ADDRESS": "", "TEMPORAL_NAMESPACE": "", "OMP_NUM_THREADS": "1"}
 

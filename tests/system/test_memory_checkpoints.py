@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from perdure.contract import JobPhase
 from tests.docs.pages import PAGES
 from tests.support.allocation import REPOSITORY
 from tests.support.waiting import eventually
 from tests.system.made_steps import repeated, steps
 from tests.system.site import PATIENCE, Site
-from workflows.messages import JobPhase
 
 EXAMPLES = REPOSITORY / "examples" / "checkpoints"
 GUIDE = "docs/checkpoints.md"

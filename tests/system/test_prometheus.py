@@ -18,7 +18,7 @@ import psutil
 import pytest
 import yaml
 
-from agent.torch_events import KINDS
+from perdure.agent.torch_events import KINDS
 from scripts.dashboards import DASHBOARDS
 from tests.support.allocation import REPOSITORY
 from tests.support.command_line import end_nodes

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from examples.demo.faults import kill_rank
-from perdure.errors import ExitCode
+from perdure.base.errors import ExitCode
+from perdure.base.state_folder import StateFolder
 from perdure.local.control_plane import LocalControlPlane
-from perdure.state_folder import StateFolder
 from tests.docs.commands import COMMANDS
 from tests.support.allocation import REPOSITORY
 from tests.support.command_line import end_nodes

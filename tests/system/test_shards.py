@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from perdure.contract import JobPhase
+from perdure.contract.names import dataset_workflow_id
 from tests.support.waiting import eventually
 from tests.system.site import PATIENCE, Site
-from workflows.messages import JobPhase
-from workflows.names import dataset_workflow_id
 
 SCRIPT = Path(__file__).with_name("read_shards.py")
 SIZE = 120

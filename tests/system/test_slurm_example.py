@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from activities.nodes.joined.backend import JoinedBackend
+from perdure.activities.nodes.joined.backend import JoinedBackend
 from perdure.client.client import Client
+from perdure.contract import FailureClass
 from perdure.worker import running_worker
 from tests.support.allocation import REPOSITORY, Allocation, allocation
 from tests.support.temporal_server import dev_server
 from tests.support.waiting import eventually
 from tests.system.joined import Machines, machines
 from tests.system.site import SCRIPT, Job
-from workflows.messages import FailureClass
 
 SBATCH = REPOSITORY / "examples" / "slurm" / "train.sbatch"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from perdure.contract import FailureClass, JobPhase
 from tests.system.site import SCRIPT, Job, Site
-from workflows.messages import FailureClass, JobPhase
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

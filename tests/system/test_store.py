@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from perdure.contract import JobPhase, StoreView
+from perdure.contract.names import store_workflow_id
 from tests.docs.pages import ROOT
 from tests.support.waiting import eventually
 from tests.system.site import PATIENCE, Site
-from workflows.messages import JobPhase, StoreView
-from workflows.names import store_workflow_id
 
 SCRIPT = Path(__file__).with_name("use_store.py")
 

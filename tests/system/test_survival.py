@@ -7,10 +7,10 @@ import signal
 
 import pytest
 
-from perdure.errors import JobAlreadyRunning
+from perdure.base.errors import JobAlreadyRunning
+from perdure.contract import FailureClass, JobPhase
 from tests.support.waiting import eventually
 from tests.system.site import WALK, Site
-from workflows.messages import FailureClass, JobPhase
 
 SHORT_LEASE = {"heartbeat": "500ms", "timeout": "3s", "schedule_to_start": "2s"}
 """Half of the default, so that what outlasts a lease need not last long."""

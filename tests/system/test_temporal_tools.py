@@ -11,12 +11,12 @@ from uuid import uuid4
 import pytest
 from temporalio.api.enums.v1 import EventType
 
-from perdure.errors import JobAlreadyRunning, Refused
+from perdure.base.errors import JobAlreadyRunning, Refused
+from perdure.contract import JobPhase
+from perdure.contract.names import TRAINING_JOB, WORKER_TASK_QUEUE, job_workflow_id
 from perdure.spec.errors import SpecError
 from perdure.spec.validate import validate_spec
 from tests.system.site import SCRIPT, WALK, Job, Site
-from workflows.messages import JobPhase
-from workflows.names import TRAINING_JOB, WORKER_TASK_QUEUE, job_workflow_id
 
 SOON: dict[str, Any] = {"rendezvous": {"last_call": "2s"}, "owner_check": "2s"}
 """Groups ask often whether their job still runs."""

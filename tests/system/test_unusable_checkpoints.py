@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from perdure.cli.explain import explanation
+from perdure.contract import JobPhase
 from tests.support.allocation import REPOSITORY
 from tests.support.waiting import eventually
 from tests.system.made_steps import steps
 from tests.system.site import PATIENCE, Job, Site
-from workflows.messages import JobPhase
 
 EXAMPLE = REPOSITORY / "examples" / "checkpoints" / "plain.py"
 

@@ -14,11 +14,11 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import Replayer
 
 from perdure.client.client import Client
+from perdure.workflows.policy.behavior import CURRENT
+from perdure.workflows.training_job import TrainingJob
 from tests.support.releases import EARLIER, checked_out
 from tests.system.site import WALK, Job, Site
 from tests.workflows.jobs import continued_as_new
-from workflows.policy.behavior import CURRENT
-from workflows.training_job import TrainingJob
 
 START = """
 import asyncio

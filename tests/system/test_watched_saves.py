@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from perdure.contract import JobPhase
 from tests.support.command_line import PERDURE
 from tests.support.waiting import eventually
 from tests.system.site import PATIENCE, Job, Site
-from workflows.messages import JobPhase
 
 SCRIPT = Path(__file__).with_name("saves_itself.py")
 

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from agent.progress import ProgressReader
-from agent.server import NodeServer
-from agent.store import StoreCalls
-from agent.telemetry import Telemetry
+from perdure.agent.progress import ProgressReader
+from perdure.agent.server import NodeServer
+from perdure.agent.store import StoreCalls
+from perdure.agent.telemetry import Telemetry
+from perdure.contract import StoreAnswers, StoreRequest
+from perdure.workflows.policy.store import StoreState, answer_calls, nodes_to_notify, record_notification
 from tests.agent.bench import IDENTITY, Bench
-from workflows.messages import StoreAnswers, StoreRequest
-from workflows.policy.store import StoreState, answer_calls, nodes_to_notify, record_notification
 
 
 class AgentInThread:

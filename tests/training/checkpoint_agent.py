@@ -10,12 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from agent.checkpoint.keeper import Checkpoints
-from agent.config import AgentConfig
-from agent.state import AgentState
-from perdure.spec.checkpoint import Checkpoint
-from perdure_launcher.protocol import World
-from workflows.messages import (
+from perdure.agent.checkpoint.keeper import Checkpoints
+from perdure.agent.config import AgentConfig
+from perdure.agent.state import AgentState
+from perdure.contract import (
     AgentMessage,
     CheckpointRestored,
     CheckpointStored,
@@ -25,7 +23,9 @@ from workflows.messages import (
     NodeCredentials,
     OrderCheckpoint,
 )
-from workflows.policy.copies import copies_token
+from perdure.spec.checkpoint import Checkpoint
+from perdure.workflows.policy.copies import copies_token
+from perdure_launcher.protocol import World
 
 NODE = NodeCredentials(uid="run", role="worker", rank=0, incarnation=1, token="secret")
 

@@ -18,7 +18,7 @@ from unittest import mock
 import torch.distributed as dist
 from torch.distributed import HashStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from agent.checkpoint.storage import Storage
+from perdure.agent.checkpoint.storage import Storage
 from perdure_training.checkpoint import Checkpointer
 from tests.training.checkpoint_agent import CheckpointAgent, checkpoint_agent
 

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint import state_dict_loader
 
+from perdure.contract import CheckpointStored
 from tests.support.object_store import ObjectStore, object_store
 from tests.support.waiting import wait_for
 from tests.training.checkpoint_agent import checkpoint_agent
 from tests.training.test_durable_checkpoints import Site
-from workflows.messages import CheckpointStored
 
 pytestmark = [pytest.mark.long("storage"), pytest.mark.timeout(900)]
 

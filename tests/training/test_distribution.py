@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import perdure.training
-import perdure_training
 from perdure_launcher.environment import inject
 from tests.support.allocation import REPOSITORY
 
@@ -41,7 +39,3 @@ def test_the_wheel_needs_nothing_else(tmp_path: Path):
     subprocess.run(build, check=True, timeout=240)
     [wheel] = tmp_path.glob("perdure_training-*.whl")
     assert imported_from(wheel).is_relative_to(wheel)
-
-
-def test_the_former_name_is_the_same_library():
-    assert perdure.training.report is perdure_training.report

@@ -17,14 +17,14 @@ import torch
 from torch import nn
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from agent.checkpoint.connections import CheckpointSocket
-from agent.checkpoint.storage import Storage
+from perdure.agent.checkpoint.connections import CheckpointSocket
+from perdure.agent.checkpoint.storage import Storage
+from perdure.contract import CheckpointRestored, CheckpointStored, RestoreSource
 from perdure_training.checkpoint import Checkpointer, Generators
 from perdure_training.checkpoint.schedule import Schedule
 from perdure_training.snapshots.arena import Lease, Slot
 from tests.support.waiting import wait_for
 from tests.training.checkpoint_agent import CheckpointAgent, checkpoint_agent
-from workflows.messages import CheckpointRestored, CheckpointStored, RestoreSource
 
 WITHIN = 60.0
 ONLY_TORCH = """

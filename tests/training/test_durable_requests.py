@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from agent.checkpoint import keeper
-from agent.checkpoint.storage import Storage
+from perdure.agent.checkpoint import keeper
+from perdure.agent.checkpoint.storage import Storage
+from perdure.contract import CheckpointStored
 from perdure_training.checkpoint.durable_requests import DurableRequests, Request, Snapshot
 from perdure_training.checkpoint.store_round import Superseded
 from perdure_training.snapshots.arena import Header, Lease
 from tests.support.waiting import wait_for
 from tests.training.ranks_in_threads import RankThreads, rank_threads
-from workflows.messages import CheckpointStored
 
 WITHIN = 60.0
 RANKS = 2

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from perdure.contract import CheckpointRestored, RestoreSource
 from perdure_training.snapshots.agreement import TRUSTED_RESTORES
 from tests.support.waiting import wait_for
 from tests.training.checkpoint_agent import checkpoint_agent
 from tests.training.one_rank import World
-from workflows.messages import CheckpointRestored, RestoreSource
 
 
 def test_a_restore_reports_the_steps_that_are_made_again_and_those_that_are_distrusted(

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perdure.contract import DatasetParameters, ShardRequest, Term
+from perdure.workflows.policy import spans
+from perdure.workflows.policy.datasets import begin, exchange, view
 from perdure_training.shards import MicroBatches, Shard, ShardingClient, ShardsRefused
 from perdure_training.shards.link import AloneLink, Away
 from perdure_training.shards.permutation import Permutation
 from perdure_training.shards.spans import gaps, merge
 from tests.support.waiting import eventually
-from workflows.messages import DatasetParameters, ShardRequest, Term
-from workflows.policy import spans
-from workflows.policy.datasets import begin, exchange, view
 
 
 class Job:

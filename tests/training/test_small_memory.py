@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.checkpoint.storage import Storage
+from perdure.agent.checkpoint.storage import Storage
+from perdure.contract import CheckpointRestored, RestoreSource
 from tests.support.small_disks import small_disk
 from tests.support.waiting import wait_for
 from tests.training.checkpoint_agent import NODE, checkpoint_agent
 from tests.training.ranks import run_ranks
 from tests.training.test_durable_checkpoints import Site, durable, trained
-from workflows.messages import CheckpointRestored, RestoreSource
 
 NEEDED = "A rank needs 18"
 """Three times the 62 KB of the state, whose description differs by some bytes between processes."""

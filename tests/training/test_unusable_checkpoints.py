@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from perdure.contract import CheckpointRestored, CheckpointStored
 from perdure_training.storage_link import CheckpointsUnusable
 from tests.support.waiting import wait_for
 from tests.training.ranks_in_threads import RankThreads, rank_threads
-from workflows.messages import CheckpointRestored, CheckpointStored
 
 WITHIN = 60.0
 RANKS = 2

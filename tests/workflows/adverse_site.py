@@ -14,11 +14,11 @@ from uuid import uuid4
 from temporalio.client import Client
 from temporalio.service import RPCError
 
+from perdure.contract import AgentMessage, JobStatus, NodeRequest
 from tests.workflows.fleet import Fleet
 from tests.workflows.left_out import no_event_left_out
 from tests.workflows.played_node import PlayedNode
 from tests.workflows.training_node import TrainingNode
-from workflows.messages import AgentMessage, JobStatus, NodeRequest
 
 FAULTS = (
     "rank",

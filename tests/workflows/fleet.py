@@ -19,16 +19,12 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 from temporalio.worker import Worker
 
-from activities.datasets import DatasetActivities
-from activities.nodes.activities import refuse_outdated_watch
-from activities.signals import SignalActivities
-from activities.site import SiteActivities
-from agent.job_liveness import JobLiveness, OwnerLiveness
-from tests.workflows.left_out import no_event_left_out
-from tests.workflows.played_node import PlayedNode, now
-from workflows.dataset import Dataset
-from workflows.delivery import Delivery
-from workflows.messages import (
+from perdure.activities.datasets import DatasetActivities
+from perdure.activities.nodes.activities import refuse_outdated_watch
+from perdure.activities.signals import SignalActivities
+from perdure.activities.site import SiteActivities
+from perdure.agent.job_liveness import JobLiveness, OwnerLiveness
+from perdure.contract import (
     Adopt,
     CreatedNode,
     GroupDesire,
@@ -46,11 +42,15 @@ from workflows.messages import (
     SiteFacts,
     WatchRequest,
 )
-from workflows.names import REMOVAL_DENIED, node_name, watch_task_queue
-from workflows.node_group import NodeGroup
-from workflows.scheduled_job import ScheduledJob
-from workflows.store import Store
-from workflows.training_job import TrainingJob
+from perdure.contract.names import REMOVAL_DENIED, node_name, watch_task_queue
+from perdure.workflows.dataset import Dataset
+from perdure.workflows.delivery import Delivery
+from perdure.workflows.node_group import NodeGroup
+from perdure.workflows.scheduled_job import ScheduledJob
+from perdure.workflows.store import Store
+from perdure.workflows.training_job import TrainingJob
+from tests.workflows.left_out import no_event_left_out
+from tests.workflows.played_node import PlayedNode, now
 
 _RPC_TIMEOUT = timedelta(seconds=5)
 

@@ -15,12 +15,8 @@ from temporalio import activity, workflow
 from temporalio.client import Client, WorkflowHandle
 from temporalio.worker import Worker
 
-from activities.signals import SignalActivities
-from perdure.spec.validate import parse_spec
-from tests.support.waiting import eventually
-from tests.workflows.fleet import job_spec
-from tests.workflows.played_node import PlayedNode, now
-from workflows.messages import (
+from perdure.activities.signals import SignalActivities
+from perdure.contract import (
     CreatedNode,
     DesiredNode,
     GroupDesire,
@@ -37,9 +33,13 @@ from workflows.messages import (
     TransitionKind,
     WatchRequest,
 )
-from workflows.names import group_workflow_id, watch_task_queue
-from workflows.node_group import NodeGroup
-from workflows.node_record import GroupInput
+from perdure.contract.names import group_workflow_id, watch_task_queue
+from perdure.spec.validate import parse_spec
+from perdure.workflows.node_group import NodeGroup
+from perdure.workflows.node_record import GroupInput
+from tests.support.waiting import eventually
+from tests.workflows.fleet import job_spec
+from tests.workflows.played_node import PlayedNode, now
 
 UID = "0123abcd"
 

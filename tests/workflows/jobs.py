@@ -8,10 +8,10 @@ from typing import Any
 
 from temporalio.client import WorkflowHandle
 
+from perdure.contract import IncidentView, JobPhase, JobStatus
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet
 from tests.workflows.played_node import PlayedNode
-from workflows.messages import IncidentView, JobPhase, JobStatus
 
 
 async def status(handle: WorkflowHandle[Any, Any]) -> JobStatus:

@@ -7,10 +7,7 @@ from typing import Any
 from temporalio import activity
 from temporalio.client import WorkflowHandle
 
-from tests.support.waiting import eventually
-from tests.workflows.fleet import Fleet, job_spec
-from tests.workflows.played_node import PlayedNode, now
-from workflows.messages import (
+from perdure.contract import (
     CommandAnswer,
     JoinAnswer,
     JoinRequest,
@@ -20,6 +17,9 @@ from workflows.messages import (
     NodeRequest,
     StopNode,
 )
+from tests.support.waiting import eventually
+from tests.workflows.fleet import Fleet, job_spec
+from tests.workflows.played_node import PlayedNode, now
 
 Job = WorkflowHandle[Any, Any]
 

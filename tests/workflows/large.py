@@ -6,10 +6,10 @@ import hashlib
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-from workflows.messages import Considered, Evidence, EvidenceSource, IncidentView, JobPhase, Member, NodePhase, World
-from workflows.messages.vocabulary import FailureClass
-from workflows.names import group_index
-from workflows.policy.state import JobState, NodeState, TransitionsTaken
+from perdure.contract import Considered, Evidence, EvidenceSource, IncidentView, JobPhase, Member, NodePhase, World
+from perdure.contract.names import group_index
+from perdure.contract.vocabulary import FailureClass
+from perdure.workflows.policy.state import JobState, NodeState, TransitionsTaken
 
 TIME = datetime(2026, 1, 1, tzinfo=UTC)
 LONG = "ошибка: соединение разорвано соседом по кольцу; "

@@ -13,7 +13,7 @@ from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import PollerBehaviorSimpleMaximum, Worker
 
-from workflows.messages import (
+from perdure.contract import (
     ApplyWorld,
     CheckConnection,
     CommandAnswer,

@@ -13,19 +13,19 @@ from temporalio import activity
 from temporalio.client import Client, WorkflowHandle
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
-from activities.site import SiteActivities
+from perdure.activities.site import SiteActivities
+from perdure.contract import GroupDesire, GroupTransitions, NodeView, SiteFacts
 from perdure.spec.roles import MAX_NODES
+from perdure.workflows import options
+from perdure.workflows.carrying import LARGEST_PLAIN, Packed, pack, unpack
+from perdure.workflows.delivery import SIGNAL_ACTIVITIES, Delivery
+from perdure.workflows.policy.incident_texts import within_budget
+from perdure.workflows.policy.state import JobState
+from perdure.workflows.training_job import TrainingJob
 from tests.support.temporal_server import dev_server
 from tests.workflows.fleet import job_spec
 from tests.workflows.jobs import continued_as_new, incidents, status
 from tests.workflows.large import large_state, long_incident
-from workflows import options
-from workflows.carrying import LARGEST_PLAIN, Packed, pack, unpack
-from workflows.delivery import SIGNAL_ACTIVITIES, Delivery
-from workflows.messages import GroupDesire, GroupTransitions, NodeView, SiteFacts
-from workflows.policy.incident_texts import within_budget
-from workflows.policy.state import JobState
-from workflows.training_job import TrainingJob
 
 INCIDENTS = 50
 

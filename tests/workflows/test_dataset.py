@@ -14,15 +14,7 @@ from temporalio.client import Client, WorkflowHandle, WorkflowUpdateFailedError
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
-from tests.support.temporal_server import dev_server
-from tests.support.waiting import eventually
-from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
-from tests.workflows.jobs import node, running
-from tests.workflows.played_node import PlayedNode
-from workflows import options
-from workflows.companion import JobOwner
-from workflows.dataset import Dataset, DatasetInput
-from workflows.messages import (
+from perdure.contract import (
     DatasetAnswer,
     DatasetNeeded,
     DatasetParameters,
@@ -36,10 +28,18 @@ from workflows.messages import (
     ShardsSetAside,
     Term,
 )
-from workflows.messages.datasets import Spans
-from workflows.names import dataset_workflow_id, watch_task_queue
-from workflows.policy.datasets import MOST_NAMED, MOST_TRIES, DatasetState
-from workflows.policy.spans import difference, size, union
+from perdure.contract.datasets import Spans
+from perdure.contract.names import dataset_workflow_id, watch_task_queue
+from perdure.workflows import options
+from perdure.workflows.companion import JobOwner
+from perdure.workflows.dataset import Dataset, DatasetInput
+from perdure.workflows.policy.datasets import MOST_NAMED, MOST_TRIES, DatasetState
+from perdure.workflows.policy.spans import difference, size, union
+from tests.support.temporal_server import dev_server
+from tests.support.waiting import eventually
+from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
+from tests.workflows.jobs import node, running
+from tests.workflows.played_node import PlayedNode
 
 PARAMETERS = DatasetParameters(size=1000, shard_size=10, epochs=2)
 QUICK_END = {"owner_check": "200ms", "rendezvous": {"last_call": "200ms"}}

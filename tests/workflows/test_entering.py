@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from perdure.contract import FailureClass
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, submit
 from tests.workflows.jobs import incidents, node, running, status
-from workflows.messages import FailureClass
 
 IMPATIENT = {
     "rendezvous": {"last_call": "200ms", "enter_timeout": "1s"},

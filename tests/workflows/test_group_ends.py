@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle
 
+from perdure.contract import JobPhase
+from perdure.workflows import options
 from tests.support.temporal_server import dev_server
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
 from tests.workflows.jobs import node, running, status, until
 from tests.workflows.played_node import PlayedNode
-from workflows import options
-from workflows.messages import JobPhase
 
 Handle = WorkflowHandle[Any, Any]
 

@@ -20,12 +20,12 @@ from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import Replayer
 
+from perdure.contract import Accepted, ScaleRequest
+from perdure.workflows.node_group import NodeGroup
+from perdure.workflows.training_job import TrainingJob
 from tests.histories.recorded import RECORDED, read
 from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
 from tests.workflows.jobs import running, status
-from workflows.messages import Accepted, ScaleRequest
-from workflows.node_group import NodeGroup
-from workflows.training_job import TrainingJob
 
 
 def refused_by_this_release(history: WorkflowHistory) -> WorkflowHistory:

@@ -8,12 +8,7 @@ import pytest
 from temporalio.client import Client, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError
 
-from tests.support.waiting import eventually
-from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
-from tests.workflows.jobs import incidents, running, settled_history, status, until
-from tests.workflows.joiners import WAITING, Job, JoiningNode, ask, asks, join, joined_spec
-from tests.workflows.played_node import now
-from workflows.messages import (
+from perdure.contract import (
     FailureClass,
     JobPhase,
     Joined,
@@ -22,6 +17,11 @@ from workflows.messages import (
     NodeView,
     ScaleRequest,
 )
+from tests.support.waiting import eventually
+from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
+from tests.workflows.jobs import incidents, running, settled_history, status, until
+from tests.workflows.joiners import WAITING, Job, JoiningNode, ask, asks, join, joined_spec
+from tests.workflows.played_node import now
 
 
 @pytest.fixture

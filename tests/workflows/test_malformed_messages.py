@@ -7,10 +7,10 @@ from typing import Any
 
 from temporalio.client import Client
 
+from perdure.contract import Failure, FailureKind, GroupTransitions, JobPhase, NodeTransition
+from perdure.contract.groups import TransitionKind
 from tests.workflows.fleet import job_spec, running_fleet, submit
 from tests.workflows.jobs import node, running, until
-from workflows.messages import Failure, FailureKind, GroupTransitions, JobPhase, NodeTransition
-from workflows.messages.groups import TransitionKind
 
 
 async def test_times_without_a_zone_are_taken_as_utc(temporal_client: Client):

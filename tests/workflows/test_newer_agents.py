@@ -3,10 +3,10 @@ unknown."""
 
 from __future__ import annotations
 
+from perdure.contract import FailureClass
 from tests.workflows.fleet import Fleet, job_spec, submit
 from tests.workflows.jobs import incidents, node, running
 from tests.workflows.played_node import now
-from workflows.messages import FailureClass
 
 
 async def test_a_failure_of_an_unknown_kind_is_repaired(fleet: Fleet):

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from temporalio.client import Client, WorkflowHandle
 
+from perdure.contract import JobPhase, JobStatus
 from tests.workflows.adverse_site import FAULTS, AdverseSite, adverse_site
 from tests.workflows.fleet import job_spec, submit
 from tests.workflows.jobs import status, until
-from workflows.messages import JobPhase, JobStatus
 
 BOUND = 60.0
 """Seconds from the last fault; a few are usual."""

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from temporalio.client import WorkflowHandle
 
+from perdure.contract import FailureClass, JobPhase, ReasonRequest, ScaleRequest
+from perdure.workflows import options
 from tests.support.temporal_server import dev_server
 from tests.support.waiting import eventually
 from tests.workflows.fleet import job_spec, running_fleet, submit
 from tests.workflows.flood import flood, heartbeats
 from tests.workflows.jobs import history_length, incidents, node, running, settled_history, status, until
 from tests.workflows.played_node import now
-from workflows import options
-from workflows.messages import FailureClass, JobPhase, ReasonRequest, ScaleRequest
 
 LONG_OUTAGE_S = 12
 SHORT_LEASE = {"heartbeat": "1s", "timeout": "3s", "schedule_to_start": "1s"}

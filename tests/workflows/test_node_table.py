@@ -8,11 +8,7 @@ from typing import Any
 
 import pytest
 
-from perdure.spec.validate import parse_spec
-from tests.workflows.fleet import job_spec
-from workflows import options
-from workflows.backend_reports import begin_watch, take_watch_events
-from workflows.messages import (
+from perdure.contract import (
     CopyReceiver,
     DatasetNeeded,
     DatasetParameters,
@@ -29,10 +25,14 @@ from workflows.messages import (
     Ready,
     TransitionKind,
 )
-from workflows.node_record import GroupInput, NodeRecord
-from workflows.node_table import NodeTable
-from workflows.policy.behavior import CURRENT, Behavior
-from workflows.policy.copies import copies_token
+from perdure.spec.validate import parse_spec
+from perdure.workflows import options
+from perdure.workflows.backend_reports import begin_watch, take_watch_events
+from perdure.workflows.node_record import GroupInput, NodeRecord
+from perdure.workflows.node_table import NodeTable
+from perdure.workflows.policy.behavior import CURRENT, Behavior
+from perdure.workflows.policy.copies import copies_token
+from tests.workflows.fleet import job_spec
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 NODE = NodeCredentials(uid="0a1b2c3d", role="worker", rank=0, incarnation=1, token="t" * 16)

@@ -10,15 +10,15 @@ from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 from temporalio.exceptions import CancelledError
 from temporalio.service import RPCError, RPCStatusCode
 
+from perdure.base.executions import OPEN, ExecutionDescription, describe, list_executions
 from perdure.client.pauses import explain, pauses_below
-from perdure.executions import OPEN, ExecutionDescription, describe, list_executions
+from perdure.contract import DatasetNeeded, DatasetParameters, JobPhase, StoreNeeded
+from perdure.contract.names import dataset_workflow_id, store_workflow_id
 from tests.support.temporal_operator import Operator
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, submit
 from tests.workflows.jobs import node, running, until
 from tests.workflows.played_node import PlayedNode
-from workflows.messages import DatasetNeeded, DatasetParameters, JobPhase, StoreNeeded
-from workflows.names import dataset_workflow_id, store_workflow_id
 
 Handle = WorkflowHandle[Any, Any]
 

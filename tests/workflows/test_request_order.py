@@ -10,12 +10,12 @@ from temporalio.client import WorkflowHandle, WorkflowHistory
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import Replayer
 
+from perdure.contract import GroupMissing, ReasonRequest
+from perdure.workflows.node_group import NodeGroup
+from perdure.workflows.training_job import TrainingJob
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, submit
 from tests.workflows.jobs import node, running, settled_history
-from workflows.messages import GroupMissing, ReasonRequest
-from workflows.node_group import NodeGroup
-from workflows.training_job import TrainingJob
 
 _TASK = [
     EventType.EVENT_TYPE_WORKFLOW_TASK_SCHEDULED,

@@ -21,10 +21,10 @@ from temporalio.client import (
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
+from perdure.contract.names import SCHEDULED_JOB, TRAINING_JOB, job_workflow_id
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec
 from tests.workflows.jobs import node, running
-from workflows.names import SCHEDULED_JOB, TRAINING_JOB, job_workflow_id
 
 
 @asynccontextmanager

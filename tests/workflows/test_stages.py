@@ -8,11 +8,11 @@ import pytest
 from temporalio.client import Client, WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 
+from perdure.contract import FailureKind, JobPhase
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
 from tests.workflows.jobs import incidents, node, running, status, until
 from tests.workflows.played_node import PlayedNode
-from workflows.messages import FailureKind, JobPhase
 
 
 @pytest.fixture(params=[1000, 0], ids=["cached", "replayed"])

@@ -10,12 +10,7 @@ import pytest
 from temporalio.client import WorkflowHandle, WorkflowUpdateFailedError
 from temporalio.service import RPCError, RPCStatusCode
 
-from tests.support.temporal_server import dev_server
-from tests.support.waiting import eventually
-from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
-from tests.workflows.jobs import node, running
-from tests.workflows.played_node import PlayedNode
-from workflows.messages import (
+from perdure.contract import (
     DatasetNeeded,
     DatasetParameters,
     StoreAction,
@@ -26,7 +21,12 @@ from workflows.messages import (
     StoreRequest,
     StoreView,
 )
-from workflows.names import dataset_workflow_id, store_workflow_id
+from perdure.contract.names import dataset_workflow_id, store_workflow_id
+from tests.support.temporal_server import dev_server
+from tests.support.waiting import eventually
+from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
+from tests.workflows.jobs import node, running
+from tests.workflows.played_node import PlayedNode
 
 QUICK_END = {"owner_check": "200ms", "rendezvous": {"last_call": "200ms"}}
 

@@ -8,11 +8,7 @@ import pytest
 from temporalio.client import WorkflowFailureError, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError, CancelledError
 
-from tests.support.waiting import eventually
-from tests.workflows.fleet import Fleet, job_spec, submit
-from tests.workflows.jobs import incidents, node, running, status, until
-from tests.workflows.played_node import now
-from workflows.messages import (
+from perdure.contract import (
     FailureClass,
     FailureKind,
     IncidentView,
@@ -23,6 +19,10 @@ from workflows.messages import (
     RelaunchRequest,
     ScaleRequest,
 )
+from tests.support.waiting import eventually
+from tests.workflows.fleet import Fleet, job_spec, submit
+from tests.workflows.jobs import incidents, node, running, status, until
+from tests.workflows.played_node import now
 
 also_replayed = pytest.mark.parametrize(
     "fleet",

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from temporalio import workflow
 
-from workflows import transitions as transitions_module
-from workflows.delivery import Delivery
-from workflows.messages import GroupTransitions, TransitionKind
-from workflows.node_record import TransitionsCarried
-from workflows.policy.behavior import CURRENT, Behavior
-from workflows.transitions import TransitionBatch
+from perdure.contract import GroupTransitions, TransitionKind
+from perdure.workflows import transitions as transitions_module
+from perdure.workflows.delivery import Delivery
+from perdure.workflows.node_record import TransitionsCarried
+from perdure.workflows.policy.behavior import CURRENT, Behavior
+from perdure.workflows.transitions import TransitionBatch
 
 
 @pytest.fixture(autouse=True)

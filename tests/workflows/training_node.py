@@ -15,11 +15,21 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.config import AgentConfig
-from agent.job_liveness import JobLiveness
-from agent.node import Node
-from agent.process import Agent
-from agent.transport import Destination, TemporalControlPlane
+from perdure.agent.config import AgentConfig
+from perdure.agent.job_liveness import JobLiveness
+from perdure.agent.node import Node
+from perdure.agent.process import Agent
+from perdure.agent.transport import Destination, TemporalControlPlane
+from perdure.contract import (
+    AgentMessage,
+    DatasetAnswer,
+    DatasetRequest,
+    Failure,
+    Heartbeat,
+    NodeRequest,
+    StoreAnswers,
+    StoreRequest,
+)
 from perdure_launcher.protocol import (
     CommandExit,
     EnteredReport,
@@ -30,16 +40,6 @@ from perdure_launcher.protocol import (
     ReadyReport,
 )
 from tests.workflows.played_node import PlayedNode
-from workflows.messages import (
-    AgentMessage,
-    DatasetAnswer,
-    DatasetRequest,
-    Failure,
-    Heartbeat,
-    NodeRequest,
-    StoreAnswers,
-    StoreRequest,
-)
 
 if TYPE_CHECKING:
     from tests.workflows.adverse_site import AdverseSite

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
+from perdure.contract import NodeTransition
 from perdure.spec.job import JobSpec
-from workflows.messages import NodeTransition
-from workflows.policy.events import Event, TimePassed
-from workflows.policy.job import TokenSource, apply_event, decide
-from workflows.policy.state import JobState
+from perdure.workflows.policy.events import Event, TimePassed
+from perdure.workflows.policy.job import TokenSource, apply_event, decide
+from perdure.workflows.policy.state import JobState
 
 _LAST_DROPPED = 300
 

@@ -6,7 +6,7 @@ and signals in the same order. So a change that alters commands for events that 
 
 Rules:
     - One member per release that changes commands. Changes within a release share its member.
-    - `workflows.patching` reads it from the run's history, once, when the run begins.
+    - `perdure.workflows.patching` reads it from the run's history, once, when the run begins.
     - A member is removed when no job that began under it can be open: two minor releases later, said in the notes of
       that release.
 """

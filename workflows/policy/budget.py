@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from workflows.messages import Progress, ProgressSource
+from perdure.contract import Progress, ProgressSource
 
 
 def within_window(times: tuple[datetime, ...], *, now: datetime, window: timedelta) -> tuple[datetime, ...]:

@@ -1,13 +1,13 @@
-"""The part of a job's state that its checkpoints in storage need: see `workflows.policy.checkpoints`."""
+"""The part of a job's state that its checkpoints in storage need: see `perdure.workflows.policy.checkpoints`."""
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
 from typing import Self
 
+from perdure.contract import Commit, Message, RestoreSource
+from perdure.contract.base import ShortText
 from perdure.spec.durations import Duration
-from workflows.messages import Commit, Message, RestoreSource
-from workflows.messages.base import ShortText
 
 
 class StoredParts(Message):
@@ -49,7 +49,7 @@ class LoadedCheckpoint(Message):
 
 
 class CheckpointState(Message):
-    """What is known of the job's checkpoints in storage: see `workflows.policy.checkpoints`."""
+    """What is known of the job's checkpoints in storage: see `perdure.workflows.policy.checkpoints`."""
 
     parts: StoredParts | None = None
     """The checkpoint that is being stored."""
@@ -75,7 +75,7 @@ class CheckpointState(Message):
     failed_at: int = -1
     """The highest reported step at which the job failed by itself."""
     distrusted: tuple[str, ...] = ()
-    """Folders of checkpoints that are not loaded any more: see `workflows.policy.checkpoint_trust`."""
+    """Folders of checkpoints that are not loaded any more: see `perdure.workflows.policy.checkpoint_trust`."""
     inherited: tuple[str, ...] = ()
     """The newest folder of another run from which this run has continued, for each place in the storage."""
     kept_before: int = 0

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from workflows.messages import EvidenceSource, FailureClass, Progress, ProgressSource
-from workflows.policy import incidents
-from workflows.policy.checkpoint_state import LoadedCheckpoint
-from workflows.policy.failures import USERS_OWN
-from workflows.policy.state import JobState
+from perdure.contract import EvidenceSource, FailureClass, Progress, ProgressSource
+from perdure.workflows.policy import incidents
+from perdure.workflows.policy.checkpoint_state import LoadedCheckpoint
+from perdure.workflows.policy.failures import USERS_OWN
+from perdure.workflows.policy.state import JobState
 
 REMEMBERED = 16
 """Distrusted checkpoints that are named to the nodes: more than a job has in its storage."""

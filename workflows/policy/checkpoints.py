@@ -11,9 +11,7 @@ import math
 import re
 from datetime import datetime, timedelta
 
-from perdure.spec.checkpoint import Checkpoint
-from perdure.spec.job import JobSpec
-from workflows.messages import (
+from perdure.contract import (
     CheckpointFacts,
     CheckpointView,
     Commit,
@@ -24,10 +22,12 @@ from workflows.messages import (
     RestoreSource,
     TransitionKind,
 )
-from workflows.policy import checkpoint_trust, claims, incidents, observations
-from workflows.policy.checkpoint_state import CheckpointState, DurableCheckpoint, StoredParts
-from workflows.policy.events import CheckpointRequested, Event
-from workflows.policy.state import JobState, NodeState, Outcome
+from perdure.spec.checkpoint import Checkpoint
+from perdure.spec.job import JobSpec
+from perdure.workflows.policy import checkpoint_trust, claims, incidents, observations
+from perdure.workflows.policy.checkpoint_state import CheckpointState, DurableCheckpoint, StoredParts
+from perdure.workflows.policy.events import CheckpointRequested, Event
+from perdure.workflows.policy.state import JobState, NodeState, Outcome
 
 SHORTEST_INTERVAL = timedelta(seconds=30)
 LONGEST_INTERVAL = timedelta(hours=1)

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from workflows.messages import Failure, FailureKind, RankExit
-from workflows.messages.agents import MOST_EXITS, UNKNOWN_RANK
+from perdure.contract import Failure, FailureKind, RankExit
+from perdure.contract.agents import MOST_EXITS, UNKNOWN_RANK
 
 if TYPE_CHECKING:
     # Agents verify exits without a job's state, and start sooner without its models.
-    from workflows.policy.state import JobState, NodeState
+    from perdure.workflows.policy.state import JobState, NodeState
 
 MOST_AHEAD = 10_000
 """Generations by which a node can be ahead of its job. One that was reset has lost the worlds of its last run, whose

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from workflows.messages.base import Message
-from workflows.messages.datasets import (
+from perdure.contract.base import Message
+from perdure.contract.datasets import (
     PARTITION_SIZE,
     DatasetParameters,
     DatasetView,
@@ -34,7 +34,7 @@ from workflows.messages.datasets import (
     Term,
     UnprocessedSamples,
 )
-from workflows.policy.spans import difference, intersection, size, union
+from perdure.workflows.policy.spans import difference, intersection, size, union
 
 MOST_TRIES = 3
 """Tries of a shard before it is set aside: two repeats tell a bad sample from a storage that failed for a moment."""

@@ -3,8 +3,8 @@ repeated."""
 
 from __future__ import annotations
 
-from workflows.messages import GroupTransitions, NodeTransition
-from workflows.policy.state import JobState, TransitionsTaken
+from perdure.contract import GroupTransitions, NodeTransition
+from perdure.workflows.policy.state import JobState, TransitionsTaken
 
 
 def accept(state: JobState, message: GroupTransitions) -> tuple[JobState, tuple[NodeTransition, ...] | None]:

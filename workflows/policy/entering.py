@@ -3,19 +3,19 @@
 An agent reports a command that does not enter in time (`Node.overdue`). The job does not rely on that report: a little
 later it asks the groups, which send the world to those members again. The answer says which world the node entered
 last; an agent that does not take the command is unresponsive. A member that has entered is never asked for its first
-step, for which `workflows.policy.first_steps` has a limit of its own.
+step, for which `perdure.workflows.policy.first_steps` has a limit of its own.
 """
 
 from __future__ import annotations
 
 from datetime import datetime
 
+from perdure.contract import EvidenceSource, FailureClass
 from perdure.spec.job import JobSpec
-from workflows.messages import EvidenceSource, FailureClass
-from workflows.policy.behavior import Behavior
-from workflows.policy.interruptions import interrupt
-from workflows.policy.reduce import CONTROL_LAG, CONTROL_LAG_GRACE
-from workflows.policy.state import JobState, NodeFailure, NodeState
+from perdure.workflows.policy.behavior import Behavior
+from perdure.workflows.policy.interruptions import interrupt
+from perdure.workflows.policy.reduce import CONTROL_LAG, CONTROL_LAG_GRACE
+from perdure.workflows.policy.state import JobState, NodeFailure, NodeState
 
 
 def entry_deadline(state: JobState, job: JobSpec) -> datetime | None:

@@ -1,8 +1,8 @@
-"""Events that a job receives. `workflows.policy.job.decide` decides on each of them."""
+"""Events that a job receives. `perdure.workflows.policy.job.decide` decides on each of them."""
 
 from __future__ import annotations
 
-from workflows.messages import (
+from perdure.contract import (
     Failure,
     Finished,
     JoinRequest,
@@ -28,7 +28,7 @@ class GroupWoundDown(Message):
 
 
 class TimePassed(Message):
-    """A deadline of `workflows.policy.timers` may have passed."""
+    """A deadline of `perdure.workflows.policy.timers` may have passed."""
 
 
 class ScaleRequested(Message):

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from workflows.messages import EvidenceSource, Failure, FailureClass, FailureKind, RankExit
-from workflows.messages.agents import UNKNOWN_RANK
-from workflows.policy.behavior import CURRENT, Behavior
-from workflows.policy.error_texts import cannot_run, is_collective_timeout, is_out_of_memory, is_peer_lost
-from workflows.policy.state import NodeFailure
+from perdure.contract import EvidenceSource, Failure, FailureClass, FailureKind, RankExit
+from perdure.contract.agents import UNKNOWN_RANK
+from perdure.workflows.policy.behavior import CURRENT, Behavior
+from perdure.workflows.policy.error_texts import cannot_run, is_collective_timeout, is_out_of_memory, is_peer_lost
+from perdure.workflows.policy.state import NodeFailure
 
 _READ_LOGS = "perdure logs {job}{flag}{node} --tail 50"
 _WATCH_NODES = "nothing to do, unless it repeats; perdure nodes {job}{flag}"

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
+from perdure.contract import EvidenceSource, FailureClass, NodeTransition
 from perdure.spec.durations import format_duration
 from perdure.spec.job import JobSpec
-from workflows.messages import EvidenceSource, FailureClass, NodeTransition
-from workflows.policy import incidents
-from workflows.policy.behavior import Behavior
-from workflows.policy.interruptions import interrupt
-from workflows.policy.state import JobState, NodeFailure, NodeState
+from perdure.workflows.policy import incidents
+from perdure.workflows.policy.behavior import Behavior
+from perdure.workflows.policy.interruptions import interrupt
+from perdure.workflows.policy.state import JobState, NodeFailure, NodeState
 
 _MOST_DOUBLINGS = 6
 

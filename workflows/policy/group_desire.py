@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from workflows.messages import (
+from perdure.contract import (
     DesiredNode,
     GroupDesire,
 )
-from workflows.names import group_index
-from workflows.policy import checkpoints, hold_on_failure
-from workflows.policy.state import JobState, NodeState
+from perdure.contract.names import group_index
+from perdure.workflows.policy import checkpoints, hold_on_failure
+from perdure.workflows.policy.state import JobState, NodeState
 
 _OfNode = TypeVar("_OfNode")
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from perdure.contract import JobPhase, NodePhase
 from perdure.spec.job import JobSpec
-from workflows.messages import JobPhase, NodePhase
-from workflows.policy.state import JobState, NodeState
+from perdure.workflows.policy.state import JobState, NodeState
 
 _DEADLINE = 5
 """The exit code of a job that has only reached its deadline."""

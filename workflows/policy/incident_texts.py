@@ -6,8 +6,8 @@ marked as shortened. The workflow's history has the texts that are left out.
 
 from __future__ import annotations
 
-from workflows.messages import Evidence, IncidentView
-from workflows.messages.base import shorten
+from perdure.contract import Evidence, IncidentView
+from perdure.contract.base import shorten
 
 BUDGET = 256 * 1024
 """Bytes of JSON of all incidents. The server rejects an answer to a query of 2 MB, and warns from 512 KB on."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import datetime
 
-from workflows.messages import (
+from perdure.contract import (
     CheckpointFacts,
     Considered,
     Evidence,
@@ -22,10 +22,10 @@ from workflows.messages import (
     RestoreSource,
     Suspect,
 )
-from workflows.messages.base import shorten
-from workflows.policy.incident_texts import within_budget
-from workflows.policy.state import JobState, NodeFailure
-from workflows.policy.suspicion import without
+from perdure.contract.base import shorten
+from perdure.workflows.policy.incident_texts import within_budget
+from perdure.workflows.policy.state import JobState, NodeFailure
+from perdure.workflows.policy.suspicion import without
 
 KEPT_INCIDENTS = 50
 """Incidents that a job keeps and carries through continue-as-new. Older ones are in the workflow's history."""

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from workflows.messages import Evidence, EvidenceSource, FailureClass
-from workflows.policy import incidents
-from workflows.policy.behavior import Behavior
-from workflows.policy.failures import FAILURE_CLASSES, VICTIMS, failed_by_themselves, source_of
-from workflows.policy.state import Interruption, JobState, NodeFailure, NodeState
+from perdure.contract import Evidence, EvidenceSource, FailureClass
+from perdure.workflows.policy import incidents
+from perdure.workflows.policy.behavior import Behavior
+from perdure.workflows.policy.failures import FAILURE_CLASSES, VICTIMS, failed_by_themselves, source_of
+from perdure.workflows.policy.state import Interruption, JobState, NodeFailure, NodeState
 
 
 def interrupt(

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from datetime import datetime
 from uuid import UUID
 
+from perdure.contract import EvidenceSource, FailureClass, JobPhase, LossCause, NodePhase, World
 from perdure.spec.job import JobSpec
 from perdure.spec.recovery import CapacityLoss
-from workflows.messages import EvidenceSource, FailureClass, JobPhase, LossCause, NodePhase, World
-from workflows.policy import (
+from perdure.workflows.policy import (
     checkpoint_trust,
     checkpoints,
     claims,
@@ -31,14 +31,14 @@ from workflows.policy import (
     user_requests,
     waiting,
 )
-from workflows.policy.behavior import Behavior
-from workflows.policy.budget import backoff
-from workflows.policy.events import Event
-from workflows.policy.interruptions import interrupt
-from workflows.policy.recovery import Verdict, decide_repair, record
-from workflows.policy.reduce import reduce
-from workflows.policy.rendezvous import choose_members, form_world, ports_remembered, usable
-from workflows.policy.state import Interruption, JobState, NodeFailure, NodeState, Outcome
+from perdure.workflows.policy.behavior import Behavior
+from perdure.workflows.policy.budget import backoff
+from perdure.workflows.policy.events import Event
+from perdure.workflows.policy.interruptions import interrupt
+from perdure.workflows.policy.recovery import Verdict, decide_repair, record
+from perdure.workflows.policy.reduce import reduce
+from perdure.workflows.policy.rendezvous import choose_members, form_world, ports_remembered, usable
+from perdure.workflows.policy.state import Interruption, JobState, NodeFailure, NodeState, Outcome
 
 TokenSource = Callable[[], UUID]
 """Makes the secrets of new incarnations: `workflow.uuid4`, so that a replay makes the same ones."""

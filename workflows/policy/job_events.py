@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
-from workflows.messages import IncidentView, World
-from workflows.policy.state import JobState
+from perdure.contract import IncidentView, World
+from perdure.workflows.policy.state import JobState
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,7 @@ import shlex
 from datetime import datetime
 from typing import NamedTuple
 
-from perdure.spec.capabilities import CAPABILITIES
-from perdure.spec.job import JobSpec
-from workflows.messages import (
+from perdure.contract import (
     EvidenceSource,
     JoinedMachine,
     JoinRefusal,
@@ -28,10 +26,12 @@ from workflows.messages import (
     Ticket,
     TransitionKind,
 )
-from workflows.policy import stages
-from workflows.policy.events import Event, TicketIssued, TicketRevoked
-from workflows.policy.reduce import reduce
-from workflows.policy.state import Holder, JobState, NodeState
+from perdure.spec.capabilities import CAPABILITIES
+from perdure.spec.job import JobSpec
+from perdure.workflows.policy import stages
+from perdure.workflows.policy.events import Event, TicketIssued, TicketRevoked
+from perdure.workflows.policy.reduce import reduce
+from perdure.workflows.policy.state import Holder, JobState, NodeState
 
 _OPEN_PHASES = (NodePhase.REQUESTED, NodePhase.PENDING, NodePhase.CREATED)
 """Phases in which no agent has reported for the node yet."""

@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from datetime import datetime, timedelta
 
+from perdure.contract import LossCause
 from perdure.spec.capabilities import CAPABILITIES
 from perdure.spec.job import JobSpec
-from workflows.messages import LossCause
-from workflows.policy.state import JobState, MachineLoss, NodeState
+from perdure.workflows.policy.state import JobState, MachineLoss, NodeState
 
 LOSSES = 2
 """Unexplained losses that make a machine suspect; one loss that the machine's own failure explains is enough."""

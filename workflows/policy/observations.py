@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
+from perdure.contract import Considered, Evidence, EvidenceSource, IncidentView, Observation
 from perdure.spec.durations import format_duration
-from workflows.messages import Considered, Evidence, EvidenceSource, IncidentView, Observation
-from workflows.policy.incidents import KEPT_EVIDENCE, KEPT_INCIDENTS
-from workflows.policy.state import JobState, NodeState
+from perdure.workflows.policy.incidents import KEPT_EVIDENCE, KEPT_INCIDENTS
+from perdure.workflows.policy.state import JobState, NodeState
 
 SHORTEST = timedelta(seconds=10)
 """Shorter silences are left out: a restart of an agent or of a worker looks the same."""

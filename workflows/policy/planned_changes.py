@@ -17,11 +17,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 
+from perdure.contract import EvidenceSource, Incarnation, NodeTransition, TransitionKind
 from perdure.spec.job import JobSpec
-from workflows.messages import EvidenceSource, Incarnation, NodeTransition, TransitionKind
-from workflows.policy import checkpoints, incidents
-from workflows.policy.events import Event, RelaunchRequested, SuspendRequested
-from workflows.policy.state import JobState, PostponedChange
+from perdure.workflows.policy import checkpoints, incidents
+from perdure.workflows.policy.events import Event, RelaunchRequested, SuspendRequested
+from perdure.workflows.policy.state import JobState, PostponedChange
 
 
 def postpone(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from perdure.spec.job import JobSpec
-from workflows.messages import (
+from perdure.contract import (
     FailureClass,
     JobPhase,
     JobResult,
@@ -14,10 +13,11 @@ from workflows.messages import (
     NodeView,
     ProgressSource,
 )
-from workflows.names import group_index
-from workflows.policy import checkpoints, first_steps, observations, planned_changes, stages, succession
-from workflows.policy.budget import within_window
-from workflows.policy.state import JobState
+from perdure.contract.names import group_index
+from perdure.spec.job import JobSpec
+from perdure.workflows.policy import checkpoints, first_steps, observations, planned_changes, stages, succession
+from perdure.workflows.policy.budget import within_window
+from perdure.workflows.policy.state import JobState
 
 _WARNED_OF = 8
 """The most nodes for which the same warning is given."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+from perdure.contract import Considered, FailureClass, JobPhase, ProgressSource, Suspect
 from perdure.spec.capabilities import CAPABILITIES
 from perdure.spec.job import JobSpec
 from perdure.spec.recovery import CapacityLoss
-from workflows.messages import Considered, FailureClass, JobPhase, ProgressSource, Suspect
-from workflows.policy import incidents, user_requests
-from workflows.policy.behavior import Behavior
-from workflows.policy.budget import follows, made_progress, within_window
-from workflows.policy.failures import (
+from perdure.workflows.policy import incidents, user_requests
+from perdure.workflows.policy.behavior import Behavior
+from perdure.workflows.policy.budget import follows, made_progress, within_window
+from perdure.workflows.policy.failures import (
     FAILURE_CLASSES,
     NEED_PROGRESS,
     NODE_FAILURES,
@@ -24,9 +24,9 @@ from workflows.policy.failures import (
     failed_by_themselves,
     precedence,
 )
-from workflows.policy.rendezvous import usable
-from workflows.policy.state import Interruption, JobState, NodeFailure, Outcome
-from workflows.policy.suspicion import names, suspected_again, suspects_of
+from perdure.workflows.policy.rendezvous import usable
+from perdure.workflows.policy.state import Interruption, JobState, NodeFailure, Outcome
+from perdure.workflows.policy.suspicion import names, suspected_again, suspects_of
 
 _WORTH_WAITING = timedelta(milliseconds=100)
 

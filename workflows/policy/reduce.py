@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from functools import singledispatch
 
-from workflows.messages import (
+from perdure.contract import (
     AgentMessage,
     EvidenceSource,
     Failure,
@@ -24,17 +24,17 @@ from workflows.messages import (
     ShardsSetAside,
     TransitionKind,
 )
-from workflows.policy import claims, first_steps, incidents, observations, succession
-from workflows.policy.behavior import Behavior
-from workflows.policy.events import Event, GroupAdopted, GroupWoundDown
-from workflows.policy.failures import node_failure, source_of
-from workflows.policy.interruptions import (
+from perdure.workflows.policy import claims, first_steps, incidents, observations, succession
+from perdure.workflows.policy.behavior import Behavior
+from perdure.workflows.policy.events import Event, GroupAdopted, GroupWoundDown
+from perdure.workflows.policy.failures import node_failure, source_of
+from perdure.workflows.policy.interruptions import (
     count_another_try,
     explain_earlier_world,
     interrupt,
     record_command_failure,
 )
-from workflows.policy.state import Interruption, JobState, NodeFailure, NodeState
+from perdure.workflows.policy.state import Interruption, JobState, NodeFailure, NodeState
 
 CONTROL_LAG = timedelta(seconds=5)
 """A report that is older than this on arrival shows that the control plane was unavailable."""
@@ -265,7 +265,7 @@ def _(transition: NodeTransition, state: JobState, now: datetime) -> JobState:
             | TransitionKind.CHECKPOINT_RESTORED
             | TransitionKind.ENDING
         ):
-            # See `workflows.policy.checkpoints` and `workflows.policy.planned_changes`.
+            # See `perdure.workflows.policy.checkpoints` and `perdure.workflows.policy.planned_changes`.
             pass
     return state.with_node(_facts(node, transition))
 

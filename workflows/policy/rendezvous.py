@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
+from perdure.contract import Member, World
 from perdure.spec.network import FEWEST_PORTS, Network, read_ports
-from workflows.messages import Member, World
-from workflows.policy.state import NodeState
+from perdure.workflows.policy.state import NodeState
 
 _PORTS_REMEMBERED = 64
 

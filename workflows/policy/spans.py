@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from workflows.messages.datasets import Span
+from perdure.contract.datasets import Span
 
 Spans = tuple[Span, ...]
 

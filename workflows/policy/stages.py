@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from workflows.messages import JobPhase, NodePhase
-from workflows.policy import incidents
-from workflows.policy.behavior import Behavior
-from workflows.policy.interruptions import record_command_failure
-from workflows.policy.state import Interruption, JobState, NodeState, Outcome
+from perdure.contract import JobPhase, NodePhase
+from perdure.workflows.policy import incidents
+from perdure.workflows.policy.behavior import Behavior
+from perdure.workflows.policy.interruptions import record_command_failure
+from perdure.workflows.policy.state import Interruption, JobState, NodeState, Outcome
 
 _ON_ITS_WAY = (NodePhase.REQUESTED, NodePhase.PENDING, NodePhase.CREATED)
 

@@ -10,8 +10,7 @@ from typing import Self
 
 from pydantic import Field
 
-from perdure.spec.durations import Duration
-from workflows.messages import (
+from perdure.contract import (
     FailureClass,
     Incarnation,
     IncidentView,
@@ -25,10 +24,11 @@ from workflows.messages import (
     UnprocessedSamples,
     World,
 )
-from workflows.messages.base import LogTail, ShortText
-from workflows.policy.behavior import CURRENT, Behavior
-from workflows.policy.checkpoint_state import CheckpointState
-from workflows.policy.events import RelaunchRequested, SuspendRequested
+from perdure.contract.base import LogTail, ShortText
+from perdure.spec.durations import Duration
+from perdure.workflows.policy.behavior import CURRENT, Behavior
+from perdure.workflows.policy.checkpoint_state import CheckpointState
+from perdure.workflows.policy.events import RelaunchRequested, SuspendRequested
 
 
 class NodeFailure(Message):
@@ -207,7 +207,7 @@ class Outcome(Message):
     reason: str
     decided_at: datetime
     held_until: datetime | None = None
-    """The time until which the nodes are kept for inspection: see `workflows.policy.hold_on_failure`."""
+    """The time until which the nodes are kept for inspection: see `perdure.workflows.policy.hold_on_failure`."""
 
 
 class TransitionsTaken(Message):
@@ -220,7 +220,7 @@ class TransitionsTaken(Message):
 
 
 class PostponedChange(Message):
-    """A change that waits until a checkpoint is durable: see `workflows.policy.planned_changes`."""
+    """A change that waits until a checkpoint is durable: see `perdure.workflows.policy.planned_changes`."""
 
     title: str
     """What follows, in words."""
@@ -249,7 +249,7 @@ class PostponedChange(Message):
 
 
 class JobState(Message):
-    """One job. `workflows.policy.job.decide` is the only writer."""
+    """One job. `perdure.workflows.policy.job.decide` is the only writer."""
 
     behavior: Behavior = CURRENT
     """The behavior of the current run, set when a run begins."""
@@ -273,7 +273,7 @@ class JobState(Message):
     world: World | None = None
     world_decided_at: datetime | None = None
     inquiry: int = 0
-    """Times that the job has asked whether members entered their world: see `workflows.policy.entering`."""
+    """Times that the job has asked whether members entered their world: see `perdure.workflows.policy.entering`."""
     inquired_at: datetime | None = None
     interruption: Interruption | None = None
     """Set from the first evidence that the current world is over until the next one is sent out."""
@@ -296,16 +296,17 @@ class JobState(Message):
     incidents: tuple[IncidentView, ...] = ()
     incident_count: int = 0
     leaving: tuple[LeavingNode, ...] = ()
-    """Nodes that must end before the next world is formed: see `workflows.policy.succession`."""
+    """Nodes that must end before the next world is formed: see `perdure.workflows.policy.succession`."""
     losses: tuple[MachineLoss, ...] = ()
     """Losses that speak against machines, in the order in which nodes were replaced: see
-    `workflows.policy.node_avoidance`."""
+    `perdure.workflows.policy.node_avoidance`."""
     restarts: tuple[datetime, ...] = ()
     """Times of restarts that failures caused, within the budget's window."""
     restart_count: int = 0
     """Restarts that failures caused since the job began; nodes lost together or soon after one another count once."""
     first_step: Duration | None = None
-    """The longest time from entering a world to its first step, in this stage: see `workflows.policy.first_steps`."""
+    """The longest time from entering a world to its first step, in this stage: see
+    `perdure.workflows.policy.first_steps`."""
     missed_first_steps: int = 0
     """Worlds in a row that were ended because they made no first step in time."""
     last_failure: FailureClass | None = None
@@ -332,7 +333,7 @@ class JobState(Message):
     first_ranks_before: dict[int, int] = Field(default={})
     """The global ranks of the members' first ranks in the world before this one, by node (slot)."""
     wrong_claims: int = 0
-    """What nodes have reported of ranks or worlds that are not theirs: see `workflows.policy.claims`."""
+    """What nodes have reported of ranks or worlds that are not theirs: see `perdure.workflows.policy.claims`."""
     last_wrong_claim: str = ""
     dropped_events: int = 0
     """Events that could not be decided on: a defect of this release, or a malformed message."""

@@ -16,9 +16,9 @@ from itertools import islice
 
 from pydantic import ConfigDict, Field
 
-from workflows.messages.base import Message, shorten
-from workflows.messages.identity import NodeCredentials
-from workflows.messages.store import StoreAction, StoreAnswer, StoreCall, StoreRequest, StoreView
+from perdure.contract.base import Message, shorten
+from perdure.contract.identity import NodeCredentials
+from perdure.contract.store import StoreAction, StoreAnswer, StoreCall, StoreRequest, StoreView
 
 MOST_KEYS = 10_000
 """Keys and barriers of a generation, or lasting ones."""

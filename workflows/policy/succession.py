@@ -29,11 +29,11 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
+from perdure.contract import NodePhase, NodeTransition, TransitionKind, World
 from perdure.spec.job import JobSpec
-from workflows.messages import NodePhase, NodeTransition, TransitionKind, World
-from workflows.policy import incidents
-from workflows.policy.behavior import Behavior
-from workflows.policy.state import JobState, LeavingNode, NodeState
+from perdure.workflows.policy import incidents
+from perdure.workflows.policy.behavior import Behavior
+from perdure.workflows.policy.state import JobState, LeavingNode, NodeState
 
 
 def drop(state: JobState, node: NodeState, **changes: object) -> NodeState:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import timedelta
 
-from workflows.messages import Member, Suspect
-from workflows.policy.state import Interruption, JobState, NodeState
+from perdure.contract import Member, Suspect
+from perdure.workflows.policy.state import Interruption, JobState, NodeState
 
 _BEFORE_THE_OTHERS = timedelta(seconds=2)
 """By how much earlier than that of another node a last step must have been, to count: agents sample twice a second."""

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from perdure.contract import NodePhase
 from perdure.spec.job import JobSpec
-from workflows.messages import NodePhase
-from workflows.policy import succession
-from workflows.policy.entering import entry_deadline
-from workflows.policy.job import unreachable_deadline
-from workflows.policy.recovery import waits_until
-from workflows.policy.state import JobState
-from workflows.policy.waiting import limit_of
+from perdure.workflows.policy import succession
+from perdure.workflows.policy.entering import entry_deadline
+from perdure.workflows.policy.job import unreachable_deadline
+from perdure.workflows.policy.recovery import waits_until
+from perdure.workflows.policy.state import JobState
+from perdure.workflows.policy.waiting import limit_of
 
 
 def next_deadline(state: JobState, job: JobSpec, now: datetime) -> datetime | None:

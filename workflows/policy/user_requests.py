@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import datetime
 
+from perdure.contract import EvidenceSource, JobPhase, NodePhase, World
 from perdure.spec.job import JobSpec
-from workflows.messages import EvidenceSource, JobPhase, NodePhase, World
-from workflows.policy import hold_on_failure, incidents, planned_changes, succession
-from workflows.policy.events import (
+from perdure.workflows.policy import hold_on_failure, incidents, planned_changes, succession
+from perdure.workflows.policy.events import (
     CancelRequested,
     Event,
     RelaunchRequested,
@@ -21,7 +21,7 @@ from workflows.policy.events import (
     ScaleRequested,
     SuspendRequested,
 )
-from workflows.policy.state import Interruption, JobState, Outcome
+from perdure.workflows.policy.state import Interruption, JobState, Outcome
 
 RULE = 'user/1 "requested by a user"'
 

@@ -14,12 +14,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from perdure.contract import Considered, EvidenceSource, FailureClass, JobPhase, NodePhase
 from perdure.spec.durations import format_duration
 from perdure.spec.job import JobSpec
-from workflows.messages import Considered, EvidenceSource, FailureClass, JobPhase, NodePhase
-from workflows.policy import incidents, succession
-from workflows.policy.rendezvous import usable
-from workflows.policy.state import JobState, NodeState, Outcome
+from perdure.workflows.policy import incidents, succession
+from perdure.workflows.policy.rendezvous import usable
+from perdure.workflows.policy.state import JobState, NodeState, Outcome
 
 _ON_THEIR_WAY = {
     NodePhase.CREATED: "its agent has not reported yet",

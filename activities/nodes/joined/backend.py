@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 
-from workflows.messages import CreatedNode, NodeEvent, NodeRef, NodeRequest, WatchRequest
+from perdure.contract import CreatedNode, NodeEvent, NodeRef, NodeRequest, WatchRequest
 
 
 class JoinedBackend:

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from activities.nodes.local.folders import NodeFolders
-from perdure.state_folder import STATE_VARIABLE
+from perdure.activities.nodes.local.folders import NodeFolders
+from perdure.base.state_folder import STATE_VARIABLE
 
 _PLACES = ("SLURM_PROCID", "JOB_COMPLETION_INDEX", "SKYPILOT_NODE_RANK")
 """Environment variables in which schedulers number their tasks: Slurm, Kubernetes' indexed Jobs (also under JobSet and

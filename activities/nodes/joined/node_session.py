@@ -22,16 +22,16 @@ from pathlib import Path
 import aiohttp
 from pydantic import SecretStr
 
-from activities.nodes.configurations import agent_configuration, launcher_configuration
-from activities.nodes.joined import child
-from activities.nodes.joined.machine import Machine, joined_nodes
-from activities.nodes.local import launch
-from activities.nodes.local.folders import Ending, FolderOwner, NodeFolder, now
-from activities.nodes.local.processes import kill_leftovers
-from agent.config import GatewayConnection
+from perdure.activities.nodes.configurations import agent_configuration, launcher_configuration
+from perdure.activities.nodes.joined import child
+from perdure.activities.nodes.joined.machine import Machine, joined_nodes
+from perdure.activities.nodes.local import launch
+from perdure.activities.nodes.local.folders import Ending, FolderOwner, NodeFolder, now
+from perdure.activities.nodes.local.processes import kill_leftovers
+from perdure.agent.config import GatewayConnection
+from perdure.contract import NodeRequest
 from perdure_launcher.layout import AGENT_SOCKET
 from perdure_training.snapshots.copies import RACK_VARIABLE
-from workflows.messages import NodeRequest
 
 logger = logging.getLogger(__name__)
 
@@ -197,7 +197,7 @@ class NodeSession:
         backoff = launch.agent_backoff()
         while True:
             began = loop.time()
-            self._agent = await self._start("agent", environment, output=output, errors=output)
+            self._agent = await self._start("perdure.agent", environment, output=output, errors=output)
             code = await self._agent.wait()
             logger.warning("the agent exited with %s and is restarted", code)
             await asyncio.sleep(backoff.next_pause(ran=loop.time() - began))

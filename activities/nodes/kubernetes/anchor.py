@@ -11,12 +11,12 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from activities.nodes.backend import NodeRefused
-from activities.nodes.kubernetes.api import KubernetesApi, KubernetesError, Object
-from activities.nodes.kubernetes.gangs import SharedObject
-from activities.nodes.kubernetes.naming import JOB, OURS, UID, is_ours, run_name, selector
-from activities.nodes.kubernetes.workdir import adopt, archive_of
-from workflows.messages import NodeRequest
+from perdure.activities.nodes.backend import NodeRefused
+from perdure.activities.nodes.kubernetes.gangs import SharedObject
+from perdure.activities.nodes.kubernetes.naming import JOB, OURS, UID, is_ours, run_name, selector
+from perdure.activities.nodes.kubernetes.workdir import adopt, archive_of
+from perdure.base.kubernetes import KubernetesApi, KubernetesError, Object
+from perdure.contract import NodeRequest
 
 _REMEMBERED = 10.0
 """Seconds for which an anchor is remembered: long enough to create a thousand nodes at once, too short for a job to be

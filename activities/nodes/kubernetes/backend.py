@@ -18,21 +18,21 @@ from typing import Any, NoReturn
 from pydantic import JsonValue
 from temporalio.client import Client
 
-from activities.nodes.backend import Fact, JobRevoked, NodeNotYet, NodeRefused, RemovalDenied
-from activities.nodes.kubernetes import leftovers, workdir
-from activities.nodes.kubernetes.anchor import Anchors, why_namespace_is_gone
-from activities.nodes.kubernetes.api import Changed, KubernetesApi, KubernetesError, Listed, Removed
-from activities.nodes.kubernetes.facts import event_of, is_held, machine_is_silent
-from activities.nodes.kubernetes.naming import GROUP, INCARNATION, OURS, RANK, ROLE, UID, selector
-from activities.nodes.kubernetes.objects import Pod
-from activities.nodes.kubernetes.pod import BEYOND_GRACE, pod_of
-from activities.nodes.kubernetes.presets import Additions, find_presets, with_preset
-from activities.nodes.kubernetes.room import Room, gpus_of, shortage_of
-from activities.nodes.kubernetes.settings import KubernetesSettings
-from activities.nodes.kubernetes.site_policy import violation_of_namespace
-from activities.nodes.kubernetes.watch import GroupWatch, pods_of
-from activities.runtime import PresetRefused
-from workflows.messages import CreatedNode, GroupRef, NodeEvent, NodeRef, NodeRequest, WatchRequest, WorkdirRequest
+from perdure.activities.nodes.backend import Fact, JobRevoked, NodeNotYet, NodeRefused, RemovalDenied
+from perdure.activities.nodes.kubernetes import leftovers, workdir
+from perdure.activities.nodes.kubernetes.anchor import Anchors, why_namespace_is_gone
+from perdure.activities.nodes.kubernetes.facts import event_of, is_held, machine_is_silent
+from perdure.activities.nodes.kubernetes.naming import GROUP, INCARNATION, OURS, RANK, ROLE, UID, selector
+from perdure.activities.nodes.kubernetes.objects import Pod
+from perdure.activities.nodes.kubernetes.pod import BEYOND_GRACE, pod_of
+from perdure.activities.nodes.kubernetes.presets import Additions, find_presets, with_preset
+from perdure.activities.nodes.kubernetes.room import Room, gpus_of, shortage_of
+from perdure.activities.nodes.kubernetes.settings import KubernetesSettings
+from perdure.activities.nodes.kubernetes.site_policy import violation_of_namespace
+from perdure.activities.nodes.kubernetes.watch import GroupWatch, pods_of
+from perdure.activities.runtime import PresetRefused
+from perdure.base.kubernetes import Changed, KubernetesApi, KubernetesError, Listed, Removed
+from perdure.contract import CreatedNode, GroupRef, NodeEvent, NodeRef, NodeRequest, WatchRequest, WorkdirRequest
 
 logger = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any, Final
 
+from perdure.contract import NodeRequest
 from perdure.spec.roles import Role
 from perdure_training.snapshots.copies import RACK_VARIABLE
-from workflows.messages import NodeRequest
 
 MOUNT: Final = "/perdure-copies"
 VOLUME: Final = "perdure-copies"

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from activities.nodes.containers import TRAINING
-from activities.nodes.kubernetes.objects import ContainerState, Pod, Terminated
-from workflows.messages import LossCause, NodeEvent, NodeEventKind
+from perdure.activities.nodes.containers import TRAINING
+from perdure.activities.nodes.kubernetes.objects import ContainerState, Pod, Terminated
+from perdure.contract import LossCause, NodeEvent, NodeEventKind
 
 
 class Ending(NamedTuple):

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from agent.config import GatewayConnection
-from perdure.credentials.grants import Grant, PodName
-from perdure.credentials.keyring import AUTHORITY, SIGNING_KEYS, KeyringInvalid, read_signing_keys
-from perdure.credentials.names import AUDIENCE
-from workflows.messages import NodeRequest
+from perdure.agent.config import GatewayConnection
+from perdure.base.credentials.grants import Grant, PodName
+from perdure.base.credentials.keyring import AUTHORITY, SIGNING_KEYS, KeyringInvalid, read_signing_keys
+from perdure.base.credentials.names import AUDIENCE
+from perdure.contract import NodeRequest
 
 TOKEN_VOLUME: Final = "perdure-token"
 _TOKEN_FOLDER: Final = Path("/perdure-token")

@@ -17,11 +17,11 @@ from datetime import UTC, datetime, timedelta
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.nodes.kubernetes.api import TRANSIENT, KubernetesApi, KubernetesError, Object
-from activities.nodes.kubernetes.naming import OURS, UID, selector
-from agent.job_liveness import JobLiveness, query_job_liveness
-from perdure.executions import OPEN, list_executions
-from workflows.names import NODE_GROUP, TRAINING_JOB
+from perdure.activities.nodes.kubernetes.naming import OURS, UID, selector
+from perdure.agent.job_liveness import JobLiveness, query_job_liveness
+from perdure.base.executions import OPEN, list_executions
+from perdure.base.kubernetes import TRANSIENT, KubernetesApi, KubernetesError, Object
+from perdure.contract.names import NODE_GROUP, TRAINING_JOB
 
 logger = logging.getLogger(__name__)
 

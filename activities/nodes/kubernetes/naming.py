@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from workflows.names import dns_label
+from perdure.contract.names import dns_label
 
 OURS = {"app.kubernetes.io/managed-by": "perdure"}
 """Labels of every object that the worker makes."""

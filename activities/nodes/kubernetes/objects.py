@@ -7,7 +7,7 @@ from datetime import datetime
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
-from activities.nodes.kubernetes.naming import INCARNATION, RANK
+from perdure.activities.nodes.kubernetes.naming import INCARNATION, RANK
 
 
 class _Part(BaseModel):

@@ -18,22 +18,22 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from activities.nodes.backend import NodeRefused
-from activities.nodes.configurations import agent_configuration, launcher_configuration
-from activities.nodes.containers import SHARED, TRAINING
-from activities.nodes.kubernetes import copies, workdir
-from activities.nodes.kubernetes.facts import NO_PYTHON
-from activities.nodes.kubernetes.gateway import TOKEN_MOUNT, TOKEN_VOLUME, token_volume
-from activities.nodes.kubernetes.merge import merge
-from activities.nodes.kubernetes.naming import GROUP, INCARNATION, JOB, OURS, RANK, ROLE, UID
-from activities.nodes.kubernetes.pod_policy import violations
-from activities.nodes.kubernetes.settings import KubernetesSettings
-from activities.nodes.kubernetes.site_policy import Reserved, SitePolicy
-from activities.nodes.kubernetes.workdir import UNPACKED, archive_of, carry
+from perdure.activities.nodes.backend import NodeRefused
+from perdure.activities.nodes.configurations import agent_configuration, launcher_configuration
+from perdure.activities.nodes.containers import SHARED, TRAINING
+from perdure.activities.nodes.kubernetes import copies, workdir
+from perdure.activities.nodes.kubernetes.facts import NO_PYTHON
+from perdure.activities.nodes.kubernetes.gateway import TOKEN_MOUNT, TOKEN_VOLUME, token_volume
+from perdure.activities.nodes.kubernetes.merge import merge
+from perdure.activities.nodes.kubernetes.naming import GROUP, INCARNATION, JOB, OURS, RANK, ROLE, UID
+from perdure.activities.nodes.kubernetes.pod_policy import violations
+from perdure.activities.nodes.kubernetes.settings import KubernetesSettings
+from perdure.activities.nodes.kubernetes.site_policy import Reserved, SitePolicy
+from perdure.activities.nodes.kubernetes.workdir import UNPACKED, archive_of, carry
+from perdure.contract import NodeRequest
+from perdure.contract.names import group_index
 from perdure.spec.roles import Role
 from perdure_training.snapshots.copies import RACK_VARIABLE
-from workflows.messages import NodeRequest
-from workflows.names import group_index
 
 AGENT = "perdure-agent"
 METRICS_PORT = "perdure-metrics"
@@ -65,7 +65,7 @@ _PRIVATE_LIMIT = "256Mi"
 """Size limit of the agent's private folder: its configuration, and what it has not delivered yet."""
 
 _ADDRESS_LATER = "0.0.0.0"
-"""Placeholder in the configurations until the pod has an address; `agent.prepare` replaces it."""
+"""Placeholder in the configurations until the pod has an address; `perdure.agent.prepare` replaces it."""
 
 _RACK_LABEL = "topology.kubernetes.io/zone"
 """The label of pods that `PERDURE_RACK` has by default. Kubernetes copies it from the pod's machine, from 1.35 on."""
@@ -315,7 +315,7 @@ def _required_fields(request: NodeRequest, role: Role, settings: KubernetesSetti
     }
     prepare: dict[str, Any] = ours | {
         "name": PREPARE,
-        "command": ["python3", "-m", "agent.prepare"],
+        "command": ["python3", "-m", "perdure.agent.prepare"],
         "env": [
             {"name": "PERDURE_PREPARE_SHARED", "value": SHARED},
             {"name": "PERDURE_PREPARE_AGENT", "value": PRIVATE},
@@ -335,7 +335,7 @@ def _required_fields(request: NodeRequest, role: Role, settings: KubernetesSetti
     agent: dict[str, Any] = ours | {
         "name": AGENT,
         "restartPolicy": "Always",
-        "command": ["python3", "-m", "agent"],
+        "command": ["python3", "-m", "perdure.agent"],
         # Without PERDURE_NODE: the launcher's PID names another process in this container.
         "env": [
             {"name": "PERDURE_AGENT_CONFIG", "value": f"{PRIVATE}/agent.json"},

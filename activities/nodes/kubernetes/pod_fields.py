@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
-from activities.nodes.kubernetes import pod_rules as rules
-from activities.nodes.kubernetes.merge import key_of
-from activities.nodes.kubernetes.pod_rules import Rule, granted_by, host_namespace, named_in
+from perdure.activities.nodes.kubernetes import pod_rules as rules
+from perdure.activities.nodes.kubernetes.merge import key_of
+from perdure.activities.nodes.kubernetes.pod_rules import Rule, granted_by, host_namespace, named_in
 
 
 @dataclass(frozen=True, kw_only=True)

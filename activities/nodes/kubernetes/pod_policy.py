@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from activities.nodes.kubernetes.merge import paths
-from activities.nodes.kubernetes.pod_fields import CONTAINER, Found, walk
-from activities.nodes.kubernetes.pod_rules import Scope, is_beneath
-from activities.nodes.kubernetes.site_policy import (
+from perdure.activities.nodes.kubernetes.merge import paths
+from perdure.activities.nodes.kubernetes.pod_fields import CONTAINER, Found, walk
+from perdure.activities.nodes.kubernetes.pod_rules import Scope, is_beneath
+from perdure.activities.nodes.kubernetes.site_policy import (
     AGENT_MOUNTS,
     NEVER_OF_AGENTS,
     Reserved,

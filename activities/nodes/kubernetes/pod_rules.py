@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple, cast
 
-from activities.nodes.kubernetes.resources import amount
-from activities.nodes.kubernetes.site_policy import CONTROL_PLANE, Reserved, SitePolicy, matches, rule_of
-from perdure.credentials.names import AUDIENCE
+from perdure.activities.nodes.kubernetes.resources import amount
+from perdure.activities.nodes.kubernetes.site_policy import CONTROL_PLANE, Reserved, SitePolicy, matches, rule_of
+from perdure.base.credentials.names import AUDIENCE
 from perdure.spec.errors import format_value
 
 

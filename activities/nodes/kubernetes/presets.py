@@ -22,10 +22,10 @@ from typing import Any
 import yaml
 from pydantic import Field, JsonValue, ValidationError, field_validator
 
-from activities.nodes.kubernetes.api import KubernetesApi
-from activities.nodes.kubernetes.merge import merge, paths
-from activities.nodes.kubernetes.site_policy import PolicyAddition
-from activities.runtime import PresetRefused
+from perdure.activities.nodes.kubernetes.merge import merge, paths
+from perdure.activities.nodes.kubernetes.site_policy import PolicyAddition
+from perdure.activities.runtime import PresetRefused
+from perdure.base.kubernetes import KubernetesApi
 from perdure.spec.base import Section
 from perdure.spec.errors import format_path, format_value, unknown_name
 from perdure.spec.fields import Location

@@ -16,11 +16,11 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final
 
-from activities.nodes.backend import NodeNotYet
-from activities.nodes.kubernetes.api import TRANSIENT, KubernetesApi, KubernetesError, Object
-from activities.nodes.kubernetes.naming import OURS, RANK, selector
-from activities.nodes.kubernetes.resources import requests_of
-from activities.nodes.kubernetes.site_policy import SitePolicy, matches
+from perdure.activities.nodes.backend import NodeNotYet
+from perdure.activities.nodes.kubernetes.naming import OURS, RANK, selector
+from perdure.activities.nodes.kubernetes.resources import requests_of
+from perdure.activities.nodes.kubernetes.site_policy import SitePolicy, matches
+from perdure.base.kubernetes import TRANSIENT, KubernetesApi, KubernetesError, Object
 
 LEDGER: Final = "perdure-limits"
 """The ConfigMap with the places of pods that are being created."""

@@ -11,10 +11,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from activities.nodes.kubernetes.gangs import GangAdapter, OneByOne, adapter_of
-from activities.nodes.kubernetes.gateway import GatewayAccess, gateway_of
-from activities.nodes.kubernetes.site_policy import SitePolicy
-from perdure.log_format import FORMAT_VARIABLE
+from perdure.activities.nodes.kubernetes.gangs import GangAdapter, OneByOne, adapter_of
+from perdure.activities.nodes.kubernetes.gateway import GatewayAccess, gateway_of
+from perdure.activities.nodes.kubernetes.site_policy import SitePolicy
+from perdure.base.log_format import FORMAT_VARIABLE
 
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 

@@ -12,13 +12,13 @@ from collections.abc import AsyncGenerator, Iterator
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from activities.nodes.backend import Fact, Revocation
-from activities.nodes.kubernetes.anchor import Anchors
-from activities.nodes.kubernetes.api import TRANSIENT, Change, Changed, KubernetesApi, KubernetesError, Listed, Removed
-from activities.nodes.kubernetes.facts import event_of, is_repeated, processes_ended
-from activities.nodes.kubernetes.naming import GROUP, OURS, ROLE, UID, run_name, selector
-from activities.nodes.kubernetes.objects import OwnerReference, Pod
-from workflows.messages import NodeEvent, NodeEventKind, WatchRequest
+from perdure.activities.nodes.backend import Fact, Revocation
+from perdure.activities.nodes.kubernetes.anchor import Anchors
+from perdure.activities.nodes.kubernetes.facts import event_of, is_repeated, processes_ended
+from perdure.activities.nodes.kubernetes.naming import GROUP, OURS, ROLE, UID, run_name, selector
+from perdure.activities.nodes.kubernetes.objects import OwnerReference, Pod
+from perdure.base.kubernetes import TRANSIENT, Change, Changed, KubernetesApi, KubernetesError, Listed, Removed
+from perdure.contract import NodeEvent, NodeEventKind, WatchRequest
 
 logger = logging.getLogger(__name__)
 

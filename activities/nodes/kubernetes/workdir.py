@@ -11,12 +11,12 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from activities.nodes.backend import NodeRefused
-from activities.nodes.kubernetes.api import KubernetesApi, KubernetesError, Object
-from activities.nodes.kubernetes.naming import OURS, is_ours
+from perdure.activities.nodes.backend import NodeRefused
+from perdure.activities.nodes.kubernetes.naming import OURS, is_ours
+from perdure.base.kubernetes import KubernetesApi, KubernetesError, Object
+from perdure.contract import WorkdirRequest
 from perdure.spec.data import WorkdirArchive
 from perdure.spec.job import JobSpec
-from workflows.messages import WorkdirRequest
 
 UNPACKED = "/perdure/workdir"
 """The command's working directory, in the volume that agent and training container share; it is deleted with the
@@ -41,7 +41,7 @@ def config_maps_of(archive: WorkdirArchive) -> tuple[str, ...]:
 
 
 def carry(archive: WorkdirArchive, *, prepare: dict[str, Any], volumes: list[dict[str, Any]]) -> None:
-    """Mounts the archive in a pod's init container, which unpacks it (`agent.workdir`)."""
+    """Mounts the archive in a pod's init container, which unpacks it (`perdure.agent.workdir`)."""
     sources = [
         {"configMap": {"name": name, "items": [{"key": _KEY, "path": f"{index:04}"}]}}
         for index, name in enumerate(config_maps_of(archive)[1:])

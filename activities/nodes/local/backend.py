@@ -13,13 +13,13 @@ from pathlib import Path
 
 from temporalio.client import Client
 
-from activities.nodes.local import launch, retention
-from activities.nodes.local.folders import NodeFolders, now
-from activities.nodes.local.keeper import NodeKeeper
-from activities.nodes.local.scrape import node_metrics
-from activities.nodes.local.watch import GroupWatch, gone_event, node_event
-from perdure.state_folder import default_path
-from workflows.messages import CreatedNode, NodeEvent, NodeEventKind, NodeRef, NodeRequest, WatchRequest
+from perdure.activities.nodes.local import launch, retention
+from perdure.activities.nodes.local.folders import NodeFolders, now
+from perdure.activities.nodes.local.keeper import NodeKeeper
+from perdure.activities.nodes.local.scrape import node_metrics
+from perdure.activities.nodes.local.watch import GroupWatch, gone_event, node_event
+from perdure.base.state_folder import default_path
+from perdure.contract import CreatedNode, NodeEvent, NodeEventKind, NodeRef, NodeRequest, WatchRequest
 
 
 class LocalBackend:

@@ -30,11 +30,11 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from activities.nodes.local.processes import ProcessIdentity
-from perdure.files import read_record, write_private_file
+from perdure.activities.nodes.local.processes import ProcessIdentity
+from perdure.base.files import read_record, write_private_file
+from perdure.contract import NodeId, NodeRequest
 from perdure.spec.durations import parse_duration
 from perdure_launcher import layout
-from workflows.messages import NodeId, NodeRequest
 
 DEFAULT_RETENTION = timedelta(days=7)
 """Default retention: how long the folders of a job outlive it if the state folder does not configure that."""

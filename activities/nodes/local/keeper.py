@@ -9,10 +9,10 @@ import logging
 from collections.abc import Mapping
 from datetime import timedelta
 
-from activities.nodes.local import launch
-from activities.nodes.local.folders import Ending, FolderOwner, NodeFolder, NodeFolders, now
-from activities.nodes.local.processes import kill_leftovers
-from workflows.messages import NodeRequest
+from perdure.activities.nodes.local import launch
+from perdure.activities.nodes.local.folders import Ending, FolderOwner, NodeFolder, NodeFolders, now
+from perdure.activities.nodes.local.processes import kill_leftovers
+from perdure.contract import NodeRequest
 
 logger = logging.getLogger(__name__)
 

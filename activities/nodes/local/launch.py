@@ -10,17 +10,17 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import agent
-from activities.nodes.backend import NodeRefused
-from activities.nodes.configurations import agent_configuration, launcher_configuration
-from activities.nodes.local import spawn
-from activities.nodes.local.folders import FolderOwner, NodeFolder
-from agent.config import CONFIG_VARIABLE as AGENT_CONFIG_VARIABLE
-from perdure.backoff import Backoff
-from perdure.errors import SecretUnavailable
-from perdure.log_format import FORMAT_VARIABLE, configured_format
-from perdure.secret_store import SecretStore
-from workflows.messages import NodeRequest
+import perdure.base
+from perdure.activities.nodes.backend import NodeRefused
+from perdure.activities.nodes.configurations import agent_configuration, launcher_configuration
+from perdure.activities.nodes.local import spawn
+from perdure.activities.nodes.local.folders import FolderOwner, NodeFolder
+from perdure.agent.config import CONFIG_VARIABLE as AGENT_CONFIG_VARIABLE
+from perdure.base.backoff import Backoff
+from perdure.base.errors import SecretUnavailable
+from perdure.base.log_format import FORMAT_VARIABLE, configured_format
+from perdure.base.secret_store import SecretStore
+from perdure.contract import NodeRequest
 
 ADDRESS = "127.0.0.1"
 _SPAWN_TIMEOUT = 60.0
@@ -116,7 +116,7 @@ def start_agent(folder: NodeFolder, record: FolderOwner, connection: Mapping[str
         folder.agent_file,
         output=folder.path / "agent.out",
         directory=folder.path,
-        module="agent",
+        module="perdure.agent",
         environment=agent_environment(folder, record, connection),
     )
 
@@ -147,8 +147,8 @@ def agent_environment(folder: NodeFolder, record: FolderOwner, connection: Mappi
     environment = common_environment(folder, record) | dict(connection)
     environment[AGENT_CONFIG_VARIABLE] = str(folder.path / "agent.json")
     environment[FORMAT_VARIABLE] = configured_format()
-    # Perdure's packages come before packages of the same names on a user's PYTHONPATH.
-    home = str(Path(next(iter(agent.__path__))).parent)
+    # Perdure comes before a package of its name on a user's PYTHONPATH.
+    home = str(Path(perdure.base.__path__[0]).parents[1])
     inherited = environment.get("PYTHONPATH")
     environment["PYTHONPATH"] = os.pathsep.join([home, inherited]) if inherited else home
     return environment

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from activities.nodes.local.spawn import boot_id, started_ticks
-from perdure.files import read_record
+from perdure.activities.nodes.local.spawn import boot_id, started_ticks
+from perdure.base.files import read_record
 
 _ROUNDS = 200
 """Maximum number of searches for leftover processes: the next search finds a process that forked during one."""

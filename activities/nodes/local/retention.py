@@ -13,9 +13,9 @@ from datetime import datetime, timedelta
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.nodes.local.folders import NodeFolder, NodeFolders, now
-from perdure.executions import describe
-from workflows.names import uid_of
+from perdure.activities.nodes.local.folders import NodeFolder, NodeFolders, now
+from perdure.base.executions import describe
+from perdure.contract.names import uid_of
 
 logger = logging.getLogger(__name__)
 

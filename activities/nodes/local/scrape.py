@@ -12,7 +12,7 @@ from typing import Final
 
 import aiohttp
 
-from activities.nodes.local.folders import NodeFolder, NodeFolders
+from perdure.activities.nodes.local.folders import NodeFolder, NodeFolders
 from perdure_launcher.layout import AGENT_SOCKET
 
 logger = logging.getLogger(__name__)

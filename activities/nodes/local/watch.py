@@ -8,12 +8,12 @@ import logging
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 
-from activities.nodes.local.folders import Ending, FolderOwner, NodeFolder, NodeFolders, now
-from activities.nodes.local.keeper import NodeKeeper
-from activities.nodes.local.launch import agent_backoff
-from activities.nodes.local.processes import ProcessIdentity
-from workflows.messages import NodeEvent, NodeEventKind, WatchRequest
-from workflows.names import group_index
+from perdure.activities.nodes.local.folders import Ending, FolderOwner, NodeFolder, NodeFolders, now
+from perdure.activities.nodes.local.keeper import NodeKeeper
+from perdure.activities.nodes.local.launch import agent_backoff
+from perdure.activities.nodes.local.processes import ProcessIdentity
+from perdure.contract import NodeEvent, NodeEventKind, WatchRequest
+from perdure.contract.names import group_index
 
 logger = logging.getLogger(__name__)
 

@@ -9,11 +9,11 @@ from uuid import uuid4
 
 from temporalio.client import WorkflowFailureError
 
+from perdure.base.errors import LogsUnavailable, PerdureError
 from perdure.client.error_mapping import map_errors
 from perdure.client.logs.lines import Lines, PrintedLine
-from perdure.errors import LogsUnavailable, PerdureError
-from workflows.messages import LogChunk, LogPosition, NodeId, ReadLog
-from workflows.names import READ_NODE_LOG, log_workflow_id
+from perdure.contract import LogChunk, LogPosition, NodeId, ReadLog
+from perdure.contract.names import READ_NODE_LOG, log_workflow_id
 
 if TYPE_CHECKING:
     from perdure.client.client import Client

@@ -10,8 +10,8 @@ from collections.abc import AsyncGenerator, Sequence
 from datetime import datetime
 from typing import Any
 
+from perdure.base.errors import LogsUnavailable
 from perdure.client.logs.lines import Lines, PrintedLine
-from perdure.errors import LogsUnavailable
 
 
 class CopiedLog:

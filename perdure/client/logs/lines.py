@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from workflows.messages import LONGEST_LINE
+from perdure.contract import LONGEST_LINE
 
 
 class PrintedLine(NamedTuple):

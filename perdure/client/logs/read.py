@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from perdure.base.errors import ControlPlaneUnreachable, LogsUnavailable, PerdureError
 from perdure.client.local_nodes import nodes_here
 from perdure.client.logs.agents import AgentLog, Ask, ask_agent
 from perdure.client.logs.copies import CopiedLog
@@ -19,10 +20,9 @@ from perdure.client.logs.files import FileLog
 from perdure.client.logs.lines import PrintedLine
 from perdure.client.logs.order import merge_by_time
 from perdure.client.views import FINAL_PHASES, View
-from perdure.errors import ControlPlaneUnreachable, LogsUnavailable, PerdureError
+from perdure.contract import JobStatus, NodeId, NodePhase, NodeView
+from perdure.contract.names import job_workflow_id
 from perdure.spec.job import Backend
-from workflows.messages import JobStatus, NodeId, NodePhase, NodeView
-from workflows.names import job_workflow_id
 
 if TYPE_CHECKING:
     from perdure.client.client import Client

@@ -72,7 +72,7 @@ def others() -> set[str]:
             command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         except OSError:
             continue
-        if "-m agent" in command:
+        if "-m perdure.agent" in command:
             commands.add(command)
     return commands
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from activities.nodes.backend import NodeRefused
-from activities.nodes.kubernetes import KubernetesBackend
-from activities.nodes.kubernetes.api import KubernetesError, Object
+from perdure.activities.nodes.backend import NodeRefused
+from perdure.activities.nodes.kubernetes import KubernetesBackend
+from perdure.base.kubernetes import KubernetesError, Object
+from perdure.contract import GroupRef, NodeEvent, WorkdirRequest
 from perdure.spec.data import Workdir, WorkdirArchive
 from perdure.spec.job import Backend
 from scripts.cluster.images import BARE_IMAGE
 from tests.kubernetes.conftest import backend
 from tests.kubernetes.pods import PodJob
-from workflows.messages import GroupRef, NodeEvent, WorkdirRequest
 
 __all__ = ["backend"]
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from activities.nodes.kubernetes.site_policy import SitePolicy
+from perdure.activities.nodes.kubernetes.site_policy import SitePolicy
+from perdure.contract import JobPhase
 from scripts.cluster.cluster import Cluster
 from tests.kubernetes.pods import PodJob, TestCluster
 from tests.kubernetes.site import perdure, start
 from tests.support.waiting import eventually
-from workflows.messages import JobPhase
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.long("cluster-faults")]
 

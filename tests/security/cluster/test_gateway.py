@@ -20,11 +20,12 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from activities.nodes.kubernetes.api import KubernetesApi
+from perdure.base.credentials.names import AUDIENCE, GRANT_HEADER, TOKEN_HEADER
+from perdure.base.encryption.keys import KEYS_FILE_VARIABLE, create_keys
+from perdure.base.kubernetes import KubernetesApi
 from perdure.client.client import Client
 from perdure.client.connection import Endpoint
-from perdure.credentials.names import AUDIENCE, GRANT_HEADER, TOKEN_HEADER
-from perdure.encryption.keys import KEYS_FILE_VARIABLE, create_keys
+from perdure.contract import JobPhase
 from scripts.cluster.certificates import Certificates
 from scripts.cluster.host_programs import SITE_POLICY, with_host_programs
 from scripts.cluster.images import BARE_IMAGE
@@ -37,7 +38,6 @@ from tests.support.temporal_server import dev_server
 from tests.support.waiting import eventually
 from tests.system.joined import machines
 from tests.system.site import SCRIPT, Job
-from workflows.messages import JobPhase
 
 __all__ = ["results"]
 
@@ -359,7 +359,7 @@ async def describe(config: dict[str, Any], headers: tuple[tuple[str, str], ...])
     from temporalio.api.common.v1 import WorkflowExecution
     from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionRequest
 
-    from perdure.credentials.names import GATEWAY_NAME
+    from perdure.base.credentials.names import GATEWAY_NAME
     from perdure.gateway.calls import SERVICE
 
     connection = config["gateway"]

@@ -7,11 +7,11 @@ from contextlib import aclosing
 
 import pytest
 
-from activities.nodes.kubernetes.api import KubernetesError
-from activities.nodes.kubernetes.site_policy import SitePolicy
+from perdure.activities.nodes.kubernetes.site_policy import SitePolicy
+from perdure.base.kubernetes import KubernetesError
+from perdure.contract import JobPhase
 from tests.kubernetes.pods import PodJob, TestCluster
 from tests.kubernetes.site import perdure
-from workflows.messages import JobPhase
 
 PROBE = """
 set -u

@@ -8,11 +8,11 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-from activities.nodes.kubernetes.site_policy import SitePolicy
+from perdure.activities.nodes.kubernetes.site_policy import SitePolicy
+from perdure.contract import JobPhase
 from tests.kubernetes.pods import PodJob, TestCluster
 from tests.kubernetes.site import perdure
 from tests.support.waiting import eventually
-from workflows.messages import JobPhase
 
 ROUNDS = 12
 """Twice as many as there are traps: each of them takes the place of each file at least once."""

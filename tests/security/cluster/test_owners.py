@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from temporalio.client import Client as TemporalClient
 
-from activities.nodes.kubernetes.api import KubernetesApi, KubernetesError
+from perdure.base.kubernetes import KubernetesApi, KubernetesError
 from perdure.client.client import Client
 from perdure.operator.resource import TrainingJobResource, collection
 from scripts.cluster.cluster import Cluster

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from activities.nodes.kubernetes import KubernetesSettings
-from activities.nodes.kubernetes.pod import pod_of
-from activities.nodes.kubernetes.pod_fields import POD_TEMPLATE, Fields
+from perdure.activities.nodes.kubernetes import KubernetesSettings
+from perdure.activities.nodes.kubernetes.pod import pod_of
+from perdure.activities.nodes.kubernetes.pod_fields import POD_TEMPLATE, Fields
 from tests.kubernetes.pods import PodJob
 
 Schemas = dict[str, Any]

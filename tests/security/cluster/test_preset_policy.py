@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from activities.nodes.backend import NodeRefused
-from activities.nodes.kubernetes import KubernetesBackend, KubernetesSettings
-from activities.nodes.kubernetes.site_policy import SitePolicy
+from perdure.activities.nodes.backend import NodeRefused
+from perdure.activities.nodes.kubernetes import KubernetesBackend, KubernetesSettings
+from perdure.activities.nodes.kubernetes.site_policy import SitePolicy
 from scripts.cluster.images import BARE_IMAGE
 from tests.kubernetes.pods import PodJob, TestCluster, job_in_a_namespace
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from activities.nodes.backend import NodeNotYet, NodeRefused
-from activities.nodes.kubernetes import KubernetesBackend, KubernetesSettings
-from activities.nodes.kubernetes.site_policy import SitePolicy
+from perdure.activities.nodes.backend import NodeNotYet, NodeRefused
+from perdure.activities.nodes.kubernetes import KubernetesBackend, KubernetesSettings
+from perdure.activities.nodes.kubernetes.site_policy import SitePolicy
 from perdure.client.client import Client
+from perdure.contract import JobPhase, JobResult
+from perdure.contract.names import WORKER_TASK_QUEUE, job_workflow_id
 from scripts.cluster.host_programs import SITE_POLICY
 from tests.kubernetes.pods import PodJob, TestCluster, role
 from tests.kubernetes.site import perdure
 from tests.support.temporal_server import DevServer
-from workflows.messages import JobPhase, JobResult
-from workflows.names import WORKER_TASK_QUEUE, job_workflow_id
 
 ESCAPE = {
     "spec": {

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from activities.nodes.kubernetes.gangs.adapter import GangAdapter, OneByOne, SharedObject
-from activities.nodes.kubernetes.gangs.coscheduling import Coscheduling
-from activities.nodes.kubernetes.gangs.kueue import Kueue
-from activities.nodes.kubernetes.gangs.volcano import Volcano
-from activities.nodes.kubernetes.gangs.workload import Workload
+from perdure.activities.nodes.kubernetes.gangs.adapter import GangAdapter, OneByOne, SharedObject
+from perdure.activities.nodes.kubernetes.gangs.coscheduling import Coscheduling
+from perdure.activities.nodes.kubernetes.gangs.kueue import Kueue
+from perdure.activities.nodes.kubernetes.gangs.volcano import Volcano
+from perdure.activities.nodes.kubernetes.gangs.workload import Workload
 
 __all__ = ["SYSTEMS", "GangAdapter", "OneByOne", "SharedObject", "adapter_of"]
 

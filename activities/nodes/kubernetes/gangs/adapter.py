@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from activities.nodes.kubernetes.objects import Pod
+from perdure.activities.nodes.kubernetes.objects import Pod
+from perdure.contract import NodeRequest
 from perdure.spec.job import JobSpec
-from workflows.messages import NodeRequest
 
 
 class SharedObject(NamedTuple):

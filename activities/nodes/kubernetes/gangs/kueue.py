@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from activities.nodes.kubernetes.gangs.adapter import OneByOne, queue_label
-from activities.nodes.kubernetes.objects import Pod
+from perdure.activities.nodes.kubernetes.gangs.adapter import OneByOne, queue_label
+from perdure.activities.nodes.kubernetes.objects import Pod
+from perdure.contract import NodeRequest
+from perdure.contract.names import dns_label
 from perdure.spec.roles import NodeCount
-from workflows.messages import NodeRequest
-from workflows.names import dns_label
 
 GATE = "kueue.x-k8s.io/admission"
 FINALIZER = "kueue.x-k8s.io/managed"

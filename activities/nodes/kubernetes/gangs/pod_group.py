@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from activities.nodes.kubernetes.gangs.adapter import SharedObject
-from activities.nodes.kubernetes.naming import run_name
-from activities.nodes.kubernetes.resources import requests_of
-from workflows.messages import NodeRequest
+from perdure.activities.nodes.kubernetes.gangs.adapter import SharedObject
+from perdure.activities.nodes.kubernetes.naming import run_name
+from perdure.activities.nodes.kubernetes.resources import requests_of
+from perdure.contract import NodeRequest
 
 
 def group_name(request: NodeRequest) -> str:

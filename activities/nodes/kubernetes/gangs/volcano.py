@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from activities.nodes.kubernetes.gangs.adapter import OneByOne, SharedObject
-from activities.nodes.kubernetes.gangs.pod_group import group_name, minimum_resources, pod_group
-from workflows.messages import NodeRequest
+from perdure.activities.nodes.kubernetes.gangs.adapter import OneByOne, SharedObject
+from perdure.activities.nodes.kubernetes.gangs.pod_group import group_name, minimum_resources, pod_group
+from perdure.contract import NodeRequest
 
 
 class Volcano(OneByOne):

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from activities.nodes.kubernetes.gangs.adapter import OneByOne, SharedObject, queue_label
-from activities.nodes.kubernetes.gangs.pod_group import group_name, pod_group
-from workflows.messages import NodeRequest
+from perdure.activities.nodes.kubernetes.gangs.adapter import OneByOne, SharedObject, queue_label
+from perdure.activities.nodes.kubernetes.gangs.pod_group import group_name, pod_group
+from perdure.contract import NodeRequest
 
 
 class Workload(OneByOne):

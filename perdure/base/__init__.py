@@ -1,0 +1,1 @@
+"""What every part of Perdure may use: it imports nothing above it."""

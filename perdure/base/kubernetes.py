@@ -1,0 +1,391 @@
+"""Client of the Kubernetes API server: requests with retries, and lists that are watched indefinitely.
+
+The official client authenticates and connects; objects stay plain JSON, because its typed models know the fields of
+one Kubernetes release only and would drop other fields of users' `pod_template`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.metadata
+import json
+import logging
+import os
+import random
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self, cast
+from urllib.request import getproxies
+
+import aiohttp
+from kubernetes.aio import config as kubernetes_config
+from kubernetes.aio.client.api_client import ApiClient
+from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.utils import Backoff as RequestBackoff
+from kubernetes.aio.utils import on_retry_after_error
+from pydantic_core import from_json
+
+from perdure.base.backoff import Backoff
+
+logger = logging.getLogger(__name__)
+
+Object = dict[str, Any]
+"""A Kubernetes object, as JSON."""
+
+_REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=30, sock_connect=5)
+_WATCH_SECONDS = 300
+"""Seconds for which the server keeps a watch open; bookmarks arrive about every minute."""
+_WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=150)
+"""Read timeout of a watch: a connection that is silent for longer was cut without notice."""
+_RETRIES = RequestBackoff(steps=6, duration=0.2, factor=2.0, jitter=0.5)
+"""Six attempts in about eight seconds, or as the server's Retry-After says; after that Temporal retries the
+activity."""
+_FIRST_PAUSE = 0.2
+_LONGEST_PAUSE = 10.0
+_REFUSAL_IS_FINAL = 5.0
+"""Seconds for which a watch is retried that the server refuses as unauthorized; other requests follow `_RETRIES`."""
+_PATH = re.compile(r"(/[A-Za-z0-9][-A-Za-z0-9._:]*)+")
+"""Paths of the API. Names in them come from requests: none may lead to another object, as `..` and `?` would."""
+TRANSIENT = (aiohttp.ClientError, TimeoutError, ConnectionError)
+"""Errors of the connection to the API server: the same request may succeed later."""
+
+
+class KubernetesError(Exception):
+    """The API server refused a request."""
+
+    def __init__(
+        self,
+        status: int,
+        reason: str,
+        message: str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        causes: Iterable[str] = (),
+        fields: Iterable[str] = (),
+    ) -> None:
+        super().__init__(f"{message or reason} ({status})")
+        self.status = status
+        """The HTTP status."""
+        self.reason = reason
+        """The machine-readable reason, such as `AlreadyExists`."""
+        self.message = message
+        self.headers = headers or {}
+        self.causes = frozenset(causes)
+        """Machine-readable details of the reason, such as `NamespaceTerminating` of a `Forbidden`."""
+        self.fields = frozenset(fields)
+        """Paths of the object's fields that are invalid."""
+
+    @property
+    def transient(self) -> bool:
+        """Whether the same request may succeed later."""
+        return self.status == 429 or self.status >= 500
+
+    @property
+    def invalid(self) -> bool:
+        """Whether the object is wrong by itself: no rule, quota or permission of the cluster must change for this
+        answer, only the object. Admission policies and webhooks may answer with the same statuses: policies name no
+        field, and the server names the webhook first."""
+        if self.message.startswith("admission webhook"):
+            return False
+        return self.status == 400 or (self.status == 422 and bool(self.fields))
+
+    @property
+    def denied(self) -> bool:
+        """Whether a permission or an admission rule denies the request, which an administrator may change."""
+        return self.status in (400, 401, 403, 422) and not self.invalid
+
+    @property
+    def quota_exceeded(self) -> bool:
+        """Whether a quota refuses the request; it may succeed when another pod ends."""
+        return self.status == 403 and "exceeded quota" in self.message
+
+    @property
+    def unauthorized(self) -> bool:
+        """Whether the caller lacks the right, or seems to: while an API server starts, it also refuses authorized
+        callers until it has read the cluster's roles and accounts."""
+        admission = self.quota_exceeded or "NamespaceTerminating" in self.causes
+        return self.status in (401, 403) and not admission
+
+
+@dataclass(frozen=True)
+class Listed:
+    """All objects that exist now. Objects that were listed before and are missing here have been removed."""
+
+    objects: tuple[Object, ...]
+
+
+@dataclass(frozen=True)
+class Changed:
+    """An object that is new or different."""
+
+    object: Object
+
+
+@dataclass(frozen=True)
+class Removed:
+    """An object that has been removed, in its last state."""
+
+    object: Object
+
+
+Change = Listed | Changed | Removed
+
+
+class KubernetesApi:
+    """A client of one cluster's API server, for one event loop."""
+
+    def __init__(self, configuration: Configuration, *, part: str = "perdure") -> None:
+        """Creates a client.
+
+        Args:
+            configuration: The API server and the credentials.
+            part: The name of this part of Perdure in audit logs, and in `managedFields` of objects that it writes.
+        """
+        configuration.connection_pool_maxsize = 0  # Without limit: every watch holds a connection.
+        # If no proxy is set, looking for one would make each request search for the user's netrc.
+        cast("Any", configuration).client_session_kwargs = {"trust_env": bool(getproxies())}
+        self._client: Any = ApiClient(configuration)
+        # The API server takes the field manager's name from what is before the slash.
+        self._client.user_agent = f"{part}/{importlib.metadata.version('perdure')}"
+
+    @classmethod
+    async def connect(cls, kubeconfig: str | None = None, *, part: str = "perdure") -> Self:
+        """Connects to a cluster: that of a kubeconfig (given, or in `KUBECONFIG`), else the one that this process is a
+        pod of, else that of the user's own kubeconfig.
+
+        Raises:
+            OSError: if the kubeconfig cannot be read.
+        """
+        configuration = Configuration()
+        named = kubeconfig or os.environ.get("KUBECONFIG")
+        load = cast("Any", kubernetes_config)
+        if named is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+            load.load_incluster_config(client_configuration=configuration)
+        else:
+            await load.load_kube_config(config_file=named, client_configuration=configuration)
+        return cls(configuration, part=part)
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def get(self, path: str) -> Object | None:
+        """Returns the object; None if it does not exist.
+
+        Raises:
+            KubernetesError: if it is refused.
+        """
+        try:
+            return await self._request("GET", path)
+        except _Absent:
+            return None
+
+    async def list(self, path: str, *, labels: str = "", limit: int | None = None) -> list[Object]:
+        """Returns the objects of a collection that have these labels."""
+        query = {"labelSelector": labels} | ({"limit": str(limit)} if limit else {})
+        return (await self._request("GET", path, query=query))["items"]
+
+    async def create(self, path: str, content: Object, *, dry_run: bool = False, strict: bool = False) -> Object:
+        """Creates the object in the collection.
+
+        Args:
+            path: the collection's path.
+            content: the object.
+            dry_run: only check whether the server would create it.
+            strict: refuse fields that the server does not know, rather than leaving them out.
+
+        Raises:
+            KubernetesError: if it is refused; 409 also if an earlier attempt of this call has created it.
+        """
+        query = ({"dryRun": "All"} if dry_run else {}) | ({"fieldValidation": "Strict"} if strict else {})
+        return await self._request("POST", path, query=query, content=content)
+
+    async def patch(
+        self, path: str, content: Object, *, strategic: bool = False, dry_run: bool = False
+    ) -> Object | None:
+        """Merges the content into the object; returns None if it does not exist. A `resourceVersion` or `uid` in the
+        content's metadata must be the object's.
+
+        Args:
+            path: the object's.
+            content: the fields to change; None removes a field.
+            strategic: merge lists by their items' names and follow directives, which only built-in kinds support.
+            dry_run: only return the object as it would be.
+
+        Raises:
+            KubernetesError: if it is refused; 409 where the object is another one.
+        """
+        kind = f"application/{'strategic-' if strategic else ''}merge-patch+json"
+        try:
+            query = {"dryRun": "All"} if dry_run else {}
+            return await self._request("PATCH", path, query=query, content=content, content_type=kind)
+        except _Absent:
+            return None
+
+    async def delete(self, path: str, *, grace: int | None = None, uid: str = "") -> Object | None:
+        """Requests the object's deletion. Returns the server's response; None if the object does not exist.
+
+        Args:
+            path: the object's.
+            grace: seconds for a pod's processes to end; None for the pod's own setting.
+            uid: the object's uid, to keep an object that was created again under its name.
+
+        Raises:
+            KubernetesError: if it is refused; 409 where the object is another one.
+        """
+        content: Object = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
+        if grace is not None:
+            content["gracePeriodSeconds"] = grace
+        if uid:
+            content["preconditions"] = {"uid": uid}
+        try:
+            return await self._request("DELETE", path, content=content)
+        except _Absent:
+            return None
+
+    async def follow(self, path: str, *, labels: str = "", fields: str = "") -> AsyncGenerator[Change]:
+        """Yields all objects, then every change, across outages of the server and expired versions.
+
+        Raises:
+            KubernetesError: if the server refuses permanently: the collection does not exist or may not be read.
+        """
+        query = {"labelSelector": labels, "fieldSelector": fields}
+        query = {name: value for name, value in query.items() if value}
+        version = ""
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+        loop = asyncio.get_running_loop()
+        refused_since: float | None = None
+        while True:
+            watching = bool(version)
+            try:
+                if not watching:
+                    listed = await self._request("GET", path, query=query)
+                    version = listed["metadata"]["resourceVersion"]
+                    yield Listed(tuple(listed["items"]))
+                    watching = True
+                async with contextlib.aclosing(self._watch(path, query, version)) as events:
+                    async for kind, thing in events:
+                        version = thing["metadata"]["resourceVersion"]
+                        refused_since = None
+                        backoff.reset()
+                        if kind == "DELETED":
+                            yield Removed(thing)
+                        elif kind != "BOOKMARK":
+                            yield Changed(thing)
+            except KubernetesError as error:
+                if error.status == 410:
+                    # The server no longer has the changes since this version: list again.
+                    logger.info("%s: version %s has expired, listing again", path, version)
+                    version = ""
+                elif error.unauthorized and watching:
+                    refused_since = refused_since or loop.time()
+                    if loop.time() - refused_since > _REFUSAL_IS_FINAL:
+                        raise
+                    await _pause(backoff, path, error)
+                elif not error.transient:
+                    raise
+                else:
+                    await _pause(backoff, path, error)
+            except TRANSIENT as error:
+                await _pause(backoff, path, error)
+
+    async def _watch(self, path: str, query: Mapping[str, str], version: str) -> AsyncGenerator[tuple[str, Object]]:
+        seconds = str(int(_WATCH_SECONDS * random.uniform(0.8, 1.2)))
+        watching = {"watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": seconds, "resourceVersion": version}
+        response = await self._send("GET", path, {**query, **watching}, None, patience=_WATCH_TIMEOUT)
+        try:
+            async for line in _lines(response):
+                event = from_json(line)
+                if event["type"] == "ERROR":
+                    raise _error(event["object"])
+                yield event["type"], event["object"]
+        finally:
+            response.close()
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        content: Object | None = None,
+        content_type: str = "application/json",
+    ) -> Object:
+        async def once() -> Object:
+            response = await self._send(method, path, query or {}, content, content_type=content_type)
+            return from_json(await response.read())
+
+        def again(error: Exception) -> bool:
+            if isinstance(error, KubernetesError):
+                return error.transient or error.unauthorized
+            return isinstance(error, TRANSIENT)
+
+        return await on_retry_after_error(_RETRIES, again, once)
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        content: Object | None,
+        *,
+        content_type: str = "application/json",
+        patience: aiohttp.ClientTimeout = _REQUEST_TIMEOUT,
+    ) -> aiohttp.ClientResponse:
+        if not _PATH.fullmatch(path):
+            raise KubernetesError(400, "BadRequest", f"{path!r} is not the path of an object: a name in it is invalid")
+        parameters = await self._client.param_serialize(
+            method,
+            path,
+            query_params=list(query.items()),
+            header_params={"Accept": "application/json", "Content-Type": content_type},
+            body=content,
+            auth_settings=["BearerToken"],
+        )
+        answer = await self._client.call_api(*parameters, _request_timeout=patience)
+        response: aiohttp.ClientResponse = answer.response
+        if response.status >= 400:
+            text = await response.text()
+            try:
+                status = json.loads(text)
+            except ValueError:
+                status = {"code": response.status, "message": text.strip()[:500]}
+            raise _error({"code": response.status, **status}, response.headers)
+        return response
+
+
+async def _pause(backoff: Backoff, path: str, error: Exception) -> None:
+    """Waits before a path is watched again, for as long as the server's Retry-After says at least."""
+    pause = backoff.next_pause()
+    if isinstance(error, KubernetesError) and error.headers.get("Retry-After", "").isdecimal():
+        pause = max(pause, float(error.headers["Retry-After"]))
+    logger.info("%s: watching again in %.1f s: %s", path, pause, error or type(error).__name__)
+    await asyncio.sleep(pause * random.uniform(1, 1.5))
+
+
+async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """Yields whole lines of any length: a pod may be larger than the client's buffer."""
+    rest = b""
+    async for chunk in response.content.iter_any():
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line
+
+
+class _Absent(KubernetesError):
+    """The object does not exist."""
+
+
+def _error(status: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> KubernetesError:
+    kind = _Absent if status.get("code") == 404 else KubernetesError
+    details: Mapping[str, Any] = status.get("details") or {}
+    causes: list[Mapping[str, str]] = details.get("causes") or []
+    return kind(
+        int(status.get("code", 500)),
+        status.get("reason", ""),
+        status.get("message", ""),
+        headers,
+        causes=[cause.get("reason", "") for cause in causes],
+        fields=[cause["field"] for cause in causes if cause.get("field")],
+    )

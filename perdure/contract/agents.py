@@ -1,0 +1,309 @@
+"""Messages of agents: signals to the NodeGroup of their node; failures and finishes go to the TrainingJob itself.
+
+Telemetry goes to the group, so that it fills the group's history and not the job's. An agent sends what a job must
+decide on directly to the job.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from perdure.contract.base import ErrorText, LogTail, Message, ShortText, Time, Vocabulary
+from perdure.contract.identity import NodeCredentials
+from perdure.contract.logs import LogPosition
+from perdure.contract.vocabulary import ProgressSource
+from perdure.spec.durations import Duration
+
+MOST_RANKS = 4_096
+"""Ranks of one node. It bounds what a node can claim: a job adds these numbers up."""
+LARGEST_NUMBER = 2**53
+"""Generations, stages and steps that an agent accepts from its node's processes."""
+UNKNOWN_RANK = -1
+"""The local rank of an exit whose node does not have the rank that was named."""
+LARGEST_PORT = 2**16 - 1
+MOST_PORTS = 64
+MOST_EXITS = 256
+MOST_DEVICES = 64
+MOST_STEPS = 64
+"""Items of one list. A job carries them in its state, which the server limits; further ones are left out."""
+
+
+def _possible_ports(ports: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(port for port in ports if 0 < port <= LARGEST_PORT)[:MOST_PORTS]
+
+
+Ports = Annotated[tuple[int, ...], AfterValidator(_possible_ports)]
+Texts = Annotated[tuple[ShortText, ...], AfterValidator(lambda texts: texts[:MOST_STEPS])]
+Steps = Annotated[tuple[int, ...], AfterValidator(lambda steps: steps[:MOST_STEPS])]
+
+
+class AgentMessage(Message):
+    """Base of all messages of agents. Its fields let a receiver recognize repeated, reordered and stale messages."""
+
+    sender: NodeCredentials
+    sequence: int = Field(ge=1)
+    """Counts the messages to one destination; a restarted agent continues the count."""
+    time: Time
+    """When the reported event happened."""
+
+
+class Progress(Message):
+    """Training progress of one node: that of its slowest rank."""
+
+    step: int = 0
+    total_steps: int | None = None
+    """Steps that the script plans to make; None where it does not report them."""
+    steps_per_second: float | None = None
+    """Over the last minute or since the generation began, whichever is shorter."""
+    loss: float | None = None
+    diverged: bool = False
+    """The reported loss is not a finite number, which no message can carry."""
+    mfu: float | None = None
+    """The model FLOPs utilization that the script reported last, as a share."""
+    source: ProgressSource = ProgressSource.COUNTED
+    generation: int = 0
+    """The generation whose ranks made the step; 0 where an older agent does not say it."""
+    generation_steps: int = 0
+    """Steps seen in that generation."""
+    last_step_at: Time | None = None
+    apart: bool = False
+    """Several ranks step without a process group: each trains a model of its own."""
+
+
+class CopyReceiver(Message):
+    """Where an agent takes copies of what the scripts of other nodes have saved."""
+
+    port: Annotated[int, Field(ge=0, le=LARGEST_PORT)]
+    folder: ShortText
+    """The name of its folder, which is new where the copies of the one before are lost."""
+    rack: ShortText = ""
+    """The node's rack, or whatever part of the site fails at once; empty where that is unknown."""
+
+
+class Joined(AgentMessage):
+    """An agent's first report, repeated whenever it restarts. To the NodeGroup."""
+
+    agent_started_at: Time
+    address: ShortText
+    """The address under which other nodes reach this one: a pod's IP, or 127.0.0.1."""
+    host: ShortText = ""
+    """The machine's name, for people."""
+    generation: int = 0
+    """The newest generation that this node has received; 0 for none. Agents refuse lower ones."""
+    log_path: ShortText = ""
+    """The node's log file, if its backend cannot know the path."""
+    preparing: bool = False
+    """Its command has run for a while and has not started torchrun yet. The agent repeats this report while that
+    lasts."""
+    waits: ShortText = ""
+    """What its command waits for before it starts."""
+    copies: CopyReceiver | None = None
+    """Set where the job's nodes keep copies for each other, and this one can."""
+
+
+class Leaving(AgentMessage):
+    """The node is being ended by another party than the job, and waits for a checkpoint before its ranks end. To the
+    NodeGroup."""
+
+    generation: int
+    reason: ShortText = ""
+
+
+class Ready(AgentMessage):
+    """The node's command waits for a world. To the NodeGroup."""
+
+    after_generation: int = 0
+    """The newest generation that the node has entered before."""
+    store_ports: Ports = ()
+    """Ports on which this node already listens, each for the store of one generation."""
+    processes: int = Field(default=1, ge=1, le=MOST_RANKS)
+    """Ranks that this node will start."""
+    command_nodes: ShortText | None = None
+    """The command's own `--nnodes`, if it differs from the job's number of nodes."""
+    stage: int | None = None
+    """The number of the command's torchruns that exited with 0 before the one that waits. None from an agent of an
+    older release, which cannot skip torchruns that the job has finished."""
+
+
+class RankStarts(Message):
+    """Counts of warm and cold starts of ranks in one generation."""
+
+    warm: int = 0
+    """Ranks whose process had imported torch before they were started."""
+    cold: int = 0
+    reason: ShortText = ""
+    """Why the first cold start was not warm."""
+    standbys: int = 0
+    """Warm starts that used a waiting standby process; the other warm ranks were forked."""
+    standby_reason: ShortText = ""
+    """Why the first of these was not forked."""
+
+    def __add__(self, other: RankStarts) -> RankStarts:
+        return RankStarts(
+            warm=self.warm + other.warm,
+            cold=self.cold + other.cold,
+            reason=self.reason or other.reason,
+            standbys=self.standbys + other.standbys,
+            standby_reason=self.standby_reason or other.standby_reason,
+        )
+
+
+class Stepping(AgentMessage):
+    """All ranks of the node made their first step in a generation, or have stayed alive in it without one. To the
+    NodeGroup; a first step that comes later is reported again."""
+
+    generation: int
+    counted: bool = True
+    """A step of every rank was seen."""
+    entered_at: Time | None = None
+    """When the node's rendezvous handler returned the world. The time after that is process start."""
+    starts: RankStarts | None = None
+    """Starts of the node's ranks; None where warm starts are turned off or not supported."""
+    saves: bool | None = None
+    """Whether a rank of the node had begun to save into the job's storage before its first step; None where the job has
+    no storage, no step was seen yet, or the agent does not know."""
+
+
+class Stall(AgentMessage):
+    """A stall of the node, or its end: no rank steps although the processes are alive, or they step again. To the
+    NodeGroup."""
+
+    generation: int
+    since: Time | None = None
+    """The time of the last step, or when the node entered its world; None where the ranks step again."""
+    usual_step: Duration | None = None
+    """The usual time of a step before the stall."""
+    at_start: bool = False
+    """No rank has made a step in this world, within the time that the job gave it."""
+
+
+class LeaseTaken(AgentMessage):
+    """The agent has taken the lease of this epoch, so it is reachable again. To the NodeGroup."""
+
+    agent_started_at: Time
+    epoch: int
+
+
+class Heartbeat(AgentMessage):
+    """The heartbeat of an agent. To the NodeGroup, within its signal budget. Agents of older releases add the node's
+    progress, which travels with the lease."""
+
+    store_ports: Ports = ()
+
+
+class DeviceUsage(Message):
+    """Use of one accelerator."""
+
+    index: int
+    name: ShortText = ""
+    utilization_percent: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    temperature_celsius: float | None = None
+
+
+class Metrics(AgentMessage):
+    """Resource use of the training processes. To the NodeGroup, with every n-th heartbeat."""
+
+    cpu_cores: float | None = None
+    """CPU-seconds per second."""
+    memory_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+    devices: Annotated[tuple[DeviceUsage, ...], AfterValidator(lambda devices: devices[:MOST_DEVICES])] = ()
+
+
+class LeaseView(Message):
+    """An agent's latest report, in the heartbeat details of its lease, which add nothing to the history."""
+
+    epoch: int
+    generation: int = 0
+    state: str = ""
+    progress: Progress | None = None
+    idle: Duration | None = None
+    """The time since a rank of the node made a step, by the agent's clock; None where its ranks need not step."""
+    usual_step: Duration | None = None
+    """The usual time of a step in this generation."""
+    log_end: LogPosition | None = None
+    """The current end of the node's log. A reader that follows the log requests more only after this has moved."""
+    time: Time | None = None
+
+
+class RankExit(Message):
+    """One rank that failed."""
+
+    local_rank: int
+    """`UNKNOWN_RANK` where the node does not have the rank that was named."""
+    global_rank: int | None = None
+    pid: int | None = None
+    exit_code: int | None = None
+    """None where a signal ended the rank."""
+    signal: int | None = None
+    error: ErrorText | None = None
+    """The exception's type and message on one line, from the rank's torch error file."""
+    traceback: LogTail | None = None
+    """The last lines of the traceback; at most 2,000 characters."""
+    time: Time | None = None
+
+
+class FailureKind(Vocabulary):
+    """Kinds of failures that an agent reports."""
+
+    RANKS = "RANKS"
+    """Ranks ended; torchrun is alive and requests the next world."""
+    COMMAND = "COMMAND"
+    """The command itself ended."""
+    UNPROTECTED = "UNPROTECTED"
+    """Ranks started without Perdure's rendezvous; the agent has stopped them."""
+    RENDEZVOUS = "RENDEZVOUS"
+    """Nothing ended: the command runs and has not entered the world in time."""
+    NODE = "NODE"
+    """Something outside ends the node, and its processes have ended because of that."""
+    UNKNOWN = "UNKNOWN"
+    """A kind that only a newer release knows; the other fields describe the failure."""
+
+
+class Failure(AgentMessage):
+    """A failure on a node: something ended or did not start. To the TrainingJob, at once, and never dropped."""
+
+    generation: int
+    """The generation in which it happened; 0 before the first."""
+    kind: FailureKind
+    ranks: Annotated[tuple[RankExit, ...], AfterValidator(lambda exits: exits[:MOST_EXITS])] = ()
+    exit_code: int | None = None
+    """The command's exit code."""
+    signal: int | None = None
+    """The signal that ended the command."""
+    starts_again: bool = False
+    """Set with COMMAND only: the agent itself starts the command again, for a newer world that the node was given in
+    the meantime."""
+    message: ShortText = ""
+    """One line for people."""
+    error: ErrorText | None = None
+    """The exception with which the command's output ends, where no rank names its own."""
+    log_tail: LogTail = ""
+    """The last lines of the command's output; at most 4,000 characters."""
+    progress: Progress | None = None
+    store_ports: Ports = ()
+    out_of_memory: bool = False
+    """The node's memory controller counted an OOM kill."""
+    memory_limit: int | None = None
+    """The limit of that memory controller, in bytes, if it has one."""
+    wrong_claims: int = 0
+    """Ranks that the agent was told of and that the node does not have: they are unknown here, or left out."""
+
+
+class GroupMissing(AgentMessage):
+    """The server knows no open NodeGroup for this node, although its job runs. To the TrainingJob."""
+
+
+class Finished(AgentMessage):
+    """All ranks of this node ended with 0 in this generation, or its command did. To the TrainingJob."""
+
+    generation: int
+    """The newest generation that the node entered; 0 where its command ended without one."""
+    progress: Progress | None = None
+    command_runs: bool = False
+    """Only torchrun has finished: the command still runs, and another message reports its end. Agents of older releases
+    do not set it."""

@@ -1,0 +1,52 @@
+"""Reading a node's log through its agent: the question, and one piece of the answer."""
+
+from __future__ import annotations
+
+from perdure.contract.base import Message, Time
+from perdure.contract.identity import NodeId
+
+LONGEST_LINE = 16 * 1024
+"""Characters of a line that views of a log show."""
+
+
+class LogPosition(Message):
+    """A position in a node's log, which consists of several files once it was rotated."""
+
+    file: int
+    """The file's inode number, because its name changes when the log is rotated."""
+    offset: int
+    """The offset in that file, in bytes."""
+
+
+class ReadLog(NodeId):
+    """Argument of the workflow `ReadNodeLog` and of the agents' `read_log`. Reading changes nothing and needs no
+    token."""
+
+    position: LogPosition | None = None
+    """The position at which to begin; None for the beginning, or as `lines` says."""
+    lines: int | None = None
+    """Without a position: begin this many lines before the end."""
+    since: Time | None = None
+    """Without a position: begin with what was printed then, by the node's clock; what `lines` leaves out stays out."""
+
+
+class LineTime(Message):
+    """The time at which lines were printed: from this line up to that of the next mark."""
+
+    line: int
+    """The number in the piece of the first of them; 0 is the line in which the piece begins."""
+    at: Time
+
+
+class LogChunk(Message):
+    """A piece of a log: at most 256 KiB of it."""
+
+    text: str = ""
+    times: tuple[LineTime, ...] = ()
+    """When its lines were printed, as far as that is known; at most 1,000."""
+    position: LogPosition | None = None
+    """The position of the next piece; None where the log is empty."""
+    left_out: int = 0
+    """Bytes between this piece and the next one: the middle of a long line."""
+    at_end: bool = True
+    """The piece reaches the current end of the log."""

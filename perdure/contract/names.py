@@ -1,0 +1,100 @@
+"""All external names: workflow IDs, task queues, node names.
+
+A job's name may be used again while the last run's nodes still wind down, so everything that belongs to one run carries
+its uid: the last 8 hexadecimal digits of the first run ID of its workflow. The first digits are a clock: run IDs are
+UUIDs of version 7, and two runs within a minute share their first 8 digits.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from perdure.contract import NodeId
+
+WORKER_TASK_QUEUE = "perdure"
+"""The task queue of workflows and short activities, unless a site names another queue."""
+
+
+def watch_task_queue(worker_task_queue: str) -> str:
+    """The second queue of the same workers: for long watches only, so that they cannot starve the short activities of
+    slots."""
+    return f"{worker_task_queue}-watch"
+
+
+TRAINING_JOB = "TrainingJob"
+SCHEDULED_JOB = "ScheduledJob"
+NODE_GROUP = "NodeGroup"
+DATASET = "Dataset"
+STORE = "Store"
+READ_NODE_LOG = "ReadNodeLog"
+READ_SITE = "ReadSite"
+WORKDIR_UPLOAD = "WorkdirUpload"
+
+REMOVAL_DENIED = "RemovalDenied"
+"""The type of the error of activities that a backend's system does not let remove nodes."""
+
+WORKDIR_MEMO = "perdure-workdir"
+"""The key of a job's memo that names the archive of its code."""
+
+NODES_PER_GROUP = 128
+"""Nodes that one NodeGroup leads: 128 leases are re-held in about a second after continue-as-new."""
+
+
+def job_workflow_id(namespace: str, name: str) -> str:
+    return f"job/{namespace}/{name}"
+
+
+def job_of(workflow_id: str) -> tuple[str, str]:
+    """Returns the namespace and the name of a job, from its workflow ID."""
+    namespace, _, name = workflow_id.removeprefix("job/").partition("/")
+    return namespace, name
+
+
+def workdir_workflow_id(namespace: str, archive: str) -> str:
+    """The workflow ID of the upload of one submission's code."""
+    return f"workdir/{namespace}/{archive}"
+
+
+def uid_of(first_run_id: str) -> str:
+    return first_run_id.replace("-", "")[-8:]
+
+
+def group_index(rank: int) -> int:
+    return rank // NODES_PER_GROUP
+
+
+def group_workflow_id(job_id: str, uid: str, role: str, group: int) -> str:
+    return f"{job_id}/{uid}/{role}/{group}"
+
+
+def dataset_workflow_id(job_id: str, uid: str, name: str) -> str:
+    return f"{job_id}/{uid}/dataset/{name}"
+
+
+def store_workflow_id(job_id: str, uid: str) -> str:
+    return f"{job_id}/{uid}/store"
+
+
+def log_workflow_id(job_id: str, node: NodeId, request: str) -> str:
+    """The workflow ID of one request for a node's log; `request` distinguishes it from others."""
+    return f"log/{job_id.removeprefix('job/')}/{node.path}/{request}"
+
+
+def site_workflow_id(request: str) -> str:
+    """The workflow ID of one request for a site's configuration; `request` distinguishes it from others."""
+    return f"site/{request}"
+
+
+def node_task_queue(node: NodeId) -> str:
+    return f"node/{node.path}"
+
+
+def node_name(job_name: str, node: NodeId) -> str:
+    """The name of a pod or a node's folder; at most 63 characters, as Kubernetes' labels allow."""
+    return dns_label(job_name, f"-{node.role}-{node.rank}-{node.uid}{node.incarnation}")
+
+
+def dns_label(job_name: str, suffix: str) -> str:
+    """Joins both to a DNS label of at most 63 characters. The suffix makes the name unique, so it is kept whole."""
+    return job_name[: 63 - len(suffix)].rstrip("-") + suffix

@@ -1,0 +1,37 @@
+"""Requests of users to a running job: arguments and answers of its updates."""
+
+from __future__ import annotations
+
+from perdure.contract.base import Message, ShortText
+
+
+class ScaleRequest(Message):
+    """Argument of the update `scale`."""
+
+    nodes: str
+    """`4`, or `2:8` for min and max."""
+    role: str | None = None
+    """Required only for a job with several roles."""
+    reason: ShortText = ""
+
+
+class ReasonRequest(Message):
+    """Argument of the updates `suspend`, `resume` and `restart`."""
+
+    reason: ShortText = ""
+
+
+class RelaunchRequest(Message):
+    """Argument of the update `relaunch_node`."""
+
+    rank: int
+    reason: ShortText = ""
+
+
+class Accepted(Message):
+    """The answer to an update."""
+
+    message: str
+    """The action that the job takes now, in one sentence."""
+    order: int = 0
+    """The number of the requested checkpoint, by which `CheckpointView.order` shows that it is durable."""

@@ -1,0 +1,263 @@
+"""Views of jobs and groups: answers to queries, and the job's result."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from perdure.contract.agents import Metrics, Progress, RankStarts
+from perdure.contract.base import Message, ShortText, Time
+from perdure.contract.checkpoints import CheckpointView, RestoreSource
+from perdure.contract.datasets import UnprocessedSamples
+from perdure.contract.identity import Incarnation
+from perdure.contract.logs import LogPosition
+from perdure.contract.vocabulary import EvidenceSource, FailureClass, JobPhase, NodePhase
+from perdure.spec.durations import Duration
+
+
+class NodeView(Incarnation):
+    """A node as the query `nodes` shows it."""
+
+    phase: NodePhase
+    token: str = Field(default="", repr=False)
+    """Empty in queries: only `adopted` carries it."""
+    reachable: bool = True
+    host: str = ""
+    address: str = ""
+    reason: str = ""
+    """Why the node is PENDING or LOST."""
+    generation: int = 0
+    group_rank: int | None = None
+    """Its rank in the current world; None where it is not a member."""
+    processes: int = 1
+    progress: Progress | None = None
+    """The newest progress in the agent's lease, in answers of `Client.nodes`."""
+    metrics: Metrics | None = None
+    idle: Duration | None = None
+    """The time without a step of its ranks in the agent's latest report; set by `Client.nodes`."""
+    usual_step: Duration | None = None
+    """The usual time of a step in that report; set by `Client.nodes`."""
+    stalled_since: Time | None = None
+    """When its stalled ranks made their last step."""
+    store_ports: tuple[int, ...] = ()
+    command_nodes: str | None = None
+    """The number of nodes that its command requests from torchrun, as MIN:MAX, if it differs from the job's."""
+    since: Time | None = None
+    """When the phase began."""
+    avoids: tuple[str, ...] = ()
+    """Suspect machines that its request avoids."""
+    log_path: str = ""
+    """The path of the node's log, if the backend keeps it in a file."""
+    log_end: LogPosition | None = None
+    """The end of its log in the agent's latest report; set by `Client.nodes`."""
+
+
+class Evidence(Message):
+    """One observed fact that a decision rests on."""
+
+    time: Time
+    """When it happened."""
+    source: EvidenceSource
+    rank: int | None = None
+    """The node (slot) that it is about, where that is known."""
+    text: ShortText
+    """A description for people."""
+
+
+class Considered(Message):
+    """An option that was not taken, and why."""
+
+    option: str
+    """What the job could have done."""
+    why_not: str
+    """Why it did not."""
+
+
+class Observation(Message):
+    """An event that interrupted nothing: a pause that ended by itself, a storage or a backend that refuses requests."""
+
+    unreachable: tuple[int, ...] = ()
+    """Nodes (slots) that could not be reached."""
+    stalled: tuple[int, ...] = ()
+    """Nodes (slots) whose ranks stalled."""
+    storage: bool = False
+    """Checkpoints could not be stored. Its entry is written when that begins, and its title changed when it is over."""
+    uncreated: tuple[int, ...] = ()
+    """Nodes (slots) that the backend could not create. Its entry is open until they are created."""
+    started_over: bool = False
+    """No checkpoint in the storage could be loaded, and the script started over."""
+
+
+class Suspect(Message):
+    """A node that may have begun an interruption that no node has reported as its own: a suspicion, not a finding."""
+
+    rank: int
+    """The node (slot)."""
+    ranks: tuple[int, ...] = ()
+    """Its global ranks that reported no timeout of their own while others waited for them."""
+    stalled_first: bool = False
+    """It stopped stepping before the others, by the reports of the agents: an independent sign."""
+
+
+class IncidentView(Message):
+    """One interruption, from its first evidence until the world steps again, or an observation. `perdure explain`
+    prints these."""
+
+    number: int
+    """Counts the job's incidents and observations, from 1."""
+    title: str
+    """What happened, in one clause."""
+    failure: FailureClass | None = None
+    """None for what users requested."""
+    culprit: int | None = None
+    """The node (slot) where it began, where that is known."""
+    also_failed: tuple[int, ...] = ()
+    """Other nodes (slots) that failed in the same generation by themselves."""
+    suspects: tuple[Suspect, ...] = ()
+    """Nodes that may have begun it, where no node is known to have."""
+    started_at: Time
+    """When it happened."""
+    noticed_at: Time
+    """When the job learned of it."""
+    decided_at: Time | None = None
+    """When the job first decided on it."""
+    commanded_at: Time | None = None
+    """When the last surviving agent had received the new world."""
+    entered_at: Time | None = None
+    """When the last member's rendezvous returned."""
+    running_at: Time | None = None
+    """When the last member's ranks were in the new world, where they stayed alive there without a step being seen."""
+    stepping_at: Time | None = None
+    """When the last member was seen to step again; None where no step was seen."""
+    closed_at: Time | None = None
+    """When it ended otherwise: the next incident began, or the job abandoned the repair."""
+    followed_by: int | None = None
+    """The number of the incident that began before the new world ran."""
+    starts: RankStarts | None = None
+    """Warm and cold starts of the new world's ranks, as far as agents report them."""
+    evidence: tuple[Evidence, ...] = ()
+    """What was observed, in the order in which the job learned of it."""
+    rule: str = ""
+    """The policy's rule that decided, by name."""
+    action: str = ""
+    """What the job did."""
+    stopped: bool = False
+    """The job decided to stop because of it."""
+    waited_for: str = ""
+    """The node that was not available at once, and the reason, such as the scheduler's message."""
+    avoided: tuple[str, ...] = ()
+    """Suspect machines that the new nodes should avoid where other machines have room."""
+    considered: tuple[Considered, ...] = ()
+    """The options that were not taken."""
+    generation_before: int = 0
+    """The generation that was interrupted."""
+    generation_after: int | None = None
+    """The next generation, once it was sent out."""
+    nodes_before: int = 0
+    """Nodes of the interrupted world."""
+    nodes_after: int | None = None
+    """Nodes of the next world."""
+    step_before: int | None = None
+    """The last known step before the interruption."""
+    restored_step: int | None = None
+    """The step with which the new world continued, where a checkpointer loaded one."""
+    restored_from: RestoreSource | None = None
+    """Where that step was found."""
+    steps_again: int | None = None
+    """The number of steps that the new world makes again; None where that is unknown."""
+    observation: Observation | None = None
+    """Set where this is an observation and not an interruption. An observation is closed from the beginning, except
+    for that of nodes that cannot be created."""
+    log_tail: str = ""
+    """The last lines of the output of a node that failed."""
+    left_out: str = ""
+    """A note that texts were shortened, if they were: a job keeps only the newest incidents in full."""
+
+    @property
+    def over_at(self) -> Time | None:
+        """The end of the incident, whichever way it ended; None while it is open."""
+        return self.stepping_at or self.running_at or self.closed_at
+
+
+class JobStatus(Message):
+    """Answer to the query `status`."""
+
+    name: str
+    namespace: str
+    uid: str
+    """The run's uid: 8 hexadecimal digits, which names of nodes and labels of pods contain."""
+    phase: JobPhase
+    reason: str = ""
+    """Why it is in this phase, in a sentence."""
+    role: str
+    backend: str
+    workdir_digest: str = ""
+    """The digest of the code that was uploaded with the job; empty where none was."""
+    generation: int
+    """The newest generation of the world."""
+    nodes: int
+    """Members of the current world."""
+    nodes_min: int
+    """The fewest nodes that form a world, as scaled last."""
+    nodes_max: int
+    """The number of nodes that the job requests, as scaled last."""
+    world_size: int
+    """Ranks of the current world."""
+    restarts: int
+    """Restarts within the restart window."""
+    restarts_total: int = 0
+    """Restarts since the job began."""
+    max_restarts: int
+    """The most restarts within the window: `retry.max_restarts`."""
+    restart_window: Duration
+    """The window: `retry.window`."""
+    started_at: Time
+    finished_at: Time | None = None
+    logs_url: str = ""
+    """The destination of copies of the nodes' logs: `outputs.logs`."""
+    groups: tuple[str, ...] = ()
+    """Workflow IDs of the node groups, which know each node's progress."""
+    unreachable: tuple[int, ...] = ()
+    """Nodes (slots) whose lease has lapsed, and that are not lost."""
+    lost: tuple[int, ...] = ()
+    """Nodes (slots) that are lost and not replaced yet."""
+    uncreated: tuple[int, ...] = ()
+    """Nodes (slots) that the backend cannot create for now, other than for lack of capacity; they are requested
+    again."""
+    refusal: ShortText = ""
+    """Why the first of these cannot be created."""
+    stalled: tuple[int, ...] = ()
+    """Nodes whose ranks have stepped in this generation and are stalled."""
+    protected: bool = True
+    """False once the job has found ranks that did not use Perdure's rendezvous."""
+    warnings: tuple[str, ...] = ()
+    """Settings that are probably not intended, each with its remedy; samples that no rank will process."""
+    unprocessed: tuple[UnprocessedSamples, ...] = ()
+    """Shards that were set aside after repeated failures, by dataset."""
+    last_incident: IncidentView | None = None
+    """The newest interruption; observations do not count."""
+    next_action: str = ""
+    """The next thing that happens if no one requests anything."""
+    checkpoint: CheckpointView = CheckpointView()
+    """The newest durable checkpoint, and the step that was restored last."""
+    progress: Progress | None = None
+    """Progress at the last failure or finish; the groups know the current progress."""
+
+
+class JobResult(Message):
+    """The workflow's result: small and stable, for CI."""
+
+    phase: JobPhase
+    exit_code: int
+    """0 ok, 1 user code failed, 3 infrastructure, 4 cancelled, 5 deadline."""
+    reason: str
+    """Why the job ended so, in a sentence."""
+    generations: int
+    """The number of worlds that the job formed."""
+    restarts: int
+    """Restarts that failures caused since the job began."""
+    step: int | None = None
+    """The last step that the script reported; None where it reports none."""
+    unprocessed: tuple[UnprocessedSamples, ...] = ()
+    """Shards that were set aside after repeated failures, by dataset."""
+    started_at: Time
+    finished_at: Time
