@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
-import tomllib
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
@@ -260,10 +259,3 @@ def test_what_does_not_exist_is_found():
     assert field_named("nodes.nothing") == (*ROLE, "nodes", "nothing")
     assert chart_has("gangs.system")
     assert not chart_has("gangs.nothing")
-
-
-def test_the_picture_of_the_layers_is_the_contract_that_is_checked() -> None:
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    [layers] = [contract["layers"] for contract in contracts if contract["name"] == "Imports go one way"]
-    [architecture] = [page for page in PAGES if page.name == "docs/architecture.md"]
-    assert [block.text.splitlines() for block in architecture.blocks].count(layers) == 1
