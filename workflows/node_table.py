@@ -359,7 +359,9 @@ class NodeTable:
                 message.time,
                 generation=message.generation,
                 checkpoint=CheckpointFacts(
-                    **message.model_dump(include={"step", "source", "folder", "again", "distrusted", "unusable"})
+                    **message.model_dump(
+                        include={"step", "source", "folder", "again", "distrusted", "unusable", "memory"}
+                    )
                 ),
             )
 

@@ -28,6 +28,7 @@ from perdure.agent.checkpoint.part import Part, PartRequest, SnapshotChanged
 from perdure.agent.checkpoint.peer_copies import PeerCopies, WatchedOnNodes
 from perdure.agent.checkpoint.progress import Progress, ProgressFile
 from perdure.agent.checkpoint.records import FileRecord, NodeFiles, damage
+from perdure.agent.checkpoint.restore_reports import read_number, read_report
 from perdure.agent.checkpoint.retention import Retention
 from perdure.agent.checkpoint.storage import Storage
 from perdure.agent.checkpoint.watched import WatchedFiles
@@ -37,16 +38,13 @@ from perdure.agent.protocol import bounded_wait
 from perdure.agent.state import AgentState
 from perdure.contract import (
     AgentMessage,
-    CheckpointRestored,
     CheckpointStored,
     CommandAnswer,
     CommitCheckpoint,
     CopyReceiver,
     HoldCopies,
     OrderCheckpoint,
-    RestoreSource,
 )
-from perdure.contract.agents import LARGEST_NUMBER
 from perdure_launcher.layout import CHECKPOINT_ORDERS, CHECKPOINT_SOCKET
 from perdure_launcher.system.untrusted_files import folder_beneath, open_file, read_beneath
 from perdure_training.snapshots.copies import yield_to_training
@@ -62,8 +60,6 @@ _LONGEST_PAUSE = 30.0
 _REMEMBERED = 8
 """Checkpoints whose progress is remembered."""
 _READ_AT_ONCE = 1 << 22
-_NAMED = 8
-"""Distrusted steps that are reported."""
 _ORDERS = ("number", "done", "interval_s", "place")
 _LONGEST_ORDERS = 1024
 
@@ -277,7 +273,7 @@ class Checkpoints:
         if self._spec is None:
             return {"stores": False}
         if self._loop is not None and request.get("saves", True):
-            generation = _number(request.get("generation", self._state().generation))
+            generation = read_number(request.get("generation", self._state().generation))
             self._check_received(generation)
             self._loop.call_soon_threadsafe(self._saving, generation)
         every = self._spec.every
@@ -288,18 +284,9 @@ class Checkpoints:
         }
 
     def _restored(self, request: Json) -> Json:
-        generation = _number(request["generation"])
+        generation = read_number(request["generation"])
         self._check_received(generation)
-        message = CheckpointRestored(
-            **envelope(self._config.node),
-            generation=generation,
-            step=_number(request["step"]),
-            source=RestoreSource(str(request["source"]).upper()),
-            again=None if request.get("again") is None else max(_number(request["again"]), 0),
-            distrusted=tuple(_number(step) for step in (request.get("distrusted") or ())[:_NAMED]),
-            folder=names.read_folder(str(request["folder"])).folder if request.get("folder") else "",
-            unusable=tuple(str(damage) for damage in request.get("unusable") or ()),
-        )
+        message = read_report(self._config.node, request, generation=generation)
         self._send(message)
         return {}
 
@@ -318,14 +305,14 @@ class Checkpoints:
 
     def _failed(self, request: Json) -> Json:
         """Reports that the ranks could not store a checkpoint together."""
-        saved, generation = names.read_folder(str(request["folder"])), _number(request["generation"])
+        saved, generation = names.read_folder(str(request["folder"])), read_number(request["generation"])
         self._check_generation(generation)
         self._fail(saved, generation, str(request["problem"]), final=True)
         return {}
 
     def _unusable(self, request: Json) -> Json:
         """Reports that no stored checkpoint can be loaded."""
-        generation = _number(request["generation"])
+        generation = read_number(request["generation"])
         self._check_generation(generation)
         damages = tuple(str(damage) for damage in request["damages"])
         message = CheckpointStored(
@@ -487,15 +474,3 @@ class Checkpoints:
     def _send(self, message: AgentMessage) -> None:
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._to_group, message)
-
-
-def _number(value: Any) -> int:
-    """Reads a whole number that a rank has sent.
-
-    Raises:
-        ValueError: if it is none, or larger than messages carry.
-    """
-    number = int(value)
-    if abs(number) > LARGEST_NUMBER:
-        raise ValueError("the number is too large")
-    return number

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Annotated
+
+from pydantic import AfterValidator
 
 from perdure.contract.agents import AgentMessage, Steps, Texts
 from perdure.contract.base import Message, ShortText, Time, Vocabulary
@@ -21,6 +24,57 @@ class RestoreSource(Vocabulary):
     """The job's storage for checkpoints."""
     UNKNOWN = "UNKNOWN"
     """A source that only a newer release knows."""
+
+
+class MemoryProblem(Vocabulary):
+    """Why what a node has in memory of one rank's state was not loaded."""
+
+    MISSING = "MISSING"
+    """It has no snapshot of that rank."""
+    DAMAGED = "DAMAGED"
+    """The bytes are not the ones that were written."""
+    OTHER_WORLD_SIZE = "OTHER_WORLD_SIZE"
+    """It is a part of the state of a world of another size."""
+    NOT_COMMON = "NOT_COMMON"
+    """It is sound, and some rank lacks this step."""
+    NO_ROOM = "NO_ROOM"
+    """The node has no room for the snapshot that another node would send."""
+    UNKNOWN = "UNKNOWN"
+    """A reason that only a newer release knows."""
+
+
+class MemoryOrigin(Vocabulary):
+    """Where a node's memory folder comes from."""
+
+    ADOPTED = "ADOPTED"
+    """A killed launcher of the same node left it on the machine."""
+    NEW = "NEW"
+    """It began empty: no launcher of the node had left one on the machine."""
+    HELD = "HELD"
+    """It began empty: another process still had the one that the node's last launcher left."""
+    UNKNOWN = "UNKNOWN"
+    """An origin that only a newer release knows."""
+
+
+MOST_FINDINGS = 20
+"""Findings of one restore that are reported."""
+
+
+class MemoryFinding(Message):
+    """Why what one node has in memory of one rank's state was not loaded."""
+
+    rank: int
+    """The rank whose state it is."""
+    node: int | None = None
+    """The node (slot) whose memory it is; None where that is unknown."""
+    problem: MemoryProblem
+    steps: Steps = ()
+    """The snapshots' steps, the newest first."""
+    origin: MemoryOrigin | None = None
+    """Where the memory folder of a node without a snapshot comes from; None where that is unknown."""
+
+
+Findings = Annotated[tuple[MemoryFinding, ...], AfterValidator(lambda findings: findings[:MOST_FINDINGS])]
 
 
 class CheckpointStored(AgentMessage):
@@ -59,6 +113,8 @@ class CheckpointRestored(AgentMessage):
     """Newer steps in memory that were not loaded, since the job had failed again after each load."""
     unusable: Texts = ()
     """The checkpoints in the storage, each with its damage, where none of them can be loaded: the ranks start over."""
+    memory: Findings = ()
+    """What was damaged in memory; where it was not used, also what else was found or missing there."""
 
 
 class CheckpointFacts(Message):
@@ -74,6 +130,7 @@ class CheckpointFacts(Message):
     source: RestoreSource = RestoreSource.UNKNOWN
     again: int | None = None
     distrusted: tuple[int, ...] = ()
+    memory: Findings = ()
 
 
 class Commit(Message):

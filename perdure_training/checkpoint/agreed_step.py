@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
@@ -16,6 +17,7 @@ from perdure_training.checkpoint.verification import is_left_intact
 from perdure_training.checkpoint.world import RankIdentity
 from perdure_training.snapshots.agreement import Decision, Holding, decide
 from perdure_training.snapshots.arena import Arena, Header, NoRoom, Slot
+from perdure_training.snapshots.findings import Finding, Look, find_obstacles
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +33,8 @@ class AgreedStep:
     """The slot for the snapshot that another rank sends to this one; None if this rank has its own."""
     made_before: int | None
     """On rank 0: the newest step that the last world has made."""
+    obstacles: Sequence[Finding]
+    """On rank 0: what was damaged, and, if no step is loaded, why not."""
 
     def loaded(self, own: int) -> Slot:
         """The slot with the snapshot that this rank loads, once the others have sent theirs."""
@@ -59,18 +63,24 @@ def agree_on_step(
             speaks for the node.
     """
     made_before: int | None = None
+    obstacles: list[Finding] = []
+    damaged: list[tuple[int, int]] = []
     full = False
     for attempt in itertools.count():
         found = _assigned_snapshots(own, arena)
         holdings = [{name: getattr(header, name) for name in Holding.__dataclass_fields__} for _, header in found]
         report = {"holdings": holdings, "full": full, "made": last_made}
+        report |= {"node": own.node, "origin": own.memory_origin, "damaged": damaged}
         gathered = _gather(own, store, f"held/{attempt}", json.dumps(report))
         if gathered is not None:
             reports = [json.loads(text) for text in gathered]
             held = {rank: [Holding(**one) for one in report["holdings"]] for rank, report in enumerate(reports)}
             without_room = [rank for rank, report in enumerate(reports) if report["full"]]
             made_before = max((report["made"] for report in reports if report["made"]), default=(0, None))[1]
-            store.set(f"decision/{attempt}", json.dumps(asdict(decide(held, own.world_size, full=without_room))))
+            made_decision = decide(held, own.world_size, full=without_room)
+            looks = {rank: _look(report, held[rank]) for rank, report in enumerate(reports)}
+            obstacles = find_obstacles(looks, own.world_size, made_decision, full=without_room)
+            store.set(f"decision/{attempt}", json.dumps(asdict(made_decision)))
         fields = json.loads(store.get(f"decision/{attempt}"))
         sources = {int(rank): source for rank, source in fields.pop("sources").items()}
         decision = Decision(**fields, sources=sources)
@@ -79,7 +89,9 @@ def agree_on_step(
         needed = {_spoken_for(receiver, chosen) for receiver, sender in sources.items() if sender == own.rank}
         if decision.step is not None and own.rank not in sources:
             needed.add(own.rank)
-        ready = all(is_left_intact(chosen[rank]) for rank in needed)
+        lost = [rank for rank in sorted(needed) if not is_left_intact(chosen[rank])]
+        damaged += [(rank, decision.step) for rank in lost if decision.step is not None]
+        ready = not lost
         room: Slot | None = None
         if ready and own.rank in sources:
             room = _make_room(own, slots, decision.size)
@@ -89,8 +101,16 @@ def agree_on_step(
             store.set(f"verdict/{attempt}", json.dumps(all(json.loads(verdict) for verdict in verdicts)))
         if json.loads(store.get(f"verdict/{attempt}")):
             snapshots = {rank: chosen[rank] for rank in needed}
-            return AgreedStep(decision=decision, snapshots=snapshots, room=room, made_before=made_before)
+            return AgreedStep(
+                decision=decision, snapshots=snapshots, room=room, made_before=made_before, obstacles=obstacles
+            )
     raise AssertionError("each further decision lacks a snapshot or a receiver, until none is left")
+
+
+def _look(report: Mapping[str, Any], holdings: Sequence[Holding]) -> Look:
+    """What a rank found, which may have the library of an older release."""
+    damaged = [(int(rank), int(step)) for rank, step in report.get("damaged", ())]
+    return Look(node=report.get("node"), origin=report.get("origin", ""), holdings=holdings, damaged=damaged)
 
 
 def _make_room(own: RankIdentity, slots: Slots, size: int) -> Slot | None:

@@ -8,7 +8,7 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -32,6 +32,7 @@ from perdure_training.events import TrainerEvents
 from perdure_training.progress_file import SaveStall
 from perdure_training.snapshots.arena import Arena, Header, NoRoom, Slot
 from perdure_training.snapshots.copies import yield_to_training
+from perdure_training.snapshots.findings import Finding
 from perdure_training.snapshots.made_steps import MadeSteps, newest_made
 from perdure_training.snapshots.private_map import PrivateMap
 
@@ -256,6 +257,7 @@ class _World:
         self._made_before: int | None = None
         """As rank 0: the newest step that the last world has made."""
         self._distrusted: tuple[int, ...] = ()
+        self._obstacles: Sequence[Finding] = ()
         self._last_made = newest_made(self.arena.folder) if own.local_rank == 0 else None
         self.made = MadeSteps(self.arena.folder, own.rank, generation=own.generation)
         threading.Thread(target=self._finish_snapshots, name="perdure-snapshots", daemon=True).start()
@@ -303,7 +305,9 @@ class _World:
         self.made.write(step)
         if self._durable is not None:
             again = None if self._made_before is None else max(self._made_before - step, 0)
-            self._durable.begin(step, source, folder=folder, again=again, distrusted=self._distrusted)
+            self._durable.begin(
+                step, source, folder=folder, again=again, distrusted=self._distrusted, obstacles=self._obstacles
+            )
 
     def announce(self, step: int, *, every: int) -> None:
         """Has all ranks store a later step, if one is due."""
@@ -324,6 +328,7 @@ class _World:
         agreed = agree_on_step(self.own, self.arena, self.slots, self._store, last_made=self._last_made)
         self._made_before = agreed.made_before
         self._distrusted = tuple(agreed.decision.distrusted)
+        self._obstacles = agreed.obstacles
         return agreed
 
     def load(self, slot: Slot, state: MutableMapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, SupportsFloat
 
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
@@ -38,6 +39,7 @@ from perdure_training.checkpoint.store_round import (
 from perdure_training.checkpoint.stored import PATIENCE, StoredCheckpoints
 from perdure_training.checkpoint.world import RankIdentity, connect
 from perdure_training.snapshots.arena import PAGE, Header, Lease, crc32
+from perdure_training.snapshots.findings import Finding
 from perdure_training.storage_link import Json, StorageAway, StorageLink, StorageProblem, find_storage
 
 logger = logging.getLogger(__name__)
@@ -130,6 +132,7 @@ class DurableCheckpoints:
         folder: str = "",
         again: int | None = None,
         distrusted: Sequence[int] = (),
+        obstacles: Sequence[Finding] = (),
     ) -> None:
         """Records, and reports as rank 0, the step that was restored.
 
@@ -139,10 +142,12 @@ class DurableCheckpoints:
             folder: The checkpoint's folder within the storage.
             again: The number of steps that were made after it and are lost; None where that is unknown.
             distrusted: Newer steps that were not loaded because the job failed again after each load.
+            obstacles: What was in memory, or missing there, and is not loaded.
         """
         if self._schedule is not None:
             self._schedule.begin(step)
-        self._report(step, {"source": source, "folder": folder, "again": again, "distrusted": list(distrusted)})
+        facts: Json = {"source": source, "folder": folder, "again": again, "distrusted": list(distrusted)}
+        self._report(step, facts | {"memory": [asdict(obstacle) for obstacle in obstacles]})
 
     def announce(self, step: int, *, every: int) -> None:
         """Announces, as rank 0, the next step that all ranks store, if one is due. Called at each step that is saved.

@@ -7,6 +7,7 @@ with the checkpointer's name. Nothing in it outlives the generation.
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +21,12 @@ from perdure_training.snapshots.arena import Header
 
 FOLDER_VARIABLE = "PERDURE_MEMORY_DIR"
 """Variable with the node's memory folder, which the launcher sets."""
+
+ORIGIN_VARIABLE = "PERDURE_MEMORY_ORIGIN"
+"""Variable with where that folder comes from."""
+NODE_VARIABLE = "PERDURE_NODE"
+"""Variable with the node's job, role, rank and incarnation."""
+_NODE = re.compile(r"[^/]+/[^/]+-(\d+)/\d+")
 
 AGREEMENT_TIMEOUT = timedelta(minutes=30)
 """Time in which all ranks of a world must reach `restore`: they load data and build models before that."""
@@ -38,6 +45,10 @@ class RankIdentity:
     """The folder for this stage's snapshots of the node."""
     store: tuple[str, int]
     """Address and port of the generation's store."""
+    node: int | None = None
+    """The node (slot), which a rank may share with others; None where that is unknown."""
+    memory_origin: str = ""
+    """Where the node's memory folder comes from, as the launcher says."""
 
     @property
     def ranks_of_node(self) -> range:
@@ -63,6 +74,8 @@ def identity(environment: Mapping[str, str]) -> RankIdentity | None:
         generation=int(environment.get("PERDURE_GENERATION", "0")),
         folder=Path(folder) / f"stage-{environment.get('PERDURE_STAGE', '0')}",
         store=(address, int(port)),
+        node=int(node[1]) if (node := _NODE.fullmatch(environment.get(NODE_VARIABLE, ""))) else None,
+        memory_origin=environment.get(ORIGIN_VARIABLE, ""),
     )
 
 

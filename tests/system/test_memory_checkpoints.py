@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from perdure.contract import JobPhase
+from perdure.contract import JobPhase, RestoreSource
+from perdure_launcher.system.memory_folder import delete_abandoned
+from perdure_training.snapshots.arena import PAGE
 from tests.docs.pages import PAGES
 from tests.support.allocation import REPOSITORY
 from tests.support.waiting import eventually
 from tests.system.made_steps import repeated, steps
-from tests.system.site import PATIENCE, Site
+from tests.system.site import PATIENCE, Job, Site
 
 EXAMPLES = REPOSITORY / "examples" / "checkpoints"
 GUIDE = "docs/checkpoints.md"
@@ -70,6 +75,61 @@ async def test_killed_launchers_lose_no_snapshots_where_their_nodes_are_started_
     for rank in (0, 1):
         assert sorted(set(steps(job, rank))) == list(range(1, STEPS + 1))
         assert repeated(steps(job, rank)) <= 1
+
+
+def flip(path: Path) -> None:
+    """Damages a snapshot."""
+    with path.open("r+b") as file:
+        file.seek(PAGE)
+        byte = file.read(1)[0]
+        file.seek(PAGE)
+        file.write(bytes([byte ^ 255]))
+
+
+def memory_of(job: Job, node: int) -> Path:
+    return Path(job.processes(node, kind="rank")[0].environ()["PERDURE_MEMORY_DIR"])
+
+
+@pytest.mark.long("survival")
+@pytest.mark.parametrize("is_left", [True, False])
+async def test_a_killed_nodes_own_snapshots_are_loaded_where_all_copies_are_damaged(
+    site: Site, tmp_path: Path, is_left: bool
+):
+    """Launchers of other nodes start before that of the replacement. Without the folder, the incident says why the
+    storage was used."""
+    script, out = EXAMPLES / "sharded.py", tmp_path / "out"
+    job = await site.submit(
+        command=["torchrun", str(script), "--steps", "1000000", "--out", str(out)],
+        checkpoint={"storage": f"file://{tmp_path / 'storage'}", "every": 15},
+    )
+    job.out = out
+    await job.until(lambda status: (status.checkpoint.step or 0) > 0)
+    left = memory_of(job, 0)
+    rank = int(job.processes(0, kind="rank")[0].environ()["RANK"])
+    # It sends no further copies.
+    job.signal(0, None, signal.SIGSTOP)
+    copies = list(memory_of(job, 1).rglob(f"rank-{rank}.[0-9]"))
+    assert copies
+    for path in copies:
+        flip(path)
+    if not is_left:
+        shutil.rmtree(left)
+    launchers = job.processes(0, kind="launcher")
+    job.signal(0, None)
+    for launcher in launchers:
+        await asyncio.to_thread(launcher.wait, PATIENCE)
+    delete_abandoned(node="another/worker-0")
+    known = await job.until(lambda status: status.checkpoint.restored_generation > 1)
+    texts = [evidence.text for evidence in (await job.incidents())[-1].evidence]
+    if is_left:
+        assert known.checkpoint.restored_from is RestoreSource.MEMORY
+        assert known.checkpoint.restored_again in (0, 1)
+        assert not any("memory was not used" in text for text in texts)
+    else:
+        assert known.checkpoint.restored_from is RestoreSource.STORAGE
+        [text] = [text for text in texts if text.startswith("memory was not used for the restore")]
+        assert f"of rank {rank}, node 0 has none: its memory began empty, as no predecessor had left a folder" in text
+        assert re.search(r", and node 1's of steps? [\d, ]+ (is|are) damaged", text)
 
 
 def test_the_script_of_the_guide_runs_as_printed(tmp_path: Path):

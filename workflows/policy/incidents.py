@@ -23,6 +23,7 @@ from perdure.contract import (
     Suspect,
 )
 from perdure.contract.base import shorten
+from perdure.workflows.policy import memory_findings
 from perdure.workflows.policy.incident_texts import within_budget
 from perdure.workflows.policy.state import JobState, NodeFailure
 from perdure.workflows.policy.suspicion import without
@@ -188,11 +189,16 @@ def record_restore(state: JobState, facts: CheckpointFacts, *, generation: int, 
         "restored_from": facts.source if facts.source is not RestoreSource.UNKNOWN else None,
         "steps_again": facts.again,
     }
+    evidence: list[Evidence] = []
     if facts.distrusted:
         steps = ", ".join(f"{step:,}" for step in facts.distrusted)
         text = f"step {steps} in memory was not loaded again: the job had failed after each load of it"
-        evidence = Evidence(time=time, source=EvidenceSource.AGENT, rank=rank, text=text)
-        update["evidence"] = (*incident.evidence, evidence)[-KEPT_EVIDENCE:]
+        evidence.append(Evidence(time=time, source=EvidenceSource.AGENT, rank=rank, text=text))
+    if found := memory_findings.describe(facts.memory, facts.source):
+        # It is about no single node, and speaks against none.
+        evidence.append(Evidence(time=time, source=EvidenceSource.AGENT, text=found))
+    if evidence:
+        update["evidence"] = (*incident.evidence, *evidence)[-KEPT_EVIDENCE:]
     return _replace(state, incident.model_copy(update=update))
 
 

@@ -1,0 +1,67 @@
+"""Reads what rank 0 reports of a restore. Ranks run the code of users: nothing but numbers and known words passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from perdure.agent.checkpoint import names
+from perdure.agent.checkpoint.connections import Json
+from perdure.agent.outbox import envelope
+from perdure.contract import (
+    CheckpointRestored,
+    MemoryFinding,
+    MemoryOrigin,
+    MemoryProblem,
+    NodeCredentials,
+    RestoreSource,
+)
+from perdure.contract.agents import LARGEST_NUMBER
+from perdure.contract.checkpoints import MOST_FINDINGS
+
+_NAMED = 8
+"""Steps that are reported of one kind."""
+
+
+def read_report(node: NodeCredentials, request: Json, *, generation: int) -> CheckpointRestored:
+    """Reads the report of a restore.
+
+    Raises:
+        ValueError: if it is none.
+    """
+    return CheckpointRestored(
+        **envelope(node),
+        generation=generation,
+        step=read_number(request["step"]),
+        source=RestoreSource(str(request["source"]).upper()),
+        again=None if request.get("again") is None else max(read_number(request["again"]), 0),
+        distrusted=_steps(request.get("distrusted")),
+        folder=names.read_folder(str(request["folder"])).folder if request.get("folder") else "",
+        unusable=tuple(str(damage) for damage in request.get("unusable") or ()),
+        memory=tuple(_read_finding(one) for one in (request.get("memory") or ())[:MOST_FINDINGS]),
+    )
+
+
+def read_number(value: Any) -> int:
+    """Reads a whole number that a rank has sent.
+
+    Raises:
+        ValueError: if it is none, or larger than messages carry.
+    """
+    number = int(value)
+    if abs(number) > LARGEST_NUMBER:
+        raise ValueError("the number is too large")
+    return number
+
+
+def _read_finding(found: Json) -> MemoryFinding:
+    return MemoryFinding(
+        rank=read_number(found["rank"]),
+        node=None if found.get("node") is None else read_number(found["node"]),
+        problem=MemoryProblem(str(found["problem"]).upper()),
+        steps=_steps(found.get("steps")),
+        origin=MemoryOrigin(str(found["origin"]).upper()) if found.get("origin") else None,
+    )
+
+
+def _steps(found: Any) -> tuple[int, ...]:
+    return tuple(read_number(step) for step in (found or ())[:_NAMED])
