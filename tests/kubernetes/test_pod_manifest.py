@@ -1,25 +1,20 @@
-"""Tests of a node's pod manifest, and of the events that pods' objects imply: pure functions."""
+"""Tests of a node's pod manifest: pure functions."""
 
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from perdure.activities.nodes.backend import NodeNotYet, NodeRefused
+from perdure.activities.nodes.backend import NodeRefused
 from perdure.activities.nodes.kubernetes import KubernetesSettings
-from perdure.activities.nodes.kubernetes.backend import refuse
 from perdure.activities.nodes.kubernetes.copies import bytes_of
-from perdure.activities.nodes.kubernetes.facts import WAITING, event_of, is_repeated, machine_is_silent
 from perdure.activities.nodes.kubernetes.merge import merge
-from perdure.activities.nodes.kubernetes.objects import Pod
-from perdure.activities.nodes.kubernetes.pod import INCARNATION, RANK, pod_of
+from perdure.activities.nodes.kubernetes.pod import pod_of
 from perdure.activities.nodes.kubernetes.site_policy import SitePolicy
-from perdure.base.kubernetes import KubernetesError
-from perdure.contract import LossCause, NodeCredentials, NodeEvent, NodeEventKind, NodeRequest
+from perdure.contract import NodeCredentials, NodeRequest
 from perdure.contract.names import node_name
 from perdure.spec.job import JobSpec
 
@@ -284,199 +279,6 @@ def test_merging_takes_away_what_is_null_and_replaces_lists_without_names():
         "command": ["y"],
         "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}],
     }
-
-
-def pod_with(status: dict[str, Any], **metadata: Any) -> Pod:
-    return Pod.model_validate(
-        {
-            "metadata": {"name": "p", "uid": "u", "labels": {RANK: "1", INCARNATION: "2"}, **metadata},
-            "spec": {"nodeName": "gpu-17", "containers": [{"name": "training"}]},
-            "status": status,
-        }
-    )
-
-
-BY_KUBELET = [{"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet", "message": "ended"}]
-
-
-def training_with(**state: Any) -> dict[str, Any]:
-    return {"containerStatuses": [{"name": "training", "ready": "running" in state, "state": state}]}
-
-
-@pytest.mark.parametrize(
-    ("status", "kind", "text", "cause"),
-    [
-        (
-            {"phase": "Failed", "reason": "Evicted", "message": "low on memory"},
-            "GONE",
-            "evicted it (Evicted: low",
-            "UNKNOWN",
-        ),
-        ({"phase": "Failed", "reason": "Preempting"}, "GONE", "made room for another pod (Preempting)", "WANTED"),
-        (
-            {"phase": "Failed", "reason": "Evicted", "message": "low on memory", "conditions": BY_KUBELET},
-            "GONE",
-            "evicted it (Evicted: low on memory)",
-            "UNKNOWN",
-        ),
-        (
-            {"phase": "Failed", "reason": "Terminated", "message": "node shutdown", "conditions": BY_KUBELET},
-            "GONE",
-            "its machine shut down (Terminated: node shutdown)",
-            "WANTED",
-        ),
-        (
-            {"phase": "Failed", "reason": "Odd", "message": "no one knows"},
-            "GONE",
-            "its pod failed (Odd: no one knows)",
-            "UNKNOWN",
-        ),
-        (
-            {
-                "phase": "Failed",
-                "conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}],
-                **training_with(terminated={"exitCode": 143, "reason": "Error"}),
-            },
-            "GONE",
-            "preempted by a pod of higher priority",
-            "WANTED",
-        ),
-        (
-            {
-                "phase": "Failed",
-                "initContainerStatuses": [
-                    {
-                        "name": "fetch",
-                        "state": {"terminated": {"exitCode": 6, "reason": "Error", "message": "a\nno host"}},
-                    }
-                ],
-            },
-            "GONE",
-            "its init container fetch ended with exit code 6 (Error: no host)",
-            "UNKNOWN",
-        ),
-        (training_with(terminated={"exitCode": 0, "reason": "Completed"}), "GONE", "ended with exit code 0", "UNKNOWN"),
-        (
-            training_with(terminated={"exitCode": 137, "reason": "OOMKilled"}),
-            "GONE",
-            "it ran out of memory; its limit is that of its machine",
-            "JOB",
-        ),
-        ({"phase": "Failed", "reason": "NodeLost"}, "GONE", "its machine was lost", "MACHINE"),
-        (training_with(running={"startedAt": "2026-01-01T00:00:00Z"}), "RUNNING", "", "UNKNOWN"),
-        (
-            training_with(waiting={"reason": "ImagePullBackOff", "message": "back-off"}),
-            "PENDING",
-            "cannot be pulled",
-            "UNKNOWN",
-        ),
-        (
-            training_with(waiting={"reason": "CreateContainerConfigError", "message": 'secret "key" not found'}),
-            "PENDING",
-            'training: a secret or configuration that it needs is missing (CreateContainerConfigError: secret "key"',
-            "UNKNOWN",
-        ),
-        (training_with(waiting={"reason": "PodInitializing"}), "PENDING", "", "UNKNOWN"),
-        ({}, "PENDING", "", "UNKNOWN"),
-    ],
-)
-def test_what_a_pod_says_of_its_node(status: dict[str, Any], kind: str, text: str, cause: str):
-    event = event_of(pod_with(status))
-    assert (event.kind, event.rank, event.incarnation) == (NodeEventKind(kind), 1, 2)
-    assert text in event.reason
-    assert bool(event.reason) == bool(text)
-    assert (event.cause, event.host) == (cause, "gpu-17" if kind == "GONE" else "")
-
-
-def test_only_an_image_s_name_can_never_become_right():
-    """A registry comes back, and a user creates the Secret."""
-    waits = {word: event_of(pod_with(training_with(waiting={"reason": word}))) for word in WAITING}
-    assert {word for word, event in waits.items() if event.refused} == {"InvalidImageName"}
-
-
-def test_an_image_without_python_has_none_in_the_next_pod_either():
-    message = "neither python3 nor python is on PATH in this image; choose one with Python and PyTorch"
-    ended = event_of(pod_with(training_with(terminated={"exitCode": 127, "reason": "Error", "message": message})))
-    assert (ended.kind, ended.refused, ended.cause) == (NodeEventKind.GONE, True, LossCause.JOB)
-    other = event_of(pod_with(training_with(terminated={"exitCode": 127, "reason": "Error", "message": "foo"})))
-    assert not other.refused
-
-
-def test_the_two_words_for_an_image_that_is_not_pulled_are_told_once():
-    def waiting(word: str, message: str) -> NodeEvent:
-        return event_of(pod_with(training_with(waiting={"reason": word, "message": message})))
-
-    first = waiting("ErrImagePull", "not found")
-    assert is_repeated(waiting("ImagePullBackOff", "Back-off pulling"), first)
-    assert not is_repeated(waiting("CreateContainerConfigError", 'secret "key" not found'), first)
-    assert not is_repeated(event_of(pod_with(training_with(running={}))), first)
-
-
-@pytest.mark.parametrize(
-    ("message", "expected"),
-    [
-        (
-            'pods "p" is forbidden: exceeded quota: gpus, requested: cpu=1,pods=1, used: cpu=3,pods=9, limited: pods=9',
-            (NodeNotYet, "quota gpus is used up: it requests cpu=1,pods=1, and the limit is pods=9", True),
-        ),
-        (
-            'pods "p" is forbidden: error looking up service account nlp/trainer: serviceaccount "trainer" not found',
-            (NodeNotYet, "its service account does not exist", False),
-        ),
-        (
-            'pods "p" is forbidden: violates PodSecurity "restricted:latest"',
-            (NodeNotYet, "change the rule that forbids it", False),
-        ),
-        (
-            'pods "p" is forbidden: ValidatingAdmissionPolicy "freeze" with binding "b" denied request: no pods today',
-            (NodeNotYet, "no pods today; change the rule", False),
-        ),
-        ('admission webhook "w.example" denied the request: no', (NodeNotYet, "change the rule", False)),
-        ('pods is forbidden: User "w" cannot create resource "pods"', (NodeNotYet, "grant the worker", False)),
-    ],
-)
-async def test_what_forbids_a_pod_is_waited_for(message: str, expected: tuple[Any, str, bool]):
-    kind, text, queued = expected
-    with pytest.raises(kind, match=re.escape(text)) as told:
-        refuse(KubernetesError(403, "Forbidden", message), request())
-    assert told.value.queued == queued
-
-
-async def test_a_policy_that_answers_as_if_the_pod_were_invalid_is_waited_for():
-    message = "pods \"p\" is forbidden: ValidatingAdmissionPolicy 'freeze' with binding 'b' denied request: not today"
-    with pytest.raises(NodeNotYet, match="not today"):
-        refuse(KubernetesError(422, "Invalid", message, causes=[""]), request())
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        KubernetesError(422, "Invalid", "Pod is invalid: spec.dnsPolicy: Unsupported value", fields=["spec.dnsPolicy"]),
-        KubernetesError(400, "BadRequest", 'Pod in version "v1" cannot be handled as a Pod'),
-        KubernetesError(404, "NotFound", 'namespaces "nlp" not found'),
-    ],
-)
-async def test_what_only_another_specification_changes_is_refused_for_good(error: KubernetesError):
-    with pytest.raises(NodeRefused):
-        refuse(error, request())
-
-
-@pytest.mark.parametrize("status", [400, 403, 422])
-async def test_a_webhook_that_names_a_field_is_waited_for(status: int):
-    denial = KubernetesError(
-        status, "Invalid", 'admission webhook "w.example" denied the request: no', fields=["spec.containers"]
-    )
-    with pytest.raises(NodeNotYet, match="change the rule"):
-        refuse(denial, request())
-
-
-def test_a_machine_that_does_not_answer_is_no_loss():
-    status = training_with(running={"startedAt": "2026-01-01T00:00:00Z"})
-    silent = pod_with(status | {"conditions": [{"type": "Ready", "status": "False"}]})
-    assert machine_is_silent(silent)
-    assert event_of(silent).kind is NodeEventKind.RUNNING
-    assert "gpu-17 does not answer" in event_of(silent).reason
-    assert not machine_is_silent(pod_with(status | {"conditions": [{"type": "Ready", "status": "True"}]}))
 
 
 @pytest.mark.parametrize(("role", "size"), [({}, "64Mi"), ({"resources": {"shm": "16Gi"}}, "16Gi")])
