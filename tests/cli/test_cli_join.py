@@ -40,7 +40,7 @@ def test_a_server_that_is_not_there_is_exit_code_6(command_line: CommandLine) ->
 
 
 def test_the_kubernetes_example_asks_for_what_there_is(command_line: CommandLine) -> None:
-    (job,) = yaml.safe_load_all((EXAMPLES / "kubernetes-job" / "job.yaml").read_text())
+    (job,) = yaml.safe_load_all((EXAMPLES / "06-kubernetes-job" / "job.yaml").read_text())
     spec = job["spec"]
     (container,) = spec["template"]["spec"]["containers"]
     perdure, join, name, *options = container["command"]

@@ -79,4 +79,5 @@ def _slug(heading: Token) -> str:
     return re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
 
 
-PAGES = [Page(path) for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))]
+_ELSEWHERE = ("README.md", "CONTRIBUTING.md", "examples/README.md")
+PAGES = [Page(path) for path in (*(ROOT / name for name in _ELSEWHERE), *sorted((ROOT / "docs").glob("*.md")))]

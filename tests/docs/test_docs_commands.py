@@ -100,7 +100,7 @@ def test_perdure_knows_the_command_and_its_options(command: Command):
 def folder(tmp_path: Path) -> Path:
     """A folder with a reader's files: a job, other systems' jobs, the examples."""
     fixtures = ROOT / "tests" / "importers" / "fixtures"
-    job = (ROOT / "examples" / "minimal.yaml").read_text(encoding="utf-8")
+    job = (ROOT / "examples" / "01-first-job" / "minimal.yaml").read_text(encoding="utf-8")
     for name in ("job.yaml", "first.yaml"):
         (tmp_path / name).write_text(re.sub(r"path: .*", "path: .", job), encoding="utf-8")
     (tmp_path / "jobs").mkdir()
@@ -108,7 +108,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "pytorchjob.yaml").write_text((fixtures / "pytorchjob-elastic.yaml").read_text(), encoding="utf-8")
     (tmp_path / "elasticjob.yaml").write_text((fixtures / "elasticjob-llama.yaml").read_text(), encoding="utf-8")
     for name in ("examples", "train.py", "prepare.py"):
-        (tmp_path / name).symlink_to(ROOT / ("examples" if name == "examples" else "examples/train.py"))
+        (tmp_path / name).symlink_to(ROOT / ("examples" if name == "examples" else "examples/01-first-job/train.py"))
     return tmp_path
 
 

@@ -390,7 +390,7 @@ def job_of_the_guide(namespace: str, **changed: Any) -> dict[str, Any]:
 
 
 def training_script() -> dict[str, Any]:
-    data = {"train.py": (REPOSITORY / "examples" / "checkpoints" / "plain.py").read_text()}
+    data = {"train.py": (REPOSITORY / "examples" / "04-checkpoints" / "plain.py").read_text()}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "first"}, "data": data}
 
 

@@ -28,7 +28,7 @@ from tests.system.site import SCRIPT, Job
 
 pytestmark = pytest.mark.long("joining")
 
-EXAMPLE = REPOSITORY / "examples" / "kubernetes-job" / "job.yaml"
+EXAMPLE = REPOSITORY / "examples" / "06-kubernetes-job" / "job.yaml"
 
 
 async def test_a_pod_that_the_cluster_replaces_has_its_place_back(own_cluster: Cluster, job: PodJob) -> None:

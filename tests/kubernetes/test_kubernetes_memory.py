@@ -122,7 +122,7 @@ async def test_a_killed_rank_and_a_lost_pod_lose_at_most_one_step(
     own_cluster: Cluster, cluster: TestCluster, job: PodJob, results: Path, example: str
 ) -> None:
     name = f"k-{secrets.token_hex(4)}"
-    script = REPOSITORY / "examples" / "checkpoints" / example
+    script = REPOSITORY / "examples" / "04-checkpoints" / example
     async with perdure(cluster, job.namespace) as (_, client):
         worker = {
             "nodes": 2,
@@ -188,7 +188,7 @@ async def test_a_requested_checkpoint_on_a_volume_is_loaded_by_torch_alone(
     own_cluster: Cluster, cluster: TestCluster, job: PodJob, results: Path, claim: tuple[str, Path]
 ) -> None:
     name, (volume, folder) = f"k-{secrets.token_hex(4)}", claim
-    script = REPOSITORY / "examples" / "checkpoints" / "plain.py"
+    script = REPOSITORY / "examples" / "04-checkpoints" / "plain.py"
     async with perdure(cluster, job.namespace) as (server, client):
         worker = {
             "nodes": 2,

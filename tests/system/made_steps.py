@@ -1,4 +1,4 @@
-"""The steps that the scripts below `examples/checkpoints` write down."""
+"""The steps that the scripts below `examples/04-checkpoints` write down."""
 
 from __future__ import annotations
 

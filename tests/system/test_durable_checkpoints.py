@@ -23,7 +23,7 @@ from tests.support.waiting import eventually
 from tests.system.made_steps import steps
 from tests.system.site import PATIENCE, Job, Site
 
-EXAMPLE = REPOSITORY / "examples" / "checkpoints" / "plain.py"
+EXAMPLE = REPOSITORY / "examples" / "04-checkpoints" / "plain.py"
 SHARDS = Path(__file__).with_name("shards_of_a_model.py")
 
 

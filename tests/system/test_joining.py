@@ -167,7 +167,7 @@ async def test_a_terminated_machine_reports_its_departure_and_another_takes_its_
 
 @pytest.mark.long("joining")
 async def test_a_terminated_machine_has_a_checkpoint_made_first(site: Site, here: Machines, tmp_path: Path):
-    out, script = tmp_path / "out", REPOSITORY / "examples" / "checkpoints" / "plain.py"
+    out, script = tmp_path / "out", REPOSITORY / "examples" / "04-checkpoints" / "plain.py"
     job = await site.submit(
         backend="joined",
         command=["torchrun", str(script), "--steps", "100000", "--out", str(out)],

@@ -21,7 +21,7 @@ from tests.support.waiting import eventually
 from tests.system.made_steps import repeated, steps
 from tests.system.site import PATIENCE, Job, Site
 
-EXAMPLES = REPOSITORY / "examples" / "checkpoints"
+EXAMPLES = REPOSITORY / "examples" / "04-checkpoints"
 GUIDE = "docs/checkpoints.md"
 STEPS = 150
 

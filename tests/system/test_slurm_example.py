@@ -20,7 +20,7 @@ from tests.support.waiting import eventually
 from tests.system.joined import Machines, machines
 from tests.system.site import SCRIPT, Job
 
-SBATCH = REPOSITORY / "examples" / "slurm" / "train.sbatch"
+SBATCH = REPOSITORY / "examples" / "05-slurm" / "train.sbatch"
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="network namespaces need root"),

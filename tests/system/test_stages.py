@@ -103,8 +103,8 @@ async def test_work_before_the_first_torchrun_may_take_longer_than_a_node_has_to
 @pytest.mark.long("frameworks")
 async def test_an_example_runs_as_it_says(site: Site, name: str, torchruns: int, made: tuple[str, ...]):
     (site.folder / "examples").symlink_to(EXAMPLES)
-    text = (EXAMPLES / "scripts" / f"{name}.sh").read_text()
-    command = f"bash examples/scripts/{name}.sh"
+    text = (EXAMPLES / "03-scripts" / f"{name}.sh").read_text()
+    command = f"bash examples/03-scripts/{name}.sh"
     assert f"perdure run --nodes 2 -- {command}" in text
     environment = {"OMP_NUM_THREADS": "1", "STEPS": "3"}
     job = await site.submit(command=command.split(), env=environment)

@@ -1,7 +1,0 @@
-# Runs torchrun once per seed. A node that is replaced during the third run does not repeat the first two.
-#
-#     perdure run --nodes 2 -- bash examples/scripts/seeds.sh
-set -e
-for seed in 0 1 2; do
-  torchrun examples/train.py --seed "$seed" --out "out/seed-$seed" --steps "${STEPS:-2000}"
-done
