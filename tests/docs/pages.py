@@ -80,4 +80,4 @@ def _slug(heading: Token) -> str:
 
 
 _ELSEWHERE = ("README.md", "CONTRIBUTING.md", "examples/README.md")
-PAGES = [Page(path) for path in (*(ROOT / name for name in _ELSEWHERE), *sorted((ROOT / "docs").glob("*.md")))]
+PAGES = [Page(path) for path in (*(ROOT / name for name in _ELSEWHERE), *sorted((ROOT / "docs").rglob("*.md")))]
