@@ -79,5 +79,5 @@ def _slug(heading: Token) -> str:
     return re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
 
 
-_ELSEWHERE = ("README.md", "CONTRIBUTING.md", "examples/README.md")
+_ELSEWHERE = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "examples/README.md")
 PAGES = [Page(path) for path in (*(ROOT / name for name in _ELSEWHERE), *sorted((ROOT / "docs").rglob("*.md")))]
