@@ -52,3 +52,13 @@ def test_numbered_examples_have_no_gaps_and_are_all_shown() -> None:
 def test_an_example_begins_with_a_sentence_about_what_it_shows(path: Path) -> None:
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#!")]
     assert re.match(r'("""|# )[A-Z].*[.:]', lines[0]), lines[0]
+
+
+def test_examples_that_other_tests_use_exist() -> None:
+    named: dict[str, str] = {}
+    for path in (ROOT / "tests").rglob("*.py"):
+        source = path.read_text(encoding="utf-8")
+        for parts in re.findall(r'(?:ROOT|REPOSITORY|parents\[\d\]) / "examples"((?: / "[^"]+")+)', source):
+            named["/".join(re.findall(r'"([^"]+)"', parts))] = path.name
+    assert len(named) > 5
+    assert {name: path for name, path in named.items() if not (EXAMPLES / name).exists()} == {}

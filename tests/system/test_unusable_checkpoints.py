@@ -14,7 +14,7 @@ from tests.support.waiting import eventually
 from tests.system.made_steps import steps
 from tests.system.site import PATIENCE, Job, Site
 
-EXAMPLE = REPOSITORY / "examples" / "checkpoints" / "plain.py"
+EXAMPLE = REPOSITORY / "examples" / "04-checkpoints" / "plain.py"
 
 
 async def train(site: Site, folder: Path, **checkpoint: Any) -> Job:
