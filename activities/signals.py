@@ -34,10 +34,10 @@ class SignalActivities:
         """Requests the table of a running group on behalf of the job that adopts it."""
         return await self._deliver(group_id, "adopt", message)
 
-    @activity.defn(name=SIGNAL_ACTIVITIES["edges"])
+    @activity.defn(name=SIGNAL_ACTIVITIES["transitions"])
     async def signal_transitions(self, job_id: str, message: GroupTransitions) -> Delivery:
         """Signals a job the transitions in one of its groups."""
-        return await self._deliver(job_id, "edges", message)
+        return await self._deliver(job_id, "transitions", message)
 
     async def _deliver(
         self, workflow_id: str, signal: str, message: GroupDesire | Adopt | GroupTransitions

@@ -5,4 +5,4 @@ The package is copied into users' images under this one name, and runs with thei
 library, and torch only in the modules that torch itself loads (`rank_plugins`, `rendezvous`).
 """
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"

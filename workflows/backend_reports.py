@@ -18,7 +18,6 @@ from perdure.contract import (
     TransitionKind,
 )
 from perdure.workflows.node_record import NodeRecord
-from perdure.workflows.policy.behavior import Behavior
 
 if TYPE_CHECKING:
     from perdure.workflows.node_table import NodeTable
@@ -58,7 +57,7 @@ def _take_event(table: NodeTable, event: NodeEvent) -> NodeRecord | None:
     key = event.key
     if event.kind is NodeEventKind.GONE and (leaving := table.retiring.get(key)) is not None:
         table.retiring[key] = leaving.replace(phase=NodePhase.LOST, since=event.time, reason=event.reason)
-        if table.behavior >= Behavior.RELEASE_0_2 and leaving.phase is not NodePhase.LOST and not table.winding_down:
+        if leaving.phase is not NodePhase.LOST and not table.winding_down:
             # Its replacement may wait for this, and the deletion returns later.
             table.transition(
                 leaving, TransitionKind.LOST, event.time, source=EvidenceSource.BACKEND, detail=event.reason
@@ -89,7 +88,7 @@ def _take_event(table: NodeTable, event: NodeEvent) -> NodeRecord | None:
         case NodeEventKind.RUNNING:
             if record.phase is NodePhase.PENDING:
                 phase, kind = NodePhase.CREATED, TransitionKind.CREATED
-                if record.joined and record.reachable and table.behavior >= Behavior.RELEASE_0_2:
+                if record.joined and record.reachable:
                     phase, kind = NodePhase.JOINED, TransitionKind.JOINED
                 table.put(record.replace(phase=phase, since=event.time, reason="", obstacle=""))
                 table.transition(record, kind, event.time, source=EvidenceSource.BACKEND)
@@ -103,7 +102,7 @@ def _wait_for_backend(table: NodeTable, record: NodeRecord, event: NodeEvent) ->
     early = record.phase in (NodePhase.REQUESTED, NodePhase.CREATED, NodePhase.PENDING)
     # The agent is a container of its own and joins while the training container is still being created. A queue's
     # message after that is late: the node has a machine.
-    obstacle = "" if event.queued or table.behavior < Behavior.RELEASE_0_2 else event.reason
+    obstacle = "" if event.queued else event.reason
     if early and (record.obstacle or record.reason) != event.reason:
         often = _rewords_often(table, record, event)
         record = record.replace(phase=NodePhase.PENDING, since=event.time, reason=event.reason, obstacle=obstacle)
@@ -121,8 +120,7 @@ def _rewords_often(table: NodeTable, record: NodeRecord, event: NodeEvent) -> bo
     """Whether the reason changes too often: a scheduler that counts its machines again gives a job nothing to
     decide on."""
     return (
-        table.behavior >= Behavior.RELEASE_0_2
-        and record.phase is NodePhase.PENDING
+        record.phase is NodePhase.PENDING
         and record.rewordings >= REWORDINGS
         and record.reworded_at is not None
         and event.time - record.reworded_at < REWORDED_AGAIN

@@ -37,7 +37,7 @@ def pack(message: _Carried) -> _Carried | Packed:
 
 
 def unpack(carried: _Carried | Packed, kind: type[_Carried]) -> _Carried:
-    """Returns the message that was given to `pack`; an earlier release carried it unpacked."""
+    """Returns the message that was given to `pack`."""
     if isinstance(carried, Packed):
         return kind.model_validate_json(decompress(b64decode(carried.packed_json)))
     return carried

@@ -16,12 +16,11 @@ from __future__ import annotations
 from enum import StrEnum
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError, TemporalError
+from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from perdure.contract import Adopt, GroupDesire, GroupTransitions
     from perdure.workflows import options
-    from perdure.workflows.policy.behavior import Behavior
 
 
 class Delivery(StrEnum):
@@ -34,16 +33,12 @@ class Delivery(StrEnum):
     """The server did not accept it; it may still have arrived."""
 
 
-SIGNAL_ACTIVITIES = {"desire": "signal_desire", "adopt": "signal_adopt", "edges": "signal_edges"}
+SIGNAL_ACTIVITIES = {"desire": "signal_desire", "adopt": "signal_adopt", "transitions": "signal_transitions"}
 """The activity for each signal name: one for each type of message."""
 
 
-async def deliver(
-    workflow_id: str, signal: str, message: GroupDesire | Adopt | GroupTransitions, *, behavior: Behavior
-) -> Delivery:
+async def deliver(workflow_id: str, signal: str, message: GroupDesire | Adopt | GroupTransitions) -> Delivery:
     """Signals the current run of a workflow."""
-    if behavior < Behavior.RELEASE_0_2:
-        return await _deliver_by_command(workflow_id, signal, message)
     try:
         return await workflow.execute_activity(
             SIGNAL_ACTIVITIES[signal],
@@ -56,14 +51,3 @@ async def deliver(
     except ActivityError as error:
         workflow.logger.warning("%s was not delivered to %s: %s", signal, workflow_id, error.cause or error)
         return Delivery.FAILED
-
-
-async def _deliver_by_command(
-    workflow_id: str, signal: str, message: GroupDesire | Adopt | GroupTransitions
-) -> Delivery:
-    try:
-        await workflow.get_external_workflow_handle(workflow_id).signal(signal, message)
-    except TemporalError as error:
-        workflow.logger.warning("%s was not delivered to %s: %s", signal, workflow_id, error)
-        return Delivery.CLOSED
-    return Delivery.TAKEN

@@ -23,7 +23,6 @@ with workflow.unsafe.imports_passed_through():
     from perdure.workflows.delivery import Delivery, deliver
     from perdure.workflows.node_record import GroupInput
     from perdure.workflows.policy import group_desire
-    from perdure.workflows.policy.behavior import Behavior
     from perdure.workflows.policy.deduplication import begin_ownership_epoch
     from perdure.workflows.policy.events import Event, GroupWoundDown, TimePassed
     from perdure.workflows.policy.state import JobState
@@ -119,7 +118,7 @@ class JobGroups:
     async def _deliver(self, group: int, desire: GroupDesire) -> bool:
         group_id = self.id_of(group)
         if group in self._started:
-            delivery = await deliver(group_id, "desire", desire, behavior=self._owner.state.behavior)
+            delivery = await deliver(group_id, "desire", desire)
             if delivery is not Delivery.CLOSED:
                 return delivery is Delivery.TAKEN
             # It was terminated from outside; a new group adopts its nodes by their names.
@@ -128,7 +127,8 @@ class JobGroups:
 
     async def _start(self, group: int, group_id: str, desire: GroupDesire) -> bool:
         owner, info = self._owner, workflow.info()
-        ownership_epoch = self._new_ownership_epoch(desire)
+        # A run that was reset makes another one when it is replayed.
+        ownership_epoch = workflow.uuid4().hex
         owner.state = begin_ownership_epoch(owner.state, group, ownership_epoch)
         try:
             child = await workflow.start_child_workflow(
@@ -150,13 +150,12 @@ class JobGroups:
             )
         except WorkflowAlreadyStartedError:
             # This job was reset, or has lost its knowledge of the group: the group's table is the truth.
-            return await self._adopt(group, group_id, Adopt(job_run_id=info.run_id, ownership_epoch=ownership_epoch))
+            return await self._adopt(group, group_id, Adopt(ownership_epoch=ownership_epoch))
         except (ChildWorkflowError, TemporalError) as error:
             workflow.logger.warning("group %s could not be started: %s", group, error)
             return False
         self._started.add(group)
-        if owner.state.behavior >= Behavior.RELEASE_0_2:
-            self._followers[group] = asyncio.create_task(self._follow(group, ownership_epoch, child))
+        self._followers[group] = asyncio.create_task(self._follow(group, ownership_epoch, child))
         return True
 
     async def _follow(self, group: int, ownership_epoch: str, child: workflow.ChildWorkflowHandle[Any, Any]) -> None:
@@ -170,14 +169,8 @@ class JobGroups:
             self._owner.events.append(GroupWoundDown(group=group))
             self.reach_again(group)
 
-    def _new_ownership_epoch(self, desire: GroupDesire) -> str:
-        """A name for a start or an adoption of a group: a run that was reset makes another one when it is replayed."""
-        if self._owner.state.behavior >= Behavior.RELEASE_0_2:
-            return workflow.uuid4().hex
-        return next((node.token for node in desire.nodes.values()), "")
-
     async def _adopt(self, group: int, group_id: str, adopt: Adopt) -> bool:
-        if await deliver(group_id, "adopt", adopt, behavior=self._owner.state.behavior) is not Delivery.TAKEN:
+        if await deliver(group_id, "adopt", adopt) is not Delivery.TAKEN:
             return False
         self._started.add(group)
         return True

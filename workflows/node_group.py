@@ -49,8 +49,6 @@ with workflow.unsafe.imports_passed_through():
     from perdure.workflows.dataset import start_dataset
     from perdure.workflows.node_record import GroupInput, NodeRecord
     from perdure.workflows.node_table import NodeTable
-    from perdure.workflows.patching import behavior_of_this_run
-    from perdure.workflows.policy.behavior import Behavior
     from perdure.workflows.store import start_store
 
 
@@ -64,7 +62,7 @@ class NodeGroup:
 
     @workflow.init
     def __init__(self, group: GroupInput | Packed) -> None:
-        self._table = NodeTable(unpack(group, GroupInput), behavior=behavior_of_this_run())
+        self._table = NodeTable(unpack(group, GroupInput))
         self._tasks: dict[tuple[str, int, int], asyncio.Task[object]] = {}
         """Tasks in flight: the kind, the node's rank, and the incarnation or generation."""
         self._cleared = False
@@ -227,7 +225,7 @@ class NodeGroup:
         member = world.members.get(node.rank) if world is not None else None
         if world is not None and member is not None and member.incarnation == node.incarnation:
             generation = world.generation
-            refused = table.behavior >= Behavior.RELEASE_0_2 and record.refused >= generation
+            refused = record.refused >= generation
             unknown = record.generation < generation and not refused
             if unknown or self._needs_inquiry(record, generation):
                 self._start(("world", node.rank, generation), agent_calls.apply_world(table, node, generation))
@@ -257,7 +255,7 @@ class NodeGroup:
 
     def _needs_inquiry(self, record: NodeRecord, generation: int) -> bool:
         """Whether the job asks if this node has entered the world, because it has not reported steps."""
-        inquires = self._table.behavior >= Behavior.RELEASE_0_2 and self._table.desire.inquiry > record.inquired
+        inquires = self._table.desire.inquiry > record.inquired
         return inquires and record.joined and record.stepping < generation
 
     def _create_together(self) -> None:
@@ -349,8 +347,6 @@ class NodeGroup:
         info = workflow.info()
         full = info.get_current_history_length() > options.HISTORY_LIMIT
         if not (info.is_continue_as_new_suggested() or full):
-            return False
-        if self._table.winding_down and self._table.behavior < Behavior.RELEASE_0_2:
             return False
         quiet = all(kind in ("lease", "watch", "look") for kind, _, _ in self._tasks)
         return quiet or full

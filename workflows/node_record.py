@@ -88,7 +88,7 @@ class NodeRecord(Message):
     metrics: Metrics | None = None
     stall: Stall | None = None
     """The latest stall report of its agent."""
-    sequences: dict[str, int] = Field(default={}, validation_alias="heard", serialization_alias="heard")
+    sequences: dict[str, int] = Field(default={})
     """Highest sequence number by kind of message: within a kind, older ones are dropped."""
 
     @property
@@ -131,7 +131,7 @@ class TransitionsCarried(Message):
     """The sequence number of the last message."""
     delivered: int = 0
     """The number of transitions that the job has accepted."""
-    ownership_epoch: str = Field(default="", validation_alias="tenure", serialization_alias="tenure")
+    ownership_epoch: str = ""
 
 
 class GroupTable(Message):
@@ -140,9 +140,7 @@ class GroupTable(Message):
     records: dict[int, NodeRecord] = Field(default={})
     retiring: tuple[NodeRecord, ...] = ()
     """Older incarnations that are being deleted."""
-    transitions: TransitionsCarried = Field(
-        default=TransitionsCarried(), validation_alias="edges", serialization_alias="edges"
-    )
+    transitions: TransitionsCarried = TransitionsCarried()
     owner_closed: bool = False
     """The job has closed without telling the group to wind down."""
     datasets: tuple[str, ...] = ()
@@ -162,7 +160,7 @@ class GroupInput(Message):
     role: str
     spec: AcceptedSpec
     desire: GroupDesire
-    ownership_epoch: str = Field(default="", validation_alias="tenure", serialization_alias="tenure")
+    ownership_epoch: str = ""
     """See `GroupTransitions`."""
     table: GroupTable | None = None
     """The table of the run before; None for the first run."""

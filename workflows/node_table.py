@@ -42,7 +42,6 @@ from perdure.spec.durations import format_duration
 from perdure.workflows import options
 from perdure.workflows.backend_reports import tell_obstacle
 from perdure.workflows.node_record import GroupInput, GroupTable, NodeRecord, TransitionsCarried
-from perdure.workflows.policy.behavior import CURRENT, Behavior
 from perdure.workflows.policy.copies import choose_holder, copies_token
 from perdure.workflows.transitions import TransitionBatch
 
@@ -56,8 +55,7 @@ class NodeTable:
         - A transition says what changed; telemetry makes none.
     """
 
-    def __init__(self, group: GroupInput, *, behavior: Behavior = CURRENT) -> None:
-        self.behavior = behavior
+    def __init__(self, group: GroupInput) -> None:
         carried = group.table
         _, role = group.spec.role
         self.group = group
@@ -73,7 +71,6 @@ class NodeTable:
             group=group.group,
             gather=self.timing.signals.transition_batch,
             carried=carried.transitions if carried else TransitionsCarried(ownership_epoch=group.ownership_epoch),
-            behavior=behavior,
         )
         self.owner_closed = carried.owner_closed if carried else False
         self._datasets = carried.datasets if carried else ()
@@ -96,8 +93,7 @@ class NodeTable:
     def was_not_made(self, record: NodeRecord) -> bool:
         """Whether the backend has reported an obstacle to creating the node, but not that it created it: the group asks
         until it answers, and the group's next run continues to ask."""
-        pending = record.phase is NodePhase.PENDING and record.created is None and not record.watched
-        return pending and self.behavior >= Behavior.RELEASE_0_2
+        return record.phase is NodePhase.PENDING and record.created is None and not record.watched
 
     @property
     def adopts(self) -> bool:
@@ -108,8 +104,7 @@ class NodeTable:
     def shares(self) -> bool:
         """Whether its backend keeps objects of the job other than nodes: they must be deleted as well, even where no
         node is left whose deletion would include them."""
-        keeps = CAPABILITIES[self.group.spec.backend].keeps_shared_objects
-        return keeps and self.behavior >= Behavior.RELEASE_0_2
+        return CAPABILITIES[self.group.spec.backend].keeps_shared_objects
 
     @property
     def is_empty(self) -> bool:
@@ -164,7 +159,7 @@ class NodeTable:
         )
         member = world.members.get(rank) if world is not None else None
         takes_part = member is not None and member.incarnation == desired.incarnation
-        joined = takes_part and self.behavior >= Behavior.RELEASE_0_2
+        joined = takes_part
         self.put(NodeRecord(node=node, since=now, joined=joined))
 
     # Messages of agents

@@ -8,7 +8,6 @@ from temporalio.common import SearchAttributeKey, SearchAttributeUpdate
 
 from perdure.contract import JobPhase
 from perdure.spec.job import Backend
-from perdure.workflows.policy.behavior import Behavior
 
 if TYPE_CHECKING:
     from perdure.workflows.policy.state import JobState
@@ -25,7 +24,7 @@ def changed_attributes(
     state: JobState, phase: JobPhase, backend: Backend, *, shown: dict[str, str | int]
 ) -> list[SearchAttributeUpdate[Any]]:
     """The updates that a job has to make; the job keeps the new values as `shown`."""
-    restarts = state.all_restarts if state.behavior >= Behavior.RELEASE_0_2 else len(state.restarts)
+    restarts = state.all_restarts
     texts = {JOB_PHASE: phase.value, JOB_BACKEND: backend.value, JOB_NAMESPACE: state.namespace}
     numbers = {
         WORLD_SIZE: state.world.processes if state.world else 0,

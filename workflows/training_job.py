@@ -59,7 +59,6 @@ with workflow.unsafe.imports_passed_through():
     from perdure.workflows.patching import behavior_of_this_run, newer_behavior_begins
     from perdure.workflows.policy import group_desire, joining, projections
     from perdure.workflows.policy.batch import decide_all
-    from perdure.workflows.policy.behavior import Behavior
     from perdure.workflows.policy.deduplication import accept
     from perdure.workflows.policy.events import (
         CancelRequested,
@@ -97,7 +96,7 @@ class TrainingJob:
         self._cancelled = False
         self._resolved = True
         self._outdated = False
-        self._unchecked = carried is None and behavior >= Behavior.RELEASE_0_2
+        self._unchecked = carried is None
         """The specification is not checked yet. Requests are accepted meanwhile; nothing is sent."""
         try:
             self.job = read_accepted(spec)
@@ -170,12 +169,12 @@ class TrainingJob:
             # If the group runs after all, it is sent its desired state once more.
             self._groups.reach_again(group_index(message.sender.rank))
 
-    @workflow.signal(name="edges", description="Changes of nodes, as their group saw them")
+    @workflow.signal(description="Changes of nodes, as their group saw them")
     def transitions(self, message: GroupTransitions) -> None:
         if self._spec_error or message.uid != self.state.uid:
             return
         ownership_epoch = self.state.ownership_epochs.get(message.group)
-        unproven = message.ownership_epoch == "" and ownership_epoch and self.state.behavior >= Behavior.RELEASE_0_2
+        unproven = message.ownership_epoch == "" and ownership_epoch
         if unproven or message.ownership_epoch not in ("", ownership_epoch):
             # This message was sent to an earlier run, and a reset delivers it to this one: the nodes have changed
             # since.
@@ -355,9 +354,6 @@ class TrainingJob:
         those of the request, then the main loop's timer, then what is sent to groups, whether or not the group's sender
         is still busy when the request arrives.
         """
-        if self.state.behavior < Behavior.RELEASE_0_2:
-            self._take(event)
-            return
         if self.events:
             self._decide_all()
         self._decide(event)

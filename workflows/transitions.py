@@ -17,7 +17,6 @@ with workflow.unsafe.imports_passed_through():
     from perdure.workflows import options
     from perdure.workflows.delivery import Delivery, deliver
     from perdure.workflows.node_record import TransitionsCarried
-    from perdure.workflows.policy.behavior import CURRENT, Behavior
 
 _URGENT = frozenset(
     {
@@ -61,9 +60,7 @@ class TransitionBatch:
         group: int,
         gather: timedelta,
         carried: TransitionsCarried,
-        behavior: Behavior = CURRENT,
     ) -> None:
-        self._behavior = behavior
         self._job_id = job_id
         self._uid = uid
         self._group = group
@@ -139,8 +136,6 @@ class TransitionBatch:
 
     def _may_be_ended(self) -> bool:
         """Whether urgent transitions may end the gathering that begins now."""
-        if self._behavior < Behavior.RELEASE_0_2:
-            return False
         now = workflow.now()
         if self._counted_at is not None:
             self._at_once = min(self._at_once + (now - self._counted_at) / _REGAINED, _MOST_AT_ONCE)
@@ -168,7 +163,7 @@ class TransitionBatch:
             wound_down=self._wound_down,
             ownership_epoch=self._ownership_epoch,
         )
-        delivery = await deliver(self._job_id, "edges", message, behavior=self._behavior)
+        delivery = await deliver(self._job_id, "transitions", message)
         if delivery is not Delivery.TAKEN:
             return delivery
         self._delivered += len(transitions)

@@ -91,7 +91,7 @@ class GroupRef(Message):
 
 class CreatedNode(Message):
     name: str
-    """Read by groups of release 0.1.0 alone."""
+    """As its backend knows it: a pod's name, for example."""
     host: str = ""
     log_path: str = ""
     pending: ShortText = ""

@@ -48,11 +48,7 @@ LogTail = Annotated[str, AfterValidator(lambda text: text[-LONGEST_ERROR:])]
 
 
 class Message(BaseModel):
-    """An immutable value that ignores fields of a newer release.
-
-    A field that has another name in recorded histories declares that wire name with `Field(validation_alias=,
-    serialization_alias=)`.
-    """
+    """An immutable value that ignores fields of a newer release."""
 
     model_config = ConfigDict(
         frozen=True,

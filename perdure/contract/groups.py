@@ -23,7 +23,7 @@ class TransitionKind(Vocabulary):
     STEPPING = "STEPPING"
     STALLED = "STALLED"
     """Its ranks have stopped stepping."""
-    STALL_ENDED = "GOING_ON"
+    STALL_ENDED = "STALL_ENDED"
     """Its ranks step again after a stall."""
     STORE_PORTS = "STORE_PORTS"
     COMMANDED = "COMMANDED"
@@ -102,12 +102,12 @@ class GroupTransitions(Message):
     """Grows with each message, including a message that repeats an undelivered one."""
     before: int | None = None
     """The number of this group's transitions before the first of these; None from a group that does not count them."""
-    transitions: tuple[NodeTransition, ...] = Field(default=(), validation_alias="edges", serialization_alias="edges")
+    transitions: tuple[NodeTransition, ...] = ()
     adopted: tuple[NodeView, ...] | None = None
     """The whole table: the answer to `adopt`, for a job that was reset or replaced."""
     wound_down: bool = False
     """The group has deleted all its nodes and closes."""
-    ownership_epoch: str = Field(default="", validation_alias="tenure", serialization_alias="tenure")
+    ownership_epoch: str = ""
     """Identifies the start or adoption of the group that this message follows. A job that was reset receives its
     earlier run's signals again, and recognizes them as stale by it."""
 
@@ -196,7 +196,5 @@ class GroupDesire(Message):
 class Adopt(Message):
     """To a NodeGroup that already runs: a job that was reset, or that took the place of an earlier one, adopts it."""
 
-    job_run_id: str
-    """Read by groups of release 0.1.0 alone."""
-    ownership_epoch: str = Field(default="", validation_alias="tenure", serialization_alias="tenure")
-    """The group repeats it in every `edges` signal from now on."""
+    ownership_epoch: str = ""
+    """The group repeats it in every `transitions` signal from now on."""

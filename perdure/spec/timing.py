@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from pydantic import AliasChoices, Field, model_validator
+from pydantic import Field, model_validator
 
 from .base import Section
 from .durations import Duration
@@ -64,14 +64,9 @@ class SignalTiming(Section):
     """The heartbeat interval per node of the group: it limits a group to two signals a second."""
     metrics_every: int = Field(default=6, ge=1)
     """CPU, memory and GPU figures are sent with every n-th heartbeat."""
-    transition_batch: Duration = Field(
-        default=timedelta(milliseconds=200),
-        validation_alias=AliasChoices("transition_batch", "edge_batch"),
-        serialization_alias="edge_batch",  # what workers of release 0.1.0 read
-    )
+    transition_batch: Duration = timedelta(milliseconds=200)
     """The time for which a group gathers its nodes' transitions before the next message to its job; the first is sent
-    at once, and so are those that a recovery waits for, up to a number. `edge_batch`, its name in release 0.1.0, is
-    accepted, too."""
+    at once, and so are those that a recovery waits for, up to a number."""
 
     def interval(self, nodes: int) -> timedelta:
         """The time between two heartbeat signals of a node in a group of this many."""

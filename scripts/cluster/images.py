@@ -153,9 +153,7 @@ def _python_entries() -> Iterator[_Entry]:
 
 def _code_entries(code: Path) -> Iterator[_Entry]:
     with tempfile.TemporaryDirectory() as folder:
-        # An earlier release had further packages, and fewer of these.
-        earlier = () if (code / "perdure" / "workflows").is_dir() else ("workflows", "activities", "agent")
-        for package in (one for one in (*OUR_PACKAGES, *earlier) if (code / one).is_dir()):
+        for package in OUR_PACKAGES:
             copy = Path(folder, package)
             shutil.copytree(code / package, copy, ignore=shutil.ignore_patterns("__pycache__"))
             compileall.compile_dir(copy, quiet=1, stripdir=folder, invalidation_mode=PycInvalidationMode.UNCHECKED_HASH)

@@ -159,7 +159,7 @@ async def test_a_node_cannot_change_its_job_beyond_its_own_reports(attacker: Att
     await attacker.refused(handle.terminate(), RPCStatusCode.UNIMPLEMENTED)
     for workflow, name in (
         (workflows.job.id, "close"),
-        (workflows.job.id, "edges"),
+        (workflows.job.id, "transitions"),
         (workflows.job.id, "joined"),
         (workflows.group.id, "desire"),
         (workflows.group.id, "adopt"),

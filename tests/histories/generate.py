@@ -20,7 +20,7 @@ from typing import Any
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle, WorkflowHistory
 
 from perdure.contract import JobPhase, ReasonRequest, RelaunchRequest, ScaleRequest
-from tests.histories.recorded import RECORDED, freeze, write
+from tests.histories.recorded import MANIFEST, RECORDED, freeze, write
 from tests.support.temporal_server import dev_server
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
@@ -190,25 +190,27 @@ async def histories(client: Client, workflow_id: str) -> list[WorkflowHistory]:
 
 
 async def generate(release: Path) -> int:
-    """Plays all scenarios into a release's folder, which appears whole or not at all."""
+    """Plays all scenarios into the folder of the release in work, which is replaced as a whole."""
     suggest = ("--dynamic-config-value", f"limit.historyCount.suggestContinueAsNew={CONTINUE_AFTER_EVENTS}")
     with tempfile.TemporaryDirectory(prefix="perdure-recording-") as name:
         folder = Path(name)
         async with dev_server(options=suggest) as server, running_fleet(await server.client()) as fleet:
             files = sum([await record(fleet, scenario, folder) for scenario in SCENARIOS])
-        freeze(folder)
+        shutil.rmtree(release, ignore_errors=True)
         shutil.copytree(folder, release)
     return files
 
 
 def main() -> None:
     release = RECORDED / version("perdure")
-    if release.exists():
+    if (release / MANIFEST).exists():
         sys.exit(
-            f"{release} exists: the recordings of a release are never replaced. A release in work has a number of its "
-            "own: see `Making a release` in docs/development.md."
+            f"{release} is frozen: the recordings of a release are never replaced. A release in work has a number of "
+            "its own: see `Making a release` in docs/development.md."
         )
     print(f"{asyncio.run(generate(release))} histories in {release}")
+    if "--freeze" in sys.argv[1:]:
+        freeze(release)
 
 
 if __name__ == "__main__":

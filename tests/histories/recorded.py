@@ -1,8 +1,8 @@
 """Finds, writes and reads recorded histories.
 
 A file is the history of one run of one workflow, compressed, as JSON in the format of the Temporal CLI and UI. Its name
-contains the release, the scenario, and the workflow. A release's recordings are frozen with it: `SHA256SUMS` beside
-them has their digests, in the format of `sha256sum --check`.
+contains the release, the scenario, and the workflow. Those of the release in work change with it. They are frozen when
+it is made: `SHA256SUMS` beside them has their digests, in the format of `sha256sum --check`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from temporalio.worker import Replayer
 
 from perdure.workflows.node_group import NodeGroup
 from perdure.workflows.training_job import TrainingJob
-from tests.histories.recorded import MANIFEST, RECORDED, digests, read, recorded_files, releases
+from tests.histories.recorded import MANIFEST, RECORDED, digests, freeze, read, recorded_files, releases
 
 
 @pytest.mark.parametrize("path", recorded_files(), ids=lambda path: str(path.relative_to(RECORDED)))
@@ -24,12 +24,18 @@ async def test_a_recorded_history_replays(path: Path):
 
 @pytest.mark.parametrize("release", releases(), ids=lambda path: path.name)
 def test_recordings_of_a_release_are_as_they_were_when_it_was_made(release: Path):
-    assert digests(release) == (release / MANIFEST).read_text()
+    in_work = release.name == version("perdure") and not (release / MANIFEST).exists()
+    assert in_work or digests(release) == (release / MANIFEST).read_text()
 
 
-def test_recordings_of_a_release_are_never_replaced():
-    released = releases()[0]
-    program = f"from tests.histories import generate\ngenerate.version = lambda _: {released.name!r}\ngenerate.main()\n"
+def test_recordings_of_a_release_are_never_replaced(tmp_path: Path):
+    released = tmp_path / version("perdure")
+    released.mkdir()
+    freeze(released)
+    program = (
+        "from pathlib import Path\nfrom tests.histories import generate\n"
+        f"generate.RECORDED = Path({str(tmp_path)!r})\ngenerate.main()\n"
+    )
     asked = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert asked.returncode == 1
     assert "never replaced" in asked.stderr

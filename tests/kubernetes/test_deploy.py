@@ -65,11 +65,11 @@ async def test_the_kustomizations_are_the_chart_and_the_api_server_takes_them(
         for one in yaml.safe_load_all(shown)
     }
     (gateway,) = objects["Deployment", "perdure", "perdure-gateway"]["spec"]["template"]["spec"]["containers"]
-    assert gateway["image"] == "registry.example/perdure:0.2.0"
+    assert gateway["image"] == "registry.example/perdure:0.3.0"
     assert ("NetworkPolicy", "nlp", "perdure-jobs-network") in objects
     (container,) = objects["Deployment", "perdure", "perdure-worker"]["spec"]["template"]["spec"]["containers"]
     environment = {one["name"]: one["value"] for one in container["env"]}
-    assert container["image"] == environment["PERDURE_KUBERNETES_AGENT_IMAGE"] == "registry.example/perdure:0.2.0"
+    assert container["image"] == environment["PERDURE_KUBERNETES_AGENT_IMAGE"] == "registry.example/perdure:0.3.0"
     (subject,) = objects["RoleBinding", "nlp", "perdure-jobs-worker"]["subjects"]
     assert (subject["name"], subject["namespace"]) == ("perdure-worker", "perdure")
     assert ("ServiceAccount", "perdure", "perdure-worker") in objects

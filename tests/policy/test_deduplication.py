@@ -18,7 +18,7 @@ def message(sequence: int, before: int | None, *ranks: int, group: int = 0) -> G
 
 
 def taken(state: JobState, *messages: GroupTransitions) -> list[list[int] | None]:
-    """The ranks of the edges that are accepted of each message."""
+    """The ranks of the transitions that are accepted of each message."""
     accepted: list[list[int] | None] = []
     for one in messages:
         state, transitions = accept(state, one)

@@ -8,7 +8,6 @@ import pytest
 
 from perdure.cli.explain import explanation
 from perdure.contract import FailureClass, JobPhase, LossCause
-from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.projections import result_of, status_of
 from tests.policy.scenario import Scenario, counted
 
@@ -80,11 +79,3 @@ def test_a_disruption_does_not_hide_a_script_that_fails():
 def test_a_job_that_stops_at_the_loss_of_capacity_stops():
     job = drained(Scenario("1:2", recovery={"on_capacity_loss": "fail"}).running(), 1)
     assert job.state.outcome is not None
-
-
-def test_a_run_that_the_first_release_began_counts_as_it_did():
-    job = Scenario("2").running()
-    job.state = job.state.replace(behavior=Behavior.RELEASE_0_1)
-    drained(job, 1)
-    assert job.incident.failure is FailureClass.NODE_LOST
-    assert len(job.state.restarts) == 1

@@ -7,7 +7,6 @@ from datetime import timedelta
 import pytest
 
 from perdure.contract import EvidenceSource, FailureClass, JobPhase, NodePhase, TransitionKind
-from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.events import RelaunchRequested, RestartRequested
 from perdure.workflows.policy.group_desire import desires_of
 from perdure.workflows.policy.timers import next_deadline
@@ -121,13 +120,6 @@ def test_an_answer_to_an_older_question_or_of_an_older_agent_proves_nothing():
 
 def test_a_limit_of_zero_turns_it_off():
     job = Scenario("2", timing={"rendezvous": {"enter_timeout": "0s"}}).ready(0, 1)
-    assert next_deadline(job.state, job.job, job.now) is None
-
-
-def test_a_run_that_the_first_release_began_has_no_such_timer():
-    job = Scenario("2")
-    job.state = job.state.replace(behavior=Behavior.RELEASE_0_1)
-    job.ready(0, 1)
     assert next_deadline(job.state, job.job, job.now) is None
 
 

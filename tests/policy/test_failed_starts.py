@@ -7,7 +7,6 @@ from datetime import timedelta
 import pytest
 
 from perdure.contract import FailureClass, JobPhase, NodePhase, TransitionKind
-from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.timers import next_deadline
 from tests.policy.scenario import Scenario
 
@@ -84,13 +83,3 @@ def test_one_that_comes_to_the_rendezvous_at_last_begins_the_job():
     assert job.state.phase is JobPhase.RUNNING
     assert job.state.incidents[-1].failure is FailureClass.USER_CODE
     assert job.state.incidents[-1].stepping_at == job.now
-
-
-def test_a_run_that_the_first_release_began_counts_as_it_did():
-    job = Scenario("2")
-    job.state = job.state.replace(behavior=Behavior.RELEASE_0_1)
-    for _ in range(5):
-        fail_together(job, 137)
-        wait_for_replacements(job)
-    assert job.state.outcome is None
-    assert len(job.state.restarts) == 1

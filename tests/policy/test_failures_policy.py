@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from perdure.contract import Failure, FailureClass, FailureKind, NodeCredentials, RankExit
-from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.failures import classify, classify_rank, describe_rank, node_failure, signal_name
 
 VICTIMS = {
@@ -94,13 +93,6 @@ def test_who_fails_because_a_peer_went_away_is_a_victim(text: str, how: dict[str
 @pytest.mark.parametrize("how", [{"exit_code": 1}, {"signal": 6}], ids=["raised", "aborted"])
 def test_who_waited_in_a_collective_until_its_timeout_did_not_lose_a_connection(text: str, how: dict[str, Any]):
     assert classify_rank(RankExit(local_rank=0, error=text, **how)) is FailureClass.COLLECTIVE_TIMEOUT
-
-
-@pytest.mark.parametrize("text", WAITED.values(), ids=WAITED)
-def test_a_run_that_the_first_release_began_reads_a_timeout_as_it_did(text: str):
-    exit = RankExit(local_rank=0, error=text, exit_code=1)
-    found = classify_rank(exit, behavior=Behavior.RELEASE_0_1)
-    assert found is not FailureClass.COLLECTIVE_TIMEOUT
 
 
 @pytest.mark.parametrize("text", OUT_OF_MEMORY.values(), ids=OUT_OF_MEMORY)

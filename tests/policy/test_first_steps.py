@@ -9,7 +9,6 @@ import pytest
 
 from perdure.cli.explain import explanation
 from perdure.contract import FailureClass, JobPhase, NodePhase, TransitionKind
-from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.group_desire import desires_of
 from perdure.workflows.policy.projections import next_action
 from perdure.workflows.policy.timers import next_deadline
@@ -167,12 +166,3 @@ def test_each_stage_learns_for_itself():
     job.ready(0, after=1, stage=1)
     assert job.generation == 2
     assert limit(job) is None
-
-
-def test_a_run_that_the_first_release_began_has_no_limit():
-    job = Scenario("2")
-    job.state = job.state.replace(behavior=Behavior.RELEASE_0_1)
-    steps_after(job.ready(0, 1), MINUTE).rank_killed(0).runs()
-    assert limit(job) is None
-    hangs(job, 0, 1)
-    assert job.generation == 2

@@ -9,7 +9,6 @@ from datetime import timedelta
 
 from perdure.cli.explain import explanation
 from perdure.contract import FailureClass, IncidentView, JobPhase, TransitionKind
-from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.events import RestartRequested
 from tests.policy.scenario import Scenario
 
@@ -130,13 +129,6 @@ def test_the_first_step_is_told_when_it_is_seen_and_not_before():
     assert incident.stepping_at == job.now == incident.started_at + timedelta(seconds=110)
     assert "cost 1m 50s" in told(incident)["TITLE"]
     assert "first step in 1m 47s" in told(incident)["TOOK"]
-
-
-def test_a_run_of_an_older_release_goes_on_as_it_began():
-    job = Scenario("1:2").running()
-    job.state = job.state.replace(behavior=Behavior.RELEASE_0_1)
-    accepted(job.lost(1), 0).rank_killed(0)
-    assert len(job.state.incidents) == 1
 
 
 def test_a_node_that_answers_no_command_is_not_called_lost_with_another_one():

@@ -13,7 +13,6 @@ import pytest
 from perdure.cli.explain import explanation
 from perdure.cli.text import incident_line
 from perdure.contract import EvidenceSource, FailureClass, JobPhase, LossCause, TransitionKind
-from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.projections import status_of
 from tests.policy.scenario import Scenario
 
@@ -179,9 +178,3 @@ def test_the_first_nodes_are_waited_for_unless_the_refusal_is_final():
     job = refused_for_good(Scenario("2"), 0)
     assert job.state.outcome is not None
     assert job.state.outcome.reason == f"node 0 was refused: {INVALID}"
-
-
-def test_a_run_that_the_first_release_began_stops_as_it_did():
-    job = shrunk()
-    job.state = job.state.replace(behavior=Behavior.RELEASE_0_1)
-    assert refused_for_good(job, 1).state.outcome is not None

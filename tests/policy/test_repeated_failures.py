@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from perdure.contract import FailureClass, LossCause, NodePhase, TransitionKind
-from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.timers import next_deadline
 from tests.policy.scenario import Scenario, counted, reported
 
@@ -119,12 +118,3 @@ def test_a_command_that_fails_before_any_world_is_tried_once_more_and_avoids_the
             job.wait(deadline - job.now if deadline else timedelta())
     assert job.state.outcome is not None
     assert CANNOT_RUN["a module"] in job.state.outcome.reason
-
-
-def test_a_run_that_the_first_release_began_tries_as_often_as_it_did():
-    job = Scenario("2")
-    job.state = job.state.replace(behavior=Behavior.RELEASE_0_1)
-    job.ready(0, 1)
-    for _ in range(3):
-        job.rank_raised(1, CANNOT_RUN["a module"]).runs()
-    assert not is_over(job)

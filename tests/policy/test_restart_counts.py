@@ -6,7 +6,6 @@ from datetime import timedelta
 
 from perdure.workflows.policy.events import RestartRequested
 from perdure.workflows.policy.projections import result_of, status_of
-from perdure.workflows.policy.state import JobState
 from tests.policy.scenario import Scenario, reported
 
 
@@ -36,12 +35,6 @@ def test_a_failure_that_ends_the_job_is_no_restart():
     assert job.state.outcome is not None
     assert job.state.outcome.reason.startswith("1 restarts within")
     assert counts(job) == (1, 1)
-
-
-def test_a_job_that_an_earlier_release_began_shows_what_is_known():
-    job = Scenario("2").running().rank_killed(0).steps().wait(30).rank_killed(0)
-    earlier = job.state.model_dump(exclude={"restart_count"})
-    assert JobState.model_validate(earlier).all_restarts == 2
 
 
 def test_the_step_of_a_newer_world_counts_also_where_it_is_lower() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from perdure.contract import FailureClass, JobPhase, NodePhase, TransitionKind
-from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.events import RelaunchRequested, RestartRequested, ResumeRequested, SuspendRequested
 from perdure.workflows.policy.group_desire import desires_of
 from perdure.workflows.policy.projections import next_action, node_views
@@ -262,13 +261,6 @@ def test_agents_of_the_first_release_end_the_job_with_their_ranks() -> None:
     job.finish(0, 1)
     assert job.state.outcome is not None
     assert job.state.outcome.phase is JobPhase.SUCCEEDED
-
-
-def test_a_run_of_the_first_release_ignores_the_end_of_a_command_without_a_world() -> None:
-    job = Scenario("1")
-    job.state = job.state.replace(behavior=Behavior.RELEASE_0_1)
-    job.transition(0, TransitionKind.JOINED, address="10.0.0.0", host="here").command_ended(0, generation=0)
-    assert job.state.outcome is None
 
 
 def test_an_older_agent_that_cannot_pass_over_a_stage_is_named_and_not_waited_for_without_end() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from perdure.contract import JobPhase, TransitionKind
-from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.events import RelaunchRequested, ResumeRequested, ScaleRequested, SuspendRequested
 from perdure.workflows.policy.projections import next_action
 from perdure.workflows.policy.timers import next_deadline
@@ -186,12 +185,3 @@ def test_a_node_that_left_its_world_before_its_agent_answered_is_waited_for():
 def test_a_job_at_rest_has_no_timer_for_it():
     job = Scenario("1").running().take(RelaunchRequested(rank=0)).ready(0).removed(0).steps()
     assert next_deadline(job.state, job.job, job.now) is None
-
-
-def test_a_run_of_an_older_release_goes_on_as_it_began():
-    job = Scenario("2").running()
-    job.state = job.state.replace(behavior=Behavior.RELEASE_0_1)
-    assert job.take(RelaunchRequested(rank=0)).ready(0).generation == 2
-    job = Scenario("1:3").running()
-    job.state = job.state.replace(behavior=Behavior.RELEASE_0_1)
-    assert job.take(ScaleRequested(minimum=1, maximum=2)).generation == 2

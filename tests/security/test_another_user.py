@@ -187,7 +187,7 @@ async def test_what_it_sends_to_a_job_changes_nothing(attacker: OtherUser, site:
     # The server accepts whatever any process of the machine sends; Temporal's command line sends one message a process.
     server = await TemporalClient.connect(attacker.address)
     for workflow_id in (job.workflow_id, known.groups[0]):
-        for signal in ("failure", "finished", "edges", "desire", "adopt", "node_events", "joined"):
+        for signal in ("failure", "finished", "transitions", "desire", "adopt", "node_events", "joined"):
             for message in ({}, {"sender": None}, RawValue(copied)):
                 await server.get_workflow_handle(workflow_id).signal(signal, message)
     for update, request in (("suspend", "{}"), ("scale", '{"nodes": "2"}'), ("restart", "{}")):

@@ -1,14 +1,10 @@
 from __future__ import annotations
 
-import json
 from datetime import timedelta
 
 import pytest
-from temporalio.contrib.pydantic import pydantic_data_converter
 
-from perdure.spec.accepted import read_accepted
 from perdure.spec.timing import LeaseTiming, Timing
-from perdure.spec.validate import parse_spec
 
 
 @pytest.mark.parametrize(
@@ -37,14 +33,3 @@ def test_what_a_job_asks_for_beyond_that_holds():
     lease = LeaseTiming(heartbeat=timedelta(seconds=20), timeout=timedelta(minutes=2))
     of_many = lease.of(1000)
     assert (of_many.heartbeat, of_many.timeout) == (lease.heartbeat, lease.timeout)
-
-
-@pytest.mark.parametrize("name", ["transition_batch", "edge_batch"])
-def test_the_name_of_an_earlier_release_is_accepted_and_sent_but_not_shown(name: str):
-    data = {"name": "a", "roles": {"worker": {"nodes": 1, "command": ["true"]}}, "timing": {"signals": {name: "1s"}}}
-    job = parse_spec(data)
-    assert job.timing.signals.transition_batch == timedelta(seconds=1)
-    assert "edge_batch" not in job.model_dump()["timing"]["signals"]
-    assert read_accepted(job.model_dump(mode="json")) == job
-    [sent] = pydantic_data_converter.payload_converter.to_payloads([job])
-    assert json.loads(sent.data)["timing"]["signals"]["edge_batch"] == "1s"

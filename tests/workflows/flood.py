@@ -62,7 +62,7 @@ class ListeningJob:
     async def run(self) -> None:
         await workflow.wait_condition(lambda: self._over)
 
-    @workflow.signal(name="edges")
+    @workflow.signal(name="transitions")
     def transitions(self, message: GroupTransitions) -> None:
         for transition in message.transitions:
             if transition.kind in KINDS:

@@ -48,7 +48,7 @@ async def start(client: Client, task_queue: str, carried: Any) -> WorkflowHandle
 async def continued(job: WorkflowHandle[Any, Any]) -> None:
     """Has the job look whether it should continue as new, and returns when it has."""
     first_run = (await job.describe()).run_id
-    await job.signal("edges", GroupTransitions(uid="of another job", group=0, sequence=1))
+    await job.signal("transitions", GroupTransitions(uid="of another job", group=0, sequence=1))
     await continued_as_new(job, first_run)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from importlib.metadata import version
 from typing import Any
 from uuid import uuid4
 
@@ -53,7 +54,7 @@ async def replay(history: WorkflowHistory) -> None:
 
 @pytest.mark.parametrize("name", ["is_scaled.job-1", "is_scaled.job-2", "is_scaled.group-1", "is_scaled.group-2"])
 async def test_a_job_of_an_earlier_release_goes_on_though_this_one_would_refuse_it(name: str):
-    await replay(refused_by_this_release(read(RECORDED / "0.1.0" / f"{name}.json.gz")))
+    await replay(refused_by_this_release(read(RECORDED / version("perdure") / f"{name}.json.gz")))
 
 
 async def test_a_job_goes_on_though_the_next_release_would_refuse_it(temporal_client: Client):

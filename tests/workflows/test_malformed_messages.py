@@ -68,7 +68,9 @@ async def test_edges_of_a_sender_that_knows_only_the_uid_are_not_taken(temporal_
         transition = NodeTransition(
             kind=TransitionKind.LOST, rank=1, incarnation=1, time=datetime.now(UTC), detail="a lie"
         )
-        await job.signal("edges", GroupTransitions(uid=known.uid, group=0, sequence=10**9, transitions=(transition,)))
+        await job.signal(
+            "transitions", GroupTransitions(uid=known.uid, group=0, sequence=10**9, transitions=(transition,))
+        )
         await (await node(fleet, job, 0)).rank_dies()
         assert (await running(job, nodes=2, generation=2)).restarts == 1
         assert {incarnation for _, _, incarnation in fleet.nodes} == {1}

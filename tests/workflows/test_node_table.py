@@ -30,7 +30,6 @@ from perdure.workflows import options
 from perdure.workflows.backend_reports import begin_watch, take_watch_events
 from perdure.workflows.node_record import GroupInput, NodeRecord
 from perdure.workflows.node_table import NodeTable
-from perdure.workflows.policy.behavior import CURRENT, Behavior
 from perdure.workflows.policy.copies import copies_token
 from tests.workflows.fleet import job_spec
 
@@ -43,7 +42,7 @@ PENDING, RUNNING = NodeEventKind.PENDING, NodeEventKind.RUNNING
 class Table:
     """A table with one node, and what is said to it."""
 
-    def __init__(self, behavior: Behavior = CURRENT) -> None:
+    def __init__(self) -> None:
         spec = job_spec("1")
         group = GroupInput(
             job_id=f"job/default/{spec['name']}",
@@ -54,7 +53,7 @@ class Table:
             spec=parse_spec(spec),
             desire=GroupDesire(version=1, nodes={0: DesiredNode(incarnation=1, token=NODE.token)}),
         )
-        self.table = NodeTable(group, behavior=behavior)
+        self.table = NodeTable(group)
         self.table.put(NodeRecord(node=NODE, since=NOW))
         self._sequence = count(1)
 
@@ -132,15 +131,6 @@ def test_what_a_queue_said_is_late_once_the_agent_has_joined() -> None:
     assert table.shown == (NodePhase.JOINED, "")
     table.event(PENDING, "no machine can take it", queued=True)
     assert table.shown == (NodePhase.JOINED, "")
-
-
-def test_a_run_of_the_release_before_does_as_that_did() -> None:
-    table = Table(Behavior.RELEASE_0_1)
-    table.event(PENDING, NOT_PULLED)
-    table.joined()
-    table.event(PENDING, NOT_PULLED)
-    assert table.shown == (NodePhase.JOINED, "")
-    assert [kind for kind, _ in table.told] == [TransitionKind.PENDING, TransitionKind.JOINED]
 
 
 def test_a_node_that_its_backend_has_not_made_is_not_taken_for_one_that_is_gone() -> None:

@@ -14,7 +14,6 @@ from perdure.contract import GroupTransitions, TransitionKind
 from perdure.workflows import transitions as transitions_module
 from perdure.workflows.delivery import Delivery
 from perdure.workflows.node_record import TransitionsCarried
-from perdure.workflows.policy.behavior import CURRENT, Behavior
 from perdure.workflows.transitions import TransitionBatch
 
 
@@ -128,7 +127,7 @@ async def test_that_a_group_is_gone_is_reported_again_until_the_job_takes_it_or_
 class Pauses:
     """Stands for a group that gathers: each pause adds one transition, and ends if that may end it."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, kind: TransitionKind, behavior: Behavior = CURRENT) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, kind: TransitionKind) -> None:
         self.ended: list[bool] = []
         self.now = datetime(2026, 1, 1, tzinfo=UTC)
         self._kind = kind
@@ -138,7 +137,6 @@ class Pauses:
             group=0,
             gather=timedelta(seconds=1),
             carried=TransitionsCarried(ownership_epoch="t"),
-            behavior=behavior,
         )
         monkeypatch.setattr(transitions_module, "deliver", self._take)
         monkeypatch.setattr(workflow, "wait_condition", self._until)
@@ -182,8 +180,3 @@ async def test_a_step_waits_for_those_of_other_nodes(monkeypatch: pytest.MonkeyP
 async def test_many_nodes_that_join_together_are_gathered_after_the_first_ones(monkeypatch: pytest.MonkeyPatch):
     pauses = Pauses(monkeypatch, kind=TransitionKind.JOINED)
     assert await pauses.deliver(pauses=12, quiet_before=10) == [True] * 8 + [False] * 2 + [True, False]
-
-
-async def test_a_run_of_an_older_release_gathers_as_it_did(monkeypatch: pytest.MonkeyPatch):
-    pauses = Pauses(monkeypatch, kind=TransitionKind.JOINED, behavior=Behavior.RELEASE_0_1)
-    assert await pauses.deliver(pauses=2) == [False, False]

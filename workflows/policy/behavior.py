@@ -19,8 +19,7 @@ from enum import IntEnum
 class Behavior(IntEnum):
     """The commands that a run makes for the same events, named after the release that introduced them."""
 
-    RELEASE_0_1 = 1
-    RELEASE_0_2 = 2
+    RELEASE_0_3 = 3
 
     @classmethod
     def _missing_(cls, value: object) -> Behavior | None:

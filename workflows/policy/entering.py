@@ -12,7 +12,6 @@ from datetime import datetime
 
 from perdure.contract import EvidenceSource, FailureClass
 from perdure.spec.job import JobSpec
-from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.interruptions import interrupt
 from perdure.workflows.policy.reduce import CONTROL_LAG, CONTROL_LAG_GRACE
 from perdure.workflows.policy.state import JobState, NodeFailure, NodeState
@@ -46,7 +45,7 @@ def _deadlines(state: JobState, job: JobSpec) -> dict[int, datetime]:
     """The time until which the job waits to learn that a member is in the world, by node (slot)."""
     world, decided = state.world, state.world_decided_at
     patience = job.timing.rendezvous.enter_timeout
-    if state.behavior < Behavior.RELEASE_0_2 or not patience:
+    if not patience:
         return {}
     if world is None or decided is None or state.interruption is not None or state.suspended:
         return {}

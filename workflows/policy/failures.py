@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 from perdure.contract import EvidenceSource, Failure, FailureClass, FailureKind, RankExit
 from perdure.contract.agents import UNKNOWN_RANK
-from perdure.workflows.policy.behavior import CURRENT, Behavior
 from perdure.workflows.policy.error_texts import cannot_run, is_collective_timeout, is_out_of_memory, is_peer_lost
 from perdure.workflows.policy.state import NodeFailure
 
@@ -234,19 +233,17 @@ def signal_in_shell(exit_code: int | None) -> int | None:
     return number if number in _ENDING_SIGNALS else None
 
 
-def classify_rank(
-    exit: RankExit, *, out_of_memory: bool = False, before_steps: bool = False, behavior: Behavior = CURRENT
-) -> FailureClass:
-    """Classifies one rank's exit; `before_steps` and `behavior` are as in `classify`."""
+def classify_rank(exit: RankExit, *, out_of_memory: bool = False, before_steps: bool = False) -> FailureClass:
+    """Classifies one rank's exit; `before_steps` is as in `classify`."""
     text = exit.error or ""
     number = exit.signal
-    if number is None and not text and behavior >= Behavior.RELEASE_0_2:
+    if number is None and not text:
         number = signal_in_shell(exit.exit_code)
     if number in (SIGKILL, SIGTERM):
         return FailureClass.OUT_OF_MEMORY if out_of_memory and number == SIGKILL else FailureClass.KILLED
     if is_out_of_memory(text):
         return FailureClass.OUT_OF_MEMORY
-    if is_collective_timeout(text) and behavior >= Behavior.RELEASE_0_2:
+    if is_collective_timeout(text):
         return FailureClass.COLLECTIVE_TIMEOUT
     if is_peer_lost(text):
         return FailureClass.PEER_LOST
@@ -255,16 +252,12 @@ def classify_rank(
     return FailureClass.CANNOT_RUN if before_steps and cannot_run(text) else FailureClass.USER_CODE
 
 
-def classify(
-    failure: Failure, *, before_steps: bool = False, behavior: Behavior = CURRENT
-) -> tuple[FailureClass, str, int | None]:
+def classify(failure: Failure, *, before_steps: bool = False) -> tuple[FailureClass, str, int | None]:
     """Classifies a node's report.
 
     Args:
         failure: The agent's report.
         before_steps: No rank of the job has made a step yet.
-        behavior: That of the run. The first release neither read an exit code of 128 + n as the end of a shell's child
-            by signal n, nor told a timeout in a collective from a broken connection.
 
     Returns:
         The class, one line for people, and the exit code that led to the class (None where a signal did).
@@ -273,17 +266,12 @@ def classify(
         return FailureClass.UNPROTECTED, failure.message or "ranks started without Perdure's rendezvous", None
     if failure.kind is FailureKind.NODE:
         # What ends nodes on purpose sends SIGTERM. If another reason ended this one, its backend reports it.
-        disrupted = behavior >= Behavior.RELEASE_0_2
-        found = FailureClass.DISRUPTED if disrupted else FailureClass.NODE_LOST
-        return found, failure.message or "the node was ended from outside", None
+        return FailureClass.DISRUPTED, failure.message or "the node was ended from outside", None
     if failure.kind is FailureKind.RENDEZVOUS:
         return FailureClass.RENDEZVOUS_TIMEOUT, failure.message or "it did not enter its world in time", None
     if failure.ranks:
         oom = failure.out_of_memory
-        classes = [
-            (classify_rank(exit, out_of_memory=oom, before_steps=before_steps, behavior=behavior), exit)
-            for exit in failure.ranks
-        ]
+        classes = [(classify_rank(exit, out_of_memory=oom, before_steps=before_steps), exit) for exit in failure.ranks]
         worst, exit = min(classes, key=lambda pair: FAILURE_CLASSES[pair[0]].among_ranks)
         return worst, describe_rank(exit), exit.exit_code
     if failure.kind is FailureKind.RANKS:
@@ -299,7 +287,7 @@ def classify(
             failure.message or f"the command was ended by {signal_name(failure.signal)}",
             None,
         )
-    number = signal_in_shell(failure.exit_code) if behavior >= Behavior.RELEASE_0_2 else None
+    number = signal_in_shell(failure.exit_code)
     if number is not None:
         # A program may choose such a code itself, so the text says that this is an inference.
         said = failure.message or f"the command exited with {failure.exit_code}"
@@ -312,16 +300,16 @@ def classify(
         return FailureClass.COMMAND_LOST, failure.message or "the command ended although its world continues", 0
     said = failure.message or f"the command exited with {failure.exit_code}"
     said = f"{said}: {failure.error}" if failure.error else said
-    if failure.error and behavior >= Behavior.RELEASE_0_2:
+    if failure.error:
         as_of_rank = RankExit(local_rank=UNKNOWN_RANK, exit_code=failure.exit_code, error=failure.error)
         found = classify_rank(as_of_rank, before_steps=before_steps)
         return FailureClass.USER_CODE if found in VICTIMS else found, said, failure.exit_code
     return FailureClass.USER_CODE, said, failure.exit_code
 
 
-def node_failure(failure: Failure, *, before_steps: bool = False, behavior: Behavior = CURRENT) -> NodeFailure:
+def node_failure(failure: Failure, *, before_steps: bool = False) -> NodeFailure:
     """Returns what a node's report says about its failure; the arguments are those of `classify`."""
-    failure_class, text, exit_code = classify(failure, before_steps=before_steps, behavior=behavior)
+    failure_class, text, exit_code = classify(failure, before_steps=before_steps)
     certain = not (failure_class is FailureClass.USER_CODE and not any(rank.error for rank in failure.ranks))
     if failure.out_of_memory and failure_class is FailureClass.OUT_OF_MEMORY:
         text = f"{text}: {_describe_memory_kill(failure.memory_limit)}"

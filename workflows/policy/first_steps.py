@@ -17,7 +17,6 @@ from perdure.contract import EvidenceSource, FailureClass, NodeTransition
 from perdure.spec.durations import format_duration
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy import incidents
-from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.interruptions import interrupt
 from perdure.workflows.policy.state import JobState, NodeFailure, NodeState
 
@@ -30,7 +29,7 @@ def limit_of(state: JobState, job: JobSpec) -> timedelta | None:
     limit = timing.first_step
     if limit is None and state.first_step is not None:
         limit = max(timing.first_step_least, timing.first_steps * state.first_step)
-    if not limit or state.behavior < Behavior.RELEASE_0_2:
+    if not limit:
         return None
     return limit * 2 ** min(state.missed_first_steps, _MOST_DOUBLINGS)
 
@@ -49,7 +48,7 @@ def learn(state: JobState, transition: NodeTransition, now: datetime) -> JobStat
 def miss(state: JobState, node: NodeState, transition: NodeTransition, now: datetime) -> JobState:
     """Takes in that the ranks of a node have made no first step in time."""
     world = state.world
-    if state.behavior < Behavior.RELEASE_0_2 or world is None or transition.generation != world.generation:
+    if world is None or transition.generation != world.generation:
         return state
     if not state.is_member(node) or state.outcome is not None or state.between_stages:
         return state

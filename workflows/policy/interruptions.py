@@ -9,7 +9,6 @@ from datetime import datetime
 
 from perdure.contract import Evidence, EvidenceSource, FailureClass
 from perdure.workflows.policy import incidents
-from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.failures import FAILURE_CLASSES, VICTIMS, failed_by_themselves, source_of
 from perdure.workflows.policy.state import Interruption, JobState, NodeFailure, NodeState
 
@@ -34,7 +33,7 @@ def interrupt(
     interruption = state.interruption or Interruption(since=now)
     if interruption.requested is not None:
         silent = any(node.alive and not node.reachable for node in state.members)
-        if state.behavior < Behavior.RELEASE_0_2 or not silent:
+        if not silent:
             # A user's request is in progress and restarts every rank anyway.
             return state
         # The request waits for a silent member while the others train. Now they no longer do.
@@ -80,7 +79,7 @@ def _is_another_incident(state: JobState, failure: NodeFailure, *, took_part: bo
         took_part: Whether its node had accepted the current world.
     """
     incident, world = state.open_incident, state.world
-    if state.behavior < Behavior.RELEASE_0_2 or incident is None or world is None or state.interruption is not None:
+    if incident is None or world is None or state.interruption is not None:
         return False
     unexplained = incident.failure in VICTIMS
     continues = unexplained and (failure.failure in VICTIMS or not took_part)
@@ -99,7 +98,7 @@ def explain_earlier_world(state: JobState, failure: NodeFailure, *, generation: 
 def count_another_try(state: JobState, node: NodeState, now: datetime) -> JobState:
     """Counts another failure of a command that fails again before it entered any world: it is a failure of its own."""
     interruption = state.interruption
-    if state.behavior < Behavior.RELEASE_0_2 or interruption is None or not interruption.decided:
+    if interruption is None or not interruption.decided:
         return state
     if node.rank not in {failure.rank for failure in interruption.failures}:
         # The commands of the other nodes fail for the same reason at about the same time.

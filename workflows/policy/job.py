@@ -31,7 +31,6 @@ from perdure.workflows.policy import (
     user_requests,
     waiting,
 )
-from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.budget import backoff
 from perdure.workflows.policy.events import Event
 from perdure.workflows.policy.interruptions import interrupt
@@ -156,7 +155,7 @@ def _may_still_train(state: JobState, interruption: Interruption) -> bool:
     if interruption.requested is None:
         return False
     alive = sum(node.alive for node in state.members)
-    return state.behavior < Behavior.RELEASE_0_2 or state.world is None or alive == state.world.nodes
+    return state.world is None or alive == state.world.nodes
 
 
 def _give_up_on_silent(state: JobState, job: JobSpec, now: datetime) -> JobState:
@@ -259,14 +258,14 @@ def _form(state: JobState, job: JobSpec, now: datetime) -> JobState:
         first_step=first_steps.limit_of(_with_fresh_progress(state) if state.between_stages else state, job),
     )
     if formed is None:
-        if state.behavior < Behavior.RELEASE_0_2 or not is_stopped:
+        if not is_stopped:
             return state
         missing = "none of them offers a port for its store"
         # A last call that is over does not begin again.
         over = now - ready_since >= job.timing.rendezvous.last_call
         state = waiting.wait(state, job, now, available=len(available), missing=missing)
         return state.replace(ready_since=ready_since if over else None)
-    if surplus and not state.between_stages and state.behavior >= Behavior.RELEASE_0_2:
+    if surplus and not state.between_stages:
         state = planned_changes.settle(_announce(state, formed, job, now), now)
         state = _dismiss_surplus(state, job, now)
     if state.leaving:
@@ -344,11 +343,7 @@ def _continue_ended_members(state: JobState) -> JobState:
 
     A command that ended in an earlier stage, or without entering a world, has nothing more to do and keeps its mark.
     """
-    every_node = state.behavior < Behavior.RELEASE_0_2
-    nodes = {
-        rank: node.replace(ended=False) if every_node or state.is_member(node) else node
-        for rank, node in state.nodes.items()
-    }
+    nodes = {rank: node.replace(ended=False) if state.is_member(node) else node for rank, node in state.nodes.items()}
     return state.replace(nodes=nodes)
 
 

@@ -13,7 +13,6 @@ from perdure.spec.capabilities import CAPABILITIES
 from perdure.spec.job import JobSpec
 from perdure.spec.recovery import CapacityLoss
 from perdure.workflows.policy import incidents, user_requests
-from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.budget import follows, made_progress, within_window
 from perdure.workflows.policy.failures import (
     FAILURE_CLASSES,
@@ -350,7 +349,7 @@ def _must_stop(
             f"{culprit.text}; exit code {culprit.exit_code} is listed in retry.fatal_exit_codes{_why_fatal(culprit)}",
             1,
         )
-    if not traits.counts or (interruption.counted and state.behavior >= Behavior.RELEASE_0_2):
+    if not traits.counts or interruption.counted:
         # The budgets do not limit this restart, or have already allowed it.
         return None
     if _happens_again(state, culprit):
@@ -375,7 +374,7 @@ def _must_stop(
 def _happens_again(state: JobState, culprit: NodeFailure) -> bool:
     """Whether the last failure has come again although it was tried once more, at the same step."""
     again = FAILURE_CLASSES[culprit.failure].once_more and culprit.failure is state.last_failure
-    return again and state.behavior >= Behavior.RELEASE_0_2 and failures_without_progress(state, culprit) > 0
+    return again and failures_without_progress(state, culprit) > 0
 
 
 def _why_fatal(culprit: NodeFailure) -> str:

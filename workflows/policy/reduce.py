@@ -25,7 +25,6 @@ from perdure.contract import (
     TransitionKind,
 )
 from perdure.workflows.policy import claims, first_steps, incidents, observations, succession
-from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.events import Event, GroupAdopted, GroupWoundDown
 from perdure.workflows.policy.failures import node_failure, source_of
 from perdure.workflows.policy.interruptions import (
@@ -69,8 +68,8 @@ def _(failure: Failure, state: JobState, now: datetime) -> JobState:
         return state
     state, node = known
     state, failure = claims.verify_failure(state, node, failure)
-    before_steps = state.behavior >= Behavior.RELEASE_0_2 and not state.has_stepped and failure.progress is None
-    reported = node_failure(failure, before_steps=before_steps, behavior=state.behavior)
+    before_steps = not state.has_stepped and failure.progress is None
+    reported = node_failure(failure, before_steps=before_steps)
     member = state.is_member(node)
     node = _with_preparation(node, preparing=False).replace(
         phase=NodePhase.READY if failure.kind is FailureKind.RANKS else NodePhase.JOINED,
@@ -127,7 +126,7 @@ def _(finished: Finished, state: JobState, now: datetime) -> JobState:
         )
         return state.with_node(node).replace(progress=_newest_progress(state, finished.progress))
     outside = world is None or state.between_stages or not state.is_member(node)
-    if not ended or not outside or state.behavior < Behavior.RELEASE_0_2:
+    if not ended or not outside:
         return state
     # The command has nothing more to do. A world that the node is not a member of is not affected.
     text = "its command has ended with 0"
@@ -406,7 +405,7 @@ def _end_node(state: JobState, node: NodeState, transition: NodeTransition, now:
     done = done and (node.ended or not state.between_stages)
     lost = _lose(state, node.replace(host=transition.host or node.host), now, transition.detail, transition.cause)
     member = state.is_member(node) and not done
-    if refused and state.generation and state.behavior >= Behavior.RELEASE_0_2:
+    if refused and state.generation:
         # The specification has trained, so the refusal may end: a world that trains is not ended by it, and one that
         # lacks the node waits for it.
         known = lost.nodes[node.rank]
@@ -414,7 +413,7 @@ def _end_node(state: JobState, node: NodeState, transition: NodeTransition, now:
         lost, refused, launch = incidents.waits(lost, text), False, False
     if state.outcome is not None or not (member or refused):
         return lost
-    disrupted = transition.cause is LossCause.WANTED and state.behavior >= Behavior.RELEASE_0_2
+    disrupted = transition.cause is LossCause.WANTED
     failure = FailureClass.DISRUPTED if disrupted else FailureClass.NODE_LOST
     if refused:
         failure = FailureClass.LAUNCH if launch else FailureClass.CREATE_FAILED
@@ -480,6 +479,6 @@ def _newest_progress(state: JobState, reported: Progress | None) -> Progress | N
         return reported or known
     if reported.source is not known.source:
         return reported if reported.source is ProgressSource.REPORTED else known
-    if state.behavior >= Behavior.RELEASE_0_2 and reported.generation != known.generation:
+    if reported.generation != known.generation:
         return max(known, reported, key=lambda progress: progress.generation)
     return reported if reported.step >= known.step else known

@@ -15,7 +15,6 @@ from datetime import datetime
 
 from perdure.contract import JobPhase, NodePhase
 from perdure.workflows.policy import incidents
-from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.interruptions import record_command_failure
 from perdure.workflows.policy.state import Interruption, JobState, NodeState, Outcome
 
@@ -155,7 +154,7 @@ def _all_ended(state: JobState) -> bool:
     if world is None:
         # The nodes' current incarnations have run no torchrun, or the command starts none at all.
         nodes = [state.nodes.get(rank) for rank in range(state.nodes_max)]
-        return state.behavior >= Behavior.RELEASE_0_2 and all(node is not None and node.ended for node in nodes)
+        return all(node is not None and node.ended for node in nodes)
     if state.complete_generation < world.generation:
         return False
     kept = (state.nodes[rank] for rank in world.members if rank < state.nodes_max)

@@ -134,7 +134,7 @@ class NodeState(Incarnation):
     """When the predecessor is presumed gone without proof."""
     command_nodes: str | None = None
     """The command's own `--nnodes`, if it differs from the job's."""
-    sequences: tuple[int, ...] = Field(default=(), validation_alias="heard", serialization_alias="heard")
+    sequences: tuple[int, ...] = ()
     """Sequence numbers of its last messages to the job: exact repeats are dropped, late ones are not."""
 
     @property
@@ -215,7 +215,7 @@ class TransitionsTaken(Message):
 
     sequence: int = 0
     """The sequence number of the last message."""
-    transitions: int = Field(default=0, validation_alias="edges", serialization_alias="edges")
+    transitions: int = 0
     """The number of transitions that the group has delivered since it began."""
 
 
@@ -284,7 +284,7 @@ class JobState(Message):
     prepares: bool = False
     """A command has worked for long before its torchrun, so the next one will, too."""
     suspended: bool = False
-    request_reasons: dict[int, str] = Field(default={}, validation_alias="asked_for", serialization_alias="asked_for")
+    request_reasons: dict[int, str] = Field(default={})
     """The user's request that adds or removes a node (slot), until a world has followed."""
     waiting_since: datetime | None = None
     """The time since which no world can be formed, for another reason than the queue that keeps the first one
@@ -321,7 +321,7 @@ class JobState(Message):
     """Set when reports came late: the control plane was unavailable, and agents may take seconds to poll again."""
     desire_version: int = 0
     wound_down_groups: tuple[int, ...] = ()
-    ownership_epochs: dict[int, str] = Field(default={}, validation_alias="tenures", serialization_alias="tenures")
+    ownership_epochs: dict[int, str] = Field(default={})
     """The newest start or adoption of each group."""
     taken: dict[int, TransitionsTaken] = Field(default={})
     """The messages of each group that were processed in this ownership epoch."""
@@ -358,8 +358,8 @@ class JobState(Message):
 
     @property
     def all_restarts(self) -> int:
-        """The number of restarts since the job began. An earlier release counted only those within the window."""
-        return max(self.restart_count, len(self.restarts))
+        """The number of restarts since the job began."""
+        return self.restart_count
 
     @property
     def held(self) -> bool:

@@ -32,7 +32,6 @@ from datetime import datetime, timedelta
 from perdure.contract import NodePhase, NodeTransition, TransitionKind, World
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy import incidents
-from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.state import JobState, LeavingNode, NodeState
 
 
@@ -47,7 +46,7 @@ def dismiss(state: JobState, node: NodeState, job: JobSpec, now: datetime, **cha
     dropped = drop(state, node, since=now, **changes)
     ranks_are_over = state.between_stages or state.has_finished(node) or node.ended
     state = state.with_node(dropped)
-    if not dropped.may_still_run or ranks_are_over or state.behavior < Behavior.RELEASE_0_2:
+    if not dropped.may_still_run or ranks_are_over:
         return state
     leaving = LeavingNode(rank=node.rank, incarnation=node.incarnation, until=now + _patience(job))
     return state.replace(leaving=(*state.leaving, leaving))
@@ -68,7 +67,7 @@ def reason_of_successor(node: NodeState) -> str:
 
 def succeed(state: JobState, older: NodeState | None, newer: NodeState, job: JobSpec, now: datetime) -> NodeState:
     """Returns a new incarnation, with its predecessor if it must wait for that."""
-    if older is None or state.behavior < Behavior.RELEASE_0_2:
+    if older is None:
         return newer
     predecessor, until = older.predecessor, older.predecessor_until
     if older.may_still_run:
