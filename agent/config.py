@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from datetime import timedelta
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from perdure.base.credentials.names import GATEWAY_NAME
 from perdure.contract import NodeCredentials
-from perdure.contract.names import NODES_PER_GROUP
 from perdure.spec.checkpoint import Checkpoint
 from perdure.spec.timing import Timing
 
@@ -108,12 +106,6 @@ class AgentConfig(BaseModel):
     def most_nodes(self) -> int:
         """The maximum number of nodes of the job."""
         return int(self.nodes.rpartition(":")[2])
-
-    @property
-    def first_interval(self) -> timedelta:
-        """The interval of heartbeat signals until a lease sets another one. Until then no workflow needs them, and a
-        group that is about to grant many leases is busy."""
-        return self.timing.signals.interval(min(self.most_nodes, NODES_PER_GROUP))
 
     @classmethod
     def load(cls) -> AgentConfig:

@@ -98,7 +98,6 @@ class Lease:
         self._changed.fire()
         logger.info("holding lease %d", request.epoch)
         self._node.events.lease_taken(epoch=request.epoch)
-        self._telemetry.use_interval(request.signal_interval)
         self._to_group.put(
             LeaseTaken(
                 **envelope(self._node.config.node),

@@ -29,12 +29,11 @@ from perdure.contract import (
     Failure,
     Finished,
     GroupMissing,
-    Heartbeat,
     Joined,
     LeaseTaken,
     Leaving,
-    Metrics,
     NodeCredentials,
+    PortsChanged,
     Ready,
     Stall,
     Stepping,
@@ -49,8 +48,7 @@ SIGNALS: Final[dict[type[AgentMessage], str]] = {
     Stepping: "stepping",
     Stall: "stall",
     LeaseTaken: "lease_taken",
-    Heartbeat: "heartbeat",
-    Metrics: "metrics",
+    PortsChanged: "ports_changed",
     DatasetNeeded: "dataset_needed",
     StoreNeeded: "store_needed",
     CheckpointStored: "checkpoint_stored",
@@ -68,15 +66,14 @@ _ONLY_NEWEST = frozenset(
         "stepping",
         "stall",
         "lease_taken",
-        "heartbeat",
-        "metrics",
+        "ports_changed",
         "group_missing",
         "store_needed",
         "checkpoint_restored",
         "leaving",
     }
 )
-_NOT_JOURNALED = frozenset({"heartbeat", "metrics", "group_missing", "store_needed"})
+_NOT_JOURNALED = frozenset({"ports_changed", "group_missing", "store_needed"})
 _FIRST: Final = "failure"
 
 _MOST_REPORTS = 200

@@ -1,9 +1,9 @@
-"""Reports progress without a request: a generation's first step at once, everything else within its budget."""
+"""Reports progress without a request: transitions, such as a generation's first step, at once and by signals;
+everything else in the details of the lease's heartbeat, which add nothing to any history."""
 
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -13,7 +13,7 @@ from perdure.agent.log_reader import end_of_log
 from perdure.agent.node import MessageSink, Node
 from perdure.agent.outbox import envelope
 from perdure.agent.progress import ProgressReader
-from perdure.contract import DeviceUsage, Heartbeat, LeaseView, Metrics
+from perdure.contract import DeviceUsage, LeaseView, PortsChanged, ResourceUse
 from perdure_launcher.protocol import UsageReport
 
 _LOOK = 0.5
@@ -28,8 +28,12 @@ _PREPARES_AGAIN = 300.0
 """Seconds until it is reported again: less than the time for which a job waits for its nodes."""
 
 
+_KEEP_AGAIN = 10.0
+"""Seconds between two attempts to save a state that a full disk has rejected."""
+
+
 class Telemetry:
-    """Watches the ranks and sends heartbeats; one per agent."""
+    """Watches the ranks and reports what changes; one per agent."""
 
     def __init__(
         self,
@@ -42,8 +46,6 @@ class Telemetry:
         self._node = node
         self._ranks = ranks
         self._to_group = to_group
-        self._signals = node.config.timing.signals
-        self._interval = node.config.first_interval
         self._reported_ports: tuple[int, ...] = ()
         self._usage: UsageReport | None = None
         self._handed_out = 0
@@ -56,17 +58,8 @@ class Telemetry:
         self._on_preparing = on_preparing
         self._preparing_due: float | None = None
 
-    @property
-    def interval(self) -> timedelta:
-        """The interval between two heartbeats."""
-        return self._interval
-
-    def use_interval(self, interval: timedelta) -> None:
-        """Sets the heartbeat interval of the newest lease: the share of this node in its group's budget."""
-        self._interval = interval
-
     def usage(self, usage: UsageReport) -> None:
-        """Stores the launcher's newest usage for the next `metrics`."""
+        """Stores the launcher's newest usage for the next `view`."""
         self._usage = usage
 
     @property
@@ -82,6 +75,7 @@ class Telemetry:
             state=self._node.state.summary,
             progress=self._ranks.newest,
             **self._pause(),
+            metrics=_resource_use(self._usage),
             log_end=end_of_log(self._node.config.run_dir),
             time=datetime.now(UTC),
         )
@@ -95,18 +89,15 @@ class Telemetry:
     async def run(self) -> None:
         """Samples and reports until cancelled."""
         loop = asyncio.get_running_loop()
-        # Spread over the interval, so that nodes of a group that started together do not all report at once.
-        next_heartbeat = loop.time() + random.uniform(0.5, 1.0) * self._interval.total_seconds()
-        count = 0
+        keep_at = 0.0
         while True:
             self.look_for_preparation(loop.time())
             self._look_for_entering(loop.time())
             self._look(loop.time())
             self._look_for_stall(loop.time())
-            if loop.time() >= next_heartbeat or self._ports_changed():
-                next_heartbeat = loop.time() + self._interval.total_seconds()
-                self._send_heartbeat(with_metrics=count % self._signals.metrics_every == 0)
-                count += 1
+            self._look_for_ports()
+            if loop.time() >= keep_at:
+                keep_at = loop.time() + _KEEP_AGAIN
                 self._node.keep_stale()
             state = self._node.state
             await asyncio.sleep(_LOOK_CLOSELY if state.stepping < state.entered == state.generation else _LOOK)
@@ -180,33 +171,24 @@ class Telemetry:
             return False
         return datetime.now(UTC) - state.entered_at > _RUNS
 
-    def _ports_changed(self) -> bool:
+    def _look_for_ports(self) -> None:
         # A world hosted by this node has taken a port, which the job must not assign again.
         state = self._node.state
-        return (
-            state.entered == state.generation and bool(state.store_ports) and state.store_ports != self._reported_ports
-        )
-
-    def _send_heartbeat(self, *, with_metrics: bool) -> None:
-        state = self._node.state
+        if state.entered != state.generation or state.store_ports in ((), self._reported_ports):
+            return
         self._reported_ports = state.store_ports
-        common = envelope(self._node.config.node)
-        self._to_group.put(
-            Heartbeat(
-                **common,
-                store_ports=state.store_ports,
-            )
-        )
-        if with_metrics and self._usage is not None:
-            self._to_group.put(
-                Metrics(
-                    **common,
-                    cpu_cores=self._usage.cpu_cores,
-                    memory_bytes=self._usage.memory_bytes,
-                    memory_limit_bytes=self._usage.memory_limit_bytes,
-                    devices=tuple(DeviceUsage(**asdict(device)) for device in self._usage.devices),
-                )
-            )
+        self._to_group.put(PortsChanged(**envelope(self._node.config.node), store_ports=state.store_ports))
+
+
+def _resource_use(usage: UsageReport | None) -> ResourceUse | None:
+    if usage is None:
+        return None
+    return ResourceUse(
+        cpu_cores=usage.cpu_cores,
+        memory_bytes=usage.memory_bytes,
+        memory_limit_bytes=usage.memory_limit_bytes,
+        devices=tuple(DeviceUsage(**asdict(device)) for device in usage.devices),
+    )
 
 
 def _duration(seconds: float | None) -> timedelta | None:

@@ -36,7 +36,7 @@ with workflow.unsafe.imports_passed_through():
 async def hold_lease(table: NodeTable, node: NodeCredentials) -> None:
     """Holds one node's lease again and again. Each loss changes the node's state, and the next lease is scheduled at
     once."""
-    lease, signals = table.timing.lease, table.timing.signals
+    lease = table.timing.lease
     schedule_to_start = lease.schedule_to_start
     while True:
         record = table.current(node)
@@ -47,12 +47,7 @@ async def hold_lease(table: NodeTable, node: NodeCredentials) -> None:
         try:
             await workflow.execute_activity(
                 "hold_lease",
-                LeaseRequest(
-                    node=node,
-                    epoch=epoch,
-                    heartbeat=lease.heartbeat,
-                    signal_interval=signals.interval(len(table.records)),
-                ),
+                LeaseRequest(node=node, epoch=epoch, heartbeat=lease.heartbeat),
                 activity_id=f"lease/{node.rank}/{node.incarnation}/{epoch}",
                 task_queue=table.queue(node),
                 schedule_to_start_timeout=schedule_to_start,

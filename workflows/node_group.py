@@ -27,15 +27,14 @@ with workflow.unsafe.imports_passed_through():
         CheckpointStored,
         DatasetNeeded,
         GroupDesire,
-        Heartbeat,
         Joined,
         LeaseTaken,
         Leaving,
-        Metrics,
         NodeCredentials,
         NodeEvents,
         NodePhase,
         NodeView,
+        PortsChanged,
         Ready,
         Stall,
         Stepping,
@@ -113,6 +112,8 @@ class NodeGroup:
 
     @workflow.signal(description="An agent's first report, repeated when it restarts")
     def joined(self, message: Joined) -> None:
+        # An agent that has no lease joins again. It may have been unreachable when it was ordered to end, and only it
+        # can end a machine that joined.
         self._release_if_outdated(message.sender)
         self._table.joined(message)
 
@@ -132,17 +133,9 @@ class NodeGroup:
     def stall(self, message: Stall) -> None:
         self._table.stall(message)
 
-    @workflow.signal(description="The heartbeat of a node's agent")
-    def heartbeat(self, message: Heartbeat) -> None:
-        node = message.sender
-        if self._table.adopts and (node.rank, node.incarnation) not in self._table.retiring:
-            # It was unreachable when it was ordered to end, and only it can end itself.
-            self._release_if_outdated(node)
-        self._table.heartbeat(message)
-
-    @workflow.signal(description="Resource use of a node's training processes")
-    def metrics(self, message: Metrics) -> None:
-        self._table.metrics(message)
+    @workflow.signal(description="The ports that a node offers for the store of a world have changed")
+    def ports_changed(self, message: PortsChanged) -> None:
+        self._table.ports_changed(message)
 
     @workflow.signal(description="A rank uses a dataset whose workflow the server does not know")
     def dataset_needed(self, message: DatasetNeeded) -> None:
@@ -173,7 +166,7 @@ class NodeGroup:
         for gone in take_watch_events(self._table, message):
             self._cancel(gone, "lease", "connect")
 
-    @workflow.query(description="The nodes of this group, with their metrics")
+    @workflow.query(description="The nodes of this group")
     def nodes(self) -> list[NodeView]:
         return self._table.views()
 

@@ -11,7 +11,6 @@ from perdure.contract import (
     CreatedNode,
     GroupDesire,
     Message,
-    Metrics,
     NodeCredentials,
     NodePhase,
     NodeTransition,
@@ -85,7 +84,6 @@ class NodeRecord(Message):
     """The newest generation that it runs or steps in."""
     stepped: int = 0
     """The newest generation in which its steps were seen."""
-    metrics: Metrics | None = None
     stall: Stall | None = None
     """The latest stall report of its agent."""
     sequences: dict[str, int] = Field(default={})
@@ -112,7 +110,6 @@ class NodeRecord(Message):
             generation=self.generation,
             group_rank=group_rank,
             processes=self.processes,
-            metrics=self.metrics,
             stalled_since=self.stall.since if self.stall and self.stall.generation == self.generation else None,
             store_ports=self.store_ports,
             command_nodes=self.command_nodes,

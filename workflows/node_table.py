@@ -21,14 +21,13 @@ from perdure.contract import (
     DesiredNode,
     EvidenceSource,
     GroupDesire,
-    Heartbeat,
     Joined,
     LeaseTaken,
     Leaving,
-    Metrics,
     NodeCredentials,
     NodePhase,
     NodeView,
+    PortsChanged,
     Ready,
     Stall,
     Stepping,
@@ -319,19 +318,14 @@ class NodeTable:
             facts = {"generation": message.generation, "detail": detail, "at_start": message.at_start}
             self.transition(record, TransitionKind.STALLED, message.since, **facts)
 
-    def heartbeat(self, message: Heartbeat) -> None:
-        record = self._accept_message("heartbeat", message)
+    def ports_changed(self, message: PortsChanged) -> None:
+        record = self._accept_message("ports_changed", message)
         if record is None:
             return
         ports = message.store_ports or record.store_ports
         self.put(record.replace(store_ports=ports))
         if ports != record.store_ports:
             self.transition(record, TransitionKind.STORE_PORTS, message.time, store_ports=ports)
-
-    def metrics(self, message: Metrics) -> None:
-        record = self._accept_message("metrics", message)
-        if record is not None:
-            self.put(record.replace(metrics=message))
 
     def checkpoint_stored(self, message: CheckpointStored) -> None:
         record = self._accept_message("checkpoint_stored", message)

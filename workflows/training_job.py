@@ -306,7 +306,7 @@ class TrainingJob:
             state, self.job, groups=self._groups.ids(), phase=self._phase(), now=workflow.now()
         )
 
-    @workflow.query(description="The job's nodes, or those of one group; their groups know progress and metrics")
+    @workflow.query(description="The job's nodes, or those of one group; leases have their progress and metrics")
     def nodes(self, group: int | None = None) -> list[NodeView]:
         return list(projections.node_views(self._known_state(), group=group))
 

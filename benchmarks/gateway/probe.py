@@ -18,7 +18,7 @@ from benchmarks.gateway.agents import GatewayProcess
 
 @workflow.defn(name="Probe", sandboxed=False)
 class Probe:
-    """Answers each heartbeat with a command."""
+    """Answers each report with a command."""
 
     def __init__(self) -> None:
         self._reports = 0
@@ -34,7 +34,7 @@ class Probe:
             )
 
     @workflow.signal
-    def heartbeat(self, _: dict[str, object]) -> None:
+    def ports_changed(self, _: dict[str, object]) -> None:
         self._reports += 1
 
 
@@ -56,7 +56,7 @@ class Prober:
         assert self.handle
         self._commanded.clear()
         began = time.perf_counter()
-        await self.handle.signal("heartbeat", {"sender": self._sender})
+        await self.handle.signal("ports_changed", {"sender": self._sender})
         await self._commanded.wait()
         return (time.perf_counter() - began) * 1000
 

@@ -11,9 +11,8 @@ import asyncio
 import contextlib
 import itertools
 import json
-import random
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,6 @@ from perdure.contract import (
     CheckConnection,
     CommandAnswer,
     CompleteGeneration,
-    Heartbeat,
     Joined,
     LeaseRequest,
     LeaseTaken,
@@ -51,15 +49,12 @@ CONNECTIONS = 8
 
 @dataclass
 class Tally:
-    """Counts of this process's agents, leases and heartbeats."""
+    """Counts of this process's agents and leases."""
 
     agents: int = 0
     held: int = 0
     lost: int = 0
     late: int = 0
-    heartbeats: int = 0
-    sent: dict[str, int] = field(default_factory=dict[str, int])
-    """Number of accepted heartbeats, by rank and incarnation."""
 
 
 class PlayedAgent:
@@ -79,7 +74,6 @@ class PlayedAgent:
         self._generation = 0
         self._last: tuple[str, int] = ("", 0)
         self._turn = 0
-        self._interval = config.first_interval.total_seconds()
 
     async def run(self) -> None:
         """Runs until it is cancelled."""
@@ -98,7 +92,6 @@ class PlayedAgent:
                 tasks.create_task(self._outbox.run())
                 self._say(Joined, agent_started_at=self._started_at, address=self._config.address)
                 self._say(Ready, store_ports=(29500, 29501, 29502, 29503))
-                tasks.create_task(self._beat())
         finally:
             self._tally.agents -= 1
 
@@ -114,7 +107,6 @@ class PlayedAgent:
         self._last = (info.workflow_run_id or "", request.epoch)
         self._turn += 1
         turn = self._turn
-        self._interval = request.signal_interval.total_seconds()
         self._say(LeaseTaken, agent_started_at=self._started_at, epoch=request.epoch)
         self._tally.held += 1
         try:
@@ -147,23 +139,12 @@ class PlayedAgent:
     async def stop_node(self, request: StopNode) -> CommandAnswer:
         return CommandAnswer(accepted=True, generation=self._generation)
 
-    async def _beat(self) -> None:
-        # Spread over the interval, like real agents.
-        await asyncio.sleep(random.uniform(0.0, 0.5) * self._interval)
-        while True:
-            await asyncio.sleep(self._interval)
-            self._say(Heartbeat, generation=self._generation)
-
     def _say(self, kind: type[AgentMessage], **facts: Any) -> None:
         """Sends a message through a real agent's outbox, which retries, and spreads messages over time."""
         self._outbox.put(kind(**envelope(self._config.node), **facts))
 
     async def _send(self, signal: str, message: AgentMessage) -> None:
         await self._control.signal(Destination.GROUP, signal, message)
-        if isinstance(message, Heartbeat):
-            node = f"{self._config.node.rank}.{self._config.node.incarnation}"
-            self._tally.heartbeats += 1
-            self._tally.sent[node] = self._tally.sent.get(node, 0) + 1
 
 
 async def play(kubeconfig: str, namespace: str, share: int, shares: int, folder: Path) -> None:

@@ -85,9 +85,6 @@ class Held(Record):
     """Leases that lapsed and were granted again within the same run of their group."""
     late: int
     """Leases whose heartbeat came too late, so that the server rescheduled them, and their holder took them again."""
-    heartbeats: int
-    """Signals that were sent."""
-    heartbeats_lost: int
     unreachable: int
     """Nodes that are unreachable at the end."""
     worker_cpu_percent: float

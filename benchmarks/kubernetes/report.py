@@ -106,7 +106,6 @@ def thousand_grid(thousands: Sequence[Thousand]) -> Grid:
     for held in [one.held for one in thousands if one.held]:
         rows += [
             (f"leases lost of {held.leases} in {held.seconds:.0f} s", str(held.lost), "0"),
-            ("heartbeat signals lost", f"{held.heartbeats_lost} of {held.heartbeats}", "0"),
             ("worker, % of a core", number(held.worker_cpu_percent), ""),
             ("worker, resident MB", number(held.worker_rss_mb, digits=0), ""),
             ("Temporal server, % of a core", number(held.server_cpu_percent), ""),

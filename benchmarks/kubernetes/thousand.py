@@ -22,7 +22,7 @@ from benchmarks.recovery.processes import TrialFailed
 from benchmarks.recovery.steady import MEGABYTE, cpu_seconds
 from perdure.activities.nodes.kubernetes.pod import RANK
 from perdure.base.errors import NoWorker
-from perdure.contract import Heartbeat, JobPhase, JobStatus
+from perdure.contract import JobPhase, JobStatus
 
 from .fleet import at_once, played_machines, post_bare, post_job
 from .records import Held, Relaunched, Thousand
@@ -83,11 +83,6 @@ class Players:
     def total(self, what: str) -> int:
         """Returns the sum of a figure over all processes."""
         return sum(said[what] for said in self.said.values())
-
-    @property
-    def sent(self) -> dict[str, int]:
-        """Heartbeats by rank and incarnation."""
-        return {node: sent for said in self.said.values() for node, sent in said["sent"].items()}
 
 
 @asynccontextmanager
@@ -160,7 +155,7 @@ async def _lose(site: Site, name: str, *, nodes: int, lost: int) -> Relaunched:
 
 
 async def _hold(site: Site, players: Players, name: str, *, nodes: int, seconds: float) -> Held:
-    """Measures a period with leases and heartbeats only."""
+    """Measures a period in which nothing happens but that leases are renewed."""
     await asyncio.sleep(SETTLE_SECONDS)
     lost, late = players.total("lost"), players.total("late")
     processes: dict[str, psutil.Process] = {"worker": site.worker, "server": site.server}
@@ -174,16 +169,11 @@ async def _hold(site: Site, players: Players, name: str, *, nodes: int, seconds:
     elapsed = time.monotonic() - began
     used = {what: 100 * (cpu_seconds(process) - before[what]) / elapsed for what, process in processes.items()}
     given_up = nodes - await _most_held(players, nodes)
-    sent = players.sent
-    await asyncio.sleep(LAST_HEARTBEATS_SECONDS)
-    taken = await _heartbeats_taken(site, name)
     return Held(
         leases=nodes,
         seconds=elapsed,
         lost=players.total("lost") - lost + given_up,
         late=players.total("late") - late,
-        heartbeats=sum(sent.values()),
-        heartbeats_lost=sum(max(0, number - taken.get(node, 0)) for node, number in sent.items() if node in taken),
         unreachable=len((await site.client.status(name)).unreachable),
         worker_cpu_percent=used["worker"],
         worker_rss_mb=peak["worker"],
@@ -202,18 +192,3 @@ async def _most_held(players: Players, nodes: int) -> int:
             break
         await asyncio.sleep(1)
     return min(most, nodes)
-
-
-async def _heartbeats_taken(site: Site, name: str) -> dict[str, int]:
-    """Counts the heartbeats in the histories of the groups' runs, by rank and incarnation."""
-    temporal = await site.client.connect()
-    found: dict[str, set[int]] = {}
-    for group in (await site.client.status(name)).groups:
-        async for run in temporal.list_workflows(f"WorkflowId = '{group}'"):
-            async for event in temporal.get_workflow_handle(group, run_id=run.run_id).fetch_history_events():
-                signal = event.workflow_execution_signaled_event_attributes
-                if signal.signal_name == "heartbeat":
-                    (message,) = await temporal.data_converter.decode(signal.input.payloads, [Heartbeat])
-                    node = f"{message.sender.rank}.{message.sender.incarnation}"
-                    found.setdefault(node, set()).add(message.sequence)
-    return {node: len(sequences) for node, sequences in found.items()}

@@ -152,13 +152,17 @@ def _merge(job: NodeView, group: NodeView | None, lease: NodeLease | None) -> No
             "host": group.host or job.host,
             "address": group.address or job.address,
             "reason": job.reason or group.reason,
-            "metrics": group.metrics,
             "log_path": group.log_path,
         }
     if lease and job.phase not in (NodePhase.LOST, NodePhase.REMOVED):
         if lease.view:
             view = lease.view
-            fields |= {"log_end": view.log_end, "idle": view.idle, "usual_step": view.usual_step}
+            fields |= {
+                "log_end": view.log_end,
+                "idle": view.idle,
+                "usual_step": view.usual_step,
+                "metrics": view.metrics,
+            }
             if lease.view.progress:
                 fields |= {"progress": lease.view.progress, "generation": lease.view.generation}
         if lease.pause:

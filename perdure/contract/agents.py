@@ -186,9 +186,9 @@ class LeaseTaken(AgentMessage):
     epoch: int
 
 
-class Heartbeat(AgentMessage):
-    """The heartbeat of an agent. To the NodeGroup, within its signal budget. Agents of older releases add the node's
-    progress, which travels with the lease."""
+class PortsChanged(AgentMessage):
+    """A world has taken a port, so the ports that the node offers for the store of the next one have changed. To the
+    NodeGroup."""
 
     store_ports: Ports = ()
 
@@ -204,8 +204,8 @@ class DeviceUsage(Message):
     temperature_celsius: float | None = None
 
 
-class Metrics(AgentMessage):
-    """Resource use of the training processes. To the NodeGroup, with every n-th heartbeat."""
+class ResourceUse(Message):
+    """Resource use of a node's training processes."""
 
     cpu_cores: float | None = None
     """CPU-seconds per second."""
@@ -225,6 +225,8 @@ class LeaseView(Message):
     """The time since a rank of the node made a step, by the agent's clock; None where its ranks need not step."""
     usual_step: Duration | None = None
     """The usual time of a step in this generation."""
+    metrics: ResourceUse | None = None
+    """None before the launcher's first report."""
     log_end: LogPosition | None = None
     """The current end of the node's log. A reader that follows the log requests more only after this has moved."""
     time: Time | None = None

@@ -15,8 +15,6 @@ class LeaseRequest(Message):
     node: NodeCredentials
     epoch: int
     heartbeat: Duration
-    signal_interval: Duration
-    """The shortest time between two heartbeat signals of the agent: its share of the group's signal budget."""
 
 
 class ApplyWorld(Message):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from perdure.contract.agents import Metrics, Progress, RankStarts
+from perdure.contract.agents import Progress, RankStarts, ResourceUse
 from perdure.contract.base import Message, ShortText, Time
 from perdure.contract.checkpoints import CheckpointView, RestoreSource
 from perdure.contract.datasets import UnprocessedSamples
@@ -31,7 +31,8 @@ class NodeView(Incarnation):
     processes: int = 1
     progress: Progress | None = None
     """The newest progress in the agent's lease, in answers of `Client.nodes`."""
-    metrics: Metrics | None = None
+    metrics: ResourceUse | None = None
+    """The use of resources in the agent's latest report; set by `Client.nodes`."""
     idle: Duration | None = None
     """The time without a step of its ranks in the agent's latest report; set by `Client.nodes`."""
     usual_step: Duration | None = None

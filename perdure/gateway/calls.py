@@ -56,7 +56,7 @@ SERVICE: Final = "temporal.api.workflowservice.v1.WorkflowService"
 JOB_SIGNALS: Final = frozenset({"failure", "finished", "group_missing"})
 """What agents report to their job."""
 GROUP_SIGNALS: Final = frozenset(
-    {"joined", "ready", "stepping", "stall", "lease_taken", "heartbeat", "metrics", "dataset_needed", "store_needed"}
+    {"joined", "ready", "stepping", "stall", "lease_taken", "ports_changed", "dataset_needed", "store_needed"}
     | {"checkpoint_stored", "checkpoint_restored", "leaving"}
 )
 """What agents report to their group."""

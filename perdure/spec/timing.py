@@ -56,21 +56,11 @@ class LeaseTiming(Section):
 
 
 class SignalTiming(Section):
-    """Limits on telemetry. Signals add to the history: a group of nodes sends at most two a second."""
+    """Limits on signals, which add to histories."""
 
-    heartbeat: Duration = timedelta(seconds=10)
-    """The shortest interval of a node's heartbeat signal; larger groups wait longer (nodes x 0.5 s)."""
-    heartbeat_per_node: Duration = timedelta(milliseconds=500)
-    """The heartbeat interval per node of the group: it limits a group to two signals a second."""
-    metrics_every: int = Field(default=6, ge=1)
-    """CPU, memory and GPU figures are sent with every n-th heartbeat."""
     transition_batch: Duration = timedelta(milliseconds=200)
     """The time for which a group gathers its nodes' transitions before the next message to its job; the first is sent
     at once, and so are those that a recovery waits for, up to a number."""
-
-    def interval(self, nodes: int) -> timedelta:
-        """The time between two heartbeat signals of a node in a group of this many."""
-        return max(self.heartbeat, nodes * self.heartbeat_per_node)
 
 
 class RendezvousTiming(Section):

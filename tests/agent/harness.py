@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,13 @@ from temporalio.worker import Worker
 
 from perdure.agent.config import AgentConfig
 from perdure.contract import ApplyWorld, LeaseRequest, NodeCredentials
-from perdure.spec.timing import LeaseTiming, SignalTiming, Timing
+from perdure.spec.timing import LeaseTiming, Timing
 from tests.agent.recorder import Call, LeaseCall, Recorder, Seen
 from tests.support.temporal_server import DevServer
 from tests.support.waiting import eventually
 
 QUICK = Timing(
     lease=LeaseTiming(heartbeat=timedelta(seconds=0.5), timeout=timedelta(seconds=3)),
-    signals=SignalTiming(heartbeat=timedelta(seconds=1), metrics_every=1),
     owner_check=timedelta(seconds=1),
 )
 
@@ -67,9 +67,24 @@ class Workflows:
         return await eventually(enough, within=within)
 
     async def beats(self, count: int) -> None:
-        """Waits for so many more heartbeats: what the agent does in that time, it has done."""
-        moment = datetime.now(UTC)
-        await self.expect(self.group, "heartbeat", count=count, where=lambda body: utc(body["time"]) > moment)
+        """Waits for so many more heartbeats of the lease: what the agent does in that time, it has done."""
+        for _ in range(count):
+            before = await self.report()
+            await eventually(partial(self._newer_report, before))
+
+    async def report(self) -> dict[str, Any] | None:
+        """Returns the newest report in the lease of the agent."""
+        description = await self.group.describe()
+        for pending in description.raw_description.pending_activities:
+            if pending.activity_type.name == "hold_lease":
+                details = await description.data_converter.decode(pending.heartbeat_details.payloads)
+                if details:
+                    return details[0]
+        return None
+
+    async def _newer_report(self, before: dict[str, Any] | None) -> bool:
+        report = await self.report()
+        return report is not None and (before is None or report["time"] > before["time"])
 
 
 @asynccontextmanager
@@ -252,7 +267,6 @@ class RunningAgent:
                 node=self.node,
                 epoch=epoch,
                 heartbeat=self.config.timing.lease.heartbeat,
-                signal_interval=self.config.timing.signals.heartbeat,
             ),
             timeout=self.config.timing.lease.timeout,
         )

@@ -17,9 +17,9 @@ from perdure.contract import (
     Failure,
     FailureKind,
     Finished,
-    Heartbeat,
     Joined,
     NodeCredentials,
+    PortsChanged,
     Ready,
     Stepping,
 )
@@ -113,7 +113,7 @@ async def test_an_outage_keeps_what_matters_and_only_the_newest_of_the_rest(
     destination.problem = ConnectionError("away")
     async with running(outbox):
         for generation in range(1, 51):
-            outbox.put(Heartbeat(**envelope(NODE), store_ports=(generation,)))
+            outbox.put(PortsChanged(**envelope(NODE), store_ports=(generation,)))
             outbox.put(Stepping(**envelope(NODE), generation=generation))
             outbox.put(failure(generation))
         await eventually(lambda: destination.attempts > 5)
@@ -122,7 +122,7 @@ async def test_an_outage_keeps_what_matters_and_only_the_newest_of_the_rest(
         destination.problem = None
         await eventually(lambda: len(destination.heard) == 52)
     assert destination.names.count("failure") == 50
-    assert [m.store_ports for _, m in destination.heard if isinstance(m, Heartbeat)] == [(50,)]
+    assert [m.store_ports for _, m in destination.heard if isinstance(m, PortsChanged)] == [(50,)]
     assert [m.generation for _, m in destination.heard if isinstance(m, Stepping)] == [50]
     numbers = [message.sequence for _, message in destination.heard]
     assert numbers == sorted(set(numbers))
@@ -161,7 +161,7 @@ async def test_a_restarted_agent_has_lost_no_failure(tmp_path: Path, destination
     async with running(first):
         first.put(failure(1))
         first.put(Ready(**envelope(NODE), after_generation=1))
-        first.put(Heartbeat(**envelope(NODE)))
+        first.put(PortsChanged(**envelope(NODE)))
         await eventually(lambda: destination.attempts > 1)
         first.put(failure(2))
     [entry, *_] = json.loads((tmp_path / "outbox.json").read_bytes())["entries"]
@@ -257,13 +257,13 @@ async def test_what_all_nodes_say_at_once_waits_its_turn_and_holds_nothing_up(
     outbox = make(tmp_path, destination, spread=3600.0)
     async with running(outbox):
         outbox.put(stepping(1))
-        outbox.put(Heartbeat(**envelope(NODE)))
+        outbox.put(PortsChanged(**envelope(NODE)))
         await tasks_wait()
         assert not destination.attempts, "in an hour"
         outbox.put(failure(1))
         await eventually(lambda: destination.names == ["failure"])
         outbox.put(Ready(**envelope(NODE), after_generation=1, store_ports=(1,)))
-        await eventually(lambda: destination.names == ["failure", "stepping", "heartbeat", "ready"])
+        await eventually(lambda: destination.names == ["failure", "stepping", "ports_changed", "ready"])
 
 
 @pytest.mark.usefixtures("latest")

@@ -51,7 +51,8 @@ async def test_it_is_told_once_and_the_command_is_started_again(agent: RunningAg
     assert (again["kind"], again["generation"]) == ("RENDEZVOUS", 2)
     assert "has not reached the rendezvous" in again["message"]
     assert await attempt(agent) == 2
-    await workflows.expect(workflows.group, "heartbeat", count=3)
+    await agent.start_lease(1)
+    await workflows.beats(3)
     assert len(await workflows.seen(workflows.job, "failure")) == 2
 
 
@@ -60,7 +61,8 @@ async def test_who_enters_in_time_is_left_alone(agent: RunningAgent, workflows: 
     await agent.ready(0)
     await agent.command("apply_world", agent.world(1))
     await agent.enter(1)
-    await workflows.expect(workflows.group, "heartbeat", count=4)
+    await agent.start_lease(1)
+    await workflows.beats(4)
     assert not await workflows.seen(workflows.job)
     # A word that crossed with the job's decision: what has entered needs no new start.
     await agent.command("apply_world", agent.world(2, restart_command=True))

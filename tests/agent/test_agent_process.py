@@ -75,8 +75,8 @@ async def test_a_node_goes_through_its_first_world(agent: RunningAgent, workflow
     [stepping] = await workflows.expect(workflows.group, "stepping")
     assert stepping["generation"] == 1
     assert stepping["entered_at"]
-    beats = await workflows.expect(workflows.group, "heartbeat", where=lambda body: bool(body["store_ports"]))
-    assert beats[-1]["store_ports"] == [29502]
+    [changed] = await workflows.expect(workflows.group, "ports_changed")
+    assert changed["store_ports"] == [29502]
 
 
 async def test_a_failed_rank_is_told_at_once_and_once(agent: RunningAgent, workflows: Workflows) -> None:
@@ -193,16 +193,7 @@ async def test_a_lease_is_held_over_and_released(agent: RunningAgent, workflows:
     second = await agent.start_lease(2)
     assert await asyncio.wait_for(first, 10) == "returned"
     await workflows.expect(workflows.group, "lease_taken", where=lambda body: body["epoch"] == 2)
-
-    async def view() -> dict | None:
-        description = await workflows.group.describe()
-        for pending in description.raw_description.pending_activities:
-            details = await description.data_converter.decode(pending.heartbeat_details.payloads)
-            if details:
-                return details[0]
-        return None
-
-    assert (await eventually(view))["epoch"] == 2
+    assert (await eventually(workflows.report))["epoch"] == 2
     # A stale one is not held at all.
     third = await agent.start_lease(1)
     assert await asyncio.wait_for(third, 10) == "returned"
@@ -360,10 +351,15 @@ async def test_ranks_whose_steps_cannot_be_seen_count_as_running(agent: RunningA
 
 async def test_usage_rides_along(agent: RunningAgent, workflows: Workflows) -> None:
     await agent.launcher_hello()
+    await agent.start_lease(1)
     await agent.post(
         "/v1/launcher/usage", cpu_cores=1.5, memory_bytes=10, memory_limit_bytes=None, devices=[{"index": 0}]
     )
-    [metrics, *_] = await workflows.expect(workflows.group, "metrics")
+
+    async def metrics_of_the_lease() -> dict | None:
+        return (await workflows.report() or {}).get("metrics")
+
+    metrics = await eventually(metrics_of_the_lease)
     assert (metrics["cpu_cores"], metrics["memory_bytes"], metrics["devices"][0]["index"]) == (1.5, 10, 0)
 
 
@@ -417,7 +413,6 @@ async def test_an_outage_delays_and_loses_nothing(folder: Path) -> None:
         await agent.post("/v1/launcher/exited", attempt=1, generation=1, signal=11, time=time.time())
         await asyncio.sleep(OUTAGE_S)
         assert (await agent.get("/v1/launcher/desired?version=0&wait=0"))["run"]
-        back = time.time()
         await server.start()
         failures = await workflows.expect(workflows.job, "failure", count=2, within=60)
         assert [(one["kind"], one["generation"]) for one in failures] == [("RANKS", 1), ("COMMAND", 1)]
@@ -429,9 +424,6 @@ async def test_an_outage_delays_and_loses_nothing(folder: Path) -> None:
         assert sequences == sorted(set(sequences))
         joined = await workflows.expect(workflows.group, "joined", count=2)
         assert len(joined) == 2
-        # Telemetry of the outage is one message of each agent, not one a second.
-        beats = [utc(one.body["time"]).timestamp() for one in await workflows.seen(workflows.group, "heartbeat")]
-        assert len([beat for beat in beats if happened < beat < back]) <= 2
 
 
 async def test_an_agent_that_starts_before_its_server_waits_for_it(folder: Path) -> None:

@@ -63,7 +63,6 @@ TOLD: list[tuple[str, str, float]] = [
     ("architecture.md", r"and for (\d+) of its\s+usual steps", TIMING.stall.steps),
     ("architecture.md", r"reachable again after (\d+) s or more", seconds(observations.SHORTEST)),
     ("architecture.md", r"the\s+newest (\w+) are kept; a\s+pause", observations.KEPT),
-    ("architecture.md", r"interval is max\((\d+) s", seconds(TIMING.signals.heartbeat)),
     ("architecture.md", r"from ([\d,]+) events on", options.HISTORY_LIMIT),
     ("architecture.md", r"after its first (\w+)\s+reasons", REWORDINGS),
     ("architecture.md", r"plain JSON up to (\d+) KB", carrying.LARGEST_PLAIN / 1024),

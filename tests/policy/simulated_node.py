@@ -16,12 +16,12 @@ from perdure.contract import (
     EvidenceSource,
     Failure,
     Finished,
-    Heartbeat,
     Joined,
     LeaseTaken,
     NodeCredentials,
     NodeEvent,
     NodeEventKind,
+    PortsChanged,
     Progress,
     Ready,
     Stepping,
@@ -150,8 +150,8 @@ class SimulatedNode:
                 table.ready(message)
             case Stepping():
                 table.stepping(message)
-            case Heartbeat():
-                table.heartbeat(message)
+            case PortsChanged():
+                table.ports_changed(message)
             case LeaseTaken():
                 table.lease_taken(message)
             case _:
@@ -217,7 +217,7 @@ class SimulatedNode:
             self.node.on_entered(
                 EnteredReport(generation=world.generation, time=self.site.job.now.timestamp(), store_ports=ports)
             )
-            self.to_group.put(Heartbeat(**self._envelope(), store_ports=ports))
+            self.to_group.put(PortsChanged(**self._envelope(), store_ports=ports))
             self.site.after(0.2, self.site.step)
 
     def end_command(self, *, signal: int | None = None, code: int | None = None, dying: float = 0.0) -> None:

@@ -21,13 +21,13 @@ from perdure.contract import (
     DesiredNode,
     GroupDesire,
     GroupTransitions,
-    Heartbeat,
     NodeCredentials,
     NodeRequest,
     NodesCreated,
     NodesRef,
     NodesRequest,
     NodeView,
+    PortsChanged,
     Ready,
     Stepping,
     TransitionKind,
@@ -151,7 +151,7 @@ async def _talk(
                 case TransitionKind.STEPPING:
                     await group.signal("stepping", Stepping(**known, generation=number))
                 case _:
-                    await group.signal("heartbeat", Heartbeat(**known, store_ports=(number,)))
+                    await group.signal("ports_changed", PortsChanged(**known, store_ports=(number,)))
         transitions.append((kind, number))
     return transitions
 
@@ -205,13 +205,13 @@ async def _listening(
         await job.result()
 
 
-async def heartbeats(nodes: list[PlayedNode]) -> None:
-    """One heartbeat of each node, a few at once."""
+async def reports(nodes: list[PlayedNode]) -> None:
+    """One report of each node that changes nothing, a few at once."""
     at_once = asyncio.Semaphore(AT_ONCE)
 
     async def beat(node: PlayedNode) -> None:
         async with at_once:
-            await node.heartbeat()
+            await node.report()
 
     await asyncio.gather(*(beat(node) for node in nodes))
 

@@ -22,11 +22,11 @@ from perdure.contract import (
     FailureKind,
     Finished,
     GroupMissing,
-    Heartbeat,
     Joined,
     LeaseRequest,
     LeaseTaken,
     NodeRequest,
+    PortsChanged,
     RankExit,
     Ready,
     RestartCommand,
@@ -156,8 +156,8 @@ class PlayedNode:
         """Its ranks have been stalled since then, or step again."""
         await self.to_group("stall", Stall, generation=self.generation, since=since)
 
-    async def heartbeat(self, **fields: Any) -> None:
-        await self.to_group("heartbeat", Heartbeat, **fields)
+    async def report(self, **fields: Any) -> None:
+        await self.to_group("ports_changed", PortsChanged, **fields)
 
     async def rank_dies(self, *, signal: int | None = 9, error: str | None = None, **fields: Any) -> None:
         exit_code = None if signal else 1

@@ -95,7 +95,7 @@ async def test_a_group_that_winds_down_for_long_continues_as_new(monkeypatch: py
         first_run = (await group.describe()).run_id
         monkeypatch.setattr(options, "HISTORY_LIMIT", 100)
         while (await group.describe()).run_id == first_run:
-            await played.heartbeat()
+            await played.report()
         monkeypatch.undo()
         fleet.delete_nothing = False
         with pytest.raises(WorkflowFailureError):
@@ -134,7 +134,7 @@ async def test_a_member_that_refuses_a_world_is_asked_once(temporal_client: Clie
         await zero.rank_dies()
         await eventually(lambda: one.refused > 0, what="the world is refused")
         for _ in range(10):
-            await zero.heartbeat()
+            await zero.report()
             await status(handle)
         assert one.refused == 1
         one.leaving = False

@@ -40,8 +40,7 @@ OF_A_NODE: dict[str, list[dict[str, Any]]] = {
     "stepping": [{"generation": 1, "time": FIRST, "entered_at": LAST, "starts": {"warm": LARGE, "cold": -LARGE}}],
     "stall": [{"generation": 1, "since": LAST, "usual_step": "999999d"}, {"generation": 1, "since": FIRST}],
     "lease_taken": [{"agent_started_at": LAST, "epoch": LARGE}],
-    "heartbeat": [{"store_ports": [LARGE, *range(60_000)], "time": LAST}],
-    "metrics": [{"cpu_cores": 1e308, "memory_bytes": LARGE, "devices": [{"index": LARGE}] * 5000}],
+    "ports_changed": [{"store_ports": [LARGE, *range(60_000)], "time": LAST}],
     "checkpoint_stored": [{"generation": 1, "step": LARGE, "folder": "..", "size": LARGE, "took": "9999d"}],
     "checkpoint_restored": [{"generation": 1, "step": -LARGE, "source": "STORAGE", "distrusted": [LARGE] * 50_000}],
 }

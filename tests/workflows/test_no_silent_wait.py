@@ -20,7 +20,6 @@ BOUND = 60.0
 SPEC: dict[str, Any] = {
     "timing": {
         "lease": {"heartbeat": "500ms", "timeout": "2s", "schedule_to_start": "2s"},
-        "signals": {"heartbeat": "1s"},
         "rendezvous": {"last_call": "200ms", "victim_grace": "300ms", "enter_timeout": "2s"},
         "commands": {"schedule_to_start": "2s"},
         "processes": {"presumed_gone": "3s"},

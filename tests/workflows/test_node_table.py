@@ -14,7 +14,6 @@ from perdure.contract import (
     DatasetParameters,
     DesiredNode,
     GroupDesire,
-    Heartbeat,
     Joined,
     LeaseTaken,
     NodeCredentials,
@@ -22,6 +21,7 @@ from perdure.contract import (
     NodeEventKind,
     NodeEvents,
     NodePhase,
+    PortsChanged,
     Ready,
     TransitionKind,
 )
@@ -115,13 +115,13 @@ def test_why_a_command_cannot_start_is_told_although_the_agent_has_joined(joins_
     assert table.shown == (NodePhase.READY, "")
 
 
-def test_progress_in_the_heartbeat_of_an_older_agent_is_ignored() -> None:
+def test_ports_are_those_of_the_newest_report() -> None:
     table = Table()
     table.joined()
-    said = Heartbeat(sender=NODE, sequence=9, time=NOW, store_ports=(7,)).model_dump(mode="json")
-    table.table.heartbeat(Heartbeat.model_validate({**said, "progress": {"step": 12, "source": "REPORTED"}}))
+    for sequence, ports in ((9, (7, 8)), (8, (5,)), (10, ())):
+        table.table.ports_changed(PortsChanged(sender=NODE, sequence=sequence, time=NOW, store_ports=ports))
     [view] = table.table.views()
-    assert (view.progress, view.store_ports) == (None, (7,))
+    assert view.store_ports == (7, 8)
 
 
 def test_what_a_queue_said_is_late_once_the_agent_has_joined() -> None:

@@ -25,8 +25,8 @@ from perdure.contract import (
     DatasetAnswer,
     DatasetRequest,
     Failure,
-    Heartbeat,
     NodeRequest,
+    PortsChanged,
     StoreAnswers,
     StoreRequest,
 )
@@ -93,8 +93,8 @@ def _in_words_of_the_next_release(message: AgentMessage) -> dict[str, Any] | Non
     match message:
         case Failure():
             return body | {"kind": "A_KIND_OF_THE_NEXT_RELEASE"}
-        case Heartbeat():
-            return body | {"progress": {"step": 7, "source": "A_SOURCE_OF_THE_NEXT_RELEASE"}}
+        case PortsChanged():
+            return body | {"a_field_of_the_next_release": 7}
         case _:
             return None
 
