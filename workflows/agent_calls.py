@@ -78,6 +78,7 @@ async def hold_lease(table: NodeTable, node: NodeCredentials) -> None:
 async def apply_world(table: NodeTable, node: NodeCredentials, generation: int) -> None:
     """Sends the world to one agent, for as long as that world is the current one."""
     patience = table.timing.commands.schedule_to_start
+    waited_on = False
     while True:
         world = table.desire.world
         record = table.current(node)
@@ -102,6 +103,11 @@ async def apply_world(table: NodeTable, node: NodeCredentials, generation: int) 
             record = table.current(node)
             if record is None:
                 return
+            if record.reachable and not waited_on:
+                # Its lease holds, and lapses soon if the agent does not work. After an outage of the server, agents
+                # poll for commands later than it is back.
+                waited_on, patience = True, table.timing.lease.timeout
+                continue
             table.transition(
                 record,
                 TransitionKind.UNRESPONSIVE,

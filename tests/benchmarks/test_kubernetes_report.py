@@ -32,8 +32,6 @@ def thousand(*, requested: float, running: float, lost: int) -> Thousand:
             seconds=600,
             lost=lost,
             late=0,
-            heartbeats=9000,
-            heartbeats_lost=0,
             unreachable=0,
             worker_cpu_percent=12.0,
             worker_rss_mb=300.0,

@@ -19,7 +19,7 @@ from temporalio.common import SearchAttributeKey
 
 import perdure.workflows.search_attributes as attributes
 from perdure.base.metrics.table import METRICS
-from perdure.contract import Metrics, Progress
+from perdure.contract import Progress, ResourceUse
 from perdure.contract.agents import AgentMessage, DeviceUsage
 from tests.docs.pages import ROOT
 from tests.support.exporting_worker import PERDURE, scrape, start_worker
@@ -111,7 +111,7 @@ def fields(model: type[BaseModel], prefix: str = "") -> set[str]:
 
 def test_the_figures_of_nodes_are_told():
     page = {cells[0].strip("`") for cells in rows(r"[a-z_]+(\[\]\.[a-z_]+)?", NODES)}
-    sent = fields(Metrics) | fields(DeviceUsage, "devices[].") | fields(Progress)
+    sent = fields(ResourceUse) | fields(DeviceUsage, "devices[].") | fields(Progress)
     assert page - {"field"} == sent - fields(AgentMessage)
 
 
