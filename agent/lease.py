@@ -27,6 +27,10 @@ from perdure.contract import LeaseRequest, LeaseTaken
 
 logger = logging.getLogger(__name__)
 
+_NEXT_RUN = 5.0
+"""Seconds after which the next run of a group has taken its leases, usually one or two: without one, the group may have
+been terminated."""
+
 
 class Lease:
     """The state of this agent's lease."""
@@ -67,6 +71,8 @@ class Lease:
         self._turn = 0
         """Number of leases taken, by which each holder detects that it is not the newest any more."""
         self._ask_now = False
+        self._run_is_over = False
+        """The server has ended the newest lease together with its group's run, and this was not followed up yet."""
         self._taken_at: float | None = None
         """When the newest lease was taken, on the monotonic clock."""
 
@@ -79,6 +85,10 @@ class Lease:
     def age(self) -> float | None:
         """Seconds since the newest lease was taken; None while none is held."""
         return time.monotonic() - self._taken_at if self.held and self._taken_at is not None else None
+
+    def was_taken_since(self, moment: float) -> bool:
+        """Whether a lease was taken after this moment of the monotonic clock."""
+        return self._taken_at is not None and self._taken_at > moment
 
     @property
     def taken(self) -> int:
@@ -94,6 +104,7 @@ class Lease:
         turn = self._turn
         self._epoch, self._run_id = request.epoch, run_id
         self._holders += 1
+        self._run_is_over = False
         self._taken_at = time.monotonic()
         self._changed.fire()
         logger.info("holding lease %d", request.epoch)
@@ -113,6 +124,7 @@ class Lease:
         except asyncio.CancelledError:
             # The usual end: the group's run is over, or a newer attempt has the lease. No workflow waits for a result.
             details = activity.cancellation_details()
+            self._run_is_over = details is not None and details.not_found
             if details is None or not (details.not_found or details.timed_out):
                 raise
         finally:
@@ -134,7 +146,9 @@ class Lease:
         missing_since: float | None = None
         while True:
             await self._changed.wait_for(lambda: not self._holders)
-            if await self._changed.wait_for(lambda: bool(self._holders) or self._ask_now, within=patience):
+            within = min(patience, _NEXT_RUN) if self._run_is_over else patience
+            self._run_is_over = False
+            if await self._changed.wait_for(lambda: bool(self._holders) or self._ask_now, within=within):
                 if self._holders:
                     missing_since = None
                     continue

@@ -169,9 +169,10 @@ class Agent:
         """
         now, missing = asyncio.get_running_loop().time(), self._group_missing
         self._group_missing = False
+        lost = self._lease.was_taken_since(self._joined_at)
         if self.node.state.leaving is not None:
             return
-        if (missing or now - self._joined_at >= _JOIN_AGAIN) and not self._to_group.holds("joined"):
+        if (missing or lost or now - self._joined_at >= _JOIN_AGAIN) and not self._to_group.holds("joined"):
             self._join()
         if missing and (self._missing_reported is None or now - self._missing_reported >= _MISSING_AGAIN):
             self._missing_reported = now

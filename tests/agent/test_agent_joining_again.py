@@ -19,6 +19,8 @@ async def test_an_agent_joins_the_group_that_follows_a_terminated_one(
     folder: Path = tmp_path_factory.mktemp("n")
     async with recording(temporal_server) as workflows, running_agent(temporal_server, workflows, folder) as agent:
         [first] = await workflows.expect(workflows.group, "joined")
+        await agent.start_lease(1)
+        await workflows.expect(workflows.group, "lease_taken")
         await workflows.group.terminate("by hand")
         [missing] = await workflows.expect(workflows.job, "group_missing")
         assert missing["sender"] == agent.node.model_dump()

@@ -80,6 +80,7 @@ async def ranks_of(agent: RunningAgent, generation: int) -> AsyncIterator[list[a
 async def test_a_stall_is_told_once_and_that_it_is_over_once(agent: RunningAgent, workflows: Workflows) -> None:
     async with two_ranks(agent, 1) as ranks:
         await workflows.expect(workflows.group, "stepping")
+        await agent.start_lease(1)
         # One that is slow or frozen does not make a stall while another one steps.
         ranks[0].send_signal(signal.SIGSTOP)
         await workflows.beats(3)
@@ -116,6 +117,7 @@ async def test_ranks_that_ended_are_not_stalled(agent: RunningAgent, workflows: 
     async with two_ranks(agent, 1):
         await workflows.expect(workflows.group, "stepping")
     await agent.post("/v1/rendezvous/finished", generation=1, time=time.time())
+    await agent.start_lease(1)
     await workflows.beats(3)
     assert not await workflows.seen(workflows.group, "stall")
 
@@ -154,5 +156,6 @@ async def test_ranks_without_a_limit_may_take_any_time_for_their_first_step(
     agent: RunningAgent, workflows: Workflows
 ) -> None:
     await enter(agent, agent.world(1, world_size=2))
+    await agent.start_lease(1)
     await workflows.beats(3)
     assert not await workflows.seen(workflows.group, "stall")

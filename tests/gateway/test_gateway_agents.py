@@ -129,5 +129,6 @@ async def test_an_agent_uses_a_renewed_token(
         pod = site.reviewer.pods.pop(old)
         agent.config.gateway.token_path.write_text("renewed")
         site.reviewer.pods["renewed"] = pod
+        await agent.start_lease(1)
         await eventually(lambda: "renewed" in site.reviewer.reviews, within=60)
         await workflows.beats(2)
