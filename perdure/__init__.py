@@ -13,8 +13,53 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from perdure.base.errors import ControlPlaneUnreachable as ControlPlaneUnreachable
+    from perdure.base.errors import ExitCode as ExitCode
+    from perdure.base.errors import JobAlreadyRunning as JobAlreadyRunning
+    from perdure.base.errors import JobNotFound as JobNotFound
+    from perdure.base.errors import JobPaused as JobPaused
+    from perdure.base.errors import JoinRefused as JoinRefused
+    from perdure.base.errors import LogsUnavailable as LogsUnavailable
+    from perdure.base.errors import NotPermitted as NotPermitted
+    from perdure.base.errors import NoWorker as NoWorker
+    from perdure.base.errors import PayloadKeysError as PayloadKeysError
+    from perdure.base.errors import PerdureError as PerdureError
+    from perdure.base.errors import Refused as Refused
+    from perdure.base.errors import SecretUnavailable as SecretUnavailable
+    from perdure.base.errors import StateFolderError as StateFolderError
+    from perdure.base.errors import WorkflowTaskFails as WorkflowTaskFails
     from perdure.client.client import Client as Client
+    from perdure.client.logs.read import LogLine as LogLine
     from perdure.client.sync import SyncClient as SyncClient
+    from perdure.client.views import IssuedTicket as IssuedTicket
+    from perdure.client.views import JobSnapshot as JobSnapshot
+    from perdure.client.views import JobSummary as JobSummary
+    from perdure.client.views import Pause as Pause
+    from perdure.client.views import Submission as Submission
+    from perdure.client.views import TaskFailure as TaskFailure
+    from perdure.contract import Accepted as Accepted
+    from perdure.contract import CheckpointView as CheckpointView
+    from perdure.contract import Considered as Considered
+    from perdure.contract import DeviceUsage as DeviceUsage
+    from perdure.contract import Evidence as Evidence
+    from perdure.contract import EvidenceSource as EvidenceSource
+    from perdure.contract import FailureClass as FailureClass
+    from perdure.contract import IncidentView as IncidentView
+    from perdure.contract import JobPhase as JobPhase
+    from perdure.contract import JobResult as JobResult
+    from perdure.contract import JobStatus as JobStatus
+    from perdure.contract import LogPosition as LogPosition
+    from perdure.contract import NodePhase as NodePhase
+    from perdure.contract import NodeView as NodeView
+    from perdure.contract import Observation as Observation
+    from perdure.contract import Progress as Progress
+    from perdure.contract import ProgressSource as ProgressSource
+    from perdure.contract import RankStarts as RankStarts
+    from perdure.contract import ResourceUse as ResourceUse
+    from perdure.contract import RestoreSource as RestoreSource
+    from perdure.contract import SetAside as SetAside
+    from perdure.contract import Suspect as Suspect
+    from perdure.contract import UnprocessedSamples as UnprocessedSamples
     from perdure.spec.errors import SpecError as SpecError
     from perdure.spec.job import JobSpec as JobSpec
     from perdure.spec.load import load_spec as load_spec
@@ -22,16 +67,120 @@ if TYPE_CHECKING:
 
     __version__: str
 
-__all__ = ["Client", "JobSpec", "SpecError", "SyncClient", "load_spec", "parse_spec"]
-
 _HOMES = {
-    "Client": "perdure.client.client",
-    "SyncClient": "perdure.client.sync",
-    "JobSpec": "perdure.spec.job",
-    "SpecError": "perdure.spec.errors",
-    "load_spec": "perdure.spec.load",
-    "parse_spec": "perdure.spec.validate",
+    "perdure.base.errors": (
+        "ControlPlaneUnreachable",
+        "ExitCode",
+        "JobAlreadyRunning",
+        "JobNotFound",
+        "JobPaused",
+        "JoinRefused",
+        "LogsUnavailable",
+        "NotPermitted",
+        "NoWorker",
+        "PayloadKeysError",
+        "PerdureError",
+        "Refused",
+        "SecretUnavailable",
+        "StateFolderError",
+        "WorkflowTaskFails",
+    ),
+    "perdure.client.client": ("Client",),
+    "perdure.client.logs.read": ("LogLine",),
+    "perdure.client.sync": ("SyncClient",),
+    "perdure.client.views": (
+        "IssuedTicket",
+        "JobSnapshot",
+        "JobSummary",
+        "Pause",
+        "Submission",
+        "TaskFailure",
+    ),
+    "perdure.contract": (
+        "Accepted",
+        "CheckpointView",
+        "Considered",
+        "DeviceUsage",
+        "Evidence",
+        "EvidenceSource",
+        "FailureClass",
+        "IncidentView",
+        "JobPhase",
+        "JobResult",
+        "JobStatus",
+        "LogPosition",
+        "NodePhase",
+        "NodeView",
+        "Observation",
+        "Progress",
+        "ProgressSource",
+        "RankStarts",
+        "ResourceUse",
+        "RestoreSource",
+        "SetAside",
+        "Suspect",
+        "UnprocessedSamples",
+    ),
+    "perdure.spec.errors": ("SpecError",),
+    "perdure.spec.job": ("JobSpec",),
+    "perdure.spec.load": ("load_spec",),
+    "perdure.spec.validate": ("parse_spec",),
 }
+"""The modules of the public names."""
+
+__all__ = [
+    "Accepted",
+    "CheckpointView",
+    "Client",
+    "Considered",
+    "ControlPlaneUnreachable",
+    "DeviceUsage",
+    "Evidence",
+    "EvidenceSource",
+    "ExitCode",
+    "FailureClass",
+    "IncidentView",
+    "IssuedTicket",
+    "JobAlreadyRunning",
+    "JobNotFound",
+    "JobPaused",
+    "JobPhase",
+    "JobResult",
+    "JobSnapshot",
+    "JobSpec",
+    "JobStatus",
+    "JobSummary",
+    "JoinRefused",
+    "LogLine",
+    "LogPosition",
+    "LogsUnavailable",
+    "NoWorker",
+    "NodePhase",
+    "NodeView",
+    "NotPermitted",
+    "Observation",
+    "Pause",
+    "PayloadKeysError",
+    "PerdureError",
+    "Progress",
+    "ProgressSource",
+    "RankStarts",
+    "Refused",
+    "ResourceUse",
+    "RestoreSource",
+    "SecretUnavailable",
+    "SetAside",
+    "SpecError",
+    "StateFolderError",
+    "Submission",
+    "Suspect",
+    "SyncClient",
+    "TaskFailure",
+    "UnprocessedSamples",
+    "WorkflowTaskFails",
+    "load_spec",
+    "parse_spec",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -39,8 +188,9 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("perdure")
-    if home := _HOMES.get(name):
-        from importlib import import_module
+    for home, names in _HOMES.items():
+        if name in names:
+            from importlib import import_module
 
-        return getattr(import_module(home), name)
+            return getattr(import_module(home), name)
     raise AttributeError(f"module 'perdure' has no attribute {name!r}")

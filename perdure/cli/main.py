@@ -157,16 +157,6 @@ def _report(error: Exception) -> ExitCode:
     if isinstance(error, PerdureError):
         common.report_error(error, error.remedy, error.exit_code)
         return error.exit_code
-    from perdure.local.temporal_binary import TemporalBinaryMissing
-    from perdure.spec.errors import SpecError
-
-    if isinstance(error, SpecError):
-        remedy = "`perdure schema` describes every field; `perdure validate FILE` checks without starting."
-        common.report_error(error, remedy, ExitCode.USAGE)
-        return ExitCode.USAGE
-    if isinstance(error, TemporalBinaryMissing):
-        common.report_error(error, "", ExitCode.UNREACHABLE)
-        return ExitCode.UNREACHABLE
     if isinstance(error, OSError):
         name = f"{error.filename}: " if error.filename else ""
         common.report_error(OSError(f"{name}{error.strerror or error}"), "", ExitCode.USAGE)

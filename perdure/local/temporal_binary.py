@@ -26,6 +26,7 @@ from typing import IO, TextIO
 
 import aiohttp
 
+from perdure.base.errors import ControlPlaneUnreachable
 from perdure.base.files import exclusive_lock
 from perdure.local.go_build import GoFailed, Report, run_go
 from perdure.local.wheels import wheel_program
@@ -62,7 +63,7 @@ replace github.com/temporalio/cli/cliext => github.com/temporalio/cli/cliext v0.
 """The CLI's own go.mod replaces cliext by a folder of its repository, which a module build does not have."""
 
 
-class TemporalBinaryMissing(Exception):
+class TemporalBinaryMissing(ControlPlaneUnreachable):
     """Temporal's CLI could not be found or installed; the message names the attempts and the remedy."""
 
 

@@ -16,6 +16,8 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from perdure.base.errors import PerdureError
+
 from .fields import Location, choices_of, expected_of, field_at, is_model, one_of, places, strip
 
 
@@ -58,7 +60,7 @@ class SpecProblem:
         return f"{self.path}: {self.detail}{place}"
 
 
-class SpecError(ValueError):
+class SpecError(PerdureError, ValueError):
     """A specification that cannot run; its text has a line for each problem."""
 
     def __init__(self, problems: Iterable[SpecProblem], *, file: str = "") -> None:
@@ -70,7 +72,10 @@ class SpecError(ValueError):
         """
         self.problems = tuple(problems)
         self.file = file
-        super().__init__("\n".join(f"{file}: {problem}" if file else str(problem) for problem in self.problems))
+        super().__init__(
+            "\n".join(f"{file}: {problem}" if file else str(problem) for problem in self.problems),
+            remedy="`perdure schema` describes every field; `perdure validate FILE` checks without starting.",
+        )
 
     def with_lines(self, lines: Mapping[Location, int]) -> SpecError:
         """Returns the same error, with the lines of the file that its problems are on, in the file's order."""

@@ -25,8 +25,8 @@ from griffe import (
 _INTRODUCTION = """\
 # The Python API
 
-The public API: the names in `perdure`, and `perdure_training` for training scripts, which needs the standard library
-only. Everything else is internal and changes without notice, except the types that calls return.
+The public API: the names in `perdure`, those of results and errors among them, and `perdure_training` for training
+scripts, which needs the standard library only. Everything else is internal and changes without notice.
 """
 
 _RETURNED = """\
@@ -38,11 +38,14 @@ Frozen pydantic models. `model_dump(mode="json")` is what `-o json` prints.
 _ERRORS = """\
 ## Errors
 
-The exceptions that calls raise, from `perdure.base.errors`. Each has a `remedy`, a text for users, and an `exit_code`,
-with which `perdure` exits.
+The exceptions that calls raise, such as `perdure.JobNotFound`. Each is a `perdure.PerdureError` and has a `remedy`, a
+text for users, and an `exit_code`, with which `perdure` exits.
 """
 
 _EXPLAINED_ELSEWHERE = {"JobSpec": "Its fields are in [spec.md](spec.md)."}
+
+_WITH_CALLS = ("Client", "JobSpec", "SpecError", "SyncClient", "load_spec", "parse_spec")
+"""The public names whose calls return what the reference lists as results."""
 
 _MODULES = ("perdure", "perdure_training", "perdure.base.errors")
 
@@ -59,13 +62,17 @@ def reference() -> str:
     for package in _PACKAGES:
         loader.load(package)
     perdure, training, errors = (loader.modules_collection[path] for path in _MODULES)
-    public, trainings, raised = _exports(perdure), _exports(training), _classes(errors)
-    returned = [thing for thing in _returned_classes(public, loader) if thing not in public]
+    exported, trainings, raised = _exports(perdure), _exports(training), _classes(errors)
+    calls = [thing for thing in exported if thing.name in _WITH_CALLS]
+    returned = [thing for thing in _returned_classes(calls, loader) if thing not in calls]
+    public = [thing for thing in exported if thing not in returned and thing not in raised]
+    if hidden := {thing.name for thing in (*returned, *raised)} - {thing.name for thing in exported}:
+        raise ValueError(f"perdure does not export {sorted(hidden)}, which its calls return or raise")
     parts = [_INTRODUCTION, _prose(perdure)]
     parts += [_section(thing, "##", loader, "perdure.") for thing in public]
     parts += [f"## `perdure_training`\n\n{_prose(training)}"]
     parts += [_section(thing, "###", loader, "perdure_training.") for thing in trainings]
-    parts += [_RETURNED, *(_section(thing, "###", loader) for thing in returned)]
+    parts += [_RETURNED, *(_section(thing, "###", loader, "perdure.") for thing in returned)]
     parts += [_ERRORS, _errors(raised)]
     parts += [_section(thing, "###", loader) for thing in raised if not _is_error(thing)]
     return "\n".join(parts)

@@ -39,7 +39,7 @@ def foreign(folder: str, *, allowed: tuple[str, ...]) -> list[str]:
     [
         # Runs in the workflow sandbox, and must replay the same for years.
         ("workflows", ("pydantic", "temporalio", "perdure.contract", "perdure.spec")),
-        ("perdure/spec", ("pydantic", "pydantic_core", "yaml")),
+        ("perdure/spec", ("pydantic", "pydantic_core", "yaml", "perdure.base.errors")),
         # Run in users' processes, next to whatever versions they have.
         (
             "perdure_launcher",
