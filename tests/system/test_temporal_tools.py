@@ -138,8 +138,6 @@ async def test_a_wrong_field_fails_once_with_the_text(site: Site):
         "EVENT_TYPE_WORKFLOW_TASK_STARTED",
         "EVENT_TYPE_WORKFLOW_TASK_COMPLETED",
         "EVENT_TYPE_MARKER_RECORDED",
-        "EVENT_TYPE_UPSERT_WORKFLOW_SEARCH_ATTRIBUTES",
-        "EVENT_TYPE_MARKER_RECORDED",
         "EVENT_TYPE_WORKFLOW_EXECUTION_FAILED",
     ]
 
