@@ -162,7 +162,7 @@ def test_the_table_follows_prometheus_conventions() -> None:
 
 def test_what_the_table_tells_is_exported_somewhere() -> None:
     agent = ("agent/metrics.py", "agent/torch_events.py")
-    sources = ("activities/job_metrics.py", "perdure/worker.py", *agent, "perdure/metrics")
+    sources = ("activities/job_metrics.py", "perdure/worker.py", *agent, "perdure/base/metrics")
     paths = [path for source in sources for path in ROOT.glob(source if source.endswith(".py") else f"{source}/*.py")]
     text = "".join(path.read_text(encoding="utf-8") for path in paths if path.name != "table.py")
     assert [name for name in METRICS if f'"{name}"' not in text] == []

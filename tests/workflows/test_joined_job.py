@@ -140,6 +140,7 @@ async def test_a_machine_that_was_cut_off_while_its_place_was_given_away_is_rele
     await running(job, nodes=2, generation=2)
     await eventually(lambda: any(f"-1-{cut_off.request.node.uid}1" in name for name in fleet.deleted))
     await cut_off.serve()
+    await cut_off.join_again()
     await eventually(lambda: cut_off.stopped)
 
 
