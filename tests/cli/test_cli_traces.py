@@ -25,7 +25,8 @@ from tests.support.collector import Collector, attributes, collecting
 from tests.support.command_line import STEPS, CommandLine
 from tests.support.waiting import wait_for
 
-SCRIPT = f"{STEPS}; if [ ! -e tried ]; then touch tried; kill -9 $$; fi"
+SCRIPT = f"{STEPS}; if [ ! -e tried ]; then touch tried; kill -9 $$; fi; sleep 3"
+"""Trains on for a while after its step, as programs do: an agent looks for first steps a few times a second."""
 
 
 @pytest.fixture
