@@ -74,7 +74,7 @@ def reference() -> str:
     parts += [_section(thing, "###", loader, "perdure_training.") for thing in trainings]
     parts += [_RETURNED, *(_section(thing, "###", loader, "perdure.") for thing in returned)]
     parts += [_ERRORS, _errors(raised)]
-    parts += [_section(thing, "###", loader) for thing in raised if not _is_error(thing)]
+    parts += [_section(thing, "###", loader, "perdure.") for thing in raised if not _is_error(thing)]
     return "\n".join(parts)
 
 
