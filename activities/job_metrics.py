@@ -20,10 +20,10 @@ from perdure.base.metrics.series import MOST_SERIES, ZERO_FOR, CurrentSamples, S
 from perdure.base.metrics.table import BOTH, WORKER_METRICS
 from perdure.contract import IncidentView, JobPhase
 from perdure.contract.names import TRAINING_JOB, job_of
-from perdure.workflows.policy.datasets import DatasetState, samples_done
-from perdure.workflows.policy.job_events import JobEvent
-from perdure.workflows.policy.spans import size
-from perdure.workflows.policy.state import JobState
+from perdure.workflows.policy.record.job_events import JobEvent
+from perdure.workflows.policy.services.datasets import DatasetState, samples_done
+from perdure.workflows.policy.services.spans import size
+from perdure.workflows.policy.state.job import JobState
 from perdure.workflows.search_attributes import JOB_BACKEND, JOB_PHASE, WORLD_SIZE
 
 logger = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from perdure.base.tracing.interceptor import incident_ids
 from perdure.base.tracing.provider import Tracing
 from perdure.contract import IncidentView
 from perdure.contract.names import job_workflow_id
-from perdure.workflows.policy.job_events import JobEvent
-from perdure.workflows.policy.state import JobState
+from perdure.workflows.policy.record.job_events import JobEvent
+from perdure.workflows.policy.state.job import JobState
 
 
 class JobSpans:

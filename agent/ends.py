@@ -14,7 +14,7 @@ from perdure.agent.state import AgentState
 from perdure.contract import Failure, FailureKind, NodeCredentials, Progress, RankExit
 from perdure.contract.agents import MOST_RANKS, UNKNOWN_RANK
 from perdure.spec.durations import format_duration
-from perdure.workflows.policy import claims
+from perdure.workflows.policy.diagnosis import claims
 from perdure_launcher.protocol import CommandExit, ReadyReport, UnmanagedReport
 from perdure_launcher.protocol import RankExit as ReportedExit
 

@@ -53,8 +53,8 @@ from perdure.spec.job import Backend
 from perdure.workflows.dataset import Dataset
 from perdure.workflows.event_sink import Sink, set_dataset_sink, set_sinks
 from perdure.workflows.node_group import NodeGroup
-from perdure.workflows.policy.job_events import JobEvent
-from perdure.workflows.policy.state import JobState
+from perdure.workflows.policy.record.job_events import JobEvent
+from perdure.workflows.policy.state.job import JobState
 from perdure.workflows.read_log import ReadNodeLog
 from perdure.workflows.read_site import ReadSite
 from perdure.workflows.scheduled_job import ScheduledJob

@@ -1,8 +1,8 @@
 """Dataset: leases the shards of one dataset to the ranks of a job, over its epochs.
 
-Its state is a few spans, whatever the number of samples (`perdure.workflows.policy.datasets`). Agents exchange by one
-update what their ranks have done for what they need next; the ranks hold shards ahead, so that they wait for nothing
-while the workflow or the server is away.
+Its state is a few spans, whatever the number of samples (`perdure.workflows.policy.services.datasets`). Agents exchange
+by one update what their ranks have done for what they need next; the ranks hold shards ahead, so that they wait for
+nothing while the workflow or the server is away.
 
 Invariants:
     - All state is set in `__init__` and changed by the update without awaiting, so no request is lost or taken twice
@@ -33,8 +33,8 @@ with workflow.unsafe.imports_passed_through():
     from perdure.workflows.carrying import Packed, pack, unpack
     from perdure.workflows.companion import JobOwner, accompany, owner_of, start_companion
     from perdure.workflows.node_record import GroupInput
-    from perdure.workflows.policy.datasets import MOST_NAMED, DatasetState, begin, exchange, unprocessed, view
-    from perdure.workflows.policy.spans import size
+    from perdure.workflows.policy.services.datasets import MOST_NAMED, DatasetState, begin, exchange, unprocessed, view
+    from perdure.workflows.policy.services.spans import size
 
 
 class DatasetInput(Message):

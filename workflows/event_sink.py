@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Final
 
-from perdure.workflows.policy.datasets import DatasetState
-from perdure.workflows.policy.job_events import JobEvent, events_between
-from perdure.workflows.policy.state import JobState
+from perdure.workflows.policy.record.job_events import JobEvent, events_between
+from perdure.workflows.policy.services.datasets import DatasetState
+from perdure.workflows.policy.state.job import JobState
 
 logger = logging.getLogger(__name__)
 

@@ -22,10 +22,10 @@ with workflow.unsafe.imports_passed_through():
     from perdure.workflows import options
     from perdure.workflows.delivery import Delivery, deliver
     from perdure.workflows.node_record import GroupInput
-    from perdure.workflows.policy import group_desire
-    from perdure.workflows.policy.deduplication import begin_ownership_epoch
-    from perdure.workflows.policy.events import Event, GroupWoundDown, TimePassed
-    from perdure.workflows.policy.state import JobState
+    from perdure.workflows.policy.facts.deduplication import begin_ownership_epoch
+    from perdure.workflows.policy.facts.events import Event, GroupWoundDown, TimePassed
+    from perdure.workflows.policy.state.job import JobState
+    from perdure.workflows.policy.world import group_desire
 
 
 class GroupOwner(Protocol):

@@ -41,7 +41,7 @@ from perdure.spec.durations import format_duration
 from perdure.workflows import options
 from perdure.workflows.backend_reports import tell_obstacle
 from perdure.workflows.node_record import GroupInput, GroupTable, NodeRecord, TransitionsCarried
-from perdure.workflows.policy.copies import choose_holder, copies_token
+from perdure.workflows.policy.checkpoints.copies import choose_holder, copies_token
 from perdure.workflows.transitions import TransitionBatch
 
 

@@ -16,8 +16,8 @@ with workflow.unsafe.imports_passed_through():
     from perdure.spec.capabilities import CAPABILITIES
     from perdure.spec.job import JobSpec
     from perdure.spec.roles import NodeCount
-    from perdure.workflows.policy.joining import MOST_TICKETS
-    from perdure.workflows.policy.state import JobState, NodeState
+    from perdure.workflows.policy.capacity.joining import MOST_TICKETS
+    from perdure.workflows.policy.state.job import JobState, NodeState
 
 
 _LONGEST_LIFETIME = timedelta(days=365)

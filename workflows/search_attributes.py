@@ -10,7 +10,7 @@ from perdure.contract import JobPhase
 from perdure.spec.job import Backend
 
 if TYPE_CHECKING:
-    from perdure.workflows.policy.state import JobState
+    from perdure.workflows.policy.state.job import JobState
 
 JOB_PHASE = SearchAttributeKey.for_keyword("JobPhase")
 JOB_BACKEND = SearchAttributeKey.for_keyword("JobBackend")

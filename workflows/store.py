@@ -24,7 +24,7 @@ with workflow.unsafe.imports_passed_through():
     from perdure.workflows.carrying import Packed, pack, unpack
     from perdure.workflows.companion import JobOwner, accompany, owner_of, start_companion
     from perdure.workflows.node_record import GroupInput
-    from perdure.workflows.policy.store import (
+    from perdure.workflows.policy.services.store import (
         StoreState,
         Watch,
         answer_calls,

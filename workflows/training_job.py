@@ -57,10 +57,10 @@ with workflow.unsafe.imports_passed_through():
     from perdure.workflows.event_sink import send_events
     from perdure.workflows.job_groups import JobGroups
     from perdure.workflows.patching import behavior_of_this_run, newer_behavior_begins
-    from perdure.workflows.policy import group_desire, joining, projections
     from perdure.workflows.policy.batch import decide_all
-    from perdure.workflows.policy.deduplication import accept
-    from perdure.workflows.policy.events import (
+    from perdure.workflows.policy.capacity import joining
+    from perdure.workflows.policy.facts.deduplication import accept
+    from perdure.workflows.policy.facts.events import (
         CancelRequested,
         CheckpointRequested,
         Event,
@@ -76,8 +76,10 @@ with workflow.unsafe.imports_passed_through():
         TimePassed,
     )
     from perdure.workflows.policy.job import decide
-    from perdure.workflows.policy.state import JobState
+    from perdure.workflows.policy.record import projections
+    from perdure.workflows.policy.state.job import JobState
     from perdure.workflows.policy.timers import next_deadline
+    from perdure.workflows.policy.world import group_desire
     from perdure.workflows.search_attributes import changed_attributes
 
 

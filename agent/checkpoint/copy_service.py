@@ -24,7 +24,7 @@ from typing import Any, Final, cast
 
 from perdure.agent.checkpoint.storage import Storage
 from perdure.contract import CopyReceiver, NodeCredentials
-from perdure.workflows.policy.copies import copies_token
+from perdure.workflows.policy.checkpoints.copies import copies_token
 from perdure_launcher.system.memory_folder import COPIES_PREFIX, ROOT, MemoryFolder
 from perdure_training.snapshots.copies import yield_to_training
 

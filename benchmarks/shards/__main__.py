@@ -39,8 +39,8 @@ from perdure.contract.datasets import Spans
 from perdure.contract.names import dataset_workflow_id
 from perdure.workflows.companion import JobOwner
 from perdure.workflows.dataset import Dataset, DatasetInput
-from perdure.workflows.policy.datasets import MOST_FRAGMENTS, DatasetState, exchange, view
-from perdure.workflows.policy.spans import difference, union
+from perdure.workflows.policy.services.datasets import MOST_FRAGMENTS, DatasetState, exchange, view
+from perdure.workflows.policy.services.spans import difference, union
 from perdure_training.agent_link import Agent
 from perdure_training.shards import ShardingClient
 from perdure_training.shards.link import AgentLink

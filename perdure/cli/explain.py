@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from perdure.cli import text
-from perdure.workflows.policy.failures import FAILURE_CLASSES
+from perdure.workflows.policy.diagnosis.failures import FAILURE_CLASSES
 
 if TYPE_CHECKING:
     from perdure.contract import IncidentView, JobPhase, Suspect

@@ -11,9 +11,9 @@ from temporalio.client import Client
 from perdure.activities.job_metrics import JobMetrics
 from perdure.contract.datasets import DatasetParameters
 from perdure.contract.names import TRAINING_JOB
-from perdure.workflows.policy.datasets import DatasetState
-from perdure.workflows.policy.job_events import events_between
-from perdure.workflows.policy.state import JobState
+from perdure.workflows.policy.record.job_events import events_between
+from perdure.workflows.policy.services.datasets import DatasetState
+from perdure.workflows.policy.state.job import JobState
 from tests.policy.scenario import Scenario
 from tests.support.exported import values
 from tests.support.waiting import eventually

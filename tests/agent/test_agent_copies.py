@@ -20,7 +20,7 @@ import torch
 
 from perdure.agent.checkpoint import copy_service, peer_copies
 from perdure.contract import NodeCredentials
-from perdure.workflows.policy.copies import copies_token
+from perdure.workflows.policy.checkpoints.copies import copies_token
 from perdure_launcher import watched_folder
 from perdure_launcher.protocol import RestoringReport
 from perdure_launcher.watched_folder import WatchedFolder

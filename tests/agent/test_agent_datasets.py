@@ -32,7 +32,7 @@ from perdure.contract.datasets import Spans
 from perdure.contract.names import dataset_workflow_id
 from perdure.workflows.companion import JobOwner
 from perdure.workflows.dataset import Dataset, DatasetInput
-from perdure.workflows.policy.datasets import DatasetState
+from perdure.workflows.policy.services.datasets import DatasetState
 from tests.agent.bench import IDENTITY, Bench
 from tests.agent.harness import RunningAgent, Workflows, recording, running_agent
 from tests.support.temporal_server import DevServer, dev_server

@@ -31,7 +31,7 @@ from perdure.contract import (
 )
 from perdure.contract.names import store_workflow_id
 from perdure.workflows.companion import JobOwner
-from perdure.workflows.policy.store import StoreState, answer_calls, nodes_to_notify, record_notification
+from perdure.workflows.policy.services.store import StoreState, answer_calls, nodes_to_notify, record_notification
 from perdure.workflows.store import Store, StoreInput
 from tests.agent.bench import IDENTITY, Bench
 from tests.agent.harness import RunningAgent, Workflows, recording, running_agent

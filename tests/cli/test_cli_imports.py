@@ -21,7 +21,7 @@ print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules} | set(s
 MODELS = {"pydantic", "perdure.contract", "perdure.workflows", "perdure.spec"}
 """Models of the specification and of messages, which pydantic builds when they are imported."""
 CONNECTION = {"temporalio", "google", "grpc", "cryptography"}
-PARTS = {"perdure.activities", "perdure.agent", "perdure.workflows.policy.state", "pathspec", "yaml", "torch"}
+PARTS = {"perdure.activities", "perdure.agent", "perdure.workflows.policy.state.job", "pathspec", "yaml", "torch"}
 """What only some commands need: to upload code, to read a specification or a log, to decide."""
 
 

@@ -25,7 +25,9 @@ from perdure.spec.timing import Timing
 from perdure.spec.validate import MAX_BYTES
 from perdure.workflows import carrying, options
 from perdure.workflows.backend_reports import REWORDINGS
-from perdure.workflows.policy import incident_texts, joining, observations, store
+from perdure.workflows.policy.capacity import joining
+from perdure.workflows.policy.record import incident_texts, observations
+from perdure.workflows.policy.services import store
 from perdure_launcher.agent_link.codec import LONGEST_TEXT as LONGEST_REPORT
 from perdure_launcher.rank_exits import SUPERSEDED_EXIT_CODE
 from perdure_launcher.supervisor.launcher import USAGE_INTERVAL

@@ -8,17 +8,17 @@ from typing import Any
 from uuid import UUID
 
 from perdure.contract import Failure, FailureKind, JoinRequest, NodePhase, NodeTransition, TransitionKind, World
-from perdure.workflows.policy.events import (
+from perdure.workflows.policy.facts.events import (
     Event,
     RelaunchRequested,
     ScaleRequested,
     SuspendRequested,
     TimePassed,
 )
-from perdure.workflows.policy.group_desire import desires_of, groups_of
 from perdure.workflows.policy.job import decide
-from perdure.workflows.policy.state import JobState
+from perdure.workflows.policy.state.job import JobState
 from perdure.workflows.policy.timers import next_deadline
+from perdure.workflows.policy.world.group_desire import desires_of, groups_of
 from tests.policy.scenario import Scenario
 
 

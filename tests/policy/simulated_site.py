@@ -34,9 +34,9 @@ from perdure.contract import (
 from perdure.workflows.backend_reports import take_watch_events
 from perdure.workflows.node_record import GroupInput, NodeRecord
 from perdure.workflows.node_table import NodeTable
-from perdure.workflows.policy.events import Event, GroupWoundDown, TimePassed
-from perdure.workflows.policy.group_desire import desires_of
+from perdure.workflows.policy.facts.events import Event, GroupWoundDown, TimePassed
 from perdure.workflows.policy.timers import next_deadline
+from perdure.workflows.policy.world.group_desire import desires_of
 from tests.policy.scenario import UID, Scenario
 from tests.policy.simulated_node import SimulatedNode
 

@@ -10,9 +10,9 @@ import pytest
 
 from perdure.contract import NodeTransition, TransitionKind
 from perdure.workflows.policy.batch import decide_all
-from perdure.workflows.policy.events import Event
-from perdure.workflows.policy.projections import warnings_of
-from perdure.workflows.policy.state import JobState
+from perdure.workflows.policy.facts.events import Event
+from perdure.workflows.policy.record.projections import warnings_of
+from perdure.workflows.policy.state.job import JobState
 from tests.policy.scenario import START, Scenario
 
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from perdure.contract import Progress
-from perdure.workflows.policy.budget import backoff, made_progress, within_window
+from perdure.workflows.policy.state.budget import backoff, made_progress, within_window
 from tests.policy.scenario import counted, reported
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

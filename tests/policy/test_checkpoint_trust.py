@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perdure.contract import CheckpointFacts, Progress, RestoreSource, TransitionKind
-from perdure.workflows.policy.group_desire import desires_of
+from perdure.workflows.policy.world.group_desire import desires_of
 from tests.policy.scenario import Scenario, counted, reported
 from tests.policy.test_checkpoints_policy import committed, scenario, status, stored
 

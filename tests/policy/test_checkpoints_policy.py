@@ -9,10 +9,10 @@ import pytest
 from perdure.cli.explain import explanation
 from perdure.contract import CheckpointFacts, Commit, JobPhase, RestoreSource, TransitionKind
 from perdure.spec.checkpoint import Checkpoint
-from perdure.workflows.policy import checkpoints
-from perdure.workflows.policy.events import CheckpointRequested
-from perdure.workflows.policy.group_desire import desires_of
-from perdure.workflows.policy.projections import status_of
+from perdure.workflows.policy.checkpoints import commits
+from perdure.workflows.policy.facts.events import CheckpointRequested
+from perdure.workflows.policy.record.projections import status_of
+from perdure.workflows.policy.world.group_desire import desires_of
 from tests.policy.scenario import Scenario
 
 STORAGE = {"storage": "file:///ckpt"}
@@ -154,8 +154,8 @@ def test_a_job_without_a_storage_commits_nothing():
     [
         (20, 10, 0, timedelta(minutes=20)),
         (20, 10, 3, timedelta(minutes=10)),
-        (0.01, 10, 3, checkpoints.SHORTEST_INTERVAL),
-        (3000, 1000, 0, checkpoints.LONGEST_INTERVAL),
+        (0.01, 10, 3, commits.SHORTEST_INTERVAL),
+        (3000, 1000, 0, commits.LONGEST_INTERVAL),
         (300, 0.01, 9, timedelta(minutes=10)),
     ],
 )
@@ -163,9 +163,9 @@ def test_auto_follows_young_and_daly(took: float, hours: float, restarts: int, e
     job = scenario()
     now = job.state.started_at + timedelta(hours=hours)
     state = job.state.replace(restart_count=restarts)
-    found = checkpoints.interval(state, Checkpoint(storage="x"), timedelta(seconds=took), now)
+    found = commits.interval(state, Checkpoint(storage="x"), timedelta(seconds=took), now)
     assert found == expected
-    assert checkpoints.interval(state, Checkpoint(storage="x", every=100), timedelta(seconds=took), now) is None
+    assert commits.interval(state, Checkpoint(storage="x", every=100), timedelta(seconds=took), now) is None
 
 
 def test_a_job_whose_checkpoints_are_all_damaged_stops_with_each_of_them_named():

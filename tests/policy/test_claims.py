@@ -8,8 +8,8 @@ import pytest
 
 from perdure.contract import CheckpointFacts, JobPhase, RankExit, RestoreSource, TransitionKind
 from perdure.contract.agents import LARGEST_NUMBER, UNKNOWN_RANK
-from perdure.workflows.policy.claims import MOST_AHEAD, own_exits
-from perdure.workflows.policy.projections import warnings_of
+from perdure.workflows.policy.diagnosis.claims import MOST_AHEAD, own_exits
+from perdure.workflows.policy.record.projections import warnings_of
 from tests.policy.scenario import Scenario
 
 

@@ -8,7 +8,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.workflows.policy.copies import choose_holder, copies_token
+from perdure.workflows.policy.checkpoints.copies import choose_holder, copies_token
 
 
 def unknown(*ranks: int) -> dict[int, str]:

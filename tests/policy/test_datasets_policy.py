@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from perdure.contract import DatasetParameters, FailedShard, Position, SetAside, ShardAnswer, ShardRequest, Term
 from perdure.contract.datasets import PARTITION_SIZE, Span, Spans
-from perdure.workflows.policy.datasets import (
+from perdure.workflows.policy.services.datasets import (
     MOST_FRAGMENTS,
     MOST_TRIES,
     DatasetState,
@@ -20,7 +20,7 @@ from perdure.workflows.policy.datasets import (
     unprocessed,
     view,
 )
-from perdure.workflows.policy.spans import difference, intersection, size, union
+from perdure.workflows.policy.services.spans import difference, intersection, size, union
 
 RANKS = 3
 WHOLE = DatasetParameters(size=100, shard_size=8, epochs=2)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from perdure.contract import GroupTransitions, NodeTransition, TransitionKind
-from perdure.workflows.policy.deduplication import accept, begin_ownership_epoch
-from perdure.workflows.policy.state import JobState
+from perdure.workflows.policy.facts.deduplication import accept, begin_ownership_epoch
+from perdure.workflows.policy.state.job import JobState
 from tests.policy.scenario import Scenario
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -8,7 +8,7 @@ import pytest
 
 from perdure.cli.explain import explanation
 from perdure.contract import FailureClass, JobPhase, LossCause
-from perdure.workflows.policy.projections import result_of, status_of
+from perdure.workflows.policy.record.projections import result_of, status_of
 from tests.policy.scenario import Scenario, counted
 
 DRAINED = "evicted, as a drain of its machine does (EvictionByEvictionAPI: Eviction API: evicting)"

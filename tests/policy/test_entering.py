@@ -7,9 +7,9 @@ from datetime import timedelta
 import pytest
 
 from perdure.contract import EvidenceSource, FailureClass, JobPhase, NodePhase, TransitionKind
-from perdure.workflows.policy.events import RelaunchRequested, RestartRequested
-from perdure.workflows.policy.group_desire import desires_of
+from perdure.workflows.policy.facts.events import RelaunchRequested, RestartRequested
 from perdure.workflows.policy.timers import next_deadline
+from perdure.workflows.policy.world.group_desire import desires_of
 from tests.policy.checked import CheckedScenario
 from tests.policy.scenario import START, Scenario
 

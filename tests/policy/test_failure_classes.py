@@ -8,9 +8,9 @@ import pytest
 
 from perdure.cli.explain import explanation
 from perdure.contract import FailureClass, TransitionKind
-from perdure.workflows.policy.failures import FAILURE_CLASSES, VICTIMS, complete, precedence
-from perdure.workflows.policy.recovery import decide_repair
-from perdure.workflows.policy.state import Interruption, NodeFailure
+from perdure.workflows.policy.diagnosis.failures import FAILURE_CLASSES, VICTIMS, complete, precedence
+from perdure.workflows.policy.repair.recovery import decide_repair
+from perdure.workflows.policy.state.job import Interruption, NodeFailure
 from tests.policy.scenario import Scenario
 
 

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from perdure.contract import Failure, FailureClass, FailureKind, NodeCredentials, RankExit
-from perdure.workflows.policy.failures import classify, classify_rank, describe_rank, node_failure, signal_name
+from perdure.workflows.policy.diagnosis.failures import (
+    classify,
+    classify_rank,
+    describe_rank,
+    node_failure,
+    signal_name,
+)
 
 VICTIMS = {
     "gloo: closed": "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer "

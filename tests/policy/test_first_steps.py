@@ -9,9 +9,9 @@ import pytest
 
 from perdure.cli.explain import explanation
 from perdure.contract import FailureClass, JobPhase, NodePhase, TransitionKind
-from perdure.workflows.policy.group_desire import desires_of
-from perdure.workflows.policy.projections import next_action
+from perdure.workflows.policy.record.projections import next_action
 from perdure.workflows.policy.timers import next_deadline
+from perdure.workflows.policy.world.group_desire import desires_of
 from tests.policy.scenario import Scenario
 
 MINUTE = timedelta(minutes=1)

@@ -8,10 +8,10 @@ from datetime import timedelta
 import pytest
 
 from perdure.contract import JobPhase, TransitionKind
-from perdure.workflows.policy.events import CancelRequested, GroupWoundDown
-from perdure.workflows.policy.group_desire import desires_of, is_over
-from perdure.workflows.policy.projections import next_action
+from perdure.workflows.policy.facts.events import CancelRequested, GroupWoundDown
+from perdure.workflows.policy.record.projections import next_action
 from perdure.workflows.policy.timers import next_deadline
+from perdure.workflows.policy.world.group_desire import desires_of, is_over
 from tests.policy.scenario import Scenario
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from perdure.contract import IncidentView
-from perdure.workflows.policy.incident_texts import BUDGET, within_budget
-from perdure.workflows.policy.incidents import KEPT_INCIDENTS
+from perdure.workflows.policy.record.incident_texts import BUDGET, within_budget
+from perdure.workflows.policy.record.incidents import KEPT_INCIDENTS
 from tests.policy.scenario import Scenario
 from tests.workflows.large import LONG, long_incident
 

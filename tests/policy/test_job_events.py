@@ -10,10 +10,10 @@ import pytest
 from perdure.contract import DatasetParameters, SetAside, ShardsSetAside, UnprocessedSamples
 from perdure.events import JobEvents
 from perdure.workflows.event_sink import send_dataset, send_events, set_dataset_sink, set_sinks
-from perdure.workflows.policy.datasets import DatasetState
-from perdure.workflows.policy.events import CancelRequested
-from perdure.workflows.policy.job_events import JobEvent, events_between
-from perdure.workflows.policy.state import JobState
+from perdure.workflows.policy.facts.events import CancelRequested
+from perdure.workflows.policy.record.job_events import JobEvent, events_between
+from perdure.workflows.policy.services.datasets import DatasetState
+from perdure.workflows.policy.state.job import JobState
 from tests.policy.scenario import Scenario
 
 

@@ -27,7 +27,8 @@ from perdure.contract import (
     RankExit,
     TransitionKind,
 )
-from perdure.workflows.policy.events import (
+from perdure.workflows.policy.capacity.joining import place_of, refusal
+from perdure.workflows.policy.facts.events import (
     CancelRequested,
     Event,
     GroupWoundDown,
@@ -37,10 +38,9 @@ from perdure.workflows.policy.events import (
     ScaleRequested,
     SuspendRequested,
 )
-from perdure.workflows.policy.group_desire import groups_of
-from perdure.workflows.policy.joining import place_of, refusal
-from perdure.workflows.policy.state import NodeState
+from perdure.workflows.policy.state.job import NodeState
 from perdure.workflows.policy.timers import next_deadline
+from perdure.workflows.policy.world.group_desire import groups_of
 from tests.policy.checked import CheckedScenario
 from tests.policy.scenario import START, UID
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from perdure.contract import JobPhase, NodePhase, NodeView, TransitionKind
-from perdure.workflows.policy.events import (
+from perdure.workflows.policy.facts.events import (
     CancelRequested,
     GroupAdopted,
     GroupWoundDown,
@@ -15,9 +15,9 @@ from perdure.workflows.policy.events import (
     ScaleRequested,
     SuspendRequested,
 )
-from perdure.workflows.policy.group_desire import desires_of, is_over
-from perdure.workflows.policy.projections import result_of
+from perdure.workflows.policy.record.projections import result_of
 from perdure.workflows.policy.timers import next_deadline
+from perdure.workflows.policy.world.group_desire import desires_of, is_over
 from tests.policy.checked import CheckedScenario
 from tests.policy.scenario import Scenario
 

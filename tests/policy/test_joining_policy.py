@@ -6,11 +6,11 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from perdure.contract import FailureClass, JobPhase, JoinRefusal, JoinRequest, NodePhase, TransitionKind
-from perdure.workflows.policy.events import CancelRequested, ScaleRequested, SuspendRequested
-from perdure.workflows.policy.group_desire import desires_of
-from perdure.workflows.policy.joining import describe_wait, place_of, refusal
-from perdure.workflows.policy.projections import next_action
-from perdure.workflows.policy.state import JobState, NodeState
+from perdure.workflows.policy.capacity.joining import describe_wait, place_of, refusal
+from perdure.workflows.policy.facts.events import CancelRequested, ScaleRequested, SuspendRequested
+from perdure.workflows.policy.record.projections import next_action
+from perdure.workflows.policy.state.job import JobState, NodeState
+from perdure.workflows.policy.world.group_desire import desires_of
 from tests.policy.scenario import START, Scenario
 
 

@@ -13,7 +13,7 @@ from perdure.contract import (
     RestoreSource,
     TransitionKind,
 )
-from perdure.workflows.policy.memory_findings import describe
+from perdure.workflows.policy.checkpoints.memory_findings import describe
 from tests.policy.scenario import Scenario
 
 MISSING = MemoryFinding(rank=0, node=0, problem=MemoryProblem.MISSING, origin=MemoryOrigin.NEW)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perdure.workflows.policy.events import RelaunchRequested, RestartRequested, ResumeRequested, SuspendRequested
+from perdure.workflows.policy.facts.events import RelaunchRequested, RestartRequested, ResumeRequested, SuspendRequested
 from tests.policy.simulated_site import TORCH_TIMEOUT, Site
 
 BOUND = TORCH_TIMEOUT + 1800.0

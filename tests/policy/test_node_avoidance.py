@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.contract import EvidenceSource, LossCause, TransitionKind
-from perdure.workflows.policy.node_avoidance import suspects
-from perdure.workflows.policy.state import MachineLoss
+from perdure.workflows.policy.capacity.node_avoidance import suspects
+from perdure.workflows.policy.state.job import MachineLoss
 from tests.policy.scenario import START, Scenario
 
 WINDOW = timedelta(hours=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from perdure.cli.explain import explanation
 from perdure.cli.text import incident_line
 from perdure.contract import EvidenceSource, TransitionKind
-from perdure.workflows.policy.projections import status_of
+from perdure.workflows.policy.record.projections import status_of
 from tests.policy.scenario import Scenario
 
 SILENT = "no heartbeat for 6s"

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from perdure.cli.explain import explanation
 from perdure.contract import FailureClass, IncidentView, JobPhase, TransitionKind
-from perdure.workflows.policy.events import RestartRequested
+from perdure.workflows.policy.facts.events import RestartRequested
 from tests.policy.scenario import Scenario
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perdure.contract import JobPhase, NodePhase, TransitionKind
-from perdure.workflows.policy.events import (
+from perdure.workflows.policy.facts.events import (
     CancelRequested,
     CheckpointRequested,
     Event,
@@ -17,8 +17,8 @@ from perdure.workflows.policy.events import (
     ScaleRequested,
     SuspendRequested,
 )
-from perdure.workflows.policy.group_desire import desires_of
-from perdure.workflows.policy.projections import next_action, warnings_of
+from perdure.workflows.policy.record.projections import next_action, warnings_of
+from perdure.workflows.policy.world.group_desire import desires_of
 from tests.policy.scenario import Scenario
 from tests.policy.test_checkpoints_policy import committed, decision, scenario, stored
 

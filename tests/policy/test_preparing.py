@@ -7,9 +7,9 @@ from datetime import timedelta
 import pytest
 
 from perdure.contract import FailureClass, JobPhase, LossCause, TransitionKind
-from perdure.workflows.policy.group_desire import desires_of
-from perdure.workflows.policy.projections import next_action
+from perdure.workflows.policy.record.projections import next_action
 from perdure.workflows.policy.timers import next_deadline
+from perdure.workflows.policy.world.group_desire import desires_of
 from tests.policy.checked import CheckedScenario
 from tests.policy.scenario import Scenario
 

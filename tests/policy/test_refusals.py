@@ -13,7 +13,7 @@ import pytest
 from perdure.cli.explain import explanation
 from perdure.cli.text import incident_line
 from perdure.contract import EvidenceSource, FailureClass, JobPhase, LossCause, TransitionKind
-from perdure.workflows.policy.projections import status_of
+from perdure.workflows.policy.record.projections import status_of
 from tests.policy.scenario import Scenario
 
 FORBIDDEN = "the API server forbids it: ValidatingAdmissionPolicy 'freeze' denied request: no pods today"

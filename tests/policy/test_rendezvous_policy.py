@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from perdure.contract import Member, NodePhase, World
 from perdure.spec.network import Network
-from perdure.workflows.policy.rendezvous import (
+from perdure.workflows.policy.state.job import NodeState
+from perdure.workflows.policy.world.rendezvous import (
     assign_group_ranks,
     choose_members,
     choose_store,
@@ -19,7 +20,6 @@ from perdure.workflows.policy.rendezvous import (
     ports_remembered,
     usable,
 )
-from perdure.workflows.policy.state import NodeState
 
 
 def node(rank: int, **fields: Any) -> NodeState:

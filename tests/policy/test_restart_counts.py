@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from perdure.workflows.policy.events import RestartRequested
-from perdure.workflows.policy.projections import result_of, status_of
+from perdure.workflows.policy.facts.events import RestartRequested
+from perdure.workflows.policy.record.projections import result_of, status_of
 from tests.policy.scenario import Scenario, reported
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.workflows.policy.spans import Spans, difference, intersection, size, union
+from perdure.workflows.policy.services.spans import Spans, difference, intersection, size, union
 
 numbers = st.frozensets(st.integers(0, 40))
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from perdure.contract import FailureClass, JobPhase, NodePhase, TransitionKind
-from perdure.workflows.policy.events import RelaunchRequested, RestartRequested, ResumeRequested, SuspendRequested
-from perdure.workflows.policy.group_desire import desires_of
-from perdure.workflows.policy.projections import next_action, node_views
-from perdure.workflows.policy.stages import has_recovered
+from perdure.workflows.policy.facts.events import RelaunchRequested, RestartRequested, ResumeRequested, SuspendRequested
+from perdure.workflows.policy.record.projections import next_action, node_views
+from perdure.workflows.policy.world.group_desire import desires_of
+from perdure.workflows.policy.world.stages import has_recovered
 from tests.policy.checked import CheckedScenario
 from tests.policy.scenario import Scenario
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 from perdure.cli.live import line_of
 from perdure.client.views import JobSnapshot
 from perdure.contract import JobPhase, TransitionKind
-from perdure.workflows.policy.projections import next_action, node_views, status_of
+from perdure.workflows.policy.record.projections import next_action, node_views, status_of
 from perdure.workflows.policy.timers import next_deadline
 from tests.policy.scenario import Scenario, counted
 

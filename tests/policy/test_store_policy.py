@@ -11,7 +11,7 @@ import pytest
 from perdure.contract import NodeCredentials, StoreAction, StoreAnswer, StoreCall, StoreRequest
 from perdure.contract.store import LARGEST_CALL
 from perdure.workflows.carrying import pack
-from perdure.workflows.policy.store import (
+from perdure.workflows.policy.services.store import (
     ANSWER_BYTES,
     MOST_BYTES,
     MOST_CLIENTS,

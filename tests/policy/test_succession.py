@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from perdure.contract import JobPhase, TransitionKind
-from perdure.workflows.policy.events import RelaunchRequested, ResumeRequested, ScaleRequested, SuspendRequested
-from perdure.workflows.policy.projections import next_action
+from perdure.workflows.policy.facts.events import RelaunchRequested, ResumeRequested, ScaleRequested, SuspendRequested
+from perdure.workflows.policy.record.projections import next_action
 from perdure.workflows.policy.timers import next_deadline
 from tests.policy.checked import CheckedScenario
 from tests.policy.scenario import Scenario

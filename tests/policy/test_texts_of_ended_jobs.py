@@ -10,8 +10,8 @@ from perdure.cli.explain import explanation
 from perdure.cli.inspect import facts
 from perdure.client.views import JobSummary, closed
 from perdure.contract import FailureClass, JobPhase, JobStatus, TransitionKind
-from perdure.workflows.policy.failures import FAILURE_CLASSES
-from perdure.workflows.policy.projections import status_of
+from perdure.workflows.policy.diagnosis.failures import FAILURE_CLASSES
+from perdure.workflows.policy.record.projections import status_of
 from tests.policy.scenario import Scenario, reported
 
 

@@ -6,8 +6,8 @@ from datetime import timedelta
 from typing import Any
 
 from perdure.contract import FailureClass, JoinRefusal, JoinRequest, Ticket
-from perdure.workflows.policy.events import TicketIssued, TicketRevoked
-from perdure.workflows.policy.joining import machines_view
+from perdure.workflows.policy.capacity.joining import machines_view
+from perdure.workflows.policy.facts.events import TicketIssued, TicketRevoked
 from tests.policy.scenario import START
 from tests.policy.test_joining_policy import Open, asks, given
 

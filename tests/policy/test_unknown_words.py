@@ -31,9 +31,9 @@ from perdure.contract import (
 from perdure.contract.base import Vocabulary
 from perdure.operator.status import ResourceStatus
 from perdure.operator.status import running_status as resource_of
-from perdure.workflows.policy.projections import details_of, status_of
-from perdure.workflows.policy.recovery import decide_repair
-from perdure.workflows.policy.state import Interruption, NodeFailure
+from perdure.workflows.policy.record.projections import details_of, status_of
+from perdure.workflows.policy.repair.recovery import decide_repair
+from perdure.workflows.policy.state.job import Interruption, NodeFailure
 from tests.policy.scenario import START, Scenario
 
 WORD = "A_WORD_OF_THE_NEXT_RELEASE"

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from perdure.contract import EvidenceSource, FailureClass, JobPhase
-from perdure.workflows.policy.events import (
+from perdure.workflows.policy.facts.events import (
     CancelRequested,
     RelaunchRequested,
     RestartRequested,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perdure.contract import JobPhase, TransitionKind
-from perdure.workflows.policy.projections import next_action
+from perdure.workflows.policy.record.projections import next_action
 from tests.policy.scenario import Scenario
 
 GATED = "its queue has not admitted it (SchedulingGated)"
@@ -100,7 +100,7 @@ def test_an_elastic_job_begins_without_those_that_are_in_the_queue() -> None:
 
 
 def test_a_resumed_job_waits_in_the_queue_anew() -> None:
-    from perdure.workflows.policy.events import ResumeRequested, SuspendRequested
+    from perdure.workflows.policy.facts.events import ResumeRequested, SuspendRequested
 
     job = queued(Scenario("1", limits={"queue_timeout": "1h"}), 0).wait(HOUR / 2)
     job.take(SuspendRequested()).wait(HOUR).take(ResumeRequested())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from perdure.contract import JobPhase, TransitionKind
-from perdure.workflows.policy.projections import warnings_of
+from perdure.workflows.policy.record.projections import warnings_of
 from tests.policy.checked import CheckedScenario
 
 WAITS = "its command waits since 12:00:00 UTC until /saves is restored from s3://bucket: timed out"

@@ -7,7 +7,7 @@ import pytest
 from perdure.cli import text
 from perdure.cli.inspect import facts
 from perdure.contract import FailureKind, JobStatus, SetAside, ShardsSetAside, TransitionKind, UnprocessedSamples
-from perdure.workflows.policy.projections import status_of
+from perdure.workflows.policy.record.projections import status_of
 from tests.policy.scenario import Scenario
 
 

@@ -14,7 +14,7 @@ from perdure.agent.server import NodeServer
 from perdure.agent.store import StoreCalls
 from perdure.agent.telemetry import Telemetry
 from perdure.contract import StoreAnswers, StoreRequest
-from perdure.workflows.policy.store import StoreState, answer_calls, nodes_to_notify, record_notification
+from perdure.workflows.policy.services.store import StoreState, answer_calls, nodes_to_notify, record_notification
 from tests.agent.bench import IDENTITY, Bench
 
 

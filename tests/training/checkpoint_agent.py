@@ -24,7 +24,7 @@ from perdure.contract import (
     OrderCheckpoint,
 )
 from perdure.spec.checkpoint import Checkpoint
-from perdure.workflows.policy.copies import copies_token
+from perdure.workflows.policy.checkpoints.copies import copies_token
 from perdure_launcher.protocol import World
 
 NODE = NodeCredentials(uid="run", role="worker", rank=0, incarnation=1, token="secret")

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.contract import DatasetParameters, ShardRequest, Term
-from perdure.workflows.policy import spans
-from perdure.workflows.policy.datasets import begin, exchange, view
+from perdure.workflows.policy.services import spans
+from perdure.workflows.policy.services.datasets import begin, exchange, view
 from perdure_training.shards import MicroBatches, Shard, ShardingClient, ShardsRefused
 from perdure_training.shards.link import AloneLink, Away
 from perdure_training.shards.permutation import Permutation

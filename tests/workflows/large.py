@@ -9,7 +9,7 @@ from uuid import UUID
 from perdure.contract import Considered, Evidence, EvidenceSource, IncidentView, JobPhase, Member, NodePhase, World
 from perdure.contract.names import group_index
 from perdure.contract.vocabulary import FailureClass
-from perdure.workflows.policy.state import JobState, NodeState, TransitionsTaken
+from perdure.workflows.policy.state.job import JobState, NodeState, TransitionsTaken
 
 TIME = datetime(2026, 1, 1, tzinfo=UTC)
 LONG = "ошибка: соединение разорвано соседом по кольцу; "

@@ -19,8 +19,8 @@ from perdure.spec.roles import MAX_NODES
 from perdure.workflows import options
 from perdure.workflows.carrying import LARGEST_PLAIN, Packed, pack, unpack
 from perdure.workflows.delivery import SIGNAL_ACTIVITIES, Delivery
-from perdure.workflows.policy.incident_texts import within_budget
-from perdure.workflows.policy.state import JobState
+from perdure.workflows.policy.record.incident_texts import within_budget
+from perdure.workflows.policy.state.job import JobState
 from perdure.workflows.training_job import TrainingJob
 from tests.support.temporal_server import dev_server
 from tests.workflows.fleet import job_spec

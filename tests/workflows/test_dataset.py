@@ -33,8 +33,8 @@ from perdure.contract.names import dataset_workflow_id, watch_task_queue
 from perdure.workflows import options
 from perdure.workflows.companion import JobOwner
 from perdure.workflows.dataset import Dataset, DatasetInput
-from perdure.workflows.policy.datasets import MOST_NAMED, MOST_TRIES, DatasetState
-from perdure.workflows.policy.spans import difference, size, union
+from perdure.workflows.policy.services.datasets import MOST_NAMED, MOST_TRIES, DatasetState
+from perdure.workflows.policy.services.spans import difference, size, union
 from tests.support.temporal_server import dev_server
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit

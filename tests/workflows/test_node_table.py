@@ -30,7 +30,7 @@ from perdure.workflows import options
 from perdure.workflows.backend_reports import begin_watch, take_watch_events
 from perdure.workflows.node_record import GroupInput, NodeRecord
 from perdure.workflows.node_table import NodeTable
-from perdure.workflows.policy.copies import copies_token
+from perdure.workflows.policy.checkpoints.copies import copies_token
 from tests.workflows.fleet import job_spec
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

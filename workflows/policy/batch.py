@@ -7,9 +7,9 @@ from datetime import datetime
 
 from perdure.contract import NodeTransition
 from perdure.spec.job import JobSpec
-from perdure.workflows.policy.events import Event, TimePassed
+from perdure.workflows.policy.facts.events import Event, TimePassed
 from perdure.workflows.policy.job import TokenSource, apply_event, decide
-from perdure.workflows.policy.state import JobState
+from perdure.workflows.policy.state.job import JobState
 
 _LAST_DROPPED = 300
 

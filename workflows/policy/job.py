@@ -14,30 +14,20 @@ from uuid import UUID
 from perdure.contract import EvidenceSource, FailureClass, JobPhase, LossCause, NodePhase, World
 from perdure.spec.job import JobSpec
 from perdure.spec.recovery import CapacityLoss
-from perdure.workflows.policy import (
-    checkpoint_trust,
-    checkpoints,
-    claims,
-    entering,
-    first_steps,
-    hold_on_failure,
-    incidents,
-    joining,
-    node_avoidance,
-    observations,
-    planned_changes,
-    stages,
-    succession,
-    user_requests,
-    waiting,
-)
-from perdure.workflows.policy.budget import backoff
-from perdure.workflows.policy.events import Event
-from perdure.workflows.policy.interruptions import interrupt
-from perdure.workflows.policy.recovery import Verdict, decide_repair, record
-from perdure.workflows.policy.reduce import reduce
-from perdure.workflows.policy.rendezvous import choose_members, form_world, ports_remembered, usable
-from perdure.workflows.policy.state import Interruption, JobState, NodeFailure, NodeState, Outcome
+from perdure.workflows.policy.capacity import joining, node_avoidance, planned_changes, waiting
+from perdure.workflows.policy.checkpoints import commits, trust
+from perdure.workflows.policy.diagnosis import claims, first_steps
+from perdure.workflows.policy.diagnosis.interruptions import interrupt
+from perdure.workflows.policy.facts import user_requests
+from perdure.workflows.policy.facts.events import Event
+from perdure.workflows.policy.facts.reduce import reduce
+from perdure.workflows.policy.record import incidents, observations
+from perdure.workflows.policy.repair import hold_on_failure
+from perdure.workflows.policy.repair.recovery import Verdict, decide_repair, record
+from perdure.workflows.policy.state.budget import backoff
+from perdure.workflows.policy.state.job import Interruption, JobState, NodeFailure, NodeState, Outcome
+from perdure.workflows.policy.world import entering, stages, succession
+from perdure.workflows.policy.world.rendezvous import choose_members, form_world, ports_remembered, usable
 
 TokenSource = Callable[[], UUID]
 """Makes the secrets of new incarnations: `workflow.uuid4`, so that a replay makes the same ones."""
@@ -52,7 +42,7 @@ def apply_event(state: JobState, event: Event, job: JobSpec, now: datetime) -> J
     """Takes in an event. `advance` must follow: after the last event, if several arrive at once."""
     state = joining.accept_machine(reduce(state, event, now), event, job, now)
     state = joining.apply_ticket(state, event, now)
-    state = planned_changes.end_node(checkpoints.apply(state, event, job, now), event, job, now)
+    state = planned_changes.end_node(commits.apply(state, event, job, now), event, job, now)
     return user_requests.apply(state, event, job, now)
 
 
@@ -86,7 +76,7 @@ def _recover(state: JobState, job: JobSpec, now: datetime) -> JobState:
     if verdict is None:
         return state
     if not interruption.counted:
-        state = checkpoint_trust.judge(state, verdict.failure, now)
+        state = trust.judge(state, verdict.failure, now)
     state = record(state, verdict, interruption, job, now)
     for rank in verdict.replace:
         node = state.nodes.get(rank)

@@ -9,12 +9,12 @@ from datetime import datetime
 
 from perdure.contract import NodePhase
 from perdure.spec.job import JobSpec
-from perdure.workflows.policy import succession
-from perdure.workflows.policy.entering import entry_deadline
+from perdure.workflows.policy.capacity.waiting import limit_of
 from perdure.workflows.policy.job import unreachable_deadline
-from perdure.workflows.policy.recovery import waits_until
-from perdure.workflows.policy.state import JobState
-from perdure.workflows.policy.waiting import limit_of
+from perdure.workflows.policy.repair.recovery import waits_until
+from perdure.workflows.policy.state.job import JobState
+from perdure.workflows.policy.world import succession
+from perdure.workflows.policy.world.entering import entry_deadline
 
 
 def next_deadline(state: JobState, job: JobSpec, now: datetime) -> datetime | None:

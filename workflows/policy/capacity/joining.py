@@ -1,0 +1,293 @@
+"""Assigns places in a job whose nodes join by themselves (`backend: joined`).
+
+A place is a slot and the incarnation that it waits for; the machine that takes it receives that incarnation's token. A
+machine is known by its node ID. If a machine joins again under the same ID, its predecessor is gone: this is evidence
+like a backend's, and the machine gets its place back at once, whatever state the place was in.
+
+A machine that joins through the gateway is known by its ticket and its node ID together: no ticket gives power over the
+places of another one, nor of machines that joined without any. The session of such a machine is a digest of its token,
+which the gateway verifies.
+"""
+
+from __future__ import annotations
+
+import shlex
+from datetime import datetime
+from typing import NamedTuple
+
+from perdure.contract import (
+    EvidenceSource,
+    JoinedMachine,
+    JoinRefusal,
+    JoinRequest,
+    MachinesView,
+    NodePhase,
+    NodeTransition,
+    Ticket,
+    TransitionKind,
+)
+from perdure.spec.capabilities import CAPABILITIES
+from perdure.spec.job import JobSpec
+from perdure.workflows.policy.facts.events import Event, TicketIssued, TicketRevoked
+from perdure.workflows.policy.facts.reduce import reduce
+from perdure.workflows.policy.state.job import Holder, JobState, NodeState
+from perdure.workflows.policy.world import stages
+
+_OPEN_PHASES = (NodePhase.REQUESTED, NodePhase.PENDING, NodePhase.CREATED)
+"""Phases in which no agent has reported for the node yet."""
+
+_REMEMBERED_SESSIONS = 8
+
+MOST_TICKETS = 64
+"""Tickets of one job: its state carries them."""
+
+
+class Refusal(NamedTuple):
+    """The reason why the job gives no place."""
+
+    kind: JoinRefusal
+    text: str
+
+
+def refusal(state: JobState, request: JoinRequest, job: JobSpec, now: datetime) -> Refusal | None:
+    """Why the request cannot be granted; None where it can."""
+    if CAPABILITIES[job.backend].creates_nodes:
+        text = f"its backend is {job.backend}, which makes the nodes itself; only jobs with backend: joined are joined"
+        return Refusal(JoinRefusal.OTHER_BACKEND, text)
+    if state.outcome is not None:
+        return Refusal(JoinRefusal.ENDING, f"the job is ending: {state.outcome.reason}")
+    command = job.role[1].command
+    if request.command is not None and list(request.command) != command:
+        text = f"it runs `{shlex.join(command)}`, and this node was started to run `{shlex.join(request.command)}`"
+        return Refusal(JoinRefusal.OTHER_COMMAND, text)
+    if request.ticket and (refused := _ticket_refusal(state, request, now)):
+        return refused
+    for rank in _places(state):
+        if (newer := _newer_than(state, rank, request)) is not None:
+            text = f"a newer process on {newer.host} has joined as {newer.node_id} and is node {rank}"
+            return Refusal(JoinRefusal.DISPLACED, text)
+        if (known := state.holders.get(rank)) and _is_of(known, request) and _holder(state, rank) is None:
+            return Refusal(
+                JoinRefusal.OVER, f"its earlier place, incarnation {known.incarnation} of node {rank}, is over"
+            )
+    if state.suspended:
+        return Refusal(JoinRefusal.NO_PLACE, "the job is suspended; it has places again when it is resumed")
+    if _choose(state, request, job, now) is None:
+        text = "its only place is taken" if state.nodes_max == 1 else f"all its {state.nodes_max} places are taken"
+        return Refusal(JoinRefusal.NO_PLACE, text)
+    return None
+
+
+def accept_machine(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobState:
+    """Assigns a place to a request that is not refused; a repeated request changes nothing."""
+    if not isinstance(event, JoinRequest) or refusal(state, event, job, now) is not None:
+        return state
+    request = event
+    rank = _choose(state, request, job, now)
+    if rank is None:
+        return state
+    node, holder = state.nodes.get(rank), _holder(state, rank)
+    if holder is not None and _is_of(holder, request):
+        return state
+    if node is not None and node.alive:
+        if holder is None:
+            node = node.replace(reason=f"{request.host or request.node_id} is joining")
+            state = state.with_node(node)
+        else:
+            state = _record_loss(state, node, holder, request, now)
+    known = state.holders.get(rank)
+    return state.replace(
+        holders={
+            **state.holders,
+            rank: Holder(
+                node_id=request.node_id,
+                session=request.session,
+                stay=request.stay,
+                host=request.host,
+                started_at=request.started_at,
+                since=now,
+                incarnation=_incarnation(state.nodes.get(rank)),
+                displaced=_displaced_sessions(known, request),
+                ticket=request.ticket,
+            ),
+        }
+    )
+
+
+def apply_ticket(state: JobState, event: Event, now: datetime) -> JobState:
+    """Adds a ticket, or revokes one: its machines lose their places."""
+    match event:
+        case TicketIssued(ticket=ticket):
+            others = tuple(one for one in state.tickets if one.id != ticket.id)
+            return state.replace(tickets=(*others, ticket))
+        case TicketRevoked(id=revoked):
+            state = state.replace(tickets=tuple(one for one in state.tickets if one.id != revoked))
+            for rank in _places(state):
+                holder, node = _holder(state, rank), state.nodes.get(rank)
+                if holder is None or holder.ticket != revoked:
+                    continue
+                if node is not None and node.alive:
+                    state = _lose(state, node, f"the ticket of {holder.node_id} was revoked", now)
+                state = state.replace(holders={key: one for key, one in state.holders.items() if key != rank})
+            return state
+        case _:
+            return state
+
+
+def machines_view(state: JobState) -> MachinesView:
+    """What the gateway has to know: the tickets, and which machine has which incarnation."""
+    held = ((rank, _holder(state, rank)) for rank in _places(state))
+    return MachinesView(
+        uid=state.uid,
+        tickets=state.tickets,
+        machines=tuple(
+            JoinedMachine(rank=rank, incarnation=holder.incarnation, session=holder.session)
+            for rank, holder in held
+            if holder is not None
+        ),
+    )
+
+
+def place_of(state: JobState, request: JoinRequest) -> NodeState | None:
+    """The node that the request was given; None while there is none, or while its group does not know the node yet."""
+    for rank in _places(state):
+        holder, node = _holder(state, rank), state.nodes.get(rank)
+        if holder is not None and _is_of(holder, request):
+            there = node is not None and node.alive and node.incarnation == holder.incarnation
+            return node if node is not None and there and node.phase is not NodePhase.REQUESTED else None
+    return None
+
+
+def describe_wait(state: JobState, request: JoinRequest) -> str:
+    """Why `place_of` has no node yet for a request that was granted."""
+    for rank in _places(state):
+        holder, node = _holder(state, rank), state.nodes.get(rank)
+        if holder is not None and _is_of(holder, request) and node is not None and node.not_before is not None:
+            return f"node {rank} was lost several times before it was ready; its place opens after a pause"
+    return "its place is being prepared"
+
+
+def _places(state: JobState) -> range:
+    return range(state.nodes_max)
+
+
+def _holder(state: JobState, rank: int) -> Holder | None:
+    """The machine that holds the place, or will hold it once its next incarnation exists."""
+    holder, node = state.holders.get(rank), state.nodes.get(rank)
+    if holder is None or node is None or holder.incarnation > node.incarnation:
+        return holder
+    return holder if node.alive and holder.incarnation == node.incarnation else None
+
+
+def _is_of(holder: Holder, request: JoinRequest) -> bool:
+    return (holder.session, holder.stay) == (request.session, request.stay) and _is_same_machine(holder, request)
+
+
+def _is_same_machine(holder: Holder, request: JoinRequest) -> bool:
+    return (holder.ticket, holder.node_id) == (request.ticket, request.node_id)
+
+
+def _ticket_refusal(state: JobState, request: JoinRequest, now: datetime) -> Refusal | None:
+    """Why the request's ticket gives no place; None where it does."""
+    ticket = next((one for one in state.tickets if one.id == request.ticket), None)
+    if ticket is None:
+        return Refusal(JoinRefusal.TICKET, f"the ticket {request.ticket} was revoked")
+    known = [holder for holder in state.holders.values() if holder.ticket == ticket.id]
+    if now >= ticket.expires_at and request.session not in {holder.session for holder in known}:
+        return Refusal(JoinRefusal.TICKET, f"the ticket {ticket.id} expired at {ticket.expires_at:%Y-%m-%d %H:%M} UTC")
+    return None if _places_of_others(state, ticket, request) < ticket.nodes else _ticket_is_used_up(ticket)
+
+
+def _places_of_others(state: JobState, ticket: Ticket, request: JoinRequest) -> int:
+    """The number of places that other machines with the same ticket have."""
+    holders = (_holder(state, rank) for rank in _places(state))
+    return sum(
+        holder is not None and holder.ticket == ticket.id and not _is_same_machine(holder, request)
+        for holder in holders
+    )
+
+
+def _ticket_is_used_up(ticket: Ticket) -> Refusal:
+    places = "a node" if ticket.nodes == 1 else f"{ticket.nodes} nodes"
+    text = f"the ticket {ticket.id} is for {places}, and other machines with it have taken as many places"
+    return Refusal(JoinRefusal.NO_PLACE, text)
+
+
+def _incarnation(node: NodeState | None) -> int:
+    """The incarnation that a machine gets if it takes the place now."""
+    if node is None:
+        return 1
+    return node.incarnation if node.alive else node.incarnation + 1
+
+
+def _newer_than(state: JobState, rank: int, request: JoinRequest) -> Holder | None:
+    """The holder that has replaced the requesting session."""
+    known = state.holders.get(rank)
+    if known is None or not _is_same_machine(known, request):
+        return None
+    if request.session in known.displaced or (known.session == request.session and request.stay < known.stay):
+        return known
+    # Clocks of different machines do not tell which session came first.
+    older = known.session != request.session and known.host == request.host and request.started_at < known.started_at
+    return known if older and _holder(state, rank) is not None else None
+
+
+def _choose(state: JobState, request: JoinRequest, job: JobSpec, now: datetime) -> int | None:
+    """Chooses a place: the one that the request has, had under its node ID, prefers, or the first free one."""
+    own = [rank for rank in _places(state) if (known := state.holders.get(rank)) and _is_same_machine(known, request)]
+    for rank in own:
+        if _holder(state, rank) is not None:
+            return rank
+    for rank in own:
+        if _is_free(state, rank, job, now) or _comes_back(state, rank):
+            return rank
+    free = [rank for rank in _places(state) if _is_free(state, rank, job, now)]
+    return request.place if request.place in free else next(iter(free), None)
+
+
+def _is_free(state: JobState, rank: int, job: JobSpec, now: datetime) -> bool:
+    holder, node = _holder(state, rank), state.nodes.get(rank)
+    if node is None or not node.alive:
+        return node is None and holder is None
+    if node.phase not in _OPEN_PHASES:
+        return False
+    patience = job.timing.rendezvous.enter_timeout
+    # A machine that took the place and never reported has probably died before it could.
+    return holder is None or bool(patience and now - max(holder.since, node.since) >= patience)
+
+
+def _comes_back(state: JobState, rank: int) -> bool:
+    """Whether the place will open again by itself: its next incarnation follows."""
+    node = state.nodes.get(rank)
+    if node is None or node.alive:
+        return False
+    return not stages.is_done(state, node)
+
+
+def _record_loss(state: JobState, node: NodeState, holder: Holder, request: JoinRequest, now: datetime) -> JobState:
+    """Records that the predecessor is gone."""
+    if _is_same_machine(holder, request):
+        detail = f"{request.node_id} has joined again{f' from {request.host}' if request.host else ''}"
+    else:
+        detail = f"{holder.node_id} took the place and its agent never reported"
+    return _lose(state, node, detail, now)
+
+
+def _lose(state: JobState, node: NodeState, detail: str, now: datetime) -> JobState:
+    """Records that a node is gone, as if a backend had reported it."""
+    transition = NodeTransition(
+        kind=TransitionKind.LOST,
+        rank=node.rank,
+        incarnation=node.incarnation,
+        time=now,
+        source=EvidenceSource.BACKEND,
+        detail=detail,
+    )
+    return reduce(state, transition, now)
+
+
+def _displaced_sessions(known: Holder | None, request: JoinRequest) -> tuple[str, ...]:
+    if known is None or not _is_same_machine(known, request):
+        return ()
+    sessions = known.displaced if known.session == request.session else (*known.displaced, known.session)
+    return sessions[-_REMEMBERED_SESSIONS:]

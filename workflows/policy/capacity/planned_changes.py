@@ -1,0 +1,148 @@
+"""Has a checkpoint made in storage before a change that is planned stops the ranks.
+
+What is in the memory of nodes is lost with them, and a state that is split over ranks fits only a world of the same
+size. So a job that stores checkpoints makes one before it is suspended, before a node is replaced on request, and
+before its world grows or shrinks while it trains. The ranks train on until the checkpoint is durable: the change costs
+the steps since that checkpoint.
+
+The same holds for a node that another party ends: a preemption, a drain, a SIGTERM. Its ranks train on until the job
+releases it, for half of the grace period at most.
+
+The change waits for `checkpoint.save_timeout` at most, and not at all where there is nothing to save: no steps were
+made yet, the script saves nothing into the storage, a failure has stopped the world, or the job ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from perdure.contract import EvidenceSource, Incarnation, NodeTransition, TransitionKind
+from perdure.spec.job import JobSpec
+from perdure.workflows.policy.checkpoints import commits
+from perdure.workflows.policy.facts.events import Event, RelaunchRequested, SuspendRequested
+from perdure.workflows.policy.record import incidents
+from perdure.workflows.policy.state.job import JobState, PostponedChange
+
+
+def postpone(
+    state: JobState, request: SuspendRequested | RelaunchRequested, job: JobSpec, now: datetime
+) -> JobState | None:
+    """Keeps a user's request until a checkpoint is durable; None where it is carried out at once."""
+    waits = _begin(state, job, now, title=_title(request))
+    if waits is None or waits.postponed is None:
+        return None
+    if isinstance(request, RelaunchRequested):
+        request = request.model_copy(update={"incarnation": state.nodes[request.rank].incarnation})
+    return waits.replace(postponed=waits.postponed.with_request(request))
+
+
+def end_node(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobState:
+    """Has a checkpoint made before a node ends that another party ends, or releases the node at once."""
+    if not isinstance(event, NodeTransition) or event.kind is not TransitionKind.ENDING:
+        return state
+    node = state.nodes.get(event.rank)
+    if node is None or node.incarnation != event.incarnation or not node.alive or node.released:
+        return state
+    waits = (
+        _begin(state, job, now, title=f"node {node.rank} ends, as {event.detail}") if state.is_member(node) else None
+    )
+    if waits is None or waits.postponed is None:
+        return state.with_node(node.replace(released=True))
+    ending = Incarnation(rank=node.rank, incarnation=node.incarnation)
+    others = (one for one in waits.postponed.endings if one.key != ending.key)
+    return waits.replace(postponed=waits.postponed.model_copy(update={"endings": (*others, ending)}))
+
+
+def release_nodes(state: JobState, endings: Iterable[Incarnation]) -> JobState:
+    """Lets nodes end that have waited for a checkpoint."""
+    for ending in endings:
+        node = state.nodes.get(ending.rank)
+        if node is not None and node.incarnation == ending.incarnation and node.alive:
+            state = state.with_node(node.replace(released=True))
+    return state
+
+
+def hold_world(state: JobState, job: JobSpec, now: datetime) -> JobState | None:
+    """The state while the next world waits for a checkpoint of the current one; None where it does not."""
+    postponed = state.postponed
+    if postponed is not None and is_due(state, now) and postponed.generation == state.generation:
+        return None
+    return _begin(state, job, now, title="the next world is formed")
+
+
+def forget_world(state: JobState) -> JobState:
+    """No other world is due any more."""
+    return state.replace(postponed=None) if state.postponed is not None and not state.postponed.requested else state
+
+
+def withdraw_suspension(state: JobState) -> JobState:
+    """The job is to be resumed before it was suspended."""
+    postponed = state.postponed
+    if postponed is None or not (postponed.relaunches or postponed.endings):
+        return state.replace(postponed=None)
+    return state.replace(postponed=postponed.model_copy(update={"suspend": None}))
+
+
+def is_due(state: JobState, now: datetime) -> bool:
+    """Whether nothing is waited for any longer: the checkpoint is durable, it is too late for it, or its world is
+    gone."""
+    postponed = state.postponed
+    if postponed is None:
+        return False
+    over = now >= postponed.until or state.outcome is not None or not any(node.alive for node in state.members)
+    return over or state.checkpoints.orders_done >= postponed.order
+
+
+def settle(state: JobState, now: datetime) -> JobState:
+    """Ends the wait; the open incident, which the change has begun, shows the result."""
+    postponed = state.postponed
+    if postponed is None:
+        return state
+    state = state.replace(postponed=None)
+    if state.open_incident is None:
+        return state
+    return incidents.add_evidence(
+        state, now=now, time=now, source=EvidenceSource.AGENT, text=_outcome(state, postponed)
+    )
+
+
+def describe(state: JobState) -> str:
+    """What the job waits for, for people; empty where no change waits."""
+    postponed = state.postponed
+    if postponed is None or not (postponed.requested or postponed.generation == state.generation):
+        return ""
+    return f"a checkpoint, then {postponed.title}, at {postponed.until:%H:%M:%S} UTC at the latest"
+
+
+def _begin(state: JobState, job: JobSpec, now: datetime, *, title: str) -> JobState | None:
+    """Requests a checkpoint, unless one is requested already; None where none is worth waiting for."""
+    if state.postponed is not None and not is_due(state, now):
+        return state
+    trains = state.stepping and state.interruption is None and not state.between_stages and state.outcome is None
+    if job.stored is None or not job.stored.save_timeout or not trains or commits.saves_nothing(state):
+        return None
+    state = commits.request(state)
+    return state.replace(
+        postponed=PostponedChange(
+            title=title,
+            order=state.checkpoints.orders,
+            since=now,
+            until=now + job.stored.save_timeout,
+            generation=state.generation,
+        )
+    )
+
+
+def _title(request: SuspendRequested | RelaunchRequested) -> str:
+    if isinstance(request, SuspendRequested):
+        return "the job is suspended"
+    return f"node {request.rank} is replaced"
+
+
+def _outcome(state: JobState, postponed: PostponedChange) -> str:
+    durable, waited = state.checkpoints.durable, f"requested at {postponed.since:%H:%M:%S} UTC before this change"
+    if durable is not None and state.checkpoints.orders_done >= postponed.order:
+        return f"the checkpoint of step {durable.step:,}, {waited}, is durable"
+    why = state.checkpoints.problem or "the ranks reported none"
+    return f"the checkpoint {waited} was not durable in time, and the change did not wait longer: {why}"

@@ -1,0 +1,64 @@
+"""Distrusts a stored checkpoint after whose restore the job failed again before it had passed the failing step.
+
+Its bytes may be as they were stored and its content bad nevertheless: a replica that was corrupt when it was saved, a
+loss that turns NaN some steps after each load. So the next restore takes an older one, and the incident names it. Only
+failures of the ranks themselves count; the loss of a machine says nothing about a state. Snapshots in memory are
+distrusted by the ranks themselves (docs/checkpoints.md).
+
+How far a world came is known where the script reports its steps. Where they are counted, a number means something only
+beside that of an earlier world which loaded the same checkpoint.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from perdure.contract import EvidenceSource, FailureClass, Progress, ProgressSource
+from perdure.workflows.policy.diagnosis.failures import USERS_OWN
+from perdure.workflows.policy.record import incidents
+from perdure.workflows.policy.state.checkpoint import LoadedCheckpoint
+from perdure.workflows.policy.state.job import JobState
+
+REMEMBERED = 16
+"""Distrusted checkpoints that are named to the nodes: more than a job has in its storage."""
+
+
+def judge(state: JobState, failure: FailureClass | None, now: datetime) -> JobState:
+    """Records how far the world came that a failure ended, and distrusts the checkpoint from which it continued."""
+    progress, known = state.progress, state.checkpoints
+    if failure not in USERS_OWN or progress is None:
+        return state
+    loaded = known.loaded
+    reason = _reason(state, loaded, progress) if loaded is not None else ""
+    reported = progress.source is ProgressSource.REPORTED
+    known = known.replace(failed_at=max(known.failed_at, progress.step) if reported else known.failed_at)
+    if loaded is not None and not reported:
+        known = known.replace(loaded=loaded.model_copy(update={"failed_after": progress.generation_steps}))
+    state = state.replace(checkpoints=known)
+    if loaded is None or not reason or loaded.folder in known.distrusted:
+        return state
+    distrusted = (*known.distrusted, loaded.folder)[-REMEMBERED:]
+    text = f"the checkpoint of step {loaded.step:,} in storage is not loaded again, an older one is: {reason}"
+    state = state.replace(checkpoints=known.replace(distrusted=distrusted, loaded=None))
+    return incidents.add_evidence(state, now=now, time=now, source=EvidenceSource.AGENT, text=text)
+
+
+def load(state: JobState, *, folder: str, step: int) -> JobState:
+    """Records that the world continues from a stored checkpoint."""
+    known = state.checkpoints
+    if known.loaded is not None and known.loaded.folder == folder:
+        return state
+    return state.replace(checkpoints=known.replace(loaded=LoadedCheckpoint(folder=folder, step=step)))
+
+
+def _reason(state: JobState, loaded: LoadedCheckpoint, progress: Progress) -> str:
+    if progress.diverged:
+        return f"the loss was not a finite number at step {progress.step:,} after it was loaded"
+    if progress.source is ProgressSource.REPORTED:
+        if 0 <= progress.step <= state.checkpoints.failed_at:
+            failed_at = state.checkpoints.failed_at
+            return f"the job failed again at step {progress.step:,}, and had failed at step {failed_at:,} before"
+        return ""
+    if loaded.failed_after is not None and progress.generation_steps <= loaded.failed_after:
+        return f"the job failed {progress.generation_steps:,} steps after it was loaded, and no later the time before"
+    return ""

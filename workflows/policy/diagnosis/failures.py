@@ -1,0 +1,392 @@
+"""Failures: what each class means, and the class of what a node reports, by exit codes, signals and error texts.
+
+One table holds the meaning of each class, for the policy and for people; every decision and every text reads it. A new
+class is a member of `FailureClass` and an entry there. A class without an entry fails at import.
+
+The first node to report is not necessarily the culprit. When one rank dies, its peers fail within milliseconds with
+connection errors, and often report first. Those are victims, and a victim decides nothing while a culprit may still
+report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from perdure.contract import EvidenceSource, Failure, FailureClass, FailureKind, RankExit
+from perdure.contract.agents import UNKNOWN_RANK
+from perdure.workflows.policy.diagnosis.error_texts import (
+    cannot_run,
+    is_collective_timeout,
+    is_out_of_memory,
+    is_peer_lost,
+)
+from perdure.workflows.policy.state.job import NodeFailure
+
+_READ_LOGS = "perdure logs {job}{flag}{node} --tail 50"
+_WATCH_NODES = "nothing to do, unless it repeats; perdure nodes {job}{flag}"
+_START_AGAIN = "start the job again once the cause is gone; perdure nodes {job}{flag} shows what became of each node"
+_CORRECT = "correct what perdure logs {job}{flag}{node} --tail 50 shows, and start the job again"
+_LONGER_FIRST_STEP = (
+    "perdure logs {job}{flag}{node} --tail 50; if the first step needs longer, set timing.stall.first_step"
+)
+_FIND_HANG = (
+    "perdure logs {job}{flag}{node} --tail 50 shows what it did last; a shorter timeout in init_process_group() ends a "
+    "hang sooner"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GiveUp:
+    """Why the job gives a node up, and how an incident describes it."""
+
+    what: str
+    """The node's state, written after `node 3`."""
+    why_not_in_place: str
+    """Why its ranks cannot be restarted where they are."""
+    at_once: bool
+    """The first such failure gives the node up; otherwise its command is first started once more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """Why a job stops at the first failure of a class."""
+
+    rule: str
+    exit_code: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureTraits:
+    """Everything that depends on a failure class alone."""
+
+    meaning: str
+    """One clause for people, without the node."""
+    advice: str
+    """The advice to the user; `{job}`, `{flag}` and `{node}` stand for the job and the options that name its place."""
+    remedy: str = _START_AGAIN
+    """The same, where the job has stopped because of it."""
+    users_own: bool = False
+    """Users' own failure: it will probably happen again, and the job exits with 1."""
+    needs_progress: bool = False
+    """It may happen again at the same step: a job that restarts for it again and again must make progress in between.
+    That holds for users' own failures, too."""
+    once_more: bool = False
+    """The same again, with no step gained in between, is certain to come a third time: the job stops then."""
+    victim: bool = False
+    """The effect of another node's failure: it decides nothing while a culprit may still report."""
+    took_part: bool = True
+    """The node may have run in the world that it accepted; otherwise it never entered, or left without a report."""
+    among_ranks: int = 100
+    """The priority among several failed ranks: the rank with the lowest number determines the node's class. torchrun
+    itself may have killed a rank. Classes that no rank ends with keep the default."""
+    give_up: GiveUp | None = None
+    stop: Stop | None = None
+    counts: bool = True
+    """It uses up restarts. What a site does on purpose, however often, says nothing about the job."""
+
+
+def complete(table: Mapping[FailureClass, FailureTraits]) -> Mapping[FailureClass, FailureTraits]:
+    """Checks that every failure class has an entry, and returns the table.
+
+    Raises:
+        LookupError: if a class has no entry.
+    """
+    if missing := [failure for failure in FailureClass if failure not in table]:
+        raise LookupError(f"failure classes without an entry: {', '.join(missing)}")
+    return table
+
+
+FAILURE_CLASSES = complete(
+    {
+        FailureClass.NODE_LOST: FailureTraits(
+            meaning="the node was lost (infrastructure)",
+            advice=_WATCH_NODES,
+            give_up=GiveUp(what="lost", why_not_in_place="its processes are gone", at_once=True),
+        ),
+        FailureClass.NODE_UNRESPONSIVE: FailureTraits(
+            meaning="the node answered nothing while its world was stopped (infrastructure)",
+            advice=_WATCH_NODES,
+            took_part=False,
+            give_up=GiveUp(
+                what="unresponsive while its world is stopped",
+                why_not_in_place="its agent does not take commands",
+                at_once=True,
+            ),
+        ),
+        FailureClass.DISRUPTED: FailureTraits(
+            meaning="the node was ended on purpose: deleted, drained, evicted or preempted",
+            advice="nothing to do: it counts in no budget; perdure nodes {job}{flag}",
+            give_up=GiveUp(what="disrupted", why_not_in_place="its processes are gone", at_once=True),
+            counts=False,
+        ),
+        FailureClass.CREATE_FAILED: FailureTraits(
+            meaning="the node could not be created",
+            advice="change what refuses the node, which `perdure status {job}{flag}` names; then start the job again",
+            stop=Stop(rule='refused/1 "the first nodes are refused for good: stop"', exit_code=3),
+        ),
+        FailureClass.UNPROTECTED: FailureTraits(
+            meaning="ranks ran without Perdure's rendezvous",
+            advice=_READ_LOGS,
+            remedy=_CORRECT,
+            users_own=True,
+            stop=Stop(rule='unprotected/1 "ranks that the job has not placed: stop"', exit_code=2),
+        ),
+        FailureClass.LAUNCH: FailureTraits(
+            meaning="the command could not be started",
+            advice=_READ_LOGS,
+            remedy=_CORRECT,
+            users_own=True,
+            stop=Stop(rule='launch/1 "it will not start the next time either"', exit_code=1),
+        ),
+        FailureClass.OUT_OF_MEMORY: FailureTraits(
+            meaning="memory ran out", advice=_READ_LOGS, remedy=_CORRECT, users_own=True, once_more=True, among_ranks=0
+        ),
+        FailureClass.CRASH: FailureTraits(
+            meaning="a rank crashed in native code", advice=_READ_LOGS, remedy=_CORRECT, users_own=True, among_ranks=1
+        ),
+        FailureClass.CANNOT_RUN: FailureTraits(
+            meaning="the script cannot run as it is: it failed before any step, by an error of its code or of what it "
+            "needs",
+            advice=_READ_LOGS,
+            remedy=_CORRECT,
+            users_own=True,
+            once_more=True,
+            among_ranks=2,
+        ),
+        FailureClass.COMMAND_LOST: FailureTraits(
+            meaning="the command itself was ended, and none of its ranks had failed", advice=_READ_LOGS
+        ),
+        FailureClass.KILLED: FailureTraits(
+            meaning="a rank was killed from outside", advice=_WATCH_NODES, among_ranks=4
+        ),
+        FailureClass.RENDEZVOUS_TIMEOUT: FailureTraits(
+            meaning="a node did not enter the world in time",
+            advice=_WATCH_NODES,
+            took_part=False,
+            give_up=GiveUp(
+                what="did not enter two worlds in a row",
+                why_not_in_place="its command was started again, and did not enter either",
+                at_once=False,
+            ),
+        ),
+        FailureClass.USER_CODE: FailureTraits(
+            meaning="the script failed by itself; the same will probably happen again",
+            advice=_READ_LOGS,
+            remedy=_CORRECT,
+            users_own=True,
+            among_ranks=3,
+        ),
+        FailureClass.UNKNOWN: FailureTraits(
+            meaning="a kind of failure that this release does not know", advice=_WATCH_NODES
+        ),
+        FailureClass.HANG: FailureTraits(
+            meaning="no rank made a first step in the time that the world had for it: a rank hangs, or the first step "
+            "takes longer than ever before",
+            advice=_LONGER_FIRST_STEP,
+            remedy=_LONGER_FIRST_STEP,
+            needs_progress=True,
+        ),
+        FailureClass.COLLECTIVE_TIMEOUT: FailureTraits(
+            meaning="ranks waited for another one until a timeout of torch ended them: one hangs, is much slower, or "
+            "did not call the same collective",
+            advice=_FIND_HANG,
+            remedy=_FIND_HANG,
+            victim=True,
+            needs_progress=True,
+            among_ranks=5,
+        ),
+        FailureClass.PEER_LOST: FailureTraits(
+            meaning="ranks failed because another one went away", advice=_WATCH_NODES, victim=True, among_ranks=6
+        ),
+    }
+)
+"""Causes before their effects: if several nodes report an interruption, the first class in this order names the
+culprit."""
+
+_PRECEDENCE = {failure: index for index, failure in enumerate(FAILURE_CLASSES)}
+
+USERS_OWN = frozenset(failure for failure, traits in FAILURE_CLASSES.items() if traits.users_own)
+
+NEED_PROGRESS = USERS_OWN | {failure for failure, traits in FAILURE_CLASSES.items() if traits.needs_progress}
+
+NODE_FAILURES = frozenset(
+    failure for failure, traits in FAILURE_CLASSES.items() if traits.give_up is not None and traits.give_up.at_once
+)
+
+VICTIMS = frozenset(failure for failure, traits in FAILURE_CLASSES.items() if traits.victim)
+
+
+def precedence(failure: FailureClass) -> int:
+    """The position of the class in the order of causes; among several reports, the lowest names the culprit."""
+    return _PRECEDENCE[failure]
+
+
+SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGKILL, SIGSEGV, SIGTERM = 4, 6, 7, 8, 9, 11, 15
+_CRASH_SIGNALS = frozenset({SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV})
+
+_ENDING_SIGNALS = _CRASH_SIGNALS | {1, 2, 3, SIGKILL, SIGTERM, 24, 25}
+"""Signals with which people, kernels and clusters end processes."""
+
+
+def signal_in_shell(exit_code: int | None) -> int | None:
+    """The signal that ended a shell's child, if the shell's exit code indicates one: a shell then exits with 128 + n.
+
+    Only signals that end processes from outside or for a crash count; any other code may be the program's own.
+    """
+    number = (exit_code or 0) - 128
+    return number if number in _ENDING_SIGNALS else None
+
+
+def classify_rank(exit: RankExit, *, out_of_memory: bool = False, before_steps: bool = False) -> FailureClass:
+    """Classifies one rank's exit; `before_steps` is as in `classify`."""
+    text = exit.error or ""
+    number = exit.signal
+    if number is None and not text:
+        number = signal_in_shell(exit.exit_code)
+    if number in (SIGKILL, SIGTERM):
+        return FailureClass.OUT_OF_MEMORY if out_of_memory and number == SIGKILL else FailureClass.KILLED
+    if is_out_of_memory(text):
+        return FailureClass.OUT_OF_MEMORY
+    if is_collective_timeout(text):
+        return FailureClass.COLLECTIVE_TIMEOUT
+    if is_peer_lost(text):
+        return FailureClass.PEER_LOST
+    if number in _CRASH_SIGNALS:
+        return FailureClass.CRASH
+    return FailureClass.CANNOT_RUN if before_steps and cannot_run(text) else FailureClass.USER_CODE
+
+
+def classify(failure: Failure, *, before_steps: bool = False) -> tuple[FailureClass, str, int | None]:
+    """Classifies a node's report.
+
+    Args:
+        failure: The agent's report.
+        before_steps: No rank of the job has made a step yet.
+
+    Returns:
+        The class, one line for people, and the exit code that led to the class (None where a signal did).
+    """
+    if failure.kind is FailureKind.UNPROTECTED:
+        return FailureClass.UNPROTECTED, failure.message or "ranks started without Perdure's rendezvous", None
+    if failure.kind is FailureKind.NODE:
+        # What ends nodes on purpose sends SIGTERM. If another reason ended this one, its backend reports it.
+        return FailureClass.DISRUPTED, failure.message or "the node was ended from outside", None
+    if failure.kind is FailureKind.RENDEZVOUS:
+        return FailureClass.RENDEZVOUS_TIMEOUT, failure.message or "it did not enter its world in time", None
+    if failure.ranks:
+        oom = failure.out_of_memory
+        classes = [(classify_rank(exit, out_of_memory=oom, before_steps=before_steps), exit) for exit in failure.ranks]
+        worst, exit = min(classes, key=lambda pair: FAILURE_CLASSES[pair[0]].among_ranks)
+        return worst, describe_rank(exit), exit.exit_code
+    if failure.kind is FailureKind.RANKS:
+        return FailureClass.PEER_LOST, failure.message or "the ranks ended without an error", failure.exit_code
+    if failure.kind is FailureKind.UNKNOWN and failure.exit_code is None and failure.signal is None:
+        text = failure.message or "its agent, of a newer release, reports a failure that this worker does not know"
+        return FailureClass.UNKNOWN, text, None
+    if failure.exit_code in (126, 127):
+        return FailureClass.LAUNCH, failure.message or "the command could not be started", failure.exit_code
+    if failure.signal is not None:
+        return (
+            FailureClass.OUT_OF_MEMORY if failure.out_of_memory else FailureClass.COMMAND_LOST,
+            failure.message or f"the command was ended by {signal_name(failure.signal)}",
+            None,
+        )
+    number = signal_in_shell(failure.exit_code)
+    if number is not None:
+        # A program may choose such a code itself, so the text says that this is an inference.
+        said = failure.message or f"the command exited with {failure.exit_code}"
+        return (
+            FailureClass.OUT_OF_MEMORY if failure.out_of_memory else FailureClass.COMMAND_LOST,
+            f"{said}, as a shell does when {signal_name(number)} ended its child",
+            failure.exit_code,
+        )
+    if failure.exit_code == 0:
+        return FailureClass.COMMAND_LOST, failure.message or "the command ended although its world continues", 0
+    said = failure.message or f"the command exited with {failure.exit_code}"
+    said = f"{said}: {failure.error}" if failure.error else said
+    if failure.error:
+        as_of_rank = RankExit(local_rank=UNKNOWN_RANK, exit_code=failure.exit_code, error=failure.error)
+        found = classify_rank(as_of_rank, before_steps=before_steps)
+        return FailureClass.USER_CODE if found in VICTIMS else found, said, failure.exit_code
+    return FailureClass.USER_CODE, said, failure.exit_code
+
+
+def node_failure(failure: Failure, *, before_steps: bool = False) -> NodeFailure:
+    """Returns what a node's report says about its failure; the arguments are those of `classify`."""
+    failure_class, text, exit_code = classify(failure, before_steps=before_steps)
+    certain = not (failure_class is FailureClass.USER_CODE and not any(rank.error for rank in failure.ranks))
+    if failure.out_of_memory and failure_class is FailureClass.OUT_OF_MEMORY:
+        text = f"{text}: {_describe_memory_kill(failure.memory_limit)}"
+    # The backend knows why a node ends, and reports it a moment later.
+    certain = (certain or failure.kind is not FailureKind.RANKS) and failure.kind not in (
+        FailureKind.NODE,
+        FailureKind.UNKNOWN,
+    )
+    return NodeFailure(
+        rank=failure.sender.rank,
+        failure=failure_class,
+        time=failure.time,
+        exit_code=exit_code,
+        text=text,
+        log_tail=failure.log_tail or next((rank.traceback or "" for rank in failure.ranks), ""),
+        certain=certain,
+        ranks=tuple(rank.global_rank for rank in failure.ranks if rank.global_rank is not None),
+    )
+
+
+def _describe_memory_kill(limit: int | None) -> str:
+    """Describes a kill that the memory controller counted, for people who only see a signal."""
+    if limit is None:
+        return "the kernel killed it because the memory of its machine ran out"
+    size = f"{limit / 2**30:,.1f} GiB" if limit >= 10 * 2**30 else f"{limit / 2**20:,.0f} MiB"
+    return f"the kernel killed it because its container's memory ran out; the limit is {size}"
+
+
+def source_of(failure: NodeFailure) -> EvidenceSource:
+    """Returns the source of the report: a victim reports what it saw of its peers."""
+    return EvidenceSource.PEERS if failure.failure in VICTIMS else EvidenceSource.AGENT
+
+
+def failed_by_themselves(failures: Iterable[NodeFailure]) -> frozenset[int]:
+    """Returns the nodes whose failure is certainly their own, not the effect of another node's."""
+    return frozenset(failure.rank for failure in failures if failure.certain and failure.failure not in VICTIMS)
+
+
+def describe_rank(exit: RankExit) -> str:
+    """Describes a rank's exit: `rank 3 SIGSEGV` or `rank 3 exit code 1: ValueError: …`."""
+    if exit.global_rank is not None:
+        rank: int | str = exit.global_rank
+    else:
+        rank = "(unknown)" if exit.local_rank == UNKNOWN_RANK else f"(local {exit.local_rank})"
+    how = signal_name(exit.signal) if exit.signal is not None else f"exit code {exit.exit_code}"
+    if exit.error:
+        return f"rank {rank} {how}: {exit.error}"
+    number = signal_in_shell(exit.exit_code)
+    return f"rank {rank} {how}" + (f", as of a shell whose child got {signal_name(number)}" if number else "")
+
+
+def signal_name(number: int) -> str:
+    """The signal's name on Linux. The names are listed here because they differ by platform, and a replay must not."""
+    return _SIGNAL_NAMES.get(number, f"signal {number}")
+
+
+_SIGNAL_NAMES = {
+    1: "SIGHUP",
+    2: "SIGINT",
+    3: "SIGQUIT",
+    4: "SIGILL",
+    5: "SIGTRAP",
+    6: "SIGABRT",
+    7: "SIGBUS",
+    8: "SIGFPE",
+    9: "SIGKILL",
+    10: "SIGUSR1",
+    11: "SIGSEGV",
+    12: "SIGUSR2",
+    13: "SIGPIPE",
+    14: "SIGALRM",
+    15: "SIGTERM",
+    24: "SIGXCPU",
+    25: "SIGXFSZ",
+}

@@ -1,0 +1,107 @@
+"""Limits the time to a world's first step, so that ranks that hang at their start are restarted.
+
+After its first step, a stall only means that ranks wait, and torch's own timeouts end that. Before it, ranks may hang
+where nothing has a timeout: in an import, in a lock, on a file system. But a first step may also take long: it
+compiles, loads, or skips data. So the job learns how long its first steps take, and gives a later world several times
+as long. A job that has made no step has nothing to compare with, and no limit unless its specification sets one.
+
+The agents measure the time, because only they can tell a hang from a report that is late. Each restart doubles the
+limit: a first step that takes longer than ever before is not prevented for good.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from perdure.contract import EvidenceSource, FailureClass, NodeTransition
+from perdure.spec.durations import format_duration
+from perdure.spec.job import JobSpec
+from perdure.workflows.policy.diagnosis.interruptions import interrupt
+from perdure.workflows.policy.record import incidents
+from perdure.workflows.policy.state.job import JobState, NodeFailure, NodeState
+
+_MOST_DOUBLINGS = 6
+
+
+def limit_of(state: JobState, job: JobSpec) -> timedelta | None:
+    """The time that the next world has for its first step; None for no limit."""
+    timing = job.timing.stall
+    limit = timing.first_step
+    if limit is None and state.first_step is not None:
+        limit = max(timing.first_step_least, timing.first_steps * state.first_step)
+    if not limit:
+        return None
+    return limit * 2 ** min(state.missed_first_steps, _MOST_DOUBLINGS)
+
+
+def learn(state: JobState, transition: NodeTransition, now: datetime) -> JobState:
+    """Takes in that a node has made its first step in the current world."""
+    entered_at = transition.entered_at
+    if entered_at is not None:
+        took = max(transition.time - entered_at, timedelta())
+        state = state.replace(first_step=max(state.first_step or took, took))
+    if state.stepped:
+        state = state.replace(missed_first_steps=0)
+    return _withdraw(state, transition.rank, now)
+
+
+def miss(state: JobState, node: NodeState, transition: NodeTransition, now: datetime) -> JobState:
+    """Takes in that the ranks of a node have made no first step in time."""
+    world = state.world
+    if world is None or transition.generation != world.generation:
+        return state
+    if not state.is_member(node) or state.outcome is not None or state.between_stages:
+        return state
+    others_step = any(member.stepped >= world.generation for member in state.members)
+    if others_step and not node.stepped:
+        # Ranks without an optimizer never step: an evaluator, a reader of data.
+        return state
+    if state.interruption is None:
+        state = state.replace(missed_first_steps=state.missed_first_steps + 1)
+    limit = f" within {format_duration(world.first_step)}" if world.first_step else ""
+    known = f"; the longest first step took {format_duration(_rounded(state.first_step))}" if state.first_step else ""
+    text = f"no rank of node {node.rank} has made a step{limit} after it entered generation {world.generation}{known}"
+    # The nodes of a world wait for each other, and each reports it: none of them is known to be the one that hangs.
+    failure = NodeFailure(rank=node.rank, failure=FailureClass.HANG, time=transition.time, text=text, certain=False)
+    return interrupt(state, failure, now=now, source=EvidenceSource.AGENT, generation=world.generation)
+
+
+def describe(state: JobState) -> str:
+    """The steps that are missed in a world whose ranks run; empty where all step, as far as is known."""
+    if stalled := state.stalled:
+        nodes = ", ".join(str(node.rank) for node in stalled)
+        since = min(node.stalled_since for node in stalled if node.stalled_since)
+        return f"no steps on node{'s' if len(stalled) > 1 else ''} {nodes} since {since:%H:%M:%S} UTC"
+    return "" if state.stepped or state.finished else "no step was seen on every node yet"
+
+
+def awaited(state: JobState) -> str:
+    """What the job waits for before the first step of a world whose ranks run; empty once all have stepped."""
+    world = state.world
+    if world is None or state.stepped or not state.stepping or state.finished:
+        return ""
+    first = f"the first step of generation {world.generation}"
+    if world.first_step is not None:
+        return f"waits for {first}, for {format_duration(_rounded(world.first_step))} from its beginning"
+    if state.first_step is not None:
+        return f"waits for {first}, without a limit"
+    return (
+        f"waits for {first}, without a limit: the job has made no step yet, and a program may make none "
+        "(timing.stall.first_step sets a limit)"
+    )
+
+
+def _withdraw(state: JobState, rank: int, now: datetime) -> JobState:
+    """Takes back what a node has reported of its first step, if it steps before the job has decided on that."""
+    interruption = state.interruption
+    if interruption is None or interruption.decided or rank not in interruption.ranks_with(FailureClass.HANG):
+        return state
+    left = tuple(one for one in interruption.failures if (one.rank, one.failure) != (rank, FailureClass.HANG))
+    if left or interruption.requested is not None:
+        return state.replace(interruption=interruption.model_copy(update={"failures": left}))
+    state = incidents.abandon(state, now, "the ranks have made their first step after all")
+    return state.replace(interruption=None, missed_first_steps=max(0, state.missed_first_steps - 1))
+
+
+def _rounded(duration: timedelta) -> timedelta:
+    return timedelta(seconds=round(duration.total_seconds(), 1))

@@ -1,0 +1,120 @@
+"""Collects failures that break the current world, or happen between two worlds, until a verdict; each try counts once.
+
+Failures of several nodes with one cause are one interruption, and so one restart in the budgets.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from perdure.contract import Evidence, EvidenceSource, FailureClass
+from perdure.workflows.policy.diagnosis.failures import FAILURE_CLASSES, VICTIMS, failed_by_themselves, source_of
+from perdure.workflows.policy.record import incidents
+from perdure.workflows.policy.state.job import Interruption, JobState, NodeFailure, NodeState
+
+
+def interrupt(
+    state: JobState, failure: NodeFailure, *, now: datetime, source: EvidenceSource, generation: int = 0
+) -> JobState:
+    """Records that the current world is over, and one piece of evidence for it.
+
+    Args:
+        state: The job.
+        failure: The evidence.
+        now: The time.
+        source: The reporter.
+        generation: The world in which the failure is known to have happened; 0 where that is not known.
+    """
+    accepted = max(generation, state.nodes[failure.rank].commanded, state.nodes[failure.rank].stepping)
+    took_part = FAILURE_CLASSES[failure.failure].took_part
+    took_part = took_part and state.world is not None and accepted >= state.world.generation
+    if _is_another_incident(state, failure, took_part=took_part):
+        state = incidents.follow_with_another(state, failure.time)
+    interruption = state.interruption or Interruption(since=now)
+    if interruption.requested is not None:
+        silent = any(node.alive and not node.reachable for node in state.members)
+        if not silent:
+            # A user's request is in progress and restarts every rank anyway.
+            return state
+        # The request waits for a silent member while the others train. Now they no longer do.
+        interruption = Interruption(since=now)
+    for node in (one for one in state.stalled if not one.stalled_at_start):
+        # The job did nothing about the stall, but the interruption began here.
+        state = incidents.add_evidence(
+            state,
+            now=now,
+            time=node.stalled_since or now,
+            source=EvidenceSource.AGENT,
+            text=f"node {node.rank} stepped for the last time",
+            rank=node.rank,
+        )
+    state = incidents.add_evidence(
+        state,
+        now=now,
+        time=failure.time,
+        source=source,
+        text=failure.text,
+        rank=failure.rank,
+        log_tail=failure.log_tail,
+    )
+    return state.replace(
+        interruption=interruption.model_copy(
+            update={
+                # The incident keeps the output.
+                "failures": (*interruption.failures, failure.model_copy(update={"log_tail": ""})),
+                # A new culprit was reported before the next world is formed: decide again with everything that is
+                # known.
+                "decided": interruption.decided and failure.failure in VICTIMS,
+            }
+        )
+    )
+
+
+def _is_another_incident(state: JobState, failure: NodeFailure, *, took_part: bool) -> bool:
+    """Returns whether a failure belongs to the world that the open incident led to, and so begins an incident.
+
+    Args:
+        state: The job, before the failure is taken in.
+        failure: The reported failure.
+        took_part: Whether its node had accepted the current world.
+    """
+    incident, world = state.open_incident, state.world
+    if incident is None or world is None or state.interruption is not None:
+        return False
+    unexplained = incident.failure in VICTIMS
+    continues = unexplained and (failure.failure in VICTIMS or not took_part)
+    continues = continues or (not took_part and incident.culprit == failure.rank)
+    return not continues and incident.generation_after == world.generation
+
+
+def explain_earlier_world(state: JobState, failure: NodeFailure, *, generation: int) -> JobState:
+    """Takes in a report about a world that is over: it explains that world's end, and does not end the current one."""
+    evidence = Evidence(time=failure.time, source=source_of(failure), rank=failure.rank, text=failure.text)
+    return incidents.add_late_evidence(
+        state, evidence, failure, generation=generation, also_failed=failed_by_themselves([failure])
+    )
+
+
+def count_another_try(state: JobState, node: NodeState, now: datetime) -> JobState:
+    """Counts another failure of a command that fails again before it entered any world: it is a failure of its own."""
+    interruption = state.interruption
+    if interruption is None or not interruption.decided:
+        return state
+    if node.rank not in {failure.rank for failure in interruption.failures}:
+        # The commands of the other nodes fail for the same reason at about the same time.
+        return state
+    return state.replace(interruption=Interruption(since=now))
+
+
+def record_command_failure(state: JobState, failure: NodeFailure, now: datetime) -> JobState:
+    """Records that a command failed between two worlds. The same line of a script fails on every node, sooner or later:
+    all first failures are one try of the job, all second ones another, and each try is one restart in the budgets."""
+    node = state.nodes[failure.rank]
+    tries = max(known.failed_between for known in state.nodes.values())
+    fails = failure.failure not in (FailureClass.NODE_LOST, FailureClass.DISRUPTED)
+    counted = fails and state.interruption is None and node.failed_between < tries
+    state = state.with_node(node.replace(failed_between=node.failed_between + fails))
+    state = interrupt(state, failure, now=now, source=EvidenceSource.AGENT)
+    if not counted or state.interruption is None:
+        return state
+    return state.replace(interruption=state.interruption.model_copy(update={"counted": True}))

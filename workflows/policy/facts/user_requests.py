@@ -1,0 +1,137 @@
+"""User requests, as facts of the state: decided on like any other, and named wherever one is the reason.
+
+A request is seldom fulfilled at once: a world cannot grow before its nodes are ready. So the requester and the reason
+are kept by slot until a world has followed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import datetime
+
+from perdure.contract import EvidenceSource, JobPhase, NodePhase, World
+from perdure.spec.job import JobSpec
+from perdure.workflows.policy.capacity import planned_changes
+from perdure.workflows.policy.facts.events import (
+    CancelRequested,
+    Event,
+    RelaunchRequested,
+    RestartRequested,
+    ResumeRequested,
+    ScaleRequested,
+    SuspendRequested,
+)
+from perdure.workflows.policy.record import incidents
+from perdure.workflows.policy.repair import hold_on_failure
+from perdure.workflows.policy.state.job import Interruption, JobState, Outcome
+from perdure.workflows.policy.world import succession
+
+RULE = 'user/1 "requested by a user"'
+
+
+def apply(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobState:
+    """Applies a user's request to the state."""
+    match event:
+        case ScaleRequested():
+            return _scale(state, event)
+        case SuspendRequested():
+            return planned_changes.postpone(state, event, job, now) or _suspend(state, event, now)
+        case ResumeRequested() if not state.suspended:
+            # Its suspension still waits for a checkpoint.
+            return planned_changes.withdraw_suspension(state)
+        case ResumeRequested():
+            text = f"resumed by a user{_because(event.reason)}"
+            state = incidents.add_evidence(state, now=now, time=now, source=EvidenceSource.USER, text=text)
+            return state.replace(suspended=False, waiting_since=None, queued_since=None, ready_since=None)
+        case RestartRequested():
+            return request(state, f"restart requested by a user{_because(event.reason)}", now)
+        case RelaunchRequested():
+            return planned_changes.postpone(state, event, job, now) or _relaunch(state, event, job, now)
+        case CancelRequested():
+            if state.outcome is not None:
+                return hold_on_failure.release(state)
+            reason = f"cancelled: {event.reason}" if event.reason else "cancelled by a user"
+            return state.stop(Outcome(phase=JobPhase.CANCELLED, exit_code=4, reason=reason, decided_at=now))
+        case _:
+            return state
+
+
+def apply_postponed(state: JobState, job: JobSpec, now: datetime) -> JobState:
+    """Carries out the requests that have waited for a checkpoint, once nothing is waited for any longer."""
+    postponed = state.postponed
+    if postponed is None or not postponed.requested or state.outcome is not None:
+        return state
+    if not planned_changes.is_due(state, now):
+        return state
+    state = planned_changes.release_nodes(state, postponed.endings)
+    for relaunch in postponed.relaunches:
+        state = _relaunch(state, relaunch, job, now)
+    if postponed.suspend is not None:
+        state = _suspend(state, postponed.suspend, now)
+    return planned_changes.settle(state, now)
+
+
+def request(state: JobState, text: str, now: datetime, *, by_user: bool = True) -> JobState:
+    """Opens an interruption without a failure, unless one is open already."""
+    if state.world is None or state.between_stages:
+        return state
+    if state.interruption is not None and state.interruption.requested is None:
+        return state
+    source = EvidenceSource.USER if by_user else EvidenceSource.AGENT
+    state = incidents.add_evidence(state, now=now, time=now, source=source, text=text)
+    return state.replace(interruption=Interruption(since=now, requested=text, by_user=by_user))
+
+
+def reasons(state: JobState, ranks: Collection[int]) -> str:
+    """The requests that add or remove these nodes (slots); empty where there are none."""
+    return "; ".join(
+        dict.fromkeys(state.request_reasons[rank] for rank in sorted(ranks) if rank in state.request_reasons)
+    )
+
+
+def settle(state: JobState, world: World) -> JobState:
+    """Keeps the requests that this world does not fulfill: those for nodes that are not ready yet."""
+    left = {
+        rank: text
+        for rank, text in state.request_reasons.items()
+        if rank not in world.members and rank < state.nodes_max
+    }
+    return state.replace(request_reasons=left)
+
+
+def _scale(state: JobState, event: ScaleRequested) -> JobState:
+    count = f"{event.minimum}" if event.minimum == event.maximum else f"{event.minimum}:{event.maximum}"
+    text = f"scale to {count} requested by a user{_because(event.reason)}"
+    came_or_went = range(min(state.nodes_max, event.maximum), max(state.nodes_max, event.maximum))
+    return state.replace(
+        nodes_min=event.minimum,
+        nodes_max=event.maximum,
+        ready_since=None,
+        request_reasons=state.request_reasons | dict.fromkeys(came_or_went, text),
+    )
+
+
+def _suspend(state: JobState, event: SuspendRequested, now: datetime) -> JobState:
+    """Suspends the job. One incident lasts from here until the resumed job steps: the cost of the suspension."""
+    text = f"suspended by a user{_because(event.reason)}"
+    state = incidents.abandon(state, now, text)
+    state = incidents.add_evidence(state, now=now, time=now, source=EvidenceSource.USER, text=text)
+    state = incidents.record_decision(
+        state, now=now, title=text, rule=RULE, action="release all nodes until the job is resumed"
+    )
+    return state.replace(suspended=True, reason=text, request_reasons={})
+
+
+def _relaunch(state: JobState, event: RelaunchRequested, job: JobSpec, now: datetime) -> JobState:
+    node = state.nodes.get(event.rank)
+    if node is None or not node.alive or event.incarnation not in (0, node.incarnation):
+        return state
+    text = f"replacement of node {event.rank} requested by a user{_because(event.reason)}"
+    if state.is_member(node):
+        state = request(state, text, now)
+    state = state.replace(request_reasons=state.request_reasons | {event.rank: text})
+    return succession.dismiss(state, node, job, now, phase=NodePhase.LOST, reason=text, failed_starts=0)
+
+
+def _because(reason: str) -> str:
+    return f": {reason}" if reason else ""

@@ -1,0 +1,277 @@
+"""Records the story of each interruption while it happens: evidence, meaning, actions, and options not taken.
+
+An incident lasts from the first evidence until the next world runs: its ranks step, or stay alive there for a while. A
+failure of a node that took part in the next world is another incident, although nothing has run yet. The failure of a
+node that never took part belongs to the same incident: such a node, found dead while its peers restart, caused what
+they reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import datetime
+
+from perdure.contract import (
+    CheckpointFacts,
+    Considered,
+    Evidence,
+    EvidenceSource,
+    FailureClass,
+    IncidentView,
+    RankStarts,
+    RestoreSource,
+    Suspect,
+)
+from perdure.contract.base import shorten
+from perdure.workflows.policy.checkpoints import memory_findings
+from perdure.workflows.policy.diagnosis.suspicion import without
+from perdure.workflows.policy.record.incident_texts import within_budget
+from perdure.workflows.policy.state.job import JobState, NodeFailure
+
+KEPT_INCIDENTS = 50
+"""Incidents that a job keeps and carries through continue-as-new. Older ones are in the workflow's history."""
+
+KEPT_EVIDENCE = 24
+
+_LOG_TAIL = 2000
+
+
+def add_evidence(
+    state: JobState,
+    *,
+    now: datetime,
+    time: datetime,
+    source: EvidenceSource,
+    text: str,
+    rank: int | None = None,
+    log_tail: str = "",
+) -> JobState:
+    """Adds evidence to the open incident, or opens one."""
+    evidence = Evidence(time=time, source=source, rank=rank, text=text)
+    incident = state.open_incident
+    if incident is None:
+        incident = IncidentView(
+            number=state.incident_count + 1,
+            title=shorten(text),
+            started_at=time,
+            noticed_at=now,
+            evidence=(evidence,),
+            generation_before=state.generation,
+            nodes_before=state.world.nodes if state.world else 0,
+            step_before=state.progress.step if state.progress else None,
+            log_tail=log_tail[-_LOG_TAIL:],
+        )
+        return state.replace(
+            incidents=within_budget((*state.incidents, incident)[-KEPT_INCIDENTS:]),
+            incident_count=state.incident_count + 1,
+        )
+    known = incident.evidence
+    return _replace(
+        state,
+        incident.model_copy(
+            update={
+                "evidence": known if evidence in known else (*known, evidence)[-KEPT_EVIDENCE:],
+                "started_at": min(incident.started_at, time),
+                "log_tail": incident.log_tail or log_tail[-_LOG_TAIL:],
+            }
+        ),
+    )
+
+
+def record_decision(
+    state: JobState,
+    *,
+    now: datetime,
+    title: str,
+    rule: str,
+    action: str,
+    failure: FailureClass | None = None,
+    culprit: int | None = None,
+    considered: tuple[Considered, ...] = (),
+    also_failed: Collection[int] = (),
+    suspects: tuple[Suspect, ...] = (),
+    stops: bool = False,
+) -> JobState:
+    """Records the decision; a later one for the same incident replaces it.
+
+    `also_failed` are the nodes that failed by themselves, with or without the culprit; `suspects` those that may have
+    begun it where none is known to have. `stops` tells that the job ends with it.
+    """
+    incident = state.open_incident
+    if incident is None:
+        return state
+    if incident.failure is not None and failure is None:
+        # A request, or a node that became ready, while a failure is being repaired: the failure stays the title.
+        return _replace(state, incident.model_copy(update={"action": shorten(f"{incident.action}; {action}")}))
+    same = incident.decided_at is not None and (incident.failure, incident.culprit) == (failure, culprit)
+    also = {*also_failed, *incident.also_failed} - {culprit}
+    return _replace(
+        state,
+        incident.model_copy(
+            update={
+                "title": shorten(title),
+                "failure": failure,
+                "culprit": culprit,
+                "also_failed": tuple(sorted(also)),
+                "suspects": suspects,
+                "stopped": stops,
+                "decided_at": incident.decided_at if same else now,
+                "rule": rule,
+                "action": shorten(action),
+                "considered": considered,
+                "commanded_at": None,
+                "entered_at": None,
+            }
+        ),
+    )
+
+
+def record_avoided_machines(state: JobState, machines: tuple[str, ...]) -> JobState:
+    """Records that the requests for new nodes avoid these machines."""
+    incident = state.open_incident
+    if incident is None or not machines:
+        return state
+    return _replace(state, incident.model_copy(update={"avoided": machines}))
+
+
+def waits(state: JobState, text: str) -> JobState:
+    """Records why a node that is needed to continue is not available; the newest reason stays."""
+    incident = state.open_incident
+    return state if incident is None else _replace(state, incident.model_copy(update={"waited_for": shorten(text)}))
+
+
+def record_world(state: JobState) -> JobState:
+    """Records that the next world was sent out."""
+    incident = state.open_incident
+    if incident is None or state.world is None:
+        return state
+    return _replace(
+        state,
+        # Starts of ranks are counted per world, and this world may follow another that ended the same incident.
+        incident.model_copy(
+            update={"generation_after": state.world.generation, "nodes_after": state.world.nodes, "starts": None}
+        ),
+    )
+
+
+def record_commands(state: JobState, time: datetime) -> JobState:
+    """Records that one more agent has the new world; the last one counts."""
+    incident = _of_current_world(state)
+    if incident is None:
+        return state
+    return _replace(state, incident.model_copy(update={"commanded_at": _later(incident.commanded_at, time)}))
+
+
+def record_entry(state: JobState, time: datetime) -> JobState:
+    """Records that one more member's rendezvous returned; the last one counts."""
+    incident = _of_current_world(state)
+    if incident is None:
+        return state
+    return _replace(state, incident.model_copy(update={"entered_at": _later(incident.entered_at, time)}))
+
+
+def record_starts(state: JobState, starts: RankStarts) -> JobState:
+    """Records how one more member's ranks were started, as its agent reports with the first steps."""
+    incident = _of_current_world(state)
+    if incident is None:
+        return state
+    known = incident.starts
+    return _replace(state, incident.model_copy(update={"starts": known + starts if known else starts}))
+
+
+def record_restore(state: JobState, facts: CheckpointFacts, *, generation: int, rank: int, time: datetime) -> JobState:
+    """Records the step with which a world continued, and the newer ones that its ranks distrust."""
+    incident = next((known for known in reversed(state.incidents) if known.generation_after == generation), None)
+    if incident is None:
+        return state
+    update: dict[str, object] = {
+        "restored_step": facts.step,
+        "restored_from": facts.source if facts.source is not RestoreSource.UNKNOWN else None,
+        "steps_again": facts.again,
+    }
+    evidence: list[Evidence] = []
+    if facts.distrusted:
+        steps = ", ".join(f"{step:,}" for step in facts.distrusted)
+        text = f"step {steps} in memory was not loaded again: the job had failed after each load of it"
+        evidence.append(Evidence(time=time, source=EvidenceSource.AGENT, rank=rank, text=text))
+    if found := memory_findings.describe(facts.memory, facts.source):
+        # It is about no single node, and speaks against none.
+        evidence.append(Evidence(time=time, source=EvidenceSource.AGENT, text=found))
+    if evidence:
+        update["evidence"] = (*incident.evidence, *evidence)[-KEPT_EVIDENCE:]
+    return _replace(state, incident.model_copy(update=update))
+
+
+def follow_running(state: JobState, now: datetime) -> JobState:
+    """Closes the incident that the current world ended once that world runs, and notes the first step whenever it
+    comes."""
+    incident = _of_current_world(state) or state.open_incident
+    if incident is None or incident.stepping_at is not None or incident.closed_at is not None or not state.stepping:
+        return state
+    if state.stepped:
+        return _replace(state, incident.model_copy(update={"stepping_at": now}))
+    if incident.running_at is not None:
+        return state
+    return _replace(state, incident.model_copy(update={"running_at": incident.entered_at or now}))
+
+
+def caught_up(state: JobState, now: datetime) -> JobState:
+    """Closes the open incident between two worlds: the failed command has caught up with the others, or has ended."""
+    incident = state.open_incident
+    return state if incident is None else _replace(state, incident.model_copy(update={"running_at": now}))
+
+
+def abandon(state: JobState, time: datetime, how: str) -> JobState:
+    """Closes the open incident, if any, because its repair is no longer desired."""
+    incident = state.open_incident
+    if incident is None:
+        return state
+    if incident.decided_at is None:
+        state = record_decision(state, now=time, title=incident.title, rule=how, action=how)
+        incident = state.last_incident or incident
+    return _replace(state, incident.model_copy(update={"closed_at": time}))
+
+
+def follow_with_another(state: JobState, time: datetime) -> JobState:
+    """Closes the open incident, because the next failure, at `time`, is an incident of its own."""
+    incident = state.open_incident
+    if incident is None:
+        return state
+    at = max(incident.started_at, time)
+    return _replace(state, incident.model_copy(update={"closed_at": at, "followed_by": incident.number + 1}))
+
+
+def add_late_evidence(
+    state: JobState, evidence: Evidence, failure: NodeFailure, *, generation: int, also_failed: Collection[int]
+) -> JobState:
+    """Adds evidence to the incident that ended an earlier world, and the nodes that failed by themselves, and takes
+    ranks that report their own end from its suspects; drops all that where there is no such incident."""
+    for incident in reversed(state.incidents):
+        if incident.generation_before == generation and incident.failure is not None:
+            more = set(also_failed) - {incident.culprit, *incident.also_failed}
+            update: dict[str, object] = {
+                "also_failed": (*incident.also_failed, *sorted(more)),
+                "suspects": without(incident.suspects, failure.rank, failure.ranks),
+            }
+            if evidence not in incident.evidence and not incident.left_out:
+                update["evidence"] = (*incident.evidence, evidence)[-KEPT_EVIDENCE:]
+            return _replace(state, incident.model_copy(update=update))
+    return state
+
+
+def _of_current_world(state: JobState) -> IncidentView | None:
+    """The incident that the current world ended; an acknowledgement may come after the first steps."""
+    incident = state.last_incident
+    if state.world is None or incident is None:
+        return None
+    return incident if incident.generation_after == state.world.generation else None
+
+
+def _later(known: datetime | None, time: datetime) -> datetime:
+    return time if known is None else max(known, time)
+
+
+def _replace(state: JobState, incident: IncidentView) -> JobState:
+    """Replaces an incident by a newer version of it."""
+    incidents = tuple(incident if one.number == incident.number else one for one in state.incidents)
+    return state.replace(incidents=incidents)

@@ -1,0 +1,275 @@
+"""Records what interrupted nothing: nodes that could not be reached, ranks that stalled and stepped again, a storage
+that took no checkpoints or has only damaged ones, a backend that created no nodes.
+
+Nothing was interrupted and nothing was done, so an observation is not an interruption: it is written when it is over,
+as a closed entry among the incidents, so that `perdure explain` can account for a pause that nothing else explains.
+Pauses that overlap are one entry: a partition silences several nodes, and ranks on both sides of it stall.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from perdure.contract import Considered, Evidence, EvidenceSource, IncidentView, Observation
+from perdure.spec.durations import format_duration
+from perdure.workflows.policy.record.incidents import KEPT_EVIDENCE, KEPT_INCIDENTS
+from perdure.workflows.policy.state.job import JobState, NodeState
+
+SHORTEST = timedelta(seconds=10)
+"""Shorter silences are left out: a restart of an agent or of a worker looks the same."""
+
+KEPT = 10
+"""Observations that a job keeps; older ones make room for incidents."""
+
+_NAMED = 4
+
+_NO_REPLACEMENT = Considered(
+    option="replace the node",
+    why_not="a node that cannot be reached may train: nothing reported that its ranks had failed",
+)
+_NO_RESTART = Considered(
+    option="restart the ranks", why_not="a long evaluation or a slow disk looks the same from outside"
+)
+
+_NO_STOP = Considered(
+    option="stop the training", why_not="snapshots in memory are made on; the agents try to store the next one again"
+)
+
+_NO_STOP_OF_JOB = Considered(option="stop the job", why_not="checkpoint.on_unusable is start_over")
+
+_NO_END = Considered(
+    option="stop the job", why_not="it has nodes.min nodes, and what refuses the others may end at any time"
+)
+
+
+def observe_reachable(state: JobState, node: NodeState, now: datetime) -> JobState:
+    """Records that a node can be reached again; `node` is its state before."""
+    since = node.silent_since
+    if node.reachable or since is None or now - since < SHORTEST:
+        return state
+    evidence = (
+        Evidence(
+            time=since,
+            source=EvidenceSource.LEASE,
+            rank=node.rank,
+            text=f"node {node.rank} could not be reached{f': {node.reason}' if node.reason else ''}",
+        ),
+        Evidence(time=now, source=EvidenceSource.LEASE, rank=node.rank, text=f"node {node.rank} was reachable again"),
+    )
+    return _add(state, node, Observation(unreachable=(node.rank,)), evidence, since=since, until=now, now=now)
+
+
+def observe_stall_ended(state: JobState, node: NodeState, at: datetime, now: datetime) -> JobState:
+    """Records that the ranks of a node step again; `node` is its state before."""
+    since = node.stalled_since
+    if since is None or state.world is None or node.stalled_in != state.world.generation:
+        return state
+    evidence = (
+        Evidence(
+            time=since,
+            source=EvidenceSource.AGENT,
+            rank=node.rank,
+            text=f"node {node.rank} made its last step before the pause",
+        ),
+        Evidence(time=at, source=EvidenceSource.AGENT, rank=node.rank, text=f"node {node.rank} stepped again"),
+    )
+    return _add(state, node, Observation(stalled=(node.rank,)), evidence, since=since, until=max(since, at), now=now)
+
+
+def observe_storage(state: JobState, now: datetime, *, over: bool) -> JobState:
+    """Records that checkpoints cannot be stored, at once, since that may last; and how long it lasted, once one is
+    durable."""
+    known = state.checkpoints
+    since, durable = known.problem_since, known.durable
+    if since is None:
+        return state
+    begun = next((one for one in state.incidents if _of_storage(one) and one.started_at == since), None)
+    if begun is None and over:
+        return state
+    took = format_duration(timedelta(seconds=round((now - since).total_seconds())))
+    evidence = begun.evidence if begun is not None else ()
+    texts = [] if over else [known.problem]
+    if begun is None:
+        newest = f"that of step {durable.step:,}, of {durable.committed_at:%H:%M:%S} UTC" if durable else "none"
+        texts.append(f"the newest durable checkpoint of this run was {newest}")
+    signs = (Evidence(time=now, source=EvidenceSource.AGENT, text=text) for text in texts)
+    texts_known = {sign.text for sign in evidence}
+    evidence = (*evidence, *(sign for sign in signs if sign.text not in texts_known))[-KEPT_EVIDENCE:]
+    title = f"no checkpoint could be stored for {took}" if over else "no checkpoint can be stored"
+    entry = IncidentView(
+        number=begun.number if begun is not None else state.incident_count + 1,
+        title=f"{title}; training continued",
+        started_at=since,
+        noticed_at=begun.noticed_at if begun is not None else now,
+        closed_at=now,
+        observation=Observation(storage=True),
+        evidence=evidence,
+        considered=(_NO_STOP,),
+        generation_before=state.generation,
+        nodes_before=state.world.nodes if state.world else 0,
+    )
+    if begun is not None:
+        incidents = tuple(entry if one.number == entry.number else one for one in state.incidents)
+        return state.replace(incidents=incidents)
+    return _append(state, state.incidents, entry)
+
+
+def observe_start_over(
+    state: JobState, node: NodeState, damages: tuple[str, ...], *, since: datetime, now: datetime
+) -> JobState:
+    """Records that the script started over beside damaged checkpoints.
+
+    Args:
+        state: The job.
+        node: The node of rank 0, which reports it.
+        damages: Each checkpoint with its damage.
+        since: The time of the report.
+        now: The present time.
+    """
+    entry = IncidentView(
+        number=state.incident_count + 1,
+        title="no checkpoint in storage could be loaded: the script started over",
+        started_at=since,
+        noticed_at=now,
+        closed_at=now,
+        observation=Observation(started_over=True),
+        evidence=tuple(
+            Evidence(time=since, source=EvidenceSource.AGENT, rank=node.rank, text=damage)
+            for damage in damages[:KEPT_EVIDENCE]
+        ),
+        considered=(_NO_STOP_OF_JOB,),
+        generation_before=state.generation,
+        nodes_before=state.world.nodes if state.world else 0,
+    )
+    return _append(state, state.incidents, entry)
+
+
+def uncreated_nodes(state: JobState) -> list[NodeState]:
+    """Returns the nodes that the backend cannot create for now, other than for lack of capacity."""
+    nodes = (node for node in state.nodes.values() if node.uncreated_since is not None)
+    return [node for node in nodes if node.rank < state.nodes_max and not state.suspended]
+
+
+def observe_uncreated(state: JobState, now: datetime) -> JobState:
+    """Records that nodes cannot be created beside a world that trains, at once, since that may last; and how long it
+    lasted, once they are created. A job that lacks the nodes records it in the incident that it waits in."""
+    nodes = uncreated_nodes(state)
+    begun = next((one for one in reversed(state.incidents) if _of_uncreated(one) and one.closed_at is None), None)
+    trains = state.world is not None and state.interruption is None and state.open_incident is None
+    if begun is None and not (nodes and trains):
+        return state
+    ranks = sorted({*(begun.observation.uncreated if begun and begun.observation else ()), *(n.rank for n in nodes)})
+    known = begun.evidence if begun is not None else ()
+    told = {sign.rank for sign in known}
+    # The reason contains the incarnation's name, so only the first one of each node is kept.
+    found = (
+        Evidence(time=now, source=EvidenceSource.BACKEND, rank=node.rank, text=node.reason)
+        for node in nodes
+        if node.reason and node.rank not in told
+    )
+    started_at = begun.started_at if begun else min(node.uncreated_since or now for node in nodes)
+    names, took = _names(tuple(ranks)), format_duration(timedelta(seconds=round((now - started_at).total_seconds())))
+    entry = IncidentView(
+        number=begun.number if begun is not None else state.incident_count + 1,
+        title=f"{names} cannot be created" if nodes else f"{names} could not be created for {took}",
+        started_at=started_at,
+        noticed_at=begun.noticed_at if begun is not None else now,
+        closed_at=None if nodes else now,
+        observation=Observation(uncreated=tuple(ranks)),
+        evidence=(*known, *found)[:KEPT_EVIDENCE],
+        considered=(_NO_END,),
+        generation_before=begun.generation_before if begun is not None else state.generation,
+        nodes_before=begun.nodes_before if begun is not None else state.world.nodes if state.world else 0,
+    )
+    if begun is None:
+        return _append(state, state.incidents, entry)
+    if entry == begun:
+        return state
+    return state.replace(incidents=tuple(entry if one.number == entry.number else one for one in state.incidents))
+
+
+def _of_uncreated(entry: IncidentView) -> bool:
+    return entry.observation is not None and bool(entry.observation.uncreated)
+
+
+def _of_storage(entry: IncidentView) -> bool:
+    return entry.observation is not None and entry.observation.storage
+
+
+def _of_start_over(entry: IncidentView) -> bool:
+    return entry.observation is not None and entry.observation.started_over
+
+
+def _append(state: JobState, kept: tuple[IncidentView, ...], entry: IncidentView) -> JobState:
+    observed = [one.number for one in (*kept, entry) if one.observation is not None]
+    forgotten = set(observed[:-KEPT])
+    incidents = tuple(one for one in (*kept, entry) if one.number not in forgotten)[-KEPT_INCIDENTS:]
+    return state.replace(incidents=incidents, incident_count=max(state.incident_count, entry.number))
+
+
+def _add(
+    state: JobState,
+    node: NodeState,
+    seen: Observation,
+    evidence: tuple[Evidence, ...],
+    *,
+    since: datetime,
+    until: datetime,
+    now: datetime,
+) -> JobState:
+    if not state.is_member(node) or state.between_stages or state.interruption is not None or state.outcome is not None:
+        return state
+    interrupted = (one for one in state.incidents if one.observation is None)
+    if any(one.over_at is None or one.over_at > since for one in interrupted):
+        # An incident of that time covers it.
+        return state
+    last = state.incidents[-1] if state.incidents else None
+    merges = last is not None and last.observation is not None and last.generation_before == state.generation
+    merges = merges and last is not None and not (_of_storage(last) or _of_uncreated(last) or _of_start_over(last))
+    if last is not None and merges and last.observation and (last.closed_at or until) >= since:
+        seen = _union(last.observation, seen)
+        since, until = min(last.started_at, since), max(last.closed_at or until, until)
+        evidence = tuple(sorted((*last.evidence, *evidence), key=lambda sign: sign.time))[-KEPT_EVIDENCE:]
+        kept, number, noticed_at = state.incidents[:-1], last.number, last.noticed_at
+    else:
+        kept, number, noticed_at = state.incidents, state.incident_count + 1, max(since, evidence[0].time)
+    entry = IncidentView(
+        number=number,
+        title=_title(state, seen, until - since),
+        started_at=since,
+        noticed_at=noticed_at,
+        closed_at=until,
+        observation=seen,
+        evidence=evidence,
+        considered=(
+            *((_NO_REPLACEMENT,) if seen.unreachable else ()),
+            *((_NO_RESTART,) if seen.stalled else ()),
+        ),
+        generation_before=state.generation,
+        nodes_before=state.world.nodes if state.world else 0,
+    )
+    return _append(state, kept, entry)
+
+
+def _union(one: Observation, other: Observation) -> Observation:
+    return Observation(
+        unreachable=tuple(sorted({*one.unreachable, *other.unreachable})),
+        stalled=tuple(sorted({*one.stalled, *other.stalled})),
+    )
+
+
+def _title(state: JobState, seen: Observation, duration: timedelta) -> str:
+    took = format_duration(timedelta(seconds=round(duration.total_seconds())))
+    nodes = state.world.nodes if state.world else 0
+    silent = f"{_names(seen.unreachable)} could not be reached"
+    if nodes > 1 and len(seen.unreachable) == nodes:
+        silent = "no node could be reached, so the control plane or its network was away"
+    if seen.stalled:
+        return f"training stalled for {took} and continued by itself" + (f"; {silent}" if seen.unreachable else "")
+    return f"{silent}, for {took}; no node reported that training stalled"
+
+
+def _names(ranks: tuple[int, ...]) -> str:
+    if len(ranks) > _NAMED:
+        return f"{len(ranks)} nodes"
+    return f"node{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -1,0 +1,254 @@
+"""Views of a job's state: its status, its nodes, its result and its page in the Temporal UI."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from perdure.contract import (
+    FailureClass,
+    JobPhase,
+    JobResult,
+    JobStatus,
+    NodePhase,
+    NodeView,
+    ProgressSource,
+)
+from perdure.contract.names import group_index
+from perdure.spec.job import JobSpec
+from perdure.workflows.policy.capacity import planned_changes
+from perdure.workflows.policy.checkpoints import commits
+from perdure.workflows.policy.diagnosis import first_steps
+from perdure.workflows.policy.record import observations
+from perdure.workflows.policy.state.budget import within_window
+from perdure.workflows.policy.state.job import JobState
+from perdure.workflows.policy.world import stages, succession
+
+_WARNED_OF = 8
+"""The most nodes for which the same warning is given."""
+
+_SHOWN = 64
+"""The most nodes in the details of the workflow's page."""
+
+
+def status_of(state: JobState, job: JobSpec, *, groups: tuple[str, ...], phase: JobPhase, now: datetime) -> JobStatus:
+    """The answer to the query `status`."""
+    world = state.world
+    archive = job.workdir.archive if job.workdir else None
+    uncreated = observations.uncreated_nodes(state)
+    return JobStatus(
+        name=state.name,
+        namespace=state.namespace,
+        uid=state.uid,
+        phase=phase,
+        reason=state.outcome.reason if state.outcome is not None else state.reason,
+        role=state.role,
+        backend=job.backend,
+        workdir_digest=archive.digest if archive else "",
+        generation=state.generation,
+        nodes=world.nodes if world else 0,
+        nodes_min=state.nodes_min,
+        nodes_max=state.nodes_max,
+        world_size=world.processes if world else 0,
+        restarts=len(within_window(state.restarts, now=now, window=job.retry.window)),
+        restarts_total=state.all_restarts,
+        max_restarts=job.retry.max_restarts,
+        restart_window=job.retry.window,
+        started_at=state.started_at,
+        finished_at=now if phase in (JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.CANCELLED) else None,
+        logs_url=job.outputs.logs or "",
+        groups=groups,
+        unreachable=tuple(node.rank for node in state.nodes.values() if node.alive and not node.reachable),
+        stalled=tuple(node.rank for node in state.stalled),
+        uncreated=tuple(node.rank for node in uncreated),
+        refusal=uncreated[0].reason if uncreated else "",
+        lost=tuple(node.rank for node in state.nodes.values() if node.phase is NodePhase.LOST),
+        protected=state.last_incident is None or state.last_incident.failure is not FailureClass.UNPROTECTED,
+        warnings=warnings_of(state, job),
+        unprocessed=tuple(state.unprocessed.values()),
+        last_incident=state.last_incident,
+        next_action=next_action(state),
+        checkpoint=commits.view(state, job),
+        progress=state.progress,
+    )
+
+
+def warnings_of(state: JobState, job: JobSpec) -> tuple[str, ...]:
+    """Warnings about settings of the job that are probably not intended, and about what is lost."""
+    desired = (str(state.nodes_min), str(state.nodes_max))
+    requested = {
+        node.command_nodes.partition(":")[::2] for node in state.nodes.values() if node.alive and node.command_nodes
+    }
+    left_out = [node for node in state.nodes.values() if node.alive and node.cut_off]
+    cut_off = [f"node {node.rank} is left out of the world: {node.reason}" for node in left_out[:_WARNED_OF]]
+    if len(left_out) > _WARNED_OF:
+        cut_off.append(f"{len(left_out) - _WARNED_OF} more nodes are left out of the world: `perdure nodes` names them")
+    waiting = [f"node {node.rank}: {node.waits}" for node in state.nodes.values() if node.alive and node.waits]
+    if len(waiting) > _WARNED_OF:
+        waiting[_WARNED_OF - 1 :] = [f"{len(waiting) - _WARNED_OF + 1} more nodes wait: `perdure nodes` names them"]
+    uncreated = [
+        f"node {node.rank} cannot be created since {node.uncreated_since:%Y-%m-%d %H:%M:%S} UTC, and is requested "
+        f"again: {node.reason}"
+        for node in observations.uncreated_nodes(state)
+    ]
+    if len(uncreated) > _WARNED_OF:
+        uncreated[_WARNED_OF - 1 :] = [
+            f"{len(uncreated) - _WARNED_OF + 1} more nodes cannot be created: `perdure nodes` names them"
+        ]
+    dropped = (
+        f"{state.dropped_events} messages could not be processed and were left out, the last one {state.last_dropped}: "
+        "please report this as a defect"
+    )
+    wrong = (
+        f"{state.wrong_claims} claims of nodes about ranks or worlds that are not theirs were left out or are shown as "
+        f"unknown, the last one: {state.last_wrong_claim}. Something other than Perdure's launcher writes to these "
+        "nodes' agents"
+    )
+    known = state.checkpoints
+    failing = (
+        f"no checkpoint could be stored since {known.problem_since:%Y-%m-%d %H:%M:%S} UTC, training continues: "
+        f"{known.problem}"
+        if known.problem and known.problem_since
+        else ""
+    )
+    unused = (
+        "the job has a storage for checkpoints, and the script saves none there: use a Checkpointer "
+        "(docs/checkpoints.md), name the folder that it saves to in `checkpoint.watch`, or leave out `checkpoint`"
+    )
+    return (
+        *((dropped,) if state.dropped_events else ()),
+        *((wrong,) if state.wrong_claims else ()),
+        *((failing,) if failing else ()),
+        *((unused,) if commits.saves_nothing(state) and not (job.checkpoint and job.checkpoint.watch) else ()),
+        *(one.summary for one in state.unprocessed.values()),
+        *cut_off,
+        *waiting[:_WARNED_OF],
+        *uncreated,
+        *(
+            f"the command asks for {_node_count(*counts)} (--nnodes, or --num_machines of accelerate) and the job for "
+            f"{_node_count(*desired)}: the job decides. Leave the option out of the command"
+            + (f", or scale the job to {counts[0]}" if counts[0] == counts[1] else "")
+            for counts in sorted(requested)
+            if counts != desired
+        ),
+    )
+
+
+def _node_count(minimum: str, maximum: str) -> str:
+    if minimum == maximum:
+        return f"{minimum} node" + ("" if minimum == "1" else "s")
+    return f"{minimum} to {maximum} nodes"
+
+
+def next_action(state: JobState) -> str:
+    """The next thing that happens if no one requests anything."""
+    coming = [
+        node for node in state.nodes.values() if node.alive and node.phase is not NodePhase.READY and not node.ended
+    ]
+    delayed = [node for node in state.nodes.values() if node.phase is NodePhase.LOST and node.not_before is not None]
+    if state.outcome is not None and state.outcome.held_until is not None:
+        until = f"{state.outcome.held_until:%Y-%m-%d %H:%M:%S} UTC"
+        return f"the nodes are kept until {until} (hold_on_failure); `perdure cancel` releases them earlier"
+    if state.outcome is not None:
+        return "the nodes are wound down"
+    if state.suspended:
+        return "nothing, until a user resumes it"
+    if postponed := planned_changes.describe(state):
+        return postponed
+    if held := succession.why_held(state):
+        return f"the next world {held}"
+    if held_back := succession.waiting_nodes(state):
+        return f"node {held_back[0].rank} {succession.why_waiting(held_back[0])}"
+    if state.between_stages and (waits := stages.next_action(state)):
+        return waits
+    if coming:
+        node = coming[0]
+        return f"waits for node {node.rank} ({node.phase.lower()}{f': {node.reason}' if node.reason else ''})"
+    if delayed:
+        return f"requests node {delayed[0].rank} again, which was lost before it was ready: {delayed[0].reason}"
+    if stalled := state.stalled:
+        nodes = f"node{'s' if len(stalled) > 1 else ''} {', '.join(str(node.rank) for node in stalled)}"
+        return f"waits for {nodes} to step again; nothing is restarted, because a long evaluation looks the same"
+    return first_steps.awaited(state) or "nothing to do"
+
+
+def node_views(state: JobState, *, first: int | None = None, group: int | None = None) -> tuple[NodeView, ...]:
+    """The answer to the query `nodes`: the job's own view, without telemetry.
+
+    Args:
+        state: The job.
+        first: Limits the number of nodes.
+        group: Selects the nodes of this group: those of all groups may be too many for one answer.
+    """
+    nodes = [node for node in state.nodes.values() if group is None or group_index(node.rank) == group]
+    members = state.world.members if state.world else {}
+    stalled = {node.rank for node in state.stalled}
+    return tuple(
+        NodeView(
+            rank=node.rank,
+            incarnation=node.incarnation,
+            phase=node.phase,
+            reachable=node.reachable,
+            host=node.host,
+            address=node.address,
+            reason=node.reason or stages.describe_command(state, node),
+            generation=node.commanded,
+            group_rank=members[node.rank].group_rank if state.is_member(node) and node.alive else None,
+            processes=node.processes,
+            since=node.since,
+            stalled_since=node.stalled_since if node.rank in stalled else None,
+            avoids=node.avoids,
+        )
+        for node in map(succession.describe, sorted(nodes, key=lambda node: node.rank)[:first])
+    )
+
+
+def result_of(state: JobState, now: datetime) -> JobResult:
+    """The workflow's result, once `is_over`."""
+    outcome = state.outcome
+    assert outcome is not None, "only a job with an outcome has a result"
+    progress = state.progress
+    return JobResult(
+        phase=outcome.phase,
+        exit_code=outcome.exit_code,
+        reason=outcome.reason,
+        generations=state.generation,
+        restarts=state.all_restarts,
+        step=progress.step if progress is not None and progress.source is ProgressSource.REPORTED else None,
+        unprocessed=tuple(state.unprocessed.values()),
+        started_at=state.started_at,
+        finished_at=now,
+    )
+
+
+def details_of(state: JobState, phase: JobPhase) -> str:
+    """Markdown for the workflow's page in the Temporal UI."""
+    world = state.world
+    lines = [
+        f"**{phase}**: {state.reason}" if state.reason else f"**{phase}**",
+        "",
+        "| | |",
+        "|-|-|",
+        f"| Nodes | {world.nodes if world else 0} in the world, {state.nodes_min} to {state.nodes_max} desired |",
+        f"| Ranks | {world.processes if world else 0} |",
+        f"| Generation | {state.generation} |",
+        f"| Next | {next_action(state)} |",
+    ]
+    incident = state.last_incident
+    if incident is not None:
+        again, how = incident.stepping_at or incident.running_at, "stepping" if incident.stepping_at else "running"
+        took = f"{how} again after {(again - incident.started_at).total_seconds():.1f} s" if again else "ongoing"
+        lines.append(f"| Last incident | #{incident.number} {incident.title} ({took}) |")
+    lines += ["", "| Node | State | Group rank | Host | Why |", "|-|-|-|-|-|"]
+    for view in node_views(state, first=_SHOWN):
+        reach = "" if view.reachable else ", unreachable"
+        rank = "" if view.group_rank is None else str(view.group_rank)
+        lines.append(
+            f"| {view.rank}.{view.incarnation} | {view.phase}{reach} | {rank} | {view.host} | {_cell(view.reason)} |"
+        )
+    if len(state.nodes) > _SHOWN:
+        lines.append(f"| … | {len(state.nodes) - _SHOWN} more | | | |")
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")[:160]

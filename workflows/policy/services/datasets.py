@@ -1,0 +1,335 @@
+"""Decides which rank processes which shards of a dataset: pure functions over `DatasetState`.
+
+Invariants:
+    - Every position below `next` is in exactly one of: done, leased to one rank, `free`, set aside. Done is what is in
+      none of the others, so that it takes no memory.
+    - Leases belong to the newest term. A request of a newer term returns them all, so no lease waits for a report that
+      its node cannot send any more; a request of an older term changes nothing.
+    - The first rank that names a term decides at which position it begins. The others must name the same one.
+    - The number of spans is bounded by ranks and partitions, not by samples: a rank that holds too many fragments is
+      granted none.
+    - All positions of a stream are below `next`, and `free` until they are leased: those before the ends that ranks
+      have reported can be.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pydantic import Field
+
+from perdure.contract.base import Message
+from perdure.contract.datasets import (
+    PARTITION_SIZE,
+    DatasetParameters,
+    DatasetView,
+    FailedShard,
+    PartitionView,
+    Position,
+    SetAside,
+    ShardAnswer,
+    ShardRequest,
+    Span,
+    Spans,
+    Term,
+    UnprocessedSamples,
+)
+from perdure.workflows.policy.services.spans import difference, intersection, size, union
+
+MOST_TRIES = 3
+"""Tries of a shard before it is set aside: two repeats tell a bad sample from a storage that failed for a moment."""
+MOST_FRAGMENTS = 32
+"""Spans that one rank holds. Beyond it, the rank is granted nothing until it has finished some."""
+MOST_GRANTED_SPANS = 16
+"""Spans in one answer."""
+MOST_FAILURES = 1_000
+"""Shards whose tries are counted; a further one is set aside at its first failure."""
+MOST_DETAILS = 100
+"""Shards set aside whose errors are kept; further ones are counted."""
+MOST_NAMED = 5
+"""Shards set aside that the job names; it counts the samples of further ones."""
+SHARE_OF_REST = 2
+"""A rank is granted at most this fraction (1/n) of an equal share of what is left, so that all ranks end together."""
+
+
+class FailedTries(Message):
+    """The failed tries of one shard."""
+
+    span: Span
+    tries: int
+
+
+class DatasetState(Message):
+    """Everything that a `Dataset` workflow carries into its next run."""
+
+    parameters: DatasetParameters
+    term: Term = Term(generation=0)
+    loaded: Position | None = None
+    """The position that the ranks have loaded for this term; None where it continues what was done before."""
+    base: Position = Position()
+    """The position at which the term began."""
+    next: int = 0
+    """No position from this one on has been leased."""
+    free: Spans = ()
+    """Positions below `next` that were returned."""
+    leases: dict[int, Spans] = Field(default={})
+    """Keyed by global rank."""
+    aside: Spans = ()
+    details: tuple[SetAside, ...] = ()
+    failures: tuple[FailedTries, ...] = ()
+    ends: tuple[int, ...] = ()
+    """For a stream: the end of each partition."""
+    complete: bool = False
+    """For a stream: it will not grow any more."""
+    turn: int = 0
+    """For a stream: the partition that is leased from next, so that none has to wait for the end of another."""
+
+    @property
+    def leased(self) -> Spans:
+        return union(*self.leases.values())
+
+    @property
+    def position(self) -> Position:
+        """What is done; shards set aside count as done."""
+        return Position(next=self.next, holes=union(self.free, *self.leases.values()))
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The arithmetic of shards on the line of positions."""
+
+    parameters: DatasetParameters
+
+    @property
+    def per_epoch(self) -> int:
+        return -(-self.parameters.size // self.parameters.shard_size)
+
+    def index(self, position: int) -> int:
+        """The number of the shard that a position belongs to, counted over all epochs."""
+        epoch, sample = divmod(position, self.parameters.size)
+        return epoch * self.per_epoch + sample // self.parameters.shard_size
+
+    def first(self, index: int) -> int:
+        """The first position of a shard."""
+        epoch, number = divmod(index, self.per_epoch)
+        return epoch * self.parameters.size + number * self.parameters.shard_size
+
+    def count(self, spans: Spans) -> int:
+        """The number of shards that have positions in the spans, counted span by span."""
+        return sum(self.index(end - 1) - self.index(first) + 1 for first, end in spans)
+
+
+def begin(parameters: DatasetParameters) -> DatasetState:
+    """A dataset of which nothing was read."""
+    if not parameters.partitions:
+        return DatasetState(parameters=parameters)
+    unread = tuple(
+        (partition * PARTITION_SIZE + start, (partition + 1) * PARTITION_SIZE)
+        for partition, start in enumerate(parameters.starts)
+    )
+    return DatasetState(
+        parameters=parameters,
+        next=parameters.epochs * PARTITION_SIZE,
+        free=unread,
+        ends=(0,) * parameters.epochs,
+    )
+
+
+def exchange(
+    state: DatasetState, parameters: DatasetParameters, term: Term, request: ShardRequest
+) -> tuple[DatasetState, ShardAnswer]:
+    """Takes in what a rank has done, and grants it what it needs."""
+    if parameters != state.parameters:
+        return state, ShardAnswer(refused=_difference(state.parameters, parameters))
+    if term.order < state.term.order:
+        return state, ShardAnswer(superseded=True)
+    if term.order > state.term.order:
+        state = _begin_term(state, term, request.position)
+    elif request.position is not None and request.position != state.loaded:
+        return state, ShardAnswer(
+            refused="this rank has loaded another data position than a rank before it: all ranks load the same "
+            "checkpoint, and load it equally often"
+        )
+    state = _take_in(_grow(state, request), request)
+    held = state.leases.get(request.rank, ())
+    lost = difference(held, request.holds)
+    state, granted = _grant(state, request, held)
+    return state, ShardAnswer(
+        granted=union(lost, granted),
+        drained=request.shards > 0 and not granted and not _rest(state) and not _may_grow(state),
+        base=state.base if request.needs_base else None,
+    )
+
+
+def samples_done(state: DatasetState) -> int:
+    """The samples that ranks have processed, in all epochs."""
+    aside = size(intersection(state.aside, ((0, state.next),) if state.next else ()))
+    return state.next - sum(state.parameters.starts) - size(state.leased) - size(state.free) - aside
+
+
+def unprocessed(state: DatasetState, name: str) -> UnprocessedSamples:
+    """The report to the job about the shards that were set aside."""
+    return UnprocessedSamples(dataset=name, samples=size(state.aside), shards=state.details[:MOST_NAMED])
+
+
+def view(state: DatasetState) -> DatasetView:
+    """What users see of a dataset."""
+    return DatasetView(
+        done=samples_done(state),
+        leased=size(state.leased),
+        total=_total(state),
+        partitions=_partitions(state),
+        set_aside_samples=size(state.aside),
+        set_aside=state.details,
+        state_bytes=len(state.model_dump_json()),
+    )
+
+
+def _total(state: DatasetState) -> int | None:
+    if not state.parameters.partitions:
+        return state.parameters.end
+    if not state.complete or max(state.ends) == PARTITION_SIZE:
+        return None
+    return sum(max(end - start, 0) for start, end in zip(state.parameters.starts, state.ends, strict=True))
+
+
+def _partitions(state: DatasetState) -> tuple[PartitionView, ...]:
+    holes = state.position.holes
+    firsts = {first // PARTITION_SIZE: first % PARTITION_SIZE for first, _ in reversed(holes)}
+    return tuple(
+        PartitionView(name=name, next=firsts.get(number, end), end=None if end == PARTITION_SIZE else end)
+        for number, (name, end) in enumerate(zip(state.parameters.partitions, state.ends, strict=False))
+    )
+
+
+def _grow(state: DatasetState, request: ShardRequest) -> DatasetState:
+    """Takes in how far a stream has grown, by what ranks know one after the other."""
+    if not state.parameters.partitions:
+        return state
+    ends = state.ends
+    if len(request.grown) == len(ends):
+        ends = tuple(map(max, ends, request.grown))
+    return state.model_copy(update={"ends": ends, "complete": state.complete or request.complete})
+
+
+def _may_grow(state: DatasetState) -> bool:
+    return bool(state.parameters.partitions) and not state.complete
+
+
+def _begin_term(state: DatasetState, term: Term, loaded: Position | None) -> DatasetState:
+    if loaded is None:
+        base = state.position
+    else:
+        end = state.parameters.end
+        base = loaded if end is None else loaded.model_copy(update={"next": min(loaded.next, end)})
+    if state.parameters.partitions:
+        unread = begin(state.parameters)
+        rest = ((base.next, unread.next),) if base.next < unread.next else ()
+        base = Position(next=unread.next, holes=intersection(union(base.holes, rest), unread.free))
+    return state.model_copy(
+        update={
+            "term": term,
+            "loaded": loaded,
+            "base": base,
+            "next": base.next,
+            "free": difference(intersection(base.holes, ((0, base.next),) if base.next else ()), state.aside),
+            "leases": {},
+        }
+    )
+
+
+def _take_in(state: DatasetState, request: ShardRequest) -> DatasetState:
+    held = state.leases.get(request.rank, ())
+    if not held:
+        return state
+    rest = difference(held, request.done)
+    state = _with_lease(state, request.rank, rest)
+    for failed in request.failed:
+        if span := intersection(state.leases.get(request.rank, ()), (failed.span,)):
+            state = _fail(state, request.rank, span, failed)
+    if state.failures and request.done:
+        open_failures = tuple(one for one in state.failures if not intersection((one.span,), request.done))
+        state = state.model_copy(update={"failures": open_failures})
+    return state
+
+
+def _fail(state: DatasetState, rank: int, span: Spans, failed: FailedShard) -> DatasetState:
+    state = _with_lease(state, rank, difference(state.leases[rank], span))
+    before = next((one for one in state.failures if intersection((one.span,), span)), None)
+    others = tuple(one for one in state.failures if one is not before)
+    tries = (before.tries if before else 0) + 1
+    if tries < MOST_TRIES and len(others) < MOST_FAILURES:
+        counted = (*others, FailedTries(span=failed.span, tries=tries))
+        return state.model_copy(update={"free": union(state.free, span), "failures": counted})
+    details = tuple(_detail(state.parameters, one, failed.error) for one in span)
+    return state.model_copy(
+        update={
+            "aside": union(state.aside, span),
+            "details": (*state.details, *details)[:MOST_DETAILS],
+            "failures": others,
+        }
+    )
+
+
+def _detail(parameters: DatasetParameters, span: Span, error: str) -> SetAside:
+    epoch, first = divmod(span[0], parameters.size)
+    partition = parameters.partitions[epoch] if parameters.partitions else ""
+    return SetAside(epoch=epoch, first=first, end=first + span[1] - span[0], error=error, partition=partition)
+
+
+def _grant(state: DatasetState, request: ShardRequest, held: Spans) -> tuple[DatasetState, Spans]:
+    shards = Shards(state.parameters)
+    wanted = min(request.shards - shards.count(difference(held, request.holds)), _fair_share(state, request))
+    granted: list[Span] = []
+    room = min(MOST_GRANTED_SPANS, MOST_FRAGMENTS - len(held))
+    for first, end in _rest(state):
+        if wanted <= 0 or len(granted) >= room:
+            break
+        cut = min(end, shards.first(shards.index(first) + wanted))
+        granted.append((first, cut))
+        wanted -= shards.count(((first, cut),))
+    if not granted:
+        return state, ()
+    spans = union(granted)
+    state = state.model_copy(
+        update={
+            "next": max(state.next, spans[-1][1]),
+            "free": difference(state.free, spans),
+            "turn": granted[-1][0] // state.parameters.size + 1 if state.parameters.partitions else 0,
+        }
+    )
+    return _with_lease(state, request.rank, union(held, spans)), spans
+
+
+def _rest(state: DatasetState) -> Spans:
+    """What can be leased, in the order in which it is."""
+    if state.parameters.partitions:
+        held = [(at, at + end) for at, end in zip(range(0, state.next, PARTITION_SIZE), state.ends, strict=True) if end]
+        rest = intersection(state.free, tuple(held))
+        turn = state.turn % len(state.ends) * PARTITION_SIZE
+        return (*(span for span in rest if span[0] >= turn), *(span for span in rest if span[0] < turn))
+    end = state.parameters.end
+    last = state.next + 2**40 if end is None else end
+    fresh = difference(((state.next, last),), state.aside) if state.next < last else ()
+    return (*state.free, *fresh)
+
+
+def _fair_share(state: DatasetState, request: ShardRequest) -> int:
+    if state.parameters.end is None:
+        return 2**40
+    ranks = max(len({*state.leases, request.rank}), request.world_size)
+    left = Shards(state.parameters).count(_rest(state))
+    return max(1, left // (SHARE_OF_REST * ranks)) if ranks > 1 else left
+
+
+def _with_lease(state: DatasetState, rank: int, spans: Spans) -> DatasetState:
+    return state.model_copy(update={"leases": {**state.leases, rank: spans}})
+
+
+def _difference(known: DatasetParameters, named: DatasetParameters) -> str:
+    differing = [
+        f"{field} {getattr(named, field)} instead of {getattr(known, field)}"
+        for field in type(known).model_fields
+        if getattr(known, field) != getattr(named, field)
+    ]
+    return f"the dataset is in use with other parameters: {', '.join(differing)}. Give another dataset another name"

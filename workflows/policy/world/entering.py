@@ -1,0 +1,68 @@
+"""Asks about members that are not known to have entered their world, so that no lost report leaves a job idle.
+
+An agent reports a command that does not enter in time (`Node.overdue`). The job does not rely on that report: a little
+later it asks the groups, which send the world to those members again. The answer says which world the node entered
+last; an agent that does not take the command is unresponsive. A member that has entered is never asked for its first
+step, for which `perdure.workflows.policy.diagnosis.first_steps` has a limit of its own.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from perdure.contract import EvidenceSource, FailureClass
+from perdure.spec.job import JobSpec
+from perdure.workflows.policy.diagnosis.interruptions import interrupt
+from perdure.workflows.policy.facts.reduce import CONTROL_LAG, CONTROL_LAG_GRACE
+from perdure.workflows.policy.state.job import JobState, NodeFailure, NodeState
+
+
+def entry_deadline(state: JobState, job: JobSpec) -> datetime | None:
+    """The time for the job to ask for a member, or give it up; None if every member is known to be in the world."""
+    return min(_deadlines(state, job).values(), default=None)
+
+
+def inquire(state: JobState, job: JobSpec, now: datetime) -> JobState:
+    """Asks about members that should have entered their world by now, and gives up those that do not answer."""
+    deadlines = _deadlines(state, job)
+    due = {rank: deadline for rank, deadline in deadlines.items() if deadline <= now}
+    if not due:
+        return state
+    if now - min(due.values()) > CONTROL_LAG:
+        # The workflow could not run in time, so agents could not report either.
+        return state.replace(control_lag_until=now + CONTROL_LAG_GRACE)
+    silent = [node for node in state.members if node.rank in due and not node.reachable]
+    for node in silent:
+        text = f"node {node.rank} is silent, and not known to run in generation {state.generation}: {node.reason}"
+        failure = NodeFailure(rank=node.rank, failure=FailureClass.NODE_UNRESPONSIVE, time=now, text=text)
+        state = interrupt(state, failure, now=now, source=EvidenceSource.LEASE)
+    if silent:
+        return state
+    return state.replace(inquiry=state.inquiry + 1, inquired_at=now)
+
+
+def _deadlines(state: JobState, job: JobSpec) -> dict[int, datetime]:
+    """The time until which the job waits to learn that a member is in the world, by node (slot)."""
+    world, decided = state.world, state.world_decided_at
+    patience = job.timing.rendezvous.enter_timeout
+    if not patience:
+        return {}
+    if world is None or decided is None or state.interruption is not None or state.suspended:
+        return {}
+    # An agent counts from the time when it took the world, and knows more: its report should come first.
+    patience += job.timing.of(state.nodes_max).commands.schedule_to_start
+    found: dict[int, datetime] = {}
+    for node in state.members:
+        if not node.alive or runs_in(node, world.generation):
+            continue
+        if node.entered < world.generation:
+            found[node.rank] = max(decided, state.inquired_at or decided) + patience
+        elif not node.reachable:
+            found[node.rank] = max(decided, node.silent_since or decided) + patience
+    lag = state.control_lag_until
+    return {rank: max(deadline, lag) for rank, deadline in found.items()} if lag is not None else found
+
+
+def runs_in(node: NodeState, generation: int) -> bool:
+    """Whether the node is known to have stepped in this generation, or finished it."""
+    return max(node.stepping, node.finished) >= generation

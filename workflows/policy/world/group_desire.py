@@ -1,0 +1,87 @@
+"""Derives the desired state of each of a job's groups from the job's state, instead of storing it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+from perdure.contract import (
+    DesiredNode,
+    GroupDesire,
+)
+from perdure.contract.names import group_index
+from perdure.workflows.policy.checkpoints import commits
+from perdure.workflows.policy.repair import hold_on_failure
+from perdure.workflows.policy.state.job import JobState, NodeState
+
+_OfNode = TypeVar("_OfNode")
+
+
+def groups_of(state: JobState) -> tuple[int, ...]:
+    """Every group that has, had or will have nodes of the job."""
+    return tuple(sorted({group_index(rank) for rank in (*state.nodes, *range(state.nodes_max))}))
+
+
+def desires_of(state: JobState) -> dict[int, GroupDesire]:
+    """The desired state of each group; versions are set when it is sent."""
+    nodes, members = _by_group(state.nodes), _by_group(state.world.members if state.world else {})
+    world = state.world if state.world is not None and not state.suspended else None
+    common = GroupDesire(
+        version=0,
+        nodes={},
+        world_nodes=state.world.nodes if state.world else 0,
+        nodes_min=state.nodes_min,
+        world_size=state.world.processes if state.world else 0,
+        undisturbed=state.world is not None and state.interruption is None and not state.between_stages,
+        inquiry=state.inquiry,
+        complete_generation=state.complete_generation,
+        stages_complete=state.stages_complete,
+        commit=commits.commit_of(state),
+        checkpoint_orders=commits.open_order(state),
+        distrusted_checkpoints=state.checkpoints.distrusted,
+        wind_down=state.outcome is not None and not state.held,
+        reason=_reason(state),
+    )
+    return {
+        group: common.model_copy(
+            update={
+                "nodes": _desired_nodes(state, nodes.get(group, {})),
+                "world": world.model_copy(update={"members": members.get(group, {})}) if world else None,
+            }
+        )
+        for group in groups_of(state)
+    }
+
+
+def _by_group(by_rank: Mapping[int, _OfNode]) -> dict[int, dict[int, _OfNode]]:
+    groups: dict[int, dict[int, _OfNode]] = {}
+    for rank, of_node in by_rank.items():
+        groups.setdefault(group_index(rank), {})[rank] = of_node
+    return groups
+
+
+def _desired_nodes(state: JobState, nodes: Mapping[int, NodeState]) -> dict[int, DesiredNode]:
+    return {
+        rank: DesiredNode(
+            incarnation=node.incarnation,
+            token=node.token,
+            avoids=node.avoids,
+            command_restarts=node.command_restarts,
+            released=node.released,
+        )
+        for rank, node in sorted(nodes.items())
+        # A group that winds down desires nothing, and is not sent that again whenever a node has gone.
+        if node.alive and (state.outcome is None or (state.held and hold_on_failure.can_be_looked_at(node)))
+    }
+
+
+def is_over(state: JobState) -> bool:
+    """The outcome is known and all the job's nodes and groups are gone."""
+    return state.outcome is not None and not state.held and set(groups_of(state)) <= set(state.wound_down_groups)
+
+
+def _reason(state: JobState) -> str:
+    if state.outcome is not None:
+        return f"job ends: {state.outcome.reason}"
+    incident = state.open_incident
+    return f"#{incident.number}: {incident.title}" if incident is not None else ""
