@@ -16,6 +16,28 @@ from perdure.contract.logs import LogPosition
 from perdure.contract.vocabulary import ProgressSource
 from perdure.spec.durations import Duration
 
+__all__ = [
+    "AgentMessage",
+    "CopyReceiver",
+    "DeviceUsage",
+    "Failure",
+    "FailureKind",
+    "Finished",
+    "GroupMissing",
+    "Joined",
+    "LeaseTaken",
+    "LeaseView",
+    "Leaving",
+    "PortsChanged",
+    "Progress",
+    "RankExit",
+    "RankStarts",
+    "Ready",
+    "ResourceUse",
+    "Stall",
+    "Stepping",
+]
+
 MOST_RANKS = 4_096
 """Ranks of one node. It bounds what a node can claim: a job adds these numbers up."""
 LARGEST_NUMBER = 2**53

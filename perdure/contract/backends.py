@@ -12,6 +12,25 @@ from perdure.contract.vocabulary import LossCause
 from perdure.spec.accepted import AcceptedSpec
 from perdure.spec.durations import Duration
 
+__all__ = [
+    "CreatedNode",
+    "GatewayFacts",
+    "GroupRef",
+    "JobCheck",
+    "NodeEvent",
+    "NodeEventKind",
+    "NodeEvents",
+    "NodeOrder",
+    "NodeRef",
+    "NodeRequest",
+    "NodesCreated",
+    "NodesRef",
+    "NodesRequest",
+    "SiteFacts",
+    "SiteReport",
+    "WatchRequest",
+]
+
 
 class NodeOrder(Message):
     """The part of a request that differs between the nodes of a group."""

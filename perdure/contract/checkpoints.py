@@ -12,6 +12,20 @@ from perdure.contract.base import Message, ShortText, Time, Vocabulary
 from perdure.contract.identity import NodeCredentials
 from perdure.spec.durations import Duration
 
+__all__ = [
+    "CheckpointFacts",
+    "CheckpointRestored",
+    "CheckpointStored",
+    "CheckpointView",
+    "Commit",
+    "CommitCheckpoint",
+    "MemoryFinding",
+    "MemoryOrigin",
+    "MemoryProblem",
+    "OrderCheckpoint",
+    "RestoreSource",
+]
+
 
 class RestoreSource(Vocabulary):
     """Where ranks found the state with which they continued."""

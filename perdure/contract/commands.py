@@ -8,6 +8,19 @@ from perdure.contract.base import Message
 from perdure.contract.identity import NodeCredentials
 from perdure.spec.durations import Duration
 
+__all__ = [
+    "ApplyWorld",
+    "CheckConnection",
+    "CommandAnswer",
+    "CompleteGeneration",
+    "CopyHolder",
+    "HoldCopies",
+    "LeaseRequest",
+    "ReleaseNode",
+    "RestartCommand",
+    "StopNode",
+]
+
 
 class LeaseRequest(Message):
     """Argument of `hold_lease`, which returns only when cancelled or superseded."""

@@ -18,6 +18,23 @@ from perdure.contract.agents import AgentMessage
 from perdure.contract.base import Message, ShortText, shorten
 from perdure.contract.identity import NodeCredentials
 
+__all__ = [
+    "DatasetAnswer",
+    "DatasetNeeded",
+    "DatasetParameters",
+    "DatasetRequest",
+    "DatasetView",
+    "FailedShard",
+    "PartitionView",
+    "Position",
+    "SetAside",
+    "ShardAnswer",
+    "ShardRequest",
+    "ShardsSetAside",
+    "Term",
+    "UnprocessedSamples",
+]
+
 DATASET_NAME = r"^[a-zA-Z][a-zA-Z0-9._-]{0,62}$"
 """It begins with a letter: group IDs are numbers, and share the job's names."""
 LARGEST_POSITION = 2**62

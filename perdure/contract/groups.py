@@ -12,6 +12,17 @@ from perdure.contract.views import NodeView
 from perdure.contract.vocabulary import EvidenceSource, LossCause
 from perdure.spec.durations import Duration
 
+__all__ = [
+    "Adopt",
+    "DesiredNode",
+    "GroupDesire",
+    "GroupTransitions",
+    "Member",
+    "NodeTransition",
+    "TransitionKind",
+    "World",
+]
+
 
 class TransitionKind(Vocabulary):
     """Kinds of changes of a node."""

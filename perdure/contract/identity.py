@@ -6,6 +6,8 @@ from pydantic import Field
 
 from perdure.contract.base import Message
 
+__all__ = ["Incarnation", "NodeCredentials", "NodeId"]
+
 
 class Incarnation(Message):
     """One incarnation of a node, where its job and role are known."""

@@ -15,6 +15,22 @@ from perdure.contract.base import Message, ShortText, Time, Vocabulary
 from perdure.contract.views import JobResult
 from perdure.contract.vocabulary import LossCause
 
+__all__ = [
+    "DepartureCall",
+    "JoinAnswer",
+    "JoinRefusal",
+    "JoinRequest",
+    "JoinedMachine",
+    "MachinesView",
+    "PlaceAnswer",
+    "PlaceCall",
+    "ResultAnswer",
+    "ResultCall",
+    "Ticket",
+    "TicketRef",
+    "TicketRequest",
+]
+
 
 class JoinRequest(Message):
     """Update `join` of TrainingJob: requests a place among its nodes. A repeated request gets the same place."""

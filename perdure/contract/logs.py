@@ -5,6 +5,8 @@ from __future__ import annotations
 from perdure.contract.base import Message, Time
 from perdure.contract.identity import NodeId
 
+__all__ = ["LONGEST_LINE", "LineTime", "LogChunk", "LogPosition", "ReadLog"]
+
 LONGEST_LINE = 16 * 1024
 """Characters of a line that views of a log show."""
 

@@ -14,6 +14,17 @@ from perdure.contract.agents import AgentMessage
 from perdure.contract.base import Message, ShortText, Vocabulary
 from perdure.contract.identity import NodeCredentials
 
+__all__ = [
+    "StoreAction",
+    "StoreAnswer",
+    "StoreAnswers",
+    "StoreCall",
+    "StoreChanged",
+    "StoreNeeded",
+    "StoreRequest",
+    "StoreView",
+]
+
 LONGEST_KEY = 512
 """Characters."""
 LARGEST_CALL = 512 * 1024

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from perdure.contract.base import Message, ShortText
 
+__all__ = ["Accepted", "ReasonRequest", "RelaunchRequest", "ScaleRequest"]
+
 
 class ScaleRequest(Message):
     """Argument of the update `scale`."""

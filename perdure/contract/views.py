@@ -13,6 +13,8 @@ from perdure.contract.logs import LogPosition
 from perdure.contract.vocabulary import EvidenceSource, FailureClass, JobPhase, NodePhase
 from perdure.spec.durations import Duration
 
+__all__ = ["Considered", "Evidence", "IncidentView", "JobResult", "JobStatus", "NodeView", "Observation", "Suspect"]
+
 
 class NodeView(Incarnation):
     """A node as the query `nodes` shows it."""

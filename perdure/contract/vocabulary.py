@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from perdure.contract.base import Vocabulary
 
+__all__ = ["EvidenceSource", "FailureClass", "JobPhase", "LossCause", "NodePhase", "ProgressSource"]
+
 
 class JobPhase(Vocabulary):
     """The phase of a job, for people, dashboards and the search attribute `JobPhase`."""

@@ -6,6 +6,8 @@ from perdure.contract.base import Message
 from perdure.spec.data import WorkdirArchive
 from perdure.spec.job import Backend
 
+__all__ = ["WorkdirRequest"]
+
 
 class WorkdirRequest(Message):
     """Argument of `WorkdirUpload` and of its activities: the code of one submission, before its job exists."""
