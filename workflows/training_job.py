@@ -1,6 +1,6 @@
 """TrainingJob: the workflow that leads one job.
 
-The class is thin: handlers queue events, the main loop passes them to `perdure.workflows.policy.job.decide`, and the
+The class is thin: handlers queue events, the main loop passes them to `perdure.workflows.policy.decide.decide`, and the
 desired states that follow from the new state are sent to the groups. It receives transitions and users' requests,
 never telemetry, and commands no node itself.
 
@@ -57,8 +57,8 @@ with workflow.unsafe.imports_passed_through():
     from perdure.workflows.event_sink import send_events
     from perdure.workflows.job_groups import JobGroups
     from perdure.workflows.patching import behavior_of_this_run, newer_behavior_begins
-    from perdure.workflows.policy.batch import decide_all
     from perdure.workflows.policy.capacity import joining
+    from perdure.workflows.policy.decide import decide, decide_all
     from perdure.workflows.policy.facts.deduplication import accept
     from perdure.workflows.policy.facts.events import (
         CancelRequested,
@@ -75,7 +75,6 @@ with workflow.unsafe.imports_passed_through():
         TicketRevoked,
         TimePassed,
     )
-    from perdure.workflows.policy.job import decide
     from perdure.workflows.policy.record import projections
     from perdure.workflows.policy.state.job import JobState
     from perdure.workflows.policy.timers import next_deadline

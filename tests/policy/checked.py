@@ -8,6 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from perdure.contract import Failure, FailureKind, JoinRequest, NodePhase, NodeTransition, TransitionKind, World
+from perdure.workflows.policy.decide import decide
 from perdure.workflows.policy.facts.events import (
     Event,
     RelaunchRequested,
@@ -15,7 +16,6 @@ from perdure.workflows.policy.facts.events import (
     SuspendRequested,
     TimePassed,
 )
-from perdure.workflows.policy.job import decide
 from perdure.workflows.policy.state.job import JobState
 from perdure.workflows.policy.timers import next_deadline
 from perdure.workflows.policy.world.group_desire import desires_of, groups_of

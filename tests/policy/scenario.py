@@ -24,8 +24,8 @@ from perdure.contract import (
 )
 from perdure.spec.job import JobSpec
 from perdure.spec.validate import parse_spec
+from perdure.workflows.policy.decide import apply_event, decide
 from perdure.workflows.policy.facts.events import Event, TimePassed
-from perdure.workflows.policy.job import apply_event, decide
 from perdure.workflows.policy.state.job import JobState, NodeState
 from perdure.workflows.policy.timers import next_deadline
 

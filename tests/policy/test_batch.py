@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from perdure.contract import NodeTransition, TransitionKind
-from perdure.workflows.policy.batch import decide_all
+from perdure.workflows.policy.decide import decide_all
 from perdure.workflows.policy.facts.events import Event
 from perdure.workflows.policy.record.projections import warnings_of
 from perdure.workflows.policy.state.job import JobState

@@ -10,7 +10,7 @@ from datetime import datetime
 from perdure.contract import NodePhase
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.capacity.waiting import limit_of
-from perdure.workflows.policy.job import unreachable_deadline
+from perdure.workflows.policy.diagnosis import unreachable
 from perdure.workflows.policy.repair.recovery import waits_until
 from perdure.workflows.policy.state.job import JobState
 from perdure.workflows.policy.world import succession
@@ -39,7 +39,7 @@ def _deadlines_of_the_world(state: JobState, job: JobSpec) -> list[datetime | No
     interruption = state.interruption
     if interruption is not None:
         times.append(
-            unreachable_deadline(state, job, interruption)
+            unreachable.deadline_of(state, job, interruption)
             if interruption.decided
             else waits_until(state, interruption, job)
         )

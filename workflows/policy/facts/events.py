@@ -1,4 +1,4 @@
-"""Events that a job receives. `perdure.workflows.policy.job.decide` decides on each of them."""
+"""Events that a job receives. `perdure.workflows.policy.decide.decide` decides on each of them."""
 
 from __future__ import annotations
 

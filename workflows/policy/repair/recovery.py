@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from perdure.contract import Considered, FailureClass, JobPhase, ProgressSource, Suspect
+from perdure.contract import Considered, FailureClass, JobPhase, LossCause, NodePhase, ProgressSource, Suspect
 from perdure.spec.capabilities import CAPABILITIES
 from perdure.spec.job import JobSpec
 from perdure.spec.recovery import CapacityLoss
+from perdure.workflows.policy.checkpoints import trust
 from perdure.workflows.policy.diagnosis.failures import (
     FAILURE_CLASSES,
     NEED_PROGRESS,
@@ -26,6 +27,7 @@ from perdure.workflows.policy.facts import user_requests
 from perdure.workflows.policy.record import incidents
 from perdure.workflows.policy.state.budget import follows, made_progress, within_window
 from perdure.workflows.policy.state.job import Interruption, JobState, NodeFailure, Outcome
+from perdure.workflows.policy.world import stages, succession
 from perdure.workflows.policy.world.rendezvous import usable
 
 _WORTH_WAITING = timedelta(milliseconds=100)
@@ -69,6 +71,48 @@ def waits_until(state: JobState, interruption: Interruption, job: JobSpec) -> da
 def _may_be_late(interruption: Interruption) -> bool:
     """Whether a report may be outdated: after an outage the report of the step that followed comes a moment later."""
     return bool(interruption.ranks_with(FailureClass.HANG))
+
+
+def recover(state: JobState, job: JobSpec, now: datetime) -> JobState:
+    """Decides on what interrupts the job, and carries that out as far as it concerns the nodes."""
+    interruption = state.interruption
+    if interruption is None or interruption.decided:
+        return state
+    verdict = decide_repair(state, interruption, job, now)
+    if verdict is None:
+        return state
+    if not interruption.counted:
+        state = trust.judge(state, verdict.failure, now)
+    state = record(state, verdict, interruption, job, now)
+    for rank in verdict.replace:
+        node = state.nodes.get(rank)
+        # A replacement that an earlier verdict on the same world requested has not failed.
+        if node is not None and node.alive and state.is_member(node):
+            state = state.with_node(
+                succession.drop(
+                    state,
+                    node,
+                    phase=NodePhase.LOST,
+                    since=now,
+                    reason=verdict.title,
+                    loss_cause=_cause(rank, interruption),
+                    # The next incarnation must reach the rendezvous before a world waits for it.
+                    failed_starts=max(node.failed_starts, min(node.missed_worlds, 1)),
+                )
+            )
+    return (
+        stages.restart_failed_commands(state, interruption) if state.between_stages and state.outcome is None else state
+    )
+
+
+def _cause(rank: int, interruption: Interruption) -> LossCause:
+    """The cause of the loss of a node that is given up although it is not known to be gone."""
+    if rank in interruption.ranks_with(FailureClass.NODE_UNRESPONSIVE, FailureClass.CANNOT_RUN):
+        return LossCause.MACHINE
+    # The node itself reports that something ends it. If its machine were the reason, the backend would have reported
+    # it.
+    ended = interruption.ranks_with(FailureClass.NODE_LOST, FailureClass.DISRUPTED)
+    return LossCause.WANTED if rank in ended else LossCause.UNKNOWN
 
 
 def decide_repair(state: JobState, interruption: Interruption, job: JobSpec, now: datetime) -> Verdict | None:

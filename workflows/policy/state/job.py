@@ -249,7 +249,7 @@ class PostponedChange(Message):
 
 
 class JobState(Message):
-    """One job. `perdure.workflows.policy.job.decide` is the only writer."""
+    """One job. `perdure.workflows.policy.decide.decide` is the only writer."""
 
     behavior: Behavior = CURRENT
     """The behavior of the current run, set when a run begins."""

@@ -1,0 +1,125 @@
+"""The decisions of one job: `decide(state, event, job, now)` is everything that a TrainingJob ever decides.
+
+It first takes in the event's facts (`apply_event`), then brings the job as far as the facts allow (`advance`): judges a
+broken world, replaces lost nodes, forms the next world, completes, stops. The second part reads the state only and
+never the event, so the same facts lead to the same decision in whatever order they came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+from perdure.contract import JobPhase, NodeTransition
+from perdure.spec.job import JobSpec
+from perdure.workflows.policy.capacity import joining, planned_changes, staffing
+from perdure.workflows.policy.capacity.staffing import TokenSource
+from perdure.workflows.policy.checkpoints import commits
+from perdure.workflows.policy.diagnosis import unreachable
+from perdure.workflows.policy.facts import user_requests
+from perdure.workflows.policy.facts.events import Event, TimePassed
+from perdure.workflows.policy.facts.reduce import reduce
+from perdure.workflows.policy.record import incidents, observations
+from perdure.workflows.policy.record.phase import with_phase
+from perdure.workflows.policy.repair import hold_on_failure
+from perdure.workflows.policy.repair.recovery import recover
+from perdure.workflows.policy.state.job import JobState, Outcome
+from perdure.workflows.policy.world import entering, forming, stages, succession
+
+_LAST_DROPPED = 300
+"""Characters of the description of an event that was left out."""
+
+
+def decide(state: JobState, event: Event, job: JobSpec, now: datetime, *, new_token: TokenSource) -> JobState:
+    """Returns the state of the job after an event."""
+    return advance(apply_event(state, event, job, now), job, now, new_token=new_token)
+
+
+def decide_all(
+    state: JobState,
+    events: Sequence[Event],
+    job: JobSpec,
+    now: datetime,
+    *,
+    new_token: TokenSource,
+    dropped: Callable[[str], None],
+) -> JobState:
+    """Returns the state of the job after all events.
+
+    An event that cannot be decided on, because it is malformed or this release has a defect, is left out and counted:
+    one message must not stop a job. If the job cannot decide even without it, the error is raised: the workflow task
+    fails, nothing is lost, and a release that can decide takes all events.
+
+    Args:
+        state: The job before the events.
+        events: The events, in the order in which they arrived.
+        job: The job's specification.
+        now: The time of the decision.
+        new_token: Makes the secrets of new incarnations.
+        dropped: Is called with a description of each event that is left out.
+    """
+    try:
+        known = state
+        for event in events:
+            if isinstance(event, NodeTransition):
+                # One decision looks at every node, and a thousand nodes report at once. Nodes that are lost at once are
+                # one incident.
+                known = apply_event(known, event, job, now)
+            else:
+                known = decide(known, event, job, now, new_token=new_token)
+        return decide(known, TimePassed(), job, now, new_token=new_token)
+    except Exception:
+        for event in events:
+            try:
+                state = decide(state, event, job, now, new_token=new_token)
+            except Exception as error:
+                what = f"{type(event).__name__}: {type(error).__name__}: {error}"[:_LAST_DROPPED]
+                dropped(what)
+                state = state.replace(dropped_events=state.dropped_events + 1, last_dropped=what)
+        return decide(state, TimePassed(), job, now, new_token=new_token)
+
+
+def apply_event(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobState:
+    """Takes in an event. `advance` must follow: after the last event, if several arrive at once."""
+    state = joining.accept_machine(reduce(state, event, now), event, job, now)
+    state = joining.apply_ticket(state, event, now)
+    state = planned_changes.end_node(commits.apply(state, event, job, now), event, job, now)
+    return user_requests.apply(state, event, job, now)
+
+
+def advance(state: JobState, job: JobSpec, now: datetime, *, new_token: TokenSource) -> JobState:
+    """Brings the job as far as the known facts allow."""
+    if state.outcome is not None:
+        return with_phase(hold_on_failure.end_when_due(state, now), job)
+    state = user_requests.apply_postponed(_check_limits(state, job, now), job, now)
+    if state.outcome is None and state.suspended:
+        state = staffing.dismiss_all(state, job, now)
+    elif state.outcome is None:
+        state = stages.advance(state, now)
+        state = entering.inquire(state, job, now)
+        state = succession.presume_ends(state, now)
+        state = unreachable.give_up(state, job, now)
+        state = recover(state, job, now)
+        if state.outcome is None:
+            # The next world waits for the end of the surplus, too.
+            state = staffing.dismiss_idle_surplus(state, job, now)
+            state = forming.form(state, job, now)
+            state = staffing.staff(state, job, now, new_token=new_token)
+            state = observations.observe_uncreated(_note_stepping(state, now), now)
+    return with_phase(hold_on_failure.begin(state, job, now), job)
+
+
+def _check_limits(state: JobState, job: JobSpec, now: datetime) -> JobState:
+    deadline = job.limits.active_deadline
+    if deadline is not None and now - state.started_at >= deadline:
+        reason = f"limits.active_deadline ({deadline}) is over"
+        return state.stop(Outcome(phase=JobPhase.FAILED, exit_code=5, reason=reason, decided_at=now))
+    return state
+
+
+def _note_stepping(state: JobState, now: datetime) -> JobState:
+    if state.interruption is not None:
+        return state
+    if state.between_stages:
+        return incidents.caught_up(state, now) if stages.has_recovered(state) else state
+    return incidents.follow_running(state, now)

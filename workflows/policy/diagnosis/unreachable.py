@@ -1,0 +1,74 @@
+"""Gives up nodes that stay unreachable while nothing trains: they cannot receive the next world.
+
+While a world steps, an unreachable node is no evidence against it, and nothing is given up.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from perdure.contract import EvidenceSource, FailureClass
+from perdure.spec.job import JobSpec
+from perdure.workflows.policy.capacity import waiting
+from perdure.workflows.policy.diagnosis.interruptions import interrupt
+from perdure.workflows.policy.record import incidents
+from perdure.workflows.policy.state.job import Interruption, JobState, NodeFailure
+from perdure.workflows.policy.world import stages
+
+
+def give_up(state: JobState, job: JobSpec, now: datetime) -> JobState:
+    """Gives up members that stay unreachable while their world is stopped: they cannot receive the next one."""
+    interruption = state.interruption
+    if state.between_stages:
+        return _give_up_between_worlds(state, job, now)
+    if interruption is None or not interruption.decided or _may_still_train(state, interruption):
+        return state
+    if now < deadline_of(state, job, interruption):
+        return state
+    for node in state.members:
+        if node.alive and not node.reachable:
+            failure = NodeFailure(
+                rank=node.rank,
+                failure=FailureClass.NODE_UNRESPONSIVE,
+                time=now,
+                text=f"node {node.rank} stayed unreachable while its world was stopped: {node.reason}",
+            )
+            state = incidents.add_evidence(
+                state, now=now, time=now, source=EvidenceSource.LEASE, text=failure.text, rank=node.rank
+            ).replace(interruption=_because_of(interruption, failure))
+            interruption = state.interruption or interruption
+    return state
+
+
+def deadline_of(state: JobState, job: JobSpec, interruption: Interruption) -> datetime:
+    """The time from which an unreachable member is given up, if its world is broken."""
+    deadline = interruption.since + job.timing.lease.timeout
+    return max(deadline, state.control_lag_until) if state.control_lag_until is not None else deadline
+
+
+def _because_of(interruption: Interruption, failure: NodeFailure) -> Interruption:
+    """Adds a failure to the interruption; what a request began becomes the story of a failure."""
+    if interruption.requested is not None:
+        return Interruption(since=interruption.since, failures=(failure,))
+    return interruption.model_copy(update={"failures": (*interruption.failures, failure), "decided": False})
+
+
+def _may_still_train(state: JobState, interruption: Interruption) -> bool:
+    """Whether only a request interrupts the world, and all its members are alive."""
+    if interruption.requested is None:
+        return False
+    alive = sum(node.alive for node in state.members)
+    return state.world is None or alive == state.world.nodes
+
+
+def _give_up_between_worlds(state: JobState, job: JobSpec, now: datetime) -> JobState:
+    """Gives up an unreachable node between two worlds. It may work, so this happens only once nothing else is waited
+    for."""
+    limit = waiting.limit_of(state, job)
+    if limit is None or now < limit.at:
+        return state
+    for node in stages.silent_nodes(state):
+        text = f"node {node.rank} stayed unreachable while all others waited for it: {node.reason}"
+        failure = NodeFailure(rank=node.rank, failure=FailureClass.NODE_UNRESPONSIVE, time=now, text=text)
+        state = interrupt(state, failure, now=now, source=EvidenceSource.LEASE)
+    return state

@@ -1,0 +1,43 @@
+"""The phase of a job and its reason in words, as `perdure status` shows them."""
+
+from __future__ import annotations
+
+from perdure.contract import JobPhase, NodePhase
+from perdure.spec.job import JobSpec
+from perdure.workflows.policy.capacity import waiting
+from perdure.workflows.policy.diagnosis import first_steps
+from perdure.workflows.policy.state.job import JobState
+from perdure.workflows.policy.world import stages, succession
+from perdure.workflows.policy.world.forming import candidates
+
+
+def with_phase(state: JobState, job: JobSpec) -> JobState:
+    phase, reason = _phase(state, job)
+    return state.replace(phase=phase, reason=reason)
+
+
+def _phase(state: JobState, job: JobSpec) -> tuple[JobPhase, str]:
+    world = state.world
+    if state.outcome is not None:
+        return JobPhase.HELD if state.held else JobPhase.STOPPING, state.outcome.reason
+    if state.suspended:
+        return JobPhase.SUSPENDED, state.reason
+    incident = state.open_incident
+    queued = state.queued_since is not None and waiting.in_queue(state)
+    if queued or (state.waiting_since is not None and (world is not None or state.generation > 0)):
+        return JobPhase.WAITING, waiting.describe(state, job, available=len(candidates(state)))
+    if state.interruption is not None or (incident is not None and world is not None):
+        texts = (incident.title if incident else "", succession.why_held(state))
+        return JobPhase.RECOVERING, "; ".join(text for text in texts if text)
+    if world is None:
+        ready = sum(node.phase is NodePhase.READY for node in state.nodes.values())
+        blocked = waiting.blocking_node(state)
+        why = f"; node {blocked.rank}: {blocked.reason}" if blocked else ""
+        return JobPhase.STARTING, f"{ready} of {state.nodes_max} nodes are ready{why}"
+    if state.between_stages:
+        return JobPhase.RUNNING, stages.describe(state)
+    if not state.stepping:
+        late = "".join(f"; node {node.rank}: {node.reason}" for node in state.members if node.preparing)
+        return JobPhase.RENDEZVOUS, f"generation {world.generation} with {world.nodes} nodes is starting{late}"
+    parts = (f"{world.nodes} of {state.nodes_max} nodes, {world.processes} ranks", first_steps.describe(state))
+    return JobPhase.RUNNING, "; ".join(part for part in parts if part)

@@ -1,0 +1,222 @@
+"""Forms the next world and sends it out, once one is due, possible, and waits for nothing.
+
+A world is due where there is none, where it broke, and where it must shrink or can grow. A world that trains is only
+stopped for another one that can be formed at once.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from perdure.contract import FailureClass, NodePhase, World
+from perdure.spec.job import JobSpec
+from perdure.spec.recovery import CapacityLoss
+from perdure.workflows.policy.capacity import planned_changes, staffing, waiting
+from perdure.workflows.policy.diagnosis import claims, first_steps
+from perdure.workflows.policy.facts import user_requests
+from perdure.workflows.policy.record import incidents
+from perdure.workflows.policy.repair.recovery import recover
+from perdure.workflows.policy.state.job import JobState, NodeState
+from perdure.workflows.policy.world import stages, succession
+from perdure.workflows.policy.world.rendezvous import choose_members, form_world, ports_remembered, usable
+
+
+def form(state: JobState, job: JobSpec, now: datetime) -> JobState:
+    """Sends out the next world, if one is due and possible."""
+    if state.interruption is not None and not state.interruption.decided:
+        return state
+    available = candidates(state)
+    size = usable(len(available), minimum=state.nodes_min, maximum=state.nodes_max, unit=state.unit)
+    if state.between_stages or state.world is None:
+        state = stages.stop_if_commands_disagree(state, now, ready_nodes=0 if size else len(available))
+        if state.outcome is not None:
+            return state
+    if state.between_stages and (resting := _rest(state, job, now, size=size, available=len(available))) is not None:
+        return resting
+    if _trains(state) and not _has_surplus(state) and state.world is not None and size <= state.world.nodes:
+        return planned_changes.forget_world(state.replace(ready_since=None, waiting_since=None))
+    if not state.between_stages and any(node.alive and not node.reachable for node in state.members):
+        # The node cannot be sent a world. While its own world steps, that is not evidence against it.
+        return state
+    return _form_due_world(state, job, now, available=available, size=size)
+
+
+def candidates(state: JobState) -> list[NodeState]:
+    """Nodes that can be given a world: they wait for one, or are in the current one.
+
+    While the world is stopped, a replacement counts from its agent's first report on: the others start their ranks
+    while its command is still on its way to the rendezvous. A replacement whose last incarnation did not reach the
+    rendezvous must first reach it. A node that is cut off from the others counts only where there is no world without
+    it, and a node whose predecessor may still train does not count at all.
+    """
+    if state.between_stages:
+        return [
+            node
+            for node in state.nodes.values()
+            if node.reachable and not node.predecessor and node.rank < state.nodes_max and stages.at_stage(state, node)
+        ]
+    is_stopped = state.world is not None and state.interruption is not None
+    found = [
+        node
+        for node in state.nodes.values()
+        if node.alive
+        and node.reachable
+        and not node.predecessor
+        and node.rank < state.nodes_max
+        and (
+            stages.at_stage(state, node)
+            or state.is_member(node)
+            # A command that starts over first skips the torchruns that have finished, and may have other work between
+            # them.
+            or (
+                is_stopped
+                and node.phase is NodePhase.JOINED
+                and node.failed_starts == 0
+                and not state.stages_complete
+                and not state.prepares
+                and not node.ended
+            )
+        )
+    ]
+    connected = [node for node in found if not node.cut_off or state.is_member(node)]
+    return found if is_stopped and len(connected) < state.nodes_min else connected
+
+
+def _trains(state: JobState) -> bool:
+    """Whether the ranks of a world train, and stop only for another world."""
+    return state.world is not None and state.interruption is None and not state.between_stages
+
+
+def _has_surplus(state: JobState) -> bool:
+    """Whether the current world has members for which the job has no place any more."""
+    return state.world is not None and any(rank >= state.nodes_max for rank in state.world.members)
+
+
+def _form_due_world(state: JobState, job: JobSpec, now: datetime, *, available: list[NodeState], size: int) -> JobState:
+    """Forms a world that is due: there is none, it broke, it must shrink, or it can grow."""
+    trains = _trains(state)
+    if size == 0:
+        return state if trains else waiting.wait(state, job, now, available=len(available))
+    state = state.replace(ready_since=state.ready_since or now)
+    if not _is_time(state, job, now, size=size):
+        return state if trains else state.replace(waiting_since=state.waiting_since or now)
+    if trains and (held := planned_changes.hold_world(state, job, now)) is not None:
+        return held
+    formed = form_world(
+        state.nodes,
+        choose_members(available, size, state.world),
+        generation=state.generation + 1,
+        previous=state.world,
+        restarted=_to_restart(state),
+        stage=state.stages_complete,
+        first_step=first_steps.limit_of(_with_fresh_progress(state) if state.between_stages else state, job),
+    )
+    if formed is None:
+        return state if trains else _wait_for_port(state, job, now, available=len(available))
+    if _has_surplus(state) and not state.between_stages:
+        state = planned_changes.settle(_announce(state, formed, job, now), now)
+        state = staffing.dismiss_surplus(state, job, now)
+    if state.leaving:
+        return succession.hold(state)
+    return _send_out(state, formed, job, now)
+
+
+def _wait_for_port(state: JobState, job: JobSpec, now: datetime, *, available: int) -> JobState:
+    """Waits until a node offers a port for the store of the next world."""
+    # A last call that is over does not begin again.
+    ready_since = state.ready_since if _is_last_call_over(state, job, now) else None
+    missing = "none of them offers a port for its store"
+    return waiting.wait(state, job, now, available=available, missing=missing).replace(ready_since=ready_since)
+
+
+def _send_out(state: JobState, formed: World, job: JobSpec, now: datetime) -> JobState:
+    trains = _trains(state)
+    if state.between_stages:
+        state = _with_fresh_progress(state)
+    elif state.world is not None:
+        state = _continue_ended_members(_announce(state, formed, job, now))
+    if trains:
+        state = planned_changes.settle(state, now)
+    host = state.nodes[formed.store_rank]
+    state = state.with_node(
+        host.replace(
+            store_ports=tuple(port for port in host.store_ports if port != formed.store_port),
+            used_ports=(*host.used_ports, formed.store_port)[-ports_remembered(job.network) :],
+        )
+    )
+    state = claims.remember_ranks(succession.leave_out(user_requests.settle(state, formed), formed))
+    return incidents.record_world(
+        state.replace(
+            world=formed,
+            world_decided_at=now,
+            generation=formed.generation,
+            interruption=None,
+            waiting_since=None,
+            queued_since=None,
+            ready_since=None,
+        )
+    )
+
+
+def _rest(state: JobState, job: JobSpec, now: datetime, *, size: int, available: int) -> JobState | None:
+    """Returns the state while no world of the next stage is due; None where one is."""
+    if stages.working_nodes(state):
+        return state.replace(ready_since=None, waiting_since=None)
+    if stages.silent_nodes(state):
+        return state.replace(waiting_since=state.waiting_since or now, ready_since=None)
+    if size:
+        return None
+    if stages.awaits_nodes(state):
+        return waiting.wait(state, job, now, available=available)
+    return state.replace(ready_since=None, waiting_since=None)
+
+
+def _is_time(state: JobState, job: JobSpec, now: datetime, *, size: int) -> bool:
+    """Whether a world of this size should be formed now, rather than waiting for more nodes."""
+    full = usable(state.nodes_max, minimum=state.nodes_min, maximum=state.nodes_max, unit=state.unit)
+    if size >= full or _has_surplus(state) or (state.between_stages and not stages.awaits_nodes(state)):
+        return True
+    world = state.world
+    if world is not None and state.interruption is not None:
+        if size >= min(world.nodes, full) or job.recovery.on_capacity_loss is not CapacityLoss.WAIT:
+            return True
+        return state.waiting_since is not None and now - state.waiting_since >= job.recovery.replace_timeout
+    return _is_last_call_over(state, job, now)
+
+
+def _is_last_call_over(state: JobState, job: JobSpec, now: datetime) -> bool:
+    return state.ready_since is not None and now - state.ready_since >= job.timing.rendezvous.last_call
+
+
+def _to_restart(state: JobState) -> set[int]:
+    """Nodes whose command did not enter the current world, which is over because of that."""
+    if state.interruption is None:
+        return set()
+    missed = state.interruption.ranks_with(FailureClass.RENDEZVOUS_TIMEOUT)
+    return {rank for rank in missed if state.nodes[rank].missed_worlds}
+
+
+def _announce(state: JobState, formed: World, job: JobSpec, now: datetime) -> JobState:
+    """Records why another world follows one that nothing has interrupted."""
+    world = state.world
+    if world is None or state.interruption is not None:
+        return state
+    text = f"world {'grows' if formed.nodes > world.nodes else 'shrinks'} from {world.nodes} to {formed.nodes} nodes"
+    reasons = user_requests.reasons(state, formed.members.keys() ^ world.members.keys())
+    text = f"{text}: {reasons}" if reasons else text
+    return recover(user_requests.request(state, text, now, by_user=bool(reasons)), job, now)
+
+
+def _continue_ended_members(state: JobState) -> JobState:
+    """Marks all commands of a broken world as running: ranks that had finished in it train again with the others.
+
+    A command that ended in an earlier stage, or without entering a world, has nothing more to do and keeps its mark.
+    """
+    nodes = {rank: node.replace(ended=False) if state.is_member(node) else node for rank, node in state.nodes.items()}
+    return state.replace(nodes=nodes)
+
+
+def _with_fresh_progress(state: JobState) -> JobState:
+    """Resets progress after a stage: its steps say nothing about the progress of the next one."""
+    fresh = {"failures_without_progress": 0, "best_step": -1, "last_generation_steps": -1}
+    return state.replace(progress=None, first_step=None, missed_first_steps=0, last_failure=None, **fresh)
