@@ -17,7 +17,7 @@ from perdure.agent.storage_credentials import ignore_configuration
 from perdure.agent.transport import TemporalControlPlane
 from perdure.base import tracing
 from perdure.base.log_format import configured_format, formatter_of
-from perdure_launcher import layout
+from perdure_training.node_api import layout
 
 logger = logging.getLogger("agent")
 

@@ -15,8 +15,8 @@ from perdure.contract import Failure, FailureKind, NodeCredentials, Progress, Ra
 from perdure.contract.agents import MOST_RANKS, UNKNOWN_RANK
 from perdure.spec.durations import format_duration
 from perdure.workflows.policy.diagnosis import claims
-from perdure_launcher.protocol import CommandExit, ReadyReport, UnmanagedReport
-from perdure_launcher.protocol import RankExit as ReportedExit
+from perdure_training.node_api.bodies import CommandExit, ReadyReport, UnmanagedReport
+from perdure_training.node_api.bodies import RankExit as ReportedExit
 
 _CANNOT_START = (126, 127)
 """Exit codes of commands that cannot be started: another start would fail in the same way."""

@@ -11,8 +11,8 @@ from typing import BinaryIO
 
 from perdure.base.files import write_private_file
 from perdure.contract import LogPosition
-from perdure_launcher.layout import LOG_TIMES, LOGS, OUTPUT_LOG, ROTATED_LOGS
-from perdure_launcher.system.untrusted_files import NotARegularFile, open_beneath
+from perdure_training.node_api.layout import LOG_TIMES, LOGS, OUTPUT_LOG, ROTATED_LOGS
+from perdure_training.node_api.untrusted_files import NotARegularFile, open_beneath
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 
 from perdure.agent.storage_credentials import options_of
-from perdure_launcher.system.untrusted_files import NotARegularFile, folder_beneath, open_file
+from perdure_training.node_api.untrusted_files import NotARegularFile, folder_beneath, open_file
 
 
 def open_storage(url: str, *, contained: bool = False) -> tuple[Any, str]:

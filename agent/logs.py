@@ -17,7 +17,7 @@ from perdure.agent.files import KeptFile, LogFile, log_files
 from perdure.agent.local_files import open_storage
 from perdure.contract import NodeCredentials
 from perdure.spec.timing import Timing
-from perdure_launcher.layout import SHIPPED_LOGS
+from perdure_training.node_api.layout import SHIPPED_LOGS
 
 logger = logging.getLogger(__name__)
 

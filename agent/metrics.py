@@ -25,7 +25,7 @@ from perdure.base.metrics.series import CurrentSamples, job_labels, text_of
 from perdure.contract import FailureKind, Progress
 from perdure.contract.names import job_of
 from perdure.events import AsyncExporter, EventEmitter
-from perdure_launcher.protocol import DeviceUsage
+from perdure_training.node_api.bodies import DeviceUsage
 
 _FRESH: Final = 1.0
 """Seconds for which a scrape gets the answer of the one before: the socket is open to the training code."""

@@ -35,7 +35,7 @@ from perdure.contract import (
     Stall,
     Stepping,
 )
-from perdure_launcher.protocol import (
+from perdure_training.node_api.bodies import (
     CommandExit,
     EnteredReport,
     FinishedReport,

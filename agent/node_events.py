@@ -7,7 +7,7 @@ from collections import Counter
 from perdure.agent.protocol import time_or_arrival
 from perdure.contract import Failure, FailureKind
 from perdure.events import AgentEvents, AsyncExporter, Span
-from perdure_launcher.protocol import CommandExit, World
+from perdure_training.node_api.bodies import CommandExit, World
 
 _WITH_EXITS = (FailureKind.RANKS, FailureKind.COMMAND)
 

@@ -25,7 +25,7 @@ from pathlib import Path
 import perdure_launcher
 import perdure_training
 from perdure.agent.workdir import WrongArchive, unpack_workdir
-from perdure_launcher.layout import folders
+from perdure_training.node_api.layout import folders
 
 _PREFIX = "PERDURE_PREPARE_"
 

@@ -32,8 +32,8 @@ from perdure.base.tracing import tracing_of
 from perdure.contract import GroupMissing, Joined
 from perdure.contract.names import job_of
 from perdure.events import AsyncExporter, FileExporter, to_collector
-from perdure_launcher import layout
-from perdure_launcher.protocol import LauncherHello
+from perdure_training.node_api import layout
+from perdure_training.node_api.bodies import LauncherHello
 
 if TYPE_CHECKING:
     from perdure.agent.metrics import NodeMetrics

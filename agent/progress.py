@@ -14,9 +14,9 @@ from pathlib import Path
 
 from perdure.agent.stall_detector import StallDetector
 from perdure.contract import Progress, ProgressSource, RankStarts
-from perdure_launcher import layout
-from perdure_launcher.rank_plugins.progress import RankProgress, is_apart, progress_path, read_progress
 from perdure_launcher.warm_start.starts import read_starts, read_why_all_cold
+from perdure_training.node_api import layout
+from perdure_training.node_api.progress_file import RankProgress, is_apart, progress_path, read_progress
 
 _RATE_WINDOW = 60.0
 _RATE_SAMPLE = 1.0

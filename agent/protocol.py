@@ -1,4 +1,4 @@
-"""Parses the bodies that the node's processes post: the dataclasses of `perdure_launcher.protocol`, with pydantic.
+"""Parses the bodies that the node's processes post: the dataclasses of `node_api.bodies`, with pydantic.
 
 A report is accepted even if one of its fields is malformed: the field then has its default. Only a body that lacks a
 required field, or is not JSON, is refused.
@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from perdure.contract.agents import LARGEST_NUMBER, MOST_RANKS
-from perdure_launcher.protocol import POSTS, Body
+from perdure_training.node_api.bodies import POSTS, Body
 
 logger = logging.getLogger(__name__)
 

@@ -25,8 +25,7 @@ from perdure.agent.sockets import listen_beneath
 from perdure.agent.store import StoreCalls
 from perdure.agent.telemetry import Telemetry
 from perdure.contract import Message
-from perdure_launcher.layout import AGENT_SOCKET
-from perdure_launcher.protocol import (
+from perdure_training.node_api.bodies import (
     PROTOCOL,
     Body,
     CommandExit,
@@ -44,6 +43,7 @@ from perdure_launcher.protocol import (
     UsageReport,
     protocol_mismatch,
 )
+from perdure_training.node_api.layout import AGENT_SOCKET
 
 logger = logging.getLogger(__name__)
 

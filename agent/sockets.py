@@ -8,7 +8,7 @@ import socket
 import stat
 from pathlib import Path
 
-from perdure_launcher.system.untrusted_files import NotARegularFile, folder_beneath
+from perdure_training.node_api.untrusted_files import NotARegularFile, folder_beneath
 
 
 def listen_beneath(folder: Path, name: str, *, backlog: int) -> socket.socket:

@@ -12,8 +12,8 @@ from pydantic import BaseModel, ValidationError
 
 from perdure.agent.files import KeptFile
 from perdure.contract import LogPosition
-from perdure_launcher.layout import AGENT_STATE
-from perdure_launcher.protocol import Desired, World, WorldAnswer
+from perdure_training.node_api.bodies import Desired, World, WorldAnswer
+from perdure_training.node_api.layout import AGENT_STATE
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from perdure.agent.node import MessageSink, Node
 from perdure.agent.outbox import envelope
 from perdure.agent.progress import ProgressReader
 from perdure.contract import DeviceUsage, LeaseView, PortsChanged, ResourceUse
-from perdure_launcher.protocol import UsageReport
+from perdure_training.node_api.bodies import UsageReport
 
 _LOOK = 0.5
 """Seconds between two samples of ranks that step."""

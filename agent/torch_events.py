@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
 
 from perdure.base.metrics.samples import Sample
-from perdure_launcher import layout
-from perdure_launcher.system.untrusted_files import open_beneath
+from perdure_training.node_api import layout
+from perdure_training.node_api.untrusted_files import open_beneath
 
 _PREFIX: Final = "torchelastic.worker.status."
 KINDS: Final = (

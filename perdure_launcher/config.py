@@ -11,7 +11,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from .layout import AGENT_SOCKET, ERRORS, LOGS, LONGEST_SOCKET_PATH, PROGRESS
+from perdure_training.node_api.layout import AGENT_SOCKET, ERRORS, LOGS, LONGEST_SOCKET_PATH, PROGRESS
+
 from .system.ports import parse_ports
 
 CONFIG_VARIABLE = "PERDURE_LAUNCHER_CONFIG"

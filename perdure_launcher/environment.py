@@ -15,9 +15,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from perdure_training.node_api.layout import INJECTED, WARM
+from perdure_training.node_api.rank_environment import GENERATION_VARIABLE, PROGRESS_VARIABLE, RUN_ID_VARIABLE
+
 from . import __version__
 from .config import CONFIG_VARIABLE, LauncherConfig
-from .layout import INJECTED, WARM
 from .supervisor.commands import BACKEND
 from .system.interfaces import interface_of
 from .system.processes import pid_namespace
@@ -25,9 +27,6 @@ from .torch_internals import UNLIMITED_RESTARTS
 
 TORCHRUN_VARIABLE = "PERDURE_TORCHRUN"
 """Variable with the settings for the rendezvous handler; ranks do not inherit it."""
-GENERATION_VARIABLE = "PERDURE_GENERATION"
-PROGRESS_VARIABLE = "PERDURE_PROGRESS_DIR"
-RUN_ID_VARIABLE = "PERDURE_RUN_ID"
 STAGE_VARIABLE = "PERDURE_STAGE"
 """Variable with the number of torchruns of the command that ended before this one: each has states of its own."""
 MEMORY_VARIABLE = "PERDURE_MEMORY_DIR"

@@ -22,11 +22,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 
-from .agent_link.codec import Malformed, decode
-from .protocol import RankExit
+from perdure_training.node_api.bodies import RankExit
+from perdure_training.node_api.codec import Malformed, decode
+from perdure_training.node_api.text import well_formed
+
 from .system.files import write_file
 from .system.program_signals import continue_child, signal_child
-from .system.text import well_formed
 from .torch_internals import MULTIPROCESSING_LOGGER, logged_failures, logged_termination, torchrun_is_terminated
 from .warm_start.starts import read_start
 

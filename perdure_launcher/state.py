@@ -12,7 +12,7 @@ import struct
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from .layout import RENDEZVOUS_STATE
+from perdure_training.node_api.layout import RENDEZVOUS_STATE
 
 _LAYOUT = struct.Struct("<QQQQ")
 

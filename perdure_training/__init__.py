@@ -17,9 +17,11 @@ import logging
 import operator
 import os
 import threading
+import time
 from typing import SupportsFloat, SupportsIndex
 
-from perdure_training.progress_file import ProgressFile, own_progress_file
+from perdure_training.node_api.progress_file import REPORTED, ProgressFile, own_progress_path
+from perdure_training.node_api.rank_environment import generation_of
 
 __all__ = ["report"]
 
@@ -42,7 +44,7 @@ class _Reporter:
                 self._opened = True
                 self._file = self._open()
             if self._file is not None:
-                self._file.write(step=step, total=total, loss=loss, mfu=mfu)
+                self._file.write(step, time=time.time(), total=total, loss=loss, mfu=mfu)
 
     def number(self, loss: SupportsFloat) -> float | None:
         """The loss as a number; None if reading it would make the program wait for a GPU."""
@@ -60,7 +62,8 @@ class _Reporter:
 
     def _open(self) -> ProgressFile | None:
         try:
-            return own_progress_file(os.environ)
+            path = own_progress_path(os.environ)
+            return path and ProgressFile(path, generation=generation_of(os.environ), pid=os.getpid(), source=REPORTED)
         except (OSError, ValueError) as error:
             logger.warning("progress is not reported: %s", error)
             return None

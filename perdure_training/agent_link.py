@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from perdure_training.node_api.layout import AGENT_SOCKET
+from perdure_training.node_api.rank_environment import is_rank, run_directory_of
+
 _ANSWER_WITHIN = 60.0
 """Seconds: the agent answers within 20, if only to say that it must be asked again."""
 
@@ -66,12 +69,8 @@ class Agent:
 
 def find_agent(environment: Mapping[str, str] = os.environ) -> Agent | None:
     """Returns the agent that serves this process; None if Perdure did not start it as a rank."""
-    directory, run_id = environment.get("PERDURE_PROGRESS_DIR"), environment.get("PERDURE_RUN_ID")
-    # A torchrun that a rank starts for purposes of its own has other ranks with the same numbers.
-    is_own = environment.get("TORCHELASTIC_RUN_ID", run_id) == run_id
-    if not directory or not run_id or not is_own or "RANK" not in environment:
-        return None
-    return Agent(Path(directory).parent / "agent.sock")
+    run_directory = run_directory_of(environment)
+    return Agent(run_directory / AGENT_SOCKET) if run_directory is not None and is_rank(environment) else None
 
 
 class _UnixConnection(http.client.HTTPConnection):

@@ -16,12 +16,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from perdure_training.node_api.layout import CHECKPOINT_ORDERS, CHECKPOINT_SOCKET
+from perdure_training.node_api.rank_environment import run_directory_of
+
 logger = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 
-_SOCKET = "saves.sock"
-_ORDERS = "checkpoint-orders.json"
 _CONNECT_WITHIN = 10.0
 """Seconds: the agent accepts connections at once, or is away."""
 _PAUSE = 1.0
@@ -50,8 +51,8 @@ class StorageLink:
         Args:
             run_directory: The folder that the node's processes share.
         """
-        self._socket = run_directory / _SOCKET
-        self._orders = run_directory / _ORDERS
+        self._socket = run_directory / CHECKPOINT_SOCKET
+        self._orders = run_directory / CHECKPOINT_ORDERS
         self._read_at = -1
         self._known: Json = {}
 
@@ -157,6 +158,7 @@ class StorageLink:
 
 def find_storage(environment: Mapping[str, str] = os.environ) -> StorageLink | None:
     """Returns the link of this process; None if Perdure did not start it, or its agent is of an older release."""
-    directory = environment.get("PERDURE_PROGRESS_DIR")
-    link = Path(directory).parent if directory else None
-    return StorageLink(link) if link is not None and (link / _SOCKET).exists() else None
+    run_directory = run_directory_of(environment)
+    if run_directory is None or not (run_directory / CHECKPOINT_SOCKET).exists():
+        return None
+    return StorageLink(run_directory)

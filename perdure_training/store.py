@@ -20,6 +20,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from perdure_training.agent_link import Agent, find_agent
+from perdure_training.node_api.rank_environment import generation_of
 from perdure_training.store_calls import StoreCalls, StoreError, StoreSuperseded, StoreTimeout, values_of
 
 _TIMEOUT = timedelta(seconds=300)
@@ -81,7 +82,7 @@ class JobStore(_Base):
             )
         self._agent = agent
         self._lasting = lasting
-        self._calls = StoreCalls(agent, generation=int(os.environ.get("PERDURE_GENERATION", "0")), lasting=lasting)
+        self._calls = StoreCalls(agent, generation=generation_of(os.environ), lasting=lasting)
         self._rank = int(os.environ.get("RANK", "0"))
         self._world_size = int(os.environ.get("WORLD_SIZE", "1"))
         self._joined: dict[str, int] = {}

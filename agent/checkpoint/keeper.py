@@ -45,8 +45,8 @@ from perdure.contract import (
     HoldCopies,
     OrderCheckpoint,
 )
-from perdure_launcher.layout import CHECKPOINT_ORDERS, CHECKPOINT_SOCKET
-from perdure_launcher.system.untrusted_files import folder_beneath, open_file, read_beneath
+from perdure_training.node_api.layout import CHECKPOINT_ORDERS, CHECKPOINT_SOCKET
+from perdure_training.node_api.untrusted_files import folder_beneath, open_file, read_beneath
 from perdure_training.snapshots.copies import yield_to_training
 
 logger = logging.getLogger(__name__)

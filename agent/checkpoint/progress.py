@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from perdure.agent.checkpoint.records import FileRecord
 from perdure.agent.files import KeptFile
-from perdure_launcher.layout import CHECKPOINT_PROGRESS
+from perdure_training.node_api.layout import CHECKPOINT_PROGRESS
 
 logger = logging.getLogger(__name__)
 

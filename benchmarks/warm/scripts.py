@@ -15,9 +15,9 @@ from benchmarks.recovery.perdure_job import ROLE, TORCHRUN, ControlPlane, node_p
 from benchmarks.recovery.processes import QUIET_NETWORK, TrialFailed, eventually, kill
 from perdure.base.errors import PerdureError
 from perdure.contract.names import uid_of
-from perdure_launcher.rank_plugins.progress import RankProgress, read_progress
 from perdure_launcher.warm_start.names import LEARNED
 from perdure_launcher.warm_start.starts import Start, lacks_standbys, read_start
+from perdure_training.node_api.progress_file import RankProgress, read_progress
 
 SCRIPTS = Path(__file__).parents[2] / "tests" / "launcher" / "scripts" / "kinds"
 

@@ -15,8 +15,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 
-from ..protocol import PROTOCOL, Body, HelloAnswer, protocol_mismatch
-from .codec import decode, encode, encode_essentials
+from perdure_training.node_api.bodies import PROTOCOL, Body, HelloAnswer, protocol_mismatch
+from perdure_training.node_api.codec import decode, encode, encode_essentials
 
 logger = logging.getLogger(__name__)
 

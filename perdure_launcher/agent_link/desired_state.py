@@ -6,9 +6,10 @@ import logging
 import threading
 from collections.abc import Callable
 
-from ..protocol import Desired
+from perdure_training.node_api.bodies import Desired
+from perdure_training.node_api.codec import Malformed, decode
+
 from .client import LONG_POLL, REQUEST_TIMEOUT, AgentRefused, AgentSession
-from .codec import Malformed, decode
 
 logger = logging.getLogger(__name__)
 

@@ -14,13 +14,14 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ..environment import GENERATION_VARIABLE, PARENT_VARIABLE, PROGRESS_VARIABLE, RUN_ID_VARIABLE
-from .progress import COUNTED, REPORTED, ProgressWriter, progress_path
+from perdure_training.node_api.progress_file import COUNTED, REPORTED, ProgressFile, progress_path
+from perdure_training.node_api.rank_environment import PROGRESS_VARIABLE, generation_of, is_rank
+
+from ..environment import PARENT_VARIABLE
 
 _ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 
@@ -28,19 +29,11 @@ _ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 def autoload() -> None:
     """Installs the plugin; the entry point in the group `torch.backends`."""
     with contextlib.suppress(Exception):
-        if is_rank(os.environ):
+        # A copy: warm starts leave out packages that read a rank's variables when they are imported.
+        if is_rank(os.environ.copy()):
             _stay_with_parent()
             _keep_uncaught_exceptions()
             StepCounter().install()
-
-
-def is_rank(environment: Mapping[str, str]) -> bool:
-    """Returns whether this process is a rank of the job, and not of a torchrun that a rank started."""
-    return (
-        "RANK" in environment
-        and PROGRESS_VARIABLE in environment
-        and environment.get("TORCHELASTIC_RUN_ID", environment.get(RUN_ID_VARIABLE)) == environment.get(RUN_ID_VARIABLE)
-    )
 
 
 class StepCounter:
@@ -53,9 +46,9 @@ class StepCounter:
 
     def __init__(self) -> None:
         self._directory = Path(os.environ[PROGRESS_VARIABLE])
-        self._generation = int(os.environ.get(GENERATION_VARIABLE, "0"))
+        self._generation = generation_of(os.environ)
         self._rank = int(os.environ["RANK"])
-        self._writer: ProgressWriter | None = None
+        self._writer: ProgressFile | None = None
         self._step = 0
         self._stopped = False
         """Whether counting has stopped. The hook stays: torch may be iterating over its hooks, and the user's step
@@ -90,13 +83,13 @@ class StepCounter:
             from ..warm_start import learning
 
             learning.tell()
-            writer = self._writer = ProgressWriter(
+            writer = self._writer = ProgressFile(
                 progress_path(self._directory, self._rank), generation=self._generation, pid=os.getpid(), source=COUNTED
             )
         if writer.source == REPORTED:
             self._stop()
             return
-        writer.step(self._step, time=time.time())
+        writer.write(self._step, time=time.time())
 
     def _stop(self) -> None:
         self._stopped = True

@@ -29,12 +29,21 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousStoreInfo,
 )
 
-from .. import layout
+from perdure_training.node_api import layout
+from perdure_training.node_api.bodies import (
+    EnteredReport,
+    FinishedReport,
+    HandlerHello,
+    RankExit,
+    ReadyReport,
+    SupersededReport,
+    World,
+)
+from perdure_training.node_api.progress_file import steps
+
 from ..agent_link.client import AgentSession, Outbox
 from ..environment import STORE_VARIABLE, TorchrunSettings, generation_environment
-from ..protocol import EnteredReport, FinishedReport, HandlerHello, RankExit, ReadyReport, SupersededReport, World
 from ..rank_exits import SUPERSEDED_EXIT_CODE, ExitSpool, ExitWatch
-from ..rank_plugins.progress import steps
 from ..state import RendezvousState, StateFile
 from ..system.cgroups import MemoryController
 from ..system.ports import PortPool

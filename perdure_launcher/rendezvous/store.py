@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
-from ..protocol import World
+from perdure_training.node_api.bodies import World
 
 _ASSIGNED = re.compile(r"torchelastic/assigned_ranks/(\d+)")
 _ROLE_INFO = re.compile(r"torchelastic/role_info/(\d+)")

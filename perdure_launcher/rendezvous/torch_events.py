@@ -18,9 +18,9 @@ from perdure_training.events.emitter import EventEmitter
 from perdure_training.events.event import EventType
 from perdure_training.events.files import FileExporter
 from perdure_training.events.process import VARIABLE
+from perdure_training.node_api.layout import torchrun_events
+from perdure_training.node_api.rank_environment import GENERATION_VARIABLE
 
-from ..environment import GENERATION_VARIABLE
-from ..layout import torchrun_events
 from ..torch_internals import hear_events
 
 if TYPE_CHECKING:

@@ -6,9 +6,10 @@ import logging
 import threading
 from collections.abc import Callable
 
+from perdure_training.node_api.bodies import World, WorldAnswer
+from perdure_training.node_api.codec import Malformed, decode
+
 from ..agent_link.client import LONG_POLL, REQUEST_TIMEOUT, AgentRefused, AgentSession
-from ..agent_link.codec import Malformed, decode
-from ..protocol import World, WorldAnswer
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
-from ..layout import LOG_TIMES, OUTPUT_LOG, ROTATED_LOGS
+from perdure_training.node_api.layout import LOG_TIMES, OUTPUT_LOG, ROTATED_LOGS
+
 from ..log_times import TimesWriter
 
 logger = logging.getLogger(__name__)

@@ -16,12 +16,21 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
+from perdure_training.node_api.bodies import (
+    CommandExit,
+    Desired,
+    EnteredReport,
+    FinishedReport,
+    RankExit,
+    ReadyReport,
+    World,
+)
+from perdure_training.node_api.progress_file import steps
+from perdure_training.node_api.text import well_formed
+
 from ..environment import STORE_VARIABLE, generation_environment
-from ..protocol import CommandExit, Desired, EnteredReport, FinishedReport, RankExit, ReadyReport, World
 from ..rank_exits import describe_status, rank_exit, split_status
-from ..rank_plugins.progress import steps
 from ..system.ports import PortPool
-from ..system.text import well_formed
 from ..warm_start.names import EXECUTABLE_VARIABLE
 from ..warm_start.plan import Plan
 from ..warm_start.starts import read_start, record_all_cold

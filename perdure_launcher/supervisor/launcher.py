@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+from perdure_training.node_api import layout
+from perdure_training.node_api.bodies import Desired, LauncherHello, LeavingReport, UnmanagedReport
 from perdure_training.snapshots.copies import CopyReceiver
 from perdure_training.storage_link import StorageLink
 
-from .. import layout
 from ..agent_link.client import AgentSession, Outbox
 from ..agent_link.desired_state import NOTHING_DESIRED, DesiredFeed
 from ..config import LauncherConfig
 from ..environment import COPIES_VARIABLE, MEMORY_ORIGIN_VARIABLE, MEMORY_VARIABLE, base_environment, inject
-from ..protocol import Desired, LauncherHello, LeavingReport, UnmanagedReport
 from ..state import StateFile
 from ..system import processes
 from ..system.cgroups import MemoryController

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from perdure_training.node_api.bodies import Desired
+from perdure_training.node_api.layout import WARM
+
 from ..agent_link.client import Outbox
 from ..config import LauncherConfig
-from ..layout import WARM
-from ..protocol import Desired
 from ..state import StateFile
 from ..system.cgroups import MemoryController
 from ..warm_start.plan import Plan

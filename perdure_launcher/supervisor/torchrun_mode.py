@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+from perdure_training.node_api.bodies import CommandExit, Desired
+from perdure_training.node_api.layout import RANK_EXITS
+from perdure_training.node_api.text import well_formed
+
 from ..environment import expected_environment, torchrun_environment
-from ..layout import RANK_EXITS
-from ..protocol import CommandExit, Desired
 from ..rank_exits import SUPERSEDED_EXIT_CODE, ExitSpool, describe_status, split_status
 from ..state import RendezvousState
-from ..system.text import well_formed
 from ..warm_start.names import EXECUTABLE_VARIABLE
 from ..warm_start.plan import Plan
 from ..warm_start.supervisor import InterpreterSupervisor

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
-from ..protocol import DeviceUsage
+from perdure_training.node_api.bodies import DeviceUsage
 
 LIBRARY = "libnvidia-ml.so.1"
 _NAME_BYTES = 96

@@ -7,7 +7,8 @@ import os
 import time
 from collections.abc import Mapping
 
-from ..protocol import UsageReport
+from perdure_training.node_api.bodies import UsageReport
+
 from . import processes
 from .cgroups import MemoryController
 from .nvml import Devices

@@ -10,7 +10,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..environment import GENERATION_VARIABLE
+from perdure_training.node_api.rank_environment import GENERATION_VARIABLE
+
 from ..supervisor.commands import instead_of_deepspeed
 from ..system import processes
 from ..warm_start.names import LISTENING_VARIABLE

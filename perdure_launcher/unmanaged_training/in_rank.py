@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from ..environment import GENERATION_VARIABLE, PROGRESS_VARIABLE, STORE_VARIABLE, TORCHRUN_VARIABLE, TorchrunSettings
-from ..layout import AGENT_SOCKET
-from ..rank_plugins.progress import mark_apart
-from ..rank_plugins.step_counter import is_rank
+from perdure_training.node_api.layout import AGENT_SOCKET
+from perdure_training.node_api.progress_file import mark_apart
+from perdure_training.node_api.rank_environment import PROGRESS_VARIABLE, generation_of, is_rank
+
+from ..environment import STORE_VARIABLE, TORCHRUN_VARIABLE, TorchrunSettings
 from ..torch_internals import process_group_handlers
 from .cases import Case
 
@@ -39,7 +40,8 @@ class UnmanagedTrainingError(RuntimeError):
 def autoload() -> None:
     """Installs the checks; the entry point in the group `torch.backends`. If it raised, `import torch` would fail."""
     with contextlib.suppress(Exception):
-        if is_rank(os.environ):
+        # A copy, as in `step_counter`.
+        if is_rank(os.environ.copy()):
             use_job_store()
         elif TORCHRUN_VARIABLE in os.environ:
             refuse_steps()
@@ -159,7 +161,7 @@ def _record_steps_without_group(place: RankPlace) -> None:
         steps += 1
         if steps == _STEPS_BEFORE_A_GROUP and not is_initialized():
             with contextlib.suppress(OSError):
-                mark_apart(place.progress, generation=int(os.environ.get(GENERATION_VARIABLE, "0")))
+                mark_apart(place.progress, generation=generation_of(os.environ))
 
     # Never removed: torch may be iterating over its hooks, and the user's step would fail.
     register_optimizer_step_post_hook(look)
@@ -168,8 +170,9 @@ def _record_steps_without_group(place: RankPlace) -> None:
 def _stop(run_directory: Path, detail: str) -> None:
     """Reports to the agent, and blocks this process until the agent knows."""
     # Not at the top: every rank imports this module, and hardly any needs it.
+    from perdure_training.node_api.bodies import UnmanagedReport
+
     from ..agent_link.client import AgentConnection, AgentGone, AgentRefused
-    from ..protocol import UnmanagedReport
 
     _print(detail)
     connection = AgentConnection(run_directory / AGENT_SOCKET)

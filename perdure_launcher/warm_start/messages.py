@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from perdure_training.node_api.text import well_formed
+
 from ..system.files import write_file
-from ..system.text import well_formed
 from .learning import Learned
 
 _LARGEST_PIECE = 1 << 20

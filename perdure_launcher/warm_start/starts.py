@@ -7,8 +7,9 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..system.text import well_formed
-from ..system.untrusted_files import read_below
+from perdure_training.node_api.text import well_formed
+from perdure_training.node_api.untrusted_files import read_below
+
 from .names import ALL_COLD, STANDBYS, START_PREFIX
 
 _LONGEST = 64 * 1024

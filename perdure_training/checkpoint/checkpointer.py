@@ -29,7 +29,7 @@ from perdure_training.checkpoint.values import capture, load_snapshot, own_value
 from perdure_training.checkpoint.verification import fingerprint, verified_crc32
 from perdure_training.checkpoint.world import Completeness, RankIdentity, connect, own_identity, snapshot_header
 from perdure_training.events import TrainerEvents
-from perdure_training.progress_file import SaveStall
+from perdure_training.node_api.progress_file import SaveStall
 from perdure_training.snapshots.arena import Arena, Header, NoRoom, Slot
 from perdure_training.snapshots.copies import yield_to_training
 from perdure_training.snapshots.findings import Finding

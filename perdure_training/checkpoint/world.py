@@ -17,6 +17,7 @@ from pathlib import Path
 from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from perdure_training.checkpoint.staging import Layout
+from perdure_training.node_api.rank_environment import generation_of, has_job_rank
 from perdure_training.snapshots.arena import Header
 
 FOLDER_VARIABLE = "PERDURE_MEMORY_DIR"
@@ -59,9 +60,8 @@ class RankIdentity:
 
 def identity(environment: Mapping[str, str]) -> RankIdentity | None:
     """Returns this rank; None if Perdure did not start it, or keeps no memory folder for it."""
-    folder, run_id = environment.get(FOLDER_VARIABLE), environment.get("PERDURE_RUN_ID")
-    # A torchrun that a rank starts for purposes of its own has other ranks with the same numbers.
-    if not folder or "RANK" not in environment or environment.get("TORCHELASTIC_RUN_ID", run_id) != run_id:
+    folder = environment.get(FOLDER_VARIABLE)
+    if not folder or not has_job_rank(environment):
         return None
     address, _, port = environment.get("PERDURE_STORE", "").rpartition(":")
     if not address:
@@ -71,7 +71,7 @@ def identity(environment: Mapping[str, str]) -> RankIdentity | None:
         world_size=int(environment["WORLD_SIZE"]),
         local_rank=int(environment.get("LOCAL_RANK", "0")),
         local_world_size=int(environment.get("LOCAL_WORLD_SIZE", "1")),
-        generation=int(environment.get("PERDURE_GENERATION", "0")),
+        generation=generation_of(environment),
         folder=Path(folder) / f"stage-{environment.get('PERDURE_STAGE', '0')}",
         store=(address, int(port)),
         node=int(node[1]) if (node := _NODE.fullmatch(environment.get(NODE_VARIABLE, ""))) else None,

@@ -11,6 +11,7 @@ from pathlib import Path
 from perdure_training.events.background import AsyncExporter
 from perdure_training.events.exporter import ConsoleExporter
 from perdure_training.events.files import FileExporter
+from perdure_training.node_api.rank_environment import GENERATION_VARIABLE, RUN_ID_VARIABLE, is_rank, run_directory_of
 
 logger = logging.getLogger(__name__)
 
@@ -47,15 +48,12 @@ def rank_file(run_directory: Path, local_rank: int) -> Path:
 def find_place(environment: Mapping[str, str] = os.environ) -> Place:
     """Returns where the events of a process with this environment go: nowhere if Perdure did not start it as a rank."""
     place = environment.get(VARIABLE, "file")
-    directory, rank = environment.get("PERDURE_PROGRESS_DIR"), environment.get("RANK", "")
-    run_id = environment.get("PERDURE_RUN_ID")
-    # A torchrun that a rank starts for purposes of its own has other ranks with the same numbers.
-    is_own = environment.get("TORCHELASTIC_RUN_ID", run_id) == run_id
-    if not directory or not rank.isdecimal() or not is_own or place == "off":
+    run_directory, rank = run_directory_of(environment), environment.get("RANK", "")
+    if run_directory is None or not is_rank(environment) or not rank.isdecimal() or place == "off":
         return Place()
-    generation = environment.get("PERDURE_GENERATION", "")
+    generation = environment.get(GENERATION_VARIABLE, "")
     local_rank = environment.get("LOCAL_RANK", "")
-    path = rank_file(Path(directory).parent, int(local_rank) if local_rank.isdecimal() else 0)
+    path = rank_file(run_directory, int(local_rank) if local_rank.isdecimal() else 0)
     exporters = (_exporter(one.strip(), path, environment) for one in place.split(","))
     found = tuple(exporter for exporter in exporters if exporter is not None)
     return Place(found, int(rank), int(generation) if generation.isdecimal() else None)
@@ -66,7 +64,7 @@ def _exporter(name: str, path: Path, environment: Mapping[str, str]) -> AsyncExp
         case "console":
             return AsyncExporter(ConsoleExporter())
         case "otlp":
-            collector = to_collector(environment, resource={"perdure.job.uid": environment.get("PERDURE_RUN_ID", "")})
+            collector = to_collector(environment, resource={"perdure.job.uid": environment.get(RUN_ID_VARIABLE, "")})
             if collector is None:
                 logger.warning("%s=otlp: OTEL_EXPORTER_OTLP_ENDPOINT names no collector that can be used", VARIABLE)
             return collector

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
+from perdure_training.node_api.rank_environment import generation_of
 from perdure_training.shards.link import Away, Json, Link, find_link
 from perdure_training.shards.shard import Shard, StreamShard
 from perdure_training.shards.spans import Span, advance, length, merge, without
@@ -81,7 +82,7 @@ class LeaseClient(ABC, Generic[_Leased]):
         """The position before anything was consumed."""
         self._rank = int(os.environ.get("RANK", "0"))
         self._world_size = int(os.environ.get("WORLD_SIZE", "1"))
-        self._generation = int(os.environ.get("PERDURE_GENERATION", "0"))
+        self._generation = generation_of(os.environ)
         self._link = link or find_link()
         self._pid = os.getpid()
         self._changed = threading.Condition()

@@ -22,7 +22,7 @@ from perdure.contract import (
     StoreAnswers,
     StoreRequest,
 )
-from perdure_launcher.protocol import (
+from perdure_training.node_api.bodies import (
     CommandExit,
     EnteredReport,
     LauncherHello,

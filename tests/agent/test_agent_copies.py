@@ -22,8 +22,8 @@ from perdure.agent.checkpoint import copy_service, peer_copies
 from perdure.contract import NodeCredentials
 from perdure.workflows.policy.checkpoints.copies import copies_token
 from perdure_launcher import watched_folder
-from perdure_launcher.protocol import RestoringReport
 from perdure_launcher.watched_folder import WatchedFolder
+from perdure_training.node_api.bodies import RestoringReport
 from perdure_training.storage_link import StorageLink
 from tests.support.small_disks import small_disk
 from tests.support.waiting import wait_for

@@ -16,7 +16,7 @@ from perdure.contract import (
     Ready,
 )
 from perdure.spec.checkpoint import Checkpoint
-from perdure_launcher.protocol import (
+from perdure_training.node_api.bodies import (
     CommandExit,
     FinishedReport,
     HandlerHello,

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from perdure.contract import CompleteGeneration, StopNode
-from perdure_launcher.rank_plugins.progress import REPORTED, ProgressWriter, progress_path
+from perdure_training.node_api.progress_file import REPORTED, ProgressFile, progress_path
 from tests.agent.harness import QUICK, RunningAgent, Workflows, rank_exit, recording, running_agent, utc
 from tests.agent.recorder import Recorder
 from tests.support.temporal_server import DevServer, dev_server
@@ -40,10 +40,8 @@ async def agent(temporal_server: DevServer, workflows: Workflows, folder: Path) 
 
 def write_step(agent: RunningAgent, *, generation: int, step: int, rank: int = 0) -> None:
     path = progress_path(agent.run_dir / "progress", rank)
-    writer = ProgressWriter(path, generation=generation, pid=4712, source=REPORTED)
-    writer.total(1000)
-    writer.loss(0.5)
-    writer.step(step, time=time.time())
+    writer = ProgressFile(path, generation=generation, pid=4712, source=REPORTED)
+    writer.write(step, time=time.time(), total=1000, loss=0.5)
 
 
 async def test_a_node_goes_through_its_first_world(agent: RunningAgent, workflows: Workflows) -> None:

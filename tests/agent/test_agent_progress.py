@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from perdure.agent.progress import ProgressReader
 from perdure.contract import ProgressSource
-from perdure_launcher.rank_plugins.progress import COUNTED, REPORTED, ProgressWriter, mark_apart, progress_path
+from perdure_training.node_api.progress_file import COUNTED, REPORTED, ProgressFile, mark_apart, progress_path
 
 
 class Ranks:
@@ -17,15 +18,15 @@ class Ranks:
 
     def __init__(self, run_dir: Path, generation: int, source: int, base_rank: int = 0) -> None:
         self.writers = [
-            ProgressWriter(
+            ProgressFile(
                 progress_path(run_dir / "progress", base_rank + local), generation=generation, pid=100, source=source
             )
             for local in range(2)
         ]
 
-    def step(self, *steps: int) -> None:
+    def step(self, *steps: int, **details: Any) -> None:
         for writer, step in zip(self.writers, steps, strict=True):
-            writer.step(step, time=time.time())
+            writer.write(step, time=time.time(), **details)
 
 
 @pytest.fixture
@@ -81,10 +82,7 @@ def test_reports_are_absolute_and_a_first_one_is_a_step(tmp_path: Path, reader: 
     ranks = Ranks(tmp_path, 3, REPORTED)
     sample(reader, 3, 0)
     assert not reader.all_stepped
-    for writer in ranks.writers:
-        writer.total(2000)
-        writer.loss(1.25)
-    ranks.step(1200, 1200)
+    ranks.step(1200, 1200, total=2000, loss=1.25)
     sample(reader, 3, 1)
     ranks.step(1210, 1211)
     sample(reader, 3, 2)

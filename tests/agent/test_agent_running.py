@@ -13,9 +13,9 @@ from perdure.agent.progress import ProgressReader
 from perdure.agent.telemetry import Telemetry
 from perdure.contract import Stepping
 from perdure.spec.checkpoint import Checkpoint
-from perdure_launcher import layout
-from perdure_launcher.protocol import EnteredReport, LauncherHello
-from perdure_launcher.rank_plugins.progress import COUNTED, ProgressWriter, progress_path
+from perdure_training.node_api import layout
+from perdure_training.node_api.bodies import EnteredReport, LauncherHello
+from perdure_training.node_api.progress_file import COUNTED, ProgressFile, progress_path
 from tests.agent.bench import Bench
 from tests.support.waiting import eventually
 
@@ -31,7 +31,7 @@ async def test_ranks_that_stay_alive_run_and_a_later_first_step_is_reported_agai
         await eventually(lambda: bool(bench.group.of(Stepping)))
         assert bench.node.state.summary == "running"
         path = progress_path(tmp_path / layout.PROGRESS, 0)
-        ProgressWriter(path, generation=1, pid=100, source=COUNTED).step(1, time=time.time())
+        ProgressFile(path, generation=1, pid=100, source=COUNTED).write(1, time=time.time())
         await eventually(lambda: len(bench.group.of(Stepping)) == 2)
     finally:
         watching.cancel()
@@ -82,11 +82,11 @@ def test_a_lease_carries_for_how_long_no_rank_has_stepped_beside_the_usual_time_
     bench.node.report_stepping(1, counted=True, starts=None)
     ranks = ProgressReader(tmp_path)
     telemetry = Telemetry(bench.node, ranks, to_group=bench.group)
-    writer = ProgressWriter(progress_path(tmp_path / layout.PROGRESS, 0), generation=1, pid=100, source=COUNTED)
+    writer = ProgressFile(progress_path(tmp_path / layout.PROGRESS, 0), generation=1, pid=100, source=COUNTED)
     assert telemetry.view(1).idle is None
     now = time.monotonic()
     for step in range(1, 12):
-        writer.step(step, time=time.time())
+        writer.write(step, time=time.time())
         ranks.sample(generation=1, base_rank=0, processes=1, now=now - 72 + step / 10)
     view = telemetry.view(1)
     assert view.idle is not None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perdure.agent.state import AgentState, StateFile
-from perdure_launcher.layout import AGENT_STATE
+from perdure_training.node_api.layout import AGENT_STATE
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ import pytest
 from perdure.agent.protocol import Malformed, read_body, time_of, time_or_arrival
 from perdure.contract import Failure, Ready
 from perdure.contract.agents import MOST_RANKS
-from perdure_launcher.agent_link.codec import encode
-from perdure_launcher.protocol import (
+from perdure_training.node_api.bodies import (
     POSTS,
     CommandExit,
     EnteredReport,
@@ -24,6 +23,7 @@ from perdure_launcher.protocol import (
     UsageReport,
     protocol_mismatch,
 )
+from perdure_training.node_api.codec import encode
 from tests.agent.bench import NOW, Bench
 
 KINDS: list[Any] = sorted(set(POSTS.values()), key=lambda kind: kind.__name__)

@@ -10,7 +10,7 @@ from perdure.contract import (
     Finished,
     Ready,
 )
-from perdure_launcher.protocol import (
+from perdure_training.node_api.bodies import (
     FinishedReport,
     LeavingReport,
     ReadyReport,

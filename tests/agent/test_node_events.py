@@ -7,7 +7,7 @@ from pathlib import Path
 
 from perdure.agent.node_events import NodeEventEmitter
 from perdure.events import AsyncExporter, FileExporter
-from perdure_launcher.protocol import LeavingReport, RankExit, ReadyReport
+from perdure_training.node_api.bodies import LeavingReport, RankExit, ReadyReport
 from tests.agent.bench import NOW, Bench
 from tests.training.events.collected import lines
 

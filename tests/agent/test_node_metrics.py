@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import struct
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -20,8 +19,14 @@ from perdure.base.metrics.endpoint import serving_metrics
 from perdure.base.metrics.table import AGENT_METRICS, BOTH
 from perdure.contract import NodeCredentials
 from perdure.events import AsyncExporter, FileExporter
-from perdure_launcher.rank_plugins.progress import REPORTED, ProgressWriter, RankProgress, progress_path, read_progress
-from perdure_training.progress_file import SaveStall
+from perdure_training.node_api.progress_file import (
+    REPORTED,
+    ProgressFile,
+    RankProgress,
+    SaveStall,
+    progress_path,
+    read_progress,
+)
 from tests.agent.harness import RunningAgent, Workflows, rank_exit, running_agent
 from tests.support.temporal_server import DevServer, free_port
 from tests.support.waiting import eventually
@@ -67,13 +72,8 @@ async def test_a_node_exports_its_training_its_lease_and_its_machine(
         await agent.command("apply_world", agent.world(1))
         await agent.enter(1)
         path = progress_path(agent.run_dir / "progress", 0)
-        writer = ProgressWriter(path, generation=1, pid=4712, source=REPORTED)
-        writer.total(1000)
-        writer.loss(0.5)
-        writer.step(40, time=time.time())
-        with path.open("r+b") as file:
-            file.seek(64)
-            file.write(struct.pack("<d", 0.4))
+        writer = ProgressFile(path, generation=1, pid=4712, source=REPORTED)
+        writer.write(40, time=time.time(), total=1000, loss=0.5, mfu=0.4)
         environment = {"PERDURE_PROGRESS_DIR": str(path.parent), "RANK": "0", "PERDURE_GENERATION": "1"}
         SaveStall(environment).add(2.5)
         await workflows.expect(workflows.group, "stepping")
@@ -129,7 +129,7 @@ def test_the_stall_of_saves_grows_over_processes_and_survives_nonsense(tmp_path:
     stalls = SaveStalls()
 
     def process(pid: int, *seconds: float) -> None:
-        ProgressWriter(path, generation=1, pid=pid, source=REPORTED)
+        ProgressFile(path, generation=1, pid=pid, source=REPORTED)
         stall = SaveStall(environment)
         for one in seconds:
             stall.add(one)

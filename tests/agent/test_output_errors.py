@@ -12,9 +12,9 @@ import pytest
 from perdure.agent import ends
 from perdure.agent.output_errors import aborts_in, exceptions_in, explained
 from perdure.contract import Failure, RankExit
-from perdure_launcher.layout import LOGS, OUTPUT_LOG
-from perdure_launcher.protocol import RankExit as ReportedExit
-from perdure_launcher.protocol import ReadyReport
+from perdure_training.node_api.bodies import RankExit as ReportedExit
+from perdure_training.node_api.bodies import ReadyReport
+from perdure_training.node_api.layout import LOGS, OUTPUT_LOG
 from tests.agent.bench import Bench
 
 SCRIPTS = {

@@ -18,7 +18,7 @@ from perdure.agent.telemetry import Telemetry
 from perdure.contract import Failure, FailureKind, Finished
 from perdure_launcher.agent_link import client
 from perdure_launcher.agent_link.client import AgentConnection, AgentRefused, AgentSession, Outbox
-from perdure_launcher.protocol import (
+from perdure_training.node_api.bodies import (
     Body,
     CommandExit,
     EnteredReport,

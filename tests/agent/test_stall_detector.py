@@ -21,10 +21,10 @@ from tests.support.temporal_server import DevServer
 
 STEPS = """
 import os, pathlib, sys, time
-from perdure_launcher.rank_plugins.progress import COUNTED, ProgressWriter
-writer = ProgressWriter(pathlib.Path(sys.argv[1]), generation=int(sys.argv[2]), pid=os.getpid(), source=COUNTED)
+from perdure_training.node_api.progress_file import COUNTED, ProgressFile
+writer = ProgressFile(pathlib.Path(sys.argv[1]), generation=int(sys.argv[2]), pid=os.getpid(), source=COUNTED)
 for step in range(1, 100_000):
-    writer.step(step, time=time.time())
+    writer.write(step, time=time.time())
     time.sleep(0.05)
 """
 TIMING = QUICK.model_copy(update={"stall": StallTiming(after=timedelta(seconds=1), steps=5)})

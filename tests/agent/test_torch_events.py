@@ -10,7 +10,7 @@ import pytest
 
 from perdure.agent.torch_events import TorchEvents
 from perdure.events import AsyncExporter, EventEmitter, EventType, FileExporter
-from perdure_launcher.layout import torchrun_events
+from perdure_training.node_api.layout import torchrun_events
 
 STATUS = "torchelastic.worker.status."
 

@@ -28,10 +28,10 @@ from perdure.workflows.backend_reports import REWORDINGS
 from perdure.workflows.policy.capacity import joining
 from perdure.workflows.policy.record import incident_texts, observations
 from perdure.workflows.policy.services import store
-from perdure_launcher.agent_link.codec import LONGEST_TEXT as LONGEST_REPORT
 from perdure_launcher.rank_exits import SUPERSEDED_EXIT_CODE
 from perdure_launcher.supervisor.launcher import USAGE_INTERVAL
 from perdure_training.events import background, files, formats, plain
+from perdure_training.node_api.codec import LONGEST_TEXT as LONGEST_REPORT
 from tests.docs.pages import ROOT
 
 TIMING = Timing()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import MISSING, fields, is_dataclass
 
-from perdure_launcher import protocol
-from perdure_launcher.protocol import GETS, POSTS, Body, HandlerHello, HelloAnswer, LauncherHello
+from perdure_training.node_api import bodies as module
+from perdure_training.node_api.bodies import GETS, POSTS, Body, HandlerHello, HelloAnswer, LauncherHello
 from tests.docs.pages import ROOT
 
 PAGE = (ROOT / "docs" / "node-protocol.md").read_text(encoding="utf-8")
@@ -17,7 +17,7 @@ def bodies() -> list[type[Body]]:
     """All of the protocol, in the order of its module."""
     return [
         one
-        for one in vars(protocol).values()
+        for one in vars(module).values()
         if isinstance(one, type) and issubclass(one, Body) and is_dataclass(one) and one is not Body
     ]
 

@@ -43,7 +43,13 @@ def foreign(folder: str, *, allowed: tuple[str, ...]) -> list[str]:
         # Run in users' processes, next to whatever versions they have.
         (
             "perdure_launcher",
-            ("torch", "perdure_training.events", "perdure_training.snapshots", "perdure_training.storage_link"),
+            (
+                "torch",
+                "perdure_training.events",
+                "perdure_training.node_api",
+                "perdure_training.snapshots",
+                "perdure_training.storage_link",
+            ),
         ),
         # The adapters of frameworks import these, and only scripts that use them import the adapters.
         ("perdure_training", ("torch", "transformers", "lightning", "pytorch_lightning")),

@@ -17,8 +17,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from perdure_launcher.rank_plugins.progress import RankProgress, progress_path, read_progress
 from perdure_launcher.system.processes import environment_of
+from perdure_training.node_api.progress_file import RankProgress, progress_path, read_progress
 from tests.launcher.agent_double import DEADLINE, AgentDouble, Post
 from tests.support.waiting import eventually
 

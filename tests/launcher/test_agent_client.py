@@ -16,8 +16,8 @@ from aiohttp import web
 
 from perdure_launcher.agent_link import client
 from perdure_launcher.agent_link.client import AgentConnection, AgentGone, AgentRefused, AgentSession, Outbox
-from perdure_launcher.agent_link.codec import plain
-from perdure_launcher.protocol import FinishedReport, LauncherHello, RankExit, ReadyReport
+from perdure_training.node_api.bodies import FinishedReport, LauncherHello, RankExit, ReadyReport
+from perdure_training.node_api.codec import plain
 
 PATIENCE = timedelta(seconds=30)
 HELLO = LauncherHello(pid=1)

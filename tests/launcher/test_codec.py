@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from perdure_launcher.agent_link.codec import Malformed, decode, encode, encode_essentials
-from perdure_launcher.protocol import CommandExit, Desired, RankExit, ReadyReport, World, WorldAnswer
+from perdure_training.node_api.bodies import CommandExit, Desired, RankExit, ReadyReport, World, WorldAnswer
+from perdure_training.node_api.codec import Malformed, decode, encode, encode_essentials
 
 WORLD: dict[str, Any] = {
     "generation": 2,

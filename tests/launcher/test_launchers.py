@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure_launcher.rank_plugins.progress import is_apart
+from perdure_training.node_api.progress_file import is_apart
 from tests.launcher.nodes import (
     EXITED,
     READY,

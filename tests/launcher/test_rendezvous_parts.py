@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from perdure_launcher.protocol import RankExit, World
 from perdure_launcher.rank_exits import ExitSpool, ExitWatch, describe_status, with_error
 from perdure_launcher.rank_plugins.error_file import error_content
 from perdure_launcher.rendezvous.store import WorldStore
 from perdure_launcher.state import RendezvousState, StateFile
 from perdure_launcher.system.ports import PortPool
+from perdure_training.node_api.bodies import RankExit, World
 
 WORLD = World(
     generation=3,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from perdure_launcher.environment import inject
-from perdure_launcher.rank_plugins.progress import is_apart, progress_path, read_progress
+from perdure_training.node_api.progress_file import is_apart, progress_path, read_progress
 
 SETUP = """
 import torch

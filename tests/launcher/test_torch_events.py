@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from perdure_launcher.layout import torchrun_events
 from perdure_launcher.rendezvous import torch_events
 from perdure_training.events import AsyncExporter, EventEmitter
+from perdure_training.node_api.layout import torchrun_events
 from tests.launcher.nodes import EXITED, FINISHED, READY, TORCHRUN, Node, all_step, first_world, form_world, running
 from tests.training.events.collected import Collected, lines
 

@@ -27,7 +27,14 @@ from perdure.contract import (
     Stepping,
     TransitionKind,
 )
-from perdure_launcher.protocol import CommandExit, EnteredReport, HandlerHello, LauncherHello, RankExit, ReadyReport
+from perdure_training.node_api.bodies import (
+    CommandExit,
+    EnteredReport,
+    HandlerHello,
+    LauncherHello,
+    RankExit,
+    ReadyReport,
+)
 
 if TYPE_CHECKING:
     from tests.policy.simulated_site import Site

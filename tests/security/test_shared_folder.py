@@ -21,17 +21,17 @@ from perdure.agent.progress import ProgressReader
 from perdure.agent.sockets import listen_beneath
 from perdure.agent.torch_events import TorchEvents
 from perdure.contract import LogChunk, NodeCredentials
-from perdure_launcher.layout import short_links
-from perdure_launcher.rank_plugins.progress import (
+from perdure_launcher.warm_start.starts import read_starts, read_why_all_cold
+from perdure_training.node_api.layout import short_links
+from perdure_training.node_api.progress_file import (
     MAGIC,
     REPORTED,
-    ProgressWriter,
+    ProgressFile,
     mark_apart,
     progress_path,
     read_progress,
 )
-from perdure_launcher.system.untrusted_files import NotARegularFile, open_beneath, read_beneath
-from perdure_launcher.warm_start.starts import read_starts, read_why_all_cold
+from perdure_training.node_api.untrusted_files import NotARegularFile, open_beneath, read_beneath
 from perdure_training.storage_link import StorageAway, StorageLink, StorageProblem
 from tests.training.checkpoint_agent import checkpoint_agent
 
@@ -118,7 +118,7 @@ def test_no_folder_for_temporary_files_is_needed(run: Path, monkeypatch: pytest.
     def none() -> Path:
         raise FileNotFoundError("no usable temporary directory, as in the agent's container")
 
-    monkeypatch.setattr("perdure_launcher.system.untrusted_files.short_links", none)
+    monkeypatch.setattr("perdure_training.node_api.untrusted_files.short_links", none)
     listen_beneath(run, "agent.sock", backlog=1).close()
 
 
@@ -150,8 +150,8 @@ def _write_what_ranks_do(run: Path) -> None:
     for folder in ("logs", "progress", "warm", "events"):
         (run / folder).mkdir(parents=True, exist_ok=True)
     (run / "logs" / "output.log").write_text("line\n")
-    writer = ProgressWriter(progress_path(run / "progress", 0), generation=1, pid=7, source=REPORTED)
-    writer.step(5, time=1.0)
+    writer = ProgressFile(progress_path(run / "progress", 0), generation=1, pid=7, source=REPORTED)
+    writer.write(5, time=1.0)
     mark_apart(run / "progress", generation=1)
     start = {"generation": 1, "pid": 7, "warm": True}
     (run / "warm" / "start-0").write_text(json.dumps(start))
@@ -201,7 +201,7 @@ def test_in_place_of_any_folder_in_it(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("trap", IN_THE_RUN_DIRECTORY.values(), ids=IN_THE_RUN_DIRECTORY.keys())
 def test_in_place_of_progress_and_of_starts(run: Path, secret: Path, trap: Trap) -> None:
-    ProgressWriter(secret, generation=1, pid=7, source=REPORTED).step(5, time=1.0)
+    ProgressFile(secret, generation=1, pid=7, source=REPORTED).write(5, time=1.0)
     trap(run / "progress" / "rank-0", secret)
     trap(run / "warm" / "start-0", secret)
     reader = ProgressReader(run)
@@ -212,12 +212,12 @@ def test_in_place_of_progress_and_of_starts(run: Path, secret: Path, trap: Trap)
 
 @pytest.mark.parametrize("time", [1e300, float("inf"), float("nan"), -1.0])
 def test_a_step_at_no_time(run: Path, time: float) -> None:
-    (run / "progress" / "rank-0").write_bytes(struct.pack("<IIQQQQdd8x", MAGIC, 1, 1, 7, 5, 0, 0.1, time))
+    (run / "progress" / "rank-0").write_bytes(struct.pack("<IIQQQQdd16x", MAGIC, 1, 1, 7, 5, 0, 0.1, time))
     assert read_progress(run / "progress" / "rank-0") is None
 
 
 def test_more_steps_than_a_number_holds(run: Path) -> None:
-    (run / "progress" / "rank-0").write_bytes(struct.pack("<IIQQQQdd8x", MAGIC, 1, 1, 7, 2**64 - 1, 0, 0.1, 1.0))
+    (run / "progress" / "rank-0").write_bytes(struct.pack("<IIQQQQdd16x", MAGIC, 1, 1, 7, 2**64 - 1, 0, 0.1, 1.0))
     assert read_progress(run / "progress" / "rank-0") is None
 
 

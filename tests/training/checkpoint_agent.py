@@ -25,7 +25,7 @@ from perdure.contract import (
 )
 from perdure.spec.checkpoint import Checkpoint
 from perdure.workflows.policy.checkpoints.copies import copies_token
-from perdure_launcher.protocol import World
+from perdure_training.node_api.bodies import World
 
 NODE = NodeCredentials(uid="run", role="worker", rank=0, incarnation=1, token="secret")
 

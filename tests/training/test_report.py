@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from perdure_launcher.environment import inject
-from perdure_launcher.rank_plugins.progress import COUNTED, ProgressWriter, progress_path, read_progress
 from perdure_training import report
+from perdure_training.node_api.progress_file import COUNTED, REPORTED, ProgressFile, progress_path, read_progress
 
 ROOT = Path(__file__).parents[2]
 
@@ -135,31 +135,17 @@ def test_wrong_arguments_are_refused_everywhere(arguments: dict[str, object], ki
         report(**arguments)  # type: ignore[arg-type]
 
 
-def test_the_layout_is_the_launchers(tmp_path: Path) -> None:
-    """Both are written down, since neither package may import the other."""
-    from perdure_training.progress_file import ProgressFile
-
+def test_a_report_takes_the_file_over_from_the_count_of_its_process(tmp_path: Path) -> None:
     path = progress_path(tmp_path, 0)
-    counted = ProgressWriter(path, generation=5, pid=os.getpid(), source=COUNTED)
-    counted.step(3, time=1.0)
-    ProgressFile(path, generation=5).write(step=9, total=10, loss=0.5, mfu=0.25)
-    assert counted.source != COUNTED
+    counted = ProgressFile(path, generation=5, pid=os.getpid(), source=COUNTED)
+    counted.write(3, time=1.0)
+    reported = ProgressFile(path, generation=5, pid=os.getpid(), source=REPORTED)
+    progress = read_progress(path)
+    assert progress
+    assert (progress.step, progress.time) == (0, 0.0)
+    reported.write(9, time=2.0, total=10, loss=0.5, mfu=0.25)
+    assert ProgressFile(path, generation=5, pid=os.getpid(), source=COUNTED).source == counted.source == REPORTED
     progress = read_progress(path)
     assert progress
     assert (progress.step, progress.total, progress.loss, progress.pid) == (9, 10, 0.5, os.getpid())
     assert progress.mfu == 0.25
-
-
-def test_a_file_of_an_earlier_release_is_read_and_extended(tmp_path: Path) -> None:
-    from perdure_training.progress_file import ProgressFile
-
-    path = progress_path(tmp_path, 0)
-    ProgressWriter(path, generation=5, pid=9, source=COUNTED).step(3, time=1.0)
-    os.truncate(path, 64)
-    progress = read_progress(path)
-    assert progress
-    assert (progress.step, progress.mfu) == (3, None)
-    ProgressFile(path, generation=5).write(step=4, total=None, loss=None, mfu=0.5)
-    progress = read_progress(path)
-    assert progress
-    assert (progress.step, progress.mfu) == (4, 0.5)

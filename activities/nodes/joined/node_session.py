@@ -30,7 +30,7 @@ from perdure.activities.nodes.local.folders import Ending, FolderOwner, NodeFold
 from perdure.activities.nodes.local.processes import kill_leftovers
 from perdure.agent.config import GatewayConnection
 from perdure.contract import NodeRequest
-from perdure_launcher.layout import AGENT_SOCKET
+from perdure_training.node_api.layout import AGENT_SOCKET
 from perdure_training.snapshots.copies import RACK_VARIABLE
 
 logger = logging.getLogger(__name__)

@@ -34,7 +34,7 @@ from perdure.activities.nodes.local.processes import ProcessIdentity
 from perdure.base.files import read_record, write_private_file
 from perdure.contract import NodeId, NodeRequest
 from perdure.spec.durations import parse_duration
-from perdure_launcher import layout
+from perdure_training.node_api import layout
 
 DEFAULT_RETENTION = timedelta(days=7)
 """Default retention: how long the folders of a job outlive it if the state folder does not configure that."""

@@ -13,7 +13,7 @@ from typing import Final
 import aiohttp
 
 from perdure.activities.nodes.local.folders import NodeFolder, NodeFolders
-from perdure_launcher.layout import AGENT_SOCKET
+from perdure_training.node_api.layout import AGENT_SOCKET
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from perdure.client.logs.lines import Lines, PrintedLine
-from perdure_launcher.layout import LOG_TIMES, OUTPUT_LOG
 from perdure_launcher.log_times import line_times
+from perdure_training.node_api.layout import LOG_TIMES, OUTPUT_LOG
 
 _BLOCK = 1 << 16
 

@@ -1,6 +1,6 @@
 """Progress files: each rank's progress, written without a system call per step and polled by the agent.
 
-A file has 72 bytes, little endian; earlier releases write 64. `time` is written before `step`, so a reader that sees a
+A file has 72 bytes, little endian (docs/node-protocol.md). `time` is written before `step`, so a reader that sees a
 step sees a time that is not older.
 """
 
@@ -10,15 +10,14 @@ import math
 import mmap
 import os
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..system.untrusted_files import read_below
+from perdure_training.node_api.rank_environment import PROGRESS_VARIABLE, generation_of, is_rank
+from perdure_training.node_api.untrusted_files import read_below
 
 MAGIC = 0x50524431
-SIZE = 72
-_SIZE_WITHOUT_MFU = 64
-"""The size in releases that do not report it."""
 COUNTED = 0
 REPORTED = 1
 
@@ -31,7 +30,8 @@ _LARGEST = 2**63 - 1
 """Steps, at most: what reads them further on counts in 64 bits with a sign."""
 _LATEST = 2.0**36
 """Seconds since the epoch, in the year 4147: any program may write to the file."""
-_SOURCE_AT, _STEP_AT, _TOTAL_AT, _LOSS_AT, _TIME_AT = 4, 24, 32, 40, 48
+_SOURCE_AT, _GENERATION_AT, _STEP_AT, _TOTAL_AT = 4, 8, 24, 32
+_LOSS_AT, _TIME_AT, _SAVE_STALL_AT, _MFU_AT = 40, 48, 56, 64
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,12 @@ def read_progress(path: Path, *, beneath: Path | None = None) -> RankProgress | 
         beneath: The folder below which no link is followed; by default the file's own.
     """
     try:
-        content = read_below(beneath, path, limit=SIZE)
+        content = read_below(beneath, path, limit=_LAYOUT.size)
     except OSError:
         return None
-    if len(content) < _SIZE_WITHOUT_MFU:
+    if len(content) < _LAYOUT.size:
         return None
-    fields = _LAYOUT.unpack_from(content.ljust(SIZE, b"\0"))
-    magic, source, generation, pid, step, total, loss, time, save_stall, mfu = fields
+    magic, source, generation, pid, step, total, loss, time, save_stall, mfu = _LAYOUT.unpack(content)
     if magic != MAGIC or not 0 <= time < _LATEST or max(step, total) > _LARGEST:
         return None
     return RankProgress(
@@ -110,16 +109,18 @@ def mark_apart(directory: Path, *, generation: int) -> None:
 def is_apart(directory: Path, *, generation: int, beneath: Path | None = None) -> bool:
     """Returns whether `mark_apart` was called in this generation; `beneath` is as in `read_progress`."""
     try:
-        return read_below(beneath, directory / _APART, limit=SIZE) == str(generation).encode()
+        return read_below(beneath, directory / _APART, limit=_LAYOUT.size) == str(generation).encode()
     except OSError:
         return False
 
 
-class ProgressWriter:
+class ProgressFile:
     """One rank's progress file, mapped into memory."""
 
     def __init__(self, path: Path, *, generation: int, pid: int, source: int) -> None:
         """Opens the file, and takes it over from the previous process.
+
+        A script that reports takes it over from the step counter of its own process, too, which then stops.
 
         Raises:
             OSError: if the file cannot be created.
@@ -129,31 +130,69 @@ class ProgressWriter:
         try:
             # The bytes are written: a mapped hole on a full disk would end the process with SIGBUS.
             size = os.fstat(descriptor).st_size
-            if size < SIZE:
-                os.pwrite(descriptor, bytes(SIZE - size), size)
-            self._map = mmap.mmap(descriptor, SIZE)
+            if size < _LAYOUT.size:
+                os.pwrite(descriptor, bytes(_LAYOUT.size - size), size)
+            self._map = mmap.mmap(descriptor, _LAYOUT.size)
         finally:
             os.close(descriptor)
-        magic, source_before, generation_before, pid_before, *_ = _LAYOUT.unpack_from(self._map)
-        if (magic, generation_before, pid_before) == (MAGIC, generation, pid):
-            self.source = max(source, source_before)
-        else:
-            self._map[:SIZE] = _LAYOUT.pack(MAGIC, source, generation, pid, 0, 0, math.nan, 0.0, 0.0, 0.0)
+        magic, _, generation_before, pid_before, *_ = _LAYOUT.unpack_from(self._map)
+        if source == REPORTED or (magic, generation_before, pid_before) != (MAGIC, generation, pid):
+            empty = _LAYOUT.pack(MAGIC, source, generation, pid, 0, 0, math.nan, 0.0, 0.0, 0.0)
+            self._map[: _LAYOUT.size] = empty
 
     @property
     def source(self) -> int:
         return _SOURCE.unpack_from(self._map, _SOURCE_AT)[0]
 
-    @source.setter
-    def source(self, value: int) -> None:
-        _SOURCE.pack_into(self._map, _SOURCE_AT, value)
-
-    def step(self, step: int, *, time: float) -> None:
+    def write(
+        self, step: int, *, time: float, total: int | None = None, loss: float | None = None, mfu: float | None = None
+    ) -> None:
+        """Writes a step; what is None keeps its value."""
+        if total is not None:
+            _NUMBER.pack_into(self._map, _TOTAL_AT, total)
+        if loss is not None:
+            # NaN means that no loss was given.
+            _REAL.pack_into(self._map, _LOSS_AT, math.inf if math.isnan(loss) else loss)
+        if mfu is not None:
+            _REAL.pack_into(self._map, _MFU_AT, mfu)
         _REAL.pack_into(self._map, _TIME_AT, time)
         _NUMBER.pack_into(self._map, _STEP_AT, step)
 
-    def total(self, total: int) -> None:
-        _NUMBER.pack_into(self._map, _TOTAL_AT, total)
 
-    def loss(self, loss: float) -> None:
-        _REAL.pack_into(self._map, _LOSS_AT, loss)
+class SaveStall:
+    """The time for which saves have stopped this process, in the progress file that the rank has anyway."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        """Creates the object; the file is opened when it exists."""
+        self._path = own_progress_path(environment)
+        self._generation = generation_of(environment) if self._path else 0
+        self._map: mmap.mmap | None = None
+        self._seconds = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Adds the duration of one save. Without a file it does nothing: the training is more important."""
+        self._seconds += seconds
+        if self._path is None:
+            return
+        try:
+            self._map = self._map or self._open(self._path)
+        except (OSError, ValueError):
+            return
+        if _NUMBER.unpack_from(self._map, _GENERATION_AT)[0] == self._generation:
+            _REAL.pack_into(self._map, _SAVE_STALL_AT, self._seconds)
+
+    @staticmethod
+    def _open(path: Path) -> mmap.mmap:
+        with path.open("r+b") as file:
+            return mmap.mmap(file.fileno(), _LAYOUT.size)
+
+
+def own_progress_path(environment: Mapping[str, str]) -> Path | None:
+    """Returns the path of this process's file; None if Perdure did not start it as a rank.
+
+    Raises:
+        ValueError: if the environment is not as the launcher sets it.
+    """
+    if not is_rank(environment):
+        return None
+    return progress_path(Path(environment[PROGRESS_VARIABLE]), int(environment["RANK"]))

@@ -13,8 +13,8 @@ from dataclasses import MISSING, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from ..protocol import Body
-from ..system.text import well_formed
+from perdure_training.node_api.bodies import Body
+from perdure_training.node_api.text import well_formed
 
 LONGEST_TEXT = 16_384
 """Maximum length of a text in characters: error texts and log tails are shorter, but a command's arguments may not

@@ -1,0 +1,40 @@
+"""The variables by which the launcher tells a process which rank it is, for all that runs in ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+GENERATION_VARIABLE: Final = "PERDURE_GENERATION"
+PROGRESS_VARIABLE: Final = "PERDURE_PROGRESS_DIR"
+RUN_ID_VARIABLE: Final = "PERDURE_RUN_ID"
+
+
+def is_rank(environment: Mapping[str, str]) -> bool:
+    """Returns whether the launcher started a process with this environment as a rank."""
+    return bool(environment.get(PROGRESS_VARIABLE)) and has_job_rank(environment)
+
+
+def has_job_rank(environment: Mapping[str, str]) -> bool:
+    """Returns whether the process's rank is one of the job.
+
+    In a torchrun that a rank starts for purposes of its own, other processes have the same numbers.
+    """
+    run_id = environment.get(RUN_ID_VARIABLE)
+    return "RANK" in environment and environment.get("TORCHELASTIC_RUN_ID", run_id) == run_id
+
+
+def generation_of(environment: Mapping[str, str]) -> int:
+    """Returns the generation of the world that a rank belongs to.
+
+    Raises:
+        ValueError: if the variable is not as the launcher sets it.
+    """
+    return int(environment.get(GENERATION_VARIABLE, "0"))
+
+
+def run_directory_of(environment: Mapping[str, str]) -> Path | None:
+    """Returns the run directory of the node that a process of the command is on; None outside of Perdure."""
+    directory = environment.get(PROGRESS_VARIABLE)
+    return Path(directory).parent if directory else None
