@@ -19,7 +19,7 @@ from rich.table import Table
 from perdure.cli.explain import explanation
 
 from .faults import Fault, Kind, draw, inject, thaw
-from .judgement import doubts
+from .judgement import doubts, never_hit
 from .programs import PROGRAMS, Program, undisturbed
 from .site import NODES, Job, Site
 
@@ -126,6 +126,8 @@ class Chaos:
             for doubt in wrong:
                 self.say(f"{job.program.name} doubted: {doubt}")
         self.console.print(table)
+        if unhit := never_hit(self.faults):
+            self.say(f"no process was ever found for: {', '.join(unhit)}")
         self.say(f"faults, explanations and doubts: {folder}")
         return {
             "faults": sum(fault.processes > 0 for fault in self.faults),
@@ -133,6 +135,7 @@ class Chaos:
             "ended": [job.result.phase.value if job.result is not None else None for job in self.site.jobs],
             "right": right,
             "doubts": doubtful,
+            "never_hit": unhit,
         }
 
 

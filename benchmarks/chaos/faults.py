@@ -12,7 +12,9 @@ from enum import StrEnum
 import psutil
 from pydantic import BaseModel, ConfigDict
 
+import perdure_launcher
 from benchmarks.recovery.perdure_job import node_processes
+from perdure import agent
 from perdure_launcher.warm_start.names import LISTENING_VARIABLE
 
 
@@ -147,12 +149,12 @@ def _is_warm_interpreter(process: psutil.Process, environment: dict[str, str], c
 
 def _is_launcher(process: psutil.Process, environment: dict[str, str], command: list[str]) -> bool:
     del process, environment
-    return command[2:4] == ["-m", "perdure_launcher"]
+    return command[2:4] == ["-m", perdure_launcher.__name__]
 
 
 def _is_agent(process: psutil.Process, environment: dict[str, str], command: list[str]) -> bool:
     del process, environment
-    return command[2:4] == ["-m", "agent"]
+    return command[2:4] == ["-m", agent.__name__]
 
 
 _TESTS: dict[Kind, Callable[[psutil.Process, dict[str, str], list[str]], bool]] = {

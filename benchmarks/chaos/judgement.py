@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from perdure.contract import EvidenceSource, FailureClass, IncidentView
@@ -36,6 +37,17 @@ def doubts(job: str, incidents: Sequence[IncidentView], faults: Sequence[Fault])
         *(doubt for incident in incidents for doubt in _doubts_of(incident, ours)),
         *_untold(incidents, ours),
     ]
+
+
+OFTEN = 3
+"""A kind of process that was looked for this often, and never found, is not recognized."""
+
+
+def never_hit(faults: Sequence[Fault]) -> list[Kind]:
+    """Returns the kinds of faults that hit no process, however often they were tried: the site was spared of them."""
+    tried = Counter(fault.kind for fault in faults)
+    hit = {fault.kind for fault in faults if fault.processes}
+    return [kind for kind, times in tried.items() if times >= OFTEN and kind not in hit]
 
 
 def _doubts_of(incident: IncidentView, faults: Sequence[Fault]) -> list[str]:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import psutil
 
+import perdure_launcher
+from perdure import agent
 from perdure.contract.names import job_workflow_id
 from perdure_launcher.warm_start.names import LISTENING_VARIABLE
 
@@ -32,8 +34,8 @@ def role_of(process: psutil.Process) -> str | None:
     words = process.cmdline()
     if "-m" in words[:-1]:
         module = words[words.index("-m") + 1]
-        return {"agent": "agent", "perdure_launcher": "launcher"}.get(module.split(".")[0])
-    if any("perdure_launcher" in word for word in words[:4]):
+        return {agent.__name__: "agent", perdure_launcher.__name__: "launcher"}.get(module)
+    if any(perdure_launcher.__name__ in word for word in words[:4]):
         return "launcher"
     return None
 

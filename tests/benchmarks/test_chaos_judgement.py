@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from benchmarks.chaos.faults import Fault, Kind
-from benchmarks.chaos.judgement import doubts
+from benchmarks.chaos.judgement import doubts, never_hit
 from perdure.contract import Evidence, EvidenceSource, FailureClass, IncidentView
 
 KILLED_AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -54,3 +54,9 @@ def test_a_false_one_is(told: list[IncidentView], injected: list[Fault], doubt: 
 def test_a_fault_that_hit_no_process_or_a_job_that_did_not_train_needs_no_story():
     assert doubts("job", [], [fault().model_copy(update={"processes": 0})]) == []
     assert doubts("job", [], [fault().model_copy(update={"phase": "RECOVERING"})]) == []
+
+
+def test_kinds_that_never_hit_a_process_are_named():
+    missed = [fault(Kind.AGENT).model_copy(update={"processes": 0})] * 3
+    assert never_hit([*missed, fault(Kind.RANK)]) == [Kind.AGENT]
+    assert never_hit([*missed, fault(Kind.AGENT)]) == []
