@@ -177,6 +177,20 @@ def test_an_unknown_name_suggests_the_nearest(command_line: CommandLine, waiting
 
 
 @pytest.mark.long("commands")
+def test_a_caller_without_the_keys_is_told_which_are_missing(
+    command_line: CommandLine, control_plane: LocalControlPlane, waiting: str
+) -> None:
+    server = control_plane.status().server
+    assert server is not None
+    stranger = CommandLine.local(command_line.folder, command_line.folder / "elsewhere")
+    for command in ("status", "explain", "nodes"):
+        done = stranger.run(command, waiting, "--address", server.address)
+        assert done.code == 2, done
+        assert "cannot be decrypted: it needs the key" in done.err
+        assert "Set PERDURE_PAYLOAD_KEYS_FILE" in done.err
+        assert "Traceback" not in done.err
+
+
 def test_what_is_requested_is_refused_or_planned_without_a_change(command_line: CommandLine, waiting: str) -> None:
     refused = command_line.run("resume", waiting)
     assert refused.code == 2

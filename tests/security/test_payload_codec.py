@@ -64,9 +64,9 @@ async def test_a_payload_is_readable_with_its_key_only(keys: PayloadKeys, tmp_pa
         (strict(create_keys(tmp_path / "other.json")), "other.json does not have"),
         (PayloadEncryption.of(None), "PERDURE_PAYLOAD_KEYS_FILE does not configure"),
     ):
-        with pytest.raises(RuntimeError) as missing:
+        with pytest.raises(PayloadKeysError, match=why) as missing:
             await decrypted(codec, payload)
-        assert why in str(missing.value.__cause__)
+        assert "PERDURE_PAYLOAD_KEYS_FILE" in missing.value.remedy
 
 
 @pytest.mark.parametrize("context", [OTHER_JOB, OTHER_NAMESPACE], ids=["other-job", "other-namespace"])

@@ -47,6 +47,7 @@ from temporalio.exceptions import ApplicationError
 
 from perdure.base.encryption.earlier_runs import EarlierRuns
 from perdure.base.encryption.keys import KEY_BYTES, KEYS_FILE_VARIABLE, PayloadKey, PayloadKeys
+from perdure.base.errors import PayloadKeysError
 
 logger = logging.getLogger(__name__)
 
@@ -239,7 +240,10 @@ class _Unreadable(EncodingPayloadConverter):
         return None
 
     def from_payload(self, payload: Payload, type_hint: type | None = None) -> Any:
-        raise RuntimeError(payload.data.decode())
+        raise PayloadKeysError(
+            payload.data.decode(),
+            remedy=f"Set {KEYS_FILE_VARIABLE} to the file of keys that the job's control plane uses.",
+        )
 
 
 class EncryptedFailures(DefaultFailureConverterWithEncodedAttributes):
