@@ -82,7 +82,7 @@ async def test_a_payload_of_one_workflow_is_refused_in_another(
         forged = Payload()
         forged.CopyFrom(payload)
         forged.metadata[name] = b"" if name == "encryption-context" else b"made up"
-        with pytest.raises((ApplicationError, RuntimeError)):
+        with pytest.raises((ApplicationError, PayloadKeysError)):
             await decrypted(strict(keys), forged, context)
 
 
