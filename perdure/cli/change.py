@@ -5,38 +5,63 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from perdure.cli import text
-from perdure.cli.common import (
-    AddressOption,
-    DryRunOption,
-    JobArgument,
-    NamespaceOption,
-    OutputOption,
-    ReasonOption,
-    Session,
-    out,
-    say,
-    session,
-)
+from perdure.cli.common import JobArgument, Session, out, say
 
 if TYPE_CHECKING:
     from perdure.client.client import Client
     from perdure.contract import Accepted, CheckpointView
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Change(Session):
+    """The options of commands that change a job, and how such a change is made."""
+
+    reason: Annotated[str, typer.Option("--reason", help="Kept with the job and shown by `perdure explain`.")] = ""
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; change nothing.")] = False
+
+    def change(self, name: str, plan: str, change: Callable[[Client], Awaitable[Accepted]]) -> None:
+        """Sends a change, or describes it with --dry-run."""
+        if self.dry_run:
+            self.run(lambda client: self.tell_plan(client, name, plan))
+            return
+        accepted = self.run(change)
+        if self.json:
+            self.show(accepted)
+        else:
+            out.print(accepted.message, markup=False)
+            self.hint(f"perdure watch {name}{self.flag}")
+
+    async def tell_plan(self, client: Client, name: str, plan: str) -> None:
+        """Prints what a change would do, and the job's present state."""
+        from perdure.base.errors import Refused
+
+        status = await client.status(name)
+        if status.finished_at:
+            raise Refused(f"{name} does not run: it has ended as {status.phase}")
+        if self.json:
+            self.show({"name": name, "would": plan, "phase": status.phase, "nodes": status.nodes})
+            return
+        least, most = status.nodes_min, status.nodes_max
+        present = f"{name} is {status.phase} with {text.count(status.nodes, 'node')} of "
+        present += f"{least}:{most}" if least < most else f"{most}"
+        out.print(f"would {plan}: {present}; nothing was changed", markup=False)
+
+
+ChangeSession = Annotated[_Change, "reason", "dry_run", "namespace", "output", "address"]
+
+
 def scale(
     name: JobArgument,
     nodes: Annotated[str, typer.Argument(metavar="NODES", help="4, or 2:8 for min and max.", show_default=False)],
-    reason: ReasonOption = "",
-    dry_run: DryRunOption = False,
-    namespace: NamespaceOption = "default",
-    output: OutputOption = None,
-    address: AddressOption = None,
+    *,
+    here: ChangeSession,
 ) -> None:
     """Change how many nodes a job has.
 
@@ -49,42 +74,23 @@ def scale(
         NodeCount.model_validate(nodes)
     except ValueError:
         raise PerdureError(f'NODES: got "{nodes}"; expected a number such as 4, or a range such as 2:8') from None
-    here = session(namespace=namespace, output=output, address=address)
-    _change(
-        here, name, f"scale to {nodes} nodes", lambda client: client.scale(name, nodes, reason=reason), dry_run=dry_run
-    )
+    here.change(name, f"scale to {nodes} nodes", lambda client: client.scale(name, nodes, reason=here.reason))
 
 
-def suspend(
-    name: JobArgument,
-    reason: ReasonOption = "",
-    dry_run: DryRunOption = False,
-    namespace: NamespaceOption = "default",
-    output: OutputOption = None,
-    address: AddressOption = None,
-) -> None:
+def suspend(name: JobArgument, here: ChangeSession) -> None:
     """Release all nodes of a job; it keeps its history and can be resumed.
 
     [dim]perdure suspend llama-8b-sft --reason "making room"[/]
     """
-    here = session(namespace=namespace, output=output, address=address)
-    _change(here, name, "release all nodes", lambda client: client.suspend(name, reason=reason), dry_run=dry_run)
+    here.change(name, "release all nodes", lambda client: client.suspend(name, reason=here.reason))
 
 
-def resume(
-    name: JobArgument,
-    reason: ReasonOption = "",
-    dry_run: DryRunOption = False,
-    namespace: NamespaceOption = "default",
-    output: OutputOption = None,
-    address: AddressOption = None,
-) -> None:
+def resume(name: JobArgument, here: ChangeSession) -> None:
     """Request the nodes of a suspended job again.
 
     [dim]perdure resume llama-8b-sft[/]
     """
-    here = session(namespace=namespace, output=output, address=address)
-    _change(here, name, "request nodes again", lambda client: client.resume(name, reason=reason), dry_run=dry_run)
+    here.change(name, "request nodes again", lambda client: client.resume(name, reason=here.reason))
 
 
 def restart(
@@ -92,44 +98,25 @@ def restart(
     node: Annotated[
         int | None, typer.Option("--node", help="Replace this node instead.", min=0, show_default=False)
     ] = None,
-    reason: ReasonOption = "",
-    dry_run: DryRunOption = False,
-    namespace: NamespaceOption = "default",
-    output: OutputOption = None,
-    address: AddressOption = None,
+    *,
+    here: ChangeSession,
 ) -> None:
     """Restart all ranks in place as a new generation; with --node, replace one node by a new one.
 
     [dim]perdure restart llama-8b-sft · perdure restart llama-8b-sft --node 3 --reason "slow disk"[/]
     """
-    here = session(namespace=namespace, output=output, address=address)
     if node is None:
-        _change(
-            here,
-            name,
-            "restart all ranks in place",
-            lambda client: client.restart(name, reason=reason),
-            dry_run=dry_run,
-        )
+        here.change(name, "restart all ranks in place", lambda client: client.restart(name, reason=here.reason))
     else:
-        _change(
-            here,
-            name,
-            f"replace node {node}",
-            lambda client: client.relaunch_node(name, node, reason=reason),
-            dry_run=dry_run,
-        )
+        here.change(name, f"replace node {node}", lambda client: client.relaunch_node(name, node, reason=here.reason))
 
 
 def checkpoint(
     name: JobArgument,
     wait: Annotated[bool, typer.Option("--wait", help="Return when it is durable.")] = False,
     timeout: Annotated[str, typer.Option("--timeout", help="With --wait: give up after this time.")] = "10m",
-    reason: ReasonOption = "",
-    dry_run: DryRunOption = False,
-    namespace: NamespaceOption = "default",
-    output: OutputOption = None,
-    address: AddressOption = None,
+    *,
+    here: ChangeSession,
 ) -> None:
     """Have a job make a checkpoint in storage at one of its next steps.
 
@@ -142,12 +129,11 @@ def checkpoint(
         patience = parse_duration(timeout)
     except ValueError as error:
         raise PerdureError(f'--timeout: got "{timeout}"; {error}') from None
-    here = session(namespace=namespace, output=output, address=address)
-    if dry_run or not wait:
+    if here.dry_run or not wait:
         plan = "make a checkpoint in storage"
-        _change(here, name, plan, lambda client: client.save_checkpoint(name, reason=reason), dry_run=dry_run)
+        here.change(name, plan, lambda client: client.save_checkpoint(name, reason=here.reason))
         return
-    view = here.run(lambda client: _until_durable(client, name, patience, reason))
+    view = here.run(lambda client: _until_durable(client, name, patience, here.reason))
     if here.json:
         here.show(view)
     else:
@@ -179,26 +165,22 @@ async def _until_durable(client: Client, name: str, patience: timedelta, reason:
 def cancel(
     name: JobArgument,
     wait: Annotated[bool, typer.Option("--wait", help="Return when the job has ended, its nodes included.")] = False,
-    reason: ReasonOption = "",
-    dry_run: DryRunOption = False,
-    namespace: NamespaceOption = "default",
-    output: OutputOption = None,
-    address: AddressOption = None,
+    *,
+    here: ChangeSession,
 ) -> None:
     """End a job: its processes get SIGTERM and their grace period. The nodes of a failed job that are held are
     released.
 
     [dim]perdure cancel llama-8b-sft --wait[/]
     """
-    here = session(namespace=namespace, output=output, address=address)
-    if dry_run:
-        here.run(lambda client: _tell_plan(client, here, name, "cancel it and stop its nodes"))
+    if here.dry_run:
+        here.run(lambda client: here.tell_plan(client, name, "cancel it and stop its nodes"))
         return
 
     async def end(client: Client) -> str:
         from perdure.contract import JobPhase
 
-        accepted = await client.cancel(name, reason=reason)
+        accepted = await client.cancel(name, reason=here.reason)
         if not wait:
             return accepted.message
         say(accepted.message)
@@ -213,33 +195,3 @@ def cancel(
     else:
         out.print(message, markup=False)
         here.hint(f"perdure status {name}{here.flag}")
-
-
-def _change(
-    here: Session, name: str, plan: str, change: Callable[[Client], Awaitable[Accepted]], *, dry_run: bool
-) -> None:
-    """Sends a change, or describes it with --dry-run."""
-    if dry_run:
-        here.run(lambda client: _tell_plan(client, here, name, plan))
-        return
-    accepted = here.run(change)
-    if here.json:
-        here.show(accepted)
-    else:
-        out.print(accepted.message, markup=False)
-        here.hint(f"perdure watch {name}{here.flag}")
-
-
-async def _tell_plan(client: Client, here: Session, name: str, plan: str) -> None:
-    """Prints what a change would do, and the job's present state."""
-    from perdure.base.errors import Refused
-
-    status = await client.status(name)
-    if status.finished_at:
-        raise Refused(f"{name} does not run: it has ended as {status.phase}")
-    if here.json:
-        here.show({"name": name, "would": plan, "phase": status.phase, "nodes": status.nodes})
-        return
-    desired = f"{status.nodes_min}:{status.nodes_max}" if status.nodes_min < status.nodes_max else f"{status.nodes_max}"
-    present = f"{name} is {status.phase} with {text.count(status.nodes, 'node')} of {desired}"
-    out.print(f"would {plan}: {present}; nothing was changed", markup=False)

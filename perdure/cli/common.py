@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from functools import wraps
+from inspect import Parameter, signature
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hints
 
 import typer
 
@@ -45,8 +47,6 @@ AddressOption = Annotated[
         show_default=False,
     ),
 ]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; change nothing.")]
-ReasonOption = Annotated[str, typer.Option("--reason", help="Kept with the job and shown by `perdure explain`.")]
 
 _NO_LIMIT = 4096
 """The width of a pipe in columns: its reader gets every line whole."""
@@ -69,15 +69,20 @@ before_subcommand = Globals()
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """The options and the console of one command."""
+    """The options that many commands have, and the console. A command takes it as its last parameter, `here`.
 
-    namespace: str = "default"
-    output: OutputFormat = OutputFormat.TEXT
-    address: str | None = None
+    `as_command` gives the command these options in place of that parameter. Metadata of its annotation names them where
+    the command has other ones than all in their order.
+    """
+
+    namespace: NamespaceOption = "default"
+    output: OutputOption = None
+    address: AddressOption = None
 
     @property
     def json(self) -> bool:
-        return self.output is OutputFormat.JSON
+        """Tells whether to print JSON; an option after the subcommand wins."""
+        return (self.output or before_subcommand.output) is OutputFormat.JSON
 
     @property
     def flag(self) -> str:
@@ -105,9 +110,33 @@ class Session:
             out.print(f"[dim]next:[/] {'   '.join(commands)}", markup=True)
 
 
-def session(*, namespace: str = "default", output: OutputFormat | None = None, address: str | None = None) -> Session:
-    """Creates the session of a command; options after the subcommand win."""
-    return Session(namespace=namespace, output=output or before_subcommand.output, address=address)
+ServerSession = Annotated[Session, "output", "address"]
+"""The session of commands whose jobs' namespace has no option, or one of another meaning."""
+
+
+def as_command(function: Callable[..., None]) -> Callable[..., None]:
+    """Returns the function as typer takes it: with the options of its session in place of `here`."""
+    own = signature(function, eval_str=True)
+    here = own.parameters.get("here")
+    if here is None:
+        return function
+    kind, *names = get_args(here.annotation) or (here.annotation,)
+    hints = get_type_hints(kind, include_extras=True)
+    options = {
+        field.name: Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name])
+        for field in fields(kind)
+    }
+    shared = [options[name] for name in names or options]
+
+    @wraps(function)
+    def command(**values: Any) -> None:
+        given = kind(**{option.name: values.pop(option.name) for option in shared})
+        function(**values, here=given)
+
+    parameters = [parameter for parameter in own.parameters.values() if parameter is not here]
+    command.__signature__ = own.replace(parameters=[*parameters, *shared])  # pyright: ignore[reportAttributeAccessIssue]
+    command.__annotations__ = {}
+    return command
 
 
 def run_async(work: Coroutine[Any, Any, ResultT]) -> ResultT:

@@ -224,7 +224,5 @@ def _run(
         beside = is_file and source[0] != _STDIN
         data["workdir"] = {"path": str(Path(source[0]).absolute().parent) if beside else os.getcwd()}
     spec, warnings = validate_spec(data)
-    here = Session(
-        namespace=spec.namespace, output=OutputFormat.JSON if as_json else OutputFormat.TEXT, address=address
-    )
+    here = Session(output=OutputFormat.JSON if as_json else OutputFormat.TEXT, address=address)
     return run_spec(here, spec, tuple(str(warning) for warning in warnings), detach=detach)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,15 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from perdure.cli import text
-from perdure.cli.common import (
-    AddressOption,
-    JobArgument,
-    NamespaceOption,
-    OutputOption,
-    Session,
-    out,
-    session,
-)
+from perdure.cli.common import JobArgument, NamespaceOption, ServerSession, Session, out
 
 if TYPE_CHECKING:
     from perdure.client.client import Client
@@ -27,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def list_(
+    *,
     namespace: NamespaceOption = "default",
     everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Jobs of all namespaces.")] = False,
     running: Annotated[bool, typer.Option("--running", help="Only jobs that have not ended.")] = False,
     limit: Annotated[int, typer.Option("--limit", min=1, help="The most jobs to list, the newest first.")] = 50,
-    output: OutputOption = None,
-    address: AddressOption = None,
+    here: ServerSession,
 ) -> None:
     """List jobs, the newest first.
 
@@ -40,7 +33,7 @@ def list_(
     """
     from perdure.client import pauses, task_failures
 
-    here = session(namespace=namespace, output=output, address=address)
+    here = replace(here, namespace=namespace)
     jobs = here.run(lambda client: client.list(everywhere=everywhere, running=running, limit=limit))
     if here.json:
         here.show(jobs)
@@ -90,17 +83,11 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def status(
-    name: JobArgument,
-    namespace: NamespaceOption = "default",
-    output: OutputOption = None,
-    address: AddressOption = None,
-) -> None:
+def status(name: JobArgument, here: Session) -> None:
     """Show a job's phase and its reason, speed, interruptions, and what happens next.
 
     [dim]perdure status llama-8b-sft -n nlp · perdure status llama-8b-sft -o json[/]
     """
-    here = session(namespace=namespace, output=output, address=address)
     here.run(lambda client: _status(client, here, name))
 
 
@@ -217,17 +204,11 @@ def _next_commands(status: JobStatus, flag: str) -> list[str]:
     return [*commands, f"perdure watch {name}{flag}"]
 
 
-def nodes(
-    name: JobArgument,
-    namespace: NamespaceOption = "default",
-    output: OutputOption = None,
-    address: AddressOption = None,
-) -> None:
+def nodes(name: JobArgument, here: Session) -> None:
     """Show the job's nodes, with the latest report of each agent.
 
     [dim]perdure nodes llama-8b-sft -n nlp[/]
     """
-    here = session(namespace=namespace, output=output, address=address)
     views = here.run(lambda client: client.nodes(name))
     if here.json:
         here.show(views)
@@ -260,9 +241,8 @@ def explain(
     number: Annotated[
         int | None, typer.Argument(metavar="[N]", help="The incident's number; default: the last.", show_default=False)
     ] = None,
-    namespace: NamespaceOption = "default",
-    output: OutputOption = None,
-    address: AddressOption = None,
+    *,
+    here: Session,
 ) -> None:
     """Explain an interruption: what was seen, what it means, what was done, and what was not.
 
@@ -271,7 +251,6 @@ def explain(
     from perdure.base.errors import PerdureError
     from perdure.cli.explain import explanation, table_line
 
-    here = session(namespace=namespace, output=output, address=address)
     incidents, status = here.run(lambda client: _story(client, name))
     waiting = status.reason if status.phase in ("STARTING", "WAITING") else ""
     chosen = [incident for incident in incidents if number is None or incident.number == number]

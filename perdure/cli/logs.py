@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from perdure.cli.common import AddressOption, JobArgument, NamespaceOption, OutputOption, err, out, session
+from perdure.cli.common import JobArgument, Session, err, out
 from perdure.cli.terminal import as_json
 
 if TYPE_CHECKING:
@@ -52,16 +52,14 @@ def logs(
     timestamps: Annotated[
         bool, typer.Option("--timestamps", "-t", help="Begin each line with the time (UTC) at which it was printed.")
     ] = False,
-    namespace: NamespaceOption = "default",
-    output: OutputOption = None,
-    address: AddressOption = None,
+    *,
+    here: Session,
 ) -> None:
     """Print the nodes' output in the order of time: from files here, from running nodes' agents, or from the copies at
     outputs.logs. Lines are cut after 16,384 characters, and --grep searches what is left; the log itself has all.
 
     [dim]perdure logs llama-8b-sft -f --rank 8 · perdure logs llama-8b-sft --since 10m --grep NCCL -t[/]
     """
-    here = session(namespace=namespace, output=output, address=address)
     ranks = None if rank is None else _ranks(rank)
     begin = None if since is None else _moment(since)
     pattern = None if grep is None else _pattern(grep)

@@ -27,7 +27,7 @@ from perdure.cli import (
     ticket,
     watch,
 )
-from perdure.cli.common import OutputFormat
+from perdure.cli.common import OutputFormat, as_command
 
 app = typer.Typer(
     name="perdure",
@@ -87,7 +87,9 @@ def _join_lines(documentation: str) -> str:
 
 
 for command in app.registered_commands:
-    command.help = _join_lines(command.help or (command.callback and command.callback.__doc__) or "")
+    assert command.callback
+    command.help = _join_lines(command.callback.__doc__ or "")
+    command.callback = as_command(command.callback)
 
 
 def _show_version(requested: bool) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perdure.base.log_format import FORMAT_VARIABLE, LogFormat
-from perdure.cli.common import AddressOption, OutputOption, local_endpoint_only, out, run_async, say, session
+from perdure.cli.common import AddressOption, ServerSession, Session, local_endpoint_only, out, run_async, say
 from perdure.operator.ownership import Ownership
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ async def _detach() -> None:
     record = plane.status().worker
     out.print(f"Temporal server at {endpoint.address}, its UI at {endpoint.ui}")
     out.print(f"worker: process {record.pid if record else 'gone'}, log {plane.state.worker / 'worker.log'}")
-    session().hint("perdure doctor", "perdure worker --stop")
+    Session().hint("perdure doctor", "perdure worker --stop")
 
 
 async def _stop() -> None:
@@ -262,16 +262,15 @@ async def _stop() -> None:
     server_ran = await plane.stop_server()
     ran = [what for what, was in (("the worker", worker_ran), ("the Temporal server", server_ran)) if was]
     out.print(f"stopped {' and '.join(ran)}; nodes continue" if ran else "nothing was running")
-    session().hint("perdure worker --detach")
+    Session().hint("perdure worker --detach")
 
 
-def doctor(output: OutputOption = None, address: AddressOption = None) -> None:
+def doctor(*, here: ServerSession) -> None:
     """Check everything that a job needs, and print a remedy for everything that is missing.
 
     [dim]perdure doctor · perdure doctor -o json[/]
     """
-    here = session(output=output, address=address)
-    raise typer.Exit(run_async(_doctor(address, as_json=here.json)))
+    raise typer.Exit(run_async(_doctor(here)))
 
 
 def _text_of(value: JsonValue) -> str:
@@ -286,16 +285,15 @@ def _text_of(value: JsonValue) -> str:
             return str(value)
 
 
-async def _doctor(address: str | None, *, as_json: bool) -> int:
+async def _doctor(here: Session) -> int:
     from perdure.base.errors import ExitCode
     from perdure.cli.checks import Check, Verdict, run_checks
 
     styles = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILED: "bold red"}
-    here = session()
     checks: list[Check] = []
-    async for check in run_checks(address):
+    async for check in run_checks(here.address):
         checks.append(check)
-        if not as_json:
+        if not here.json:
             out.print(f"[{styles[check.verdict]}]{check.verdict:<8}[/][bold]{check.name:<24}[/] ", end="")
             out.print(check.detail, markup=False)
             if check.remedy:
@@ -303,7 +301,7 @@ async def _doctor(address: str | None, *, as_json: bool) -> int:
             for name, value in check.facts.items():
                 out.print(f"{'':<33}{name}: {_text_of(value)}", markup=False, style="dim")
     failed = [check.name for check in checks if check.verdict is Verdict.FAILED]
-    if as_json:
+    if here.json:
         here.show(checks)
     elif failed:
         out.print(f"[bold red]{len(failed)} failed[/]: {', '.join(failed)}")

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from perdure.cli.common import OutputOption, out, session
+from perdure.cli.common import Session, out
 
 
 class Action(StrEnum):
@@ -25,7 +25,8 @@ def secret(
     reference: Annotated[
         str | None, typer.Argument(metavar="[NAME/KEY]", help="The secret, as jobs name it.", show_default=False)
     ] = None,
-    output: OutputOption = None,
+    *,
+    here: Annotated[Session, "output"],
 ) -> None:
     """Keep secrets on this machine for jobs that name them in `secrets`; no value is ever printed.
 
@@ -36,7 +37,7 @@ def secret(
     """
     from perdure.base.secret_store import SecretStore
 
-    here, store = session(output=output), SecretStore()
+    store = SecretStore()
     if action is Action.LIST:
         if reference is not None:
             raise typer.BadParameter("list shows all secrets", param_hint="NAME/KEY")

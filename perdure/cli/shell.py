@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from perdure.base.services import flush
-from perdure.cli.common import AddressOption, JobArgument, NamespaceOption, out, session
+from perdure.cli.common import JobArgument, Session, out
 
 if TYPE_CHECKING:
     from perdure.client.client import Client
@@ -31,14 +31,13 @@ def shell(
         int | None, typer.Option("--rank", min=0, help="In the node that runs this global rank.", show_default=False)
     ] = None,
     print_: Annotated[bool, typer.Option("--print", help="Only print the command that opens the shell.")] = False,
-    namespace: NamespaceOption = "default",
-    address: AddressOption = None,
+    *,
+    here: Annotated[Session, "namespace", "address"],
 ) -> None:
     """Open a shell in a node of a running or held job, in its command's folder and environment.
 
     [dim]perdure shell llama-8b-sft --node 3 · perdure shell llama-8b-sft --rank 8 -- nvidia-smi[/]
     """
-    here = session(namespace=namespace, address=address)
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     found = here.run(lambda client: _find(client, name, node, rank, command or [], terminal=terminal or print_))
     if print_:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perdure.cli.common import OutputOption, err, out, session
+from perdure.cli.common import Session, err, out
 
 if TYPE_CHECKING:
     from perdure.spec.errors import SpecError, SpecProblem
@@ -19,7 +19,8 @@ def validate(
         str | None,
         typer.Option("--backend", help="Check for this backend instead of the file's.", show_default=False),
     ] = None,
-    output: OutputOption = None,
+    *,
+    here: Annotated[Session, "output"],
 ) -> None:
     """Check job files, and print all errors: path, line, value, expectation.
 
@@ -29,7 +30,6 @@ def validate(
     from perdure.spec.errors import SpecError
     from perdure.spec.load import validate_file
 
-    here = session(output=output)
     reports: list[dict[str, object]] = []
     good: list[Path] = []
     for file in files:
@@ -89,4 +89,4 @@ def schema() -> None:
     """
     from perdure.spec.schema import json_schema
 
-    session().show(json_schema())
+    Session().show(json_schema())

@@ -6,23 +6,13 @@ import os
 import secrets
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from perdure.cli.common import (
-    AddressOption,
-    NamespaceOption,
-    OutputOption,
-    Session,
-    err,
-    local_endpoint_only,
-    out,
-    run_async,
-    say,
-    session,
-)
+from perdure.cli.common import NamespaceOption, ServerSession, Session, err, local_endpoint_only, out, run_async, say
 
 if TYPE_CHECKING:
     from perdure.client.connection import Endpoint
@@ -70,8 +60,8 @@ def run(
     backend: BackendOption = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Start the job and leave at once.")] = False,
     dry_run: SpecDryRunOption = False,
-    output: OutputOption = None,
-    address: AddressOption = None,
+    *,
+    here: ServerSession,
 ) -> None:
     """Run a training command as a fault-tolerant job, and watch it.
 
@@ -87,7 +77,6 @@ def run(
     Exit codes: 0 ok · 1 the script failed · 2 usage or specification · 3 infrastructure ·
     4 cancelled · 5 deadline · 6 control plane unreachable · 130 detached.
     """
-    here = session(namespace=namespace, output=output, address=address)
     if _is_file(command):
         if nodes or nproc_per_node or env:
             raise typer.BadParameter(
@@ -127,15 +116,14 @@ def submit(
     backend: BackendOption = None,
     wait: WaitOption = False,
     dry_run: SpecDryRunOption = False,
-    output: OutputOption = None,
-    address: AddressOption = None,
+    *,
+    here: ServerSession,
 ) -> None:
     """Submit a job to a running control plane.
 
     [dim]perdure submit job.yaml · perdure submit job.yaml --wait -o json[/]
     """
     spec, warnings = _from_file(str(file), name=name, namespace=namespace, backend=backend)
-    here = session(namespace=spec.namespace, output=output, address=address)
     _check_script(spec)
     if dry_run:
         _show_spec(here, spec)
@@ -153,15 +141,14 @@ async def _run(here: Session, spec: JobSpec, *, detach: bool) -> int:
         await LocalControlPlane(report=say).ensure()
     elif CAPABILITIES[spec.backend].runs_beside_worker:
         say("A Temporal server is configured: its nodes run where its workers do.")
-    return await _submit(
-        Session(namespace=spec.namespace, output=here.output, address=here.address), spec, wait=not detach
-    )
+    return await _submit(here, spec, wait=not detach)
 
 
 async def _submit(here: Session, spec: JobSpec, *, wait: bool) -> int:
     from perdure.cli.live import follow
     from perdure.client.client import Client
 
+    here = replace(here, namespace=spec.namespace)
     async with Client(address=here.address, namespace=here.namespace) as client:
         submission = await client.submit(spec, report=None if here.json else say)
         if wait:

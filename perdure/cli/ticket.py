@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perdure.cli.common import AddressOption, JobArgument, NamespaceOption, OutputOption, Session, out, session
+from perdure.cli.common import JobArgument, Session, out
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -57,9 +57,8 @@ def ticket(
     revoke: Annotated[
         str, typer.Option("--revoke", metavar="ID", help="Withdraw this ticket, and its machines' places, instead.")
     ] = "",
-    namespace: NamespaceOption = "default",
-    output: OutputOption = None,
-    address: AddressOption = None,
+    *,
+    here: Session,
 ) -> None:
     """Make a ticket, with which machines that cannot reach Temporal join a job through the gateway.
 
@@ -69,7 +68,6 @@ def ticket(
     """
     from perdure.spec.durations import parse_duration
 
-    here = session(namespace=namespace, output=output, address=address)
     if revoke:
         accepted = here.run(lambda client: client.revoke_ticket(name, revoke))
         if here.json:
