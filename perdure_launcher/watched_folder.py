@@ -24,8 +24,8 @@ from string import Template
 from typing import Any
 
 from perdure_training.node_api.bodies import RestoringReport
+from perdure_training.node_api.storage_link import StorageAway, StorageLink, StorageProblem
 from perdure_training.snapshots.copies import yield_to_training
-from perdure_training.storage_link import StorageAway, StorageLink, StorageProblem
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from perdure_training.agent_link import Agent, find_agent
+from perdure_training.node_api.agent_client import Agent, find_agent
 from perdure_training.node_api.rank_environment import generation_of
 from perdure_training.store_calls import StoreCalls, StoreError, StoreSuperseded, StoreTimeout, values_of
 

@@ -12,7 +12,7 @@ import uuid
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
 
-from perdure_training.agent_link import Agent, AgentRefused, Away, Json
+from perdure_training.node_api.agent_client import Agent, AgentAway, AgentRefused, Json, pauses
 
 try:
     from torch.distributed import DistStoreError
@@ -23,8 +23,6 @@ _LONGEST_HOLD = 20.0
 """Seconds for which the agent may keep a request without an answer."""
 _SPARE = 10.0
 """Seconds, beyond that, for its answer to arrive on a busy machine."""
-_FIRST_PAUSE = 0.05
-_LONGEST_PAUSE = 1.0
 
 
 class StoreError(DistStoreError):  # pyright: ignore[reportGeneralTypeIssues, reportUntypedBaseClass]
@@ -111,16 +109,17 @@ class StoreCalls:
 
     def _until_answered(self, call: Json, timeout: float) -> Json:
         deadline = time.monotonic() + timeout
-        pause = _FIRST_PAUSE
         problem = "the agent does not answer"
         missing: list[str] | None = None
+        attempts = pauses()
+        pause = next(attempts)
         while True:
             began = time.monotonic()
             hold = min(max(deadline - began, 0.0), _LONGEST_HOLD)
             body = {"generation": self._generation, "hold_s": hold, "call": call}
             try:
                 answer = self._agent.post("/v1/store", body, within=hold + _SPARE)
-            except Away as error:
+            except AgentAway as error:
                 problem = str(error)
             except AgentRefused as error:
                 raise StoreError(str(error)) from None
@@ -141,7 +140,7 @@ class StoreCalls:
             if now - began < pause:
                 # The agent is away, or holds as many requests as it can.
                 time.sleep(min(pause, deadline - now))
-                pause = min(2 * pause, _LONGEST_PAUSE)
+                pause = next(attempts)
 
 
 def values_of(answer: Json) -> list[bytes]:

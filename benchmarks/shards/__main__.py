@@ -41,7 +41,7 @@ from perdure.workflows.companion import JobOwner
 from perdure.workflows.dataset import Dataset, DatasetInput
 from perdure.workflows.policy.services.datasets import MOST_FRAGMENTS, DatasetState, exchange, view
 from perdure.workflows.policy.services.spans import difference, union
-from perdure_training.agent_link import Agent
+from perdure_training.node_api.agent_client import Agent
 from perdure_training.shards import ShardingClient
 from perdure_training.shards.link import AgentLink
 from tests.agent.harness import Workflows, recording, running_agent

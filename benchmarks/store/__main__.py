@@ -24,7 +24,7 @@ from temporalio.service import RPCError
 
 from benchmarks.history.__main__ import quieten
 from perdure.contract import NodeCredentials, StoreAction, StoreAnswers, StoreCall, StoreRequest
-from perdure_training.agent_link import Agent
+from perdure_training.node_api.agent_client import Agent
 from perdure_training.store import JobStore
 from tests.agent.harness import recording, running_agent
 from tests.agent.test_agent_store import store_of

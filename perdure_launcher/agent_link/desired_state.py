@@ -6,10 +6,11 @@ import logging
 import threading
 from collections.abc import Callable
 
+from perdure_training.node_api.agent_client import AgentRefused
 from perdure_training.node_api.bodies import Desired
 from perdure_training.node_api.codec import Malformed, decode
 
-from .client import LONG_POLL, REQUEST_TIMEOUT, AgentRefused, AgentSession
+from .session import LONG_POLL, LONG_POLL_TIMEOUT, AgentSession
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ class DesiredFeed(threading.Thread):
         connection = self._session.connect()
         while not self._session.closed:
             try:
-                body = self._session.call(connection, "GET", self._question, timeout=LONG_POLL + REQUEST_TIMEOUT)
+                body = self._session.call(connection, "GET", self._question, within=LONG_POLL_TIMEOUT)
                 if body is None:
                     return
                 desired = decode(Desired, body)
@@ -49,4 +50,4 @@ class DesiredFeed(threading.Thread):
                 self._on_change(desired)
 
     def _question(self) -> str:
-        return f"/v1/launcher/desired?version={self._version}&wait={LONG_POLL.total_seconds():g}"
+        return f"/v1/launcher/desired?version={self._version}&wait={LONG_POLL:g}"

@@ -41,7 +41,7 @@ from perdure_training.node_api.bodies import (
 )
 from perdure_training.node_api.progress_file import steps
 
-from ..agent_link.client import AgentSession, Outbox
+from ..agent_link.session import AgentSession, Outbox
 from ..environment import STORE_VARIABLE, TorchrunSettings, generation_environment
 from ..rank_exits import SUPERSEDED_EXIT_CODE, ExitSpool, ExitWatch
 from ..state import RendezvousState, StateFile

@@ -6,10 +6,11 @@ import logging
 import threading
 from collections.abc import Callable
 
+from perdure_training.node_api.agent_client import AgentRefused
 from perdure_training.node_api.bodies import World, WorldAnswer
 from perdure_training.node_api.codec import Malformed, decode
 
-from ..agent_link.client import LONG_POLL, REQUEST_TIMEOUT, AgentRefused, AgentSession
+from ..agent_link.session import LONG_POLL, LONG_POLL_TIMEOUT, AgentSession
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ class WorldFeed(threading.Thread):
         connection = self._session.connect()
         while not self._session.closed:
             try:
-                body = self._session.call(connection, "GET", self._question, timeout=LONG_POLL + REQUEST_TIMEOUT)
+                body = self._session.call(connection, "GET", self._question, within=LONG_POLL_TIMEOUT)
                 if body is not None:
                     self._receive(decode(WorldAnswer, body))
             except (AgentRefused, Malformed) as error:
@@ -87,7 +88,7 @@ class WorldFeed(threading.Thread):
 
     def _question(self) -> str:
         known = f"after={self._known}&complete={self._complete}&stage={self._stage}&stages={self._stages_complete}"
-        return f"/v1/rendezvous/world?{known}&wait={LONG_POLL.total_seconds():g}"
+        return f"/v1/rendezvous/world?{known}&wait={LONG_POLL:g}"
 
     def _receive(self, answer: WorldAnswer) -> None:
         world = answer.world if answer.generation > self._known else None

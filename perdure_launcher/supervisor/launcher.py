@@ -20,11 +20,11 @@ from pathlib import Path
 
 from perdure_training.node_api import layout
 from perdure_training.node_api.bodies import Desired, LauncherHello, LeavingReport, UnmanagedReport
+from perdure_training.node_api.storage_link import StorageLink
 from perdure_training.snapshots.copies import CopyReceiver
-from perdure_training.storage_link import StorageLink
 
-from ..agent_link.client import AgentSession, Outbox
 from ..agent_link.desired_state import NOTHING_DESIRED, DesiredFeed
+from ..agent_link.session import AgentSession, Outbox
 from ..config import LauncherConfig
 from ..environment import COPIES_VARIABLE, MEMORY_ORIGIN_VARIABLE, MEMORY_VARIABLE, base_environment, inject
 from ..state import StateFile

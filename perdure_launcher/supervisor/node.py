@@ -10,7 +10,7 @@ from typing import Protocol
 from perdure_training.node_api.bodies import Desired
 from perdure_training.node_api.layout import WARM
 
-from ..agent_link.client import Outbox
+from ..agent_link.session import Outbox
 from ..config import LauncherConfig
 from ..state import StateFile
 from ..system.cgroups import MemoryController

@@ -26,7 +26,6 @@ from ..torch_internals import process_group_handlers
 from .cases import Case
 
 _UNMANAGED = "/v1/launcher/unprotected"
-_PAUSE = 0.5
 _STEPS_BEFORE_A_GROUP = 10
 """Steps after which a process group is expected: scripts may step once before they begin (to silence a scheduler's
 warning, say)."""
@@ -170,23 +169,19 @@ def _record_steps_without_group(place: RankPlace) -> None:
 def _stop(run_directory: Path, detail: str) -> None:
     """Reports to the agent, and blocks this process until the agent knows."""
     # Not at the top: every rank imports this module, and hardly any needs it.
+    from perdure_training.node_api.agent_client import REQUEST_TIMEOUT, Agent, AgentAway, AgentRefused, pauses
     from perdure_training.node_api.bodies import UnmanagedReport
 
-    from ..agent_link.client import AgentConnection, AgentGone, AgentRefused
-
     _print(detail)
-    connection = AgentConnection(run_directory / AGENT_SOCKET)
-    try:
-        while True:
-            try:
-                connection.request("POST", _UNMANAGED, UnmanagedReport(ranks=(os.getpid(),), detail=detail))
-                break
-            except AgentGone:
-                time.sleep(_PAUSE)
-            except AgentRefused:
-                break
-    finally:
-        connection.close()
+    agent, report = Agent(run_directory / AGENT_SOCKET), UnmanagedReport(ranks=(os.getpid(),), detail=detail)
+    for pause in pauses():
+        try:
+            agent.post(_UNMANAGED, report, within=REQUEST_TIMEOUT)
+            break
+        except AgentAway:
+            time.sleep(pause)
+        except AgentRefused:
+            break
     raise UnmanagedTrainingError(detail)
 
 

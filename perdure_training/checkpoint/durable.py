@@ -38,9 +38,10 @@ from perdure_training.checkpoint.store_round import (
 )
 from perdure_training.checkpoint.stored import PATIENCE, StoredCheckpoints
 from perdure_training.checkpoint.world import RankIdentity, connect
+from perdure_training.node_api.agent_client import Json
+from perdure_training.node_api.storage_link import StorageAway, StorageLink, StorageProblem, find_storage
 from perdure_training.snapshots.arena import PAGE, Header, Lease, crc32
 from perdure_training.snapshots.findings import Finding
-from perdure_training.storage_link import Json, StorageAway, StorageLink, StorageProblem, find_storage
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ import threading
 from dataclasses import dataclass
 
 from perdure_training.checkpoint.store_round import Superseded
+from perdure_training.node_api.storage_link import StorageProblem
 from perdure_training.snapshots.arena import Header, Lease
-from perdure_training.storage_link import StorageProblem
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
-from perdure_training.storage_link import StorageProblem
+from perdure_training.node_api.storage_link import StorageProblem
 
 OFFER: Final = "offer"
 PLAN: Final = "plan"

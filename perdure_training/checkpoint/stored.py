@@ -12,7 +12,8 @@ from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 from perdure_training.checkpoint.differing import OwnView, own_view
 from perdure_training.checkpoint.distributed_format import METADATA, Loading, names_in, read_metadata
 from perdure_training.checkpoint.world import RankIdentity
-from perdure_training.storage_link import CheckpointsUnusable, Json, StorageLink, StorageProblem
+from perdure_training.node_api.agent_client import Json
+from perdure_training.node_api.storage_link import CheckpointsUnusable, StorageLink, StorageProblem
 
 logger = logging.getLogger(__name__)
 

@@ -16,10 +16,12 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, Generic, TypeVar
 
+from perdure_training.node_api.agent_client import AgentAway, AgentRefused, Json, pauses
 from perdure_training.node_api.rank_environment import generation_of
-from perdure_training.shards.link import Away, Json, Link, find_link
+from perdure_training.shards.link import Link, find_link
 from perdure_training.shards.shard import Shard, StreamShard
 from perdure_training.shards.spans import Span, advance, length, merge, without
 
@@ -34,8 +36,7 @@ _MOST_SHARDS = 200_000
 _MOST_SPANS = 200
 """Spans in one list of a request; the agent takes 256."""
 _MOST_FAILED = 100
-_FIRST_PAUSE = 0.1
-_LONGEST_PAUSE = 3.0
+_pauses = partial(pauses, first=0.1, longest=3.0)
 _WARN_INTERVAL = 60.0
 _NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9._-]{0,62}")
 _STATE_VERSION = 1
@@ -377,7 +378,7 @@ class LeaseClient(ABC, Generic[_Leased]):
             atexit.register(self.flush, 3.0)
 
     def _run(self) -> None:
-        pause, last, counted = _FIRST_PAUSE, time.monotonic(), 0
+        attempts, last, counted = _pauses(), time.monotonic(), 0
         while True:
             with self._changed:
                 if not self._is_urgent():
@@ -397,12 +398,11 @@ class LeaseClient(ABC, Generic[_Leased]):
             began = time.monotonic()
             try:
                 answer = self._link.exchange(self._name, body)
-            except Away as error:
+            except (AgentAway, AgentRefused) as error:
                 logger.info("dataset %s, asking again: %s", self._name, error)
-                time.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
+                time.sleep(next(attempts))
                 continue
-            pause = _FIRST_PAUSE
+            attempts = _pauses()
             with self._changed:
                 self._exchange_s = (self._exchange_s + time.monotonic() - began) / 2
                 if rewinds == self._rewinds:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice, takewhile
 from typing import Any, Protocol
 
-from perdure_training.agent_link import Agent, AgentRefused, Away, Json, find_agent
+from perdure_training.node_api.agent_client import Agent, Json, find_agent
 from perdure_training.shards.spans import Span, gaps, merge
 
 BEGINNING: Json = {"next": 0, "holes": []}
@@ -18,7 +18,7 @@ class Link(Protocol):
     """Sends a rank's request, and returns the answer. Both are described in docs/node-protocol.md."""
 
     def exchange(self, name: str, body: Json) -> Json:
-        """Raises `Away` if there was no answer."""
+        """Raises `AgentAway` or `AgentRefused` if there was no answer; the request can be sent again after both."""
         ...
 
 
@@ -29,10 +29,7 @@ class AgentLink:
         self._agent = agent
 
     def exchange(self, name: str, body: Json) -> Json:
-        try:
-            return self._agent.post(f"/v1/datasets/{name}", body)
-        except AgentRefused as error:
-            raise Away(str(error)) from error
+        return self._agent.post(f"/v1/datasets/{name}", body)
 
 
 class AloneLink:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from perdure_training.agent_link import Json
+from perdure_training.node_api.agent_client import Json
 from perdure_training.shards.client import LeaseClient
 from perdure_training.shards.link import Link
 from perdure_training.shards.shard import StreamShard

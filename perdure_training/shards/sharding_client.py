@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from perdure_training.node_api.agent_client import Json
 from perdure_training.shards.client import LeaseClient
-from perdure_training.shards.link import BEGINNING, Json, Link
+from perdure_training.shards.link import BEGINNING, Link
 from perdure_training.shards.permutation import Permutation
 from perdure_training.shards.shard import Shard
 from perdure_training.shards.spans import Span

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from perdure_training.agent_link import Json
+from perdure_training.node_api.agent_client import Json
 
 Span = tuple[int, int]
 """The positions from the first number, included, to the second, excluded."""

@@ -15,7 +15,7 @@ import pytest
 from perdure.agent.checkpoint.names import Saved, read_folder
 from perdure.agent.checkpoint.part import Part, PartRequest, SnapshotChanged
 from perdure.agent.checkpoint.retention import best_of, is_superseded, superfluous
-from perdure_training.storage_link import StorageLink, StorageProblem
+from perdure_training.node_api.storage_link import StorageLink, StorageProblem
 from tests.training.checkpoint_agent import CheckpointAgent, checkpoint_agent
 
 FOLDER = "step-5-run-1"

@@ -24,7 +24,7 @@ from perdure.workflows.policy.checkpoints.copies import copies_token
 from perdure_launcher import watched_folder
 from perdure_launcher.watched_folder import WatchedFolder
 from perdure_training.node_api.bodies import RestoringReport
-from perdure_training.storage_link import StorageLink
+from perdure_training.node_api.storage_link import StorageLink
 from tests.support.small_disks import small_disk
 from tests.support.waiting import wait_for
 from tests.training.checkpoint_agent import CheckpointAgent

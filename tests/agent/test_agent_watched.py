@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from perdure.agent.checkpoint.watched import Version, WatchedFile, choose, current, kept_versions
-from perdure_training.storage_link import StorageLink, StorageProblem
+from perdure_training.node_api.storage_link import StorageLink, StorageProblem
 from tests.training.checkpoint_agent import CheckpointAgent, checkpoint_agent
 
 
@@ -150,7 +150,7 @@ import os, sys, tempfile
 from pathlib import Path
 # It is imported late, when this process cannot read root's files any more.
 import fsspec.implementations.local
-from perdure_training.storage_link import StorageLink
+from perdure_training.node_api.storage_link import StorageLink
 from tests.training.checkpoint_agent import CheckpointAgent
 
 os.nice(15)

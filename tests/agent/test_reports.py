@@ -16,8 +16,9 @@ from perdure.agent.progress import ProgressReader
 from perdure.agent.server import NodeServer
 from perdure.agent.telemetry import Telemetry
 from perdure.contract import Failure, FailureKind, Finished
-from perdure_launcher.agent_link import client
-from perdure_launcher.agent_link.client import AgentConnection, AgentRefused, AgentSession, Outbox
+from perdure_launcher.agent_link.session import AgentSession, Outbox
+from perdure_training.node_api import agent_client
+from perdure_training.node_api.agent_client import AgentConnection, AgentRefused
 from perdure_training.node_api.bodies import (
     Body,
     CommandExit,
@@ -139,8 +140,8 @@ def test_a_report_that_the_agent_cannot_parse_counts_without_its_texts(monkeypat
     def encode(body: Body) -> bytes:
         return encoded(body).replace(b"odd", rb"\udce9")
 
-    encoded = client.encode
-    monkeypatch.setattr(client, "encode", encode)
+    encoded = agent_client.encode
+    monkeypatch.setattr(agent_client, "encode", encode)
     with tempfile.TemporaryDirectory(prefix="pl-") as folder:
         bench = node(folder)
         ended = RankExit(local_rank=3, global_rank=3, signal=9, error="odd")

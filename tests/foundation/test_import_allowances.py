@@ -48,7 +48,6 @@ def foreign(folder: str, *, allowed: tuple[str, ...]) -> list[str]:
                 "perdure_training.events",
                 "perdure_training.node_api",
                 "perdure_training.snapshots",
-                "perdure_training.storage_link",
             ),
         ),
         # The adapters of frameworks import these, and only scripts that use them import the adapters.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import tempfile
 import threading
@@ -14,8 +15,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from perdure_launcher.agent_link import client
-from perdure_launcher.agent_link.client import AgentConnection, AgentGone, AgentRefused, AgentSession, Outbox
+from perdure_launcher.agent_link import session as session_module
+from perdure_launcher.agent_link.session import AgentSession, Outbox
+from perdure_training.node_api import agent_client
+from perdure_training.node_api.agent_client import Agent, AgentAway, AgentConnection, AgentRefused
 from perdure_training.node_api.bodies import FinishedReport, LauncherHello, RankExit, ReadyReport
 from perdure_training.node_api.codec import plain
 
@@ -64,7 +67,7 @@ class Server:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Set when a session has noticed that its agent is away."""
     noticed = threading.Event()
-    monkeypatch.setattr(client.logger, "info", lambda *_: noticed.set())
+    monkeypatch.setattr(session_module.logger, "info", lambda *_: noticed.set())
     return noticed
 
 
@@ -82,26 +85,36 @@ def session(server: Server, **options: Any) -> AgentSession:
 
 async def test_an_answer_is_an_object_and_errors_are_told_apart(server: Server) -> None:
     connection = AgentConnection(server.path)
-    with pytest.raises(AgentGone, match="FileNotFoundError"):
+    with pytest.raises(AgentAway, match="the agent does not answer") as raised:
         await asyncio.to_thread(connection.request, "GET", "/x")
+    assert isinstance(raised.value.__cause__, FileNotFoundError)
     await server.start()
     assert await asyncio.to_thread(connection.request, "GET", "/x") == {}
     server.status, server.body = 400, {"error": "what?"}
-    with pytest.raises(AgentRefused, match=r"GET /x: 400 .*what"):
+    with pytest.raises(AgentRefused, match=r"^what\?$"):
+        await asyncio.to_thread(connection.request, "GET", "/x")
+    with pytest.raises(AgentRefused, match=r"^what\?$"):
+        await asyncio.to_thread(Agent(server.path).post, "/x", {"of": "a rank"})
+    server.body = ["what?"]
+    with pytest.raises(AgentRefused, match=r"^GET /x: 400 .*what"):
         await asyncio.to_thread(connection.request, "GET", "/x")
     server.status = 500
-    with pytest.raises(AgentGone, match="500"):
+    with pytest.raises(AgentAway, match="500"):
         await asyncio.to_thread(connection.request, "GET", "/x")
     server.status, server.body = 200, [1]
-    with pytest.raises(AgentGone):
+    with pytest.raises(AgentAway):
         await asyncio.to_thread(connection.request, "GET", "/x")
+
+
+def test_pauses_double_up_to_the_longest() -> None:
+    assert list(itertools.islice(agent_client.pauses(first=0.1, longest=0.5), 5)) == [0.1, 0.2, 0.4, 0.5, 0.5]
 
 
 async def test_a_silent_agent_counts_as_gone(server: Server) -> None:
     listener = await asyncio.start_unix_server(lambda reader, writer: asyncio.sleep(60), server.path)
     connection = AgentConnection(server.path)
-    with pytest.raises(AgentGone, match="timed out"):
-        await asyncio.to_thread(connection.request, "GET", "/x", timeout=timedelta(milliseconds=200))
+    with pytest.raises(AgentAway, match="timed out"):
+        await asyncio.to_thread(connection.request, "GET", "/x", within=0.2)
     listener.close()
 
 
@@ -144,8 +157,7 @@ async def test_an_agent_that_was_away_is_greeted_again_before_it_hears_more(
 async def test_a_request_that_finds_the_agent_back_wakes_all_that_wait_for_it(
     server: Server, pauses: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "SHORTEST_PAUSE", timedelta(hours=1))
-    monkeypatch.setattr(client, "LONGEST_PAUSE", timedelta(hours=1))
+    monkeypatch.setattr(session_module, "pauses", lambda: itertools.repeat(3600.0))
     talk = session(server)
     connection = talk.connect()
     await server.start()
@@ -174,7 +186,9 @@ async def test_what_the_agent_cannot_parse_is_sent_again_without_its_texts(serve
     talk.close()
 
 
-async def test_what_the_agent_refuses_is_dropped_and_holds_nothing_up(server: Server) -> None:
+async def test_what_the_agent_refuses_is_dropped_and_holds_nothing_up(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
     await server.start()
     server.status, server.body = 422, {"error": "no such field"}
     talk = session(server)
@@ -186,6 +200,7 @@ async def test_what_the_agent_refuses_is_dropped_and_holds_nothing_up(server: Se
     outbox.post("/right", FinishedReport(generation=2))
     assert await asyncio.to_thread(outbox.flush, PATIENCE)
     assert [path for path, _ in server.heard] == ["/hello", "/wrong", "/wrong", "/right"]
+    assert "the agent refused a report to /wrong, and it is dropped: no such field" in caplog.text
     talk.close()
 
 

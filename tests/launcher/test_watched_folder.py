@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from perdure_launcher import watched_folder
 from perdure_launcher.watched_folder import WatchedFolder, folder_of, is_whole, read_entries
 from perdure_training.node_api.bodies import RestoringReport
-from perdure_training.storage_link import StorageLink
+from perdure_training.node_api.storage_link import StorageLink
 from tests.support.waiting import wait_for
 from tests.training.checkpoint_agent import CheckpointAgent, checkpoint_agent
 

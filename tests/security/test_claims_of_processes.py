@@ -14,7 +14,7 @@ from perdure.agent.telemetry import Telemetry
 from perdure.contract import ApplyWorld, CheckpointRestored, Failure, Finished, Ready
 from perdure.contract.agents import LARGEST_NUMBER, UNKNOWN_RANK
 from perdure_training.node_api.bodies import EnteredReport, FinishedReport, HandlerHello, RankExit, ReadyReport
-from perdure_training.storage_link import StorageLink, StorageProblem
+from perdure_training.node_api.storage_link import StorageLink, StorageProblem
 from tests.agent.test_agent_node import Bench
 from tests.support.waiting import wait_for
 from tests.training.checkpoint_agent import checkpoint_agent

@@ -31,8 +31,8 @@ from perdure_training.node_api.progress_file import (
     progress_path,
     read_progress,
 )
+from perdure_training.node_api.storage_link import StorageAway, StorageLink, StorageProblem
 from perdure_training.node_api.untrusted_files import NotARegularFile, open_beneath, read_beneath
-from perdure_training.storage_link import StorageAway, StorageLink, StorageProblem
 from tests.training.checkpoint_agent import checkpoint_agent
 
 SECRET = "TEMPORAL_API_KEY=secret"

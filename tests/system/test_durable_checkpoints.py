@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from perdure.contract import JobPhase, RestoreSource
-from perdure_training.storage_link import StorageLink, StorageProblem
+from perdure_training.node_api.storage_link import StorageLink, StorageProblem
 from tests.agent.test_agent_checkpoints import opened, recipe, request
 from tests.support.allocation import REPOSITORY
 from tests.support.command_line import PERDURE

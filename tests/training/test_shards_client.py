@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from perdure.contract import DatasetParameters, ShardRequest, Term
 from perdure.workflows.policy.services import spans
 from perdure.workflows.policy.services.datasets import begin, exchange, view
+from perdure_training.node_api.agent_client import AgentAway
 from perdure_training.shards import MicroBatches, Shard, ShardingClient, ShardsRefused
-from perdure_training.shards.link import AloneLink, Away
+from perdure_training.shards.link import AloneLink
 from perdure_training.shards.permutation import Permutation
 from perdure_training.shards.spans import gaps, merge
 from tests.support.waiting import eventually
@@ -34,13 +35,13 @@ class Job:
     def exchange(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
         with self.lock:
             if self.away:
-                raise Away("no server")
+                raise AgentAway("no server")
             parameters = DatasetParameters.model_validate(body["parameters"])
             request = ShardRequest.model_validate(body["request"])
             self.requests.append(request)
             self.state, answer = exchange(self.state, parameters, Term.model_validate(body["term"]), request)
             if self.loses():
-                raise Away("the answer was lost")
+                raise AgentAway("the answer was lost")
             return answer.model_dump(mode="json")
 
 

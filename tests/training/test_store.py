@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from torch import distributed
 
-from perdure_training.agent_link import Agent
+from perdure_training.node_api.agent_client import Agent
 from perdure_training.store import JobStore, StoreError, StoreSuperseded, StoreTimeout
 from tests.support.waiting import wait_for
 from tests.training.agent_in_thread import AgentInThread, agent_in_thread
@@ -307,7 +307,7 @@ import sys
 sys.modules["torch"] = None
 import os
 from pathlib import Path
-from perdure_training.agent_link import Agent
+from perdure_training.node_api.agent_client import Agent
 from perdure_training.store import JobStore
 store = JobStore(agent=Agent(Path(sys.argv[1])))
 store.add("n", 1)

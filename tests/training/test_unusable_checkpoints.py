@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from perdure.contract import CheckpointRestored, CheckpointStored
-from perdure_training.storage_link import CheckpointsUnusable
+from perdure_training.node_api.storage_link import CheckpointsUnusable
 from tests.support.waiting import wait_for
 from tests.training.ranks_in_threads import RankThreads, rank_threads
 

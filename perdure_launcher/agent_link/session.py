@@ -1,107 +1,32 @@
-"""HTTP client of the agent. The agent may be away at any time, which must not stop training, so clients retry
-indefinitely."""
+"""The launcher's session with the agent. The agent may be away at any time, which must not stop training, so its
+requests are sent until there is an answer."""
 
 from __future__ import annotations
 
-import http.client
-import json
 import logging
-import socket
 import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, cast
 
+from perdure_training.node_api.agent_client import (
+    REQUEST_TIMEOUT,
+    AgentAway,
+    AgentConnection,
+    AgentRefused,
+    Json,
+    pauses,
+)
 from perdure_training.node_api.bodies import PROTOCOL, Body, HelloAnswer, protocol_mismatch
-from perdure_training.node_api.codec import decode, encode, encode_essentials
+from perdure_training.node_api.codec import decode
 
 logger = logging.getLogger(__name__)
 
-LONG_POLL = timedelta(seconds=25)
-"""Longest time for which the agent may hold a long poll."""
-REQUEST_TIMEOUT = timedelta(seconds=10)
-"""Time after which a silent agent counts as gone, and the request is retried on a new connection."""
-SHORTEST_PAUSE = timedelta(milliseconds=50)
-LONGEST_PAUSE = timedelta(seconds=1)
-
-
-class AgentGone(Exception):
-    """The agent did not answer: it is starting, restarting or stuck. A retry may succeed."""
-
-
-class AgentRefused(Exception):
-    """The agent answered that the request is invalid. A retry would fail as well."""
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: Path) -> None:
-        super().__init__("agent")
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self._path))
-
-
-class AgentConnection:
-    """One connection to the agent, for one thread at a time."""
-
-    def __init__(self, path: Path) -> None:
-        self._http = _UnixConnection(path)
-
-    def request(
-        self, method: str, path: str, body: Body | None = None, *, timeout: timedelta = REQUEST_TIMEOUT
-    ) -> dict[str, Any]:
-        """Asks once; what the agent cannot parse is sent again without its texts, since they alone come from outside.
-
-        Returns:
-            The answer, for `codec.decode`.
-
-        Raises:
-            AgentGone: if no answer came.
-            AgentRefused: if the agent rejected the request as invalid.
-        """
-        status, content = self._exchange(method, path, encode(body) if body else None, timeout)
-        if body and 400 <= status < 500:
-            logger.error("the agent cannot parse %s, so it gets the report without texts: %s", path, _shorten(content))
-            status, content = self._exchange(method, path, encode_essentials(body), timeout)
-        if 400 <= status < 500:
-            raise AgentRefused(f"{method} {path}: {status} {_shorten(content)}")
-        try:
-            answer: Any = json.loads(content)
-        except ValueError as error:
-            raise AgentGone(f"{method} {path}: {status} without JSON") from error
-        if status != 200 or not isinstance(answer, dict):
-            raise AgentGone(f"{method} {path}: {status} {_shorten(content)}")
-        return cast("dict[str, Any]", answer)
-
-    def _exchange(self, method: str, path: str, data: bytes | None, timeout: timedelta) -> tuple[int, bytes]:
-        """Returns the answer's status and content.
-
-        Raises:
-            AgentGone: if no answer came.
-        """
-        self._http.timeout = timeout.total_seconds()
-        if self._http.sock is not None:
-            self._http.sock.settimeout(timeout.total_seconds())
-        try:
-            self._http.request(method, path, body=data, headers={"Content-Type": "application/json"} if data else {})
-            response = self._http.getresponse()
-            return response.status, response.read()
-        except (OSError, http.client.HTTPException) as error:
-            self._http.close()
-            raise AgentGone(f"{type(error).__name__}: {error}") from error
-
-    def close(self) -> None:
-        self._http.close()
-
-
-def _shorten(content: bytes) -> str:
-    return content[:500].decode(errors="replace")
+LONG_POLL = 25.0
+"""Seconds for which the agent may hold a long poll."""
+LONG_POLL_TIMEOUT = LONG_POLL + REQUEST_TIMEOUT
 
 
 class AgentSession:
@@ -159,8 +84,8 @@ class AgentSession:
         path: str | Callable[[], str],
         body: Body | None = None,
         *,
-        timeout: timedelta = REQUEST_TIMEOUT,
-    ) -> dict[str, Any] | None:
+        within: float = REQUEST_TIMEOUT,
+    ) -> Json | None:
         """Sends a request until there is an answer; returns None once the session is closed.
 
         Args:
@@ -168,24 +93,24 @@ class AgentSession:
             method: GET or POST.
             path: The path; a callable is called for each attempt.
             body: The body to post.
-            timeout: The timeout of one attempt.
+            within: Seconds for one attempt.
 
         Raises:
             AgentRefused: if the agent rejects the request as invalid.
         """
-        pause = SHORTEST_PAUSE
-        while not self._closed.is_set():
+        for pause in pauses():
+            if self.closed:
+                break
             try:
                 self._greet(connection)
-                return connection.request(method, path if isinstance(path, str) else path(), body, timeout=timeout)
-            except AgentGone as gone:
+                return connection.request(method, path if isinstance(path, str) else path(), body, within=within)
+            except AgentAway as away:
                 if self._greeted:
                     self._greeted = False
                     self._news.clear()
-                    logger.info("the agent is away (%s); retrying until it is back", gone)
+                    logger.info("%s; retrying until it is back", away)
                 # Wakes early: otherwise it could rely on a greeting that a later agent has not received.
-                self._news.wait(pause.total_seconds())
-                pause = min(pause * 1.5, LONGEST_PAUSE)
+                self._news.wait(pause)
         return None
 
     def _greet(self, connection: AgentConnection) -> None:
@@ -203,7 +128,7 @@ class AgentSession:
                 if str(refused) != self._refusal:
                     self._refusal = str(refused)
                     logger.error("%s", refused)
-                raise AgentGone("it refused the first request") from refused
+                raise AgentAway("the agent refused the first request") from refused
             self._refusal = ""
             self._greeted = True
             self._greetings += 1
@@ -255,7 +180,7 @@ class Outbox(threading.Thread):
             try:
                 delivered = self._session.call(connection, "POST", letter.path, letter.body) is not None
             except AgentRefused as refused:
-                logger.error("the agent refused what the launcher reported, and it is dropped: %s", refused)
+                logger.error("the agent refused a report to %s, and it is dropped: %s", letter.path, refused)
             with self._changed:
                 self._letters.popleft()
                 self._changed.notify_all()

@@ -14,18 +14,15 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+from perdure_training.node_api.agent_client import Json, connect, pauses
 from perdure_training.node_api.layout import CHECKPOINT_ORDERS, CHECKPOINT_SOCKET
 from perdure_training.node_api.rank_environment import run_directory_of
 
 logger = logging.getLogger(__name__)
 
-Json = dict[str, Any]
-
 _CONNECT_WITHIN = 10.0
 """Seconds: the agent accepts connections at once, or is away."""
-_PAUSE = 1.0
 _LONGEST_LINE = 1 << 20
 _PIECE = 1 << 22
 
@@ -107,6 +104,7 @@ class StorageLink:
 
     def _insist(self, request: Json, patience: float) -> tuple[Json, bytearray]:
         until, warned = time.monotonic() + patience, False
+        attempts = pauses()
         while True:
             try:
                 return self._exchange(request, (), None)
@@ -116,7 +114,7 @@ class StorageLink:
                 if not warned:
                     logger.warning("perdure: waits for the storage of checkpoints: %s", error)
                 warned = True
-                time.sleep(_PAUSE)
+                time.sleep(next(attempts))
 
     def _exchange(
         self,
@@ -125,10 +123,8 @@ class StorageLink:
         within: float | None,
         take: Callable[[memoryview], object] | None = None,
     ) -> tuple[Json, bytearray]:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            try:
-                connection.settimeout(_CONNECT_WITHIN)
-                connection.connect(str(self._socket))
+        try:
+            with connect(self._socket, within=_CONNECT_WITHIN) as connection:
                 line = json.dumps(request).encode() + b"\n"
                 sent = socket.send_fds(connection, [line], list(files)) if files else 0
                 if sent < len(line):
@@ -149,8 +145,8 @@ class StorageLink:
                             room = room[count:]
                         else:
                             take(room[:count])
-            except (OSError, ValueError) as error:
-                raise StorageAway(f"the agent does not answer: {error}") from error
+        except (OSError, ValueError) as error:
+            raise StorageAway(f"the agent does not answer: {error}") from error
         if problem := answer.get("problem"):
             raise (StorageAway if answer.get("retry") else StorageProblem)(str(problem))
         return answer, content
