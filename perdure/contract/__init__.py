@@ -13,6 +13,7 @@
 | `workdirs` | from clients to uploads of code, and on to backends |
 | `datasets` | between agents and the datasets of their job |
 | `store` | between agents and the store of their job |
+| `actions` | a job's actions on an interruption |
 | `views` | from jobs and groups to users |
 | `vocabulary` | the enumerations that all of them share |
 | `base` | base classes and text limits |
@@ -21,6 +22,7 @@ Each model is defined in one module. All can be imported from here, because most
 The limits and the types of fields are imported from their own module.
 """
 
+from perdure.contract.actions import *
 from perdure.contract.agents import *
 from perdure.contract.backends import *
 from perdure.contract.base import *

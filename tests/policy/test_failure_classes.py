@@ -9,7 +9,8 @@ import pytest
 from perdure.cli.explain import explanation
 from perdure.contract import FailureClass, TransitionKind
 from perdure.workflows.policy.diagnosis.failures import FAILURE_CLASSES, VICTIMS, complete, precedence
-from perdure.workflows.policy.repair.recovery import decide_repair
+from perdure.workflows.policy.repair.case import Case
+from perdure.workflows.policy.repair.ladder import decide
 from perdure.workflows.policy.state.job import Interruption, NodeFailure
 from tests.policy.scenario import Scenario
 
@@ -46,8 +47,7 @@ def test_every_class_leads_to_what_its_entry_says(failure: FailureClass):
     job = Scenario("2").running()
     reported = NodeFailure(rank=1, failure=failure, time=job.now, text="it failed")
     interruption = Interruption(since=job.now - timedelta(minutes=1), failures=(reported,))
-    verdict = decide_repair(job.state, interruption, job.job, job.now)
-    assert verdict is not None
+    verdict = decide(Case(job.state, interruption, job.job, job.now))
     assert verdict.failure is failure
     traits = FAILURE_CLASSES[failure]
     if traits.stop is not None:
@@ -55,5 +55,5 @@ def test_every_class_leads_to_what_its_entry_says(failure: FailureClass):
         assert verdict.stop is not None
         assert verdict.stop.exit_code == traits.stop.exit_code
     if traits.give_up is not None and traits.give_up.at_once:
-        assert verdict.replace == (1,)
+        assert verdict.replaced == {1}
         assert verdict.title.startswith(f"node 1 {traits.give_up.what}")

@@ -32,7 +32,9 @@ from perdure.contract.base import Vocabulary
 from perdure.operator.status import ResourceStatus
 from perdure.operator.status import running_status as resource_of
 from perdure.workflows.policy.record.projections import details_of, status_of
-from perdure.workflows.policy.repair.recovery import decide_repair
+from perdure.workflows.policy.repair.actions import words
+from perdure.workflows.policy.repair.case import Case
+from perdure.workflows.policy.repair.ladder import decide
 from perdure.workflows.policy.state.job import Interruption, NodeFailure
 from tests.policy.scenario import START, Scenario
 
@@ -104,9 +106,8 @@ def test_every_failure_has_a_verdict(failure: FailureClass):
     others = tuple(NodeFailure(rank=0, failure=other, time=job.now, text="too") for other in FailureClass)
     for failures in ((reported,), (reported, *others)):
         interruption = Interruption(since=job.now - timedelta(minutes=1), failures=failures)
-        verdict = decide_repair(job.state, interruption, job.job, job.now)
-        assert verdict is not None
-        assert verdict.action
+        verdict = decide(Case(job.state, interruption, job.job, job.now))
+        assert words(verdict.actions)
 
 
 @pytest.mark.parametrize("kind", TransitionKind)

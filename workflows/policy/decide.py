@@ -109,10 +109,15 @@ def advance(state: JobState, job: JobSpec, now: datetime, *, new_token: TokenSou
     return with_phase(hold_on_failure.begin(state, job, now), job)
 
 
+def end_of_limits(state: JobState, job: JobSpec) -> datetime | None:
+    """The time at which the job is stopped however far it is; None for no limit."""
+    return None if job.limits.active_deadline is None else state.started_at + job.limits.active_deadline
+
+
 def _check_limits(state: JobState, job: JobSpec, now: datetime) -> JobState:
-    deadline = job.limits.active_deadline
-    if deadline is not None and now - state.started_at >= deadline:
-        reason = f"limits.active_deadline ({deadline}) is over"
+    end = end_of_limits(state, job)
+    if end is not None and now >= end:
+        reason = f"limits.active_deadline ({job.limits.active_deadline}) is over"
         return state.stop(Outcome(phase=JobPhase.FAILED, exit_code=5, reason=reason, decided_at=now))
     return state
 

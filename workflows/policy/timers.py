@@ -10,10 +10,11 @@ from datetime import datetime
 from perdure.contract import NodePhase
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.capacity.waiting import limit_of
+from perdure.workflows.policy.decide import end_of_limits
 from perdure.workflows.policy.diagnosis import unreachable
-from perdure.workflows.policy.repair.recovery import waits_until
+from perdure.workflows.policy.repair import ladder
 from perdure.workflows.policy.state.job import JobState
-from perdure.workflows.policy.world import succession
+from perdure.workflows.policy.world import forming, succession
 from perdure.workflows.policy.world.entering import entry_deadline
 
 
@@ -21,30 +22,20 @@ def next_deadline(state: JobState, job: JobSpec, now: datetime) -> datetime | No
     """The earliest time after `now` at which the passing of time alone may change a decision."""
     if state.outcome is not None:
         return state.outcome.held_until
-    times: list[datetime | None] = []
-    if job.limits.active_deadline is not None:
-        times.append(state.started_at + job.limits.active_deadline)
+    times = [end_of_limits(state, job)]
     if state.postponed is not None:
         times.append(state.postponed.until)
     if not state.suspended:
-        times += _deadlines_of_the_world(state, job)
+        times += _deadlines_of_the_world(state, job, now)
         times += [node.until for node in state.leaving]
         times += [node.predecessor_until for node in succession.waiting_nodes(state)]
         times += [node.not_before for node in state.nodes.values() if node.phase is NodePhase.LOST]
     return min((time for time in times if time is not None and time > now), default=None)
 
 
-def _deadlines_of_the_world(state: JobState, job: JobSpec) -> list[datetime | None]:
-    times = [entry_deadline(state, job)]
-    interruption = state.interruption
-    if interruption is not None:
-        times.append(
-            unreachable.deadline_of(state, job, interruption)
-            if interruption.decided
-            else waits_until(state, interruption, job)
-        )
-    if state.ready_since is not None:
-        times.append(state.ready_since + job.timing.rendezvous.last_call)
+def _deadlines_of_the_world(state: JobState, job: JobSpec, now: datetime) -> list[datetime | None]:
+    times = [entry_deadline(state, job), ladder.next_look(state, job, now), unreachable.next_look(state, job)]
+    times.append(forming.next_look(state, job))
     if limit := limit_of(state, job):
         times.append(limit.at)
     return times

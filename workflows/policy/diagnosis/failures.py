@@ -49,7 +49,7 @@ class GiveUp:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stop:
+class PermanentFailure:
     """Why a job stops at the first failure of a class."""
 
     rule: str
@@ -81,7 +81,7 @@ class FailureTraits:
     """The priority among several failed ranks: the rank with the lowest number determines the node's class. torchrun
     itself may have killed a rank. Classes that no rank ends with keep the default."""
     give_up: GiveUp | None = None
-    stop: Stop | None = None
+    stop: PermanentFailure | None = None
     counts: bool = True
     """It uses up restarts. What a site does on purpose, however often, says nothing about the job."""
 
@@ -123,21 +123,21 @@ FAILURE_CLASSES = complete(
         FailureClass.CREATE_FAILED: FailureTraits(
             meaning="the node could not be created",
             advice="change what refuses the node, which `perdure status {job}{flag}` names; then start the job again",
-            stop=Stop(rule='refused/1 "the first nodes are refused for good: stop"', exit_code=3),
+            stop=PermanentFailure(rule='refused/1 "the first nodes are refused for good: stop"', exit_code=3),
         ),
         FailureClass.UNPROTECTED: FailureTraits(
             meaning="ranks ran without Perdure's rendezvous",
             advice=_READ_LOGS,
             remedy=_CORRECT,
             users_own=True,
-            stop=Stop(rule='unprotected/1 "ranks that the job has not placed: stop"', exit_code=2),
+            stop=PermanentFailure(rule='unprotected/1 "ranks that the job has not placed: stop"', exit_code=2),
         ),
         FailureClass.LAUNCH: FailureTraits(
             meaning="the command could not be started",
             advice=_READ_LOGS,
             remedy=_CORRECT,
             users_own=True,
-            stop=Stop(rule='launch/1 "it will not start the next time either"', exit_code=1),
+            stop=PermanentFailure(rule='launch/1 "it will not start the next time either"', exit_code=1),
         ),
         FailureClass.OUT_OF_MEMORY: FailureTraits(
             meaning="memory ran out", advice=_READ_LOGS, remedy=_CORRECT, users_own=True, once_more=True, among_ranks=0

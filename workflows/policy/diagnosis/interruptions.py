@@ -64,7 +64,7 @@ def interrupt(
                 "failures": (*interruption.failures, failure.model_copy(update={"log_tail": ""})),
                 # A new culprit was reported before the next world is formed: decide again with everything that is
                 # known.
-                "decided": interruption.decided and failure.failure in VICTIMS,
+                "actions": interruption.actions if failure.failure in VICTIMS else (),
             }
         )
     )

@@ -21,9 +21,8 @@ def give_up(state: JobState, job: JobSpec, now: datetime) -> JobState:
     interruption = state.interruption
     if state.between_stages:
         return _give_up_between_worlds(state, job, now)
-    if interruption is None or not interruption.decided or _may_still_train(state, interruption):
-        return state
-    if now < deadline_of(state, job, interruption):
+    due = next_look(state, job)
+    if interruption is None or due is None or now < due or _may_still_train(state, interruption):
         return state
     for node in state.members:
         if node.alive and not node.reachable:
@@ -40,9 +39,11 @@ def give_up(state: JobState, job: JobSpec, now: datetime) -> JobState:
     return state
 
 
-def deadline_of(state: JobState, job: JobSpec, interruption: Interruption) -> datetime:
-    """The time from which an unreachable member is given up, if its world is broken."""
-    deadline = interruption.since + job.timing.lease.timeout
+def next_look(state: JobState, job: JobSpec) -> datetime | None:
+    """The time from which an unreachable member is given up; None while no world is known to be broken."""
+    if state.interruption is None or not state.interruption.decided:
+        return None
+    deadline = state.interruption.since + job.timing.lease.timeout
     return max(deadline, state.control_lag_until) if state.control_lag_until is not None else deadline
 
 
@@ -50,7 +51,7 @@ def _because_of(interruption: Interruption, failure: NodeFailure) -> Interruptio
     """Adds a failure to the interruption; what a request began becomes the story of a failure."""
     if interruption.requested is not None:
         return Interruption(since=interruption.since, failures=(failure,))
-    return interruption.model_copy(update={"failures": (*interruption.failures, failure), "decided": False})
+    return interruption.model_copy(update={"failures": (*interruption.failures, failure), "actions": ()})
 
 
 def _may_still_train(state: JobState, interruption: Interruption) -> bool:

@@ -11,6 +11,7 @@ from typing import Self
 from pydantic import Field
 
 from perdure.contract import (
+    Actions,
     FailureClass,
     Incarnation,
     IncidentView,
@@ -182,10 +183,15 @@ class Interruption(Message):
     """Why a new world is requested although nothing has failed, in words."""
     by_user: bool = False
     """A user requested it; otherwise the capacity changed."""
-    decided: bool = False
-    """The decision is made; only nodes for the next world are missing."""
+    actions: Actions = ()
+    """The decision on it; without any, none is made."""
     counted: bool = False
     """Its restart is charged to the budgets: news may change the decision, but it stays one restart."""
+
+    @property
+    def decided(self) -> bool:
+        """The decision is made; only nodes for the next world are missing."""
+        return bool(self.actions)
 
     def ranks_with(self, *failures: FailureClass) -> frozenset[int]:
         """The nodes (slots) that reported one of these classes."""

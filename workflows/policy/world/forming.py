@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from perdure.contract import FailureClass, NodePhase, World
+from perdure.contract import NodePhase, World
 from perdure.spec.job import JobSpec
 from perdure.spec.recovery import CapacityLoss
 from perdure.workflows.policy.capacity import planned_changes, staffing, waiting
 from perdure.workflows.policy.diagnosis import claims, first_steps
 from perdure.workflows.policy.facts import user_requests
 from perdure.workflows.policy.record import incidents
+from perdure.workflows.policy.repair.actions import commands_to_restart
+from perdure.workflows.policy.repair.memory import begin_stage
 from perdure.workflows.policy.repair.recovery import recover
 from perdure.workflows.policy.state.job import JobState, NodeState
 from perdure.workflows.policy.world import stages, succession
@@ -107,9 +109,9 @@ def _form_due_world(state: JobState, job: JobSpec, now: datetime, *, available: 
         choose_members(available, size, state.world),
         generation=state.generation + 1,
         previous=state.world,
-        restarted=_to_restart(state),
+        restarted=commands_to_restart(state),
         stage=state.stages_complete,
-        first_step=first_steps.limit_of(_with_fresh_progress(state) if state.between_stages else state, job),
+        first_step=first_steps.limit_of(begin_stage(state) if state.between_stages else state, job),
     )
     if formed is None:
         return state if trains else _wait_for_port(state, job, now, available=len(available))
@@ -132,7 +134,7 @@ def _wait_for_port(state: JobState, job: JobSpec, now: datetime, *, available: i
 def _send_out(state: JobState, formed: World, job: JobSpec, now: datetime) -> JobState:
     trains = _trains(state)
     if state.between_stages:
-        state = _with_fresh_progress(state)
+        state = begin_stage(state)
     elif state.world is not None:
         state = _continue_ended_members(_announce(state, formed, job, now))
     if trains:
@@ -184,16 +186,14 @@ def _is_time(state: JobState, job: JobSpec, now: datetime, *, size: int) -> bool
     return _is_last_call_over(state, job, now)
 
 
+def next_look(state: JobState, job: JobSpec) -> datetime | None:
+    """The end of the last call for more nodes; None where a world waits for none."""
+    return None if state.ready_since is None else state.ready_since + job.timing.rendezvous.last_call
+
+
 def _is_last_call_over(state: JobState, job: JobSpec, now: datetime) -> bool:
-    return state.ready_since is not None and now - state.ready_since >= job.timing.rendezvous.last_call
-
-
-def _to_restart(state: JobState) -> set[int]:
-    """Nodes whose command did not enter the current world, which is over because of that."""
-    if state.interruption is None:
-        return set()
-    missed = state.interruption.ranks_with(FailureClass.RENDEZVOUS_TIMEOUT)
-    return {rank for rank in missed if state.nodes[rank].missed_worlds}
+    end = next_look(state, job)
+    return end is not None and now >= end
 
 
 def _announce(state: JobState, formed: World, job: JobSpec, now: datetime) -> JobState:
@@ -214,9 +214,3 @@ def _continue_ended_members(state: JobState) -> JobState:
     """
     nodes = {rank: node.replace(ended=False) if state.is_member(node) else node for rank, node in state.nodes.items()}
     return state.replace(nodes=nodes)
-
-
-def _with_fresh_progress(state: JobState) -> JobState:
-    """Resets progress after a stage: its steps say nothing about the progress of the next one."""
-    fresh = {"failures_without_progress": 0, "best_step": -1, "last_generation_steps": -1}
-    return state.replace(progress=None, first_step=None, missed_first_steps=0, last_failure=None, **fresh)

@@ -11,12 +11,13 @@ stages end with 0 at once, so a node takes part again when it has caught up with
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 
 from perdure.contract import JobPhase, NodePhase
 from perdure.workflows.policy.diagnosis.interruptions import record_command_failure
 from perdure.workflows.policy.record import incidents
-from perdure.workflows.policy.state.job import Interruption, JobState, NodeState, Outcome
+from perdure.workflows.policy.state.job import JobState, NodeState, Outcome
 
 _ON_ITS_WAY = (NodePhase.REQUESTED, NodePhase.PENDING, NodePhase.CREATED)
 
@@ -65,13 +66,13 @@ def at_stage(state: JobState, node: NodeState) -> bool:
     return node.phase is NodePhase.READY and node.stage >= state.stages_complete and not node.ended
 
 
-def restart_failed_commands(state: JobState, interruption: Interruption) -> JobState:
-    """Restarts the failed commands after a verdict on a failure between two worlds, and nothing else."""
-    for rank in {failure.rank for failure in interruption.failures}:
+def restart_commands(state: JobState, ranks: Iterable[int]) -> JobState:
+    """Restarts commands between two worlds, and disturbs no other."""
+    for rank in ranks:
         node = state.nodes[rank]
         if node.alive and not node.ended:
             state = state.with_node(node.replace(command_restarts=node.command_restarts + 1, catching_up=True))
-    return state.replace(interruption=None)
+    return state
 
 
 def has_recovered(state: JobState) -> bool:

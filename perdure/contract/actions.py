@@ -1,0 +1,140 @@
+"""Actions of a job on an interruption, as data: effects and the words of `perdure explain` are both made from them.
+
+An action names the nodes (slots) that it concerns. As an option that was not taken it may name none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, cast, get_args
+
+from pydantic import BeforeValidator, Field
+
+from perdure.contract.base import Message, ShortText, Time
+from perdure.spec.durations import Duration
+
+__all__ = [
+    "Action",
+    "Actions",
+    "AwaitNodes",
+    "ExtendFirstStep",
+    "NewWorld",
+    "ReplaceNodes",
+    "RestartCommands",
+    "RestartRanks",
+    "Shrink",
+    "StartCommands",
+    "Stop",
+    "Wait",
+]
+
+
+class Wait(Message):
+    """Wait for more reports, and decide then."""
+
+    kind: Literal["WAIT"] = "WAIT"
+    until: Time | None = None
+
+
+class Stop(Message):
+    """Stop the job: it has failed."""
+
+    kind: Literal["STOP"] = "STOP"
+    reason: str = ""
+    exit_code: int = 1
+
+
+class NewWorld(Message):
+    """Form another world, although nothing has failed."""
+
+    kind: Literal["NEW_WORLD"] = "NEW_WORLD"
+    reason: ShortText = ""
+
+
+class RestartRanks(Message):
+    """Restart the ranks of the surviving nodes where they are."""
+
+    kind: Literal["RESTART_RANKS"] = "RESTART_RANKS"
+    others: bool = False
+    """Something else is done about the culprit's own ranks."""
+    ends_hang: bool = False
+    """One of them hangs, and it is not known which one."""
+
+
+class StartCommands(Message):
+    """Start commands again that have ended."""
+
+    kind: Literal["START_COMMAND"] = "START_COMMAND"
+    nodes: tuple[int, ...] = ()
+
+
+class RestartCommands(Message):
+    """End commands, if they still run, and start them again on their nodes."""
+
+    kind: Literal["RESTART_COMMAND"] = "RESTART_COMMAND"
+    nodes: tuple[int, ...] = ()
+    between_worlds: bool = False
+    """The other commands continue, and these skip the torchruns that have finished."""
+
+
+class ReplaceNodes(Message):
+    """Give nodes up, and have others take their places."""
+
+    kind: Literal["REPLACE_NODES"] = "REPLACE_NODES"
+    nodes: tuple[int, ...] = ()
+    suspected: bool = False
+    """They are not known to be lost."""
+    elsewhere: bool = False
+    """Their successors should run on other machines."""
+    between_worlds: bool = False
+    """The other commands continue, and the successors' skip the torchruns that have finished."""
+    creates_nodes: bool = True
+    """The backend creates the successors; otherwise machines join by themselves."""
+
+
+class Shrink(Message):
+    """Continue with fewer nodes until there are more."""
+
+    kind: Literal["SHRINK"] = "SHRINK"
+    size: int = 0
+    """Nodes of the next world."""
+    survivors: int = 0
+
+
+class AwaitNodes(Message):
+    """Form no world before the missing nodes are there, or the time is over."""
+
+    kind: Literal["AWAIT_NODES"] = "AWAIT_NODES"
+    patience: Duration | None = None
+
+
+class ExtendFirstStep(Message):
+    """Give the next world twice the time for its first step."""
+
+    kind: Literal["EXTEND_FIRST_STEP"] = "EXTEND_FIRST_STEP"
+
+
+_AnyAction = (
+    Wait
+    | Stop
+    | NewWorld
+    | RestartRanks
+    | StartCommands
+    | RestartCommands
+    | ReplaceNodes
+    | Shrink
+    | AwaitNodes
+    | ExtendFirstStep
+)
+
+_KINDS = {model.model_fields["kind"].default for model in get_args(_AnyAction)}
+
+
+def _known(actions: Any) -> Any:
+    return [one for one in actions if not isinstance(one, Mapping) or cast("Mapping[str, Any]", one)["kind"] in _KINDS]
+
+
+Action = Annotated[_AnyAction, Field(discriminator="kind")]
+
+Actions = Annotated[tuple[Action, ...], BeforeValidator(_known)]
+"""The actions of one decision. Those that only a newer release knows are left out."""

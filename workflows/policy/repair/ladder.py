@@ -1,0 +1,79 @@
+"""The ladder of repairs: its rungs are asked in this order, and the first one that has a verdict decides.
+
+The smallest repair that works comes first among those that fit the evidence. Every verdict names its rule and the
+options that it did not take; `perdure explain` prints both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+
+from perdure.contract import RestartCommands
+from perdure.spec.job import JobSpec
+from perdure.workflows.policy.repair.case import Case, Verdict
+from perdure.workflows.policy.repair.rungs import (
+    another_machine,
+    await_reports,
+    capacity_loss,
+    collective_timeout,
+    failed_command,
+    failed_start,
+    first_step,
+    new_world,
+    peers_lost,
+    permanent_failure,
+    rendezvous_timeout,
+    restart_in_place,
+    spent_budget,
+)
+from perdure.workflows.policy.state.job import JobState
+
+Rung = Callable[[Case], Verdict | None]
+
+RUNGS: tuple[Rung, ...] = (
+    new_world.decide,
+    await_reports.decide,
+    permanent_failure.decide,
+    spent_budget.decide,
+    capacity_loss.decide,
+    first_step.decide,
+    collective_timeout.decide,
+    peers_lost.decide,
+    rendezvous_timeout.decide,
+    failed_start.decide,
+    failed_command.decide,
+    another_machine.decide,
+    restart_in_place.decide,
+)
+
+
+def decide(case: Case) -> Verdict:
+    """The verdict on an interruption; while it is too early for one, to wait."""
+    verdict = next(verdict for rung in RUNGS if (verdict := rung(case)) is not None)
+    commands = _other_commands(case, verdict)
+    return replace(verdict, actions=(*verdict.actions, RestartCommands(nodes=commands))) if commands else verdict
+
+
+def next_look(state: JobState, job: JobSpec, now: datetime) -> datetime | None:
+    """The time until which the decision on the interruption waits; None where there is nothing to decide."""
+    interruption = state.interruption
+    if interruption is None or interruption.decided:
+        return None
+    wait = decide(Case(state, interruption, job, now)).wait
+    return wait.until if wait is not None else None
+
+
+def _other_commands(case: Case, verdict: Verdict) -> tuple[int, ...]:
+    """Nodes whose command must start over, too, whatever is done about the culprit."""
+    if verdict.stop or verdict.wait:
+        return ()
+    state = case.state
+    if state.between_stages:
+        failed = {failure.rank for failure in case.interruption.failures}
+        over = {rank for rank in failed if state.nodes[rank].alive and not state.nodes[rank].ended}
+    else:
+        over = case.missed
+    known = {rank for action in verdict.actions if isinstance(action, RestartCommands) for rank in action.nodes}
+    return tuple(sorted(over - known - verdict.replaced))

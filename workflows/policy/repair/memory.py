@@ -1,0 +1,72 @@
+"""What the ladder remembers of earlier interruptions: how often a repair was tried, and whether it gained any step.
+
+Restarts are charged once per interruption to a budget in a sliding window, and compared with the steps that were made
+in between. A stage of the command begins with a fresh comparison.
+"""
+
+from __future__ import annotations
+
+from perdure.contract import FailureClass, ProgressSource
+from perdure.workflows.policy.diagnosis.failures import FAILURE_CLASSES, NEED_PROGRESS, NODE_FAILURES
+from perdure.workflows.policy.repair.case import Case, Verdict
+from perdure.workflows.policy.state.budget import follows, made_progress, within_window
+from perdure.workflows.policy.state.job import JobState, NodeFailure
+
+
+def restarts_in_window(case: Case) -> int:
+    """The restarts that use up the budget."""
+    return len(within_window(case.state.restarts, now=case.now, window=case.job.retry.window))
+
+
+def failures_without_progress(state: JobState, culprit: NodeFailure) -> int:
+    """The number of failures in a row that need progress in between and made none, including this one."""
+    if culprit.failure not in NEED_PROGRESS:
+        return state.failures_without_progress
+    if made_progress(state.progress, best_step=state.best_step, last_generation_steps=state.last_generation_steps):
+        return 0
+    return state.failures_without_progress + 1
+
+
+def happens_again(case: Case) -> bool:
+    """Whether the last failure has come again although it was tried once more, at the same step."""
+    again = case.traits.once_more and case.culprit.failure is case.state.last_failure
+    return again and failures_without_progress(case.state, case.culprit) > 0
+
+
+def belongs_to_the_last(case: Case, failure: FailureClass) -> bool:
+    """Whether a lost node belongs to those that the last restart was for."""
+    return failure in NODE_FAILURES and follows(case.state.restarts, now=case.now, within=case.job.retry.same_loss)
+
+
+def charge(case: Case, verdict: Verdict) -> JobState:
+    """Charges the verdict to the budgets, once per interruption."""
+    state, failure, progress = case.state, verdict.failure, case.state.progress
+    if failure is None or case.interruption.counted:
+        return state
+    reported = progress is not None and progress.source is ProgressSource.REPORTED
+    # The next attempt counts its steps anew, and is compared with the last one that failed.
+    after = state.replace(progress=progress if reported else None)
+    if not FAILURE_CLASSES[failure].counts:
+        return after
+    if not verdict.stop and not belongs_to_the_last(case, failure):
+        restarts = within_window(state.restarts, now=case.now, window=case.job.retry.window)
+        after = after.replace(restarts=(*restarts, case.now), restart_count=state.all_restarts + 1)
+    return after.replace(
+        last_failure=failure,
+        failures_without_progress=failures_without_progress(state, case.culprit),
+        best_step=max(state.best_step, progress.step) if progress is not None and reported else state.best_step,
+        last_generation_steps=progress.generation_steps if progress is not None else -1,
+    )
+
+
+def begin_stage(state: JobState) -> JobState:
+    """Resets progress after a stage: its steps say nothing about the progress of the next one."""
+    return state.replace(
+        progress=None,
+        first_step=None,
+        missed_first_steps=0,
+        last_failure=None,
+        failures_without_progress=0,
+        best_step=-1,
+        last_generation_steps=-1,
+    )
