@@ -25,7 +25,7 @@ from typing import Any
 
 from perdure_training.node_api.bodies import RestoringReport
 from perdure_training.node_api.storage_link import StorageAway, StorageLink, StorageProblem
-from perdure_training.snapshots.copies import yield_to_training
+from perdure_training.snapshots.copies import lower_thread_priority
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ class WatchedFolder:
         self._problem = ""
         self.restored = True
         self._on_restored()
-        yield_to_training()
+        lower_thread_priority()
         while not self._ending.wait(LOOK):
             self.look()
         # No process is left that could change anything between these two.

@@ -26,7 +26,7 @@ from perdure.agent.checkpoint.storage import Storage
 from perdure.contract import CopyReceiver, NodeCredentials
 from perdure.workflows.policy.checkpoints.copies import copies_token
 from perdure_launcher.system.memory_folder import COPIES_PREFIX, ROOT, MemoryFolder
-from perdure_training.snapshots.copies import yield_to_training
+from perdure_training.snapshots.copies import lower_thread_priority
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class CopyService:
             threading.Thread(target=self._serve, args=(connection,), name="copies", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        yield_to_training()
+        lower_thread_priority()
         try:
             with connection, connection.makefile("rb") as incoming:
                 connection.settimeout(_INTRODUCTION)

@@ -47,7 +47,7 @@ from perdure.contract import (
 )
 from perdure_training.node_api.layout import CHECKPOINT_ORDERS, CHECKPOINT_SOCKET
 from perdure_training.node_api.untrusted_files import folder_beneath, open_file, read_beneath
-from perdure_training.snapshots.copies import yield_to_training
+from perdure_training.snapshots.copies import lower_thread_priority
 
 logger = logging.getLogger(__name__)
 
@@ -220,7 +220,7 @@ class Checkpoints:
         if kind == "restored":
             return self._restored(request)
         if kind == "watched" and self._watched is not None:
-            yield_to_training()
+            lower_thread_priority()
             with self._writing:
                 answer = self._watched.handle(request, files)
             return answer if isinstance(answer, dict) else Content(*answer)
@@ -339,7 +339,7 @@ class Checkpoints:
             self._of(saved.folder)
         with self._writing:
             part = Part(wanted, files)
-            yield_to_training()
+            lower_thread_priority()
             try:
                 self._insist(storage, saved, part)
             except SnapshotChanged as error:

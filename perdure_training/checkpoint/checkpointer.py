@@ -31,7 +31,7 @@ from perdure_training.checkpoint.world import Completeness, RankIdentity, connec
 from perdure_training.events import TrainerEvents
 from perdure_training.node_api.progress_file import SaveStall
 from perdure_training.snapshots.arena import Arena, Header, NoRoom, Slot
-from perdure_training.snapshots.copies import yield_to_training
+from perdure_training.snapshots.copies import lower_thread_priority
 from perdure_training.snapshots.findings import Finding
 from perdure_training.snapshots.made_steps import MadeSteps, newest_made
 from perdure_training.snapshots.private_map import PrivateMap
@@ -338,7 +338,7 @@ class _World:
         threading.Thread(target=self._detach, args=(memory,), name="perdure-restored", daemon=True).start()
 
     def _detach(self, memory: PrivateMap) -> None:
-        yield_to_training()
+        lower_thread_priority()
         try:
             memory.detach()
         except OSError as error:
@@ -447,7 +447,7 @@ class _World:
         self._staged.put(None)
 
     def _finish_snapshots(self) -> None:
-        yield_to_training()
+        lower_thread_priority()
         while (staged := self._staged.get()) is not None:
             try:
                 self._finish(*staged)

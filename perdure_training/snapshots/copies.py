@@ -130,7 +130,7 @@ class CopyReceiver:
             threading.Thread(target=self._serve, args=(connection,), name="copy", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        yield_to_training()
+        lower_thread_priority()
         try:
             with connection, connection.makefile("rb", buffering=0) as incoming:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -226,7 +226,7 @@ class CopySender:
             self._connection = None
 
 
-def yield_to_training() -> None:
+def lower_thread_priority() -> None:
     """Lowers the priority of the calling thread, where the system has priorities of threads."""
     with contextlib.suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
