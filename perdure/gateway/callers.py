@@ -24,7 +24,7 @@ from perdure.base.credentials.names import AUDIENCE, GRANT_HEADER, TOKEN_HEADER
 from perdure.base.credentials.tickets import digest_of
 from perdure.base.kubernetes import KubernetesApi, KubernetesError
 from perdure.gateway.limits import STRANGERS, Limits
-from perdure.gateway.recent import Recent
+from perdure.gateway.lru_cache import LruCache
 
 logger = logging.getLogger(__name__)
 
@@ -134,8 +134,8 @@ class Callers:
     def __init__(self, keys: Sequence[SecretBytes], reviewer: TokenReviewer) -> None:
         self._keys = keys
         self._reviewer = reviewer
-        self._grants = Recent[str, Grant](_REMEMBERED)
-        self._reviews = Recent[bytes, _Review](_REMEMBERED)
+        self._grants = LruCache[str, Grant](_REMEMBERED)
+        self._reviews = LruCache[bytes, _Review](_REMEMBERED)
         self._strangers = Limits(STRANGERS)
         self._under_review: dict[bytes, asyncio.Task[_Review]] = {}
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from perdure.gateway.recent import Recent
+from perdure.gateway.lru_cache import LruCache
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Limits:
         """
         self._limit = limit
         self._clock = clock
-        self._shares = Recent[str, _Share](_REMEMBERED)
+        self._shares = LruCache[str, _Share](_REMEMBERED)
 
     @contextmanager
     def one_call(self, caller: str) -> Generator[None]:

@@ -23,7 +23,7 @@ from perdure.client.connection import CALL_TIMEOUT
 from perdure.contract import MachinesView, Ticket
 from perdure.gateway.callers import PlaceLost, Unauthenticated, Unavailable
 from perdure.gateway.limits import NEWCOMERS, Limits
-from perdure.gateway.recent import Recent
+from perdure.gateway.lru_cache import LruCache
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Memberships:
             temporal: Connected to the namespace of the jobs.
         """
         self._temporal = temporal
-        self._known = Recent[str, _Known](_REMEMBERED)
+        self._known = LruCache[str, _Known](_REMEMBERED)
         self._newcomers = Limits(NEWCOMERS)
         self._queries: dict[str, asyncio.Task[_Known]] = {}
 

@@ -25,11 +25,11 @@ from perdure.gateway.callers import Callers, PlaceLost, Unauthenticated, Unavail
 from perdure.gateway.calls import CALLS, SERVICE, Call, Denied
 from perdure.gateway.certificates import ServerCertificates
 from perdure.gateway.limits import AGENT, MESSAGE_BYTES, Limits, Refusals, TooMany
+from perdure.gateway.lru_cache import LruCache
 from perdure.gateway.machines import METHODS, Machines
 from perdure.gateway.memberships import Memberships
 from perdure.gateway.metrics import GatewayMetrics, Reason
 from perdure.gateway.payloads import GatewayPayloads
-from perdure.gateway.recent import Recent
 
 logger = logging.getLogger("perdure.gateway")
 
@@ -105,7 +105,7 @@ class Gateway:
         self._machines = Machines(temporal, callers, self._memberships, keys)
         self.metrics = GatewayMetrics()
         self._stopping = asyncio.Event()
-        self._logged = Recent[tuple[str, str], float](1000)
+        self._logged = LruCache[tuple[str, str], float](1000)
         self._server = grpc.aio.server(options=_OPTIONS)
         self._server.add_generic_rpc_handlers((_Methods(self),))
 

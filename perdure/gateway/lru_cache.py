@@ -1,4 +1,4 @@
-"""A dictionary of bounded size."""
+"""A cache of bounded size."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
-class Recent(Generic[Key, Value]):
+class LruCache(Generic[Key, Value]):
     """Keeps the entries that were used last, and forgets the others."""
 
     def __init__(self, size: int) -> None:
