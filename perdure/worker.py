@@ -36,7 +36,7 @@ from perdure.base.metrics.sdk import SdkRuntime, worker_runtime
 from perdure.base.metrics.series import merge
 from perdure.base.services import health_endpoint
 from perdure.base.tracing import tracing_of
-from perdure.base.ui_front import ui_front
+from perdure.base.ui_proxy import ui_proxy
 from perdure.client.connection import (
     UI_BACKEND_VARIABLE,
     UI_VARIABLE,
@@ -300,7 +300,7 @@ async def serve(
         serving_metrics(metrics.text, metrics_port) if metrics is not None else nullcontext(),
         running_worker(client, backends=served, task_queue=endpoint.task_queue, gateway=gateway) as facts,
         health_endpoint(health_port),
-        ui_front(os.environ.get(UI_VARIABLE, ""), os.environ.get(UI_BACKEND_VARIABLE, "")),
+        ui_proxy(os.environ.get(UI_VARIABLE, ""), os.environ.get(UI_BACKEND_VARIABLE, "")),
         asyncio.TaskGroup() as beside,
     ):
         if metrics is not None:

@@ -2,7 +2,7 @@
 
 The dev server's UI answers whatever name a browser knows it by. A page whose own name leads to 127.0.0.1 (DNS
 rebinding) is of the same origin as that UI, and can read what it shows and do what it does. So the UI listens where no
-page finds it, and this front before it passes on only requests whose `Host` is a name of this machine itself.
+page finds it, and this proxy before it passes on only requests whose `Host` is a name of this machine itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NOT_PASSED_ON = frozenset({"connection", "host", "keep-alive", "proxy-connectio
 
 
 @asynccontextmanager
-async def ui_front(ui: str, backend: str) -> AsyncGenerator[None]:
+async def ui_proxy(ui: str, backend: str) -> AsyncGenerator[None]:
     """Serves while the context is open.
 
     Args:

@@ -9,14 +9,14 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
-from perdure.base.ui_front import ui_front
+from perdure.base.ui_proxy import ui_proxy
 from tests.support.temporal_server import free_port
 
 PATH = "/namespaces/default/workflows/job%2Fdefault%2Fllama/run?query=a%3Db&x=1"
 
 
 class Ui:
-    """A UI that answers what it was asked, and the front before it."""
+    """A UI that answers what it was asked, and the proxy before it."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -36,7 +36,7 @@ async def ui() -> AsyncIterator[Ui]:
     await server.setup()
     await web.TCPSite(server, "127.0.0.1", 0).start()
     try:
-        async with ui_front(f"http://{ui.address}", "http://{}:{}".format(*server.addresses[0][:2])):
+        async with ui_proxy(f"http://{ui.address}", "http://{}:{}".format(*server.addresses[0][:2])):
             yield ui
     finally:
         await server.cleanup()
@@ -88,7 +88,7 @@ async def test_what_other_pages_send_is_refused(ui: Ui, method: str, headers: di
 async def test_a_ui_that_is_away_is_named() -> None:
     address = f"127.0.0.1:{free_port()}"
     async with (
-        ui_front(f"http://{address}", f"http://127.0.0.1:{free_port()}"),
+        ui_proxy(f"http://{address}", f"http://127.0.0.1:{free_port()}"),
         aiohttp.ClientSession() as session,
         session.get(f"http://{address}/") as answer,
     ):
@@ -98,12 +98,12 @@ async def test_a_ui_that_is_away_is_named() -> None:
 
 async def test_nothing_is_served_where_none_is_configured() -> None:
     address = f"127.0.0.1:{free_port()}"
-    async with ui_front(f"http://{address}", ""), aiohttp.ClientSession() as session:
+    async with ui_proxy(f"http://{address}", ""), aiohttp.ClientSession() as session:
         with pytest.raises(aiohttp.ClientConnectorError):
             await session.get(f"http://{address}/")
 
 
 async def test_a_taken_port_keeps_no_worker_from_its_work(ui: Ui, caplog: pytest.LogCaptureFixture) -> None:
-    async with ui_front(f"http://{ui.address}", "http://127.0.0.1:9"):
+    async with ui_proxy(f"http://{ui.address}", "http://127.0.0.1:9"):
         assert "is not served" in caplog.text
     assert (await ask(ui))[0] == 299
