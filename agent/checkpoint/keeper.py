@@ -26,11 +26,11 @@ from perdure.agent.checkpoint import names
 from perdure.agent.checkpoint.connections import Answer, CheckpointSocket, Content, Json, Refused
 from perdure.agent.checkpoint.part import Part, PartRequest, SnapshotChanged
 from perdure.agent.checkpoint.peer_copies import PeerCopies, WatchedOnNodes
-from perdure.agent.checkpoint.progress import Progress, ProgressFile
 from perdure.agent.checkpoint.records import FileRecord, NodeFiles, damage
 from perdure.agent.checkpoint.restore_reports import read_number, read_report
 from perdure.agent.checkpoint.retention import Retention
 from perdure.agent.checkpoint.storage import Storage
+from perdure.agent.checkpoint.upload_state import UploadState, UploadStateFile
 from perdure.agent.checkpoint.watched import WatchedFiles
 from perdure.agent.config import AgentConfig
 from perdure.agent.outbox import envelope
@@ -119,8 +119,8 @@ class Checkpoints:
             self._watched = WatchedOnNodes(self._peers, config, keep_last=spec.keep_last)
         self._socket = CheckpointSocket(config.run_dir / CHECKPOINT_SOCKET, self._handle)
         self._changed = threading.Condition()
-        self._kept = ProgressFile(config.private_dir)
-        self._progress: dict[str, Progress] = self._kept.read()
+        self._kept = UploadStateFile(config.private_dir)
+        self._progress: dict[str, UploadState] = self._kept.read()
         self._writing = threading.BoundedSemaphore(_AT_ONCE)
         self._commits = ThreadPoolExecutor(1, thread_name_prefix="commit")
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -463,12 +463,12 @@ class Checkpoints:
         if current and generation > current:
             raise Refused(f"generation {generation} is no world of this node, which is in generation {current}")
 
-    def _of(self, folder: str) -> Progress:
+    def _of(self, folder: str) -> UploadState:
         """The progress of a checkpoint; `_changed` is held."""
         if folder not in self._progress:
             for old in list(self._progress)[: -_REMEMBERED + 1]:
                 del self._progress[old]
-            self._progress[folder] = Progress(begun=time.monotonic())
+            self._progress[folder] = UploadState(begun=time.monotonic())
         return self._progress[folder]
 
     def _send(self, message: AgentMessage) -> None:

@@ -16,7 +16,7 @@ from perdure_training.node_api.layout import CHECKPOINT_PROGRESS
 logger = logging.getLogger(__name__)
 
 
-class Progress(BaseModel):
+class UploadState(BaseModel):
     """What is known of one checkpoint on this node."""
 
     begun: float
@@ -39,10 +39,10 @@ class Progress(BaseModel):
         return sum(self.sizes.values())
 
 
-_CONTENT = TypeAdapter(dict[str, Progress])
+_CONTENT = TypeAdapter(dict[str, UploadState])
 
 
-class ProgressFile:
+class UploadStateFile:
     """The file, in the node's run directory."""
 
     def __init__(self, run_directory: Path) -> None:
@@ -53,8 +53,8 @@ class ProgressFile:
         """
         self._file = KeptFile(run_directory / CHECKPOINT_PROGRESS)
 
-    def read(self) -> dict[str, Progress]:
-        """Returns the progress by folder; none where nothing usable is kept."""
+    def read(self) -> dict[str, UploadState]:
+        """Returns the states by folder; none where nothing usable is kept."""
         content = self._file.read()
         if content is None:
             return {}
@@ -64,6 +64,6 @@ class ProgressFile:
             logger.warning("what was stored of checkpoints is not known any more: %s", error)
             return {}
 
-    def write(self, progress: Mapping[str, Progress]) -> None:
+    def write(self, states: Mapping[str, UploadState]) -> None:
         """Replaces the content. An error is logged."""
-        self._file.write(_CONTENT.dump_json(dict(progress)))
+        self._file.write(_CONTENT.dump_json(dict(states)))
