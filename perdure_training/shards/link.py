@@ -32,7 +32,7 @@ class AgentLink:
         return self._agent.post(f"/v1/datasets/{name}", body)
 
 
-class AloneLink:
+class StandaloneLink:
     """Ranks that no agent serves, as on a laptop: each takes the shards whose number belongs to its rank."""
 
     def __init__(self, *, rank: int, world_size: int) -> None:
@@ -95,7 +95,7 @@ def find_link(environment: Mapping[str, str] = os.environ) -> Link:
     """Returns the link of this process."""
     if agent := find_agent(environment):
         return AgentLink(agent)
-    return AloneLink(rank=int(environment.get("RANK", "0")), world_size=int(environment.get("WORLD_SIZE", "1")))
+    return StandaloneLink(rank=int(environment.get("RANK", "0")), world_size=int(environment.get("WORLD_SIZE", "1")))
 
 
 def _rest_of(span: Span, consumed: list[Span]) -> list[Span]:

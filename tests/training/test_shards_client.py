@@ -15,7 +15,7 @@ from perdure.workflows.policy.services import spans
 from perdure.workflows.policy.services.datasets import begin, exchange, view
 from perdure_training.node_api.agent_client import AgentAway
 from perdure_training.shards import MicroBatches, Shard, ShardingClient, ShardsRefused
-from perdure_training.shards.link import AloneLink
+from perdure_training.shards.link import StandaloneLink
 from perdure_training.shards.permutation import Permutation
 from perdure_training.shards.spans import gaps, merge
 from tests.support.waiting import eventually
@@ -281,15 +281,15 @@ def test_a_second_client_of_a_name_is_refused():
 def test_without_perdure_ranks_share_a_dataset_by_their_numbers(monkeypatch: pytest.MonkeyPatch):
     seen: list[int] = []
     for rank in range(3):
-        alone = ShardingClient("train", size=100, shard_size=8, epochs=2, link=AloneLink(rank=rank, world_size=3))
+        alone = ShardingClient("train", size=100, shard_size=8, epochs=2, link=StandaloneLink(rank=rank, world_size=3))
         seen += read(alone)
     assert sorted(seen) == sorted([*range(100)] * 2)
-    shards = ShardingClient("train", size=20, shard_size=4, link=AloneLink(rank=0, world_size=1))
+    shards = ShardingClient("train", size=20, shard_size=4, link=StandaloneLink(rank=0, world_size=1))
     for _ in range(3):
         assert shards.fetch()
     shards.advance(6)
     saved = shards.state_dict()
-    again = ShardingClient("train", size=20, shard_size=4, link=AloneLink(rank=0, world_size=1))
+    again = ShardingClient("train", size=20, shard_size=4, link=StandaloneLink(rank=0, world_size=1))
     again.load_state_dict(saved)
     assert read(again) == list(range(6, 20))
 

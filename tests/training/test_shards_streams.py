@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from perdure.contract import DatasetParameters, ShardRequest, Term
 from perdure.workflows.policy.services.datasets import DatasetState, begin, exchange, view
 from perdure_training.shards import ShardBatches, ShardStream, StreamClient
-from perdure_training.shards.link import AloneLink, Link
+from perdure_training.shards.link import Link, StandaloneLink
 from tests.support.waiting import wait_for
 
 Sample = tuple[str, int]
@@ -151,7 +151,7 @@ def test_a_partition_without_an_end_is_read_on_and_on(client: Callable[..., Stre
 def test_without_perdure_ranks_share_a_stream_by_their_numbers(client: Callable[..., StreamClient]):
     seen: list[Sample] = []
     stream = Stream(a=10, b=9)
-    ranks = [client(stream, link=AloneLink(rank=rank, world_size=2)) for rank in range(2)]
+    ranks = [client(stream, link=StandaloneLink(rank=rank, world_size=2)) for rank in range(2)]
     ranks[0].load_state_dict({"version": 1, "partitions": {"a": {"next": 6, "holes": [[1, 3]]}}})
     ranks[1].load_state_dict({"version": 1, "partitions": {"a": {"next": 6, "holes": [[1, 3]]}}})
     stream.complete = False

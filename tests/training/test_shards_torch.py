@@ -7,14 +7,14 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from perdure_training.shards import ElasticSampler, ShardBatches, ShardingClient, ShardStream
-from perdure_training.shards.link import AloneLink
+from perdure_training.shards.link import StandaloneLink
 
 SIZE = 103
 DATA = TensorDataset(torch.arange(SIZE))
 
 
 def client() -> ShardingClient:
-    return ShardingClient("train", size=SIZE, shard_size=8, shuffle=True, link=AloneLink(rank=0, world_size=1))
+    return ShardingClient("train", size=SIZE, shard_size=8, shuffle=True, link=StandaloneLink(rank=0, world_size=1))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
