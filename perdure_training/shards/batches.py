@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 from torch.utils.data import DataLoader, Sampler
 
-from perdure_training.shards.client import LeaseClient
+from perdure_training.shards.client import ShardClient
 from perdure_training.shards.sharding_client import ShardingClient
 
 _Batch = TypeVar("_Batch")
@@ -69,7 +69,7 @@ class ShardBatches(Sampler[list[int]]):
 
 
 def in_step(
-    client: LeaseClient[Any], batches: Iterator[_Batch], any_batch: Callable[[], _Batch]
+    client: ShardClient[Any], batches: Iterator[_Batch], any_batch: Callable[[], _Batch]
 ) -> Iterator[tuple[_Batch, float]]:
     """Yields as many batches on all ranks, each with the factor of its mean loss, for ranks that step together.
 

@@ -51,7 +51,7 @@ class ShardsRefused(Exception):
 _Leased = TypeVar("_Leased", Shard, StreamShard)
 
 
-class LeaseClient(ABC, Generic[_Leased]):
+class ShardClient(ABC, Generic[_Leased]):
     """This rank's part of a dataset or a stream.
 
     Invariants:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from perdure_training.node_api.agent_client import Json
-from perdure_training.shards.client import LeaseClient
+from perdure_training.shards.client import ShardClient
 from perdure_training.shards.link import Link
 from perdure_training.shards.shard import StreamShard
 from perdure_training.shards.spans import Span, consumed_before, position_of
@@ -26,7 +26,7 @@ _WARN_INTERVAL = 60.0
 Ends = Callable[[], tuple[Mapping[str, float], bool]]
 
 
-class StreamClient(LeaseClient[StreamShard]):
+class StreamClient(ShardClient[StreamShard]):
     """This rank's part of one stream.
 
     client = StreamClient("clicks", partitions=["0", "1"], ends=ends)

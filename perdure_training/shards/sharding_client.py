@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from perdure_training.node_api.agent_client import Json
-from perdure_training.shards.client import LeaseClient
+from perdure_training.shards.client import ShardClient
 from perdure_training.shards.link import BEGINNING, Link
 from perdure_training.shards.permutation import Permutation
 from perdure_training.shards.shard import Shard
 from perdure_training.shards.spans import Span
 
 
-class ShardingClient(LeaseClient[Shard]):
+class ShardingClient(ShardClient[Shard]):
     """This rank's part of one dataset."""
 
     def __init__(

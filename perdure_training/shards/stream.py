@@ -16,7 +16,7 @@ from torch.utils.data import (
 )
 
 from perdure_training.shards.batches import in_step
-from perdure_training.shards.client import LeaseClient
+from perdure_training.shards.client import ShardClient
 from perdure_training.shards.partitions import StreamClient
 from perdure_training.shards.shard import Shard, StreamShard
 from perdure_training.shards.sharding_client import ShardingClient
@@ -74,7 +74,7 @@ class ShardStream(IterableDataset[Part], Generic[_Sample]):
         """
         if batch_size < 1:
             raise ValueError(f"batch_size: expected at least 1, found {batch_size}")
-        self._client: LeaseClient[Any] | None = client
+        self._client: ShardClient[Any] | None = client
         self._read = read
         self._batch_size = batch_size
         self._collate = collate
@@ -112,12 +112,12 @@ class ShardStream(IterableDataset[Part], Generic[_Sample]):
         client.hand_over([])
 
     @property
-    def _own_client(self) -> LeaseClient[Any]:
+    def _own_client(self) -> ShardClient[Any]:
         if self._client is None:
             raise RuntimeError("call it in the process of the training loop")
         return self._client
 
-    def _feed(self, client: LeaseClient[Any], loader: DataLoader[Part]) -> None:
+    def _feed(self, client: ShardClient[Any], loader: DataLoader[Part]) -> None:
         """Hands shards to the workers, from a thread, as they need them."""
         workers = loader.num_workers
         context = cast("Any", loader).multiprocessing_context or cast("Any", torch.multiprocessing).get_context()
