@@ -16,7 +16,7 @@ from perdure.agent.stall_detector import StallDetector
 from perdure.contract import Progress, ProgressSource, RankStarts
 from perdure_launcher.warm_start.starts import read_starts, read_why_all_cold
 from perdure_training.node_api import layout
-from perdure_training.node_api.progress_file import RankProgress, is_apart, progress_path, read_progress
+from perdure_training.node_api.progress_file import RankProgress, is_without_process_group, progress_path, read_progress
 
 _RATE_WINDOW = 60.0
 _RATE_SAMPLE = 1.0
@@ -134,5 +134,5 @@ class ProgressReader:
             generation=self._generation,
             generation_steps=slowest.step - self._first_step,
             last_step_at=datetime.fromtimestamp(slowest.time, UTC) if slowest.time > 0 else None,
-            apart=is_apart(self._folder, generation=self._generation, beneath=self._run_dir),
+            apart=is_without_process_group(self._folder, generation=self._generation, beneath=self._run_dir),
         )

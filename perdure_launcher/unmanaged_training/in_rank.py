@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from perdure_training.node_api.layout import AGENT_SOCKET
-from perdure_training.node_api.progress_file import mark_apart
+from perdure_training.node_api.progress_file import mark_without_process_group
 from perdure_training.node_api.rank_environment import PROGRESS_VARIABLE, generation_of, is_rank
 
 from ..environment import STORE_VARIABLE, TORCHRUN_VARIABLE, TorchrunSettings
@@ -160,7 +160,7 @@ def _record_steps_without_group(place: RankPlace) -> None:
         steps += 1
         if steps == _STEPS_BEFORE_A_GROUP and not is_initialized():
             with contextlib.suppress(OSError):
-                mark_apart(place.progress, generation=generation_of(os.environ))
+                mark_without_process_group(place.progress, generation=generation_of(os.environ))
 
     # Never removed: torch may be iterating over its hooks, and the user's step would fail.
     register_optimizer_step_post_hook(look)

@@ -21,7 +21,7 @@ MAGIC = 0x50524431
 COUNTED = 0
 REPORTED = 1
 
-_APART = "apart"
+_WITHOUT_PROCESS_GROUP = "without-process-group"
 _LAYOUT = struct.Struct("<IIQQQQdddd")
 _SOURCE = struct.Struct("<I")
 _NUMBER = struct.Struct("<Q")
@@ -97,19 +97,19 @@ def steps(directory: Path, rank: int, *, generation: int) -> bool:
     return progress is not None and progress.generation == generation and progress.time > 0
 
 
-def mark_apart(directory: Path, *, generation: int) -> None:
+def mark_without_process_group(directory: Path, *, generation: int) -> None:
     """Records that a rank of this node steps without a process group, although there are several ranks.
 
     Raises:
         OSError: if it cannot be written.
     """
-    (directory / _APART).write_text(str(generation), encoding="utf-8")
+    (directory / _WITHOUT_PROCESS_GROUP).write_text(str(generation), encoding="utf-8")
 
 
-def is_apart(directory: Path, *, generation: int, beneath: Path | None = None) -> bool:
-    """Returns whether `mark_apart` was called in this generation; `beneath` is as in `read_progress`."""
+def is_without_process_group(directory: Path, *, generation: int, beneath: Path | None = None) -> bool:
+    """Returns whether `mark_without_process_group` was called in this generation; `beneath` as in `read_progress`."""
     try:
-        return read_below(beneath, directory / _APART, limit=_LAYOUT.size) == str(generation).encode()
+        return read_below(beneath, directory / _WITHOUT_PROCESS_GROUP, limit=_LAYOUT.size) == str(generation).encode()
     except OSError:
         return False
 

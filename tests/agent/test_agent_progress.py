@@ -10,7 +10,13 @@ import pytest
 
 from perdure.agent.progress import ProgressReader
 from perdure.contract import ProgressSource
-from perdure_training.node_api.progress_file import COUNTED, REPORTED, ProgressFile, mark_apart, progress_path
+from perdure_training.node_api.progress_file import (
+    COUNTED,
+    REPORTED,
+    ProgressFile,
+    mark_without_process_group,
+    progress_path,
+)
 
 
 class Ranks:
@@ -56,7 +62,7 @@ def test_ranks_that_train_apart_are_told_of_in_the_generation_that_they_do_it_in
     tmp_path: Path, reader: ProgressReader
 ) -> None:
     Ranks(tmp_path, 1, COUNTED).step(20, 20)
-    mark_apart(tmp_path / "progress", generation=1)
+    mark_without_process_group(tmp_path / "progress", generation=1)
     sample(reader, 1, 1)
     assert reader.newest is not None
     assert reader.newest.apart

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure_training.node_api.progress_file import is_apart
+from perdure_training.node_api.progress_file import is_without_process_group
 from tests.launcher.nodes import (
     EXITED,
     READY,
@@ -239,5 +239,5 @@ async def test_ranks_that_train_without_a_process_group_are_told_from_those_that
         for node in (apart, together):
             await first_world([node], processes=2, path=ENV_READY)
             await node.stepped(0, 1, steps=15)
-        await eventually(lambda: is_apart(apart.run_directory / "progress", generation=1))
-        assert not is_apart(together.run_directory / "progress", generation=1)
+        await eventually(lambda: is_without_process_group(apart.run_directory / "progress", generation=1))
+        assert not is_without_process_group(together.run_directory / "progress", generation=1)

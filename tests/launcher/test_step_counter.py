@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from perdure_launcher.environment import inject
-from perdure_training.node_api.progress_file import is_apart, progress_path, read_progress
+from perdure_training.node_api.progress_file import is_without_process_group, progress_path, read_progress
 
 SETUP = """
 import torch
@@ -93,7 +93,7 @@ def test_hooks_that_have_nothing_more_to_do_leave_the_users_own_alone(tmp_path: 
     place = {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8", "PERDURE_STORE": "127.0.0.1:29700"}
     result = run(SETUP + script, tmp_path, **place)
     assert (result.returncode, result.stdout) == (0, "20\n"), result.stderr
-    assert is_apart(tmp_path / "progress", generation=2)
+    assert is_without_process_group(tmp_path / "progress", generation=2)
     progress = read_progress(progress_path(tmp_path / "progress", 5))
     assert progress is not None
     assert (progress.reported, progress.step) == (True, 5)

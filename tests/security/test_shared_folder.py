@@ -27,7 +27,7 @@ from perdure_training.node_api.progress_file import (
     MAGIC,
     REPORTED,
     ProgressFile,
-    mark_apart,
+    mark_without_process_group,
     progress_path,
     read_progress,
 )
@@ -152,7 +152,7 @@ def _write_what_ranks_do(run: Path) -> None:
     (run / "logs" / "output.log").write_text("line\n")
     writer = ProgressFile(progress_path(run / "progress", 0), generation=1, pid=7, source=REPORTED)
     writer.write(5, time=1.0)
-    mark_apart(run / "progress", generation=1)
+    mark_without_process_group(run / "progress", generation=1)
     start = {"generation": 1, "pid": 7, "warm": True}
     (run / "warm" / "start-0").write_text(json.dumps(start))
     (run / "warm" / "all-cold").write_text("no reason")
