@@ -119,7 +119,7 @@ class NodeServer:
                 web.post("/v1/launcher/finished", _post(FinishedReport, node.on_finished)),
                 web.post("/v1/launcher/restoring", _post(RestoringReport, restoring)),
                 web.post("/v1/launcher/usage", _post(UsageReport, telemetry.usage)),
-                web.post("/v1/launcher/unprotected", _post(UnmanagedReport, node.on_unmanaged)),
+                web.post("/v1/launcher/unmanaged", _post(UnmanagedReport, node.on_unmanaged)),
                 web.post("/v1/leave", _post(LeaveRequest, leave)),
                 web.post("/v1/rendezvous/hello", _post(HandlerHello, handler_hello)),
                 web.post("/v1/rendezvous/ready", _post(ReadyReport, node.on_ready)),

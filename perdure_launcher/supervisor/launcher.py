@@ -272,7 +272,7 @@ class Launcher:
         logger.error("%s (processes %s)", unmanaged.explanation, unmanaged.processes)
         self._mode.explain(unmanaged.explanation)
         self._outbox.post(
-            "/v1/launcher/unprotected", UnmanagedReport(ranks=tuple(unmanaged.processes), detail=unmanaged.explanation)
+            "/v1/launcher/unmanaged", UnmanagedReport(ranks=tuple(unmanaged.processes), detail=unmanaged.explanation)
         )
         self._tree.kill()
 
@@ -287,7 +287,7 @@ class Launcher:
         self._tree.dismiss()
 
     def _observe(self) -> None:
-        """Runs the observer thread: reports usage, searches for unprotected ranks (of torchrun, until it has a
+        """Runs the observer thread: reports usage, searches for unmanaged ranks (of torchrun, until it has a
         handler), and deletes memory folders that were abandoned for long.
 
         On a single node a program may legitimately start a torchrun of its own.

@@ -25,7 +25,7 @@ from ..environment import STORE_VARIABLE, TORCHRUN_VARIABLE, TorchrunSettings
 from ..torch_internals import process_group_handlers
 from .cases import Case
 
-_UNMANAGED = "/v1/launcher/unprotected"
+_UNMANAGED = "/v1/launcher/unmanaged"
 _STEPS_BEFORE_A_GROUP = 10
 """Steps after which a process group is expected: scripts may step once before they begin (to silence a scheduler's
 warning, say)."""

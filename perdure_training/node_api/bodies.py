@@ -279,7 +279,7 @@ POSTS: Final[Mapping[str, type[Body]]] = MappingProxyType(
         "/v1/launcher/leaving": LeavingReport,
         "/v1/launcher/restoring": RestoringReport,
         "/v1/launcher/usage": UsageReport,
-        "/v1/launcher/unprotected": UnmanagedReport,
+        "/v1/launcher/unmanaged": UnmanagedReport,
         "/v1/leave": LeaveRequest,
         "/v1/rendezvous/hello": HandlerHello,
         "/v1/rendezvous/ready": ReadyReport,

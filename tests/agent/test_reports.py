@@ -123,7 +123,7 @@ def test_every_other_report_counts_too(text: str, time: float | None) -> None:
             ("/v1/rendezvous/hello", handler),
             ("/v1/rendezvous/entered", EnteredReport(generation=2, time=time, store_ports=(29501,))),
             ("/v1/rendezvous/finished", FinishedReport(generation=2, time=time)),
-            ("/v1/launcher/unprotected", UnmanagedReport(ranks=(11,), detail=text)),
+            ("/v1/launcher/unmanaged", UnmanagedReport(ranks=(11,), detail=text)),
             ("/v1/launcher/leaving", LeavingReport(reason=text)),
             hello=replace(HELLO, mode=text),
         )

@@ -152,7 +152,7 @@ async def test_a_program_that_starts_torchrun_by_itself_on_several_nodes_is_stop
     async with running(node):
         [ready] = await all_ready(node, path=ENV_READY)
         await form_world([node], 1, port=ready.body["store_ports"][0])
-        report = await node.agent.heard("/v1/launcher/unprotected")
+        report = await node.agent.heard("/v1/launcher/unmanaged")
         assert "Set the role's `rendezvous` to `torchrun`" in report.body["detail"]
         assert "rendezvous" in (await node.agent.heard(EXITED)).body["log_tail"]
         assert node.processes(lambda environment: "TORCHELASTIC_RUN_ID" in environment) == []

@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.long("launchers")]
 
 HELLO = "/v1/rendezvous/hello"
 ENV_READY = "/v1/launcher/ready"
-UNPROTECTED = "/v1/launcher/unprotected"
+UNMANAGED = "/v1/launcher/unmanaged"
 
 BIN = Path(sys.executable).parent
 PYTHON = [sys.executable, "-u"]
@@ -97,7 +97,7 @@ async def test_a_clusters_shell_script_is_one_training() -> None:
 async def test_a_torchrun_that_lost_the_plugin_is_stopped_on_a_single_node_too() -> None:
     node = Node(["env", "-u", "PYTHONPATH", *TORCHRUN, "--standalone", "alone.py"])
     async with running(node):
-        report = await node.agent.heard(UNPROTECTED)
+        report = await node.agent.heard(UNMANAGED)
         assert "so nothing would start it again after a failure" in report.body["detail"]
         assert "add to PYTHONPATH instead of replacing it" in report.body["detail"]
         await node.agent.heard(EXITED)
@@ -173,7 +173,7 @@ async def test_a_process_that_trains_without_a_place_is_stopped_at_its_first_ste
 ) -> None:
     node = Node(command, nodes=nodes)
     async with running(node):
-        report = await node.agent.heard(UNPROTECTED)
+        report = await node.agent.heard(UNMANAGED)
         assert consequence in report.body["detail"]
         assert "set the role's `rendezvous` to `env`" in report.body["detail"]
         exited = await node.agent.heard(EXITED)
@@ -204,7 +204,7 @@ async def test_deepspeeds_launcher_is_stopped_and_torchrun_written_instead(shell
     command = [str(BIN / "deepspeed"), "--num_gpus=2", "--master_port=29512", "train.py", "--epochs", "3"]
     node = Node(in_shell(*command) if shell else command)
     async with running(node):
-        report = await node.agent.heard(UNPROTECTED)
+        report = await node.agent.heard(UNMANAGED)
         assert report.body["detail"].endswith("write instead: torchrun --nproc-per-node=2 train.py --epochs 3")
         exited = await node.agent.heard(EXITED)
         assert "the deepspeed launcher starts ranks by itself" in exited.body["log_tail"]
@@ -226,7 +226,7 @@ async def test_a_script_that_makes_a_world_of_its_own_on_each_of_several_nodes_i
         ready = [await node.agent.heard(ENV_READY) for node in nodes]
         await form_world(nodes, 1, port=ready[0].body["store_ports"][0])
         for node in nodes:
-            report = await node.agent.heard(UNPROTECTED)
+            report = await node.agent.heard(UNMANAGED)
             assert "requests a process group of 1 at localhost:29511" in report.body["detail"]
             assert "Leave MASTER_ADDR, MASTER_PORT, the rank and the world size out" in report.body["detail"]
             await eventually(lambda node=node: "UnmanagedTrainingError" in node.output)

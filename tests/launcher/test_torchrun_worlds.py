@@ -233,7 +233,7 @@ async def test_ranks_that_bypass_the_rendezvous_on_several_nodes_are_stopped_and
     bypass = ["env", "-u", "PYTHONPATH", "PET_RDZV_BACKEND=c10d", "PET_RDZV_ENDPOINT=localhost:0", "PET_NNODES=1"]
     node = Node([*bypass, *TORCHRUN, "alone.py"], nodes="2", rendezvous="torchrun")
     async with running(node):
-        report = await node.agent.heard("/v1/launcher/unprotected")
+        report = await node.agent.heard("/v1/launcher/unmanaged")
         assert report.body["ranks"]
         assert "PYTHONPATH" in report.body["detail"]
         exited = await node.agent.heard(EXITED)
