@@ -4,28 +4,54 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Collection, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import suppress
-from datetime import datetime, timedelta
-from pathlib import Path
+from functools import wraps
+from inspect import signature
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from perdure.client.client import OUTAGE_LIMIT, TICKET_LIFETIME, WATCH_INTERVAL, Client
-from perdure.client.logs import LogLine
-from perdure.client.views import IssuedTicket, JobSnapshot, JobSummary, Submission
-from perdure.contract import Accepted, IncidentView, JobResult, JobStatus, NodeView
-from perdure.spec.job import JobSpec
+from perdure.client.client import Client
 
+Arguments = ParamSpec("Arguments")
 ResultT = TypeVar("ResultT")
+
+
+def _blocking(
+    method: Callable[Concatenate[Client, Arguments], Coroutine[Any, Any, ResultT]],
+) -> Callable[Concatenate[SyncClient, Arguments], ResultT]:
+    """Returns a method of SyncClient that blocks until the same method of its client returns."""
+
+    @wraps(method)
+    def call(self: SyncClient, *args: Arguments.args, **kwargs: Arguments.kwargs) -> ResultT:
+        return self._run(method(self._client, *args, **kwargs))  # pyright: ignore[reportPrivateUsage]
+
+    return call
+
+
+def _iterating(
+    method: Callable[Concatenate[Client, Arguments], AsyncGenerator[ResultT]],
+) -> Callable[Concatenate[SyncClient, Arguments], Iterator[ResultT]]:
+    """Returns a method of SyncClient whose iterator blocks until the same method of its client yields."""
+
+    @wraps(method)
+    def call(self: SyncClient, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Iterator[ResultT]:
+        return self._iterate(method(self._client, *args, **kwargs))  # pyright: ignore[reportPrivateUsage]
+
+    shown = signature(method)
+    returned = str(shown.return_annotation).replace("AsyncGenerator", "Iterator")
+    vars(call)["__signature__"] = shown.replace(return_annotation=returned)
+    return call
 
 
 class SyncClient:
     """`Client`, method for method; each call blocks until its answer has arrived.
 
-    with SyncClient() as client:
-        job = client.submit("job.yaml")
-        result = client.wait(job.name)
+        with SyncClient() as client:
+            job = client.submit("job.yaml")
+            result = client.wait(job.name)
+
+    Methods have the arguments of `Client`'s; where those yield, these return an iterator.
     """
 
     def __init__(self, *, address: str | None = None, namespace: str = "default") -> None:
@@ -50,98 +76,26 @@ class SyncClient:
         self._thread.join()
         self._loop.close()
 
-    def submit(
-        self, spec: JobSpec | Mapping[str, Any] | str | Path, *, overrides: Mapping[str, Any] | None = None
-    ) -> Submission:
-        """See `Client.submit`."""
-        return self._run(self._client.submit(spec, overrides=overrides))
-
-    def status(self, name: str, *, namespace: str | None = None) -> JobStatus:
-        """See `Client.status`."""
-        return self._run(self._client.status(name, namespace=namespace))
-
-    def incidents(self, name: str, *, namespace: str | None = None) -> list[IncidentView]:
-        """See `Client.incidents`."""
-        return self._run(self._client.incidents(name, namespace=namespace))
-
-    def nodes(self, name: str, *, namespace: str | None = None) -> tuple[NodeView, ...]:
-        """See `Client.nodes`."""
-        return self._run(self._client.nodes(name, namespace=namespace))
-
-    def describe(self, name: str, *, namespace: str | None = None) -> JobSummary:
-        """See `Client.describe`."""
-        return self._run(self._client.describe(name, namespace=namespace))
-
-    def wait(self, name: str, *, namespace: str | None = None, outage: timedelta | None = OUTAGE_LIMIT) -> JobResult:
-        """See `Client.wait`."""
-        return self._run(self._client.wait(name, namespace=namespace, outage=outage))
-
-    def watch(
-        self, name: str, *, namespace: str | None = None, interval: timedelta = WATCH_INTERVAL
-    ) -> Iterator[JobSnapshot]:
-        """See `Client.watch`."""
-        return self._iterate(self._client.watch(name, namespace=namespace, interval=interval))
-
-    def logs(
-        self,
-        name: str,
-        *,
-        namespace: str | None = None,
-        node: int | Collection[int] | None = None,
-        incarnation: int | None = None,
-        follow: bool = False,
-        tail: int | None = None,
-        since: datetime | None = None,
-    ) -> Iterator[LogLine]:
-        """See `Client.logs`."""
-        lines = self._client.logs(
-            name, namespace=namespace, node=node, incarnation=incarnation, follow=follow, tail=tail, since=since
-        )
-        return self._iterate(lines)
-
-    def list(
-        self, *, namespace: str | None = None, everywhere: bool = False, running: bool = False, limit: int = 100
-    ) -> list[JobSummary]:
-        """See `Client.list`."""
-        return self._run(self._client.list(namespace=namespace, everywhere=everywhere, running=running, limit=limit))
-
-    def scale(self, name: str, nodes: int | str, *, namespace: str | None = None, reason: str = "") -> Accepted:
-        """See `Client.scale`."""
-        return self._run(self._client.scale(name, nodes, namespace=namespace, reason=reason))
-
-    def suspend(self, name: str, *, namespace: str | None = None, reason: str = "") -> Accepted:
-        """See `Client.suspend`."""
-        return self._run(self._client.suspend(name, namespace=namespace, reason=reason))
-
-    def resume(self, name: str, *, namespace: str | None = None, reason: str = "") -> Accepted:
-        """See `Client.resume`."""
-        return self._run(self._client.resume(name, namespace=namespace, reason=reason))
-
-    def restart(self, name: str, *, namespace: str | None = None, reason: str = "") -> Accepted:
-        """See `Client.restart`."""
-        return self._run(self._client.restart(name, namespace=namespace, reason=reason))
-
-    def save_checkpoint(self, name: str, *, namespace: str | None = None, reason: str = "") -> Accepted:
-        """See `Client.save_checkpoint`."""
-        return self._run(self._client.save_checkpoint(name, namespace=namespace, reason=reason))
-
-    def relaunch_node(self, name: str, rank: int, *, namespace: str | None = None, reason: str = "") -> Accepted:
-        """See `Client.relaunch_node`."""
-        return self._run(self._client.relaunch_node(name, rank, namespace=namespace, reason=reason))
-
-    def cancel(self, name: str, *, namespace: str | None = None, reason: str = "") -> Accepted:
-        """See `Client.cancel`."""
-        return self._run(self._client.cancel(name, namespace=namespace, reason=reason))
-
-    def issue_ticket(
-        self, name: str, *, nodes: int = 1, lifetime: timedelta = TICKET_LIFETIME, namespace: str | None = None
-    ) -> IssuedTicket:
-        """See `Client.issue_ticket`."""
-        return self._run(self._client.issue_ticket(name, nodes=nodes, lifetime=lifetime, namespace=namespace))
-
-    def revoke_ticket(self, name: str, ticket: str, *, namespace: str | None = None) -> Accepted:
-        """See `Client.revoke_ticket`."""
-        return self._run(self._client.revoke_ticket(name, ticket, namespace=namespace))
+    submit = _blocking(Client.submit)
+    status = _blocking(Client.status)
+    incidents = _blocking(Client.incidents)
+    nodes = _blocking(Client.nodes)
+    list = _blocking(Client.list)
+    task_failures = _blocking(Client.task_failures)
+    pauses = _blocking(Client.pauses)
+    describe = _blocking(Client.describe)
+    wait = _blocking(Client.wait)
+    watch = _iterating(Client.watch)
+    logs = _iterating(Client.logs)
+    scale = _blocking(Client.scale)
+    suspend = _blocking(Client.suspend)
+    resume = _blocking(Client.resume)
+    restart = _blocking(Client.restart)
+    save_checkpoint = _blocking(Client.save_checkpoint)
+    relaunch_node = _blocking(Client.relaunch_node)
+    cancel = _blocking(Client.cancel)
+    issue_ticket = _blocking(Client.issue_ticket)
+    revoke_ticket = _blocking(Client.revoke_ticket)
 
     def _run(self, call: Coroutine[Any, Any, ResultT]) -> ResultT:
         future = asyncio.run_coroutine_threadsafe(call, self._loop)

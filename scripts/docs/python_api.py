@@ -12,6 +12,7 @@ from griffe import (
     Class,
     DocstringSectionKind,
     Expr,
+    ExprCall,
     ExprName,
     ExprSubscript,
     ExprTuple,
@@ -128,7 +129,21 @@ def _methods(thing: Object) -> list[Function]:
 
 
 def _values(thing: Object) -> list[Attribute]:
-    return [member for member in _members(thing) if isinstance(member, Attribute)]
+    return [member for member in _members(thing) if isinstance(member, Attribute) and not _mirror(member)]
+
+
+def _mirror(member: Object) -> ExprCall | None:
+    """Returns the call that makes a method of another class's, as those of SyncClient are made."""
+    value = member.value if isinstance(member, Attribute) else None
+    return value if isinstance(value, ExprCall) and str(value.function) in ("_blocking", "_iterating") else None
+
+
+def _mirrored_signature(call: ExprCall, loader: GriffeLoader) -> str:
+    (argument,) = call.arguments
+    assert isinstance(argument, Expr)
+    method = _find(argument.canonical_path, loader)
+    assert isinstance(method, Function)
+    return _signature(method).removeprefix("async ").replace("AsyncGenerator", "Iterator")
 
 
 def _section(thing: Object, heading: str, loader: GriffeLoader, prefix: str = "") -> str:
@@ -144,12 +159,10 @@ def _section(thing: Object, heading: str, loader: GriffeLoader, prefix: str = ""
     if isinstance(initializer, Function):
         parts.append(_prose(initializer, skip=1))
     parts.append(_table(thing, loader))
-    methods = _methods(thing)
-    told = [method for method in methods if not _summary(method).startswith("See `")]
-    for method in told:
+    for method in _methods(thing):
         parts += [f"{heading}# `{thing.name}.{method.name}`\n", _code([_signature(method)]), _prose(method)]
-    if like_another := [method for method in methods if method not in told]:
-        parts.append(_code([_signature(method) for method in like_another]))
+    if mirrored := [_mirrored_signature(call, loader) for member in _members(thing) if (call := _mirror(member))]:
+        parts.append(_code(mirrored))
     return "\n".join(part for part in parts if part)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from inspect import isfunction, signature
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,14 @@ def test_the_synchronous_face(temporal_server: Any, monkeypatch: pytest.MonkeyPa
         assert client.list() == []
         with pytest.raises(JobNotFound):
             client.describe("nothing")
+
+
+def test_the_synchronous_client_has_the_methods_of_the_other_one() -> None:
+    methods = {name: method for name, method in vars(Client).items() if isfunction(method) and not name.startswith("_")}
+    del methods["connect"]  # It returns Temporal's own client, which is asynchronous.
+    for name, method in methods.items():
+        assert signature(getattr(SyncClient, name)).parameters == signature(method).parameters
+    assert signature(SyncClient.watch).return_annotation == "Iterator[JobSnapshot]"
 
 
 def test_the_package_offers_its_names_without_importing_them() -> None:
