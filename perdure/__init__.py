@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from perdure.base.errors import StateFolderError as StateFolderError
     from perdure.base.errors import WorkflowTaskFails as WorkflowTaskFails
     from perdure.client.client import Client as Client
-    from perdure.client.logs.read import LogLine as LogLine
+    from perdure.client.logs.lines import LogLine as LogLine
     from perdure.client.sync import SyncClient as SyncClient
     from perdure.client.views import IssuedTicket as IssuedTicket
     from perdure.client.views import JobSnapshot as JobSnapshot
@@ -86,7 +86,7 @@ _HOMES = {
         "WorkflowTaskFails",
     ),
     "perdure.client.client": ("Client",),
-    "perdure.client.logs.read": ("LogLine",),
+    "perdure.client.logs.lines": ("LogLine",),
     "perdure.client.sync": ("SyncClient",),
     "perdure.client.views": (
         "IssuedTicket",

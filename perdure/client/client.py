@@ -12,12 +12,11 @@ import time
 from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import SecretStr
-from temporalio.client import Client as TemporalClient
 from temporalio.client import (
     WorkflowFailureError,
     WorkflowHandle,
@@ -34,10 +33,9 @@ from perdure.base.executions import (
     ExecutionStatus,
     describe,
     describe_all,
-    list_executions,
     query,
 )
-from perdure.client.connection import CALL_TIMEOUT, Endpoint, connect, find_endpoint
+from perdure.client.connection import CALL_TIMEOUT, Connection
 from perdure.client.error_mapping import map_errors, why_silent
 from perdure.client.nodes import read_nodes
 from perdure.client.pauses import describe_pauses, pause_of, pauses_below
@@ -52,7 +50,7 @@ from perdure.client.views import (
     TaskFailure,
     overall_progress,
 )
-from perdure.client.visibility import phase_of, summary_of
+from perdure.client.visibility import newest_jobs, phase_of, summary_of
 from perdure.contract import (
     Accepted,
     IncidentView,
@@ -66,7 +64,7 @@ from perdure.contract import (
     TicketRef,
     TicketRequest,
 )
-from perdure.contract.names import TRAINING_JOB, job_workflow_id
+from perdure.contract.names import job_workflow_id
 from perdure.spec.job import JobSpec
 
 if TYPE_CHECKING:
@@ -88,7 +86,7 @@ TICKET_LIFETIME = timedelta(days=1)
 ResultT = TypeVar("ResultT")
 
 
-class Client:
+class Client(Connection):
     """Submits, watches and changes jobs.
 
         async with Client() as client:
@@ -98,55 +96,6 @@ class Client:
     Every method that names a job also takes its `namespace`; the client's own is the default. All raise
     `ControlPlaneUnreachable` if the server does not answer, and `JobNotFound` if the job is unknown.
     """
-
-    def __init__(
-        self,
-        *,
-        address: str | None = None,
-        namespace: str = "default",
-        endpoint: Endpoint | None = None,
-        temporal: TemporalClient | None = None,
-    ) -> None:
-        """Creates a client; it connects when it is entered or first used.
-
-        Args:
-            address: The Temporal server, as host:port. The default is Temporal's environment configuration, else the
-                local server that `perdure run` started.
-            namespace: The jobs' namespace, for calls that do not name one.
-            endpoint: A known control plane, such as one that `LocalControlPlane.ensure` started; used instead of the
-                address.
-            temporal: A connection to use instead; it must convert data with pydantic's converter.
-        """
-        self.namespace = namespace
-        self._address = address
-        self._temporal = temporal
-        self._endpoint = endpoint
-
-    async def __aenter__(self) -> Self:
-        await self.connect()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._temporal = None
-
-    async def connect(self) -> TemporalClient:
-        """Connects unless the client is connected; returns Temporal's own client."""
-        if self._temporal is None:
-            self._temporal = await connect(self.endpoint)
-        return self._temporal
-
-    @property
-    def endpoint(self) -> Endpoint:
-        """The address and the namespace of the control plane."""
-        if self._endpoint is None:
-            if self._temporal is not None:
-                config = self._temporal.service_client.config
-                self._endpoint = Endpoint(address=config.target_host, namespace=self._temporal.namespace)
-            else:
-                self._endpoint = find_endpoint(self._address)
-        return self._endpoint
 
     # Starting jobs
 
@@ -238,8 +187,8 @@ class Client:
         Raises:
             NoWorker: if no worker runs to answer for them.
         """
-        status = await self.status(name, namespace=namespace)
-        return await read_nodes(self, name, namespace or self.namespace, status)
+        _, nodes = await self._look(name, namespace)
+        return nodes
 
     async def list(
         self, *, namespace: str | None = None, everywhere: bool = False, running: bool = False, limit: int = 100
@@ -252,23 +201,19 @@ class Client:
             running: Only jobs that have not closed.
             limit: The most jobs to return.
         """
-        filter_ = f"WorkflowType = '{TRAINING_JOB}'"
+        conditions: list[str] = []
         if not everywhere:
-            filter_ += f" AND WorkflowId STARTS_WITH '{job_workflow_id(namespace or self.namespace, '')}'"
+            conditions.append(f"WorkflowId STARTS_WITH '{job_workflow_id(namespace or self.namespace, '')}'")
         if running:
-            filter_ += f" AND {OPEN}"
+            conditions.append(OPEN)
         temporal = await self.connect()
         found: dict[str, JobSummary] = {}
         paused: list[str] = []
         async with map_errors(self):
-            async for execution in list_executions(temporal, filter_, rpc_timeout=CALL_TIMEOUT):
-                summary = summary_of(execution)
+            async for execution, summary in newest_jobs(temporal, *conditions, limit=limit):
+                found[execution.id] = summary
                 if execution.status is ExecutionStatus.PAUSED:
                     paused.append(execution.id)
-                if summary and summary.workflow_id not in found:
-                    found[summary.workflow_id] = summary
-                if len(found) >= limit:
-                    break
             failing = await failures_among(temporal, [job.workflow_id for job in found.values() if not job.finished_at])
             pauses = {one.id: pause_of(one) for one in await describe_all(temporal, paused, rpc_timeout=CALL_TIMEOUT)}
         return [
@@ -348,8 +293,7 @@ class Client:
         try:
             while not waiting.done():
                 try:
-                    status = await self.status(name, namespace=namespace)
-                    nodes = await read_nodes(self, name, namespace or self.namespace, status)
+                    status, nodes = await self._look(name, namespace)
                 except ControlPlaneUnreachable as error:
                     snapshot = snapshot.model_copy(update={"time": datetime.now(UTC), "problem": str(error)})
                 else:
@@ -392,14 +336,13 @@ class Client:
         Raises:
             LogsUnavailable: if a log cannot be read; after all others.
         """
-        from perdure.client.logs import read_logs
+        from perdure.client.logs import Selection, ask_agent, read_logs
 
+        nodes = (node,) if isinstance(node, int) else node
         return read_logs(
-            self,
-            name,
-            namespace=namespace,
-            nodes=(node,) if isinstance(node, int) else node,
-            incarnation=incarnation,
+            partial(self._look, name, namespace),
+            partial(ask_agent, self, job_workflow_id(namespace or self.namespace, name)),
+            Selection(nodes=None if nodes is None else frozenset(nodes), incarnation=incarnation),
             follow=follow,
             tail=tail,
             since=since,
@@ -466,6 +409,11 @@ class Client:
         return await self._update(name, namespace, "revoke_ticket", TicketRef(id=ticket), Accepted)
 
     # Calls to workflows
+
+    async def _look(self, name: str, namespace: str | None) -> tuple[JobStatus, tuple[NodeView, ...]]:
+        """The job's status and nodes."""
+        status = await self.status(name, namespace=namespace)
+        return status, await read_nodes(self, name, namespace or self.namespace, status)
 
     async def _handle(self, name: str, namespace: str | None) -> WorkflowHandle[Any, JobResult]:
         temporal = await self.connect()

@@ -9,6 +9,8 @@ import asyncio
 import os
 from dataclasses import dataclass, field
 from datetime import timedelta
+from types import TracebackType
+from typing import Self
 from urllib.parse import quote
 
 from pydantic import BaseModel
@@ -136,6 +138,59 @@ def load_profile() -> ClientConfigProfile:
             f"Temporal's environment configuration cannot be read: {error}",
             remedy="Check the TEMPORAL_* variables and `temporal config list`.",
         ) from error
+
+
+class Connection:
+    """A connection to a control plane, made when it is entered or first used."""
+
+    def __init__(
+        self,
+        *,
+        address: str | None = None,
+        namespace: str = "default",
+        endpoint: Endpoint | None = None,
+        temporal: TemporalClient | None = None,
+    ) -> None:
+        """Creates a client; it connects when it is entered or first used.
+
+        Args:
+            address: The Temporal server, as host:port. The default is Temporal's environment configuration, else the
+                local server that `perdure run` started.
+            namespace: The jobs' namespace, for calls that do not name one.
+            endpoint: A known control plane, such as one that `LocalControlPlane.ensure` started; used instead of the
+                address.
+            temporal: A connection to use instead; it must convert data with pydantic's converter.
+        """
+        self.namespace = namespace
+        self._address = address
+        self._temporal = temporal
+        self._endpoint = endpoint
+
+    async def __aenter__(self) -> Self:
+        await self.connect()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._temporal = None
+
+    async def connect(self) -> TemporalClient:
+        """Connects unless the client is connected; returns Temporal's own client."""
+        if self._temporal is None:
+            self._temporal = await connect(self.endpoint)
+        return self._temporal
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The address and the namespace of the control plane."""
+        if self._endpoint is None:
+            if self._temporal is not None:
+                config = self._temporal.service_client.config
+                self._endpoint = Endpoint(address=config.target_host, namespace=self._temporal.namespace)
+            else:
+                self._endpoint = find_endpoint(self._address)
+        return self._endpoint
 
 
 async def connect(

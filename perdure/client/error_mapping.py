@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from contextlib import asynccontextmanager, suppress
 
 from temporalio.api.errordetails.v1 import QueryFailedFailure
 from temporalio.client import WorkflowFailureError, WorkflowQueryFailedError
@@ -16,16 +15,18 @@ from perdure.base.encryption.codec import REFUSED_PAYLOAD
 from perdure.base.errors import JobNotFound, JobPaused, NotPermitted, NoWorker, PerdureError, Refused, WorkflowTaskFails
 from perdure.base.executions import ExecutionStatus, QueryRejected, converter_for, describe
 from perdure.client import pauses, task_failures
-from perdure.client.connection import CALL_TIMEOUT, unreachable
+from perdure.client.connection import CALL_TIMEOUT, Connection, unreachable
 from perdure.client.results import start_refusal
+from perdure.client.views import JobSummary
+from perdure.client.visibility import newest_jobs
 from perdure.contract.names import job_workflow_id
 
-if TYPE_CHECKING:
-    from perdure.client.client import Client
+_MOST_JOBS = 100
+"""The newest jobs, among which one with a similar name is sought."""
 
 
 @asynccontextmanager
-async def map_errors(client: Client, name: str = "", namespace: str | None = None) -> AsyncGenerator[None]:
+async def map_errors(connection: Connection, name: str = "", namespace: str | None = None) -> AsyncGenerator[None]:
     """Maps errors that are raised inside.
 
     Raises:
@@ -40,33 +41,35 @@ async def map_errors(client: Client, name: str = "", namespace: str | None = Non
     try:
         yield
     except WorkflowQueryFailedError as error:
-        workflow_id = job_workflow_id(namespace or client.namespace, name)
-        refused = await _start_refusal(client, workflow_id) if name else None
-        raise refused or Refused(f"{name} cannot answer: {await _query_failure(client, workflow_id, error)}") from error
+        workflow_id = job_workflow_id(namespace or connection.namespace, name)
+        refused = await _start_refusal(connection, workflow_id) if name else None
+        raise refused or Refused(
+            f"{name} cannot answer: {await _query_failure(connection, workflow_id, error)}"
+        ) from error
     except QueryRejected as error:
         # It may have been unpaused since.
-        silent = await why_silent(client, name, namespace or client.namespace)
+        silent = await why_silent(connection, name, namespace or connection.namespace)
         raise silent or NoWorker(f"{name} cannot answer: {error}", remedy="Try again.") from error
     except RPCError as error:
-        raise await _explanation(client, name, namespace or client.namespace, error) from error
+        raise await _explanation(connection, name, namespace or connection.namespace, error) from error
 
 
-async def _explanation(client: Client, name: str, namespace: str, error: RPCError) -> PerdureError:
+async def _explanation(connection: Connection, name: str, namespace: str, error: RPCError) -> PerdureError:
     text = error.message.lower()
     match error.status:
         case RPCStatusCode.NOT_FOUND if name and "namespace" not in text:
-            return await _not_found(client, name, namespace)
+            return await _not_found(connection, name, namespace)
         case RPCStatusCode.FAILED_PRECONDITION | RPCStatusCode.DEADLINE_EXCEEDED | RPCStatusCode.CANCELLED:
-            if await _answers(client):
-                if silent := await why_silent(client, name, namespace):
+            if await _answers(connection):
+                if silent := await why_silent(connection, name, namespace):
                     return silent
-                local = client.endpoint.is_local_default
+                local = connection.endpoint.is_local_default
                 return NoWorker(
-                    f"no worker answers for {name or 'jobs'} at {client.endpoint.address}",
+                    f"no worker answers for {name or 'jobs'} at {connection.endpoint.address}",
                     remedy="Running nodes continue to train without one. "
                     f"Start one: perdure worker{' --detach' if local else ''}. See `perdure doctor`.",
                 )
-            return unreachable(client.endpoint, "no answer in time")
+            return unreachable(connection.endpoint, "no answer in time")
         # A server that lacks some resource now takes the same call later.
         case (
             RPCStatusCode.UNAVAILABLE
@@ -74,16 +77,18 @@ async def _explanation(client: Client, name: str, namespace: str, error: RPCErro
             | RPCStatusCode.INTERNAL
             | RPCStatusCode.RESOURCE_EXHAUSTED
         ):
-            return unreachable(client.endpoint, error.message.splitlines()[0] if error.message else str(error.status))
+            return unreachable(
+                connection.endpoint, error.message.splitlines()[0] if error.message else str(error.status)
+            )
         case RPCStatusCode.PERMISSION_DENIED | RPCStatusCode.UNAUTHENTICATED:
             return NotPermitted(f"the Temporal server refuses: {error.message} ({error.status.name})")
         case _:
             return Refused(f"the Temporal server refuses: {error.message} ({error.status.name})")
 
 
-async def _start_refusal(client: Client, workflow_id: str) -> Refused | None:
+async def _start_refusal(connection: Connection, workflow_id: str) -> Refused | None:
     """The error if the job never began, because the worker refused what it was started with."""
-    temporal = await client.connect()
+    temporal = await connection.connect()
     handle = temporal.get_workflow_handle(workflow_id)
     try:
         if (await describe(temporal, workflow_id, rpc_timeout=CALL_TIMEOUT)).status is ExecutionStatus.FAILED:
@@ -96,23 +101,23 @@ async def _start_refusal(client: Client, workflow_id: str) -> Refused | None:
     return None
 
 
-async def _query_failure(client: Client, workflow_id: str, error: WorkflowQueryFailedError) -> str:
+async def _query_failure(connection: Connection, workflow_id: str, error: WorkflowQueryFailedError) -> str:
     """The text of a query's failure. Where payloads are encrypted, the SDK's own error does not have it."""
     cause = error.__context__
     for detail in cause.grpc_status.details if isinstance(cause, RPCError) else ():
         failed = QueryFailedFailure()
         if detail.Unpack(failed):
-            decoded = await converter_for(await client.connect(), workflow_id).decode_failure(failed.failure)
+            decoded = await converter_for(await connection.connect(), workflow_id).decode_failure(failed.failure)
             return decoded.message if isinstance(decoded, FailureError) else str(decoded)
     return str(error)
 
 
-async def why_silent(client: Client, name: str, namespace: str) -> NoWorker | None:
+async def why_silent(connection: Connection, name: str, namespace: str) -> NoWorker | None:
     """The error if the server knows why the job does not answer: it is paused, or its workflow task fails."""
     if not name:
         return None
     try:
-        temporal = await client.connect()
+        temporal = await connection.connect()
         job = await describe(temporal, job_workflow_id(namespace, name), rpc_timeout=CALL_TIMEOUT)
         failure = await task_failures.failure_of(temporal, job)
     except RPCError:
@@ -125,20 +130,19 @@ async def why_silent(client: Client, name: str, namespace: str) -> NoWorker | No
     return WorkflowTaskFails(text, remedy=task_failures.remedy(failure))
 
 
-async def _answers(client: Client) -> bool:
+async def _answers(connection: Connection) -> bool:
     """Whether the server itself is available."""
-    temporal = await client.connect()
+    temporal = await connection.connect()
     try:
         return await temporal.service_client.check_health(timeout=CALL_TIMEOUT)
     except RPCError:
         return False
 
 
-async def _not_found(client: Client, name: str, namespace: str) -> JobNotFound:
-    try:
-        known = await client.list(everywhere=True)
-    except PerdureError:
-        known = []
+async def _not_found(connection: Connection, name: str, namespace: str) -> JobNotFound:
+    known: list[JobSummary] = []
+    with suppress(RPCError, PerdureError):
+        known = [job async for _, job in newest_jobs(await connection.connect(), limit=_MOST_JOBS)]
     here = [job.name for job in known if job.namespace == namespace]
     elsewhere = [job.namespace for job in known if job.name == name]
     if elsewhere:

@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from temporalio.client import Client as TemporalClient
 from temporalio.client import WorkflowQueryFailedError
 from temporalio.service import RPCError
 
 from perdure.base.executions import QueryRejected, describe, query
-from perdure.client.connection import CALL_TIMEOUT
+from perdure.client.connection import CALL_TIMEOUT, Connection
 from perdure.client.error_mapping import map_errors
 from perdure.client.leases import leases_of
 from perdure.client.views import NodeLease, merge_nodes
 from perdure.contract import JobStatus, NodeView
 from perdure.contract.names import job_workflow_id
 
-if TYPE_CHECKING:
-    from perdure.client.client import Client
-
 _GROUPS_TOGETHER = 8
 """The most groups whose nodes a job returns in one answer; a larger job is queried group by group."""
 
 
-async def read_nodes(client: Client, name: str, namespace: str, status: JobStatus) -> tuple[NodeView, ...]:
+async def read_nodes(connection: Connection, name: str, namespace: str, status: JobStatus) -> tuple[NodeView, ...]:
     """The nodes of a job with this status, with their latest progress.
 
     Raises:
         NoWorker: if no worker runs to answer for them.
     """
-    temporal = await client.connect()
-    async with map_errors(client, name, namespace):
+    temporal = await connection.connect()
+    async with map_errors(connection, name, namespace):
         job = await _nodes_of_job(temporal, job_workflow_id(namespace, name), status)
     groups = await asyncio.gather(*(_group(temporal, group) for group in status.groups))
     views = [view for group_views, _ in groups for view in group_views]

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncGenerator
 
-from perdure.base.executions import Execution, ExecutionStatus
+from temporalio.client import Client as TemporalClient
+
+from perdure.base.executions import Execution, ExecutionStatus, list_executions
+from perdure.client.connection import CALL_TIMEOUT
 from perdure.client.views import JobSummary
 from perdure.contract import JobPhase
+from perdure.contract.names import TRAINING_JOB
 from perdure.workflows.search_attributes import JOB_BACKEND, JOB_OWNER, JOB_PHASE, JOB_RESTARTS, WORLD_SIZE
 
 _JOB_ID = re.compile(r"job/([^/]+)/([^/]+)")
@@ -17,6 +22,27 @@ _PHASES_OF_ENDS = {
     ExecutionStatus.CANCELED: JobPhase.CANCELLED,
     ExecutionStatus.TERMINATED: JobPhase.CANCELLED,
 }
+
+
+async def newest_jobs(
+    temporal: TemporalClient, *conditions: str, limit: int
+) -> AsyncGenerator[tuple[Execution, JobSummary]]:
+    """Yields jobs, the newest first; of several runs with one name, the newest.
+
+    Args:
+        temporal: The connection.
+        conditions: Further conditions of Temporal's list filters.
+        limit: The most jobs to yield.
+    """
+    query = " AND ".join((f"WorkflowType = '{TRAINING_JOB}'", *conditions))
+    seen: set[str] = set()
+    async for execution in list_executions(temporal, query, rpc_timeout=CALL_TIMEOUT):
+        summary = summary_of(execution)
+        if summary and execution.id not in seen:
+            seen.add(execution.id)
+            yield execution, summary
+        if len(seen) >= limit:
+            break
 
 
 def phase_of(execution: Execution) -> JobPhase | None:

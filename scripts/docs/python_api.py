@@ -150,13 +150,13 @@ def _section(thing: Object, heading: str, loader: GriffeLoader, prefix: str = ""
     parts = [f"{heading} `{prefix}{thing.name}`\n"]
     if isinstance(thing, Function):
         return "\n".join([*parts, _code([_signature(thing)]), _prose(thing)])
-    initializer = thing.members.get("__init__")
-    if isinstance(initializer, Function):
+    initializer = _initializer(thing)
+    if initializer:
         parts.append(_code([_signature(initializer, thing.name)]))
     parts.append(_prose(thing))
     if note := _EXPLAINED_ELSEWHERE.get(thing.name):
         return "\n".join([*parts, f"{note}\n"])
-    if isinstance(initializer, Function):
+    if initializer:
         parts.append(_prose(initializer, skip=1))
     parts.append(_table(thing, loader))
     for method in _methods(thing):
@@ -164,6 +164,12 @@ def _section(thing: Object, heading: str, loader: GriffeLoader, prefix: str = ""
     if mirrored := [_mirrored_signature(call, loader) for member in _members(thing) if (call := _mirror(member))]:
         parts.append(_code(mirrored))
     return "\n".join(part for part in parts if part)
+
+
+def _initializer(thing: Object) -> Function | None:
+    """Returns what a class is created with: its own, or that of a base class."""
+    found = _target(thing.all_members["__init__"]) if "__init__" in thing.all_members else None
+    return found if isinstance(found, Function) else None
 
 
 def _code(lines: Sequence[str]) -> str:
@@ -188,7 +194,7 @@ def _table(thing: Object, loader: GriffeLoader) -> str:
     if not any(value.annotation for value in values):
         rows = [f"| {_member(value)} | {_summary(value)} |" for value in values if value.value]
         return "\n".join(["| member | meaning |", "|-|-|", *rows]) + "\n" if rows else ""
-    told = values if thing.docstring is None or "__init__" not in thing.members else [v for v in values if v.docstring]
+    told = values if thing.docstring is None or not _initializer(thing) else [v for v in values if v.docstring]
     rows = [f"| `{value.name}` | {_type(value.annotation, loader)} | {_summary(value)} |" for value in told]
     return "\n".join(["| field | type | meaning |", "|-|-|-|", *rows]) + "\n" if rows else ""
 

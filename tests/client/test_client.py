@@ -219,7 +219,6 @@ def test_the_synchronous_face(temporal_server: Any, monkeypatch: pytest.MonkeyPa
 
 def test_the_synchronous_client_has_the_methods_of_the_other_one() -> None:
     methods = {name: method for name, method in vars(Client).items() if isfunction(method) and not name.startswith("_")}
-    del methods["connect"]  # It returns Temporal's own client, which is asynchronous.
     for name, method in methods.items():
         assert signature(getattr(SyncClient, name)).parameters == signature(method).parameters
     assert signature(SyncClient.watch).return_annotation == "Iterator[JobSnapshot]"

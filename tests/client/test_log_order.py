@@ -17,9 +17,8 @@ from perdure.agent.log_reader import read_log
 from perdure.client.logs.agents import AgentLog
 from perdure.client.logs.copies import CopiedLog
 from perdure.client.logs.files import FileLog
-from perdure.client.logs.lines import Lines, PrintedLine
+from perdure.client.logs.lines import Lines, LogLine, PrintedLine
 from perdure.client.logs.order import merge_by_time
-from perdure.client.logs.read import LogLine
 from perdure.contract import LONGEST_LINE, LogChunk, NodeId, ReadLog
 from perdure_launcher.supervisor.capture import RotatingFile
 

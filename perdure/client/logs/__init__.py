@@ -1,5 +1,7 @@
 """Output of nodes, wherever it is: files of this machine, a running agent, or copies in object storage."""
 
-from perdure.client.logs.read import LogLine, read_logs
+from perdure.client.logs.agents import ask_agent
+from perdure.client.logs.lines import LogLine
+from perdure.client.logs.read import Selection, read_logs
 
-__all__ = ["LogLine", "read_logs"]
+__all__ = ["LogLine", "Selection", "ask_agent", "read_logs"]

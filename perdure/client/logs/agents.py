@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from temporalio.client import WorkflowFailureError
 
 from perdure.base.errors import LogsUnavailable, PerdureError
+from perdure.client.connection import Connection
 from perdure.client.error_mapping import map_errors
 from perdure.client.logs.lines import Lines, PrintedLine
 from perdure.contract import LogChunk, LogPosition, NodeId, ReadLog
 from perdure.contract.names import READ_NODE_LOG, log_workflow_id
-
-if TYPE_CHECKING:
-    from perdure.client.client import Client
 
 LINES = 1000
 """The number of last lines that are read by default: every piece goes through the Temporal server."""
@@ -80,21 +77,21 @@ class AgentLog:
             self._lines.leave_out(chunk.left_out)
 
 
-async def ask_agent(client: Client, job_id: str, request: ReadLog) -> LogChunk:
+async def ask_agent(connection: Connection, job_id: str, request: ReadLog) -> LogChunk:
     """Has a node's agent answer with a piece of its log.
 
     Raises:
         LogsUnavailable: if it does not.
     """
-    temporal = await client.connect()
+    temporal = await connection.connect()
     try:
-        async with map_errors(client):
+        async with map_errors(connection):
             return await temporal.execute_workflow(
                 READ_NODE_LOG,
                 request,
                 result_type=LogChunk,
                 id=log_workflow_id(job_id, request, uuid4().hex),
-                task_queue=client.endpoint.task_queue,
+                task_queue=connection.endpoint.task_queue,
                 execution_timeout=TIMEOUT,
                 static_summary=f"log of node {request.rank}.{request.incarnation}",
                 rpc_timeout=TIMEOUT,

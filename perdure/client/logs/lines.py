@@ -10,7 +10,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
+from perdure.client.views import View
 from perdure.contract import LONGEST_LINE
+
+
+class LogLine(View):
+    """One line of a node's output."""
+
+    node: int
+    incarnation: int
+    text: str
+    time: datetime | None = None
+    """When it was printed, by the node's clock and to 20 ms; None where that is not known, as in copies at
+    `outputs.logs`."""
 
 
 class PrintedLine(NamedTuple):

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from perdure.client.logs.read import LogLine
+    from perdure.client.logs.lines import LogLine
 
 _AT_ONCE = 32
 """The number of logs that are opened beside each other: an agent takes a tenth of a second to answer."""

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from perdure.base.errors import ControlPlaneUnreachable, LogsUnavailable, PerdureError
 from perdure.client.local_nodes import nodes_here
-from perdure.client.logs.agents import AgentLog, Ask, ask_agent
+from perdure.client.logs.agents import AgentLog, Ask
 from perdure.client.logs.copies import CopiedLog
 from perdure.client.logs.files import FileLog
-from perdure.client.logs.lines import PrintedLine
+from perdure.client.logs.lines import LogLine, PrintedLine
 from perdure.client.logs.order import merge_by_time
-from perdure.client.views import FINAL_PHASES, View
+from perdure.client.views import FINAL_PHASES
 from perdure.contract import JobStatus, NodeId, NodePhase, NodeView
-from perdure.contract.names import job_workflow_id
 from perdure.spec.job import Backend
-
-if TYPE_CHECKING:
-    from perdure.client.client import Client
 
 READ_INTERVAL = timedelta(milliseconds=200)
 """The time between two reads of logs that are followed."""
@@ -35,17 +30,6 @@ NODES_INTERVAL = timedelta(seconds=2)
 
 _SPEAKING = (NodePhase.JOINED, NodePhase.READY)
 _GONE = (NodePhase.LOST, NodePhase.REMOVED)
-
-
-class LogLine(View):
-    """One line of a node's output."""
-
-    node: int
-    incarnation: int
-    text: str
-    time: datetime | None = None
-    """When it was printed, by the node's clock and to 20 ms; None where that is not known, as in copies at
-    `outputs.logs`."""
 
 
 class NodeLog(Protocol):
@@ -81,20 +65,27 @@ class Selection:
         return (self.nodes is None or rank in self.nodes) and self.incarnation in (None, incarnation)
 
 
+Look = Callable[[], Awaitable[tuple[JobStatus, tuple[NodeView, ...]]]]
+"""Returns the job's status and its nodes."""
+
+
 async def read_logs(
-    client: Client,
-    name: str,
-    *,
-    namespace: str | None,
-    nodes: Collection[int] | None,
-    incarnation: int | None,
-    follow: bool,
-    tail: int | None,
-    since: datetime | None,
+    look: Look, ask: Ask, selection: Selection, *, follow: bool, tail: int | None, since: datetime | None
 ) -> AsyncGenerator[LogLine]:
-    """See `Client.logs`."""
-    selection = Selection(nodes=None if nodes is None else frozenset(nodes), incarnation=incarnation)
-    find = _Finder(client, name, namespace or client.namespace, selection)
+    """Yields lines of the selected logs in the order of their times.
+
+    Args:
+        look: Is called first, and at intervals while the logs are followed.
+        ask: Reads a piece of a log through its agent.
+        selection: The logs to read.
+        follow: Continue until the job ends.
+        tail: Begin with this many of each node's last lines.
+        since: Begin with what was printed then.
+
+    Raises:
+        LogsUnavailable: if a log cannot be read; after all others.
+    """
+    find = _Finder(look, ask, selection)
     logs: dict[tuple[int, int], NodeLog] = {}
     try:
         status, found, problems = await find()
@@ -143,12 +134,10 @@ async def _lines_of(
 class _Finder:
     """Finds the logs of one job."""
 
-    def __init__(self, client: Client, name: str, namespace: str, selection: Selection) -> None:
-        self._client = client
-        self._name = name
-        self._namespace = namespace
+    def __init__(self, look: Look, ask: Ask, selection: Selection) -> None:
+        self._look = look
+        self._ask = ask
         self._selection = selection
-        self._ask: Ask = partial(ask_agent, client, job_workflow_id(namespace, name))
 
     async def __call__(self) -> tuple[JobStatus, dict[tuple[int, int], NodeLog], list[LogsUnavailable]]:
         """Finds the job, its requested logs in the order of their nodes, and the reasons why requested logs are not
@@ -158,8 +147,7 @@ class _Finder:
             LogsUnavailable: if none of them can be read here.
             PerdureError: if there is no such node.
         """
-        status = await self._client.status(self._name, namespace=self._namespace)
-        views = await self._client.nodes(self._name, namespace=self._namespace)
+        status, views = await self._look()
         found: dict[tuple[int, int], NodeLog] = {
             key: FileLog(path) for key, path in _logs_here(status).items() if self._selection.includes(*key)
         }
@@ -173,7 +161,7 @@ class _Finder:
                 elif log is not None:
                     found[key] = log
         if not found:
-            self._refuse_unknown({view.rank for view in views})
+            self._refuse_unknown(status.name, {view.rank for view in views})
             if missing or status.phase in FINAL_PHASES:
                 raise _unavailable(status, missing)
         named = self._selection.nodes is not None
@@ -198,11 +186,11 @@ class _Finder:
             return None
         return f"the log of node {view.rank}.{incarnation} was deleted with it"
 
-    def _refuse_unknown(self, known: Collection[int]) -> None:
+    def _refuse_unknown(self, job: str, known: Collection[int]) -> None:
         for rank in sorted(self._selection.nodes or ()):
             if known and rank not in known:
                 text = ", ".join(str(one) for one in sorted(known))
-                raise PerdureError(f"{self._name} has no node {rank}; its nodes are: {text}")
+                raise PerdureError(f"{job} has no node {rank}; its nodes are: {text}")
 
 
 def _logs_here(status: JobStatus) -> dict[tuple[int, int], Path]:
