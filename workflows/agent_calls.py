@@ -19,7 +19,6 @@ with workflow.unsafe.imports_passed_through():
         Commit,
         CommitCheckpoint,
         CompleteGeneration,
-        EvidenceSource,
         HoldCopies,
         LeaseRequest,
         NodeCredentials,
@@ -27,7 +26,13 @@ with workflow.unsafe.imports_passed_through():
         ReleaseNode,
         RestartCommand,
         StopNode,
-        TransitionKind,
+    )
+    from perdure.contract.transitions import (
+        NodeCommanded,
+        NodeCommittedCheckpoint,
+        NodeJoined,
+        NodeUnreachable,
+        NodeUnresponsive,
     )
     from perdure.workflows import options
     from perdure.workflows.node_table import NodeTable
@@ -70,9 +75,7 @@ async def hold_lease(table: NodeTable, node: NodeCredentials) -> None:
         schedule_to_start = None
         if record.reachable:
             table.put(record.replace(reachable=False, reason=reason))
-            table.transition(
-                record, TransitionKind.UNREACHABLE, workflow.now(), source=EvidenceSource.LEASE, detail=reason
-            )
+            table.report(NodeUnreachable(**node.identity, time=workflow.now(), detail=reason))
 
 
 async def apply_world(table: NodeTable, node: NodeCredentials, generation: int) -> None:
@@ -108,14 +111,8 @@ async def apply_world(table: NodeTable, node: NodeCredentials, generation: int) 
                 # poll for commands later than it is back.
                 waited_on, patience = True, table.timing.lease.timeout
                 continue
-            table.transition(
-                record,
-                TransitionKind.UNRESPONSIVE,
-                workflow.now(),
-                source=EvidenceSource.COMMAND,
-                generation=generation,
-                detail=f"generation {generation} was not taken within {patience}",
-            )
+            problem = f"generation {generation} was not taken within {patience}"
+            table.report(NodeUnresponsive(**node.identity, time=workflow.now(), generation=generation, detail=problem))
             patience = options.PATIENT_COMMAND
             continue
         record = table.current(node)
@@ -124,18 +121,23 @@ async def apply_world(table: NodeTable, node: NodeCredentials, generation: int) 
         known = max(record.generation, answer.generation)
         refused = record.refused if answer.accepted else generation
         table.put(record.replace(generation=known, refused=refused, inquired=inquiry, joining=None, cut_off=""))
-        kind = TransitionKind.COMMANDED if answer.accepted else TransitionKind.JOINED
-        table.transition(
-            record,
-            kind,
-            workflow.now(),
-            generation=answer.generation,
-            detail=answer.detail,
-            entered=answer.entered,
-            preparing=answer.preparing,
-            inquiry=inquiry,
-        )
+        table.report(_transition_of(node, answer, inquiry=inquiry))
         return
+
+
+def _transition_of(node: NodeCredentials, answer: CommandAnswer, *, inquiry: int) -> NodeCommanded | NodeJoined:
+    now = workflow.now()
+    if not answer.accepted:
+        return NodeJoined(**node.identity, time=now, generation=answer.generation, preparing=answer.preparing)
+    return NodeCommanded(
+        **node.identity,
+        time=now,
+        generation=answer.generation,
+        detail=answer.detail,
+        entered=answer.entered,
+        preparing=answer.preparing,
+        inquiry=inquiry,
+    )
 
 
 async def check_connection(table: NodeTable, node: NodeCredentials) -> None:
@@ -218,12 +220,13 @@ async def commit_checkpoint(table: NodeTable, node: NodeCredentials, commit: Com
         if record is None:
             return
         if problem != reported or not problem:
-            table.transition(
-                record,
-                TransitionKind.CHECKPOINT_COMMITTED,
-                workflow.now(),
-                generation=commit.generation,
-                checkpoint=CheckpointFacts(step=commit.step, folder=commit.folder, problem=problem),
+            table.report(
+                NodeCommittedCheckpoint(
+                    **node.identity,
+                    time=workflow.now(),
+                    generation=commit.generation,
+                    checkpoint=CheckpointFacts(step=commit.step, folder=commit.folder, problem=problem),
+                )
             )
         reported = problem
         if not problem:

@@ -18,7 +18,6 @@ from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_
 with workflow.unsafe.imports_passed_through():
     from perdure.contract import (
         CreatedNode,
-        EvidenceSource,
         GroupRef,
         NodeCredentials,
         NodeOrder,
@@ -28,10 +27,10 @@ with workflow.unsafe.imports_passed_through():
         NodesCreated,
         NodesRef,
         NodesRequest,
-        TransitionKind,
         WatchRequest,
     )
     from perdure.contract.names import REMOVAL_DENIED, watch_task_queue
+    from perdure.contract.transitions import NodeCreated, NodeCreateFailed, NodePending, NodeRemoved
     from perdure.workflows import agent_calls, options
     from perdure.workflows.backend_reports import begin_watch
     from perdure.workflows.node_record import NodeRecord
@@ -103,9 +102,7 @@ def _record_refusal(table: NodeTable, node: NodeCredentials, reason: str) -> Non
     record = table.current(node)
     if record is not None:
         table.put(record.replace(phase=NodePhase.LOST, reason=reason, since=workflow.now()))
-        table.transition(
-            record, TransitionKind.CREATE_FAILED, workflow.now(), source=EvidenceSource.BACKEND, detail=reason
-        )
+        table.report(NodeCreateFailed(**node.identity, time=workflow.now(), detail=reason))
 
 
 def _record_creation(table: NodeTable, node: NodeCredentials, created: CreatedNode) -> None:
@@ -113,15 +110,13 @@ def _record_creation(table: NodeTable, node: NodeCredentials, created: CreatedNo
     if record is None:
         return
     if record.phase is NodePhase.REQUESTED:
+        now = workflow.now()
         phase = NodePhase.PENDING if created.pending else NodePhase.CREATED
-        record = record.replace(phase=phase, since=workflow.now(), reason=created.pending)
-        table.transition(
-            record,
-            TransitionKind.PENDING if created.pending else TransitionKind.CREATED,
-            workflow.now(),
-            source=EvidenceSource.BACKEND,
-            detail=created.pending,
-        )
+        record = record.replace(phase=phase, since=now, reason=created.pending)
+        if created.pending:
+            table.report(NodePending(**node.identity, time=now, detail=created.pending))
+        else:
+            table.report(NodeCreated(**node.identity, time=now))
     table.put(record.replace(created=created, host=record.host or created.host))
 
 
@@ -166,7 +161,7 @@ async def delete(table: NodeTable, records: Sequence[NodeRecord]) -> None:
         ended = [record.phase is NodePhase.LOST for record in records]
     for record, certain in zip(records, ended, strict=True):
         table.retiring.pop(record.node.key, None)
-        table.transition(record, TransitionKind.REMOVED, workflow.now(), source=EvidenceSource.BACKEND, certain=certain)
+        table.report(NodeRemoved(**record.node.identity, time=workflow.now(), certain=certain))
     table.dirty = True
 
 

@@ -5,18 +5,17 @@ The watch sees what happens to a node outside of its agent: that it waits for a 
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from perdure.contract import (
-    EvidenceSource,
     Incarnation,
     NodeEvent,
     NodeEventKind,
     NodeEvents,
     NodePhase,
-    TransitionKind,
 )
+from perdure.contract.transitions import NodeCreated, NodeCreateFailed, NodeJoined, NodeLost, NodePending
 from perdure.workflows.node_record import NodeRecord
 
 if TYPE_CHECKING:
@@ -59,9 +58,7 @@ def _take_event(table: NodeTable, event: NodeEvent) -> NodeRecord | None:
         table.retiring[key] = leaving.replace(phase=NodePhase.LOST, since=event.time, reason=event.reason)
         if leaving.phase is not NodePhase.LOST and not table.winding_down:
             # Its replacement may wait for this, and the deletion returns later.
-            table.transition(
-                leaving, TransitionKind.LOST, event.time, source=EvidenceSource.BACKEND, detail=event.reason
-            )
+            table.report(NodeLost(**event.identity, time=event.time, detail=event.reason))
     record = table.records.get(event.rank)
     if record is None or record.node.incarnation != event.incarnation or record.phase is NodePhase.LOST:
         return None
@@ -73,25 +70,21 @@ def _take_event(table: NodeTable, event: NodeEvent) -> NodeRecord | None:
             return _refuse(table, record, event)
         case NodeEventKind.GONE:
             table.put(record.replace(phase=NodePhase.LOST, since=event.time, reason=event.reason))
-            table.transition(
-                record,
-                TransitionKind.LOST,
-                event.time,
-                source=EvidenceSource.BACKEND,
-                detail=event.reason,
-                cause=event.cause,
-                host=event.host or None,
+            table.report(
+                NodeLost(
+                    **event.identity, time=event.time, detail=event.reason, cause=event.cause, host=event.host or None
+                )
             )
             return record
         case NodeEventKind.PENDING:
             _wait_for_backend(table, record, event)
         case NodeEventKind.RUNNING:
             if record.phase is NodePhase.PENDING:
-                phase, kind = NodePhase.CREATED, TransitionKind.CREATED
+                phase, transition = NodePhase.CREATED, NodeCreated(**event.identity, time=event.time)
                 if record.joined and record.reachable:
-                    phase, kind = NodePhase.JOINED, TransitionKind.JOINED
+                    phase, transition = NodePhase.JOINED, NodeJoined(**event.identity, time=event.time)
                 table.put(record.replace(phase=phase, since=event.time, reason="", obstacle=""))
-                table.transition(record, kind, event.time, source=EvidenceSource.BACKEND)
+                table.report(transition)
         case NodeEventKind.UNKNOWN:
             pass
     return None
@@ -108,7 +101,15 @@ def _wait_for_backend(table: NodeTable, record: NodeRecord, event: NodeEvent) ->
         record = record.replace(phase=NodePhase.PENDING, since=event.time, reason=event.reason, obstacle=obstacle)
         if not often:
             record = record.replace(rewordings=record.rewordings + 1, reworded_at=event.time)
-            _note_pending(table, record, event.time, event.reason, queued=event.queued, absent=event.absent)
+            table.report(
+                NodePending(
+                    **event.identity,
+                    time=event.time,
+                    detail=event.reason,
+                    queued=event.queued,
+                    absent=event.absent,
+                )
+            )
         table.put(record)
     elif obstacle and record.phase is NodePhase.JOINED:
         record = record.replace(phase=NodePhase.PENDING, since=event.time, reason=obstacle, obstacle=obstacle)
@@ -129,8 +130,7 @@ def _rewords_often(table: NodeTable, record: NodeRecord, event: NodeEvent) -> bo
 
 def _refuse(table: NodeTable, record: NodeRecord, event: NodeEvent) -> NodeRecord:
     table.put(record.replace(phase=NodePhase.LOST, since=event.time, reason=event.reason))
-    source, kind = EvidenceSource.BACKEND, TransitionKind.CREATE_FAILED
-    table.transition(record, kind, event.time, source=source, detail=event.reason, cause=event.cause)
+    table.report(NodeCreateFailed(**event.identity, time=event.time, detail=event.reason, cause=event.cause))
     return record
 
 
@@ -138,8 +138,4 @@ def tell_obstacle(table: NodeTable, record: NodeRecord) -> None:
     """Repeats the obstacle after a report of the agent: a running agent does not mean that the command can
     start."""
     if record.obstacle and record.phase is NodePhase.PENDING:
-        _note_pending(table, record, record.since, record.obstacle)
-
-
-def _note_pending(table: NodeTable, record: NodeRecord, time: datetime, reason: str, **facts: bool) -> None:
-    table.transition(record, TransitionKind.PENDING, time, source=EvidenceSource.BACKEND, detail=reason, **facts)
+        table.report(NodePending(**record.node.identity, time=record.since, detail=record.obstacle))

@@ -13,12 +13,12 @@ from perdure.contract import (
     Message,
     NodeCredentials,
     NodePhase,
-    NodeTransition,
     NodeView,
     Ready,
     Stall,
 )
 from perdure.contract.base import Time
+from perdure.contract.transitions import AnyTransition
 from perdure.spec.accepted import AcceptedSpec
 
 
@@ -122,7 +122,7 @@ class NodeRecord(Message):
 class TransitionsCarried(Message):
     """Transitions that the group still has to send to its job."""
 
-    waiting: tuple[NodeTransition, ...] = ()
+    waiting: tuple[AnyTransition, ...] = ()
     adopted: tuple[NodeView, ...] | None = None
     sequence: int = 0
     """The sequence number of the last message."""

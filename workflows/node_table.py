@@ -7,7 +7,6 @@ and all of it rides through continue-as-new.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
 
 from perdure.contract import (
     Adopt,
@@ -19,7 +18,6 @@ from perdure.contract import (
     CopyHolder,
     DatasetNeeded,
     DesiredNode,
-    EvidenceSource,
     GroupDesire,
     Joined,
     LeaseTaken,
@@ -32,12 +30,23 @@ from perdure.contract import (
     Stall,
     Stepping,
     StoreNeeded,
-    TransitionKind,
     World,
 )
 from perdure.contract.names import node_name, node_task_queue
+from perdure.contract.transitions import (
+    AnyTransition,
+    NodeEnding,
+    NodeJoined,
+    NodePortsChanged,
+    NodeReachable,
+    NodeReady,
+    NodeRestoredCheckpoint,
+    NodeStalled,
+    NodeStallEnded,
+    NodeStepping,
+    NodeStoredCheckpoint,
+)
 from perdure.spec.capabilities import CAPABILITIES
-from perdure.spec.durations import format_duration
 from perdure.workflows import options
 from perdure.workflows.backend_reports import tell_obstacle
 from perdure.workflows.node_record import GroupInput, GroupTable, NodeRecord, TransitionsCarried
@@ -190,16 +199,24 @@ class NodeTable:
                 copies_place="" if restarted else record.copies_place,
             )
         )
-        kind = TransitionKind.REACHABLE if record.joined and not record.reachable else TransitionKind.JOINED
-        if message.preparing and kind is TransitionKind.JOINED and record.phase is NodePhase.JOINED:
-            self.transition(record, kind, message.time, preparing=True)
+        known = record.node.identity
+        came_back = record.joined and not record.reachable
+        if message.preparing and not came_back and record.phase is NodePhase.JOINED:
+            self.report(NodeJoined(**known, time=message.time, preparing=True))
         elif not record.joined or not record.reachable:
-            self.transition(
-                record, kind, message.time, address=message.address, host=message.host, generation=message.generation
+            transition = NodeReachable if came_back else NodeJoined
+            self.report(
+                transition(
+                    **known,
+                    time=message.time,
+                    generation=message.generation,
+                    address=message.address,
+                    host=message.host,
+                )
             )
             tell_obstacle(self, record)
         if message.waits != record.waits:
-            self.transition(record, TransitionKind.JOINED, message.time, waits=message.waits)
+            self.report(NodeJoined(**known, time=message.time, waits=message.waits))
         self.dirty = True
 
     def copy_holder(self, node: NodeCredentials) -> CopyHolder | None:
@@ -231,7 +248,7 @@ class NodeTable:
             return
         self.put(record.replace(reachable=True, reason="", holder_started_at=message.agent_started_at))
         if not record.reachable:
-            self.transition(record, TransitionKind.REACHABLE, message.time, source=EvidenceSource.LEASE)
+            self.report(NodeReachable(**record.node.identity, time=message.time))
             tell_obstacle(self, record)
 
     def ready(self, message: Ready) -> None:
@@ -272,16 +289,17 @@ class NodeTable:
             return
         message = record.joining
         self.put(record.replace(reason=problem, joining=message if problem else None, cut_off=problem))
-        self.transition(
-            record,
-            TransitionKind.READY,
-            message.time,
-            detail=problem,
-            generation=message.after_generation,
-            store_ports=message.store_ports,
-            processes=message.processes,
-            command_nodes=message.command_nodes,
-            stage=message.stage,
+        self.report(
+            NodeReady(
+                **node.identity,
+                time=message.time,
+                detail=problem,
+                generation=message.after_generation,
+                store_ports=message.store_ports,
+                processes=message.processes,
+                command_nodes=message.command_nodes,
+                stage=message.stage,
+            )
         )
 
     def stepping(self, message: Stepping) -> None:
@@ -290,33 +308,32 @@ class NodeTable:
             return
         stepped = message.generation if message.counted else record.stepped
         self.put(record.replace(stepping=message.generation, stepped=stepped))
-        self.transition(
-            record,
-            TransitionKind.STEPPING,
-            message.time,
-            generation=message.generation,
-            entered_at=message.entered_at,
-            counted=message.counted,
-            starts=message.starts,
-            saves=message.saves,
+        self.report(
+            NodeStepping(
+                **record.node.identity,
+                time=message.time,
+                generation=message.generation,
+                entered_at=message.entered_at,
+                counted=message.counted,
+                starts=message.starts,
+                saves=message.saves,
+            )
         )
 
     def stall(self, message: Stall) -> None:
         record = self._accept_message("stall", message)
         if record is None:
             return
-        known = record.stall
+        before = record.stall
         self.put(record.replace(stall=message))
-        was_stalled = known is not None and known.generation == message.generation and known.since is not None
+        was_stalled = before is not None and before.generation == message.generation and before.since is not None
         if was_stalled == (message.since is not None):
             return
+        known, generation = record.node.identity, message.generation
         if message.since is None:
-            self.transition(record, TransitionKind.STALL_ENDED, message.time, generation=message.generation)
+            self.report(NodeStallEnded(**known, time=message.time, generation=generation))
         else:
-            usual = f"; a step usually takes {format_duration(message.usual_step)}" if message.usual_step else ""
-            detail = f"no rank of node {record.node.rank} has made a step{usual}"
-            facts = {"generation": message.generation, "detail": detail, "at_start": message.at_start}
-            self.transition(record, TransitionKind.STALLED, message.since, **facts)
+            self.report(NodeStalled(**known, time=message.since, generation=generation, at_start=message.at_start))
 
     def ports_changed(self, message: PortsChanged) -> None:
         record = self._accept_message("ports_changed", message)
@@ -325,33 +342,32 @@ class NodeTable:
         ports = message.store_ports or record.store_ports
         self.put(record.replace(store_ports=ports))
         if ports != record.store_ports:
-            self.transition(record, TransitionKind.STORE_PORTS, message.time, store_ports=ports)
+            self.report(NodePortsChanged(**record.node.identity, time=message.time, store_ports=ports))
 
     def checkpoint_stored(self, message: CheckpointStored) -> None:
         record = self._accept_message("checkpoint_stored", message)
         if record is not None:
             fields = message.model_dump(include={"step", "folder", "size", "took", "problem", "order", "unusable"})
-            self.transition(
-                record,
-                TransitionKind.CHECKPOINT_STORED,
-                message.time,
-                generation=message.generation,
-                checkpoint=CheckpointFacts(**fields),
+            self.report(
+                NodeStoredCheckpoint(
+                    **record.node.identity,
+                    time=message.time,
+                    generation=message.generation,
+                    checkpoint=CheckpointFacts(**fields),
+                )
             )
 
     def checkpoint_restored(self, message: CheckpointRestored) -> None:
         record = self._accept_message("checkpoint_restored", message)
         if record is not None:
-            self.transition(
-                record,
-                TransitionKind.CHECKPOINT_RESTORED,
-                message.time,
-                generation=message.generation,
-                checkpoint=CheckpointFacts(
-                    **message.model_dump(
-                        include={"step", "source", "folder", "again", "distrusted", "unusable", "memory"}
-                    )
-                ),
+            known = {"step", "source", "folder", "again", "distrusted", "unusable", "memory"}
+            self.report(
+                NodeRestoredCheckpoint(
+                    **record.node.identity,
+                    time=message.time,
+                    generation=message.generation,
+                    checkpoint=CheckpointFacts(**message.model_dump(include=known)),
+                )
             )
 
     def admits_dataset(self, message: DatasetNeeded) -> bool:
@@ -379,9 +395,8 @@ class NodeTable:
         if self.winding_down:
             return True
         if self._accept_message("leaving", message) is not None:
-            self.transition(
-                record, TransitionKind.ENDING, message.time, generation=message.generation, detail=message.reason
-            )
+            known = sender.identity
+            self.report(NodeEnding(**known, time=message.time, generation=message.generation, detail=message.reason))
         return False
 
     def is_outdated(self, sender: NodeCredentials) -> bool:
@@ -411,9 +426,9 @@ class NodeTable:
         record = self.records.get(node.rank)
         return record if record is not None and record.node == node else None
 
-    def transition(self, record: NodeRecord, kind: TransitionKind, time: datetime, **facts: Any) -> None:
+    def report(self, transition: AnyTransition) -> None:
         """Queues one change to be reported to the job."""
-        self.transitions.add(kind=kind, rank=record.node.rank, incarnation=record.node.incarnation, time=time, **facts)
+        self.transitions.add(transition)
 
     def views(self) -> list[NodeView]:
         return [self._view(record) for _, record in sorted(self.records.items())]

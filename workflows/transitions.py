@@ -8,27 +8,35 @@ from __future__ import annotations
 
 from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import Any
 
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
-    from perdure.contract import GroupTransitions, NodeTransition, NodeView, TransitionKind
+    from perdure.contract import GroupTransitions, NodeView
+    from perdure.contract.transitions import (
+        AnyTransition,
+        NodeCreateFailed,
+        NodeEnding,
+        NodeJoined,
+        NodeLost,
+        NodeReady,
+        NodeRemoved,
+        NodeUnreachable,
+        NodeUnresponsive,
+    )
     from perdure.workflows import options
     from perdure.workflows.delivery import Delivery, deliver
     from perdure.workflows.node_record import TransitionsCarried
 
-_URGENT = frozenset(
-    {
-        TransitionKind.JOINED,
-        TransitionKind.READY,
-        TransitionKind.UNREACHABLE,
-        TransitionKind.UNRESPONSIVE,
-        TransitionKind.LOST,
-        TransitionKind.CREATE_FAILED,
-        TransitionKind.REMOVED,
-        TransitionKind.ENDING,
-    }
+_URGENT = (
+    NodeJoined,
+    NodeReady,
+    NodeUnreachable,
+    NodeUnresponsive,
+    NodeLost,
+    NodeCreateFailed,
+    NodeRemoved,
+    NodeEnding,
 )
 """Transitions that a recovery may wait for. They end the gathering, which waits for a timer of the server that may fire
 a second late."""
@@ -65,7 +73,7 @@ class TransitionBatch:
         self._uid = uid
         self._group = group
         self._gather = gather
-        self._waiting: list[NodeTransition] = list(carried.waiting)
+        self._waiting: list[AnyTransition] = list(carried.waiting)
         self._adopted: tuple[NodeView, ...] | None = carried.adopted
         self._adoptions = 0
         """Counts adoptions: a message may be in flight while the group is adopted, and one job may adopt it twice
@@ -91,8 +99,8 @@ class TransitionBatch:
             ownership_epoch=self._ownership_epoch,
         )
 
-    def add(self, *, kind: TransitionKind, rank: int, incarnation: int, time: datetime, **facts: Any) -> None:
-        self._waiting.append(NodeTransition(kind=kind, rank=rank, incarnation=incarnation, time=time, **facts))
+    def add(self, transition: AnyTransition) -> None:
+        self._waiting.append(transition)
 
     def report_adoption(self, nodes: tuple[NodeView, ...], *, ownership_epoch: str) -> None:
         """Sends the whole table with the next message, to the job that has adopted the group."""
@@ -144,7 +152,7 @@ class TransitionBatch:
 
     @property
     def _is_urgent(self) -> bool:
-        return any(transition.kind in _URGENT for transition in self._waiting)
+        return any(isinstance(transition, _URGENT) for transition in self._waiting)
 
     @property
     def _has_news(self) -> bool:

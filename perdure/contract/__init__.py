@@ -7,6 +7,7 @@
 | `checkpoints` | about durable checkpoints, both ways |
 | `backends` | between groups and backends |
 | `groups` | between jobs and groups |
+| `transitions` | from groups to jobs: changes of nodes, one model for each kind |
 | `logs` | from users to agents: requests for a node's log |
 | `joining` | between a job and machines that a user or a scheduler started |
 | `users` | from users to jobs |
@@ -34,6 +35,7 @@ from perdure.contract.identity import *
 from perdure.contract.joining import *
 from perdure.contract.logs import *
 from perdure.contract.store import *
+from perdure.contract.transitions import *
 from perdure.contract.users import *
 from perdure.contract.views import *
 from perdure.contract.vocabulary import *

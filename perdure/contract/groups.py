@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from perdure.contract.agents import RankStarts
-from perdure.contract.base import Message, ShortText, Time, Vocabulary
-from perdure.contract.checkpoints import CheckpointFacts, Commit
-from perdure.contract.identity import Incarnation
+from perdure.contract.base import Message
+from perdure.contract.checkpoints import Commit
+from perdure.contract.transitions import AnyTransition
 from perdure.contract.views import NodeView
-from perdure.contract.vocabulary import EvidenceSource, LossCause
 from perdure.spec.durations import Duration
 
 __all__ = [
@@ -18,89 +16,8 @@ __all__ = [
     "GroupDesire",
     "GroupTransitions",
     "Member",
-    "NodeTransition",
-    "TransitionKind",
     "World",
 ]
-
-
-class TransitionKind(Vocabulary):
-    """Kinds of changes of a node."""
-
-    CREATED = "CREATED"
-    PENDING = "PENDING"
-    JOINED = "JOINED"
-    READY = "READY"
-    STEPPING = "STEPPING"
-    STALLED = "STALLED"
-    """Its ranks have stopped stepping."""
-    STALL_ENDED = "STALL_ENDED"
-    """Its ranks step again after a stall."""
-    STORE_PORTS = "STORE_PORTS"
-    COMMANDED = "COMMANDED"
-    """The agent has accepted a world."""
-    UNREACHABLE = "UNREACHABLE"
-    REACHABLE = "REACHABLE"
-    UNRESPONSIVE = "UNRESPONSIVE"
-    """The agent did not take a command for the current generation."""
-    LOST = "LOST"
-    CREATE_FAILED = "CREATE_FAILED"
-    REMOVED = "REMOVED"
-    CHECKPOINT_STORED = "CHECKPOINT_STORED"
-    """The node's parts of a checkpoint are durable, or cannot be stored."""
-    CHECKPOINT_COMMITTED = "CHECKPOINT_COMMITTED"
-    """The node has carried out the job's decision that a checkpoint is complete, or cannot."""
-    CHECKPOINT_RESTORED = "CHECKPOINT_RESTORED"
-    """The world continues with a saved step."""
-    ENDING = "ENDING"
-    """The node is being ended from outside, and waits for a checkpoint."""
-    UNKNOWN = "UNKNOWN"
-    """A kind that only a newer group knows; its other fields count."""
-
-
-class NodeTransition(Incarnation):
-    """One change of one node, as its group saw it."""
-
-    kind: TransitionKind
-    time: Time
-    source: EvidenceSource = EvidenceSource.AGENT
-    detail: ShortText = ""
-    cause: LossCause = LossCause.UNKNOWN
-    """Why a LOST node was lost."""
-    queued: bool = False
-    """Set with PENDING only, as in `NodeEvent`."""
-    absent: bool = False
-    """Set with PENDING only, as in `NodeEvent`."""
-    certain: bool = True
-    """Set with REMOVED only: no process of the node runs any more. False where only its agent could end it and did not
-    answer."""
-    generation: int = 0
-    entered: int | None = None
-    """Set with COMMANDED only: the newest generation that the node has entered; None where its agent does not report
-    it."""
-    inquiry: int = 0
-    """Set with COMMANDED only: the newest inquiry that the command answers."""
-    entered_at: Time | None = None
-    counted: bool = True
-    """Set with STEPPING only, as in `Stepping`."""
-    at_start: bool = False
-    """Set with STALLED only, as in `Stall`."""
-    starts: RankStarts | None = None
-    saves: bool | None = None
-    """Set with STEPPING only, as in `Stepping`."""
-    store_ports: tuple[int, ...] | None = None
-    processes: int | None = None
-    address: str | None = None
-    host: str | None = None
-    command_nodes: str | None = None
-    stage: int | None = None
-    """Set with READY only, as in `Ready`."""
-    preparing: bool = False
-    """Set with JOINED and COMMANDED only: the node's command runs, and has not started its torchrun yet."""
-    waits: ShortText | None = None
-    """Set with JOINED only, where that has changed: what the node's command waits for before it starts."""
-    checkpoint: CheckpointFacts | None = None
-    """Set with the kinds of checkpoints only."""
 
 
 class GroupTransitions(Message):
@@ -113,7 +30,7 @@ class GroupTransitions(Message):
     """Grows with each message, including a message that repeats an undelivered one."""
     before: int | None = None
     """The number of this group's transitions before the first of these; None from a group that does not count them."""
-    transitions: tuple[NodeTransition, ...] = ()
+    transitions: tuple[AnyTransition, ...] = ()
     adopted: tuple[NodeView, ...] | None = None
     """The whole table: the answer to `adopt`, for a job that was reset or replaced."""
     wound_down: bool = False

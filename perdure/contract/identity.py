@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 from pydantic import Field
 
 from perdure.contract.base import Message
 
 __all__ = ["Incarnation", "NodeCredentials", "NodeId"]
+
+
+class Identity(TypedDict):
+    """The fields by which a message names an incarnation."""
+
+    rank: int
+    incarnation: int
 
 
 class Incarnation(Message):
@@ -20,6 +29,11 @@ class Incarnation(Message):
     def key(self) -> tuple[int, int]:
         """The rank and the incarnation."""
         return self.rank, self.incarnation
+
+    @property
+    def identity(self) -> Identity:
+        """The fields of another message about the same incarnation."""
+        return Identity(rank=self.rank, incarnation=self.incarnation)
 
 
 class NodeId(Incarnation):

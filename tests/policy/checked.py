@@ -7,7 +7,14 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from perdure.contract import Failure, FailureKind, JoinRequest, NodePhase, NodeTransition, TransitionKind, World
+from perdure.contract import Failure, FailureKind, JoinRequest, NodePhase, World
+from perdure.contract.transitions import (
+    NodeCreateFailed,
+    NodeLost,
+    NodeRemoved,
+    NodeUnreachable,
+    NodeUnresponsive,
+)
 from perdure.workflows.policy.decide import decide
 from perdure.workflows.policy.facts.events import (
     Event,
@@ -60,17 +67,13 @@ class CheckedScenario(Scenario):
 
     def _note_signs(self, before: JobState, event: Event) -> None:
         match event:
-            case NodeTransition() as transition if transition.kind is TransitionKind.UNREACHABLE:
-                self.unreachable.add((transition.rank, transition.incarnation))
-            case NodeTransition() as transition if transition.kind in (
-                TransitionKind.LOST,
-                TransitionKind.CREATE_FAILED,
-                TransitionKind.UNRESPONSIVE,
-                TransitionKind.REMOVED,
-            ):
-                self.signs[transition.rank, transition.incarnation].add(transition.kind)
-                if transition.kind is not TransitionKind.UNRESPONSIVE and transition.certain:
-                    self.ended.add((transition.rank, transition.incarnation))
+            case NodeUnreachable() as transition:
+                self.unreachable.add(transition.key)
+            case NodeLost() | NodeCreateFailed() | NodeUnresponsive() | NodeRemoved() as transition:
+                self.signs[transition.key].add(transition.kind)
+                ended = not isinstance(transition, NodeUnresponsive)
+                if ended and (not isinstance(transition, NodeRemoved) or transition.certain):
+                    self.ended.add(transition.key)
             case Failure() as failure:
                 if failure.kind is FailureKind.NODE:
                     self.ended.add((failure.sender.rank, failure.sender.incarnation))
@@ -91,7 +94,7 @@ class CheckedScenario(Scenario):
         self._check_nodes(before, after, event)
         if after.outcome is not None:
             self._check_the_end(before, after)
-        if isinstance(event, NodeTransition) and event.kind is TransitionKind.CREATE_FAILED and before.generation:
+        if isinstance(event, NodeCreateFailed) and before.generation:
             assert after.outcome == before.outcome or before.is_member(before.nodes[event.rank]), (
                 "a refusal never ends a job that has trained"
             )

@@ -8,7 +8,6 @@ from typing import Any
 from uuid import UUID
 
 from perdure.contract import (
-    EvidenceSource,
     Failure,
     FailureKind,
     Finished,
@@ -16,11 +15,18 @@ from perdure.contract import (
     LossCause,
     NodeCredentials,
     NodePhase,
-    NodeTransition,
     Progress,
     ProgressSource,
     RankExit,
-    TransitionKind,
+)
+from perdure.contract.transitions import (
+    AnyTransition,
+    NodeCommanded,
+    NodeJoined,
+    NodeLost,
+    NodeReady,
+    NodeRemoved,
+    NodeStepping,
 )
 from perdure.spec.job import JobSpec
 from perdure.spec.validate import parse_spec
@@ -70,9 +76,10 @@ class Scenario:
         self.now = end
         return self.take(TimePassed())
 
-    def transition(self, rank: int, kind: TransitionKind, *, incarnation: int | None = None, **facts: Any) -> Scenario:
-        transition = NodeTransition(
-            kind=kind,
+    def transition(
+        self, rank: int, kind: type[AnyTransition], *, incarnation: int | None = None, **facts: Any
+    ) -> Scenario:
+        transition = kind(
             rank=rank,
             incarnation=incarnation or self.node(rank).incarnation,
             time=facts.pop("time", self.now),
@@ -85,29 +92,25 @@ class Scenario:
     def ready(self, *ranks: int, after: int = 0, processes: int = 1, stage: int | None = None) -> Scenario:
         for rank in ranks:
             if self.node(rank).phase is not NodePhase.JOINED:
-                self.transition(rank, TransitionKind.JOINED, address=f"10.0.0.{rank}", host=f"host-{rank}")
+                self.transition(rank, NodeJoined, address=f"10.0.0.{rank}", host=f"host-{rank}")
             ports = tuple(next(self._ports) for _ in range(4))
-            self.transition(
-                rank, TransitionKind.READY, store_ports=ports, processes=processes, generation=after, stage=stage
-            )
+            self.transition(rank, NodeReady, store_ports=ports, processes=processes, generation=after, stage=stage)
         return self
 
     def steps(self, *ranks: int, saves: bool | None = None) -> Scenario:
         """The given members, or all, step in the current world."""
         assert self.state.world is not None
         for rank in ranks or tuple(self.state.world.members):
-            self.transition(rank, TransitionKind.COMMANDED, generation=self.generation)
-            self.transition(rank, TransitionKind.STEPPING, generation=self.generation, saves=saves)
+            self.transition(rank, NodeCommanded, generation=self.generation)
+            self.transition(rank, NodeStepping, generation=self.generation, saves=saves)
         return self
 
     def runs(self, *ranks: int) -> Scenario:
         """The given members, or all, stay alive in the current world; no step is seen."""
         assert self.state.world is not None
         for rank in ranks or tuple(self.state.world.members):
-            self.transition(rank, TransitionKind.COMMANDED, generation=self.generation)
-            self.transition(
-                rank, TransitionKind.STEPPING, generation=self.generation, counted=False, entered_at=self.now
-            )
+            self.transition(rank, NodeCommanded, generation=self.generation)
+            self.transition(rank, NodeStepping, generation=self.generation, counted=False, entered_at=self.now)
         return self
 
     def running(self) -> Scenario:
@@ -119,13 +122,13 @@ class Scenario:
     def removed(self, *ranks: int) -> Scenario:
         """The incarnations before the current ones are deleted: nothing of them runs any more."""
         for rank in ranks:
-            self.transition(rank, TransitionKind.REMOVED, incarnation=self.node(rank).incarnation - 1)
+            self.transition(rank, NodeRemoved, incarnation=self.node(rank).incarnation - 1)
         return self
 
     def those_that_leave_end(self) -> Scenario:
         """All that requests have sent away are deleted: nothing of them runs any more."""
         for leaving in self.state.leaving:
-            self.transition(leaving.rank, TransitionKind.REMOVED, incarnation=leaving.incarnation)
+            self.transition(leaving.rank, NodeRemoved, incarnation=leaving.incarnation)
         return self
 
     def lost_together(self, *ranks: int) -> Scenario:
@@ -134,13 +137,11 @@ class Scenario:
             self.state = apply_event(self.state, self._loss(rank, "killed"), self.job, self.now)
         return self.take(TimePassed())
 
-    def _loss(self, rank: int, reason: str, cause: LossCause = LossCause.UNKNOWN) -> NodeTransition:
-        return NodeTransition(
-            kind=TransitionKind.LOST,
+    def _loss(self, rank: int, reason: str, cause: LossCause = LossCause.UNKNOWN) -> NodeLost:
+        return NodeLost(
             rank=rank,
             incarnation=self.node(rank).incarnation,
             time=self.now,
-            source=EvidenceSource.BACKEND,
             detail=reason,
             cause=cause,
         )

@@ -13,7 +13,6 @@ from perdure.agent.node import Node
 from perdure.agent.state import AgentState, StateFile
 from perdure.contract import (
     AgentMessage,
-    EvidenceSource,
     Failure,
     Finished,
     Joined,
@@ -25,8 +24,8 @@ from perdure.contract import (
     Progress,
     Ready,
     Stepping,
-    TransitionKind,
 )
+from perdure.contract.transitions import NodeUnreachable
 from perdure_training.node_api.bodies import (
     CommandExit,
     EnteredReport,
@@ -286,7 +285,7 @@ class SimulatedNode:
         if (self.machine and self.connected) or record is None or not record.joined or not record.reachable:
             return
         self.site.table.put(record.replace(reachable=False, reason="silent"))
-        self.site.transition(record, TransitionKind.UNREACHABLE, source=EvidenceSource.LEASE, detail="silent")
+        self.site.transition(record, NodeUnreachable, detail="silent")
 
     def crash(self, *, seen_after: float | None) -> None:
         """The machine is gone, and with it what its agent had not delivered; its backend may see that."""

@@ -22,14 +22,20 @@ from itertools import count
 from typing import Any
 
 from perdure.contract import (
-    EvidenceSource,
     GroupDesire,
     NodeCredentials,
     NodeEvent,
     NodeEventKind,
     NodeEvents,
     NodePhase,
-    TransitionKind,
+)
+from perdure.contract.transitions import (
+    AnyTransition,
+    NodeCommanded,
+    NodeCreated,
+    NodeCreateFailed,
+    NodeJoined,
+    NodeUnresponsive,
 )
 from perdure.workflows.backend_reports import take_watch_events
 from perdure.workflows.node_record import GroupInput, NodeRecord
@@ -136,8 +142,8 @@ class Site:
         self.table.take_desire(desire)
         self.reconcile()
 
-    def transition(self, record: NodeRecord, kind: TransitionKind, **facts: Any) -> None:
-        self.table.transition(record, kind, self.job.now, **facts)
+    def transition(self, record: NodeRecord, kind: type[AnyTransition], **facts: Any) -> None:
+        self.table.report(kind(**record.node.identity, time=self.job.now, **facts))
         self.reconcile()
 
     def backend_says(self, event: NodeEvent) -> None:
@@ -193,7 +199,7 @@ class Site:
             return
         self.table.put(record.replace(phase=NodePhase.CREATED, watched=True))
         agent = self.agents[node.rank, node.incarnation] = SimulatedNode(self, node)
-        self.transition(record, TransitionKind.CREATED)
+        self.transition(record, NodeCreated)
         agent.follow()
 
     def _refuse(self, record: NodeRecord) -> None:
@@ -201,7 +207,7 @@ class Site:
         node = record.node
         if self.refuses_for_good:
             self.table.put(record.replace(phase=NodePhase.LOST, reason="refused"))
-            self.transition(record, TransitionKind.CREATE_FAILED, source=EvidenceSource.BACKEND, detail="refused")
+            self.transition(record, NodeCreateFailed, detail="refused")
             return
         self.backend_says(
             NodeEvent(
@@ -236,7 +242,7 @@ class Site:
         if not agent.machine or not agent.connected:
             if waited in (COMMAND_PATIENCE, COMMAND_PATIENCE + COMMAND_AGAIN):
                 facts: dict[str, Any] = {"generation": generation, "detail": "not taken in time"}
-                self.transition(record, TransitionKind.UNRESPONSIVE, source=EvidenceSource.COMMAND, **facts)
+                self.transition(record, NodeUnresponsive, **facts)
                 waited = COMMAND_PATIENCE
             self.after(1.0, lambda: self._apply(key, node, waited + 1.0))
             return
@@ -247,7 +253,7 @@ class Site:
         agent.follow()
         self._commands.discard(key)
         table.put(record.replace(generation=max(generation, answer.generation), inquired=inquiry))
-        kind = TransitionKind.COMMANDED if answer.accepted else TransitionKind.JOINED
+        kind = NodeCommanded if answer.accepted else NodeJoined
         facts = {"generation": answer.generation, "entered": answer.entered, "inquiry": inquiry}
         self.transition(record, kind, detail=answer.detail, **facts)
 

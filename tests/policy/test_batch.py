@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from perdure.contract import NodeTransition, TransitionKind
+from perdure.contract.transitions import NodeLost
 from perdure.workflows.policy.decide import decide_all
 from perdure.workflows.policy.facts.events import Event
 from perdure.workflows.policy.record.projections import warnings_of
@@ -16,11 +16,11 @@ from perdure.workflows.policy.state.job import JobState
 from tests.policy.scenario import START, Scenario
 
 
-def lost(rank: int, time: datetime = START) -> NodeTransition:
-    return NodeTransition(kind=TransitionKind.LOST, rank=rank, incarnation=1, time=time)
+def lost(rank: int, time: datetime = START) -> NodeLost:
+    return NodeLost(rank=rank, incarnation=1, time=time)
 
 
-def malformed(rank: int) -> NodeTransition:
+def malformed(rank: int) -> NodeLost:
     """Times are checked where messages are read; this one was not."""
     return lost(rank).model_copy(update={"time": datetime(2026, 1, 1)})  # noqa: DTZ001
 
@@ -36,7 +36,7 @@ def test_other_events_are_taken_and_the_status_says_what_was_left_out():
     state, dropped = taken(scenario, lost(0), malformed(1), lost(2))
     assert [node.incarnation for _, node in sorted(state.nodes.items())] == [2, 1, 2]
     assert len(dropped) == state.dropped_events == 1
-    assert "NodeTransition: TypeError" in dropped[0]
+    assert "NodeLost: TypeError" in dropped[0]
     assert warnings_of(state, scenario.job)[0].startswith("1 messages could not be processed")
 
 

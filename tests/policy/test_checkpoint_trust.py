@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.contract import CheckpointFacts, Progress, RestoreSource, TransitionKind
+from perdure.contract import CheckpointFacts, Progress, RestoreSource
+from perdure.contract.transitions import NodeRestoredCheckpoint
 from perdure.workflows.policy.world.group_desire import desires_of
 from tests.policy.scenario import Scenario, counted, reported
 from tests.policy.test_checkpoints_policy import committed, scenario, status, stored
@@ -16,7 +17,7 @@ def loaded(job: Scenario, step: int = 100, *, source: RestoreSource = RestoreSou
     """The ranks of the present world continue from there."""
     folder = f"step-{step}-run-1" if source is RestoreSource.STORAGE else ""
     facts = CheckpointFacts(step=step, source=source, folder=folder)
-    return job.transition(0, TransitionKind.CHECKPOINT_RESTORED, generation=job.generation, checkpoint=facts)
+    return job.transition(0, NodeRestoredCheckpoint, generation=job.generation, checkpoint=facts)
 
 
 def failed(job: Scenario, progress: Progress) -> Scenario:

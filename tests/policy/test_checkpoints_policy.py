@@ -7,7 +7,13 @@ from datetime import timedelta
 import pytest
 
 from perdure.cli.explain import explanation
-from perdure.contract import CheckpointFacts, Commit, JobPhase, RestoreSource, TransitionKind
+from perdure.contract import CheckpointFacts, Commit, JobPhase, RestoreSource
+from perdure.contract.transitions import (
+    NodeCommittedCheckpoint,
+    NodeRestoredCheckpoint,
+    NodeStoredCheckpoint,
+    NodeUnreachable,
+)
 from perdure.spec.checkpoint import Checkpoint
 from perdure.workflows.policy.checkpoints import commits
 from perdure.workflows.policy.facts.events import CheckpointRequested
@@ -25,16 +31,14 @@ def scenario(nodes: str = "2", **checkpoint: object) -> Scenario:
 def stored(job: Scenario, rank: int, *, step: int = 7, generation: int | None = None, **facts: object) -> Scenario:
     of = job.generation if generation is None else generation
     fields = {"step": step, "folder": f"step-{step}-run-{of}", "size": 100, "took": timedelta(seconds=2)} | facts
-    return job.transition(
-        rank, TransitionKind.CHECKPOINT_STORED, generation=of, checkpoint=CheckpointFacts.model_validate(fields)
-    )
+    return job.transition(rank, NodeStoredCheckpoint, generation=of, checkpoint=CheckpointFacts.model_validate(fields))
 
 
 def committed(job: Scenario, *, problem: str = "") -> Scenario:
     commit = decision(job)
     assert commit is not None
     facts = CheckpointFacts(step=commit.step, folder=commit.folder, problem=problem)
-    return job.transition(commit.rank, TransitionKind.CHECKPOINT_COMMITTED, generation=1, checkpoint=facts)
+    return job.transition(commit.rank, NodeCommittedCheckpoint, generation=1, checkpoint=facts)
 
 
 def decision(job: Scenario) -> Commit | None:
@@ -97,7 +101,7 @@ def test_another_node_commits_where_the_chosen_one_is_away():
     stored(stored(job, 0), 1)
     first = decision(job)
     assert first is not None
-    job.transition(first.rank, TransitionKind.UNREACHABLE)
+    job.transition(first.rank, NodeUnreachable)
     other = decision(job)
     assert other is not None
     assert (other.rank, other.number) == (1 - first.rank, first.number)
@@ -127,7 +131,7 @@ def test_a_request_reaches_the_groups():
 def test_the_status_says_what_was_restored_from_where():
     job = scenario()
     facts = CheckpointFacts(step=41, source=RestoreSource.STORAGE)
-    job.transition(0, TransitionKind.CHECKPOINT_RESTORED, generation=1, checkpoint=facts)
+    job.transition(0, NodeRestoredCheckpoint, generation=1, checkpoint=facts)
     view = status(job).checkpoint
     assert (view.restored_step, view.restored_from, view.restored_generation) == (41, RestoreSource.STORAGE, 1)
 
@@ -135,7 +139,7 @@ def test_the_status_says_what_was_restored_from_where():
 def test_the_incident_says_which_step_was_restored_and_which_ones_are_distrusted():
     job = scenario().rank_killed(1)
     facts = CheckpointFacts(step=41, source=RestoreSource.PEER, again=1, distrusted=(42, 43))
-    job.transition(0, TransitionKind.CHECKPOINT_RESTORED, generation=2, checkpoint=facts)
+    job.transition(0, NodeRestoredCheckpoint, generation=2, checkpoint=facts)
     incident = job.state.incidents[-1]
     assert (incident.restored_step, incident.restored_from, incident.steps_again) == (41, RestoreSource.PEER, 1)
     assert incident.evidence[-1].text.startswith("step 42, 43 in memory was not loaded again")
@@ -188,12 +192,10 @@ def test_a_job_that_starts_over_names_the_damaged_checkpoints_and_keeps_them():
     job = scenario()
     committed(stored(stored(job, 0), 1))
     facts = CheckpointFacts(step=9, source=RestoreSource.STORAGE, folder="step-9-before-1")
-    job.transition(0, TransitionKind.CHECKPOINT_RESTORED, generation=1, checkpoint=facts)
+    job.transition(0, NodeRestoredCheckpoint, generation=1, checkpoint=facts)
     job.rank_killed(1).peer_failed(0)
     damages = ("step-7-run-1: __0_0.distcp is missing", "step-9-before-1: .metadata is missing")
-    job.transition(
-        0, TransitionKind.CHECKPOINT_RESTORED, generation=2, checkpoint=CheckpointFacts(step=0, unusable=damages)
-    )
+    job.transition(0, NodeRestoredCheckpoint, generation=2, checkpoint=CheckpointFacts(step=0, unusable=damages))
     assert job.state.outcome is None
     text = explanation(job.state.incidents[-1], job="llama", flag="").plain
     assert all(damage in text for damage in damages)
@@ -217,7 +219,7 @@ def test_a_commit_says_from_which_checkpoint_of_another_run_the_run_has_continue
 
     def restored(folder: str) -> None:
         facts = CheckpointFacts(step=1, source=RestoreSource.STORAGE, folder=folder)
-        job.transition(0, TransitionKind.CHECKPOINT_RESTORED, generation=1, checkpoint=facts)
+        job.transition(0, NodeRestoredCheckpoint, generation=1, checkpoint=facts)
 
     for folder in ("step-30-before-1", "step-20-before-1", f"step-90-{job.state.uid}-1", "moments/step-5-before-1"):
         restored(folder)

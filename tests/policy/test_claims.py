@@ -6,8 +6,15 @@ from typing import Any
 
 import pytest
 
-from perdure.contract import CheckpointFacts, JobPhase, RankExit, RestoreSource, TransitionKind
+from perdure.contract import CheckpointFacts, JobPhase, RankExit, RestoreSource
 from perdure.contract.agents import LARGEST_NUMBER, UNKNOWN_RANK
+from perdure.contract.transitions import (
+    AnyTransition,
+    NodeJoined,
+    NodePortsChanged,
+    NodeRestoredCheckpoint,
+    NodeStepping,
+)
 from perdure.workflows.policy.diagnosis.claims import MOST_AHEAD, own_exits
 from perdure.workflows.policy.record.projections import warnings_of
 from tests.policy.scenario import Scenario
@@ -71,10 +78,8 @@ def test_a_failure_of_an_own_rank_is_no_wrong_claim_also_after_the_next_world() 
 
 
 @pytest.mark.parametrize("ahead", [MOST_AHEAD + 1, LARGEST_NUMBER, 10**30])
-@pytest.mark.parametrize(
-    "kind", [TransitionKind.CHECKPOINT_RESTORED, TransitionKind.STEPPING, TransitionKind.STORE_PORTS]
-)
-def test_no_node_makes_up_a_generation(kind: TransitionKind, ahead: int) -> None:
+@pytest.mark.parametrize("kind", [NodeRestoredCheckpoint, NodeStepping, NodePortsChanged])
+def test_no_node_makes_up_a_generation(kind: type[AnyTransition], ahead: int) -> None:
     """The job would number its next world after it, and no agent accepts so large a number from its ranks."""
     job = running()
     facts = CheckpointFacts(step=1, source=RestoreSource.MEMORY)
@@ -86,7 +91,7 @@ def test_no_node_makes_up_a_generation(kind: TransitionKind, ahead: int) -> None
 
 def test_a_job_that_was_reset_follows_its_nodes() -> None:
     job = running()
-    job.transition(1, TransitionKind.JOINED, generation=40)
+    job.transition(1, NodeJoined, generation=40)
     assert job.state.generation > 40
     assert job.state.wrong_claims == 0
 
@@ -94,10 +99,10 @@ def test_a_job_that_was_reset_follows_its_nodes() -> None:
 def test_only_the_node_of_rank_0_reports_what_all_ranks_continue_with() -> None:
     job = running()
     facts = CheckpointFacts(step=7, source=RestoreSource.STORAGE, folder="step-7-0123abcd-1")
-    job.transition(1, TransitionKind.CHECKPOINT_RESTORED, generation=1, checkpoint=facts)
+    job.transition(1, NodeRestoredCheckpoint, generation=1, checkpoint=facts)
     assert job.state.checkpoints.restored_step is None
     assert job.state.checkpoints.loaded is None
     assert "does not have rank 0" in warning(job)
-    job.transition(0, TransitionKind.CHECKPOINT_RESTORED, generation=1, checkpoint=facts)
+    job.transition(0, NodeRestoredCheckpoint, generation=1, checkpoint=facts)
     assert job.state.checkpoints.restored_step == 7
     assert job.state.wrong_claims == 1

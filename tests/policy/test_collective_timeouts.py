@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from perdure.cli.explain import explanation
-from perdure.contract import FailureClass, NodePhase, RankExit, TransitionKind
+from perdure.contract import FailureClass, NodePhase, RankExit
+from perdure.contract.transitions import NodeStalled
 from tests.policy.scenario import Scenario, reported
 
 TIMEOUT = (
@@ -52,7 +53,7 @@ def test_one_that_stopped_stepping_before_the_others_is_suspected_with_more_conf
     job = Scenario("3").running()
     now = job.now
     for rank, since in ((0, 10), (1, 5), (2, 10)):
-        job.transition(rank, TransitionKind.STALLED, generation=1, time=now + timedelta(seconds=since))
+        job.transition(rank, NodeStalled, generation=1, time=now + timedelta(seconds=since))
     job.wait(timedelta(minutes=30))
     waits_in_vain(job, 0)
     waits_in_vain(job, 2)
@@ -66,7 +67,7 @@ def test_many_reports_of_those_that_waited_make_nothing_sure():
     """All stall together, and their agents report it: that says nothing about who began it."""
     job = Scenario("3").running()
     for rank in range(3):
-        job.transition(rank, TransitionKind.STALLED, generation=1)
+        job.transition(rank, NodeStalled, generation=1)
     job.wait(timedelta(minutes=30))
     for rank in range(3):
         waits_in_vain(job, rank)
@@ -102,7 +103,7 @@ def test_one_that_failed_by_itself_is_the_culprit_and_no_hang_is_claimed():
 
 
 def test_a_broken_connection_without_a_culprit_is_told_with_low_confidence():
-    job = Scenario("2").running().transition(0, TransitionKind.STALLED, generation=1).wait(1800)
+    job = Scenario("2").running().transition(0, NodeStalled, generation=1).wait(1800)
     job.peer_failed(0).peer_failed(1)
     assert job.incident.failure is FailureClass.PEER_LOST
     assert "low confidence" in told(job)

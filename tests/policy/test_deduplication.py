@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from perdure.contract import GroupTransitions, NodeTransition, TransitionKind
+from perdure.contract import GroupTransitions
+from perdure.contract.transitions import NodeReady
 from perdure.workflows.policy.facts.deduplication import accept, begin_ownership_epoch
 from perdure.workflows.policy.state.job import JobState
 from tests.policy.scenario import Scenario
@@ -13,7 +14,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def message(sequence: int, before: int | None, *ranks: int, group: int = 0) -> GroupTransitions:
-    transitions = tuple(NodeTransition(kind=TransitionKind.READY, rank=rank, incarnation=1, time=NOW) for rank in ranks)
+    transitions = tuple(NodeReady(rank=rank, incarnation=1, time=NOW) for rank in ranks)
     return GroupTransitions(uid="0", group=group, sequence=sequence, before=before, transitions=transitions)
 
 

@@ -6,7 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from perdure.contract import EvidenceSource, FailureClass, JobPhase, NodePhase, TransitionKind
+from perdure.contract import FailureClass, JobPhase, NodePhase
+from perdure.contract.transitions import NodeCommanded, NodeJoined, NodeReady, NodeUnreachable, NodeUnresponsive
 from perdure.workflows.policy.facts.events import RelaunchRequested, RestartRequested
 from perdure.workflows.policy.timers import next_deadline
 from perdure.workflows.policy.world.group_desire import desires_of
@@ -19,7 +20,7 @@ LATE = timedelta(minutes=5, seconds=4)
 def answer(job: Scenario, rank: int, *, entered: int) -> None:
     job.transition(
         rank,
-        TransitionKind.COMMANDED,
+        NodeCommanded,
         generation=job.generation,
         entered=entered,
         inquiry=job.state.inquiry,
@@ -63,7 +64,7 @@ def test_a_first_step_may_take_as_long_as_it_takes():
     assert next_deadline(job.state, job.job, job.now) is None
     job.wait(timedelta(hours=5))
     # It is too busy to take a command in time.
-    job.transition(1, TransitionKind.UNRESPONSIVE, generation=1, source=EvidenceSource.COMMAND, detail="late")
+    job.transition(1, NodeUnresponsive, generation=1, detail="late")
     assert (job.generation, asks(job)) == (1, 1)
     assert job.steps().state.phase is JobPhase.RUNNING
 
@@ -82,9 +83,7 @@ def test_one_that_is_silent_is_given_up(when: str):
         answer(job, 0, entered=1)
         answer(job, 1, entered=1)
         job.wait(timedelta(hours=1))
-    job.transition(
-        1, TransitionKind.UNREACHABLE, source=EvidenceSource.LEASE, detail="its agent stopped renewing its lease"
-    )
+    job.transition(1, NodeUnreachable, detail="its agent stopped renewing its lease")
     assert job.node(1).alive
     job.wait(LATE)
     assert (job.node(1).incarnation, job.node(1).phase) == (2, NodePhase.REQUESTED)
@@ -93,7 +92,7 @@ def test_one_that_is_silent_is_given_up(when: str):
 
 def test_one_that_steps_is_not_given_up_for_its_silence():
     job = Scenario("2").running()
-    job.transition(1, TransitionKind.UNREACHABLE, source=EvidenceSource.LEASE, detail="silent")
+    job.transition(1, NodeUnreachable, detail="silent")
     job.wait(10 * LATE)
     assert job.incarnations == {0: 1, 1: 1}
     assert next_deadline(job.state, job.job, job.now) is None
@@ -101,7 +100,7 @@ def test_one_that_steps_is_not_given_up_for_its_silence():
 
 def test_a_job_that_was_away_itself_listens_before_it_gives_up_anybody():
     job = Scenario("2").ready(0, 1)
-    job.transition(1, TransitionKind.UNREACHABLE, source=EvidenceSource.LEASE, detail="silent")
+    job.transition(1, NodeUnreachable, detail="silent")
     job.now += timedelta(hours=1)
     job.wait(timedelta(seconds=10))
     assert job.node(1).incarnation == 1
@@ -111,10 +110,10 @@ def test_a_job_that_was_away_itself_listens_before_it_gives_up_anybody():
 
 def test_an_answer_to_an_older_question_or_of_an_older_agent_proves_nothing():
     job = Scenario("2").ready(0, 1)
-    job.transition(1, TransitionKind.COMMANDED, generation=1, entered=0)
+    job.transition(1, NodeCommanded, generation=1, entered=0)
     job.wait(LATE)
-    job.transition(1, TransitionKind.COMMANDED, generation=1, entered=0)
-    job.transition(1, TransitionKind.COMMANDED, generation=1, inquiry=1)
+    job.transition(1, NodeCommanded, generation=1, entered=0)
+    job.transition(1, NodeCommanded, generation=1, inquiry=1)
     assert job.generation == 1
 
 
@@ -125,7 +124,7 @@ def test_a_limit_of_zero_turns_it_off():
 
 def test_a_request_does_not_wait_for_a_silent_member_of_a_world_that_is_broken():
     job = Scenario("2").running()
-    job.transition(0, TransitionKind.UNREACHABLE, source=EvidenceSource.LEASE, detail="silent")
+    job.transition(0, NodeUnreachable, detail="silent")
     job.take(RelaunchRequested(rank=1))
     job.ready(1)
     assert (job.generation, job.node(0).incarnation) == (1, 1)
@@ -138,7 +137,7 @@ def test_a_request_does_not_wait_for_a_silent_member_of_a_world_that_is_broken()
 
 def test_a_request_waits_for_a_silent_member_while_the_others_train():
     job = Scenario("2").running()
-    job.transition(0, TransitionKind.UNREACHABLE, source=EvidenceSource.LEASE, detail="silent")
+    job.transition(0, NodeUnreachable, detail="silent")
     job.take(RestartRequested())
     job.wait(timedelta(hours=1))
     assert (job.generation, job.node(0).incarnation) == (1, 1)
@@ -149,8 +148,8 @@ def test_a_request_waits_for_a_silent_member_while_the_others_train():
 def test_nodes_that_offer_no_port_are_not_waited_for_without_end():
     job = Scenario("2")
     for rank in (0, 1):
-        job.transition(rank, TransitionKind.JOINED, address=f"10.0.0.{rank}")
-        job.transition(rank, TransitionKind.READY)
+        job.transition(rank, NodeJoined, address=f"10.0.0.{rank}")
+        job.transition(rank, NodeReady)
     assert job.generation == 0
     deadline = next_deadline(job.state, job.job, job.now)
     assert deadline == job.now + job.job.timing.rendezvous.join_timeout
@@ -160,10 +159,6 @@ def test_nodes_that_offer_no_port_are_not_waited_for_without_end():
 
 
 def test_a_last_call_that_is_over_does_not_begin_again_where_no_port_is_offered():
-    job = (
-        CheckedScenario("1:2")
-        .transition(0, TransitionKind.JOINED, address="10.0.0.0")
-        .transition(0, TransitionKind.READY)
-    )
+    job = CheckedScenario("1:2").transition(0, NodeJoined, address="10.0.0.0").transition(0, NodeReady)
     job.wait(job.job.timing.rendezvous.last_call)
     assert next_deadline(job.state, job.job, job.now) == START + job.job.timing.rendezvous.join_timeout

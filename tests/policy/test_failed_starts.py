@@ -6,7 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from perdure.contract import FailureClass, JobPhase, NodePhase, TransitionKind
+from perdure.contract import FailureClass, JobPhase, NodePhase
+from perdure.contract.transitions import NodeJoined
 from perdure.workflows.policy.timers import next_deadline
 from tests.policy.scenario import Scenario
 
@@ -16,7 +17,7 @@ SOON = timedelta(minutes=2)
 def fail_together(job: Scenario, exit_code: int = 1) -> None:
     """Every node comes up, and its command fails at once."""
     for rank in range(job.state.nodes_max):
-        job.transition(rank, TransitionKind.JOINED, address=f"10.0.0.{rank}", host=f"host-{rank}")
+        job.transition(rank, NodeJoined, address=f"10.0.0.{rank}", host=f"host-{rank}")
     for rank in range(job.state.nodes_max):
         if job.state.outcome is None:
             job.command_exited(rank, exit_code, generation=0)

@@ -7,7 +7,8 @@ from datetime import timedelta
 import pytest
 
 from perdure.cli.explain import explanation
-from perdure.contract import FailureClass, TransitionKind
+from perdure.contract import FailureClass
+from perdure.contract.transitions import NodeLost
 from perdure.workflows.policy.diagnosis.failures import FAILURE_CLASSES, VICTIMS, complete, precedence
 from perdure.workflows.policy.repair.case import Case
 from perdure.workflows.policy.repair.ladder import decide
@@ -34,7 +35,7 @@ def test_one_rank_speaks_for_its_node():
 
 @pytest.mark.parametrize("failure", FailureClass)
 def test_every_class_is_explained(failure: FailureClass):
-    job = Scenario("2").running().transition(1, TransitionKind.LOST)
+    job = Scenario("2").running().transition(1, NodeLost)
     [incident] = job.state.incidents
     told = explanation(incident.model_copy(update={"failure": failure}), job="llama", flag=" -n team").plain
     assert FAILURE_CLASSES[failure].meaning in told

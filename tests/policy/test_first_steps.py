@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from perdure.cli.explain import explanation
-from perdure.contract import FailureClass, JobPhase, NodePhase, TransitionKind
+from perdure.contract import FailureClass, JobPhase, NodePhase
+from perdure.contract.transitions import NodeStalled, NodeStepping
 from perdure.workflows.policy.record.projections import next_action
 from perdure.workflows.policy.timers import next_deadline
 from perdure.workflows.policy.world.group_desire import desires_of
@@ -31,14 +32,14 @@ def steps_after(job: Scenario, took: timedelta, *ranks: int) -> Scenario:
     job.runs(*ranks).wait(took)
     assert job.state.world is not None
     for rank in ranks or tuple(job.state.world.members):
-        job.transition(rank, TransitionKind.STEPPING, generation=job.generation, entered_at=entered_at)
+        job.transition(rank, NodeStepping, generation=job.generation, entered_at=entered_at)
     return job
 
 
 def hangs(job: Scenario, *ranks: int, **facts: Any) -> Scenario:
     """These nodes report that no rank has stepped in time; the job hears all of them before it decides."""
     for rank in ranks:
-        job.transition(rank, TransitionKind.STALLED, generation=job.generation, at_start=True, **facts)
+        job.transition(rank, NodeStalled, generation=job.generation, at_start=True, **facts)
     return job.wait(job.job.timing.rendezvous.victim_grace)
 
 
@@ -138,7 +139,7 @@ def test_a_step_that_is_reported_before_the_decision_prevents_it():
     """After an outage the reports of hours arrive together."""
     job = steps_after(Scenario("2").ready(0, 1), MINUTE).rank_killed(0).runs()
     for rank in (0, 1):
-        job.transition(rank, TransitionKind.STALLED, generation=2, at_start=True)
+        job.transition(rank, NodeStalled, generation=2, at_start=True)
     assert job.state.interruption is not None
     job.steps().wait(MINUTE)
     assert (job.generation, job.state.phase) == (2, JobPhase.RUNNING)
@@ -149,7 +150,7 @@ def test_a_step_that_is_reported_before_the_decision_prevents_it():
 
 def test_a_report_of_a_world_that_is_over_or_of_a_node_that_is_no_member_changes_nothing():
     job = steps_after(Scenario("2").ready(0, 1), MINUTE).rank_killed(0).runs()
-    job.transition(0, TransitionKind.STALLED, generation=1, at_start=True).wait(MINUTE)
+    job.transition(0, NodeStalled, generation=1, at_start=True).wait(MINUTE)
     assert job.generation == 2
 
 

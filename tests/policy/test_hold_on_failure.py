@@ -7,7 +7,8 @@ from datetime import timedelta
 
 import pytest
 
-from perdure.contract import JobPhase, TransitionKind
+from perdure.contract import JobPhase
+from perdure.contract.transitions import NodeCreateFailed, NodePending
 from perdure.workflows.policy.facts.events import CancelRequested, GroupWoundDown
 from perdure.workflows.policy.record.projections import next_action
 from perdure.workflows.policy.timers import next_deadline
@@ -61,13 +62,8 @@ def test_cancelling_lets_them_go_and_the_job_has_failed_all_the_same():
         lambda: scene().running().take(CancelRequested()),
         lambda: scene().running().wait(timedelta(hours=1)),
         # Nothing of its nodes is there to be looked at.
-        lambda: (
-            scene()
-            .transition(0, TransitionKind.PENDING)
-            .transition(1, TransitionKind.PENDING)
-            .wait(timedelta(minutes=10))
-        ),
-        lambda: scene(nodes="1").transition(0, TransitionKind.CREATE_FAILED, detail="no such image"),
+        lambda: scene().transition(0, NodePending).transition(1, NodePending).wait(timedelta(minutes=10)),
+        lambda: scene(nodes="1").transition(0, NodeCreateFailed, detail="no such image"),
     ],
     ids=["hold is 0", "finished", "cancelled", "deadline", "never started", "refused"],
 )

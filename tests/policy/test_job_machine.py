@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from perdure.contract import (
-    EvidenceSource,
+    CheckpointFacts,
     Failure,
     FailureKind,
     Finished,
@@ -25,7 +25,25 @@ from perdure.contract import (
     Progress,
     ProgressSource,
     RankExit,
-    TransitionKind,
+)
+from perdure.contract.transitions import (
+    KINDS,
+    AnyTransition,
+    NodeCommanded,
+    NodeCreated,
+    NodeCreateFailed,
+    NodeJoined,
+    NodeLost,
+    NodePending,
+    NodePortsChanged,
+    NodeReachable,
+    NodeReady,
+    NodeRemoved,
+    NodeStalled,
+    NodeStallEnded,
+    NodeStepping,
+    NodeUnreachable,
+    NodeUnresponsive,
 )
 from perdure.workflows.policy.capacity.joining import place_of, refusal
 from perdure.workflows.policy.facts.events import (
@@ -105,7 +123,7 @@ class JobMachine(RuleBasedStateMachine):
         self.sent.append(event)
         self.job.take(event)
 
-    def _transition(self, node: NodeState, kind: TransitionKind, **facts: Any) -> None:
+    def _transition(self, node: NodeState, kind: type[AnyTransition], **facts: Any) -> None:
         self.job.transition(node.rank, kind, incarnation=node.incarnation, **facts)
 
     def _identity(self, node: NodeState, **fields: Any) -> NodeCredentials:
@@ -140,11 +158,11 @@ class JobMachine(RuleBasedStateMachine):
     def becomes_ready(self, data: st.DataObject, processes: int) -> None:
         node = self._pick(data)
         if node.phase is not NodePhase.READY:
-            self._transition(node, TransitionKind.JOINED, address=f"10.0.0.{node.rank}", host=f"host-{node.rank}")
+            self._transition(node, NodeJoined, address=f"10.0.0.{node.rank}", host=f"host-{node.rank}")
         else:
             processes = node.processes
         ports = self._ports(node, data)
-        self._transition(node, TransitionKind.READY, store_ports=ports, processes=processes, generation=node.stepping)
+        self._transition(node, NodeReady, store_ports=ports, processes=processes, generation=node.stepping)
 
     @precondition(lambda self: self._alive())
     @rule()
@@ -157,11 +175,11 @@ class JobMachine(RuleBasedStateMachine):
     def all_become_ready(self) -> None:
         for node in self._alive():
             if node.phase is not NodePhase.READY and self.job.node(node.rank) == node:
-                self._transition(node, TransitionKind.JOINED, address=f"10.0.0.{node.rank}")
+                self._transition(node, NodeJoined, address=f"10.0.0.{node.rank}")
                 ports = self.listening[node.rank, node.incarnation]
                 ports.append(self.next_port)
                 self.next_port += 1
-                self._transition(node, TransitionKind.READY, store_ports=tuple(ports))
+                self._transition(node, NodeReady, store_ports=tuple(ports))
 
     @precondition(lambda self: self._alive())
     @rule(data=st.data())
@@ -170,19 +188,19 @@ class JobMachine(RuleBasedStateMachine):
         if self.job.state.is_member(node):
             ports = self._ports(node, data)
             over = self.job.generation
-            self._transition(node, TransitionKind.READY, store_ports=ports, processes=node.processes, generation=over)
+            self._transition(node, NodeReady, store_ports=ports, processes=node.processes, generation=over)
 
     @precondition(lambda self: self.job.state.world is not None)
     @rule(data=st.data())
     def one_steps(self, data: st.DataObject) -> None:
         node = self._pick(data) if self._alive() else None
         if node is not None and self.job.state.is_member(node):
-            self._transition(node, TransitionKind.COMMANDED, generation=self.job.generation)
-            self._transition(node, TransitionKind.STEPPING, generation=self.job.generation)
+            self._transition(node, NodeCommanded, generation=self.job.generation)
+            self._transition(node, NodeStepping, generation=self.job.generation)
 
     @precondition(lambda self: self._alive() and self.job.state.stepping)
-    @rule(data=st.data(), kind=st.sampled_from([TransitionKind.STALLED, TransitionKind.STALL_ENDED]))
-    def stalls_or_steps_again(self, data: st.DataObject, kind: TransitionKind) -> None:
+    @rule(data=st.data(), kind=st.sampled_from([NodeStalled, NodeStallEnded]))
+    def stalls_or_steps_again(self, data: st.DataObject, kind: type[AnyTransition]) -> None:
         before = self.job.generation
         self._transition(self._pick(data), kind, generation=before)
         assert self.job.generation == before
@@ -192,21 +210,21 @@ class JobMachine(RuleBasedStateMachine):
     def all_step(self) -> None:
         for node in self.job.state.members:
             if node.alive:
-                self._transition(node, TransitionKind.COMMANDED, generation=self.job.generation)
-                self._transition(node, TransitionKind.STEPPING, generation=self.job.generation)
+                self._transition(node, NodeCommanded, generation=self.job.generation)
+                self._transition(node, NodeStepping, generation=self.job.generation)
 
     @precondition(lambda self: self._alive())
     @rule(data=st.data())
     def tells_its_ports(self, data: st.DataObject) -> None:
         node = self._pick(data)
-        self._transition(node, TransitionKind.STORE_PORTS, store_ports=self._ports(node, data))
+        self._transition(node, NodePortsChanged, store_ports=self._ports(node, data))
 
     @precondition(lambda self: self._alive())
     @rule(data=st.data())
     def is_created_or_pending(self, data: st.DataObject) -> None:
         self._transition(
             self._pick(data),
-            data.draw(st.sampled_from([TransitionKind.CREATED, TransitionKind.PENDING])),
+            data.draw(st.sampled_from([NodeCreated, NodePending])),
             detail="queue",
             absent=data.draw(st.booleans()),
         )
@@ -214,18 +232,18 @@ class JobMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._alive())
     @rule(data=st.data())
     def is_lost(self, data: st.DataObject) -> None:
-        self._transition(self._pick(data), TransitionKind.LOST, source=EvidenceSource.BACKEND, detail="killed")
+        self._transition(self._pick(data), NodeLost, detail="killed")
 
     @precondition(lambda self: self._alive())
     @rule(data=st.data())
     def becomes_unreachable(self, data: st.DataObject) -> None:
-        self._transition(self._pick(data), TransitionKind.UNREACHABLE, source=EvidenceSource.LEASE, detail="silent")
+        self._transition(self._pick(data), NodeUnreachable, detail="silent")
 
     @precondition(lambda self: any(not node.reachable for node in self._alive()))
     @rule(data=st.data())
     def is_back(self, data: st.DataObject) -> None:
         node = data.draw(st.sampled_from([node for node in self._alive() if not node.reachable]))
-        self._transition(node, TransitionKind.REACHABLE, source=EvidenceSource.LEASE)
+        self._transition(node, NodeReachable)
 
     @precondition(lambda self: self._alive())
     @rule(data=st.data())
@@ -233,8 +251,7 @@ class JobMachine(RuleBasedStateMachine):
         generation = data.draw(st.sampled_from([self.job.generation, max(self.job.generation - 1, 0)]))
         self._transition(
             self._pick(data),
-            TransitionKind.UNRESPONSIVE,
-            source=EvidenceSource.COMMAND,
+            NodeUnresponsive,
             generation=generation,
             detail="late",
         )
@@ -242,18 +259,17 @@ class JobMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._alive() and self.job.state.generation > 0)
     @rule(data=st.data())
     def is_refused(self, data: st.DataObject) -> None:
-        self._transition(
-            self._pick(data), TransitionKind.CREATE_FAILED, source=EvidenceSource.BACKEND, detail="no such image"
-        )
+        self._transition(self._pick(data), NodeCreateFailed, detail="no such image")
 
     @precondition(lambda self: any(node.incarnation > 1 for node in self.job.state.nodes.values()))
-    @rule(data=st.data(), kind=st.sampled_from(TransitionKind))
-    def an_older_incarnation_is_reported(self, data: st.DataObject, kind: TransitionKind) -> None:
+    @rule(data=st.data(), kind=st.sampled_from(list(KINDS.values())))
+    def an_older_incarnation_is_reported(self, data: st.DataObject, kind: type[AnyTransition]) -> None:
         nodes = [node for node in self.job.state.nodes.values() if node.incarnation > 1]
         node = data.draw(st.sampled_from(nodes))
         before = self.job.state
-        self.job.transition(node.rank, kind, incarnation=node.incarnation - 1)
-        awaited = kind in (TransitionKind.LOST, TransitionKind.REMOVED) and node.predecessor == node.incarnation - 1
+        facts = {"checkpoint": CheckpointFacts(step=1)} if "checkpoint" in kind.model_fields else {}
+        self.job.transition(node.rank, kind, incarnation=node.incarnation - 1, **facts)
+        awaited = kind in (NodeLost, NodeRemoved) and node.predecessor == node.incarnation - 1
         assert self.job.state == before or awaited
 
     @precondition(lambda self: self.job.state.outcome is not None)
@@ -330,9 +346,7 @@ class JobMachine(RuleBasedStateMachine):
         generation, inquiry = self.job.generation, self.job.state.inquiry
         for node in self.job.state.members:
             if self.job.node(node.rank) == node and node.alive:
-                self._transition(
-                    node, TransitionKind.COMMANDED, generation=generation, entered=generation, inquiry=inquiry
-                )
+                self._transition(node, NodeCommanded, generation=generation, entered=generation, inquiry=inquiry)
 
     # What users ask
 

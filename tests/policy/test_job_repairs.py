@@ -6,7 +6,18 @@ from datetime import timedelta
 
 import pytest
 
-from perdure.contract import FailureClass, JobPhase, LossCause, TransitionKind
+from perdure.contract import FailureClass, JobPhase, LossCause
+from perdure.contract.transitions import (
+    AnyTransition,
+    NodeCommanded,
+    NodeCreateFailed,
+    NodeLost,
+    NodePending,
+    NodeReachable,
+    NodeReady,
+    NodeUnreachable,
+    NodeUnresponsive,
+)
 from tests.policy.scenario import Scenario, counted, reported
 
 
@@ -160,9 +171,7 @@ def test_on_capacity_loss_fail_stops():
 
 
 def test_min_not_reached_stops_with_the_reason():
-    job = (
-        Scenario("2").ready(0).transition(1, TransitionKind.PENDING, detail="no free slot").wait(timedelta(minutes=10))
-    )
+    job = Scenario("2").ready(0).transition(1, NodePending, detail="no free slot").wait(timedelta(minutes=10))
     assert job.state.outcome is not None
     assert job.state.outcome.exit_code == 3
     assert "no free slot" in job.state.outcome.reason
@@ -170,22 +179,16 @@ def test_min_not_reached_stops_with_the_reason():
 
 
 def test_unreachable_is_not_failed():
-    job = Scenario("2").running().transition(1, TransitionKind.UNREACHABLE).wait(timedelta(hours=3))
+    job = Scenario("2").running().transition(1, NodeUnreachable).wait(timedelta(hours=3))
     assert job.generation == 1
     assert job.incarnations == {0: 1, 1: 1}
     assert not job.state.incidents
-    job.transition(1, TransitionKind.REACHABLE)
+    job.transition(1, NodeReachable)
     assert job.state.phase is JobPhase.RUNNING
 
 
 def test_unreachable_and_its_peers_failed_is_replaced():
-    job = (
-        Scenario("1:2")
-        .running()
-        .transition(1, TransitionKind.UNREACHABLE, detail="lease lapsed")
-        .peer_failed(0)
-        .wait(6.5)
-    )
+    job = Scenario("1:2").running().transition(1, NodeUnreachable, detail="lease lapsed").peer_failed(0).wait(6.5)
     assert job.group_ranks == {0: 0}
     assert job.incarnations[1] == 2
     assert job.state.incidents[-1].failure is FailureClass.NODE_UNRESPONSIVE
@@ -194,7 +197,7 @@ def test_unreachable_and_its_peers_failed_is_replaced():
 def test_a_node_that_does_not_take_the_next_world_is_replaced():
     job = Scenario("1:2").running().peer_failed(0).wait(1.5)
     assert job.generation == 2
-    job.wait(4).transition(1, TransitionKind.UNRESPONSIVE, generation=2, detail="not taken within 4 s")
+    job.wait(4).transition(1, NodeUnresponsive, generation=2, detail="not taken within 4 s")
     assert job.generation == 3
     assert job.group_ranks == {0: 0}
     assert len(job.state.incidents) == 1, "one story: what the peers reported first is its effect"
@@ -204,14 +207,14 @@ def test_after_an_outage_unresponsive_agents_are_given_time():
     job = Scenario("1:2").running()
     job.wait(40).rank_killed(0, time=job.now - timedelta(seconds=40))
     assert job.generation == 2
-    job.wait(4).transition(1, TransitionKind.UNRESPONSIVE, generation=2)
+    job.wait(4).transition(1, NodeUnresponsive, generation=2)
     assert job.generation == 2
-    job.transition(1, TransitionKind.COMMANDED, generation=2).steps()
+    job.transition(1, NodeCommanded, generation=2).steps()
     assert job.incarnations == {0: 1, 1: 1}
 
 
 def test_unresponsive_while_the_world_steps_means_nothing():
-    job = Scenario("2").running().transition(1, TransitionKind.UNRESPONSIVE, generation=1)
+    job = Scenario("2").running().transition(1, NodeUnresponsive, generation=1)
     assert job.generation == 1
     assert job.incarnations == {0: 1, 1: 1}
 
@@ -347,15 +350,13 @@ def test_a_replacement_that_never_gets_ready_is_asked_for_with_growing_pauses():
 
 
 def test_a_refused_node_stops_the_job():
-    job = Scenario("2").transition(0, TransitionKind.CREATE_FAILED, detail="image: no such image")
+    job = Scenario("2").transition(0, NodeCreateFailed, detail="image: no such image")
     assert job.state.outcome is not None
     assert "no such image" in job.state.outcome.reason
 
 
-@pytest.mark.parametrize(
-    "kind", [TransitionKind.LOST, TransitionKind.READY, TransitionKind.UNRESPONSIVE, TransitionKind.CREATE_FAILED]
-)
-def test_edges_of_older_incarnations_change_nothing(kind: TransitionKind):
+@pytest.mark.parametrize("kind", [NodeLost, NodeReady, NodeUnresponsive, NodeCreateFailed])
+def test_edges_of_older_incarnations_change_nothing(kind: type[AnyTransition]):
     job = Scenario("1:2").running().lost(1).steps().ready(1).steps()
     before = job.state
     assert job.transition(1, kind, incarnation=1, generation=0).state == before
@@ -363,7 +364,7 @@ def test_edges_of_older_incarnations_change_nothing(kind: TransitionKind):
 
 def test_what_the_specification_cannot_have_started_stops_the_job_at_once() -> None:
     text = "its container ended with exit code 127 (Error: neither python3 nor python is on PATH in this image)"
-    job = Scenario("2").transition(0, TransitionKind.CREATE_FAILED, detail=text, cause=LossCause.JOB)
+    job = Scenario("2").transition(0, NodeCreateFailed, detail=text, cause=LossCause.JOB)
     assert job.state.outcome is not None
     assert (job.state.outcome.exit_code, job.state.restarts) == (1, ())
     assert job.state.outcome.reason == f"node 0 cannot be started: {text}"

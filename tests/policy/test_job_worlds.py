@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from perdure.contract import JobPhase, NodePhase, NodeView, TransitionKind
+from perdure.contract import JobPhase, NodePhase, NodeView
+from perdure.contract.transitions import NodeJoined, NodePortsChanged, NodeReachable, NodeReady, NodeUnreachable
 from perdure.workflows.policy.facts.events import (
     CancelRequested,
     GroupAdopted,
@@ -46,21 +47,17 @@ def test_a_late_node_makes_the_world_grow_after_a_last_call():
 
 def test_a_node_that_is_cut_off_does_not_disturb_a_world_that_does_without_it():
     job = Scenario("2:3").ready(0, 1).wait(60).steps()
-    job.transition(2, TransitionKind.JOINED).transition(
-        2, TransitionKind.READY, detail="10.0.0.0 port 1 does not answer"
-    ).wait(60)
+    job.transition(2, NodeJoined).transition(2, NodeReady, detail="10.0.0.0 port 1 does not answer").wait(60)
     assert job.group_ranks == {0: 0, 1: 1}
     job.rank_killed(1)
     assert job.group_ranks == {0: 0, 1: 1}
-    job.steps().transition(2, TransitionKind.READY).wait(60)
+    job.steps().transition(2, NodeReady).wait(60)
     assert job.group_ranks == {0: 0, 1: 1, 2: 2}
 
 
 def test_a_node_that_is_cut_off_is_tried_where_there_is_no_world_without_it():
     job = Scenario("2:3").ready(0, 1).wait(60).steps()
-    job.transition(2, TransitionKind.JOINED, address="10.0.0.2").transition(
-        2, TransitionKind.READY, detail="10.0.0.0 port 1 does not answer"
-    )
+    job.transition(2, NodeJoined, address="10.0.0.2").transition(2, NodeReady, detail="10.0.0.0 port 1 does not answer")
     job.lost(0)
     assert job.group_ranks == {1: 1, 2: 0}
 
@@ -81,9 +78,9 @@ def test_base_ranks_follow_processes_per_node():
 
 
 def test_no_world_is_changed_for_growth_while_a_member_cannot_be_told():
-    job = Scenario("2:3").ready(0, 1).wait(5).steps().transition(1, TransitionKind.UNREACHABLE).ready(2).wait(60)
+    job = Scenario("2:3").ready(0, 1).wait(5).steps().transition(1, NodeUnreachable).ready(2).wait(60)
     assert job.generation == 1
-    assert job.transition(1, TransitionKind.REACHABLE).generation == 2
+    assert job.transition(1, NodeReachable).generation == 2
 
 
 def test_a_store_port_serves_one_generation_only():
@@ -99,11 +96,9 @@ def test_a_store_port_serves_one_generation_only():
 
 def test_without_a_store_port_the_world_waits_for_one():
     job = Scenario("1")
-    job.transition(0, TransitionKind.JOINED, address="10.0.0.1").transition(
-        0, TransitionKind.READY, store_ports=(), processes=1
-    )
+    job.transition(0, NodeJoined, address="10.0.0.1").transition(0, NodeReady, store_ports=(), processes=1)
     assert job.state.world is None
-    assert job.transition(0, TransitionKind.STORE_PORTS, store_ports=(5,)).generation == 1
+    assert job.transition(0, NodePortsChanged, store_ports=(5,)).generation == 1
 
 
 def test_complete_when_all_members_of_one_generation_finished():

@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
-from perdure.contract import FailureClass, JobPhase, JoinRefusal, JoinRequest, NodePhase, TransitionKind
+from perdure.contract import FailureClass, JobPhase, JoinRefusal, JoinRequest, NodePhase
+from perdure.contract.transitions import NodeJoined, NodePending
 from perdure.workflows.policy.capacity.joining import describe_wait, place_of, refusal
 from perdure.workflows.policy.facts.events import CancelRequested, ScaleRequested, SuspendRequested
 from perdure.workflows.policy.record.projections import next_action
@@ -25,7 +26,7 @@ class Open(Scenario):
         """The group and its backend know of every place."""
         for rank, node in self.state.nodes.items():
             if node.phase is NodePhase.REQUESTED:
-                self.transition(rank, TransitionKind.PENDING, detail="waiting for a user to run `perdure join job`")
+                self.transition(rank, NodePending, detail="waiting for a user to run `perdure join job`")
         return self
 
     def refuses(self, request: JoinRequest) -> JoinRefusal | None:
@@ -87,7 +88,7 @@ def test_a_place_is_given_when_its_group_knows_of_it():
     job.take(request)
     assert place_of(job.state, request) is None
     assert describe_wait(job.state, request) == "its place is being prepared"
-    job.transition(0, TransitionKind.PENDING)
+    job.transition(0, NodePending)
     assert given(place_of(job.state, request)) == (0, 1)
 
 
@@ -183,7 +184,7 @@ def test_a_machine_that_is_lost_again_and_again_waits_before_it_is_a_node():
     job = Open("1", timing={"rendezvous": {"join_timeout": "1h"}})
     for stay in (1, 2):
         job.joins(asks("a", stay=stay))
-        job.transition(0, TransitionKind.JOINED).lost(0)
+        job.transition(0, NodeJoined).lost(0)
         job.opened()
     request = asks("a", stay=3)
     assert job.joins(request) is None

@@ -11,8 +11,8 @@ from perdure.contract import (
     MemoryOrigin,
     MemoryProblem,
     RestoreSource,
-    TransitionKind,
 )
+from perdure.contract.transitions import NodeRestoredCheckpoint
 from perdure.workflows.policy.checkpoints.memory_findings import describe
 from tests.policy.scenario import Scenario
 
@@ -27,7 +27,7 @@ def interrupted() -> Scenario:
 def test_the_incident_says_of_each_node_why_its_memory_was_not_used():
     job = interrupted()
     facts = CheckpointFacts(step=41, source=RestoreSource.STORAGE, memory=(MISSING, DAMAGED))
-    job.transition(0, TransitionKind.CHECKPOINT_RESTORED, generation=2, checkpoint=facts)
+    job.transition(0, NodeRestoredCheckpoint, generation=2, checkpoint=facts)
     incident = job.state.incidents[-1]
     text = (
         "memory was not used for the restore: of rank 0, node 0 has none: its memory began empty, as no predecessor had"
@@ -41,7 +41,7 @@ def test_the_incident_says_of_each_node_why_its_memory_was_not_used():
 def test_what_is_found_damaged_is_evidence_also_where_another_step_is_loaded_from_memory():
     job = interrupted()
     facts = CheckpointFacts(step=1198, source=RestoreSource.MEMORY, memory=(DAMAGED,))
-    job.transition(0, TransitionKind.CHECKPOINT_RESTORED, generation=2, checkpoint=facts)
+    job.transition(0, NodeRestoredCheckpoint, generation=2, checkpoint=facts)
     text = "not all that was in memory could be loaded: of rank 0, node 1's of steps 1,200, 1,199 are damaged"
     assert job.state.incidents[-1].evidence[-1].text == text
 
@@ -50,7 +50,7 @@ def test_a_restore_of_which_nothing_was_found_adds_no_evidence():
     job = interrupted()
     known = job.state.incidents[-1].evidence
     facts = CheckpointFacts(step=41, source=RestoreSource.MEMORY)
-    job.transition(0, TransitionKind.CHECKPOINT_RESTORED, generation=2, checkpoint=facts)
+    job.transition(0, NodeRestoredCheckpoint, generation=2, checkpoint=facts)
     assert job.state.incidents[-1].evidence == known
 
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.contract import EvidenceSource, LossCause, TransitionKind
+from perdure.contract import LossCause
+from perdure.contract.transitions import NodeJoined, NodeLost, NodeUnreachable
 from perdure.workflows.policy.capacity.node_avoidance import suspects
 from perdure.workflows.policy.state.job import MachineLoss
 from tests.policy.scenario import START, Scenario
@@ -22,9 +23,7 @@ def pods(nodes: str = "1:2") -> Scenario:
 
 
 def lost(job: Scenario, rank: int, cause: LossCause, *, host: str = "gpu-17") -> Scenario:
-    return job.transition(
-        rank, TransitionKind.LOST, source=EvidenceSource.BACKEND, detail="gone", cause=cause, host=host
-    )
+    return job.transition(rank, NodeLost, detail="gone", cause=cause, host=host)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +59,7 @@ def test_losses_count_for_as_long_as_restarts_do():
 
 
 def test_a_node_that_does_not_take_commands_is_its_machine_s_failure():
-    job = pods().transition(1, TransitionKind.UNREACHABLE, detail="lease lapsed").peer_failed(0).wait(6.5)
+    job = pods().transition(1, NodeUnreachable, detail="lease lapsed").peer_failed(0).wait(6.5)
     assert job.incarnations[1] == 2
     assert job.node(1).avoids == ("host-1",)
 
@@ -74,9 +73,7 @@ def test_who_kills_processes_everywhere_is_no_machine_s_fault():
     job = pods("2:2")
     for rank in (0, 1, 0, 1):
         host = f"gpu-{rank}"
-        lost(job, rank, UNKNOWN, host=host).transition(rank, TransitionKind.JOINED, address="10.0.0.9", host=host).wait(
-            60
-        )
+        lost(job, rank, UNKNOWN, host=host).transition(rank, NodeJoined, address="10.0.0.9", host=host).wait(60)
         job.ready(rank, after=job.generation).steps()
     assert job.node(0).avoids == job.node(1).avoids == ()
     # Of many machines two may well be bad.

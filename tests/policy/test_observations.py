@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perdure.cli.explain import explanation
 from perdure.cli.text import incident_line
-from perdure.contract import EvidenceSource, TransitionKind
+from perdure.contract.transitions import NodeReachable, NodeStalled, NodeStallEnded, NodeUnreachable
 from perdure.workflows.policy.record.projections import status_of
 from tests.policy.scenario import Scenario
 
@@ -13,25 +13,25 @@ SILENT = "no heartbeat for 6s"
 
 def silent(job: Scenario, *ranks: int) -> Scenario:
     for rank in ranks:
-        job.transition(rank, TransitionKind.UNREACHABLE, source=EvidenceSource.LEASE, detail=SILENT)
+        job.transition(rank, NodeUnreachable, detail=SILENT)
     return job
 
 
 def back(job: Scenario, *ranks: int) -> Scenario:
     for rank in ranks:
-        job.transition(rank, TransitionKind.REACHABLE, source=EvidenceSource.LEASE)
+        job.transition(rank, NodeReachable)
     return job
 
 
 def stalled(job: Scenario, *ranks: int) -> Scenario:
     for rank in ranks:
-        job.transition(rank, TransitionKind.STALLED, generation=job.generation)
+        job.transition(rank, NodeStalled, generation=job.generation)
     return job
 
 
 def step_again(job: Scenario, *ranks: int) -> Scenario:
     for rank in ranks:
-        job.transition(rank, TransitionKind.STALL_ENDED, generation=job.generation)
+        job.transition(rank, NodeStallEnded, generation=job.generation)
     return job
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from datetime import timedelta
 
 from perdure.cli.explain import explanation
-from perdure.contract import FailureClass, IncidentView, JobPhase, TransitionKind
+from perdure.contract import FailureClass, IncidentView, JobPhase
+from perdure.contract.transitions import NodeCommanded, NodeStepping, NodeUnreachable, NodeUnresponsive
 from perdure.workflows.policy.facts.events import RestartRequested
 from tests.policy.scenario import Scenario
 
@@ -22,7 +23,7 @@ def told(incident: IncidentView) -> dict[str, str]:
 def accepted(job: Scenario, *ranks: int) -> Scenario:
     """Agents have the current world; nothing runs yet."""
     for rank in ranks:
-        job.transition(rank, TransitionKind.COMMANDED, generation=job.generation)
+        job.transition(rank, NodeCommanded, generation=job.generation)
     return job
 
 
@@ -86,9 +87,7 @@ def test_a_torchrun_killed_during_the_repair_is_an_incident_of_its_own():
 
 def test_a_node_found_dead_while_its_peers_restart_is_the_cause_of_what_they_reported():
     job = Scenario("2").running().peer_failed(0).wait(2)
-    job.transition(1, TransitionKind.UNREACHABLE).transition(
-        1, TransitionKind.UNRESPONSIVE, generation=2, detail="not taken"
-    )
+    job.transition(1, NodeUnreachable).transition(1, NodeUnresponsive, generation=2, detail="not taken")
     [incident] = job.state.incidents
     assert (incident.failure, incident.culprit) == (FailureClass.NODE_UNRESPONSIVE, 1)
 
@@ -124,7 +123,7 @@ def test_the_first_step_is_told_when_it_is_seen_and_not_before():
     assert "first step" not in told(job.state.incidents[-1])["TOOK"]
     entered, _ = job.now - timedelta(seconds=60), job.wait(47)
     for rank in (0, 1):
-        job.transition(rank, TransitionKind.STEPPING, generation=2, entered_at=entered)
+        job.transition(rank, NodeStepping, generation=2, entered_at=entered)
     [incident] = job.state.incidents
     assert incident.stepping_at == job.now == incident.started_at + timedelta(seconds=110)
     assert "cost 1m 50s" in told(incident)["TITLE"]
@@ -133,6 +132,6 @@ def test_the_first_step_is_told_when_it_is_seen_and_not_before():
 
 def test_a_node_that_answers_no_command_is_not_called_lost_with_another_one():
     job = Scenario("2").running().rank_killed(0).wait(4)
-    job.transition(0, TransitionKind.UNRESPONSIVE, generation=2, detail="not taken").wait(1).lost(1)
+    job.transition(0, NodeUnresponsive, generation=2, detail="not taken").wait(1).lost(1)
     [incident] = job.state.incidents
     assert incident.title.startswith("node 1 lost, node 0 unresponsive while its world is stopped")

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from perdure.contract import JobPhase, NodePhase, TransitionKind
+from perdure.contract import JobPhase, NodePhase
+from perdure.contract.transitions import NodeEnding
 from perdure.workflows.policy.facts.events import (
     CancelRequested,
     CheckpointRequested,
@@ -197,7 +198,7 @@ def test_a_world_that_has_nothing_to_grow_with_any_more_waits_for_nothing():
 
 
 def ending(job: Scenario, rank: int) -> Scenario:
-    return job.transition(rank, TransitionKind.ENDING, generation=job.generation, detail="the launcher got SIGTERM")
+    return job.transition(rank, NodeEnding, generation=job.generation, detail="the launcher got SIGTERM")
 
 
 def released(job: Scenario) -> list[int]:

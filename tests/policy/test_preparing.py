@@ -6,7 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from perdure.contract import FailureClass, JobPhase, LossCause, TransitionKind
+from perdure.contract import FailureClass, JobPhase, LossCause
+from perdure.contract.transitions import NodeCommanded, NodeCreated, NodeJoined, NodeLost, NodeUnreachable
 from perdure.workflows.policy.record.projections import next_action
 from perdure.workflows.policy.timers import next_deadline
 from perdure.workflows.policy.world.group_desire import desires_of
@@ -21,13 +22,13 @@ WORKS = "its command runs and has not started its torchrun yet; only limits.acti
 
 def prepare(job: Scenario, *ranks: int) -> Scenario:
     for rank in ranks:
-        job.transition(rank, TransitionKind.JOINED, preparing=True)
+        job.transition(rank, NodeJoined, preparing=True)
     return job
 
 
 def joined(job: Scenario, *ranks: int) -> Scenario:
     for rank in ranks:
-        job.transition(rank, TransitionKind.JOINED, address=f"10.0.0.{rank}", host=f"host-{rank}")
+        job.transition(rank, NodeJoined, address=f"10.0.0.{rank}", host=f"host-{rank}")
     return job
 
 
@@ -66,7 +67,7 @@ def test_a_command_that_fails_after_a_long_time_gives_its_successor_a_whole_wait
     assert job.state.outcome is None
     assert len(job.state.restarts) == 1
     assert not job.node(1).preparing
-    job.transition(1, TransitionKind.CREATED)
+    job.transition(1, NodeCreated)
     job.wait(JOIN_TIMEOUT - timedelta(minutes=1))
     assert job.state.outcome is None
     assert job.wait(timedelta(minutes=1)).state.outcome is not None
@@ -115,9 +116,9 @@ def test_a_torchrun_that_does_not_enter_after_its_command_has_worked_is_started_
 def test_a_node_that_is_away_does_not_work_as_far_as_is_known(how: str) -> None:
     job = prepare(joined(CheckedScenario("2"), 0, 1), 0, 1).wait(timedelta(hours=1))
     if how == "lost":
-        job.transition(1, TransitionKind.LOST, detail="killed", cause=LossCause.MACHINE)
+        job.transition(1, NodeLost, detail="killed", cause=LossCause.MACHINE)
     else:
-        job.transition(1, TransitionKind.UNREACHABLE, detail="its agent stopped renewing its lease")
+        job.transition(1, NodeUnreachable, detail="its agent stopped renewing its lease")
     assert job.state.outcome is None
     assert job.wait(JOIN_TIMEOUT).state.outcome is not None
 
@@ -125,7 +126,7 @@ def test_a_node_that_is_away_does_not_work_as_far_as_is_known(how: str) -> None:
 def answer(job: Scenario, *, preparing: bool) -> None:
     job.transition(
         1,
-        TransitionKind.COMMANDED,
+        NodeCommanded,
         generation=job.generation,
         entered=0,
         inquiry=job.state.inquiry,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from perdure.cli.explain import explanation
-from perdure.contract import RankStarts, TransitionKind
+from perdure.contract import RankStarts
+from perdure.contract.transitions import NodeStepping
 from tests.policy.scenario import Scenario
 
 
@@ -11,7 +12,7 @@ def recovered(*starts: RankStarts | None) -> Scenario:
     """A rank was killed, all nodes are back in the next world, and say this."""
     job = Scenario(nodes=str(len(starts))).running().rank_killed(0).ready(*range(len(starts)), after=1)
     for rank, said in enumerate(starts):
-        job.transition(rank, TransitionKind.STEPPING, generation=2, starts=said)
+        job.transition(rank, NodeStepping, generation=2, starts=said)
     return job
 
 
@@ -29,7 +30,7 @@ def test_starts_of_all_members_are_added_up() -> None:
 
 def test_a_member_that_says_it_twice_counts_once() -> None:
     job = recovered(RankStarts(warm=1), None)
-    job.transition(0, TransitionKind.STEPPING, generation=2, starts=RankStarts(warm=1))
+    job.transition(0, NodeStepping, generation=2, starts=RankStarts(warm=1))
     assert job.state.incidents[0].starts == RankStarts(warm=1)
 
 
@@ -40,8 +41,8 @@ def test_agents_that_say_nothing_leave_it_open() -> None:
 def test_only_the_starts_of_the_newest_world_count() -> None:
     """The same incident may end several worlds before one steps as a whole."""
     job = Scenario(nodes="2").running().rank_killed(0).ready(0, 1, after=1)
-    job.transition(0, TransitionKind.STEPPING, generation=2, starts=RankStarts(warm=1))
+    job.transition(0, NodeStepping, generation=2, starts=RankStarts(warm=1))
     job.rank_killed(1).ready(0, 1, after=2)
     for rank in (0, 1):
-        job.transition(rank, TransitionKind.STEPPING, generation=3, starts=RankStarts(warm=1))
+        job.transition(rank, NodeStepping, generation=3, starts=RankStarts(warm=1))
     assert job.state.incidents[-1].starts == RankStarts(warm=2)

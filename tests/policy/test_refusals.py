@@ -12,7 +12,8 @@ import pytest
 
 from perdure.cli.explain import explanation
 from perdure.cli.text import incident_line
-from perdure.contract import EvidenceSource, FailureClass, JobPhase, LossCause, TransitionKind
+from perdure.contract import EvidenceSource, FailureClass, JobPhase, LossCause
+from perdure.contract.transitions import NodeCreated, NodeCreateFailed, NodePending
 from perdure.workflows.policy.record.projections import status_of
 from tests.policy.scenario import Scenario
 
@@ -23,12 +24,12 @@ INVALID = "the API server rejects it: spec.containers[0].image: Invalid value"
 def refused(job: Scenario, rank: int, reason: str = FORBIDDEN) -> Scenario:
     """The backend tries again."""
     facts = {"detail": reason, "absent": True, "source": EvidenceSource.BACKEND}
-    return job.transition(rank, TransitionKind.PENDING, **facts)
+    return job.transition(rank, NodePending, **facts)
 
 
 def refused_for_good(job: Scenario, rank: int, reason: str = INVALID, cause: LossCause = LossCause.UNKNOWN) -> Scenario:
     """The backend does not try this incarnation again."""
-    return job.transition(rank, TransitionKind.CREATE_FAILED, detail=reason, source=EvidenceSource.BACKEND, cause=cause)
+    return job.transition(rank, NodeCreateFailed, detail=reason, cause=cause)
 
 
 def shrunk(**spec: object) -> Scenario:
@@ -80,7 +81,7 @@ def test_a_refusal_beside_a_world_that_trains_is_told_and_an_entry_of_its_own(re
     assert "docs/kubernetes.md" in told
     if 1 not in job.incarnations:
         job.wait(300)
-    job.transition(1, TransitionKind.CREATED)
+    job.transition(1, NodeCreated)
     entry = job.state.incidents[-1]
     assert entry.title.startswith("node 1 could not be created for ")
     assert entry.over_at == job.now
@@ -102,7 +103,7 @@ def test_nodes_that_are_refused_together_are_one_entry():
     assert entry.title == "nodes 1, 2, 3 cannot be created"
     assert [one.rank for one in entry.evidence] == [1, 2, 3]
     for rank in (1, 2, 3):
-        job.transition(rank, TransitionKind.CREATED)
+        job.transition(rank, NodeCreated)
     assert job.state.incidents[-1].title == "nodes 1, 2, 3 could not be created for 30s"
     assert len(job.state.incidents) == 2
 

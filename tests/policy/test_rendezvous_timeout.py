@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from perdure.contract import FailureClass, JobPhase, TransitionKind
+from perdure.contract import FailureClass, JobPhase
+from perdure.contract.transitions import NodeJoined
 from tests.policy.scenario import Scenario
 
 
@@ -53,7 +54,7 @@ def test_the_second_time_in_a_row_the_node_is_replaced(
 
 def test_its_replacement_is_waited_for_until_it_is_ready():
     job = Scenario("2").ready(0, 1).steps(0).misses_its_world(1).steps(0).misses_its_world(1)
-    job.transition(1, TransitionKind.JOINED, address="10.0.0.1")
+    job.transition(1, NodeJoined, address="10.0.0.1")
     assert job.generation == 2
     job.removed(1).ready(1)
     assert job.generation == 3

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from perdure.contract import FailureClass, LossCause, NodePhase, TransitionKind
+from perdure.contract import FailureClass, LossCause, NodePhase
+from perdure.contract.transitions import NodeJoined
 from perdure.workflows.policy.timers import next_deadline
 from tests.policy.scenario import Scenario, counted, reported
 
@@ -110,7 +111,7 @@ def test_a_command_that_fails_before_any_world_is_tried_once_more_and_avoids_the
     job = Scenario("1")
     for tries in range(2):
         assert not is_over(job)
-        job.transition(0, TransitionKind.JOINED, address="10.0.0.0", host="host-0")
+        job.transition(0, NodeJoined, address="10.0.0.0", host="host-0")
         job.command_exited(0, 1, generation=0, error=CANNOT_RUN["a module"])
         if not tries:
             assert job.state.nodes[0].loss_cause is LossCause.MACHINE or job.node(0).incarnation == 2

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from perdure.contract import FailureClass, JobPhase, NodePhase, TransitionKind
+from perdure.contract import FailureClass, JobPhase, NodePhase
+from perdure.contract.transitions import NodeJoined, NodeRemoved, NodeUnreachable
 from perdure.workflows.policy.facts.events import RelaunchRequested, RestartRequested, ResumeRequested, SuspendRequested
 from perdure.workflows.policy.record.projections import next_action, node_views
 from perdure.workflows.policy.world.group_desire import desires_of
@@ -82,7 +83,7 @@ def test_a_replacement_in_the_second_stage_takes_part_when_it_has_passed_over_th
     job = second_stage(trained())
     job.lost(1)
     assert job.incarnations == {0: 1, 1: 2}
-    job.transition(1, TransitionKind.JOINED, address="10.0.0.1", host="other")
+    job.transition(1, NodeJoined, address="10.0.0.1", host="other")
     job.ready(1, stage=0)
     assert job.generation == 2
     job.ready(1, stage=1)
@@ -138,7 +139,7 @@ def test_a_node_lost_while_its_command_works_is_replaced_and_the_others_are_not_
     assert job.state.incidents[-1].failure is FailureClass.NODE_LOST
     assert job.state.world is not None
     assert job.state.world.generation == 1
-    job.transition(1, TransitionKind.JOINED, address="10.0.0.1", host="other").ready(1, stage=0)
+    job.transition(1, NodeJoined, address="10.0.0.1", host="other").ready(1, stage=0)
     assert job.state.outcome is None
     assert has_recovered(job.state)
     job.wait(A_LONG_TIME)
@@ -215,7 +216,7 @@ def test_an_elastic_node_that_came_too_late_does_its_own_work_before_the_job_end
     job = CheckedScenario("1:2")
     job.ready(0, stage=0).wait(10)
     job.steps(0)
-    job.transition(1, TransitionKind.JOINED, address="10.0.0.1", host="host-1")
+    job.transition(1, NodeJoined, address="10.0.0.1", host="host-1")
     job.torchrun_finished(0).command_ended(0)
     assert job.state.outcome is None or not job.state.nodes[1].counts_stages
     job.ready(1, stage=0).command_ended(1, generation=0)
@@ -225,7 +226,7 @@ def test_an_elastic_node_that_came_too_late_does_its_own_work_before_the_job_end
 
 def test_an_unreachable_node_may_work_and_is_given_up_on_when_nothing_else_is_waited_for() -> None:
     job = trained()
-    job.transition(1, TransitionKind.UNREACHABLE, detail="its agent stopped renewing its lease")
+    job.transition(1, NodeUnreachable, detail="its agent stopped renewing its lease")
     job.wait(A_LONG_TIME)
     assert job.incarnations == {0: 1, 1: 1}
     job.command_ended(0)
@@ -239,7 +240,7 @@ def test_an_unreachable_node_may_work_and_is_given_up_on_when_nothing_else_is_wa
 def test_commands_that_start_no_torchrun_and_end_with_0_are_a_job_that_has_succeeded() -> None:
     job = CheckedScenario("2")
     for rank in (0, 1):
-        job.transition(rank, TransitionKind.JOINED, address=f"10.0.0.{rank}", host="here")
+        job.transition(rank, NodeJoined, address=f"10.0.0.{rank}", host="here")
         assert job.state.outcome is None
         job.command_ended(rank, generation=0)
     assert job.state.outcome is not None
@@ -249,7 +250,7 @@ def test_commands_that_start_no_torchrun_and_end_with_0_are_a_job_that_has_succe
 
 def test_a_command_that_starts_no_torchrun_beside_one_that_does_stops_the_job() -> None:
     job = CheckedScenario("2")
-    job.transition(0, TransitionKind.JOINED, address="10.0.0.0", host="here").command_ended(0, generation=0)
+    job.transition(0, NodeJoined, address="10.0.0.0", host="here").command_ended(0, generation=0)
     job.ready(1, stage=0)
     assert job.state.outcome is not None
     assert "fewer than nodes.min = 2" in job.state.outcome.reason
@@ -266,7 +267,7 @@ def test_agents_of_the_first_release_end_the_job_with_their_ranks() -> None:
 def test_an_older_agent_that_cannot_pass_over_a_stage_is_named_and_not_waited_for_without_end() -> None:
     job = second_stage(trained())
     job.lost(1)
-    job.transition(1, TransitionKind.JOINED, address="10.0.0.1", host="old").ready(1)
+    job.transition(1, NodeJoined, address="10.0.0.1", host="old").ready(1)
     assert job.generation == 2
     assert "older release" in job.node(1).reason
     job.wait(job.job.recovery.replace_timeout)
@@ -279,9 +280,9 @@ def test_a_suspended_job_goes_on_with_the_stage_that_it_was_in() -> None:
     job.take(SuspendRequested())
     job.take(ResumeRequested())
     for rank in (0, 1):
-        job.transition(rank, TransitionKind.REMOVED, incarnation=1)
+        job.transition(rank, NodeRemoved, incarnation=1)
     for rank in (0, 1):
-        job.transition(rank, TransitionKind.JOINED, address=f"10.0.0.{rank}", host="here").ready(rank, stage=0)
+        job.transition(rank, NodeJoined, address=f"10.0.0.{rank}", host="here").ready(rank, stage=0)
     assert job.state.world is None
     job.ready(0, 1, stage=1)
     assert job.state.world is not None
@@ -291,7 +292,7 @@ def test_a_suspended_job_goes_on_with_the_stage_that_it_was_in() -> None:
 def test_a_command_that_had_ended_when_its_job_was_suspended_does_not_start_again() -> None:
     job = trained().command_ended(0)
     job.take(SuspendRequested())
-    job.transition(0, TransitionKind.REMOVED).transition(1, TransitionKind.REMOVED)
+    job.transition(0, NodeRemoved).transition(1, NodeRemoved)
     job.take(ResumeRequested())
     assert job.node(0).phase is NodePhase.REMOVED
     assert job.node(1).incarnation == 2

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.contract import JobPhase, TransitionKind
+from perdure.contract import JobPhase
+from perdure.contract.transitions import NodeLost, NodeRemoved, NodeUnreachable, NodeUnresponsive
 from perdure.workflows.policy.facts.events import RelaunchRequested, ResumeRequested, ScaleRequested, SuspendRequested
 from perdure.workflows.policy.record.projections import next_action
 from perdure.workflows.policy.timers import next_deadline
@@ -35,7 +36,7 @@ def test_the_end_may_be_reported_before_the_replacement_is_ready():
 
 def test_the_watch_may_see_the_end_before_the_deletion_returns():
     job = Scenario("2").running().take(RelaunchRequested(rank=0)).ready(0)
-    assert job.transition(0, TransitionKind.LOST, incarnation=1).generation == 2
+    assert job.transition(0, NodeLost, incarnation=1).generation == 2
     assert job.removed(0).generation == 2
 
 
@@ -54,8 +55,8 @@ def test_after_a_request_the_others_of_an_elastic_job_wait_for_the_end_too():
 
 
 def test_after_a_failure_the_others_of_an_elastic_job_go_on_meanwhile():
-    job = Scenario("2:3").running().rank_killed(1).transition(0, TransitionKind.UNREACHABLE)
-    job.transition(0, TransitionKind.UNRESPONSIVE, generation=2, detail="not taken")
+    job = Scenario("2:3").running().rank_killed(1).transition(0, NodeUnreachable)
+    job.transition(0, NodeUnresponsive, generation=2, detail="not taken")
     assert (job.generation, job.group_ranks) == (3, {1: 1, 2: 0})
     job.steps().ready(0).wait(20)
     assert job.generation == 3
@@ -86,8 +87,8 @@ def test_a_world_waits_for_a_surplus_that_an_earlier_world_left_out():
 
 def test_a_silent_surplus_that_a_verdict_gives_up_on_delays_no_world():
     job = CheckedScenario("1:2")
-    job.running().rank_killed(0).transition(1, TransitionKind.UNREACHABLE)
-    job.take(ScaleRequested(minimum=1, maximum=1)).transition(1, TransitionKind.UNRESPONSIVE, generation=2)
+    job.running().rank_killed(0).transition(1, NodeUnreachable)
+    job.take(ScaleRequested(minimum=1, maximum=1)).transition(1, NodeUnresponsive, generation=2)
     assert (job.generation, job.group_ranks) == (3, {0: 0})
 
 
@@ -110,17 +111,17 @@ def test_nodes_whose_ranks_have_finished_delay_no_world():
 
 
 def test_what_is_left_of_a_resumed_job_waits_for_all_that_the_suspension_ended():
-    job = Scenario("1:2").running().take(SuspendRequested()).transition(1, TransitionKind.REMOVED)
+    job = Scenario("1:2").running().take(SuspendRequested()).transition(1, NodeRemoved)
     job.take(ResumeRequested()).ready(1).wait(10)
     assert job.state.world is None, "node 1 would become rank 0 while the old one may save"
     assert job.removed(0).wait(10).group_ranks == {1: 0}
 
 
 def test_a_node_that_does_not_answer_is_presumed_gone_in_the_end():
-    job = Scenario("2").running().rank_killed(0).transition(1, TransitionKind.UNREACHABLE)
-    job.transition(1, TransitionKind.UNRESPONSIVE, generation=2, detail="not taken")
+    job = Scenario("2").running().rank_killed(0).transition(1, NodeUnreachable)
+    job.transition(1, NodeUnresponsive, generation=2, detail="not taken")
     assert job.incarnations == {0: 1, 1: 2}
-    job.ready(1).transition(1, TransitionKind.REMOVED, incarnation=1, certain=False).wait(89)
+    job.ready(1).transition(1, NodeRemoved, incarnation=1, certain=False).wait(89)
     assert job.generation == 2
     job.wait(1)
     assert job.generation == 3
@@ -159,7 +160,7 @@ def test_one_relaunched_twice_still_waits_for_the_first():
     job = Scenario("2").running().take(RelaunchRequested(rank=0)).ready(0).take(RelaunchRequested(rank=0)).ready(0)
     assert job.incarnations == {0: 3, 1: 1}
     assert job.removed(0).generation == 1
-    assert job.transition(0, TransitionKind.REMOVED, incarnation=1).generation == 2
+    assert job.transition(0, NodeRemoved, incarnation=1).generation == 2
 
 
 def test_nodes_of_a_resumed_job_wait_for_those_that_the_suspension_ended():

@@ -9,7 +9,8 @@ import pytest
 from perdure.cli.explain import explanation
 from perdure.cli.inspect import facts
 from perdure.client.views import JobSummary, closed
-from perdure.contract import FailureClass, JobPhase, JobStatus, TransitionKind
+from perdure.contract import FailureClass, JobPhase, JobStatus
+from perdure.contract.transitions import NodeLost
 from perdure.workflows.policy.diagnosis.failures import FAILURE_CLASSES
 from perdure.workflows.policy.record.projections import status_of
 from tests.policy.scenario import Scenario, reported
@@ -56,7 +57,7 @@ def test_a_job_that_runs_is_advised_as_before():
 @pytest.mark.parametrize("failure", FailureClass)
 @pytest.mark.parametrize("stopped", [True, False])
 def test_no_class_says_that_there_is_nothing_to_do_about_what_stopped_the_job(failure: FailureClass, stopped: bool):
-    job = Scenario("2").running().transition(1, TransitionKind.LOST)
+    job = Scenario("2").running().transition(1, NodeLost)
     incident = job.incident.model_copy(update={"failure": failure, "stopped": stopped})
     text = explanation(incident, job="llama", flag=" -n team", ended=JobPhase.FAILED).plain
     assert "unless it repeats" not in text

@@ -16,19 +16,20 @@ import perdure.contract as messages
 from perdure.cli import text
 from perdure.client.views import overall_progress
 from perdure.contract import (
-    EvidenceSource,
+    CheckpointFacts,
     Failure,
     FailureClass,
     FailureKind,
+    GroupTransitions,
     JobPhase,
     LossCause,
     NodePhase,
     NodeView,
     Progress,
     ProgressSource,
-    TransitionKind,
 )
 from perdure.contract.base import Vocabulary
+from perdure.contract.transitions import KINDS, AnyTransition, NodeChangedOtherwise, NodeLost
 from perdure.operator.status import ResourceStatus
 from perdure.operator.status import running_status as resource_of
 from perdure.workflows.policy.record.projections import details_of, status_of
@@ -110,15 +111,24 @@ def test_every_failure_has_a_verdict(failure: FailureClass):
         assert words(verdict.actions)
 
 
-@pytest.mark.parametrize("kind", TransitionKind)
-def test_every_edge_is_taken(kind: TransitionKind):
+@pytest.mark.parametrize("kind", KINDS.values())
+def test_every_edge_is_taken(kind: type[AnyTransition]):
     job = Scenario("2").running()
-    for source in EvidenceSource:
-        for cause in LossCause:
-            job.transition(1, kind, source=source, cause=cause, generation=1)
-            job.wait(timedelta(seconds=10))
-            job.ready(*(rank for rank, node in job.state.nodes.items() if node.phase is not NodePhase.READY))
+    for cause in LossCause:
+        job.transition(1, kind, cause=cause, generation=1, checkpoint=CheckpointFacts(step=1))
+        job.wait(timedelta(seconds=10))
+        job.ready(*(rank for rank, node in job.state.nodes.items() if node.phase is not NodePhase.READY))
     assert status_of(job.state, job.job, groups=(), phase=job.state.phase, now=job.now)
+
+
+def test_a_change_of_an_unknown_kind_is_read_beside_the_others():
+    known = {"rank": 1, "incarnation": 1, "time": START.isoformat(), "generation": 4}
+    read = GroupTransitions.model_validate(
+        {"uid": "0", "group": 0, "sequence": 1, "transitions": [known | {"kind": WORD}, known | {"kind": "LOST"}]}
+    )
+    assert [type(transition) for transition in read.transitions] == [NodeChangedOtherwise, NodeLost]
+    assert {transition.generation for transition in read.transitions} == {4}
+    assert GroupTransitions.model_validate_json(read.model_dump_json()) == read
 
 
 @pytest.mark.parametrize("phase", JobPhase)

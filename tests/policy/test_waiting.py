@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from perdure.contract import JobPhase, TransitionKind
+from perdure.contract import JobPhase
+from perdure.contract.transitions import NodeCreated, NodeJoined, NodePending
 from perdure.workflows.policy.record.projections import next_action
 from tests.policy.scenario import Scenario
 
@@ -19,7 +20,7 @@ HOUR = timedelta(hours=1)
 
 def queued(job: Scenario, *ranks: int, why: str = GATED) -> Scenario:
     for rank in ranks:
-        job.transition(rank, TransitionKind.PENDING, detail=why, queued=True)
+        job.transition(rank, NodePending, detail=why, queued=True)
     return job
 
 
@@ -50,9 +51,7 @@ def test_the_first_world_waits_in_the_queue_for_as_long_as_the_job_says(
 def test_an_agent_that_joins_does_not_hide_why_its_command_cannot_start(nodes: str) -> None:
     job = Scenario(nodes)
     for rank in (0, 1):
-        job.transition(rank, TransitionKind.JOINED, address=f"10.0.0.{rank}").transition(
-            rank, TransitionKind.PENDING, detail=NOT_PULLED
-        )
+        job.transition(rank, NodeJoined, address=f"10.0.0.{rank}").transition(rank, NodePending, detail=NOT_PULLED)
     assert job.state.reason == f"0 of 2 nodes are ready; node 0: {NOT_PULLED}"
     assert next_action(job.state) == f"waits for node 0 (pending: {NOT_PULLED})"
     job.wait(timedelta(minutes=10))
@@ -62,9 +61,7 @@ def test_an_agent_that_joins_does_not_hide_why_its_command_cannot_start(nodes: s
 
 def test_a_replacement_whose_command_cannot_start_is_no_member_of_the_next_world() -> None:
     job = Scenario("1:2").running().lost(1)
-    job.transition(1, TransitionKind.JOINED, address="10.0.0.1").transition(
-        1, TransitionKind.PENDING, detail=NOT_PULLED
-    )
+    job.transition(1, NodeJoined, address="10.0.0.1").transition(1, NodePending, detail=NOT_PULLED)
     job.steps()
     job.rank_killed(0).ready(0, after=job.generation)
     assert job.state.world is not None
@@ -77,7 +74,7 @@ def test_what_was_waited_in_the_queue_does_not_count_for_joining() -> None:
         f"0 of at least 2 nodes are ready; node 0: {GATED}; stops at 02:00:00 UTC (limits.queue_timeout)"
     )
     for rank in (0, 1):
-        job.transition(rank, TransitionKind.CREATED)
+        job.transition(rank, NodeCreated)
     job.wait(timedelta(minutes=9))
     assert job.state.phase is JobPhase.STARTING
     # A machine that is lost sends the job back into the queue, where its time continues.
@@ -95,7 +92,7 @@ def test_an_elastic_job_begins_without_those_that_are_in_the_queue() -> None:
     assert job.group_ranks == {0: 0}
     job.wait(100 * HOUR)
     assert job.state.phase is JobPhase.RUNNING
-    job.transition(1, TransitionKind.CREATED).ready(1)
+    job.transition(1, NodeCreated).ready(1)
     assert job.group_ranks == {0: 0, 1: 1}
 
 

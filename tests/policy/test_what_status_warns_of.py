@@ -6,7 +6,8 @@ import pytest
 
 from perdure.cli import text
 from perdure.cli.inspect import facts
-from perdure.contract import FailureKind, JobStatus, SetAside, ShardsSetAside, TransitionKind, UnprocessedSamples
+from perdure.contract import FailureKind, JobStatus, SetAside, ShardsSetAside, UnprocessedSamples
+from perdure.contract.transitions import NodeReady
 from perdure.workflows.policy.record.projections import status_of
 from tests.policy.scenario import Scenario
 
@@ -28,7 +29,7 @@ def status(job: Scenario) -> JobStatus:
 def test_a_commands_own_number_of_nodes_is_a_warning(nodes: str, asked: str | None, warning: str | None):
     job = Scenario(nodes)
     for rank in job.state.nodes:
-        job.transition(rank, TransitionKind.READY, store_ports=(rank + 1,), command_nodes=asked)
+        job.transition(rank, NodeReady, store_ports=(rank + 1,), command_nodes=asked)
     warnings = status(job).warnings
     assert len(warnings) == (warning is not None), "nodes that ask for the same are one warning"
     if warning is not None:
@@ -49,7 +50,7 @@ def test_samples_that_no_rank_will_process_are_a_warning_also_when_the_job_has_e
 
 def test_a_warning_goes_when_the_job_is_scaled_to_what_the_command_asks_for():
     job = Scenario("2:3").running()
-    job.transition(0, TransitionKind.READY, generation=0, command_nodes="3:3")
+    job.transition(0, NodeReady, generation=0, command_nodes="3:3")
     assert status(job).warnings
     job.state = job.state.replace(nodes_min=3, nodes_max=3)
     assert not status(job).warnings

@@ -30,10 +30,10 @@ from perdure.contract import (
     PortsChanged,
     Ready,
     Stepping,
-    TransitionKind,
     WatchRequest,
 )
 from perdure.contract.names import group_workflow_id, watch_task_queue
+from perdure.contract.transitions import NodePortsChanged
 from perdure.spec.validate import parse_spec
 from perdure.workflows.node_group import NodeGroup
 from perdure.workflows.node_record import GroupInput
@@ -46,7 +46,7 @@ UID = "0123abcd"
 AT_ONCE = 4
 """Signals in flight: with more, a server on SQLite is too busy taking them to let the group run at all."""
 
-KINDS = (TransitionKind.READY, TransitionKind.STEPPING, TransitionKind.STORE_PORTS)
+KINDS = ("READY", "STEPPING", "STORE_PORTS")
 """The transitions that the flood's signals cause: one each, so that none can be missing unnoticed."""
 
 
@@ -66,7 +66,9 @@ class ListeningJob:
     def transitions(self, message: GroupTransitions) -> None:
         for transition in message.transitions:
             if transition.kind in KINDS:
-                number = transition.store_ports[0] if transition.store_ports else transition.generation
+                number = (
+                    transition.store_ports[0] if isinstance(transition, NodePortsChanged) else transition.generation
+                )
                 self._heard[transition.rank].append((transition.kind, number))
         self._over = self._over or message.wound_down
 
@@ -146,9 +148,9 @@ async def _talk(
         kind = KINDS[number % len(KINDS)]
         async with at_once:
             match kind:
-                case TransitionKind.READY:
+                case "READY":
                     await group.signal("ready", Ready(**known, after_generation=number))
-                case TransitionKind.STEPPING:
+                case "STEPPING":
                     await group.signal("stepping", Stepping(**known, generation=number))
                 case _:
                     await group.signal("ports_changed", PortsChanged(**known, store_ports=(number,)))

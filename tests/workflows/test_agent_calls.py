@@ -16,9 +16,9 @@ from perdure.contract import (
     GroupDesire,
     Member,
     NodeCredentials,
-    TransitionKind,
     World,
 )
+from perdure.contract.transitions import AnyTransition, NodeUnresponsive
 from perdure.spec.validate import parse_spec
 from perdure.workflows import agent_calls, options
 from perdure.workflows.node_record import GroupInput, NodeRecord
@@ -59,14 +59,14 @@ class LateAgent:
         self._misses = misses
         self.waits: list[timedelta] = []
         """The time that each command was to wait."""
-        self.told: list[list[TransitionKind]] = []
+        self.told: list[list[type[AnyTransition]]] = []
         """What the group had told the job before each command."""
         monkeypatch.setattr(workflow, "execute_activity", self._execute)
         monkeypatch.setattr(workflow, "now", lambda: NOW)
 
     async def _execute(self, name: str, argument: Any, *, schedule_to_start_timeout: timedelta, **_: Any) -> Any:
         self.waits.append(schedule_to_start_timeout)
-        self.told.append([transition.kind for transition in self._table.transitions.carried.waiting])
+        self.told.append([type(transition) for transition in self._table.transitions.carried.waiting])
         if len(self.waits) > self._misses:
             return CommandAnswer(accepted=True, generation=2, entered=0)
         error = ActivityError(
@@ -96,4 +96,4 @@ def test_a_node_whose_lease_holds_may_take_a_command_late(
     agent = LateAgent(monkeypatch, table, misses=misses)
     asyncio.run(agent_calls.apply_world(table, NODE, 2))
     assert agent.waits == waits
-    assert agent.told[-1].count(TransitionKind.UNRESPONSIVE) == unresponsive
+    assert agent.told[-1].count(NodeUnresponsive) == unresponsive

@@ -7,8 +7,8 @@ from typing import Any
 
 from temporalio.client import Client
 
-from perdure.contract import Failure, FailureKind, GroupTransitions, JobPhase, NodeTransition
-from perdure.contract.groups import TransitionKind
+from perdure.contract import Failure, FailureKind, GroupTransitions, JobPhase
+from perdure.contract.transitions import NodeLost
 from tests.workflows.fleet import job_spec, running_fleet, submit
 from tests.workflows.jobs import node, running, until
 
@@ -64,9 +64,7 @@ async def test_edges_of_a_sender_that_knows_only_the_uid_are_not_taken(temporal_
     async with running_fleet(temporal_client) as fleet:
         job = await submit(fleet, job_spec("2"))
         known = await running(job, nodes=2)
-        transition = NodeTransition(
-            kind=TransitionKind.LOST, rank=1, incarnation=1, time=datetime.now(UTC), detail="a lie"
-        )
+        transition = NodeLost(rank=1, incarnation=1, time=datetime.now(UTC), detail="a lie")
         await job.signal(
             "transitions", GroupTransitions(uid=known.uid, group=0, sequence=10**9, transitions=(transition,))
         )

@@ -23,8 +23,8 @@ from perdure.contract import (
     NodePhase,
     PortsChanged,
     Ready,
-    TransitionKind,
 )
+from perdure.contract.transitions import AnyTransition, NodeCreateFailed, NodeJoined, NodePending
 from perdure.spec.validate import parse_spec
 from perdure.workflows import options
 from perdure.workflows.backend_reports import begin_watch, take_watch_events
@@ -91,8 +91,11 @@ class Table:
         return view.phase, view.reason
 
     @property
-    def told(self) -> list[tuple[TransitionKind, str]]:
-        return [(transition.kind, transition.detail) for transition in self.table.transitions.carried.waiting]
+    def told(self) -> list[tuple[type[AnyTransition], str]]:
+        return [
+            (type(transition), getattr(transition, "detail", ""))
+            for transition in self.table.transitions.carried.waiting
+        ]
 
 
 @pytest.mark.parametrize("joins_first", [True, False])
@@ -104,13 +107,13 @@ def test_why_a_command_cannot_start_is_told_although_the_agent_has_joined(joins_
     if not joins_first:
         table.joined()
     assert table.shown == (NodePhase.PENDING, NOT_PULLED)
-    assert table.told[-1] == (TransitionKind.PENDING, NOT_PULLED)
+    assert table.told[-1] == (NodePending, NOT_PULLED)
     told = len(table.told)
     table.event(PENDING, NOT_PULLED)
     assert len(table.told) == told, "told once"
     table.event(RUNNING)
     assert table.shown == (NodePhase.JOINED, "")
-    assert table.told[-1] == (TransitionKind.JOINED, "")
+    assert table.told[-1] == (NodeJoined, "")
     table.ready()
     assert table.shown == (NodePhase.READY, "")
 
@@ -147,7 +150,7 @@ def test_what_can_never_run_is_refused(kind: NodeEventKind) -> None:
     table.joined()
     assert table.event(kind, "its image's name is invalid", refused=True)
     assert table.shown == (NodePhase.LOST, "its image's name is invalid")
-    assert table.told[-1] == (TransitionKind.CREATE_FAILED, "its image's name is invalid")
+    assert table.told[-1] == (NodeCreateFailed, "its image's name is invalid")
 
 
 def test_a_node_cannot_start_datasets_without_end() -> None:

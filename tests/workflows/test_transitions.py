@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from temporalio import workflow
 
-from perdure.contract import GroupTransitions, TransitionKind
+from perdure.contract import GroupTransitions
+from perdure.contract.transitions import NodeJoined, NodeReady, NodeStepping
 from perdure.workflows import transitions as transitions_module
 from perdure.workflows.delivery import Delivery
 from perdure.workflows.node_record import TransitionsCarried
@@ -75,7 +76,7 @@ async def test_edges_whose_delivery_seemed_to_fail_are_numbered_alike_when_they_
     told: list[GroupTransitions] = []
 
     def add(rank: int) -> None:
-        transitions.add(kind=TransitionKind.READY, rank=rank, incarnation=1, time=datetime.now(UTC))
+        transitions.add(NodeReady(rank=rank, incarnation=1, time=datetime.now(UTC)))
 
     async def take(job_id: str, signal: str, message: GroupTransitions, **_: Any) -> Delivery:
         told.append(message)
@@ -127,7 +128,7 @@ async def test_that_a_group_is_gone_is_reported_again_until_the_job_takes_it_or_
 class Pauses:
     """Stands for a group that gathers: each pause adds one transition, and ends if that may end it."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, kind: TransitionKind) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, kind: type[NodeJoined | NodeStepping]) -> None:
         self.ended: list[bool] = []
         self.now = datetime(2026, 1, 1, tzinfo=UTC)
         self._kind = kind
@@ -151,7 +152,7 @@ class Pauses:
         return self.ended
 
     def _add(self) -> None:
-        self.transitions.add(kind=self._kind, rank=0, incarnation=1, time=self.now)
+        self.transitions.add(self._kind(rank=0, incarnation=1, time=self.now))
 
     async def _take(self, *_: Any, **__: Any) -> Delivery:
         if len(self.ended) == self._quiet_before:
@@ -170,13 +171,13 @@ class Pauses:
 
 
 async def test_a_replacement_that_joins_soon_after_the_loss_is_reported_at_once(monkeypatch: pytest.MonkeyPatch):
-    assert await Pauses(monkeypatch, kind=TransitionKind.JOINED).deliver(pauses=3) == [True, True, True]
+    assert await Pauses(monkeypatch, kind=NodeJoined).deliver(pauses=3) == [True, True, True]
 
 
 async def test_a_step_waits_for_those_of_other_nodes(monkeypatch: pytest.MonkeyPatch):
-    assert await Pauses(monkeypatch, kind=TransitionKind.STEPPING).deliver(pauses=3) == [False, False, False]
+    assert await Pauses(monkeypatch, kind=NodeStepping).deliver(pauses=3) == [False, False, False]
 
 
 async def test_many_nodes_that_join_together_are_gathered_after_the_first_ones(monkeypatch: pytest.MonkeyPatch):
-    pauses = Pauses(monkeypatch, kind=TransitionKind.JOINED)
+    pauses = Pauses(monkeypatch, kind=NodeJoined)
     assert await pauses.deliver(pauses=12, quiet_before=10) == [True] * 8 + [False] * 2 + [True, False]

@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
-from perdure.contract import JobPhase, NodeTransition
+from perdure.contract import JobPhase
+from perdure.contract.transitions import NodeTransition
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.capacity import joining, planned_changes, staffing
 from perdure.workflows.policy.capacity.staffing import TokenSource
 from perdure.workflows.policy.checkpoints import commits
 from perdure.workflows.policy.diagnosis import unreachable
 from perdure.workflows.policy.facts import user_requests
+from perdure.workflows.policy.facts.apply import apply_facts
 from perdure.workflows.policy.facts.events import Event, TimePassed
-from perdure.workflows.policy.facts.reduce import reduce
 from perdure.workflows.policy.record import incidents, observations
 from perdure.workflows.policy.record.phase import with_phase
 from perdure.workflows.policy.repair import hold_on_failure
@@ -81,7 +82,7 @@ def decide_all(
 
 def apply_event(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobState:
     """Takes in an event. `advance` must follow: after the last event, if several arrive at once."""
-    state = joining.accept_machine(reduce(state, event, now), event, job, now)
+    state = joining.accept_machine(apply_facts(state, event, now), event, job, now)
     state = joining.apply_ticket(state, event, now)
     state = planned_changes.end_node(commits.apply(state, event, job, now), event, job, now)
     return user_requests.apply(state, event, job, now)

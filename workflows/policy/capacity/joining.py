@@ -16,20 +16,18 @@ from datetime import datetime
 from typing import NamedTuple
 
 from perdure.contract import (
-    EvidenceSource,
     JoinedMachine,
     JoinRefusal,
     JoinRequest,
     MachinesView,
     NodePhase,
-    NodeTransition,
     Ticket,
-    TransitionKind,
 )
+from perdure.contract.transitions import NodeLost
 from perdure.spec.capabilities import CAPABILITIES
 from perdure.spec.job import JobSpec
+from perdure.workflows.policy.facts.apply import on_transition
 from perdure.workflows.policy.facts.events import Event, TicketIssued, TicketRevoked
-from perdure.workflows.policy.facts.reduce import reduce
 from perdure.workflows.policy.state.job import Holder, JobState, NodeState
 from perdure.workflows.policy.world import stages
 
@@ -275,15 +273,8 @@ def _record_loss(state: JobState, node: NodeState, holder: Holder, request: Join
 
 def _lose(state: JobState, node: NodeState, detail: str, now: datetime) -> JobState:
     """Records that a node is gone, as if a backend had reported it."""
-    transition = NodeTransition(
-        kind=TransitionKind.LOST,
-        rank=node.rank,
-        incarnation=node.incarnation,
-        time=now,
-        source=EvidenceSource.BACKEND,
-        detail=detail,
-    )
-    return reduce(state, transition, now)
+    lost = NodeLost(rank=node.rank, incarnation=node.incarnation, time=now, detail=detail)
+    return on_transition(state, lost, now)
 
 
 def _displaced_sessions(known: Holder | None, request: JoinRequest) -> tuple[str, ...]:

@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 
-from perdure.contract import EvidenceSource, Incarnation, NodeTransition, TransitionKind
+from perdure.contract import EvidenceSource, Incarnation
+from perdure.contract.transitions import NodeEnding
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.checkpoints import commits
 from perdure.workflows.policy.facts.events import Event, RelaunchRequested, SuspendRequested
@@ -39,7 +40,7 @@ def postpone(
 
 def end_node(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobState:
     """Has a checkpoint made before a node ends that another party ends, or releases the node at once."""
-    if not isinstance(event, NodeTransition) or event.kind is not TransitionKind.ENDING:
+    if not isinstance(event, NodeEnding):
         return state
     node = state.nodes.get(event.rank)
     if node is None or node.incarnation != event.incarnation or not node.alive or node.released:
@@ -49,7 +50,7 @@ def end_node(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobS
     )
     if waits is None or waits.postponed is None:
         return state.with_node(node.replace(released=True))
-    ending = Incarnation(rank=node.rank, incarnation=node.incarnation)
+    ending = Incarnation(**event.identity)
     others = (one for one in waits.postponed.endings if one.key != ending.key)
     return waits.replace(postponed=waits.postponed.model_copy(update={"endings": (*others, ending)}))
 

@@ -18,9 +18,12 @@ from perdure.contract import (
     Considered,
     EvidenceSource,
     JobPhase,
-    NodeTransition,
     RestoreSource,
-    TransitionKind,
+)
+from perdure.contract.transitions import (
+    NodeCommittedCheckpoint,
+    NodeRestoredCheckpoint,
+    NodeStoredCheckpoint,
 )
 from perdure.spec.checkpoint import Checkpoint
 from perdure.spec.job import JobSpec
@@ -48,20 +51,18 @@ def apply(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobStat
     """Takes in what a node reports about a checkpoint, and users' requests for one."""
     if isinstance(event, CheckpointRequested):
         return request(state)
-    if not isinstance(event, NodeTransition) or event.checkpoint is None:
+    if not isinstance(event, NodeStoredCheckpoint | NodeCommittedCheckpoint | NodeRestoredCheckpoint):
         return state
     node = state.nodes.get(event.rank)
     if node is None or node.incarnation != event.incarnation or not node.alive:
         return state
-    match event.kind:
-        case TransitionKind.CHECKPOINT_STORED:
+    match event:
+        case NodeStoredCheckpoint():
             return _stored(state, node, event.checkpoint, event, job, now)
-        case TransitionKind.CHECKPOINT_COMMITTED:
+        case NodeCommittedCheckpoint():
             return _committed(state, event.checkpoint, event, now)
-        case TransitionKind.CHECKPOINT_RESTORED:
+        case NodeRestoredCheckpoint():
             return _restored(state, node, event.checkpoint, event, now)
-        case _:
-            return state
 
 
 def request(state: JobState) -> JobState:
@@ -135,7 +136,7 @@ def _stored(
     state: JobState,
     node: NodeState,
     facts: CheckpointFacts,
-    transition: NodeTransition,
+    transition: NodeStoredCheckpoint,
     job: JobSpec,
     now: datetime,
 ) -> JobState:
@@ -224,7 +225,7 @@ def _failing(state: JobState, problem: str, since: datetime, now: datetime) -> J
     return observations.observe_storage(state, now, over=False)
 
 
-def _committed(state: JobState, facts: CheckpointFacts, transition: NodeTransition, now: datetime) -> JobState:
+def _committed(state: JobState, facts: CheckpointFacts, transition: NodeCommittedCheckpoint, now: datetime) -> JobState:
     known, parts = state.checkpoints, state.checkpoints.parts
     if known.commit is None or known.commit.folder != facts.folder:
         return state
@@ -245,7 +246,7 @@ def _committed(state: JobState, facts: CheckpointFacts, transition: NodeTransiti
 
 
 def _start_over(
-    state: JobState, node: NodeState, facts: CheckpointFacts, transition: NodeTransition, now: datetime
+    state: JobState, node: NodeState, facts: CheckpointFacts, transition: NodeRestoredCheckpoint, now: datetime
 ) -> JobState:
     """Records that the ranks begin anew beside checkpoints none of which can be loaded. What is known of these no
     longer counts, and nothing of them is deleted."""
@@ -266,7 +267,7 @@ def _start_over(
 
 
 def _restored(
-    state: JobState, node: NodeState, facts: CheckpointFacts, transition: NodeTransition, now: datetime
+    state: JobState, node: NodeState, facts: CheckpointFacts, transition: NodeRestoredCheckpoint, now: datetime
 ) -> JobState:
     known = state.checkpoints
     world = state.world

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from perdure.contract import EvidenceSource, FailureClass, NodeTransition
+from perdure.contract import EvidenceSource, FailureClass
+from perdure.contract.transitions import NodeStalled, NodeStepping
 from perdure.spec.durations import format_duration
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.diagnosis.interruptions import interrupt
@@ -34,21 +35,21 @@ def limit_of(state: JobState, job: JobSpec) -> timedelta | None:
     return limit * 2 ** min(state.missed_first_steps, _MOST_DOUBLINGS)
 
 
-def learn(state: JobState, transition: NodeTransition, now: datetime) -> JobState:
+def learn(state: JobState, stepping: NodeStepping, now: datetime) -> JobState:
     """Takes in that a node has made its first step in the current world."""
-    entered_at = transition.entered_at
+    entered_at = stepping.entered_at
     if entered_at is not None:
-        took = max(transition.time - entered_at, timedelta())
+        took = max(stepping.time - entered_at, timedelta())
         state = state.replace(first_step=max(state.first_step or took, took))
     if state.stepped:
         state = state.replace(missed_first_steps=0)
-    return _withdraw(state, transition.rank, now)
+    return _withdraw(state, stepping.rank, now)
 
 
-def miss(state: JobState, node: NodeState, transition: NodeTransition, now: datetime) -> JobState:
+def miss(state: JobState, node: NodeState, stalled: NodeStalled, now: datetime) -> JobState:
     """Takes in that the ranks of a node have made no first step in time."""
     world = state.world
-    if world is None or transition.generation != world.generation:
+    if world is None or stalled.generation != world.generation:
         return state
     if not state.is_member(node) or state.outcome is not None or state.between_stages:
         return state
@@ -62,7 +63,7 @@ def miss(state: JobState, node: NodeState, transition: NodeTransition, now: date
     known = f"; the longest first step took {format_duration(_rounded(state.first_step))}" if state.first_step else ""
     text = f"no rank of node {node.rank} has made a step{limit} after it entered generation {world.generation}{known}"
     # The nodes of a world wait for each other, and each reports it: none of them is known to be the one that hangs.
-    failure = NodeFailure(rank=node.rank, failure=FailureClass.HANG, time=transition.time, text=text, certain=False)
+    failure = NodeFailure(rank=node.rank, failure=FailureClass.HANG, time=stalled.time, text=text, certain=False)
     return interrupt(state, failure, now=now, source=EvidenceSource.AGENT, generation=world.generation)
 
 

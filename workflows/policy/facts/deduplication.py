@@ -3,11 +3,12 @@ repeated."""
 
 from __future__ import annotations
 
-from perdure.contract import GroupTransitions, NodeTransition
+from perdure.contract import GroupTransitions
+from perdure.contract.transitions import AnyTransition
 from perdure.workflows.policy.state.job import JobState, TransitionsTaken
 
 
-def accept(state: JobState, message: GroupTransitions) -> tuple[JobState, tuple[NodeTransition, ...] | None]:
+def accept(state: JobState, message: GroupTransitions) -> tuple[JobState, tuple[AnyTransition, ...] | None]:
     """Returns the state that remembers the message, and its transitions that are new; None where the message is a
     repeat."""
     if message.before is None:

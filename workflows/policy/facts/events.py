@@ -7,11 +7,11 @@ from perdure.contract import (
     Finished,
     JoinRequest,
     Message,
-    NodeTransition,
     NodeView,
     ShardsSetAside,
     Ticket,
 )
+from perdure.contract.transitions import AnyTransition
 
 
 class GroupAdopted(Message):
@@ -79,7 +79,7 @@ class CancelRequested(Message):
 Event = (
     Failure
     | Finished
-    | NodeTransition
+    | AnyTransition
     | GroupAdopted
     | GroupWoundDown
     | JoinRequest

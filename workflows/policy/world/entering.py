@@ -13,7 +13,7 @@ from datetime import datetime
 from perdure.contract import EvidenceSource, FailureClass
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.diagnosis.interruptions import interrupt
-from perdure.workflows.policy.facts.reduce import CONTROL_LAG, CONTROL_LAG_GRACE
+from perdure.workflows.policy.facts.agent_messages import CONTROL_LAG, CONTROL_LAG_GRACE
 from perdure.workflows.policy.state.job import JobState, NodeFailure, NodeState
 
 

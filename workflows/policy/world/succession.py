@@ -29,7 +29,8 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from perdure.contract import NodePhase, NodeTransition, TransitionKind, World
+from perdure.contract import NodePhase, World
+from perdure.contract.transitions import NodeLost, NodeRemoved
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.record import incidents
 from perdure.workflows.policy.state.job import JobState, LeavingNode, NodeState
@@ -77,16 +78,15 @@ def succeed(state: JobState, older: NodeState | None, newer: NodeState, job: Job
     return newer.replace(predecessor=predecessor, predecessor_until=until)
 
 
-def observe_end(state: JobState, transition: NodeTransition) -> JobState:
+def observe_end(state: JobState, end: NodeLost | NodeRemoved) -> JobState:
     """Records that an incarnation has ended, whether or not the job still counts on it."""
-    node = state.nodes.get(transition.rank)
-    if node is None or transition.kind not in (TransitionKind.LOST, TransitionKind.REMOVED) or not transition.certain:
+    node = state.nodes.get(end.rank)
+    if node is None or (isinstance(end, NodeRemoved) and not end.certain):
         return state
-    ended = transition.key
-    state = state.replace(leaving=tuple(one for one in state.leaving if one.key != ended))
-    if node.predecessor == transition.incarnation:
+    state = state.replace(leaving=tuple(one for one in state.leaving if one.key != end.key))
+    if node.predecessor == end.incarnation:
         return state.with_node(node.replace(predecessor=0, predecessor_until=None))
-    if node.incarnation == transition.incarnation and node.may_still_run:
+    if node.incarnation == end.incarnation and node.may_still_run:
         return state.with_node(node.replace(may_still_run=False))
     return state
 

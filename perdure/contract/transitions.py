@@ -1,0 +1,258 @@
+"""Changes of nodes, as their group reports them to the job: one model for each kind of change.
+
+A job decides on these, and a group sends nothing else: so what a kind says is what a job can know about it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, cast, get_args
+
+from pydantic import BeforeValidator, Field
+
+from perdure.contract.agents import RankStarts
+from perdure.contract.base import ShortText, Time
+from perdure.contract.checkpoints import CheckpointFacts
+from perdure.contract.identity import Incarnation
+from perdure.contract.vocabulary import LossCause
+
+__all__ = [
+    "AnyTransition",
+    "NodeChangedOtherwise",
+    "NodeCommanded",
+    "NodeCommittedCheckpoint",
+    "NodeCreateFailed",
+    "NodeCreated",
+    "NodeEnding",
+    "NodeJoined",
+    "NodeLost",
+    "NodePending",
+    "NodePortsChanged",
+    "NodeReachable",
+    "NodeReady",
+    "NodeRemoved",
+    "NodeRestoredCheckpoint",
+    "NodeStallEnded",
+    "NodeStalled",
+    "NodeStepping",
+    "NodeStoredCheckpoint",
+    "NodeTransition",
+    "NodeUnreachable",
+    "NodeUnresponsive",
+]
+
+
+class NodeTransition(Incarnation):
+    """One change of one node, as its group saw it."""
+
+    time: Time
+    generation: int = 0
+    """The generation that the change is about, or the newest that the node knows; 0 for none."""
+
+
+class NodeCreated(NodeTransition):
+    """Its backend has created it."""
+
+    kind: Literal["CREATED"] = "CREATED"
+
+
+class NodePending(NodeTransition):
+    """Its backend has not started it yet."""
+
+    kind: Literal["PENDING"] = "PENDING"
+    detail: ShortText = ""
+    """What it waits for."""
+    queued: bool = False
+    """As in `NodeEvent`."""
+    absent: bool = False
+    """As in `NodeEvent`."""
+
+
+class NodeJoined(NodeTransition):
+    """Its agent has reported, or has not accepted a world."""
+
+    kind: Literal["JOINED"] = "JOINED"
+    address: str = ""
+    host: str = ""
+    preparing: bool = False
+    """The node's command runs, and has not started its torchrun yet."""
+    waits: ShortText | None = None
+    """What the node's command waits for before it starts; None where that has not changed."""
+
+
+class NodeReady(NodeTransition):
+    """Its command waits for a world."""
+
+    kind: Literal["READY"] = "READY"
+    detail: ShortText = ""
+    """Why it cannot connect to the world that trains; empty if it can."""
+    processes: int = 1
+    store_ports: tuple[int, ...] = ()
+    command_nodes: str | None = None
+    stage: int | None = None
+    """These four as in `Ready`."""
+
+
+class NodeStepping(NodeTransition):
+    """Its ranks step, or have run for long enough to be taken for healthy."""
+
+    kind: Literal["STEPPING"] = "STEPPING"
+    entered_at: Time | None = None
+    counted: bool = True
+    starts: RankStarts | None = None
+    saves: bool | None = None
+    """These four as in `Stepping`."""
+
+
+class NodeStalled(NodeTransition):
+    """Its ranks have stopped stepping."""
+
+    kind: Literal["STALLED"] = "STALLED"
+    at_start: bool = False
+    """As in `Stall`."""
+
+
+class NodeStallEnded(NodeTransition):
+    """Its ranks step again after a stall."""
+
+    kind: Literal["STALL_ENDED"] = "STALL_ENDED"
+
+
+class NodePortsChanged(NodeTransition):
+    """It listens on other ports for the store."""
+
+    kind: Literal["STORE_PORTS"] = "STORE_PORTS"
+    store_ports: tuple[int, ...] = ()
+
+
+class NodeCommanded(NodeTransition):
+    """Its agent has accepted a world."""
+
+    kind: Literal["COMMANDED"] = "COMMANDED"
+    detail: ShortText = ""
+    """Why the node has not entered that world, if it has not."""
+    entered: int | None = None
+    """The newest generation that the node has entered; None where its agent does not report it."""
+    inquiry: int = 0
+    """The newest inquiry that the command answers."""
+    preparing: bool = False
+    """The node's command runs, and has not started its torchrun yet."""
+
+
+class NodeUnreachable(NodeTransition):
+    """Its lease has lapsed."""
+
+    kind: Literal["UNREACHABLE"] = "UNREACHABLE"
+    detail: ShortText = ""
+
+
+class NodeReachable(NodeTransition):
+    """Its agent reports again after its lease had lapsed."""
+
+    kind: Literal["REACHABLE"] = "REACHABLE"
+    address: str = ""
+    host: str = ""
+
+
+class NodeUnresponsive(NodeTransition):
+    """Its agent did not take a command for the current generation."""
+
+    kind: Literal["UNRESPONSIVE"] = "UNRESPONSIVE"
+    detail: ShortText = ""
+
+
+class NodeLost(NodeTransition):
+    """Its backend has found that its processes have ended."""
+
+    kind: Literal["LOST"] = "LOST"
+    detail: ShortText = ""
+    cause: LossCause = LossCause.UNKNOWN
+    host: str | None = None
+    """Its machine; None where that is unknown."""
+
+
+class NodeCreateFailed(NodeTransition):
+    """Its backend has refused to create it, or can never start it."""
+
+    kind: Literal["CREATE_FAILED"] = "CREATE_FAILED"
+    detail: ShortText = ""
+    cause: LossCause = LossCause.UNKNOWN
+
+
+class NodeRemoved(NodeTransition):
+    """Its deletion has ended."""
+
+    kind: Literal["REMOVED"] = "REMOVED"
+    certain: bool = True
+    """No process of the node runs any more. False where only its agent could end it and did not answer."""
+
+
+class NodeStoredCheckpoint(NodeTransition):
+    """Its parts of a checkpoint are durable, or cannot be stored."""
+
+    kind: Literal["CHECKPOINT_STORED"] = "CHECKPOINT_STORED"
+    checkpoint: CheckpointFacts
+
+
+class NodeCommittedCheckpoint(NodeTransition):
+    """It has carried out the job's decision that a checkpoint is complete, or cannot."""
+
+    kind: Literal["CHECKPOINT_COMMITTED"] = "CHECKPOINT_COMMITTED"
+    checkpoint: CheckpointFacts
+
+
+class NodeRestoredCheckpoint(NodeTransition):
+    """The world continues with a saved step."""
+
+    kind: Literal["CHECKPOINT_RESTORED"] = "CHECKPOINT_RESTORED"
+    checkpoint: CheckpointFacts
+
+
+class NodeEnding(NodeTransition):
+    """It is being ended from outside, and waits for a checkpoint."""
+
+    kind: Literal["ENDING"] = "ENDING"
+    detail: ShortText = ""
+
+
+class NodeChangedOtherwise(NodeTransition):
+    """A kind of change that only a newer group knows: its generation counts."""
+
+    kind: Literal["UNKNOWN"] = "UNKNOWN"
+
+
+_ANY = (
+    NodeCreated
+    | NodePending
+    | NodeJoined
+    | NodeReady
+    | NodeStepping
+    | NodeStalled
+    | NodeStallEnded
+    | NodePortsChanged
+    | NodeCommanded
+    | NodeUnreachable
+    | NodeReachable
+    | NodeUnresponsive
+    | NodeLost
+    | NodeCreateFailed
+    | NodeRemoved
+    | NodeStoredCheckpoint
+    | NodeCommittedCheckpoint
+    | NodeRestoredCheckpoint
+    | NodeEnding
+    | NodeChangedOtherwise
+)
+
+KINDS: dict[str, type[AnyTransition]] = {kind.model_fields["kind"].default: kind for kind in get_args(_ANY)}
+
+
+def _known_kind(value: Any) -> Any:
+    """Reads a kind that this release does not know as `UNKNOWN`, so that the message's other transitions count."""
+    if not isinstance(value, dict):
+        return value
+    fields = cast("dict[str, Any]", value)
+    return fields if fields.get("kind") in KINDS else {**fields, "kind": "UNKNOWN"}
+
+
+AnyTransition = Annotated[Annotated[_ANY, Field(discriminator="kind")], BeforeValidator(_known_kind)]
+"""A transition in a message."""

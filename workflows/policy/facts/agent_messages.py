@@ -1,0 +1,42 @@
+"""What the messages have in common that agents send to the job itself: which of them count, and their progress."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from perdure.contract import AgentMessage, Progress, ProgressSource
+from perdure.workflows.policy.state.job import JobState, NodeState
+
+CONTROL_LAG = timedelta(seconds=5)
+"""A report that is older than this on arrival shows that the control plane was unavailable."""
+
+CONTROL_LAG_GRACE = timedelta(seconds=15)
+"""The time that agents may then take to poll again: the SDK's backoff grows to about 10 s."""
+
+_REMEMBERED_SEQUENCES = 32
+
+
+def accept_message(state: JobState, message: AgentMessage, now: datetime) -> tuple[JobState, NodeState] | None:
+    """The sender's node; None where the message is a repeat, or not from a current incarnation."""
+    sender = message.sender
+    node = state.nodes.get(sender.rank)
+    if node is None or not state.is_current(sender) or message.sequence in node.sequences:
+        return None
+    node = node.replace(sequences=(*node.sequences, message.sequence)[-_REMEMBERED_SEQUENCES:])
+    state = state.with_node(node)
+    if now - message.time > CONTROL_LAG:
+        state = state.replace(control_lag_until=now + CONTROL_LAG_GRACE)
+    return state, node
+
+
+def newest_progress(state: JobState, reported: Progress | None) -> Progress | None:
+    """Returns the progress of the newest world, in which a lower step is not an older one: ranks begin with a
+    checkpoint, and counts with 0. Of one world the furthest counts, as reports may be late."""
+    known = state.progress
+    if known is None or reported is None:
+        return reported or known
+    if reported.source is not known.source:
+        return reported if reported.source is ProgressSource.REPORTED else known
+    if reported.generation != known.generation:
+        return max(known, reported, key=lambda progress: progress.generation)
+    return reported if reported.step >= known.step else known

@@ -1,0 +1,86 @@
+"""A node's agent has reported, and its command requests a world."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from perdure.contract import EvidenceSource, FailureClass, NodePhase
+from perdure.contract.transitions import NodeJoined, NodePortsChanged, NodeReady
+from perdure.workflows.policy.diagnosis.interruptions import interrupt
+from perdure.workflows.policy.facts.nodes import fresh_ports, with_address, with_preparation
+from perdure.workflows.policy.record import incidents
+from perdure.workflows.policy.state.job import JobState, NodeFailure, NodeState
+
+_OLD_AGENT = "its agent is of an older release and cannot skip torchruns that have finished; update it"
+
+
+def on_joined(state: JobState, node: NodeState, joined: NodeJoined, now: datetime) -> JobState:
+    """Takes in that the node's agent runs, and what its command does before it requests a world."""
+    node = with_address(node, address=joined.address, host=joined.host)
+    if joined.waits is not None:
+        node = node.replace(waits=joined.waits)
+        if node.waits:
+            state = incidents.waits(state, f"node {node.rank}: {node.waits}")
+    if joined.preparing:
+        state = state.replace(prepares=True)
+    elif node.phase is not NodePhase.READY:
+        node = node.replace(phase=NodePhase.JOINED, since=now, reason=node.waits, queued=False, uncreated_since=None)
+    node = with_preparation(node.replace(reachable=True), preparing=joined.preparing or node.preparing)
+    return state.with_node(node)
+
+
+def on_ready(state: JobState, node: NodeState, ready: NodeReady, now: datetime) -> JobState:
+    """Takes in that the node's command waits for a world: its ranks, if it had any, are down."""
+    world = state.world
+    if ready.stage is not None:
+        # Only the job decides that a stage is complete. A node that has passed more stages knows what a reset job has
+        # lost.
+        state = state.replace(stages_complete=max(state.stages_complete, ready.stage))
+    node = with_preparation(node, preparing=False).replace(
+        phase=NodePhase.READY,
+        since=now,
+        reason=ready.detail,
+        waits="",
+        cut_off=bool(ready.detail),
+        processes=ready.processes,
+        store_ports=fresh_ports(node, ready.store_ports),
+        command_nodes=ready.command_nodes or node.command_nodes,
+        reachable=True,
+        failed_starts=0,
+        uncreated_since=None,
+    )
+    node = _request_world(state, node, ready.stage, ready.generation)
+    state = state.with_node(node)
+    if state.between_stages:
+        return state
+    over = world is not None and state.is_member(node) and ready.generation >= world.generation
+    if not over or state.interruption is not None or state.outcome is not None:
+        return state
+    # The node's own failure report may still be on the way to the job.
+    text = f"node {node.rank} waits for a new world"
+    failure = NodeFailure(rank=node.rank, failure=FailureClass.PEER_LOST, time=ready.time, text=text)
+    return interrupt(state, failure, now=now, source=EvidenceSource.PEERS, generation=ready.generation)
+
+
+def on_ports_changed(state: JobState, node: NodeState, changed: NodePortsChanged) -> JobState:
+    """Takes in the ports on which the node listens for the store."""
+    return state.with_node(node.replace(store_ports=fresh_ports(node, changed.store_ports)))
+
+
+def _request_world(state: JobState, node: NodeState, stage: int | None, after_generation: int) -> NodeState:
+    """Updates a node whose command requests a world.
+
+    Args:
+        state: The job.
+        node: The node before the request.
+        stage: The number of torchruns of the command that ended before the one that requests; None where its agent
+            cannot tell.
+        after_generation: The newest generation that the node has entered.
+    """
+    if stage is None:
+        reached = after_generation >= state.complete_generation
+        return node.replace(
+            stage=state.stages_complete if reached else 0, ended=False, reason=node.reason if reached else _OLD_AGENT
+        )
+    caught_up = stage + 1 >= state.stages_complete
+    return node.replace(stage=stage, counts_stages=True, ended=False, catching_up=node.catching_up and not caught_up)

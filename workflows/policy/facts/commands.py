@@ -1,0 +1,65 @@
+"""A node's agent has taken the current world, or has not."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from perdure.contract import EvidenceSource, FailureClass
+from perdure.contract.transitions import NodeCommanded, NodeUnresponsive
+from perdure.workflows.policy.diagnosis.interruptions import interrupt
+from perdure.workflows.policy.facts.nodes import silence, with_preparation
+from perdure.workflows.policy.record import incidents
+from perdure.workflows.policy.state.job import JobState, NodeFailure, NodeState
+
+
+def on_commanded(state: JobState, node: NodeState, commanded: NodeCommanded, now: datetime) -> JobState:
+    """Takes in that the node's agent has accepted a world, and whether the node has entered it."""
+    node = node.replace(
+        commanded=max(node.commanded, commanded.generation),
+        entered=max(node.entered, commanded.entered or 0),
+        reachable=True,
+    )
+    if state.world is None or commanded.generation != state.world.generation:
+        return state.with_node(node)
+    state = incidents.record_commands(state, commanded.time)
+    has_reached_torchrun = node.preparing and not commanded.preparing
+    node = with_preparation(node, preparing=commanded.preparing)
+    # A command that has just reached its torchrun is asked once more.
+    if has_reached_torchrun or not _has_not_entered(state, node, commanded):
+        return state.with_node(node)
+    why = commanded.detail or "the reason is not known"
+    text = f"it was given generation {commanded.generation} and has not entered it: {why}"
+    failure = NodeFailure(rank=node.rank, failure=FailureClass.RENDEZVOUS_TIMEOUT, time=commanded.time, text=text)
+    state = state.with_node(node.replace(missed_worlds=node.missed_worlds + 1))
+    return interrupt(state, failure, now=now, source=EvidenceSource.COMMAND)
+
+
+def on_unresponsive(state: JobState, node: NodeState, silent: NodeUnresponsive, now: datetime) -> JobState:
+    """Takes in that the node's agent did not take a command, which breaks a world that needs it."""
+    state = state.with_node(silence(node, silent.detail, now))
+    world = state.world
+    if world is None or not state.is_member(node) or state.outcome is not None or state.between_stages:
+        return state
+    # A node that has entered may be too busy with its first step to take a command in time; its lease shows if it is
+    # gone.
+    is_stopped = silent.generation == world.generation and max(node.stepping, node.entered) < world.generation
+    if not is_stopped or (state.control_lag_until is not None and now < state.control_lag_until):
+        return state
+    text = f"node {node.rank} does not take commands: {silent.detail}"
+    failure = NodeFailure(rank=node.rank, failure=FailureClass.NODE_UNRESPONSIVE, time=silent.time, text=text)
+    return interrupt(state, failure, now=now, source=EvidenceSource.COMMAND)
+
+
+def _has_not_entered(state: JobState, node: NodeState, commanded: NodeCommanded) -> bool:
+    """Whether this is the answer to the job's newest inquiry, and says that the node is not in its world."""
+    inquired, decided = state.inquired_at, state.world_decided_at
+    if (
+        inquired is None
+        or decided is None
+        or inquired < decided
+        or commanded.inquiry != state.inquiry
+        or commanded.entered is None
+    ):
+        return False
+    late = max(node.entered, node.stepping, node.finished) < commanded.generation
+    return late and not commanded.preparing and state.is_member(node) and state.outcome is None

@@ -1,0 +1,64 @@
+"""A node has ended, could not be created, or is deleted, as its backend reports."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from perdure.contract import EvidenceSource, FailureClass, LossCause, NodePhase
+from perdure.contract.transitions import NodeCreateFailed, NodeLost
+from perdure.workflows.policy.diagnosis.interruptions import interrupt
+from perdure.workflows.policy.facts.nodes import lose
+from perdure.workflows.policy.record import incidents
+from perdure.workflows.policy.state.job import JobState, NodeFailure, NodeState
+
+
+def on_lost(state: JobState, node: NodeState, lost: NodeLost, now: datetime) -> JobState:
+    """Takes in that the node's processes have ended, which breaks a world that needs it."""
+    needed = _is_needed(state, node)
+    state = lose(state, node.replace(host=lost.host or node.host), now, lost.detail, lost.cause)
+    return _break_world(state, lost, _failure_of(lost.cause), "lost", now) if needed else state
+
+
+def on_create_failed(state: JobState, node: NodeState, refusal: NodeCreateFailed, now: datetime) -> JobState:
+    """Takes in that the backend refuses the node, which ends a job that has never trained."""
+    # The specification itself cannot be started, by this node or any other.
+    launch = refusal.cause is LossCause.JOB
+    what = "cannot be started" if launch else "was refused"
+    needed = _is_needed(state, node)
+    state = lose(state, node, now, refusal.detail, refusal.cause)
+    if state.generation:
+        # The specification has trained, so the refusal may end: a world that trains is not ended by it, and one that
+        # lacks the node waits for it.
+        lost = state.nodes[node.rank]
+        state = state.with_node(lost.replace(uncreated_since=lost.uncreated_since or now))
+        state = incidents.waits(state, _text(refusal, what))
+        return _break_world(state, refusal, _failure_of(refusal.cause), what, now) if needed else state
+    return _break_world(state, refusal, FailureClass.LAUNCH if launch else FailureClass.CREATE_FAILED, what, now)
+
+
+def on_removed(state: JobState, node: NodeState, now: datetime) -> JobState:
+    """Takes in that the node is deleted."""
+    return state.with_node(node.replace(phase=NodePhase.REMOVED, since=now))
+
+
+def _is_needed(state: JobState, node: NodeState) -> bool:
+    """Whether the current world includes the node, and its ranks have not finished."""
+    done = state.world is not None and node.finished >= state.world.generation
+    return state.is_member(node) and not (done and (node.ended or not state.between_stages))
+
+
+def _failure_of(cause: LossCause) -> FailureClass:
+    return FailureClass.DISRUPTED if cause is LossCause.WANTED else FailureClass.NODE_LOST
+
+
+def _text(end: NodeLost | NodeCreateFailed, what: str) -> str:
+    return f"node {end.rank} {what}: {end.detail or 'no reason given'}"
+
+
+def _break_world(
+    state: JobState, end: NodeLost | NodeCreateFailed, failure: FailureClass, what: str, now: datetime
+) -> JobState:
+    if state.outcome is not None:
+        return state
+    reported = NodeFailure(rank=end.rank, failure=failure, time=end.time, text=_text(end, what))
+    return interrupt(state, reported, now=now, source=EvidenceSource.BACKEND)

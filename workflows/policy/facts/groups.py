@@ -1,0 +1,63 @@
+"""A group has sent its whole table, or has closed; and nodes know a newer generation than the job.
+
+These are the facts of a job that was reset, or that took over from an earlier run of itself.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from perdure.contract import EvidenceSource
+from perdure.workflows.policy.diagnosis import claims
+from perdure.workflows.policy.facts.events import GroupAdopted, GroupWoundDown
+from perdure.workflows.policy.record import incidents
+from perdure.workflows.policy.state.job import Interruption, JobState, NodeState
+
+
+def on_group_adopted(state: JobState, event: GroupAdopted, now: datetime) -> JobState:
+    """Takes over the nodes of a group that already ran."""
+    for view in event.nodes:
+        generation = view.generation if claims.is_possible(state, view.generation) else state.generation
+        state = newer_generation(state, generation, now)
+        ours = state.nodes.get(view.rank)
+        if ours is not None and ours.incarnation > view.incarnation:
+            continue
+        state = state.with_node(
+            NodeState(
+                rank=view.rank,
+                incarnation=view.incarnation,
+                token=view.token,
+                phase=view.phase,
+                since=view.since or now,
+                reason=view.reason,
+                reachable=view.reachable,
+                host=view.host,
+                address=view.address,
+                processes=view.processes,
+                store_ports=view.store_ports,
+                command_nodes=view.command_nodes,
+                commanded=generation,
+                avoids=view.avoids,
+            )
+        )
+    return state
+
+
+def on_group_wound_down(state: JobState, event: GroupWoundDown) -> JobState:
+    """Takes in that nothing of a group is left."""
+    if state.outcome is None:
+        # The job did not request it and continues: the group is started again.
+        return state
+    return state.replace(wound_down_groups=tuple(sorted({*state.wound_down_groups, event.group})))
+
+
+def newer_generation(state: JobState, generation: int, now: datetime) -> JobState:
+    """Takes in a generation that this job does not know: the job was reset, and its world is not the newest."""
+    if generation <= state.generation:
+        return state
+    state = state.replace(generation=generation)
+    if state.world is None or state.interruption is not None:
+        return state
+    text = f"nodes are in generation {generation}: the job took over from an earlier run of itself"
+    state = incidents.add_evidence(state, now=now, time=now, source=EvidenceSource.AGENT, text=text)
+    return state.replace(interruption=Interruption(since=now, requested=text))

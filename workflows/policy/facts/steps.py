@@ -1,0 +1,43 @@
+"""A node's ranks step, have stopped stepping, or step again."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from perdure.contract.transitions import NodeStalled, NodeStallEnded, NodeStepping
+from perdure.workflows.policy.diagnosis import first_steps
+from perdure.workflows.policy.facts.nodes import with_preparation
+from perdure.workflows.policy.record import incidents, observations
+from perdure.workflows.policy.state.job import JobState, NodeState
+
+
+def on_stepping(state: JobState, node: NodeState, stepping: NodeStepping, now: datetime) -> JobState:
+    """Takes in that the node's ranks run in a world, and have made a step if it is counted."""
+    first = stepping.generation > node.stepping
+    node = with_preparation(node, preparing=False).replace(
+        stepping=max(node.stepping, stepping.generation),
+        stepped=max(node.stepped, stepping.generation) if stepping.counted else node.stepped,
+        without_checkpoints=stepping.generation if stepping.saves is False else node.without_checkpoints,
+        reachable=True,
+        missed_worlds=0,
+    )
+    state = state.with_node(node)
+    if state.world is None or stepping.generation != state.world.generation:
+        return state
+    state = incidents.record_entry(state, stepping.entered_at or stepping.time)
+    if first and stepping.starts is not None:
+        state = incidents.record_starts(state, stepping.starts)
+    return first_steps.learn(state, stepping, now) if stepping.counted and state.is_member(node) else state
+
+
+def on_stalled(state: JobState, node: NodeState, stalled: NodeStalled, now: datetime) -> JobState:
+    """Takes in that no rank of the node steps; one that has not begun to step may hang."""
+    node = node.replace(stalled_in=stalled.generation, stalled_since=stalled.time, stalled_at_start=stalled.at_start)
+    state = state.with_node(node)
+    return first_steps.miss(state, node, stalled, now) if stalled.at_start else state
+
+
+def on_stall_ended(state: JobState, node: NodeState, ended: NodeStallEnded, now: datetime) -> JobState:
+    """Takes in that the node's ranks step again."""
+    state = observations.observe_stall_ended(state, node, ended.time, now)
+    return state.with_node(node.replace(stalled_in=0, stalled_since=None, stalled_at_start=False))
