@@ -15,66 +15,18 @@ import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, TypedDict
+from typing import Any, TypedDict
 
 from pydantic import BaseModel, ValidationError
 
 from perdure.agent.files import KeptFile
 from perdure.agent.notifier import Notifier
-from perdure.contract import (
-    AgentMessage,
-    CheckpointRestored,
-    CheckpointStored,
-    DatasetNeeded,
-    Failure,
-    Finished,
-    GroupMissing,
-    Joined,
-    LeaseTaken,
-    Leaving,
-    NodeCredentials,
-    PortsChanged,
-    Ready,
-    Stall,
-    Stepping,
-    StoreNeeded,
-)
+from perdure.contract import AgentMessage, Destination, NodeCredentials, Route, routed_to
 
 logger = logging.getLogger(__name__)
 
-SIGNALS: Final[dict[type[AgentMessage], str]] = {
-    Joined: "joined",
-    Ready: "ready",
-    Stepping: "stepping",
-    Stall: "stall",
-    LeaseTaken: "lease_taken",
-    PortsChanged: "ports_changed",
-    DatasetNeeded: "dataset_needed",
-    StoreNeeded: "store_needed",
-    CheckpointStored: "checkpoint_stored",
-    CheckpointRestored: "checkpoint_restored",
-    Leaving: "leaving",
-    Failure: "failure",
-    Finished: "finished",
-    GroupMissing: "group_missing",
-}
-_MODELS = {name: model for model, name in SIGNALS.items()}
-
-_ONLY_NEWEST = frozenset(
-    {
-        "ready",
-        "stepping",
-        "stall",
-        "lease_taken",
-        "ports_changed",
-        "group_missing",
-        "store_needed",
-        "checkpoint_restored",
-        "leaving",
-    }
-)
-_NOT_JOURNALED = frozenset({"ports_changed", "group_missing", "store_needed"})
-_FIRST: Final = "failure"
+_KINDS = {name: kind for to in Destination for name, kind in routed_to(to).items() if issubclass(kind, AgentMessage)}
+"""The messages that a journal may hold, by their names."""
 
 _MOST_REPORTS = 200
 """Undelivered reports of which each counts, at most. A node in trouble has a few; more come from a program that reports
@@ -85,13 +37,10 @@ _LONGEST_PAUSE = 5.0
 """Longest pause in seconds: a server that is back is detected within this time; an outage of an hour costs 720
 attempts."""
 
-_SPREAD = frozenset({"stepping", "lease_taken"})
-"""Signals that all nodes of a world or a group send at the same time, and that no workflow waits for: they are sent at
-a random time within the spread. A server admits one call at a time to a workflow, and rejects calls that wait too long
-(`BusyWorkflow`)."""
 _SPREAD_PER_NODE = 0.005
-"""Seconds of spread per node: 200 signals a second are less than half of the capacity of a Temporal server on two
-cores."""
+"""Seconds per node over which messages with a spread are sent, each at a random time. A server admits one call at a
+time to a workflow, and rejects calls that wait too long (`BusyWorkflow`); 200 signals a second are less than half of
+the capacity of a Temporal server on two cores."""
 _SHORTEST_SPREAD = 0.5
 """Spreads below this number of seconds are not applied: so few nodes do not need any."""
 
@@ -124,12 +73,15 @@ class DestinationNotFound(Exception):
 
 
 class _Entry:
-    def __init__(self, signal: str, message: AgentMessage, sequence: int | None = None) -> None:
-        self.signal = signal
+    def __init__(self, message: AgentMessage, sequence: int | None = None) -> None:
         self.message = message
         self.sequence = sequence
         self.not_before = 0.0
         """The monotonic time before which it is not sent."""
+
+    @property
+    def route(self) -> Route:
+        return self.message.route
 
 
 class _JournalEntry(BaseModel):
@@ -145,8 +97,8 @@ class _Journal(BaseModel):
     """Entries in the format of `_JournalEntry`, unless another release wrote them."""
 
 
-Send = Callable[[str, AgentMessage], Awaitable[None]]
-"""Sends one signal by name. Raises `DestinationNotFound`, `ControlPlaneBusy`, or any other error for "retry"."""
+Send = Callable[[AgentMessage], Awaitable[None]]
+"""Sends one message by its route. Raises `DestinationNotFound`, `ControlPlaneBusy`, or any other error for "retry"."""
 
 
 class Outbox:
@@ -187,33 +139,33 @@ class Outbox:
             message: the message; its sequence number is set later.
             first: whether to put it before all unsent messages, as failures always are.
         """
-        signal = SIGNALS[type(message)]
-        if signal in _ONLY_NEWEST:
-            self._entries = [entry for entry in self._entries if entry.signal != signal]
-        elif sum(entry.signal not in _ONLY_NEWEST for entry in self._entries) >= _MOST_REPORTS:
-            logger.error("%d reports are not delivered yet; this one is left out: %s", _MOST_REPORTS, signal)
+        route = message.route
+        if route.newest_only:
+            self._entries = [entry for entry in self._entries if entry.route != route]
+        elif sum(not entry.route.newest_only for entry in self._entries) >= _MOST_REPORTS:
+            logger.error("%d reports are not delivered yet; this one is left out: %s", _MOST_REPORTS, route.name)
             return
-        if signal == _FIRST or first:
-            position = sum(entry.sequence is not None or entry.signal == _FIRST for entry in self._entries)
+        if route.first or first:
+            position = sum(entry.sequence is not None or entry.route.first for entry in self._entries)
             self._hurry = True
         else:
             position = len(self._entries)
-        entry = _Entry(signal, message)
-        if signal in _SPREAD:
+        entry = _Entry(message)
+        if route.spread:
             entry.not_before = time.monotonic() + random.uniform(0, self._spread)
         self._entries.insert(position, entry)
-        if signal not in _NOT_JOURNALED:
+        if route.journaled:
             self._save()
         self._changed.fire()
 
     @property
     def pending(self) -> int:
         """The number of undelivered messages, without telemetry."""
-        return sum(entry.signal not in _NOT_JOURNALED for entry in self._entries)
+        return sum(entry.route.journaled for entry in self._entries)
 
-    def holds(self, signal: str) -> bool:
+    def holds(self, kind: type[AgentMessage]) -> bool:
         """Returns whether a message of this kind has not arrived yet."""
-        return any(entry.signal == signal for entry in self._entries)
+        return any(isinstance(entry.message, kind) for entry in self._entries)
 
     async def flush(self, *, within: float) -> bool:
         """Waits until all messages except telemetry are delivered; returns False after `within` seconds."""
@@ -249,12 +201,12 @@ class Outbox:
 
     @property
     def _is_urgent(self) -> bool:
-        return any(entry.signal == _FIRST for entry in self._entries)
+        return any(entry.route.first for entry in self._entries)
 
     @property
     def _delay(self) -> float:
         """Seconds until the first message may be sent. It does not delay later messages that need no spread."""
-        can_wait = all(entry.signal in _SPREAD | _NOT_JOURNALED for entry in self._entries)
+        can_wait = all(entry.route.spread or not entry.route.journaled for entry in self._entries)
         if self._flushing or self._hurry or not can_wait:
             return 0.0
         return self._entries[0].not_before - time.monotonic()
@@ -262,13 +214,13 @@ class Outbox:
     async def _send_head(self) -> None:
         entry = self._entries[0]
         # A message that arrived without an acknowledgment keeps its number, so that the repeat is recognized.
-        repeatable = entry.signal in _ONLY_NEWEST
+        repeatable = entry.route.newest_only
         if entry.sequence is None or repeatable:
             entry.sequence = self._next_sequence()
             if not repeatable:
                 self._save()
         try:
-            await self._send(entry.signal, entry.message.model_copy(update={"sequence": entry.sequence}))
+            await self._send(entry.message.model_copy(update={"sequence": entry.sequence}))
         except BaseException:
             if repeatable:
                 entry.sequence = None
@@ -276,7 +228,7 @@ class Outbox:
         # A newer message may have replaced it meanwhile.
         if entry in self._entries:
             self._entries.remove(entry)
-        if entry.signal not in _NOT_JOURNALED or self._file.stale:
+        if entry.route.journaled or self._file.stale:
             self._save()
         self._changed.fire()
 
@@ -304,7 +256,7 @@ class Outbox:
         for found in journal.entries:
             try:
                 entry = _JournalEntry.model_validate(found)
-                usable.append(_Entry(entry.signal, _MODELS[entry.signal].model_validate(entry.message), entry.sequence))
+                usable.append(_Entry(_KINDS[entry.signal].model_validate(entry.message), entry.sequence))
             except (ValidationError, KeyError) as error:
                 rejected.append(found)
                 logger.error("an entry of the outbox's journal cannot be read, so it is not sent: %s", error)
@@ -317,10 +269,10 @@ class Outbox:
             sequence=self._sequence,
             entries=[
                 _JournalEntry(
-                    signal=entry.signal, sequence=entry.sequence, message=entry.message.model_dump(mode="json")
+                    signal=entry.route.name, sequence=entry.sequence, message=entry.message.model_dump(mode="json")
                 )
                 for entry in self._entries
-                if entry.signal not in _NOT_JOURNALED
+                if entry.route.journaled
             ],
         )
         self._file.write(journal.model_dump_json().encode())

@@ -27,9 +27,9 @@ from perdure.agent.server import NodeServer
 from perdure.agent.state import StateFile
 from perdure.agent.store import StoreCalls
 from perdure.agent.telemetry import Telemetry
-from perdure.agent.transport import ControlPlane, Destination
+from perdure.agent.transport import ControlPlane
 from perdure.base.tracing import tracing_of
-from perdure.contract import GroupMissing, Joined
+from perdure.contract import Destination, GroupMissing, Joined
 from perdure.contract.names import job_of
 from perdure.events import AsyncExporter, FileExporter, to_collector
 from perdure_training.node_api import layout
@@ -153,7 +153,7 @@ class Agent:
     def _outbox(self, destination: Destination) -> Outbox:
         return Outbox(
             layout.outbox(self._config.private_dir, destination.lower()),
-            send=partial(self._control.signal, destination),
+            send=self._control.signal,
             not_found=partial(self._not_found, destination),
             spread=spread_of(self._config.most_nodes),
         )
@@ -172,7 +172,7 @@ class Agent:
         lost = self._lease.was_taken_since(self._joined_at)
         if self.node.state.leaving is not None:
             return
-        if (missing or lost or now - self._joined_at >= _JOIN_AGAIN) and not self._to_group.holds("joined"):
+        if (missing or lost or now - self._joined_at >= _JOIN_AGAIN) and not self._to_group.holds(Joined):
             self._join()
         if missing and (self._missing_reported is None or now - self._missing_reported >= _MISSING_AGAIN):
             self._missing_reported = now

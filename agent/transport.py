@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from enum import StrEnum
 from typing import Any, Protocol, TypeVar
 
 from temporalio.client import (
@@ -32,7 +31,16 @@ from perdure.base.backoff import Backoff
 from perdure.base.credentials.names import GRANT_HEADER
 from perdure.base.encryption.codec import PayloadEncryption
 from perdure.base.tracing import interceptors
-from perdure.contract import AgentMessage, DatasetAnswer, DatasetRequest, Message, StoreAnswers, StoreRequest
+from perdure.contract import (
+    AgentMessage,
+    DatasetAnswer,
+    DatasetRequest,
+    Destination,
+    Message,
+    RoutedMessage,
+    StoreAnswers,
+    StoreRequest,
+)
 from perdure.contract.names import dataset_workflow_id, store_workflow_id
 from perdure_launcher import __version__
 
@@ -43,7 +51,6 @@ _CALL_TIMEOUT = timedelta(seconds=5)
 _LONGEST_CALL = timedelta(seconds=20)
 """Longest timeout of a signal that is not urgent, used if the server answers late: a retry would only repeat a signal
 that it still processes."""
-_URGENT = frozenset({"failure", "finished"})
 _BUSY = frozenset({RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.RESOURCE_EXHAUSTED, RPCStatusCode.CANCELLED})
 """Statuses of an overloaded server. The SDK reports CANCELLED if a call took longer than its timeout."""
 _TOKEN_INTERVAL = 10.0
@@ -60,13 +67,6 @@ _DEPLOYMENT = WorkerDeploymentConfig(
 _Answer = TypeVar("_Answer", bound=Message)
 
 
-class Destination(StrEnum):
-    """The receiver of a message."""
-
-    JOB = "JOB"
-    GROUP = "GROUP"
-
-
 class UpdateRefused(Exception):
     """A workflow refuses a request, however often it is sent."""
 
@@ -74,8 +74,8 @@ class UpdateRefused(Exception):
 class ControlPlane(Protocol):
     """The interface between an agent and the workflows."""
 
-    async def signal(self, destination: Destination, name: str, message: AgentMessage) -> None:
-        """Delivers one message.
+    async def signal(self, message: AgentMessage) -> None:
+        """Delivers one message to the workflow of its route.
 
         Raises:
             DestinationNotFound: if the workflow does not exist or has closed.
@@ -128,12 +128,13 @@ class TemporalControlPlane:
         self._patience = _CALL_TIMEOUT
         """The timeout of signals that are not urgent; longer after a signal that the server did not answer in time."""
 
-    async def signal(self, destination: Destination, name: str, message: AgentMessage) -> None:
+    async def signal(self, message: AgentMessage) -> None:
         client = await self._connect()
-        workflow = self._config.job_id if destination is Destination.JOB else self._config.group_id
-        timeout = _CALL_TIMEOUT if name in _URGENT else self._patience
+        route = message.route
+        workflow = self._config.job_id if route.to is Destination.JOB else self._config.group_id
+        timeout = _CALL_TIMEOUT if route.urgent else self._patience
         try:
-            await client.get_workflow_handle(workflow).signal(name, message, rpc_timeout=timeout)
+            await client.get_workflow_handle(workflow).signal(route.name, message, rpc_timeout=timeout)
         except RPCError as error:
             if error.status is RPCStatusCode.NOT_FOUND:
                 raise DestinationNotFound(f"{workflow} does not exist or has closed") from error
@@ -151,20 +152,20 @@ class TemporalControlPlane:
 
     async def exchange(self, dataset: str, request: DatasetRequest) -> DatasetAnswer:
         workflow = dataset_workflow_id(self._config.job_id, self._config.node.uid, dataset)
-        return await self._update(workflow, "exchange", request, DatasetAnswer)
+        return await self._update(workflow, request, DatasetAnswer)
 
     async def call_store(self, request: StoreRequest) -> StoreAnswers:
         workflow = store_workflow_id(self._config.job_id, self._config.node.uid)
-        return await self._update(workflow, "call", request, StoreAnswers)
+        return await self._update(workflow, request, StoreAnswers)
 
-    async def _update(self, workflow: str, name: str, request: Message, answer: type[_Answer]) -> _Answer:
+    async def _update(self, workflow: str, request: RoutedMessage, answer: type[_Answer]) -> _Answer:
         client = await self._connect()
         try:
             # While no worker handles it, the server answers again and again that it has not begun.
             async with asyncio.timeout(_LONGEST_CALL.total_seconds()):
                 handle: WorkflowHandle[Any, Any] = client.get_workflow_handle(workflow)
                 return await handle.execute_update(  # pyright: ignore[reportUnknownMemberType]
-                    name, request, result_type=answer, rpc_timeout=_LONGEST_CALL
+                    request.route.name, request, result_type=answer, rpc_timeout=_LONGEST_CALL
                 )
         except (TimeoutError, WorkflowUpdateRPCTimeoutOrCancelledError) as error:
             raise ControlPlaneBusy(f"{workflow} did not answer in time") from error

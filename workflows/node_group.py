@@ -16,29 +16,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
     from perdure.contract import (
         Adopt,
-        CheckpointRestored,
-        CheckpointStored,
+        AgentMessage,
         DatasetNeeded,
+        Destination,
         GroupDesire,
         Joined,
-        LeaseTaken,
         Leaving,
         NodeCredentials,
         NodeEvents,
         NodePhase,
         NodeView,
-        PortsChanged,
-        Ready,
-        Stall,
-        Stepping,
+        RoutedMessage,
         StoreNeeded,
+        routed_to,
     )
     from perdure.contract.names import NODE_GROUP
     from perdure.workflows import agent_calls, backend_calls, options
@@ -55,7 +52,31 @@ _WATCH = ("watch", 0, 0)
 _LOOK = ("look", 0, 0)
 
 
+_Group = TypeVar("_Group", bound=type)
+
+
+def _receive_messages_of_agents(group: _Group) -> _Group:
+    """Adds the signal handlers of all messages for which the class defines none: they only change the table."""
+    for name, kind in routed_to(Destination.GROUP).items():
+        if not hasattr(group, name):
+            setattr(group, name, _table_handler(name, kind))
+    return group
+
+
+def _table_handler(name: str, kind: type[RoutedMessage]) -> Callable[[NodeGroup, AgentMessage], None]:
+    update: Callable[[NodeTable, AgentMessage], None] = getattr(NodeTable, name)
+
+    def handle(self: NodeGroup, message: AgentMessage) -> None:
+        self.update_table(update, message)
+
+    # The SDK decodes a signal to the type of the handler's argument.
+    handle.__annotations__ = {"message": kind, "return": None}
+    description = " ".join((kind.__doc__ or "").split()).partition(". ")[0].removesuffix(".")
+    return workflow.signal(name=name, description=description)(handle)
+
+
 @workflow.defn(name=NODE_GROUP)
+@_receive_messages_of_agents
 class NodeGroup:
     """The workflow of one group; see the module."""
 
@@ -117,26 +138,6 @@ class NodeGroup:
         self._release_if_outdated(message.sender)
         self._table.joined(message)
 
-    @workflow.signal(description="An agent holds its lease")
-    def lease_taken(self, message: LeaseTaken) -> None:
-        self._table.lease_taken(message)
-
-    @workflow.signal(description="A node's command waits for a world")
-    def ready(self, message: Ready) -> None:
-        self._table.ready(message)
-
-    @workflow.signal(description="All ranks of a node made their first step in a generation")
-    def stepping(self, message: Stepping) -> None:
-        self._table.stepping(message)
-
-    @workflow.signal(description="The ranks of a node are stalled, or step again")
-    def stall(self, message: Stall) -> None:
-        self._table.stall(message)
-
-    @workflow.signal(description="The ports that a node offers for the store of a world have changed")
-    def ports_changed(self, message: PortsChanged) -> None:
-        self._table.ports_changed(message)
-
     @workflow.signal(description="A rank uses a dataset whose workflow the server does not know")
     def dataset_needed(self, message: DatasetNeeded) -> None:
         if self._table.admits_dataset(message):
@@ -147,19 +148,15 @@ class NodeGroup:
         if self._table.store_is_needed(message):
             self._start(("store", 0, 0), start_store(self._table.group))
 
-    @workflow.signal(description="A node's parts of a checkpoint are durable, or cannot be stored")
-    def checkpoint_stored(self, message: CheckpointStored) -> None:
-        self._table.checkpoint_stored(message)
-
-    @workflow.signal(description="The ranks continue with a saved step")
-    def checkpoint_restored(self, message: CheckpointRestored) -> None:
-        self._table.checkpoint_restored(message)
-
     @workflow.signal(description="A node is being ended from outside, and waits for a checkpoint")
     def leaving(self, message: Leaving) -> None:
         if self._table.leaving(message):
             node = message.sender
             self._start(("release", node.rank, node.incarnation), agent_calls.release(self._table, node))
+
+    def update_table(self, update: Callable[[NodeTable, AgentMessage], None], message: AgentMessage) -> None:
+        """Takes in a message of an agent that starts no work."""
+        update(self._table, message)
 
     @workflow.signal(description="Facts from the backend's watch")
     def node_events(self, message: NodeEvents) -> None:

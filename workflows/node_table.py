@@ -173,7 +173,7 @@ class NodeTable:
     # Messages of agents
 
     def joined(self, message: Joined) -> None:
-        record = self._accept_message("joined", message)
+        record = self._accept_message(message)
         if record is None:
             return
         restarted = record.holder_started_at is not None and record.holder_started_at != message.agent_started_at
@@ -243,7 +243,7 @@ class NodeTable:
         )
 
     def lease_taken(self, message: LeaseTaken) -> None:
-        record = self._accept_message("lease_taken", message)
+        record = self._accept_message(message)
         if record is None or message.epoch < record.epoch:
             return
         self.put(record.replace(reachable=True, reason="", holder_started_at=message.agent_started_at))
@@ -252,7 +252,7 @@ class NodeTable:
             tell_obstacle(self, record)
 
     def ready(self, message: Ready) -> None:
-        record = self._accept_message("ready", message)
+        record = self._accept_message(message)
         if record is None:
             return
         self.put(
@@ -303,7 +303,7 @@ class NodeTable:
         )
 
     def stepping(self, message: Stepping) -> None:
-        record = self._accept_message("stepping", message)
+        record = self._accept_message(message)
         if record is None or message.generation <= (record.stepped if message.counted else record.stepping):
             return
         stepped = message.generation if message.counted else record.stepped
@@ -321,7 +321,7 @@ class NodeTable:
         )
 
     def stall(self, message: Stall) -> None:
-        record = self._accept_message("stall", message)
+        record = self._accept_message(message)
         if record is None:
             return
         before = record.stall
@@ -336,7 +336,7 @@ class NodeTable:
             self.report(NodeStalled(**known, time=message.since, generation=generation, at_start=message.at_start))
 
     def ports_changed(self, message: PortsChanged) -> None:
-        record = self._accept_message("ports_changed", message)
+        record = self._accept_message(message)
         if record is None:
             return
         ports = message.store_ports or record.store_ports
@@ -345,7 +345,7 @@ class NodeTable:
             self.report(NodePortsChanged(**record.node.identity, time=message.time, store_ports=ports))
 
     def checkpoint_stored(self, message: CheckpointStored) -> None:
-        record = self._accept_message("checkpoint_stored", message)
+        record = self._accept_message(message)
         if record is not None:
             fields = message.model_dump(include={"step", "folder", "size", "took", "problem", "order", "unusable"})
             self.report(
@@ -358,7 +358,7 @@ class NodeTable:
             )
 
     def checkpoint_restored(self, message: CheckpointRestored) -> None:
-        record = self._accept_message("checkpoint_restored", message)
+        record = self._accept_message(message)
         if record is not None:
             known = {"step", "source", "folder", "again", "distrusted", "unusable", "memory"}
             self.report(
@@ -394,7 +394,7 @@ class NodeTable:
             return retired is not None and retired.node == sender
         if self.winding_down:
             return True
-        if self._accept_message("leaving", message) is not None:
+        if self._accept_message(message) is not None:
             known = sender.identity
             self.report(NodeEnding(**known, time=message.time, generation=message.generation, detail=message.reason))
         return False
@@ -407,9 +407,9 @@ class NodeTable:
             return self.adopts and sender.uid == self.group.uid
         return sender.uid == self.group.uid and sender.incarnation < record.node.incarnation
 
-    def _accept_message(self, kind: str, message: AgentMessage) -> NodeRecord | None:
+    def _accept_message(self, message: AgentMessage) -> NodeRecord | None:
         """Returns the sender's record, with the message counted; None where the sender or the message is stale."""
-        record = self.current(message.sender)
+        record, kind = self.current(message.sender), message.route.name
         if record is None or message.sequence <= record.sequences.get(kind, 0):
             return None
         record = record.replace(sequences={**record.sequences, kind: message.sequence})

@@ -24,7 +24,7 @@ from temporalio.envconfig import ClientConfig
 from perdure.activities.nodes.kubernetes.pod import INCARNATION, PREPARE, RANK
 from perdure.agent.config import AgentConfig
 from perdure.agent.outbox import Outbox, envelope, spread_of
-from perdure.agent.transport import Destination, TemporalControlPlane, shared_runtime
+from perdure.agent.transport import TemporalControlPlane, shared_runtime
 from perdure.base.encryption.codec import PayloadEncryption
 from perdure.base.kubernetes import Changed, KubernetesApi, Listed, Object, Removed
 from perdure.base.services import leave
@@ -66,7 +66,7 @@ class PlayedAgent:
         self._control = TemporalControlPlane(config, client=client)
         self._outbox = Outbox(
             config.run_dir / "outbox.json",
-            send=self._send,
+            send=self._control.signal,
             not_found=lambda: None,
             spread=spread_of(config.most_nodes),
         )
@@ -142,9 +142,6 @@ class PlayedAgent:
     def _say(self, kind: type[AgentMessage], **facts: Any) -> None:
         """Sends a message through a real agent's outbox, which retries, and spreads messages over time."""
         self._outbox.put(kind(**envelope(self._config.node), **facts))
-
-    async def _send(self, signal: str, message: AgentMessage) -> None:
-        await self._control.signal(Destination.GROUP, signal, message)
 
 
 async def play(kubeconfig: str, namespace: str, share: int, shares: int, folder: Path) -> None:

@@ -3,6 +3,7 @@
 | module | messages |
 |-|-|
 | `agents` | from agents to groups and jobs |
+| `routes` | where messages of agents go |
 | `commands` | from groups to agents |
 | `checkpoints` | about durable checkpoints, both ways |
 | `backends` | between groups and backends |
@@ -34,6 +35,7 @@ from perdure.contract.groups import *
 from perdure.contract.identity import *
 from perdure.contract.joining import *
 from perdure.contract.logs import *
+from perdure.contract.routes import *
 from perdure.contract.store import *
 from perdure.contract.transitions import *
 from perdure.contract.users import *

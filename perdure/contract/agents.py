@@ -1,4 +1,4 @@
-"""Messages of agents: signals to the NodeGroup of their node; failures and finishes go to the TrainingJob itself.
+"""Messages of agents to the group of their node, and to the job, each with its route.
 
 Telemetry goes to the group, so that it fills the group's history and not the job's. An agent sends what a job must
 decide on directly to the job.
@@ -11,8 +11,8 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from perdure.contract.base import ErrorText, LogTail, Message, ShortText, Time, Vocabulary
-from perdure.contract.identity import NodeCredentials
 from perdure.contract.logs import LogPosition
+from perdure.contract.routes import Destination, Route, RoutedMessage
 from perdure.contract.vocabulary import ProgressSource
 from perdure.spec.durations import Duration
 
@@ -61,10 +61,9 @@ Texts = Annotated[tuple[ShortText, ...], AfterValidator(lambda texts: texts[:MOS
 Steps = Annotated[tuple[int, ...], AfterValidator(lambda steps: steps[:MOST_STEPS])]
 
 
-class AgentMessage(Message):
-    """Base of all messages of agents. Its fields let a receiver recognize repeated, reordered and stale messages."""
+class AgentMessage(RoutedMessage, route=None):
+    """Base of all signals of agents. Its fields let a receiver recognize repeated, reordered and stale messages."""
 
-    sender: NodeCredentials
     sequence: int = Field(ge=1)
     """Counts the messages to one destination; a restarted agent continues the count."""
     time: Time
@@ -104,8 +103,8 @@ class CopyReceiver(Message):
     """The node's rack, or whatever part of the site fails at once; empty where that is unknown."""
 
 
-class Joined(AgentMessage):
-    """An agent's first report, repeated whenever it restarts. To the NodeGroup."""
+class Joined(AgentMessage, route=Route(Destination.GROUP, "joined")):
+    """An agent's first report, repeated whenever it restarts."""
 
     agent_started_at: Time
     address: ShortText
@@ -125,16 +124,15 @@ class Joined(AgentMessage):
     """Set where the job's nodes keep copies for each other, and this one can."""
 
 
-class Leaving(AgentMessage):
-    """The node is being ended by another party than the job, and waits for a checkpoint before its ranks end. To the
-    NodeGroup."""
+class Leaving(AgentMessage, route=Route(Destination.GROUP, "leaving", newest_only=True)):
+    """The node is being ended by another party than the job, and waits for a checkpoint before its ranks end."""
 
     generation: int
     reason: ShortText = ""
 
 
-class Ready(AgentMessage):
-    """The node's command waits for a world. To the NodeGroup."""
+class Ready(AgentMessage, route=Route(Destination.GROUP, "ready", newest_only=True)):
+    """The node's command waits for a world."""
 
     after_generation: int = 0
     """The newest generation that the node has entered before."""
@@ -172,9 +170,9 @@ class RankStarts(Message):
         )
 
 
-class Stepping(AgentMessage):
-    """All ranks of the node made their first step in a generation, or have stayed alive in it without one. To the
-    NodeGroup; a first step that comes later is reported again."""
+class Stepping(AgentMessage, route=Route(Destination.GROUP, "stepping", newest_only=True, spread=True)):
+    """All ranks of the node made their first step in a generation, or have stayed alive in it without one. A
+    first step that comes later is reported again."""
 
     generation: int
     counted: bool = True
@@ -188,9 +186,8 @@ class Stepping(AgentMessage):
     no storage, no step was seen yet, or the agent does not know."""
 
 
-class Stall(AgentMessage):
-    """A stall of the node, or its end: no rank steps although the processes are alive, or they step again. To the
-    NodeGroup."""
+class Stall(AgentMessage, route=Route(Destination.GROUP, "stall", newest_only=True)):
+    """A stall of the node, or its end: no rank steps although the processes are alive, or they step again."""
 
     generation: int
     since: Time | None = None
@@ -201,16 +198,15 @@ class Stall(AgentMessage):
     """No rank has made a step in this world, within the time that the job gave it."""
 
 
-class LeaseTaken(AgentMessage):
-    """The agent has taken the lease of this epoch, so it is reachable again. To the NodeGroup."""
+class LeaseTaken(AgentMessage, route=Route(Destination.GROUP, "lease_taken", newest_only=True, spread=True)):
+    """The agent has taken the lease of this epoch, so it is reachable again."""
 
     agent_started_at: Time
     epoch: int
 
 
-class PortsChanged(AgentMessage):
-    """A world has taken a port, so the ports that the node offers for the store of the next one have changed. To the
-    NodeGroup."""
+class PortsChanged(AgentMessage, route=Route(Destination.GROUP, "ports_changed", newest_only=True, journaled=False)):
+    """A world has taken a port, so the ports that the node offers for the store of the next one have changed."""
 
     store_ports: Ports = ()
 
@@ -288,8 +284,8 @@ class FailureKind(Vocabulary):
     """A kind that only a newer release knows; the other fields describe the failure."""
 
 
-class Failure(AgentMessage):
-    """A failure on a node: something ended or did not start. To the TrainingJob, at once, and never dropped."""
+class Failure(AgentMessage, route=Route(Destination.JOB, "failure", first=True, urgent=True)):
+    """A failure on a node: something ended or did not start. It is sent at once, and never dropped."""
 
     generation: int
     """The generation in which it happened; 0 before the first."""
@@ -318,12 +314,12 @@ class Failure(AgentMessage):
     """Ranks that the agent was told of and that the node does not have: they are unknown here, or left out."""
 
 
-class GroupMissing(AgentMessage):
-    """The server knows no open NodeGroup for this node, although its job runs. To the TrainingJob."""
+class GroupMissing(AgentMessage, route=Route(Destination.JOB, "group_missing", newest_only=True, journaled=False)):
+    """The server knows no open NodeGroup for this node, although its job runs."""
 
 
-class Finished(AgentMessage):
-    """All ranks of this node ended with 0 in this generation, or its command did. To the TrainingJob."""
+class Finished(AgentMessage, route=Route(Destination.JOB, "finished", urgent=True)):
+    """All ranks of this node ended with 0 in this generation, or its command did."""
 
     generation: int
     """The newest generation that the node entered; 0 where its command ended without one."""

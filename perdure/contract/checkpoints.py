@@ -10,6 +10,7 @@ from pydantic import AfterValidator
 from perdure.contract.agents import AgentMessage, Steps, Texts
 from perdure.contract.base import Message, ShortText, Time, Vocabulary
 from perdure.contract.identity import NodeCredentials
+from perdure.contract.routes import Destination, Route
 from perdure.spec.durations import Duration
 
 __all__ = [
@@ -91,9 +92,9 @@ class MemoryFinding(Message):
 Findings = Annotated[tuple[MemoryFinding, ...], AfterValidator(lambda findings: findings[:MOST_FINDINGS])]
 
 
-class CheckpointStored(AgentMessage):
+class CheckpointStored(AgentMessage, route=Route(Destination.GROUP, "checkpoint_stored")):
     """All parts of a checkpoint that a node has are durable, or cannot be stored yet; or none of the stored ones can be
-    loaded. To the NodeGroup."""
+    loaded."""
 
     generation: int
     """The generation that saved it."""
@@ -112,9 +113,9 @@ class CheckpointStored(AgentMessage):
     """The checkpoints in the storage, each with its damage, where none of them can be loaded: the ranks stop."""
 
 
-class CheckpointRestored(AgentMessage):
-    """The ranks of a generation continue with a saved state, or start over although there are some. To the NodeGroup,
-    by the node of rank 0."""
+class CheckpointRestored(AgentMessage, route=Route(Destination.GROUP, "checkpoint_restored", newest_only=True)):
+    """The ranks of a generation continue with a saved state, or start over although there are some. The node of
+    rank 0 reports it."""
 
     generation: int
     step: int

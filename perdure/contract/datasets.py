@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from perdure.contract.agents import AgentMessage
 from perdure.contract.base import Message, ShortText, shorten
-from perdure.contract.identity import NodeCredentials
+from perdure.contract.routes import Destination, Route, RoutedMessage
 
 __all__ = [
     "DatasetAnswer",
@@ -173,10 +173,9 @@ class ShardAnswer(Message):
     """A newer term has begun: of a newer world, or another rank has loaded a position."""
 
 
-class DatasetRequest(Message):
+class DatasetRequest(RoutedMessage, route=Route(Destination.DATASET, "exchange")):
     """Argument of the update `exchange`: the requests of several ranks of one node."""
 
-    sender: NodeCredentials
     parameters: DatasetParameters
     term: Term
     ranks: tuple[ShardRequest, ...] = Field(max_length=256)
@@ -188,8 +187,8 @@ class DatasetAnswer(Message):
     ranks: tuple[ShardAnswer, ...]
 
 
-class DatasetNeeded(AgentMessage):
-    """A rank uses a dataset whose workflow is not known to the server. To the NodeGroup, which starts it."""
+class DatasetNeeded(AgentMessage, route=Route(Destination.GROUP, "dataset_needed")):
+    """A rank uses a dataset whose workflow is not known to the server. The group starts it."""
 
     name: str = Field(pattern=DATASET_NAME)
     parameters: DatasetParameters

@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field, model_validator
 from perdure.contract.agents import AgentMessage
 from perdure.contract.base import Message, ShortText, Vocabulary
 from perdure.contract.identity import NodeCredentials
+from perdure.contract.routes import Destination, Route, RoutedMessage
 
 __all__ = [
     "StoreAction",
@@ -133,10 +134,9 @@ class StoreAnswer(_Binary):
     """The call is of a rank of an older generation, or the client has sent a newer call."""
 
 
-class StoreRequest(Message):
+class StoreRequest(RoutedMessage, route=Route(Destination.STORE, "call")):
     """Argument of the update `call`: calls of several ranks of one node."""
 
-    sender: NodeCredentials
     generation: int = Field(ge=0)
     """The generation of all these ranks."""
     calls: tuple[StoreCall, ...] = Field(max_length=MOST_CALLS)
@@ -154,8 +154,8 @@ class StoreChanged(Message):
     node: NodeCredentials
 
 
-class StoreNeeded(AgentMessage):
-    """A rank uses the store of its job, which the server does not know. To the NodeGroup, which starts it."""
+class StoreNeeded(AgentMessage, route=Route(Destination.GROUP, "store_needed", newest_only=True, journaled=False)):
+    """A rank uses the store of its job, which the server does not know. The group starts it."""
 
 
 class StoreView(Message):

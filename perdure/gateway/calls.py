@@ -48,23 +48,14 @@ from temporalio.api.workflowservice.v1 import (
 )
 
 from perdure.base.credentials.grants import Grant
+from perdure.contract import Destination, routed_to
 from perdure.contract.datasets import DATASET_NAME
 from perdure.contract.names import dataset_workflow_id, store_workflow_id
 
 SERVICE: Final = "temporal.api.workflowservice.v1.WorkflowService"
 
-JOB_SIGNALS: Final = frozenset({"failure", "finished", "group_missing"})
-"""What agents report to their job."""
-GROUP_SIGNALS: Final = frozenset(
-    {"joined", "ready", "stepping", "stall", "lease_taken", "ports_changed", "dataset_needed", "store_needed"}
-    | {"checkpoint_stored", "checkpoint_restored", "leaving"}
-)
-"""What agents report to their group."""
-
-DATASET_UPDATE: Final = "exchange"
-"""What agents update datasets of their job with."""
-STORE_UPDATE: Final = "call"
-"""What agents update the store of their job with."""
+MESSAGES: Final = {destination: frozenset(routed_to(destination)) for destination in Destination}
+"""The names of the signals and updates that agents may send to each workflow."""
 
 _IDENTITY_LENGTH: Final = 200
 _UPDATE_ID_LENGTH: Final = 200
@@ -138,14 +129,14 @@ class Call(ABC, Generic[Request, Response]):
             raise Denied("input: the sender is another node")
         return Payload(metadata={"encoding": b"json/plain"}, data=data)
 
-    def permitted_update(self, workflow: str) -> str:
-        """Returns the update that the agent may send to a workflow: a dataset of its own job, or its store."""
+    def permitted_updates(self, workflow: str) -> frozenset[str]:
+        """Returns the updates that the agent may send to a workflow: a dataset of its own job, or its store."""
         if workflow == store_workflow_id(self.grant.job_id, self.grant.uid):
-            return STORE_UPDATE
+            return MESSAGES[Destination.STORE]
         name = workflow.removeprefix(dataset_workflow_id(self.grant.job_id, self.grant.uid, ""))
         if name == workflow or not re.fullmatch(DATASET_NAME, name):
             raise Denied(f"workflow_execution: {workflow!r} is neither a dataset of the node's own job nor its store")
-        return DATASET_UPDATE
+        return MESSAGES[Destination.DATASET]
 
     def check_namespace(self, namespace: str) -> str:
         """Returns the Temporal namespace, if it is that of the agent's job."""
@@ -254,10 +245,10 @@ class SignalWorkflowExecution(Call[SignalWorkflowExecutionRequest, SignalWorkflo
 
     def check(self, request: SignalWorkflowExecutionRequest) -> SignalWorkflowExecutionRequest:
         workflow, name = request.workflow_execution.workflow_id, request.signal_name
-        allowed = {self.grant.job_id: JOB_SIGNALS, self.grant.group_id: GROUP_SIGNALS}.get(workflow)
-        if allowed is None:
+        destination = {self.grant.job_id: Destination.JOB, self.grant.group_id: Destination.GROUP}.get(workflow)
+        if destination is None:
             raise Denied(f"workflow_execution: {workflow!r} is not the node's own job or group")
-        if name not in allowed:
+        if name not in MESSAGES[destination]:
             raise Denied(f"signal_name: agents do not send {name!r} to {workflow!r}")
         if len(request.input.payloads) != 1:
             raise Denied(f"input: expected one message, not {len(request.input.payloads)}")
@@ -283,9 +274,9 @@ class UpdateWorkflowExecution(Call[UpdateWorkflowExecutionRequest, UpdateWorkflo
 
     def check(self, request: UpdateWorkflowExecutionRequest) -> UpdateWorkflowExecutionRequest:
         self.workflow = request.workflow_execution.workflow_id
-        permitted = self.permitted_update(self.workflow)
+        permitted = self.permitted_updates(self.workflow)
         update, name = request.request, request.request.input.name
-        if name != permitted:
+        if name not in permitted:
             raise Denied(f"request.input.name: agents do not update {self.workflow!r} with {name!r}")
         if len(update.input.args.payloads) != 1:
             raise Denied(f"request.input.args: expected one message, not {len(update.input.args.payloads)}")
@@ -295,7 +286,7 @@ class UpdateWorkflowExecution(Call[UpdateWorkflowExecutionRequest, UpdateWorkflo
         passed.wait_policy.lifecycle_stage = request.wait_policy.lifecycle_stage
         passed.request.meta.update_id = update.meta.update_id[:_UPDATE_ID_LENGTH]
         passed.request.meta.identity = self.identity(update.meta.identity)
-        passed.request.input.name = permitted
+        passed.request.input.name = name
         passed.request.input.args.payloads.append(message)
         return passed
 
@@ -310,7 +301,7 @@ class PollWorkflowExecutionUpdate(Call[PollWorkflowExecutionUpdateRequest, PollW
     def check(self, request: PollWorkflowExecutionUpdateRequest) -> PollWorkflowExecutionUpdateRequest:
         execution = request.update_ref.workflow_execution
         self.workflow = execution.workflow_id
-        self.permitted_update(self.workflow)
+        self.permitted_updates(self.workflow)
         passed = PollWorkflowExecutionUpdateRequest(
             namespace=self.check_namespace(request.namespace), identity=self.identity(request.identity)
         )

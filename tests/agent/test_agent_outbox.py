@@ -47,11 +47,11 @@ class Destination:
         self.loses_answers = False
         self.not_found = 0
 
-    async def send(self, name: str, message: AgentMessage) -> None:
+    async def send(self, message: AgentMessage) -> None:
         self.attempts += 1
         if self.problem is not None:
             raise self.problem
-        self.heard.append((name, message))
+        self.heard.append((message.route.name, message))
         if self.loses_answers:
             raise ConnectionError("the answer was lost")
 

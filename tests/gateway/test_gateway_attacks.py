@@ -26,8 +26,9 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.base.credentials.keyring import Keyring
 from perdure.base.credentials.names import GATEWAY_NAME, GRANT_HEADER, TOKEN_HEADER
+from perdure.contract import AgentMessage, Destination, Route, routed_to
 from perdure.contract.names import dataset_workflow_id, store_workflow_id
-from perdure.gateway.calls import CALLS, GROUP_SIGNALS, JOB_SIGNALS, SERVICE
+from perdure.gateway.calls import CALLS, MESSAGES, SERVICE
 from perdure.gateway.limits import MESSAGE_BYTES
 from tests.agent.harness import Workflows, recording
 from tests.gateway.attacker import Attacker
@@ -367,10 +368,27 @@ async def test_the_gateway_speaks_tls_only(site: GatewaySite) -> None:
         trust.wrap_socket(other, server_hostname=GATEWAY_NAME)
 
 
-def test_the_signals_are_those_that_agents_send() -> None:
-    from perdure.agent.outbox import SIGNALS
+def test_agents_send_the_declared_messages_and_no_others() -> None:
+    group = {"joined", "ready", "stepping", "stall", "lease_taken", "ports_changed", "leaving"}
+    assert {
+        Destination.JOB: {"failure", "finished", "group_missing"},
+        Destination.GROUP: group | {"dataset_needed", "store_needed", "checkpoint_stored", "checkpoint_restored"},
+        Destination.DATASET: {"exchange"},
+        Destination.STORE: {"call"},
+    } == MESSAGES
+    rows = [line.split("|")[1:3] for line in GUIDE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    guide = {call.strip(): set(re.findall(r"`(\w+)`", condition)) for call, condition in rows}
+    assert guide["signal"] == MESSAGES[Destination.JOB] | MESSAGES[Destination.GROUP]
+    assert guide["update, and wait for its result"] == MESSAGES[Destination.DATASET] | MESSAGES[Destination.STORE]
 
-    assert set(SIGNALS.values()) == JOB_SIGNALS | GROUP_SIGNALS
-    assert not JOB_SIGNALS & GROUP_SIGNALS
-    [row] = [line for line in GUIDE.read_text(encoding="utf-8").splitlines() if line.startswith("| signal |")]
-    assert set(re.findall(r"`(\w+)`", row)) == JOB_SIGNALS | GROUP_SIGNALS
+
+def test_a_message_without_a_route_or_from_elsewhere_is_refused() -> None:
+    with pytest.raises(TypeError, match="route"):
+        type("Unrouted", (AgentMessage,), {})
+    route = Route(Destination.JOB, "terminate")
+    with pytest.raises(TypeError, match=r"declared in perdure\.contract"):
+        type("Foreign", (AgentMessage,), {"__module__": __name__}, route=route)
+    within = {"__module__": "perdure.contract.agents"}
+    with pytest.raises(TypeError, match="failure is another message"):
+        type("Second", (AgentMessage,), within, route=Route(Destination.JOB, "failure"))
+    assert set(routed_to(Destination.JOB)) == MESSAGES[Destination.JOB]

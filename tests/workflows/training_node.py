@@ -19,11 +19,12 @@ from perdure.agent.config import AgentConfig
 from perdure.agent.job_liveness import JobLiveness
 from perdure.agent.node import Node
 from perdure.agent.process import Agent
-from perdure.agent.transport import Destination, TemporalControlPlane
+from perdure.agent.transport import TemporalControlPlane
 from perdure.contract import (
     AgentMessage,
     DatasetAnswer,
     DatasetRequest,
+    Destination,
     Failure,
     NodeRequest,
     PortsChanged,
@@ -59,19 +60,19 @@ class AdverseNetwork:
         self.serving: asyncio.Task[Any] | None = None
         """Takes commands. An agent that ends does not wait for it: it usually ends with the process."""
 
-    async def signal(self, destination: Destination, name: str, message: AgentMessage) -> None:
-        site = self._site
-        workflow = self._config.job_id if destination is Destination.JOB else self._config.group_id
+    async def signal(self, message: AgentMessage) -> None:
+        site, to, name = self._site, message.route.to, message.route.name
+        workflow = self._config.job_id if to is Destination.JOB else self._config.group_id
         site.sent.append((workflow, name, message))
         await asyncio.sleep(site.delays.pop() if site.delays else 0)
         if site.words_of_the_next_release and (changed := _in_words_of_the_next_release(message)):
             site.words_of_the_next_release -= 1
             await site.client.get_workflow_handle(workflow).signal(name, changed)
             return
-        await self._server.signal(destination, name, message)
+        await self._server.signal(message)
         if site.doubled:
             site.doubled -= 1
-            await self._server.signal(destination, name, message)
+            await self._server.signal(message)
 
     async def exchange(self, dataset: str, request: DatasetRequest) -> DatasetAnswer:
         return await self._server.exchange(dataset, request)
