@@ -31,13 +31,16 @@ pytestmark = pytest.mark.long("cluster-faults")
 TASK_QUEUE = "upgraded"
 
 
-def values(image: str, address: str, namespace: str) -> dict[str, Any]:
+def values(image: str, address: str, gateway: str, namespace: str) -> dict[str, Any]:
     repository, _, tag = image.rpartition(":")
+    small = {"resources": {"requests": {"cpu": "50m", "memory": "128Mi"}}}
     return {
         "image": {"repository": repository, "tag": tag, "pullPolicy": "Never"},
         "temporal": {"address": address, "taskQueue": TASK_QUEUE},
+        "gateway": {"address": gateway, **small},
         "jobNamespaces": [namespace],
-        "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}},
+        "sitePolicy": yaml.safe_load(SITE_POLICY),
+        **small,
     }
 
 
@@ -59,19 +62,14 @@ async def test_a_job_trains_on_through_the_upgrade_and_is_repaired_during_and_af
         )
         async with Release(helm, cluster.kubeconfig, site.namespace) as installed:
             chart = earlier / CHART.relative_to(REPOSITORY)
-            await installed.apply(values(image, address, job.namespace), chart=chart)
+            await installed.apply(values(image, address, gateway, job.namespace), chart=chart)
             name = f"u-{secrets.token_hex(4)}"
             await client.submit(training_job(name, job.namespace, results))
             training = Job(client, name, (await client.status(name)).uid, results)
             before = await training.running(nodes=2)
             await training.stepping(generation=before.generation, ranks=2)
 
-            upgrade = asyncio.create_task(
-                installed.apply(
-                    values(cluster.agent_image, address, job.namespace)
-                    | {"sitePolicy": yaml.safe_load(SITE_POLICY), "gateway": {"address": gateway}}
-                )
-            )
+            upgrade = asyncio.create_task(installed.apply(values(cluster.agent_image, address, gateway, job.namespace)))
             training.signal(0, "rank")
             repaired = await training.running(nodes=2, after=before.generation)
             await upgrade

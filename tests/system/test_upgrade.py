@@ -17,9 +17,9 @@ from tests.system.site import WALK, Job, Site
 START = """
 import asyncio
 from pathlib import Path
+from perdure.base.services import leave
+from perdure.base.state_folder import StateFolder
 from perdure.local.control_plane import LocalControlPlane
-from perdure.local.state import StateFolder
-from perdure.worker import leave
 print(asyncio.run(LocalControlPlane(StateFolder(Path({state!r}))).ensure_worker()).code)
 leave(0)
 """
