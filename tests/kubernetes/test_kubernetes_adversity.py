@@ -139,6 +139,20 @@ async def test_an_eviction_by_the_taint_of_an_unreachable_machine_is_told_as_one
         await watch.until(GONE, saying="taints")
 
 
+async def test_an_eviction_for_lack_of_disk_is_told_as_one(
+    own_cluster: Cluster, backend: KubernetesBackend, job: PodJob
+) -> None:
+    async with watching(backend, job.watch()) as watch:
+        await backend.create(job.request())
+        await job.command_started()
+        pod = await job.pod()
+        assert pod
+        (machine,) = (node for node in own_cluster.nodes() if node.name == pod["spec"]["nodeName"])
+        async with without_disk(machine, job.api):
+            await watch.until(GONE, saying="its machine evicted it (Evicted: ", within=120)
+        assert len([event for event in watch.events if event.kind is GONE]) == 1
+
+
 async def test_a_machine_without_its_kubelet_is_no_loss_and_delays_nothing(
     own_cluster: Cluster, backend: KubernetesBackend, job: PodJob
 ) -> None:
@@ -169,13 +183,26 @@ async def without_kubelet(machine: Node, api: KubernetesApi) -> AsyncIterator[No
         yield
     finally:
         await asyncio.to_thread(machine.start_kubelet)
+        await eventually(lambda: has_condition(api, machine, "Ready", "True"))
 
-        async def ready() -> bool:
-            node = await api.get(f"/api/v1/nodes/{machine.name}")
-            assert node
-            return any(one["type"] == "Ready" and one["status"] == "True" for one in node["status"]["conditions"])
 
-        await eventually(ready)
+@asynccontextmanager
+async def without_disk(machine: Node, api: KubernetesApi) -> AsyncIterator[None]:
+    """A machine whose kubelet finds its disk full, whatever is on it."""
+    await asyncio.to_thread(machine.kill_kubelet)
+    try:
+        await asyncio.to_thread(lambda: machine.start_kubelet(evicts_below={"nodefs.available": "99%"}))
+        yield
+    finally:
+        await asyncio.to_thread(machine.kill_kubelet)
+        await asyncio.to_thread(machine.start_kubelet)
+        await eventually(lambda: has_condition(api, machine, "DiskPressure", "False"), within=120)
+
+
+async def has_condition(api: KubernetesApi, machine: Node, kind: str, status: str) -> bool:
+    node = await api.get(f"/api/v1/nodes/{machine.name}")
+    assert node
+    return any(one["type"] == kind and one["status"] == status for one in node["status"]["conditions"])
 
 
 async def add_taint(api: KubernetesApi, machine: str, taint: dict[str, Any]) -> None:

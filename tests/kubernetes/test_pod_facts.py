@@ -119,6 +119,32 @@ def test_what_a_pod_says_of_its_node(status: dict[str, Any], kind: str, text: st
     assert (event.cause, event.host) == (cause, "gpu-17" if kind == "GONE" else "")
 
 
+def test_a_pod_that_its_kubelet_ends_has_ended_once_the_kubelet_says_why():
+    """The kubelet reports the exits of all containers first, and the pod's phase and reason a moment later."""
+    training = training_with(terminated={"exitCode": 137, "reason": "Error"})
+    prepared = {"name": "perdure-prepare", "state": {"terminated": {"exitCode": 0}}}
+
+    def with_agent(**state: Any) -> dict[str, Any]:
+        return {"initContainerStatuses": [prepared, {"name": "perdure-agent", "state": state}], "phase": "Running"}
+
+    ended = training | with_agent(terminated={"exitCode": 137})
+    assert event_of(pod_with(ended)).kind is NodeEventKind.RUNNING
+    evicted = ended | {
+        "phase": "Failed",
+        "reason": "Evicted",
+        "message": "The node was low on resource",
+        "conditions": BY_KUBELET,
+    }
+    gone = event_of(pod_with(evicted))
+    assert (gone.kind, gone.cause) == (NodeEventKind.GONE, LossCause.UNKNOWN)
+    assert gone.reason == "its machine evicted it (Evicted: The node was low on resource)"
+
+    alone = event_of(pod_with(training | with_agent(running={})))
+    assert (alone.kind, alone.reason) == (NodeEventKind.GONE, "its container ended with exit code 137 (Error)")
+    assert event_of(pod_with(ended), removed=True).kind is NodeEventKind.GONE
+    assert event_of(pod_with(ended, deletionTimestamp="2026-01-01T00:00:00Z")).kind is NodeEventKind.GONE
+
+
 def test_only_an_image_s_name_can_never_become_right():
     """A registry comes back, and a user creates the Secret."""
     waits = {word: event_of(pod_with(training_with(waiting={"reason": word}))) for word in WAITING}

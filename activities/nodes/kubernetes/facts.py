@@ -1,7 +1,8 @@
 """Derives the state of a node from its pod's object; the only reader of pod statuses.
 
-A node has ended when its training container has; the sidecar and the object may outlast it. A node whose machine does
-not answer has not ended: its processes may still run.
+A node has ended when its training container has; the sidecar and the object may outlast it. If the kubelet has ended
+the whole pod, the node has ended when the kubelet has reported why. A node whose machine does not answer has not ended:
+its processes may still run.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def event_of(pod: Pod, *, removed: bool = False) -> NodeEvent:
     """
     state = _training_state(pod)
     # A pod that its machine refused, or whose init container failed, ends without a terminated training container.
-    if removed or processes_ended(pod):
+    if removed or (processes_ended(pod) and not _reason_is_due(pod)):
         ended = state.terminated or Terminated(exit_code=-1)
         reason, cause = _why_ended(pod, state.terminated)
         no_python = ended.exit_code == NO_PYTHON.exit_code and NO_PYTHON.text in ended.message
@@ -103,7 +104,7 @@ def event_of(pod: Pod, *, removed: bool = False) -> NodeEvent:
             cause=LossCause.JOB if no_python else cause,
             refused=no_python,
         )
-    if state.running is not None:
+    if state.running is not None or state.terminated is not None:
         return _event(pod, NodeEventKind.RUNNING, reason=_silence(pod))
     why = _why_waiting(pod)
     cause = LossCause.JOB if why.final else LossCause.UNKNOWN
@@ -122,6 +123,17 @@ def is_repeated(event: NodeEvent, reported: NodeEvent) -> bool:
 def processes_ended(pod: Pod) -> bool:
     """Returns whether no training process runs any more, as far as the pod's machine has reported."""
     return pod.status.phase in ("Failed", "Succeeded") or _training_state(pod).terminated is not None or pod.never_runs
+
+
+def _reason_is_due(pod: Pod) -> bool:
+    """Returns whether the kubelet has ended the whole pod, for example to evict it, and is about to report why.
+
+    It reports the containers' exits at once, and the pod's phase and reason only once it has taken the pod down. A
+    pod that is deleted has its reason already.
+    """
+    containers = (*pod.status.container_statuses, *pod.status.init_container_statuses)
+    ended = bool(containers) and all(container.state.terminated for container in containers)
+    return ended and pod.status.phase == "Running" and pod.metadata.deletion_timestamp is None
 
 
 def is_held(pod: Pod, finalizer: str) -> bool:
