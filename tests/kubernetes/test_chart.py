@@ -144,6 +144,9 @@ async def test_the_operator_has_probes_and_a_disruption_budget_and_users_have_ag
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "health"}
     assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "health"}
+    starting = container["startupProbe"]
+    assert starting["httpGet"] == container["livenessProbe"]["httpGet"]
+    assert starting["periodSeconds"] * starting["failureThreshold"] == 300
     (budget,) = [one for one in objects if one["kind"] == "PodDisruptionBudget"]
     assert budget["spec"]["selector"] == deployment["spec"]["selector"]
     roles = {one["metadata"]["name"]: one for one in objects if one["kind"] == "ClusterRole"}
