@@ -6,21 +6,22 @@ import asyncio
 import base64
 import json
 import ssl
-from collections.abc import AsyncGenerator, Awaitable, Callable
+import time
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
 
-from benchmarks.kubernetes.site import Site, eventually
+from benchmarks.kubernetes.site import eventually
 from benchmarks.recovery.processes import TrialFailed, free_port
 from perdure.base.kubernetes import KubernetesError
 from scripts.cluster.images import BARE_IMAGE
 from scripts.cluster.machine import API_ADDRESS
 from scripts.cluster.node import Node
 
-from .scene import LONGEST_PAUSE, Scene
+from .release import Site
+from .scene import LONGEST_PAUSE, ROLE, Event, Scene
 
 AWAY_SECONDS = 20.0
 """Seconds for which a component is away or a state lasts that must not interrupt training."""
@@ -217,11 +218,24 @@ async def control_plane_restarted(scene: Scene) -> None:
     await scene.repaired()
 
 
+async def release_deleted(scene: Scene) -> None:
+    await scene.train()
+    await scene.strike()
+    await scene.site.api.delete(f"/api/v1/namespaces/{scene.site.namespace}/pods")
+    await scene.undisturbed(AWAY_SECONDS)
+    await scene.site.serves()
+    await scene.undisturbed(0)
+    await scene.strike()
+    await scene.delete_pod()
+    await scene.repaired()
+
+
 async def changed_while_created(scene: Scene) -> None:
     await scene.submit(nodes="1:2")
     await scene.pod(0)
-    await scene.client.scale(scene.name, "2")
     await scene.strike()
+    patch = json.dumps({"spec": {"roles": {ROLE: {"nodes": 2}}}})
+    await scene.kubectl(f"patch trainingjobs {scene.name} --type merge --patch '{patch}'")
     await scene.stepping(2)
 
 
@@ -229,18 +243,8 @@ async def deleted_while_created(scene: Scene) -> None:
     await scene.submit()
     await scene.pod(0)
     await scene.strike()
-    await scene.client.cancel(scene.name)
-    result = await scene.client.wait(scene.name)
-    scene.seconds = (result.finished_at - result.started_at).total_seconds()
-
-
-@dataclass(frozen=True)
-class Event:
-    """One event, and what is expected of a job that meets it."""
-
-    name: str
-    expected: str
-    play: Callable[[Scene], Awaitable[None]]
+    await scene.delete()
+    scene.seconds = time.time() - scene.struck
 
 
 _UNDISTURBED = f"trains on, no pause above {LONGEST_PAUSE:.0f} s"
@@ -250,17 +254,21 @@ EVENTS = (
     Event("kubelet killed, back after 10 s", _UNDISTURBED, kubelet_killed),
     Event("containerd killed, back after 10 s", _UNDISTURBED, containerd_killed),
     Event("machine NotReady", _UNDISTURBED, machine_not_ready),
-    Event("eviction by disk pressure", _REPAIRED, evicted_by_pressure),
+    # The job may have filled the disk itself, so that counts.
+    Event("eviction by disk pressure", _REPAIRED, evicted_by_pressure, says="evicted", charges=1),
     Event("volume claim does not bind, then does", "names the claim; starts", claim_not_bound),
     Event("LimitRange below the job's memory, then gone", "names the limit; starts", limit_range),
     Event("admission denies pods; a pod is deleted", "on with one node, says why; grows back", admission_denies),
-    Event("preempted by an urgent pod", _REPAIRED, preempted),
-    Event("drain with, then without a disruption budget", "undisturbed, then " + _REPAIRED, disruption_budget),
-    Event("webhook adds a sidecar; a pod is deleted", _REPAIRED, sidecar_injected),
-    Event("topology spread; a pod is deleted", "again on two machines", topology_spread),
+    Event("preempted by an urgent pod", _REPAIRED, preempted, says="preempted"),
+    Event("drain with, then without a disruption budget", "undisturbed, then " + _REPAIRED, disruption_budget, "drain"),
+    # The sidecar ignores SIGTERM, so the job is repaired before the kubelet reports the pod's end: its agent knows only
+    # that something ends it.
+    Event("webhook adds a sidecar; a pod is deleted", _REPAIRED, sidecar_injected, says="disrupted"),
+    Event("topology spread; a pod is deleted", "again on two machines", topology_spread, says="deleted"),
     Event("whole control plane killed, back after 10 s", "undisturbed; repairs afterwards", control_plane_restarted),
-    Event("job scaled while pods are created", _REPAIRED, changed_while_created),
-    Event("job cancelled while pods are created", "ends, nothing left", deleted_while_created),
+    Event("the release's pods deleted", "undisturbed; repairs afterwards", release_deleted, says="deleted"),
+    Event("job changed while pods are created", _REPAIRED, changed_while_created),
+    Event("job deleted while pods are created", "ends, nothing left", deleted_while_created),
 )
 
 _OURS = {"key": "perdure.dev/uid", "operator": "Exists"}

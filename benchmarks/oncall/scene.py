@@ -1,43 +1,56 @@
-"""One event's stage: a namespace of its own, a job in it, and what is seen of both."""
+"""One event's stage: a namespace of its own, a job in it that a TrainingJob object describes, and what is seen of
+both."""
 
 from __future__ import annotations
 
 import asyncio
-import secrets
+import json
+import re
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from benchmarks.kubernetes.site import Site, eventually
+from benchmarks.kubernetes.site import eventually
 from benchmarks.recovery.processes import TrialFailed
 from benchmarks.recovery.processes import eventually as eventually_seen
 from benchmarks.recovery.steps import StepLog, find_world
 from perdure.base.errors import PerdureError
 from perdure.base.kubernetes import KubernetesError, Object
 from perdure.client.client import Client
-from perdure.contract import JobStatus
+from perdure.contract import EvidenceSource, IncidentView, JobStatus
+from perdure.operator.resource import GROUP, KIND, VERSION, TrainingJobResource, collection
 from scripts.cluster.host_programs import with_host_programs
 from scripts.cluster.images import BARE_IMAGE
+from tests.kubernetes.install_guide import CommandFailed
+
+from .release import Site
 
 TRAIN = Path(__file__).parents[1] / "kubernetes" / "train.py"
 ROLE = "worker"
 
-START_SECONDS = 180.0
-REPAIR_SECONDS = 180.0
+START_SECONDS = 300.0
+REPAIR_SECONDS = 300.0
 END_SECONDS = 60.0
 
 LONGEST_PAUSE = 2.0
 """Longest acceptable pause between two steps of about 50 ms where the event need not interrupt training; two ranks
 share two cores with everything else."""
 
-_OWN_KINDS = ("pods", "configmaps", "secrets", "services")
+_OWN_KINDS = ("pods", "configmaps", "secrets", "services", f"{GROUP}/{VERSION}/trainingjobs")
 _GIVEN = "kube-root-ca.crt"
 """A ConfigMap that Kubernetes makes in every namespace."""
+
+_WARNING = re.compile(r"^ +Warning +(\w+) +\S.*?  \S+  +(\S.*)$", re.MULTILINE)
+"""A warning in a list of events: type, reason, age, component and message."""
+
+FAILURES = (TrialFailed, CommandFailed, KubernetesError, PerdureError)
+"""What makes an event differ from what is expected, rather than the benchmark fail."""
 
 
 class Verdict(BaseModel):
@@ -48,11 +61,14 @@ class Verdict(BaseModel):
     event: str
     expected: str
     seconds: float | None = None
-    """From the event until the expected state, or the longest pause of training if that need not be interrupted."""
+    """The longest pause of training since the event; where training waits for an administrator, the time from when
+    nothing holds it back."""
+    charged: int = 0
+    """Restarts that the event used up of the job's budget."""
     explained: str = ""
     """What `perdure explain` or `perdure status` said."""
     described: str = ""
-    """The newest warning that `kubectl describe` shows of the job's objects."""
+    """The newest warnings that `kubectl describe` shows of the TrainingJob and of the job's pods."""
     left: tuple[str, ...] = ()
     """Objects of the namespace that outlived the job."""
     doubts: tuple[str, ...] = ()
@@ -75,11 +91,21 @@ class Scene:
         self.seconds: float | None = None
         self.waits = ""
         """What the job reported while it waited."""
+        self.described = ""
+        """What `kubectl describe` showed meanwhile."""
         self.started = False
         self._generation = 0
         self._folder = folder
         self._log = StepLog(folder)
         self._own: set[str] = set()
+
+    async def kubectl(self, command: str) -> str:
+        """Runs a command of kubectl in the scene's namespace; returns its output.
+
+        Raises:
+            CommandFailed: if it fails.
+        """
+        return await self.site.shell.run(f"kubectl {command}", f"--namespace={self.namespace}")
 
     def path(self, kind: str) -> str:
         """Returns the path of a collection of the namespace, such as `pods` or `policy/v1/poddisruptionbudgets`."""
@@ -95,14 +121,11 @@ class Scene:
         return lambda: self.site.api.delete(f"{where}/{name}")
 
     async def submit(self, *, nodes: int | str = 2, role: dict[str, Any] | None = None, **fields: Any) -> None:
-        """Submits the job, without waiting for it."""
+        """Applies the job's object; returns when the operator has started the job."""
         template = with_host_programs(self._folder)
         given = dict(role or {})
         template["spec"] |= given.pop("pod_spec", {})
         spec = {
-            "name": self.name,
-            "namespace": self.namespace,
-            "backend": "kubernetes",
             "env": {"OMP_NUM_THREADS": "1", "BENCH_FOLDER": str(self._folder)},
             "limits": {"termination_grace_period": "5s"},
             "roles": {
@@ -118,9 +141,22 @@ class Scene:
             },
             **fields,
         }
+        content = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": {"name": self.name}, "spec": spec}
+        path = self._folder / "job.json"
+        path.write_text(json.dumps(content), encoding="utf-8")
         self.struck = time.time()
-        await self.client.submit(spec)
+        await self.kubectl(f"apply --filename {path}")
+
+        async def started() -> bool:
+            resource = await self.resource()
+            return bool(resource and resource.status.run_id)
+
+        await eventually(started, seconds=60, otherwise="the operator does not start the job", pause=0.1)
         self.started = True
+
+    async def resource(self) -> TrainingJobResource | None:
+        found = await self.site.api.get(f"{collection(self.namespace)}/{self.name}")
+        return TrainingJobResource.model_validate(found) if found else None
 
     async def train(self, *, nodes: int | str = 2, **given: Any) -> None:
         """Submits the job and waits until all its nodes step."""
@@ -134,16 +170,24 @@ class Scene:
             return (await self.status()).generation > self._generation
 
         await eventually(newer, seconds=REPAIR_SECONDS, otherwise="the job forms no new world", pause=0.1)
-        await self.stepping(world, since=time.time())
+        until = await self._stepping(world, within=REPAIR_SECONDS, since=time.time())
+        self.seconds = self._longest_pause(range(world), until)
 
-    async def stepping(self, world: int, *, within: float = REPAIR_SECONDS, since: float | None = None) -> None:
-        """Waits until a world of this size steps after the event, or after another time."""
-        found = await eventually_seen(
-            lambda: find_world(self._log.refresh(), world_size=world, after=since or self.struck, count=10),
-            seconds=within,
-            otherwise=f"no world of {world} steps; {await self.tells()}",
-        )
-        self.seconds = found.time - self.struck
+    async def stepping(self, world: int, *, within: float = REPAIR_SECONDS) -> None:
+        """Waits until a world of this size steps after the event."""
+        self.seconds = await self._stepping(world, within=within, since=self.struck) - self.struck
+
+    async def _stepping(self, world: int, *, within: float, since: float) -> float:
+        """Returns the time at which all ranks of such a world have stepped."""
+        try:
+            found = await eventually_seen(
+                lambda: find_world(self._log.refresh(), world_size=world, after=since, count=10),
+                seconds=within,
+                otherwise=f"no world of {world} steps",
+            )
+        except TrialFailed as failed:
+            raise TrialFailed(f"{failed}; {await self.tells()}") from None
+        return found.time
 
     async def undisturbed(self, seconds: float) -> None:
         """Watches training for some time after the event.
@@ -152,14 +196,17 @@ class Scene:
             TrialFailed: if it paused.
         """
         await asyncio.sleep(max(0.0, self.struck + seconds - time.time()))
-        until = time.time()
+        self.seconds = self._longest_pause((0, 1), time.time())
+        if self.seconds > LONGEST_PAUSE:
+            raise TrialFailed(f"training paused for {self.seconds:.1f} s; {await self.tells()}")
+
+    def _longest_pause(self, ranks: Iterable[int], until: float) -> float:
+        """Returns the longest time between two steps of one rank, from the event until then."""
         steps, longest = self._log.refresh(), 0.0
-        for rank in (0, 1):
+        for rank in ranks:
             times = [step.time for step in steps if step.rank == rank and self.struck <= step.time <= until]
             longest = max(longest, *(later - earlier for earlier, later in pairwise([self.struck, *times, until])))
-        self.seconds = longest
-        if longest > LONGEST_PAUSE:
-            raise TrialFailed(f"training paused for {longest:.1f} s; {await self.tells()}")
+        return longest
 
     async def waits_for(self, word: str) -> None:
         """Waits until the job names what it waits for.
@@ -174,6 +221,7 @@ class Scene:
 
         with suppress(TrialFailed):
             await eventually(named, seconds=60, otherwise="", pause=0.5)
+            self.described = await self.describe()
             return
         raise TrialFailed(f"the job does not say {word!r} within 60 s, but: {self.waits}")
 
@@ -216,24 +264,27 @@ class Scene:
         return "; ".join(filter(None, (status.phase.value, status.reason, status.next_action, *status.warnings)))
 
     async def explained(self) -> str:
-        """Returns what the newest incident tells."""
+        """Returns what the newest incident tells, with the cluster's words about its culprit, or else its agent's."""
         incidents = await self.client.incidents(self.name)
-        return f"{incidents[-1].title}: {incidents[-1].action}" if incidents else ""
+        return _in_short(incidents[-1]) if incidents else ""
 
-    async def warned(self) -> str:
-        """Returns the newest warning among the events of the namespace, which `kubectl describe` shows."""
-        events = await self.site.api.list(self.path("events"))
-        warnings = [event for event in events if event.get("type") == "Warning"]
-        newest = max(warnings, key=lambda event: event["metadata"]["creationTimestamp"], default=None)
-        return f"{newest['reason']}: {newest.get('message', '')}" if newest else ""
+    async def describe(self) -> str:
+        """Returns the newest warnings that `kubectl describe` shows of the TrainingJob and of the job's pods."""
+        shown = {
+            KIND: await self.kubectl(f"describe trainingjobs {self.name}"),
+            "Pod": await self.kubectl("describe pods --selector perdure.dev/uid"),
+        }
+        warnings = {kind: newest_warning(text) for kind, text in shown.items()}
+        return "; ".join(f"{kind} {warning}" for kind, warning in warnings.items() if warning)
+
+    async def delete(self) -> None:
+        """Deletes the job's object, as users do; returns when its nodes are gone."""
+        await self.kubectl(f"delete trainingjobs {self.name} --ignore-not-found --timeout {END_SECONDS:.0f}s")
 
     async def end(self) -> tuple[str, ...]:
-        """Cancels the job; returns the objects of its namespace that are still there a while later."""
-        if self.started:
-            with suppress(PerdureError, TimeoutError):
-                await self.client.cancel(self.name)
-                async with asyncio.timeout(END_SECONDS):
-                    await self.client.wait(self.name)
+        """Deletes the job; returns the objects of its namespace that are still there a while later."""
+        with suppress(CommandFailed):
+            await self.delete()
         left: list[str] = []
 
         async def nothing_left() -> bool:
@@ -242,6 +293,9 @@ class Scene:
 
         with suppress(TrialFailed):
             await eventually(nothing_left, seconds=END_SECONDS, otherwise="", pause=0.5)
+        if await self.resource():
+            # Without its operator the object would keep its namespace and its definition.
+            await self.site.api.patch(f"{collection(self.namespace)}/{self.name}", {"metadata": {"finalizers": None}})
         return tuple(left)
 
     async def _left(self) -> list[str]:
@@ -254,42 +308,77 @@ class Scene:
         return found
 
 
+def newest_warning(described: str) -> str:
+    """Returns the newest warning among the events that the output of `kubectl describe` for one or more objects lists;
+    empty if there is none."""
+    lists = [text.partition("\n\n")[0] for text in described.split("\nEvents:")[1:]]
+    found = [": ".join(warning.groups()) for text in lists for warning in _WARNING.finditer(text)]
+    return found[-1] if found else ""
+
+
+def _in_short(incident: IncidentView) -> str:
+    signs = [evidence for evidence in incident.evidence if evidence.rank in (None, incident.culprit)]
+    by_cluster = [evidence for evidence in signs if evidence.source is EvidenceSource.BACKEND]
+    told = (by_cluster or signs)[-1:]
+    return f"{incident.title}: {incident.action}" + "".join(f" ({evidence.text})" for evidence in told)
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event, and what is expected of a job that meets it."""
+
+    name: str
+    expected: str
+    """For people."""
+    play: Callable[[Scene], Awaitable[None]]
+    """Has the event happen, waits for its consequences, and undoes it."""
+    says: str = ""
+    """A word that the explanation must have; empty where there is nothing to explain."""
+    charges: int = 0
+    """The restarts that it should use up of the job's budget."""
+
+
 @asynccontextmanager
-async def scene(site: Site, folder: Path) -> AsyncGenerator[Scene]:
-    """Provides a scene; its namespace is deleted when the context closes."""
-    namespace = f"oncall-{secrets.token_hex(3)}"
+async def scene(site: Site, namespace: str, folder: Path) -> AsyncGenerator[Scene]:
+    """Provides a scene in one of the site's namespaces; its job is deleted when the context closes."""
     folder.mkdir(parents=True, exist_ok=True)
-    async with AsyncExitStack() as ends:
-        content = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
-        await site.api.create("/api/v1/namespaces", content)
-        ends.push_async_callback(site.api.delete, f"/api/v1/namespaces/{namespace}")
-        account = f"/api/v1/namespaces/{namespace}/serviceaccounts/default"
-        await eventually(lambda: site.api.get(account), seconds=60, otherwise="the namespace has no service account")
-        client = await ends.enter_async_context(Client(endpoint=site.client.endpoint, namespace=namespace))
-        yield Scene(site, client, namespace, folder)
+    account = f"/api/v1/namespaces/{namespace}/serviceaccounts/default"
+    await eventually(lambda: site.api.get(account), seconds=60, otherwise="the namespace has no service account")
+    async with Client(endpoint=site.endpoint, namespace=namespace) as client:
+        stage = Scene(site, client, namespace, folder)
+        try:
+            yield stage
+        finally:
+            await stage.end()
 
 
-async def judge(
-    site: Site, event: str, expected: str, play: Callable[[Scene], Awaitable[None]], folder: Path
-) -> Verdict:
+async def judge(site: Site, namespace: str, event: Event, folder: Path) -> Verdict:
     """Plays one event; a job that does not do what is expected is a doubt, not an exception."""
     doubts: list[str] = []
-    async with scene(site, folder) as stage:
+    async with scene(site, namespace, folder) as stage:
         try:
-            await play(stage)
-        except (TrialFailed, KubernetesError, PerdureError) as failed:
+            # An earlier event may have hit the release's pods as well.
+            await site.serves()
+            await event.play(stage)
+        except FAILURES as failed:
             doubts.append(str(failed))
-        explained, described = stage.waits, ""
-        with suppress(PerdureError, KubernetesError):
-            explained = explained or await stage.explained() if stage.started else ""
-            described = await stage.warned()
+        explained, described, charged = stage.waits, stage.described, 0
+        with suppress(*FAILURES):
+            charged = (await stage.status()).restarts_total if stage.started else 0
+            explained = explained or await stage.explained()
+            described = described or await stage.describe()
+        if charged != event.charges:
+            doubts.append(f"{charged} restarts charged instead of {event.charges}")
+        if event.says not in explained:
+            doubts.append(f"{event.says!r} is not in the explanation")
         left = await stage.end()
         if left:
             doubts.append(f"left: {', '.join(left)}")
         return Verdict(
-            event=event,
-            expected=expected,
+            event=event.name,
+            expected=event.expected,
             seconds=stage.seconds,
+            charged=charged,
             explained=explained,
             described=described,
             left=left,

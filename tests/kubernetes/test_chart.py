@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import re
 import secrets
@@ -28,6 +27,7 @@ from scripts.cluster.host_programs import SITE_POLICY
 from scripts.cluster.images import BARE_IMAGE
 from scripts.cluster.machine import API_ADDRESS
 from tests.kubernetes.chart import CHART, HelmFailed, Release, gateway_front, helm_says, rendered
+from tests.kubernetes.install_guide import connection_secret
 from tests.kubernetes.pods import PodJob, TestCluster, job_in_a_namespace, with_host_programs
 from tests.support.allocation import REPOSITORY
 from tests.support.fronts import tls_front
@@ -337,13 +337,6 @@ async def test_a_job_outlives_the_worker_that_started_it(
 
 def is_of(one: dict[str, Any], component: str) -> bool:
     return one["metadata"]["labels"]["app.kubernetes.io/component"] == component
-
-
-def connection_secret(certificates: Certificates) -> dict[str, Any]:
-    certificate, key = certificates.issue("perdure", user="perdure")
-    files = {"CLIENT_CERT": certificate, "CLIENT_KEY": key, "SERVER_CA_CERT": certificates.authority}
-    data = {f"TEMPORAL_TLS_{kind}_DATA": base64.b64encode(path.read_bytes()).decode() for kind, path in files.items()}
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "temporal"}, "data": data}
 
 
 def release_values(cluster: TestCluster, address: str, gateway: str) -> dict[str, Any]:
