@@ -53,7 +53,7 @@ async def test_names_may_be_as_long_as_the_specification_allows(backend: Kuberne
         ({"initContainers": [{"name": "training", "image": "theirs"}]}, 'Duplicate value: "training"'),
         (
             {"volumes": [{"name": "perdure", "configMap": {"name": "theirs"}}]},
-            "may not specify more than 1 volume type",
+            "volumes.perdure.configMap.name: got a change of Perdure's own parts",
         ),
     ],
 )
