@@ -16,20 +16,17 @@ from perdure.agent.log_reader import read_log
 from perdure.agent.node import Node
 from perdure.agent.store import StoreCalls
 from perdure.contract import (
-    ApplyWorld,
+    ApplyDesired,
     CheckConnection,
     CommandAnswer,
     CommitCheckpoint,
-    CompleteGeneration,
     HoldCopies,
     LeaseRequest,
     LogChunk,
     NodeCredentials,
+    NodeReached,
     OrderCheckpoint,
     ReadLog,
-    ReleaseNode,
-    RestartCommand,
-    StopNode,
     StoreChanged,
 )
 
@@ -48,12 +45,8 @@ class Commands:
         """The activities that the agent's worker serves."""
         return (
             self.hold_lease,
-            self.apply_world,
+            self.apply_desired,
             self.check_connection,
-            self.complete_generation,
-            self.restart_command,
-            self.release_node,
-            self.stop_node,
             self.read_log,
             self.store_changed,
             self.commit_checkpoint,
@@ -72,10 +65,10 @@ class Commands:
             raise ApplicationError(refusal, type="WrongIncarnation", non_retryable=True)
         await self._lease.hold(request)
 
-    @activity.defn(name="apply_world")
-    async def apply_world(self, command: ApplyWorld) -> CommandAnswer:
-        """Hands a generation's world to the node."""
-        return self._node.apply_world(command)
+    @activity.defn(name="apply_desired")
+    async def apply_desired(self, command: ApplyDesired) -> NodeReached:
+        """Makes the node follow what its group desires; returns before it has reached all of it."""
+        return self._node.apply_desired(command)
 
     @activity.defn(name="check_connection")
     async def check_connection(self, command: CheckConnection) -> None:
@@ -88,30 +81,6 @@ class Commands:
             raise ApplicationError(refusal, type="WrongIncarnation", non_retryable=True)
         if problem := await why_cut_off(command.address, command.port):
             raise ApplicationError(problem, type="CutOff")
-
-    @activity.defn(name="complete_generation")
-    async def complete_generation(self, command: CompleteGeneration) -> CommandAnswer:
-        """Lets the command leave its exit barrier."""
-        return self._refusal_answer(command.node) or self._node.complete_generation(
-            command.generation, stages=command.stages_complete
-        )
-
-    @activity.defn(name="restart_command")
-    async def restart_command(self, command: RestartCommand) -> CommandAnswer:
-        """Restarts the command if it has ended."""
-        return self._refusal_answer(command.node) or self._node.restart_command(command.number)
-
-    @activity.defn(name="release_node")
-    async def release_node(self, command: ReleaseNode) -> CommandAnswer:
-        """Lets a node that is being ended from outside end its command."""
-        return self._refusal_answer(command.node) or self._node.release()
-
-    @activity.defn(name="stop_node")
-    async def stop_node(self, command: StopNode) -> CommandAnswer:
-        """Ends the command for good; returns before it has ended."""
-        return self._refusal_answer(command.node) or self._node.leave(
-            command.reason or "stopped by the job", grace=command.grace
-        )
 
     @activity.defn(name="read_log")
     async def read_log(self, request: ReadLog) -> LogChunk:
@@ -154,4 +123,4 @@ class Commands:
         refusal = self._node.refusal(node)
         if not refusal:
             return None
-        return CommandAnswer(accepted=False, generation=self._node.state.generation, detail=refusal)
+        return CommandAnswer(accepted=False, detail=refusal)

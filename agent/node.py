@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Protocol
 
@@ -20,21 +20,22 @@ from perdure.agent.log_reader import end_of_log
 from perdure.agent.node_events import NodeEventEmitter
 from perdure.agent.notifier import Notifier
 from perdure.agent.outbox import envelope
-from perdure.agent.protocol import bounded_ranks, time_or_arrival
+from perdure.agent.protocol import bounded_ranks, time_or_arrival, world_of
 from perdure.agent.state import StateFile
 from perdure.contract import (
     AgentMessage,
-    ApplyWorld,
-    CommandAnswer,
+    ApplyDesired,
     Finished,
     Leaving,
     NodeCredentials,
+    NodeReached,
     Progress,
     RankStarts,
     Ready,
     Stall,
     Stepping,
 )
+from perdure.contract import World as DesiredWorld
 from perdure_training.node_api.bodies import (
     CommandExit,
     EnteredReport,
@@ -46,7 +47,6 @@ from perdure_training.node_api.bodies import (
     RestoringReport,
     SupersededReport,
     UnmanagedReport,
-    World,
 )
 
 logger = logging.getLogger(__name__)
@@ -102,61 +102,70 @@ class Node:
             return "the command does not carry this incarnation's token"
         return ""
 
-    def apply_world(self, command: ApplyWorld) -> CommandAnswer:
-        """Accepts a newer world, and starts the command if it does not run."""
-        world = World(**command.model_dump(include={field.name for field in fields(World)}))
+    def apply_desired(self, command: ApplyDesired) -> NodeReached:
+        """Acts on what differs from what the node has reached, and answers with what it has reached."""
+        if refusal := self.refusal(command.node):
+            return NodeReached(accepted=False, detail=refusal)
+        if command.version < self.state.desired_version:
+            return self._reached(
+                refusal=f"desired state {command.version} is older than the one that this node follows"
+            )
+        desired, state = command.desired, self.state
+        self._keep(
+            desired_version=command.version,
+            complete=max(desired.complete_generation, state.complete),
+            stages_complete=max(desired.stages_complete, state.stages_complete),
+            released=state.released or (desired.released and bool(state.ended_by)),
+        )
+        refusal = self._take_world(desired.world) if desired.world is not None else ""
+        self._restart_command(desired.command_restarts)
+        if desired.stop is not None:
+            self.leave(desired.stop.reason or "stopped by the job", grace=desired.stop.grace)
+        return self._reached(refusal=refusal)
+
+    def _reached(self, *, refusal: str) -> NodeReached:
         state = self.state
-        if refusal := self.refusal(command.node) or self.state.refusal_of(world):
-            logger.warning("refused generation %d: %s", command.generation, refusal)
-            return CommandAnswer(accepted=False, generation=state.generation, detail=refusal)
+        return NodeReached(
+            accepted=not refusal,
+            version=state.desired_version,
+            generation=state.generation,
+            entered=state.entered,
+            preparing=state.prepares,
+            detail=refusal or state.summary,
+        )
+
+    def _take_world(self, desired: DesiredWorld) -> str:
+        """Accepts a newer world, and starts the command if it does not run; returns why it does not accept it."""
+        state, member = self.state, desired.member(self.config.node)
+        if member is None:
+            return f"this node is no member of generation {desired.generation}"
+        world = world_of(desired, self.config.node.rank, member)
+        if refusal := state.refusal_of(world):
+            logger.warning("refused generation %d: %s", world.generation, refusal)
+            return refusal
         if world.generation > state.generation:
             logger.info("generation %d: node %d of %d", world.generation, world.group_rank, world.nodes)
             self.events.on_world(world, trains_in=state.entered if self._has_ranks else None)
-            restart = command.restart_command and state.entered < state.generation
+            restart = member.restart_command and state.entered < state.generation
             start = restart or state.exited_attempt >= state.attempt
             self._keep(
                 world=world,
-                distrusted_checkpoints=command.distrusted_checkpoints,
-                first_step=command.first_step,
+                distrusted_checkpoints=desired.distrusted_checkpoints,
+                first_step=desired.first_step,
                 run=True,
                 attempt=state.attempt + start,
                 started_for=world.generation if start else state.started_for,
             )
-        return CommandAnswer(
-            accepted=True,
-            generation=world.generation,
-            entered=self.state.entered,
-            preparing=self.state.prepares,
-            detail=self.state.summary,
-        )
+        return ""
 
-    def complete_generation(self, generation: int, *, stages: int = 0) -> CommandAnswer:
-        """Records that every rank of the job finished this generation: torchruns may leave their exit barriers.
-
-        Args:
-            generation: The newest complete generation.
-            stages: The number of the command's torchruns that the job has finished; they need no world any more.
-        """
-        state = self.state
-        if generation > state.complete or stages > state.stages_complete:
-            self._keep(complete=max(generation, state.complete), stages_complete=max(stages, state.stages_complete))
-        return CommandAnswer(accepted=True, generation=self.state.generation)
-
-    def restart_command(self, number: int) -> CommandAnswer:
+    def _restart_command(self, number: int) -> None:
         """Restarts the command if it has ended. It runs without a world until it requests one."""
         state = self.state
         if number > state.command_restarts and state.leaving is None:
             ended = state.exited_attempt >= state.attempt
             self._keep(command_restarts=number, attempt=state.attempt + ended, run=True)
-        return CommandAnswer(accepted=state.leaving is None, generation=state.generation)
 
-    def release(self) -> CommandAnswer:
-        """Lets the launcher end the command, if the node is being ended from outside."""
-        if self.state.ended_by:
-            self._keep(released=True)
-        return CommandAnswer(accepted=True, generation=self.state.generation)
-
-    def leave(self, reason: str, *, grace: timedelta | None = None) -> CommandAnswer:
+    def leave(self, reason: str, *, grace: timedelta | None = None) -> None:
         """Ends the command for good.
 
         Args:
@@ -170,7 +179,6 @@ class Node:
             self._keep(leaving=reason, leaving_grace=seconds, run=False)
         elif seconds < self.state.leaving_grace:
             self._keep(leaving_grace=seconds)
-        return CommandAnswer(accepted=True, generation=self.state.generation)
 
     def depart(self, reason: str, *, save: bool) -> None:
         """Ends the command for good, as the process wants that started the node and reports its end.

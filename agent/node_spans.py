@@ -14,7 +14,7 @@ from typing import Any
 from opentelemetry.context import Context
 
 from perdure.base.tracing.provider import Tracing
-from perdure.contract import ApplyWorld
+from perdure.contract import ApplyDesired
 from perdure.events import Event, Exporter
 
 _KEPT = 16
@@ -41,8 +41,9 @@ class NodeSpans(Exporter):
         tracing.on_activity = self._on_activity
 
     def _on_activity(self, arguments: Sequence[Any], context: Context) -> None:
-        if arguments and isinstance(arguments[0], ApplyWorld):
-            self._traces[arguments[0].generation] = context
+        world = arguments[0].desired.world if arguments and isinstance(arguments[0], ApplyDesired) else None
+        if world is not None:
+            self._traces.setdefault(world.generation, context)
             while len(self._traces) > _KEPT:
                 self._traces.popitem(last=False)
 

@@ -1,4 +1,5 @@
-"""Parses the bodies that the node's processes post: the dataclasses of `node_api.bodies`, with pydantic.
+"""Translates between the node's processes and the control plane: parses the bodies that the processes post, the
+dataclasses of `node_api.bodies`, with pydantic, and describes worlds to them.
 
 A report is accepted even if one of its fields is malformed: the field then has its default. Only a body that lacks a
 required field, or is not JSON, is refused.
@@ -15,8 +16,10 @@ from typing import Any, TypeVar, cast
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
+from perdure.contract import Member
+from perdure.contract import World as DesiredWorld
 from perdure.contract.agents import LARGEST_NUMBER, MOST_RANKS
-from perdure_training.node_api.bodies import POSTS, Body
+from perdure_training.node_api.bodies import POSTS, Body, World
 
 logger = logging.getLogger(__name__)
 
@@ -153,3 +156,18 @@ def _leave_out(content: Any, location: _Location) -> bool:
         return False
     del cast("dict[int | str, Any]", content)[last]
     return True
+
+
+def world_of(world: DesiredWorld, rank: int, member: Member) -> World:
+    """Returns a world as the processes of one of its members enter it."""
+    return World(
+        generation=world.generation,
+        nodes=world.nodes,
+        group_rank=member.group_rank,
+        base_rank=member.base_rank,
+        world_size=world.processes,
+        store_address=world.store_address,
+        store_port=world.store_port,
+        store_host=world.store_rank == rank,
+        stage=world.stage,
+    )

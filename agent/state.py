@@ -23,6 +23,8 @@ class AgentState(BaseModel):
 
     version: int = 0
     """The version of the launcher's desired state; it changes whenever that state does."""
+    desired_version: int = 0
+    """The version of the newest desired state that the group has sent."""
     run: bool = True
     """Whether the command should run."""
     attempt: int = 1
@@ -60,7 +62,7 @@ class AgentState(BaseModel):
     stages_complete: int = 0
     """The number of the command's torchruns that the job has finished."""
     command_restarts: int = 0
-    """The number of the newest `restart_command` that was executed."""
+    """The number of times that the command was to be started again between two worlds."""
     superseded: int = 0
     """The newest generation in whose exit barrier torchrun requested a restart of the command."""
     entered: int = 0

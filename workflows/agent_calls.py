@@ -1,4 +1,5 @@
-"""Calls of a group to its agents: to hold a lease, and to carry out commands.
+"""Calls of a group to its agents: to hold a lease, to connect to an address, and to carry out what concerns
+checkpoints.
 
 Each call is an activity on the node's own task queue. If an agent does not answer, the group reports that to the job as
 a transition of the node; the job decides what follows.
@@ -18,21 +19,14 @@ with workflow.unsafe.imports_passed_through():
         CommandAnswer,
         Commit,
         CommitCheckpoint,
-        CompleteGeneration,
         HoldCopies,
         LeaseRequest,
         NodeCredentials,
         OrderCheckpoint,
-        ReleaseNode,
-        RestartCommand,
-        StopNode,
     )
     from perdure.contract.transitions import (
-        NodeCommanded,
         NodeCommittedCheckpoint,
-        NodeJoined,
         NodeUnreachable,
-        NodeUnresponsive,
     )
     from perdure.workflows import options
     from perdure.workflows.node_table import NodeTable
@@ -78,68 +72,6 @@ async def hold_lease(table: NodeTable, node: NodeCredentials) -> None:
             table.report(NodeUnreachable(**node.identity, time=workflow.now(), detail=reason))
 
 
-async def apply_world(table: NodeTable, node: NodeCredentials, generation: int) -> None:
-    """Sends the world to one agent, for as long as that world is the current one."""
-    patience = table.timing.commands.schedule_to_start
-    waited_on = False
-    while True:
-        world = table.desire.world
-        record = table.current(node)
-        if record is None or world is None or world.generation != generation or table.winding_down:
-            return
-        member, inquiry = world.members[node.rank], table.desire.inquiry
-        try:
-            answer = await workflow.execute_activity(
-                "apply_world",
-                table.world_for(node, world),
-                result_type=CommandAnswer,
-                task_queue=table.queue(node),
-                schedule_to_start_timeout=patience,
-                start_to_close_timeout=table.timing.commands.start_to_close,
-                retry_policy=options.COMMAND_RETRY,
-                summary=f"generation {generation} to node {node.rank}: rank {member.group_rank}"
-                f" of {table.desire.world_nodes}{table.why}",
-            )
-        except ActivityError as error:
-            if not isinstance(error.cause, TimeoutError):
-                raise
-            record = table.current(node)
-            if record is None:
-                return
-            if record.reachable and not waited_on:
-                # Its lease holds, and lapses soon if the agent does not work. After an outage of the server, agents
-                # poll for commands later than it is back.
-                waited_on, patience = True, table.timing.lease.timeout
-                continue
-            problem = f"generation {generation} was not taken within {patience}"
-            table.report(NodeUnresponsive(**node.identity, time=workflow.now(), generation=generation, detail=problem))
-            patience = options.PATIENT_COMMAND
-            continue
-        record = table.current(node)
-        if record is None:
-            return
-        known = max(record.generation, answer.generation)
-        refused = record.refused if answer.accepted else generation
-        table.put(record.replace(generation=known, refused=refused, inquired=inquiry, joining=None, cut_off=""))
-        table.report(_transition_of(node, answer, inquiry=inquiry))
-        return
-
-
-def _transition_of(node: NodeCredentials, answer: CommandAnswer, *, inquiry: int) -> NodeCommanded | NodeJoined:
-    now = workflow.now()
-    if not answer.accepted:
-        return NodeJoined(**node.identity, time=now, generation=answer.generation, preparing=answer.preparing)
-    return NodeCommanded(
-        **node.identity,
-        time=now,
-        generation=answer.generation,
-        detail=answer.detail,
-        entered=answer.entered,
-        preparing=answer.preparing,
-        inquiry=inquiry,
-    )
-
-
 async def check_connection(table: NodeTable, node: NodeCredentials) -> None:
     """Has a ready node prove that it can connect to the world that it would join, before that world stops for it.
 
@@ -168,31 +100,6 @@ async def check_connection(table: NodeTable, node: NodeCredentials) -> None:
             return
         problem = _why_cut_off(checking)
         table.record_connection(node, problem=problem)
-
-
-async def complete(table: NodeTable, node: NodeCredentials, generation: int) -> None:
-    """Lets a node's torchrun leave its exit barrier; a node that is unreachable when the job ends is deleted anyway."""
-    command = CompleteGeneration(node=node, generation=generation, stages_complete=table.desire.stages_complete)
-    summary = f"all ranks finished generation {generation}: release node {node.rank}"
-    while not await _took(table, "complete_generation", command, summary=summary):
-        workflow.logger.warning("node %s did not receive that its generation is complete", node.rank)
-        if table.winding_down or not await _until_reachable(table, node):
-            break
-    record = table.current(node)
-    if record is not None:
-        table.put(record.replace(completed=generation))
-    table.dirty = True
-
-
-async def restart_command(table: NodeTable, node: NodeCredentials, number: int) -> None:
-    """Has a node's command started again between two worlds, as soon as its agent can be reached."""
-    command = RestartCommand(node=node, number=number)
-    while not await _took(table, "restart_command", command, summary=f"start the command again{table.why}"):
-        if not await _until_reachable(table, node):
-            return
-    record = table.current(node)
-    if record is not None:
-        table.put(record.replace(command_restarts=number))
 
 
 async def commit_checkpoint(table: NodeTable, node: NodeCredentials, commit: Commit) -> None:
@@ -263,18 +170,10 @@ async def hold_copies(table: NodeTable, node: NodeCredentials) -> None:
             return
 
 
-async def release(table: NodeTable, node: NodeCredentials) -> None:
-    """Lets a node end that is being ended from outside. One that cannot be reached ends by itself soon."""
-    await _took(table, "release_node", ReleaseNode(node=node), summary="need not wait for a checkpoint any longer")
-    record = table.current(node)
-    if record is not None:
-        table.put(record.replace(released=True))
-
-
 async def _took(
     table: NodeTable,
     name: str,
-    command: CompleteGeneration | RestartCommand | OrderCheckpoint | ReleaseNode | HoldCopies,
+    command: OrderCheckpoint | HoldCopies,
     *,
     summary: str,
 ) -> bool:
@@ -302,26 +201,6 @@ async def _until_reachable(table: NodeTable, node: NodeCredentials) -> bool:
         lambda: table.winding_down or (record := table.current(node)) is None or record.reachable
     )
     return not table.winding_down and table.current(node) is not None
-
-
-async def dismiss(table: NodeTable, node: NodeCredentials, reason: str) -> bool:
-    """Tells an incarnation that is no longer desired to end, in case its backend could not; returns whether it
-    answered."""
-    try:
-        await workflow.execute_activity(
-            "stop_node",
-            StopNode(node=node, grace=table.group.spec.limits.termination_grace_period, reason=reason),
-            task_queue=table.queue(node),
-            schedule_to_start_timeout=table.timing.commands.schedule_to_start,
-            start_to_close_timeout=table.timing.commands.start_to_close,
-            retry_policy=options.COMMAND_RETRY,
-            schedule_to_close_timeout=2 * table.timing.commands.start_to_close,
-            summary=f"stop node {node.rank}.{node.incarnation}: {reason}",
-        )
-    except ActivityError:
-        workflow.logger.info("incarnation %s of node %s did not answer", node.incarnation, node.rank)
-        return False
-    return True
 
 
 def _why_cut_off(checked: asyncio.Task[object]) -> str:

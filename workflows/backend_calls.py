@@ -31,7 +31,7 @@ with workflow.unsafe.imports_passed_through():
     )
     from perdure.contract.names import REMOVAL_DENIED, watch_task_queue
     from perdure.contract.transitions import NodeCreated, NodeCreateFailed, NodePending, NodeRemoved
-    from perdure.workflows import agent_calls, options
+    from perdure.workflows import options
     from perdure.workflows.backend_reports import begin_watch
     from perdure.workflows.node_record import NodeRecord
     from perdure.workflows.node_table import NodeTable
@@ -213,26 +213,31 @@ def _text(nodes: Sequence[NodeCredentials]) -> str:
 
 
 async def _release(table: NodeTable, record: NodeRecord) -> bool:
-    """Has an adopted node end itself, and waits until it has; a node that does not answer is left to its owner.
+    """Waits until an adopted node has ended itself, as is desired of it; a node that does not answer is left to its
+    owner.
 
     Returns:
         Whether all its processes have ended.
     """
-    node = record.node
-    key = node.key
+    key, commands = record.node.key, table.timing.commands
 
     def gone() -> bool:
-        return table.retiring[key].phase is NodePhase.LOST
+        return not record.joined or table.retiring[key].phase is NodePhase.LOST
 
-    if not record.joined or gone():
-        return True
-    if await agent_calls.dismiss(table, node, table.desire.reason or "the job no longer needs this node"):
-        with suppress(TimeoutError):
-            await workflow.wait_condition(
-                gone,
-                timeout=table.group.spec.limits.termination_grace_period + options.SHUTDOWN_REPORT_TIMEOUT,
-                timeout_summary=f"node {node.rank}.{node.incarnation} ends itself",
-            )
+    def answered() -> bool:
+        return gone() or table.retiring[key].acknowledged.stop is not None
+
+    with suppress(TimeoutError):
+        await workflow.wait_condition(
+            answered,
+            timeout=commands.schedule_to_start + commands.start_to_close,
+            timeout_summary=f"node {record.node.rank}.{record.node.incarnation} learns that it is not desired",
+        )
+        await workflow.wait_condition(
+            gone,
+            timeout=table.group.spec.limits.termination_grace_period + options.SHUTDOWN_REPORT_TIMEOUT,
+            timeout_summary=f"node {record.node.rank}.{record.node.incarnation} ends itself",
+        )
     return gone()
 
 

@@ -43,6 +43,7 @@ with workflow.unsafe.imports_passed_through():
     from perdure.workflows.cancellation import uncancelled
     from perdure.workflows.carrying import Packed, pack, unpack
     from perdure.workflows.dataset import start_dataset
+    from perdure.workflows.node_desired import converge, differing, dismiss
     from perdure.workflows.node_record import GroupInput, NodeRecord
     from perdure.workflows.node_table import NodeTable
     from perdure.workflows.store import start_store
@@ -135,7 +136,7 @@ class NodeGroup:
     def joined(self, message: Joined) -> None:
         # An agent that has no lease joins again. It may have been unreachable when it was ordered to end, and only it
         # can end a machine that joined.
-        self._release_if_outdated(message.sender)
+        self._dismiss_if_outdated(message.sender)
         self._table.joined(message)
 
     @workflow.signal(description="A rank uses a dataset whose workflow the server does not know")
@@ -150,9 +151,7 @@ class NodeGroup:
 
     @workflow.signal(description="A node is being ended from outside, and waits for a checkpoint")
     def leaving(self, message: Leaving) -> None:
-        if self._table.leaving(message):
-            node = message.sender
-            self._start(("release", node.rank, node.incarnation), agent_calls.release(self._table, node))
+        self._table.leaving(message)
 
     def update_table(self, update: Callable[[NodeTable, AgentMessage], None], message: AgentMessage) -> None:
         """Takes in a message of an agent that starts no work."""
@@ -196,6 +195,9 @@ class NodeGroup:
                 self._command(record)
         if table.overlooks:
             self._start(_LOOK, self._look_again())
+        for record in table.retiring.values():
+            if differing(table, record.node) is not None:
+                self._start(("desired", *record.node.key), converge(table, record.node))
         # A node that is still being created would outlive a deletion that comes first.
         leaving = [
             record
@@ -211,22 +213,8 @@ class NodeGroup:
 
     def _command(self, record: NodeRecord) -> None:
         table, node = self._table, record.node
-        world = table.desire.world
-        member = world.members.get(node.rank) if world is not None else None
-        if world is not None and member is not None and member.incarnation == node.incarnation:
-            generation = world.generation
-            refused = record.refused >= generation
-            unknown = record.generation < generation and not refused
-            if unknown or self._needs_inquiry(record, generation):
-                self._start(("world", node.rank, generation), agent_calls.apply_world(table, node, generation))
-        if self._waits_for_release(record):
-            self._release(record)
-        target = table.desire.nodes.get(node.rank)
-        restarts = target.command_restarts if target is not None and target.incarnation == node.incarnation else 0
-        if record.joined and restarts > record.command_restarts:
-            self._start(("command", node.rank, restarts), agent_calls.restart_command(table, node, restarts))
-        if target is not None and target.incarnation == node.incarnation and target.released and not record.released:
-            self._start(("release", *node.key), agent_calls.release(table, node))
+        if differing(table, node) is not None:
+            self._start(("desired", *node.key), converge(table, node))
         self._command_checkpoints(record)
         holder = table.copy_holder(node)
         if holder is not None and holder.address_key != record.copies_place and not table.winding_down:
@@ -238,15 +226,10 @@ class NodeGroup:
         commit, orders, world = table.desire.commit, table.desire.checkpoint_orders, table.desire.world
         if commit is not None and commit.rank == node.rank and commit.number != record.committed and record.joined:
             self._start(("commit", node.rank, commit.number), agent_calls.commit_checkpoint(table, node, commit))
-        member = world.members.get(node.rank) if world is not None else None
-        leads = member is not None and member.group_rank == 0 and member.incarnation == node.incarnation
+        member = world.member(node) if world is not None else None
+        leads = member is not None and member.group_rank == 0
         if leads and orders > record.checkpoint_orders:
             self._start(("checkpoint", node.rank, orders), agent_calls.order_checkpoint(table, node, orders))
-
-    def _needs_inquiry(self, record: NodeRecord, generation: int) -> bool:
-        """Whether the job asks if this node has entered the world, because it has not reported steps."""
-        inquires = self._table.desire.inquiry > record.inquired
-        return inquires and record.joined and record.stepping < generation
 
     def _create_together(self) -> None:
         """Requests nodes together if many are desired at once; a few are requested one by one."""
@@ -267,30 +250,21 @@ class NodeGroup:
             "create", new, lambda some: backend_calls.create_together(table, [record.node for record in some])
         )
 
-    def _waits_for_release(self, record: NodeRecord) -> bool:
-        """Whether the node must still learn that a generation is complete: its torchrun waits in the exit barrier, or
-        must be skipped."""
-        return record.joined and self._table.desire.complete_generation > record.completed
-
-    def _release(self, record: NodeRecord) -> None:
-        table, node = self._table, record.node
-        generation = table.desire.complete_generation
-        self._start(("complete", node.rank, generation), agent_calls.complete(table, node, generation))
-
     def _retire(self, record: NodeRecord) -> None:
         table, node = self._table, record.node
-        if table.winding_down and self._waits_for_release(record) and record.phase is not NodePhase.LOST:
+        if table.winding_down and differing(table, node) is not None:
             # Its torchrun leaves the exit barrier before the node is deleted.
-            self._release(record)
+            self._start(("desired", *node.key), converge(table, node))
             return
         del table.records[node.rank]
         self._cancel(record, "create", "lease", "connect")
         table.retiring[node.key] = record
 
-    def _release_if_outdated(self, node: NodeCredentials) -> None:
-        if self._table.is_outdated(node):
-            work = agent_calls.dismiss(self._table, node, "another node has its place, or the place is gone")
-            self._start(("stop", node.rank, node.incarnation), work)
+    def _dismiss_if_outdated(self, node: NodeCredentials) -> None:
+        """Has an incarnation end that is no longer desired and does not know it, in case its backend could not."""
+        table = self._table
+        if table.is_outdated(node):
+            self._start(("stop", *node.key), dismiss(table, node, "another node has its place, or the place is gone"))
 
     # Tasks in flight
 

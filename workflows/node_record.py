@@ -12,6 +12,7 @@ from perdure.contract import (
     GroupDesire,
     Message,
     NodeCredentials,
+    NodeDesired,
     NodePhase,
     NodeView,
     Ready,
@@ -66,20 +67,16 @@ class NodeRecord(Message):
     """Why it cannot connect, as last reported."""
     generation: int = 0
     """The newest generation that its agent has accepted, or reported."""
-    refused: int = 0
-    """The newest generation that its agent has refused: an agent that restarts is asked again."""
-    inquired: int = 0
-    """The newest inquiry of the job that its agent has answered."""
-    completed: int = 0
-    """The newest generation that its agent knows to be complete."""
-    command_restarts: int = 0
-    """The newest restart of its command that its agent has carried out."""
+    version: int = 0
+    """The version of the newest desired state that its agent was sent."""
+    acknowledged: NodeDesired = NodeDesired()
+    """What its agent has taken last; nothing after it was started again, as it does not carry on all of it."""
     committed: int = 0
     """The newest commit of a checkpoint that its agent has carried out, or cannot."""
     checkpoint_orders: int = 0
     """The newest request for a checkpoint that its agent has passed on."""
-    released: bool = False
-    """Its agent knows that it need not wait for a checkpoint any longer before it ends."""
+    leaving: bool = False
+    """It is being ended from outside, and waits for a checkpoint before it ends."""
     stepping: int = 0
     """The newest generation that it runs or steps in."""
     stepped: int = 0

@@ -11,7 +11,6 @@ from datetime import datetime
 from perdure.contract import (
     Adopt,
     AgentMessage,
-    ApplyWorld,
     CheckpointFacts,
     CheckpointRestored,
     CheckpointStored,
@@ -23,6 +22,7 @@ from perdure.contract import (
     LeaseTaken,
     Leaving,
     NodeCredentials,
+    NodeDesired,
     NodePhase,
     NodeView,
     PortsChanged,
@@ -165,10 +165,8 @@ class NodeTable:
         node = NodeCredentials(
             uid=group.uid, role=group.role, rank=rank, incarnation=desired.incarnation, token=desired.token
         )
-        member = world.members.get(rank) if world is not None else None
-        takes_part = member is not None and member.incarnation == desired.incarnation
-        joined = takes_part
-        self.put(NodeRecord(node=node, since=now, joined=joined))
+        takes_part = world is not None and world.member(node) is not None
+        self.records[rank] = NodeRecord(node=node, since=now, joined=takes_part)
 
     # Messages of agents
 
@@ -192,7 +190,7 @@ class NodeTable:
                 log_path=message.log_path,
                 renewed=record.renewed or restarted or not record.reachable,
                 holder_started_at=message.agent_started_at,
-                refused=0 if restarted else record.refused,
+                acknowledged=NodeDesired() if restarted else record.acknowledged,
                 generation=max(record.generation, message.generation),
                 copies=message.copies,
                 # An agent that was started again does not know.
@@ -279,8 +277,7 @@ class NodeTable:
         record, world = self.current(node), self.desire.world
         if record is None or record.joining is None or world is None or not self.desire.undisturbed:
             return None
-        member = world.members.get(node.rank)
-        return None if member is not None and member.incarnation == node.incarnation else world
+        return None if world.member(node) is not None else world
 
     def record_connection(self, node: NodeCredentials, *, problem: str = "") -> None:
         """Records that a ready node can connect to the others, or cannot yet."""
@@ -384,20 +381,17 @@ class NodeTable:
         """Takes in that a rank uses the job's store; returns whether the group is to start its workflow."""
         return self.current(message.sender) is not None and not self.winding_down
 
-    def leaving(self, message: Leaving) -> bool:
-        """Takes in that a node is being ended from outside; returns whether the job itself ends it, so that there is
-        nothing to wait for."""
-        sender = message.sender
-        record = self.records.get(sender.rank)
-        if record is None or record.node != sender:
-            retired = self.retiring.get(sender.key)
-            return retired is not None and retired.node == sender
-        if self.winding_down:
-            return True
-        if self._accept_message(message) is not None:
-            known = sender.identity
+    def leaving(self, message: Leaving) -> None:
+        """Takes in that a node is being ended from outside. The job decides how long it waits, if it is not the job
+        itself that ends it."""
+        record = self.known(message.sender)
+        if record is None:
+            return
+        self.put(record.replace(leaving=True))
+        self.dirty = True
+        if not self.winding_down and self._accept_message(message) is not None:
+            known = record.node.identity
             self.report(NodeEnding(**known, time=message.time, generation=message.generation, detail=message.reason))
-        return False
 
     def is_outdated(self, sender: NodeCredentials) -> bool:
         """Whether a newer incarnation has taken the sender's place, or the place no longer exists."""
@@ -419,7 +413,15 @@ class NodeTable:
     # Keeping records
 
     def put(self, record: NodeRecord) -> None:
-        self.records[record.node.rank] = record
+        if record.node.key in self.retiring and self.current(record.node) is None:
+            self.retiring[record.node.key] = record
+        else:
+            self.records[record.node.rank] = record
+
+    def known(self, node: NodeCredentials) -> NodeRecord | None:
+        """The record of this incarnation, also while it is being deleted."""
+        retiring = self.retiring.get(node.key)
+        return self.current(node) or (retiring if retiring is not None and retiring.node == node else None)
 
     def current(self, node: NodeCredentials) -> NodeRecord | None:
         """The record of this incarnation; None once it is not the desired one."""
@@ -449,25 +451,6 @@ class NodeTable:
 
     def name(self, node: NodeCredentials) -> str:
         return node_name(self.group.spec.name, node)
-
-    def world_for(self, node: NodeCredentials, world: World) -> ApplyWorld:
-        """The command that gives a member its world."""
-        member = world.members[node.rank]
-        return ApplyWorld(
-            node=node,
-            generation=world.generation,
-            nodes=self.desire.world_nodes,
-            group_rank=member.group_rank,
-            base_rank=member.base_rank,
-            world_size=self.desire.world_size,
-            store_address=world.store_address,
-            store_port=world.store_port,
-            store_host=world.store_rank == node.rank,
-            restart_command=member.restart_command,
-            stage=world.stage,
-            distrusted_checkpoints=self.desire.distrusted_checkpoints,
-            first_step=world.first_step,
-        )
 
     def queue(self, node: NodeCredentials) -> str:
         return node_task_queue(node)

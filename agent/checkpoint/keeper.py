@@ -173,7 +173,7 @@ class Checkpoints:
         if self._retention is not None:
             inherited = [names.read_folder(one) for one in command.inherited]
             self._commits.submit(self._retention.apply, saved, inherited, kept_before=command.kept_before)
-        return CommandAnswer(accepted=True, generation=command.generation)
+        return CommandAnswer(accepted=True)
 
     def order(self, command: OrderCheckpoint) -> CommandAnswer:
         """Has the ranks make a checkpoint now."""

@@ -30,18 +30,15 @@ from perdure.base.kubernetes import Changed, KubernetesApi, Listed, Object, Remo
 from perdure.base.services import leave
 from perdure.contract import (
     AgentMessage,
-    ApplyWorld,
+    ApplyDesired,
     CheckConnection,
-    CommandAnswer,
-    CompleteGeneration,
     Joined,
     LeaseRequest,
     LeaseTaken,
     LeaseView,
+    NodeReached,
     Ready,
-    RestartCommand,
     Stepping,
-    StopNode,
 )
 
 CONNECTIONS = 8
@@ -82,11 +79,8 @@ class PlayedAgent:
             async with asyncio.TaskGroup() as tasks:
                 commands = (
                     self.hold_lease,
-                    self.apply_world,
+                    self.apply_desired,
                     self.check_connection,
-                    self.complete_generation,
-                    self.restart_command,
-                    self.stop_node,
                 )
                 tasks.create_task(self._control.serve(commands))
                 tasks.create_task(self._outbox.run())
@@ -116,28 +110,19 @@ class PlayedAgent:
         finally:
             self._tally.held -= 1
 
-    @activity.defn(name="apply_world")
-    async def apply_world(self, world: ApplyWorld) -> CommandAnswer:
-        if world.generation > self._generation:
+    @activity.defn(name="apply_desired")
+    async def apply_desired(self, command: ApplyDesired) -> NodeReached:
+        world = command.desired.world
+        if world is not None and world.generation > self._generation:
             self._generation = world.generation
             self._say(Stepping, generation=world.generation, entered_at=datetime.now(UTC))
-        return CommandAnswer(accepted=True, generation=self._generation, entered=self._generation)
+        return NodeReached(
+            accepted=True, version=command.version, generation=self._generation, entered=self._generation
+        )
 
     @activity.defn(name="check_connection")
     async def check_connection(self, command: CheckConnection) -> None:
         """Succeeds: all nodes are on this machine."""
-
-    @activity.defn(name="complete_generation")
-    async def complete_generation(self, request: CompleteGeneration) -> CommandAnswer:
-        return CommandAnswer(accepted=True, generation=request.generation)
-
-    @activity.defn(name="restart_command")
-    async def restart_command(self, request: RestartCommand) -> CommandAnswer:
-        return CommandAnswer(accepted=True, generation=self._generation)
-
-    @activity.defn(name="stop_node")
-    async def stop_node(self, request: StopNode) -> CommandAnswer:
-        return CommandAnswer(accepted=True, generation=self._generation)
 
     def _say(self, kind: type[AgentMessage], **facts: Any) -> None:
         """Sends a message through a real agent's outbox, which retries, and spreads messages over time."""

@@ -126,7 +126,7 @@ async def waits(*, seconds: float) -> Waits:
             recording(server) as workflows,
             running_agent(server, workflows, Path(folder)) as agent,
         ):
-            await agent.command("apply_world", agent.world(1))
+            await agent.desire(world=agent.world(1))
             queue = f"shards-{secrets.token_hex(4)}"
             async with Worker(workflows.client, task_queue=queue, workflows=[Dataset]):
                 parameters = DatasetParameters(size=BILLION, shard_size=64, shuffle=True)

@@ -85,7 +85,7 @@ async def latencies() -> tuple[float, float]:
             running_agent(server, workflows, Path(folder)) as agent,
             store_of(workflows, agent.node.uid),
         ):
-            await agent.command("apply_world", agent.world(1))
+            await agent.desire(world=agent.world(1))
             return await asyncio.to_thread(_measure, Agent(agent.run_dir / "agent.sock"))
 
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 from pydantic import Field
 
 from perdure.contract.base import Message
+from perdure.contract.groups import World
 from perdure.contract.identity import NodeCredentials
 from perdure.spec.durations import Duration
 
 __all__ = [
-    "ApplyWorld",
+    "ApplyDesired",
     "CheckConnection",
     "CommandAnswer",
-    "CompleteGeneration",
     "CopyHolder",
     "HoldCopies",
     "LeaseRequest",
-    "ReleaseNode",
-    "RestartCommand",
-    "StopNode",
+    "NodeDesired",
+    "NodeReached",
+    "StopRequest",
 ]
 
 
@@ -30,38 +30,69 @@ class LeaseRequest(Message):
     heartbeat: Duration
 
 
-class ApplyWorld(Message):
-    """Argument of `apply_world`: below 500 bytes, beside what is distrusted. The command must run for this generation:
-    the agent starts it if it does not run, and restarts it if it runs in an older generation."""
+class StopRequest(Message):
+    """The request to end a node's command for good, and its agent with it."""
+
+    reason: str
+    """The reason, for users."""
+    grace: Duration
+    """The time from SIGTERM to SIGKILL; a later request can only shorten it."""
+
+
+class NodeDesired(Message):
+    """Everything that a group desires of one node's agent. It is sent as a whole, and the agent acts on what differs
+    from what it has reached: one that has missed some of them lacks nothing once it has the newest."""
+
+    world: World | None = None
+    """The newest world that the node is a member of, without the other members. The command must run for this
+    generation: the agent starts it if it does not run, and restarts it if it runs in an older generation."""
+    inquiry: int = 0
+    """The newest question of the job whether the node has entered that world; the answer says it."""
+    complete_generation: int = 0
+    """The newest generation that every rank of the job has finished: torchrun may leave its exit barrier."""
+    stages_complete: int = 0
+    """The number of the command's torchruns that the job has finished; they need no world any more."""
+    command_restarts: int = 0
+    """The number of times that the command was to be started again on its node after it had ended between two
+    worlds."""
+    released: bool = False
+    """A node that is being ended from outside need not wait for a checkpoint any longer."""
+    stop: StopRequest | None = None
+    """The incarnation is no longer desired: it ends its command, and exits."""
+
+    def replace(self, **fields: object) -> NodeDesired:
+        return self.model_copy(update=fields)
+
+
+class ApplyDesired(Message):
+    """Argument of `apply_desired`: below 800 bytes, beside what is distrusted."""
 
     node: NodeCredentials
-    generation: int
-    nodes: int
-    group_rank: int
-    base_rank: int
-    world_size: int
-    store_address: str
-    store_port: int
-    store_host: bool
-    """This node hosts the generation's store."""
-    stage: int | None = None
-    """The torchrun of the command that the world is for, counted from 0."""
-    restart_command: bool = False
-    """The agent restarts the command even if it runs, unless the command did enter the previous world after all."""
-    distrusted_checkpoints: tuple[str, ...] = ()
-    """Folders in the job's storage that this world's ranks do not load."""
-    first_step: Duration | None = None
-    """As in `World`."""
+    version: int
+    """Grows with each desired state that the node is sent; the agent ignores an older one that arrives late."""
+    desired: NodeDesired
 
 
-class CommandAnswer(Message):
+class NodeReached(Message):
+    """What an agent has reached: its answer to `apply_desired`."""
+
     accepted: bool
+    """The agent follows the desired state, its world included."""
+    version: int = 0
+    """The newest desired state that the agent knows. If it is newer than the one that it was sent, it has ignored
+    that."""
     generation: int = 0
     """The newest one that the agent knows."""
     entered: int | None = None
     """The newest one that the node has entered."""
     preparing: bool = False
     """The command runs, and has not started its torchrun yet."""
+    detail: str = ""
+    """Why the agent does not follow; where it does, what the node is doing."""
+
+
+class CommandAnswer(Message):
+    accepted: bool
     detail: str = ""
 
 
@@ -71,29 +102,6 @@ class CheckConnection(Message):
     node: NodeCredentials
     address: str
     port: int
-
-
-class CompleteGeneration(Message):
-    """Argument of `complete_generation`."""
-
-    node: NodeCredentials
-    generation: int
-    stages_complete: int = 0
-    """The number of the command's torchruns that the job has finished, including this generation's."""
-
-
-class ReleaseNode(Message):
-    """Argument of `release_node`: a node that is being ended from outside need not wait for a checkpoint any longer."""
-
-    node: NodeCredentials
-
-
-class RestartCommand(Message):
-    """Argument of `restart_command`: start a command that ended between two worlds again on its node."""
-
-    node: NodeCredentials
-    number: int
-    """Counts the requests to one incarnation: the agent ignores a number that it has already carried out."""
 
 
 class CopyHolder(Message):
@@ -123,11 +131,3 @@ class HoldCopies(Message):
 
     node: NodeCredentials
     holder: CopyHolder
-
-
-class StopNode(Message):
-    """Argument of `stop_node`: end the command and exit; sent to an incarnation that is no longer desired."""
-
-    node: NodeCredentials
-    grace: Duration
-    reason: str

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pydantic import Field
 
 from perdure.contract.base import Message
 from perdure.contract.checkpoints import Commit
+from perdure.contract.identity import Incarnation
 from perdure.contract.transitions import AnyTransition
 from perdure.contract.views import NodeView
 from perdure.spec.durations import Duration
@@ -68,7 +71,11 @@ class World(Message):
 
     generation: int = Field(ge=1)
     members: dict[int, Member]
-    """The members, by node rank (slot)."""
+    """The members, by node rank (slot). A receiver is sent those that concern it."""
+    nodes: int
+    """The number of all members."""
+    processes: int
+    """The number of ranks of all members: torch's WORLD_SIZE."""
     store_address: str
     store_port: int
     store_rank: int
@@ -77,15 +84,17 @@ class World(Message):
     """The torchrun of the command that the world is for, counted from 0."""
     first_step: Duration | None = None
     """The time that its ranks have to make their first step; None for no limit."""
+    distrusted_checkpoints: tuple[str, ...] = ()
+    """Folders in the job's storage that its ranks do not load."""
 
-    @property
-    def nodes(self) -> int:
-        return len(self.members)
+    def of(self, members: Mapping[int, Member]) -> World:
+        """The world as those see it who need to know these members only."""
+        return self.model_copy(update={"members": dict(members)})
 
-    @property
-    def processes(self) -> int:
-        """torch's WORLD_SIZE."""
-        return sum(member.processes for member in self.members.values())
+    def member(self, node: Incarnation) -> Member | None:
+        """The place of a node's incarnation in the world; None if it has none."""
+        member = self.members.get(node.rank)
+        return member if member is not None and member.incarnation == node.incarnation else None
 
 
 class GroupDesire(Message):
@@ -95,9 +104,7 @@ class GroupDesire(Message):
     """Only ever grows; the group ignores an older desired state that arrives late."""
     nodes: dict[int, DesiredNode]
     world: World | None = None
-    """The current world. The group acts on its own members, and only counts the others."""
-    world_size: int = 0
-    world_nodes: int = 0
+    """The current world, with the members that the group keeps."""
     undisturbed: bool = False
     """No fault of the world is known, so a node that joins must not break it."""
     inquiry: int = 0
@@ -113,8 +120,6 @@ class GroupDesire(Message):
     """The newest checkpoint that is complete, until it is committed."""
     checkpoint_orders: int = 0
     """The newest request for a checkpoint that none has answered; 0 for none."""
-    distrusted_checkpoints: tuple[str, ...] = ()
-    """Folders in the job's storage that are not loaded any more."""
     wind_down: bool = False
     """Delete everything and close."""
     reason: str = ""

@@ -14,10 +14,10 @@ from perdure.agent.state import StateFile
 from perdure.agent.store import StoreCalls
 from perdure.contract import (
     AgentMessage,
-    ApplyWorld,
     DatasetAnswer,
     DatasetRequest,
     NodeCredentials,
+    NodeReached,
     Progress,
     StoreAnswers,
     StoreRequest,
@@ -28,6 +28,7 @@ from perdure_training.node_api.bodies import (
     LauncherHello,
     RankExit,
 )
+from tests.support.desired import Desires, desired_world
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 IDENTITY = NodeCredentials(uid="0a1b2c3d", role="worker", rank=3, incarnation=2, token="secret")
@@ -69,6 +70,7 @@ class Bench:
             run_dir=run_dir,
         )
         self.job, self.group = Received(), Received()
+        self.desires = Desires(IDENTITY)
         self.node = self.start()
         self.node.on_launcher_hello(LauncherHello(pid=1, attempt=1, mode=mode, processes=1))
         self.store = StoreCalls(
@@ -96,20 +98,13 @@ class Bench:
         )
         return self.node
 
+    def desire(self, **desired: Any) -> NodeReached:
+        """Has the group desire this, and all else as before."""
+        return self.node.apply_desired(self.desires.next(**desired))
+
     def apply(self, generation: int, *, stage: int = 0) -> None:
-        command = ApplyWorld(
-            node=IDENTITY,
-            generation=generation,
-            nodes=2,
-            group_rank=0,
-            base_rank=0,
-            world_size=2,
-            store_address="127.0.0.1",
-            store_port=29500 + generation,
-            store_host=True,
-            stage=stage,
-        )
-        assert self.node.apply_world(command).accepted
+        world = desired_world(IDENTITY, generation, nodes=2, processes=2, store_port=29500 + generation, stage=stage)
+        assert self.desire(world=world).accepted
 
     def enter(self, generation: int) -> None:
         self.node.on_entered(EnteredReport(generation=generation, time=NOW.timestamp()))

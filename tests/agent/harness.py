@@ -21,9 +21,10 @@ from temporalio.client import Client, WorkflowHandle
 from temporalio.worker import Worker
 
 from perdure.agent.config import AgentConfig
-from perdure.contract import ApplyWorld, LeaseRequest, NodeCredentials
+from perdure.contract import LeaseRequest, NodeCredentials, World
 from perdure.spec.timing import LeaseTiming, Timing
 from tests.agent.recorder import Call, LeaseCall, Recorder, Seen
+from tests.support.desired import Desires, desired_world
 from tests.support.temporal_server import DevServer
 from tests.support.waiting import eventually
 
@@ -112,6 +113,7 @@ class RunningAgent:
         self.node = NodeCredentials(
             uid=secrets.token_hex(4), role="worker", rank=0, incarnation=1, token=secrets.token_hex(8)
         )
+        self._desires = Desires(self.node)
         self.run_dir = folder
         self._server = server
         self.workflows = workflows
@@ -238,21 +240,12 @@ class RunningAgent:
 
     # As the control plane
 
-    def world(self, generation: int, **changes: Any) -> ApplyWorld:
-        return ApplyWorld(
-            **{
-                "node": self.node,
-                "generation": generation,
-                "nodes": 1,
-                "group_rank": 0,
-                "base_rank": 0,
-                "world_size": 1,
-                "store_address": "127.0.0.1",
-                "store_port": 29501,
-                "store_host": True,
-                **changes,
-            }
-        )
+    def world(self, generation: int, **changes: Any) -> World:
+        return desired_world(self.node, generation, **changes)
+
+    async def desire(self, **desired: Any) -> dict[str, Any]:
+        """Has the group desire this, and all else as before; returns the agent's answer."""
+        return await self.command("apply_desired", self._desires.next(**desired))
 
     async def command(self, activity: str, argument: Any) -> dict[str, Any]:
         """Runs an activity on the agent through the group."""

@@ -89,7 +89,7 @@ async def test_an_agent_has_a_dataset_started_and_passes_on_what_its_ranks_need(
         recording(temporal_server) as workflows,
         running_agent(temporal_server, workflows, tmp_path_factory.mktemp("n")) as agent,
     ):
-        await agent.command("apply_world", agent.world(1))
+        await agent.desire(world=agent.world(1))
         first = asyncio.create_task(granted(agent, body(shards=2)))
         (needed,) = await workflows.expect(workflows.group, "dataset_needed")
         assert (needed["name"], needed["parameters"]["size"]) == ("train", 100)
@@ -99,7 +99,7 @@ async def test_an_agent_has_a_dataset_started_and_passes_on_what_its_ranks_need(
             await agent.kill()
             await agent.start()
             assert await granted(agent, body(shards=1, holds=((0, 20),))) == ((20, 30),), "it kept nothing to lose"
-            await agent.command("apply_world", agent.world(2))
+            await agent.desire(world=agent.world(2))
             assert await granted(agent, body(2, shards=1)) == ((0, 10),)
             status, old = await ask(agent, body(1, shards=1))
             assert (status, old["superseded"]) == (200, True)
@@ -111,7 +111,7 @@ async def test_ranks_wait_while_the_server_is_away(tmp_path_factory: pytest.Temp
         recording(server) as workflows,
         running_agent(server, workflows, tmp_path_factory.mktemp("n")) as agent,
     ):
-        await agent.command("apply_world", agent.world(1))
+        await agent.desire(world=agent.world(1))
         async with dataset(workflows, agent.node.uid):
             assert await granted(agent, body(shards=1)) == ((0, 10),)
             server.kill()

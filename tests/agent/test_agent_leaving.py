@@ -13,7 +13,7 @@ import pytest
 
 from perdure.activities.nodes.local.backend import LocalBackend
 from perdure.activities.nodes.local.folders import NodeFolder
-from perdure.contract import StopNode
+from perdure.contract import ApplyDesired, NodeDesired, StopRequest
 from tests.activities.local_nodes import LocalJob, nothing_left, run_at_once
 from tests.agent.harness import QUICK, recording
 from tests.agent.recorder import Call, Recorder, Seen
@@ -62,8 +62,9 @@ class StoppableNode:
 
     async def stop(self, grace: float) -> None:
         """Returns once the agent has taken the command."""
-        argument = StopNode(node=self._request.node, grace=timedelta(seconds=grace), reason="a newer one is there")
-        call = Call(queue=self._request.task_queue, activity="stop_node", argument=argument.model_dump(mode="json"))
+        stop = StopRequest(grace=timedelta(seconds=grace), reason="a newer one is there")
+        command = ApplyDesired(node=self._request.node, version=1, desired=NodeDesired(stop=stop))
+        call = Call(queue=self._request.task_queue, activity="apply_desired", argument=command.model_dump(mode="json"))
         answer = await self._workflows.group.execute_update(Recorder.call, call)
         assert answer["accepted"], answer
 

@@ -95,7 +95,7 @@ def test_a_new_torchrun_never_gets_the_world_that_the_last_one_left(bench: Bench
 
 
 def test_a_torchrun_is_shown_worlds_of_its_own_stage_only(bench: Bench) -> None:
-    bench.node.complete_generation(4, stages=1)
+    bench.desire(complete_generation=4, stages_complete=1)
     bench.apply(5, stage=1)
     assert bench.node.state.world_for(0).generation == 0
     assert bench.node.state.world_for(0).stages_complete == 1
@@ -139,7 +139,7 @@ def test_a_node_that_departs_has_a_checkpoint_made_first_and_reports_no_failure(
     [leaving] = bench.group.of(Leaving)
     assert leaving.reason == "`perdure join` got SIGTERM"
     assert not bench.node.state.desired.exit
-    bench.node.release()
+    bench.desire(released=True)
     assert bench.node.state.desired.exit
     bench.node.on_exited(CommandExit(attempt=1, generation=1, signal=15))
     assert bench.job.of(Failure) == []
@@ -215,7 +215,7 @@ def test_a_script_that_begins_anew_prepares_until_the_torchrun_that_has_ranks_to
     torchrun(bench)
     bench.apply(1)
     bench.enter(1)
-    bench.node.complete_generation(1, stages=1)
+    bench.desire(complete_generation=1, stages_complete=1)
     bench.exit(generation=1, code=7)
     assert not bench.node.state.prepares
     bench.apply(2, stage=1)

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from perdure.activities.nodes.local.backend import LocalBackend
-from perdure.contract import ApplyWorld
 from perdure.spec.timing import RendezvousTiming
 from tests.activities.local_nodes import LocalJob, nothing_left, run_at_once
 from tests.agent.harness import QUICK, RunningAgent, Workflows, running_agent
 from tests.agent.recorder import Call, Recorder
+from tests.support.desired import Desires, desired_world
 from tests.support.temporal_server import DevServer
 from tests.support.waiting import eventually
 
@@ -38,12 +38,12 @@ async def attempt(agent: RunningAgent) -> int:
 async def test_it_is_told_once_and_the_command_is_started_again(agent: RunningAgent, workflows: Workflows) -> None:
     await agent.handler_hello()
     await agent.ready(0)
-    await agent.command("apply_world", agent.world(1))
+    await agent.desire(world=agent.world(1))
     [failure] = await workflows.expect(workflows.job, "failure")
     assert (failure["kind"], failure["generation"]) == ("RENDEZVOUS", 1)
     assert failure["message"].startswith("the command did not enter generation 1 within 1s: its rendezvous handler")
     assert await attempt(agent) == 1
-    await agent.command("apply_world", agent.world(2, restart_command=True))
+    await agent.desire(world=agent.world(2, restart_command=True))
     assert await attempt(agent) == 2
     # The launcher ended it at our request, which is no failure; the new one is late as well.
     await agent.post("/v1/launcher/exited", attempt=1, generation=0, signal=15, time=time.time())
@@ -59,13 +59,13 @@ async def test_it_is_told_once_and_the_command_is_started_again(agent: RunningAg
 async def test_who_enters_in_time_is_left_alone(agent: RunningAgent, workflows: Workflows) -> None:
     await agent.handler_hello()
     await agent.ready(0)
-    await agent.command("apply_world", agent.world(1))
+    await agent.desire(world=agent.world(1))
     await agent.enter(1)
     await agent.start_lease(1)
     await workflows.beats(4)
     assert not await workflows.seen(workflows.job)
     # A word that crossed with the job's decision: what has entered needs no new start.
-    await agent.command("apply_world", agent.world(2, restart_command=True))
+    await agent.desire(world=agent.world(2, restart_command=True))
     assert await attempt(agent) == 1
 
 
@@ -87,21 +87,12 @@ async def test_a_launcher_replaces_the_command(
     job.job_first_run_id = workflows.job.first_execution_run_id or ""
     backend = LocalBackend(state, connection=temporal_server.environment)
     request = job.request()
+    desires = Desires(request.node)
 
     async def apply(generation: int, *, restart: bool) -> None:
-        world = ApplyWorld(
-            node=request.node,
-            generation=generation,
-            nodes=1,
-            group_rank=0,
-            base_rank=0,
-            world_size=1,
-            store_address="127.0.0.1",
-            store_port=29501,
-            store_host=True,
-            restart_command=restart,
-        )
-        call = Call(queue=request.task_queue, activity="apply_world", argument=world.model_dump(mode="json"))
+        world = desired_world(request.node, generation, restart_command=restart)
+        command = desires.next(world=world)
+        call = Call(queue=request.task_queue, activity="apply_desired", argument=command.model_dump(mode="json"))
         assert (await workflows.group.execute_update(Recorder.call, call))["accepted"]
 
     def starts() -> list[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from perdure.contract import CompleteGeneration, StopNode
+from perdure.contract import StopRequest
 from perdure_training.node_api.progress_file import REPORTED, ProgressFile, progress_path
 from tests.agent.harness import QUICK, RunningAgent, Workflows, rank_exit, recording, running_agent, utc
 from tests.agent.recorder import Recorder
@@ -62,7 +62,7 @@ async def test_a_node_goes_through_its_first_world(agent: RunningAgent, workflow
     assert ready["command_nodes"] is None
 
     waiting = asyncio.create_task(agent.get("/v1/rendezvous/world?after=0&wait=25"))
-    answer = await agent.command("apply_world", agent.world(1))
+    answer = await agent.desire(world=agent.world(1))
     assert answer["accepted"]
     assert (answer["generation"], answer["entered"], answer["preparing"]) == (1, 0, False)
     world = await asyncio.wait_for(waiting, 5)
@@ -79,7 +79,7 @@ async def test_a_node_goes_through_its_first_world(agent: RunningAgent, workflow
 
 async def test_a_failed_rank_is_told_at_once_and_once(agent: RunningAgent, workflows: Workflows) -> None:
     await workflows.expect(workflows.group, "joined")
-    await agent.command("apply_world", agent.world(1))
+    await agent.desire(world=agent.world(1))
     failed = rank_exit()
     await agent.ready(1, [failed])
     await agent.ready(1, [failed])
@@ -96,31 +96,30 @@ async def test_a_failed_rank_is_told_at_once_and_once(agent: RunningAgent, workf
 
 async def test_commands_for_others_and_from_the_past_are_refused(agent: RunningAgent, workflows: Workflows) -> None:
     await workflows.expect(workflows.group, "joined")
-    assert (await agent.command("apply_world", agent.world(3)))["accepted"]
+    assert (await agent.desire(world=agent.world(3)))["accepted"]
     forged = agent.node.model_copy(update={"token": "guessed"})
     newer = agent.node.model_copy(update={"incarnation": 2})
-    for command, what in (
-        (agent.world(4, node=forged), "token"),
-        (agent.world(4, node=newer), "worker-0/2"),
-        (agent.world(2), "generation 2 is over"),
-        (agent.world(3, group_rank=1), "another content"),
+    stop = StopRequest(grace=timedelta(0), reason="old")
+    for desired, what in (
+        ({"node": forged, "world": agent.world(4)}, "token"),
+        ({"node": newer, "world": agent.world(4)}, "worker-0/2"),
+        ({"node": newer, "stop": stop}, "worker-0/2"),
+        ({"node": forged, "stop": None, "complete_generation": 3}, "token"),
+        ({"world": agent.world(2)}, "generation 2 is over"),
+        ({"world": agent.world(3, group_rank=1)}, "another content"),
     ):
-        answer = await agent.command("apply_world", command)
+        answer = await agent.desire(**desired)
         assert not answer["accepted"]
-        assert answer["generation"] == 3
         assert what in answer["detail"]
-    assert (await agent.command("apply_world", agent.world(3)))["accepted"]
-    stop = StopNode(node=newer, grace=timedelta(0), reason="old")
-    assert not (await agent.command("stop_node", stop))["accepted"]
-    complete = await agent.command("complete_generation", CompleteGeneration(node=forged, generation=3))
-    assert not complete["accepted"]
+        assert answer["generation"] == (0 if "node" in desired else 3)
+    assert (await agent.desire(world=agent.world(3)))["accepted"]
 
 
 async def test_the_end_of_a_command_restarts_it_when_the_job_requests_it(
     agent: RunningAgent, workflows: Workflows
 ) -> None:
     await agent.launcher_hello()
-    await agent.command("apply_world", agent.world(1))
+    await agent.desire(world=agent.world(1))
     ended = {"attempt": 1, "generation": 1, "exit_code": None, "signal": 9, "time": time.time(), "log_tail": "oh no"}
     await agent.post("/v1/launcher/exited", **ended)
     await agent.post("/v1/launcher/exited", **ended)
@@ -129,7 +128,7 @@ async def test_the_end_of_a_command_restarts_it_when_the_job_requests_it(
     before = await agent.get("/v1/launcher/desired?version=0&wait=0")
     assert before["attempt"] == 1
     waiting = asyncio.create_task(agent.get(f"/v1/launcher/desired?version={before['version']}&wait=25"))
-    await agent.command("apply_world", agent.world(2))
+    await agent.desire(world=agent.world(2))
     after = await asyncio.wait_for(waiting, 5)
     assert (after["attempt"], after["stop_generation"], after["world"]["generation"]) == (2, 1, 2)
     # A new torchrun begins at 0, and gets the world that it was started for.
@@ -139,20 +138,20 @@ async def test_the_end_of_a_command_restarts_it_when_the_job_requests_it(
 
 async def test_finished_holds_per_generation(agent: RunningAgent, workflows: Workflows) -> None:
     await agent.launcher_hello()
-    await agent.command("apply_world", agent.world(1))
+    await agent.desire(world=agent.world(1))
     await agent.enter(1)
     await agent.post("/v1/rendezvous/finished", generation=1, time=time.time())
     await agent.post("/v1/rendezvous/finished", generation=1, time=time.time())
     [first] = await workflows.expect(workflows.job, "finished")
     assert first["generation"] == 1
     # A peer died in its last save: the barrier is left with the reserved code, and the command runs again.
-    await agent.command("apply_world", agent.world(2))
+    await agent.desire(world=agent.world(2))
     await agent.post("/v1/launcher/exited", attempt=1, generation=1, exit_code=87, superseded=True, time=time.time())
     assert (await agent.get("/v1/launcher/desired?version=0&wait=0"))["attempt"] == 2
     await agent.enter(2)
     await agent.post("/v1/rendezvous/finished", generation=2, time=time.time())
     waiting = asyncio.create_task(agent.get("/v1/rendezvous/world?after=2&wait=25&complete=0"))
-    await agent.command("complete_generation", CompleteGeneration(node=agent.node, generation=2))
+    await agent.desire(complete_generation=2)
     assert (await asyncio.wait_for(waiting, 5))["complete"] == 2
     await agent.post("/v1/launcher/exited", attempt=2, generation=2, exit_code=0, time=time.time())
     # The ranks of each generation, and then the command.
@@ -165,7 +164,7 @@ async def test_an_agent_killed_and_restarted_continues(agent: RunningAgent, work
     await agent.launcher_hello()
     await agent.handler_hello()
     await agent.ready(0)
-    await agent.command("apply_world", agent.world(1))
+    await agent.desire(world=agent.world(1))
     await agent.enter(1)
     before = await agent.get("/v1/launcher/desired?version=0&wait=0")
     await workflows.expect(workflows.group, "ready")
@@ -177,7 +176,7 @@ async def test_an_agent_killed_and_restarted_continues(agent: RunningAgent, work
     # The launcher's open question is answered at once, and asks for nothing new.
     after = await asyncio.wait_for(agent.get(f"/v1/launcher/desired?version={before['version']}&wait=25"), 10)
     assert (after["run"], after["attempt"], after["stop_generation"]) == (True, 1, 0)
-    assert not (await agent.command("apply_world", agent.world(1, group_rank=5)))["accepted"]
+    assert not (await agent.desire(world=agent.world(1, group_rank=5)))["accepted"]
     write_step(agent, generation=1, step=1)
     await workflows.expect(workflows.group, "stepping")
 
@@ -201,7 +200,7 @@ async def test_a_lease_is_held_over_and_released(agent: RunningAgent, workflows:
 async def test_a_stopped_agent_comes_back(agent: RunningAgent, workflows: Workflows) -> None:
     await workflows.expect(workflows.group, "joined")
     await agent.launcher_hello()
-    await agent.command("apply_world", agent.world(1))
+    await agent.desire(world=agent.world(1))
     first = await agent.start_lease(1)
     await workflows.expect(workflows.group, "lease_taken")
     os.kill(agent.pid, signal.SIGSTOP)
@@ -271,10 +270,10 @@ async def test_a_stopped_node_leaves_after_its_launcher(agent: RunningAgent, wor
     )
     try:
         await agent.launcher_hello(pid=launcher.pid)
-        stop = StopNode(node=agent.node, grace=timedelta(seconds=1), reason="scaled down")
-        assert (await agent.command("stop_node", stop))["accepted"]
+        stop = StopRequest(grace=timedelta(seconds=1), reason="scaled down")
+        assert (await agent.desire(stop=stop))["accepted"]
         assert (await agent.get("/v1/launcher/desired?version=0&wait=0"))["reason"] == "scaled down"
-        assert not (await agent.command("apply_world", agent.world(1)))["accepted"]
+        assert not (await agent.desire(world=agent.world(1)))["accepted"]
         assert agent.process is not None
         assert agent.process.returncode is None
     finally:
@@ -311,7 +310,7 @@ async def test_a_full_disk_costs_nothing_but_memory_of_it(agent: RunningAgent, w
     await agent.handler_hello()
     await agent.ready(0)
     await workflows.expect(workflows.group, "ready")
-    assert (await agent.command("apply_world", agent.world(1)))["accepted"]
+    assert (await agent.desire(world=agent.world(1)))["accepted"]
     await agent.enter(1)
     await agent.ready(1, [rank_exit()])
     await workflows.expect(workflows.job, "failure")
@@ -339,7 +338,7 @@ async def test_wrong_requests_are_refused_with_what_was_expected(agent: RunningA
 
 async def test_ranks_whose_steps_cannot_be_seen_count_as_running(agent: RunningAgent, workflows: Workflows) -> None:
     await agent.launcher_hello(mode="env")
-    await agent.command("apply_world", agent.world(1))
+    await agent.desire(world=agent.world(1))
     began = time.time()
     await agent.enter(1)
     [stepping] = await workflows.expect(workflows.group, "stepping")
@@ -399,7 +398,7 @@ async def test_an_outage_delays_and_loses_nothing(folder: Path) -> None:
     ):
         await workflows.expect(workflows.group, "joined")
         await agent.launcher_hello()
-        await agent.command("apply_world", agent.world(1))
+        await agent.desire(world=agent.world(1))
         await agent.enter(1)
         server.kill()
         happened = time.time()
@@ -437,7 +436,7 @@ async def test_it_is_small_and_quiet(agent: RunningAgent, workflows: Workflows) 
     await workflows.expect(workflows.group, "joined")
     lease = await agent.start_lease(1)
     await agent.launcher_hello()
-    await agent.command("apply_world", agent.world(1))
+    await agent.desire(world=agent.world(1))
     await agent.enter(1)
     write_step(agent, generation=1, step=1)
     await workflows.expect(workflows.group, "stepping")

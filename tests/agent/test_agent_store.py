@@ -88,7 +88,7 @@ async def test_ranks_wait_for_keys_while_their_agent_is_killed_and_a_newer_world
         recording(temporal_server) as workflows,
         running_agent(temporal_server, workflows, tmp_path_factory.mktemp("n")) as agent,
     ):
-        await agent.command("apply_world", agent.world(1))
+        await agent.desire(world=agent.world(1))
         first = asyncio.create_task(answered(agent, set_key("begun")))
         (needed,) = await workflows.expect(workflows.group, "store_needed")
         assert needed["sender"] == agent.node.model_dump()
@@ -113,7 +113,7 @@ async def test_ranks_wait_for_keys_while_their_agent_is_killed_and_a_newer_world
 
             old = asyncio.create_task(answered(agent, body(StoreAction.WAIT, "never")))
             await eventually(waits, within=60)
-            await agent.command("apply_world", agent.world(2))
+            await agent.desire(world=agent.world(2))
             assert (await asyncio.wait_for(old, 60)).superseded
             assert (await answered(agent, set_key("k"))).superseded
             count_keys = await answered(agent, body(StoreAction.COUNT, generation=2))
@@ -128,7 +128,7 @@ async def test_ranks_wait_while_the_server_is_away_and_a_sum_counts_once(
         recording(server) as workflows,
         running_agent(server, workflows, tmp_path_factory.mktemp("n")) as agent,
     ):
-        await agent.command("apply_world", agent.world(1))
+        await agent.desire(world=agent.world(1))
         async with store_of(workflows, agent.node.uid):
             waiting = asyncio.create_task(answered(agent, body(StoreAction.WAIT, "k")))
             await answered(agent, set_key("other"))

@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 
 from perdure.activities.nodes.local.backend import LocalBackend
-from perdure.contract import ApplyWorld, CompleteGeneration, NodeCredentials, RankStarts
+from perdure.contract import NodeCredentials, RankStarts
 from perdure.contract.names import node_task_queue
 from tests.activities.local_nodes import LocalJob, nothing_left
 from tests.agent.harness import QUICK, Workflows, recording
 from tests.agent.recorder import Call, Recorder
 from tests.launcher.nodes import SCRIPTS
+from tests.support.desired import Desires, desired_world
 from tests.support.temporal_server import DevServer
 from tests.support.waiting import eventually
 
@@ -52,6 +53,7 @@ class Brain:
         self.workflows = workflows
         self.job = job
         self.nodes = nodes
+        self._desires = {node.rank: Desires(node) for node in nodes}
 
     async def from_all(self, signal: str, generation: int = 0) -> list[dict[str, Any]]:
         """Such a message of each node."""
@@ -70,27 +72,25 @@ class Brain:
         }
         return [messages[node.rank] for node in self.nodes]
 
-    async def command(self, node: NodeCredentials, activity: str, argument: Any) -> dict[str, Any]:
-        queue = node_task_queue(node)
-        call = Call(queue=queue, activity=activity, argument=argument.model_dump(mode="json"))
+    async def desire(self, node: NodeCredentials, **desired: Any) -> None:
+        command = self._desires[node.rank].next(**desired)
+        call = Call(queue=node_task_queue(node), activity="apply_desired", argument=command.model_dump(mode="json"))
         answer = await self.workflows.group.execute_update(Recorder.call, call)
         assert answer["accepted"], answer
-        return answer
 
     async def form(self, generation: int, store_port: int) -> None:
+        size = len(self.nodes)
         await asyncio.gather(
             *(
-                self.command(
+                self.desire(
                     node,
-                    "apply_world",
-                    ApplyWorld(
-                        node=node,
-                        generation=generation,
-                        nodes=len(self.nodes),
+                    world=desired_world(
+                        node,
+                        generation,
+                        nodes=size,
+                        processes=size,
                         group_rank=index,
                         base_rank=index,
-                        world_size=len(self.nodes),
-                        store_address="127.0.0.1",
                         store_port=store_port,
                         store_host=index == 0,
                     ),
@@ -101,7 +101,7 @@ class Brain:
 
     async def complete(self, generation: int) -> None:
         for node in self.nodes:
-            await self.command(node, "complete_generation", CompleteGeneration(node=node, generation=generation))
+            await self.desire(node, complete_generation=generation)
 
     def rank_pid(self, rank: int) -> int:
         """The training process of a global rank."""

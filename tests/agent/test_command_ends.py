@@ -121,7 +121,7 @@ def test_the_end_of_torchrun_and_the_end_of_its_command_are_reported_apart(bench
     bench.apply(1)
     bench.enter(1)
     bench.node.on_finished(FinishedReport(generation=1, time=NOW.timestamp()))
-    bench.node.complete_generation(1, stages=1)
+    bench.desire(complete_generation=1, stages_complete=1)
     assert bench.node.state.summary == "its command runs without ranks"
     for _ in range(2):
         bench.exit(generation=1, code=0)
@@ -137,13 +137,13 @@ def test_a_command_that_fails_after_its_torchrun_is_a_failure_and_starts_again_w
     bench.apply(1)
     bench.enter(1)
     bench.node.on_finished(FinishedReport(generation=1, time=NOW.timestamp()))
-    bench.node.complete_generation(1, stages=1)
+    bench.desire(complete_generation=1, stages_complete=1)
     bench.exit(generation=1, **how)
     [failure] = bench.job.of(Failure)
     assert (failure.kind, failure.generation, failure.starts_again) == (FailureKind.COMMAND, 1, False)
     assert bench.node.state.desired.attempt == 1
     for _ in range(2):
-        assert bench.node.restart_command(1).accepted
+        assert bench.desire(command_restarts=1).accepted
         assert bench.node.state.desired.attempt == 2
 
 

@@ -69,7 +69,7 @@ async def test_a_node_exports_its_training_its_lease_and_its_machine(
         await agent.launcher_hello()
         await agent.handler_hello()
         await agent.ready(0)
-        await agent.command("apply_world", agent.world(1))
+        await agent.desire(world=agent.world(1))
         await agent.enter(1)
         path = progress_path(agent.run_dir / "progress", 0)
         writer = ProgressFile(path, generation=1, pid=4712, source=REPORTED)

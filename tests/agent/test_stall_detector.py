@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from perdure.agent.stall_detector import StallDetector
-from perdure.contract import ApplyWorld
+from perdure.contract import World
 from perdure.spec.timing import StallTiming
 from tests.agent.harness import QUICK, RunningAgent, Workflows, running_agent, utc
 from tests.support.temporal_server import DevServer
@@ -47,10 +47,10 @@ async def two_ranks(agent: RunningAgent, generation: int) -> AsyncIterator[list[
         yield ranks
 
 
-async def enter(agent: RunningAgent, world: ApplyWorld) -> datetime:
+async def enter(agent: RunningAgent, world: World) -> datetime:
     """Enters a world, and returns the time of that."""
     await agent.post("/v1/rendezvous/ready", after_generation=world.generation - 1, store_ports=[29501], processes=2)
-    await agent.command("apply_world", world)
+    await agent.desire(world=world)
     entered = datetime.now(UTC)
     await agent.post(
         "/v1/rendezvous/entered", generation=world.generation, time=entered.timestamp(), store_ports=[29502]

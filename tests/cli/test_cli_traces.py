@@ -81,7 +81,7 @@ def test_a_submission_and_an_incident_are_one_trace_each(bare_command_line: Comm
         (root.name, "perdure-worker"),
         ("notice", "perdure-worker"),
         ("signal_desire", "perdure-worker"),
-        ("apply_world", "perdure-agent"),
+        ("apply_desired", "perdure-agent"),
         ("fault", "perdure-agent"),
         ("rendezvous", "perdure-agent"),
         ("first step", "perdure-agent"),

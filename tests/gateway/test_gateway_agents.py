@@ -40,7 +40,7 @@ async def test_an_agent_reports_and_obeys_through_the_gateway(
         assert joined["sender"] == agent.node.model_dump()
         lease = await agent.start_lease(epoch=1)
         await workflows.expect(workflows.group, "lease_taken")
-        answer = await agent.command("apply_world", agent.world(1))
+        answer = await agent.desire(world=agent.world(1))
         assert answer["accepted"]
         await workflows.beats(3)
         assert not lease.done()
@@ -70,7 +70,7 @@ async def test_a_lease_survives_a_gateway_that_is_replaced(
             await site.start()
             await workflows.beats(2)
         assert not lease.done()
-        answer = await agent.command("apply_world", agent.world(1))
+        answer = await agent.desire(world=agent.world(1))
         assert answer["accepted"]
         assert len(await workflows.seen(workflows.group, "lease_taken")) == 1
         await workflows.group.terminate("over")
@@ -91,7 +91,7 @@ async def test_signing_keys_are_replaced_while_a_lease_is_held(
             await site.stop()
             await site.start()
             await workflows.beats(2)
-            assert (await agent.command("apply_world", agent.world(generation)))["accepted"]
+            assert (await agent.desire(world=agent.world(generation)))["accepted"]
         assert not lease.done()
         assert len(await workflows.seen(workflows.group, "lease_taken")) == 1
         # A node that is made from now on is granted with the new key, which alone is then enough.

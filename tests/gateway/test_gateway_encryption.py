@@ -46,7 +46,7 @@ async def test_agents_without_keys_work_and_the_server_reads_nothing(
             await workflows.expect(workflows.group, "joined")
             lease = await agent.start_lease(epoch=1)
             await workflows.expect(workflows.group, "lease_taken")
-            assert (await agent.command("apply_world", agent.world(1)))["accepted"]
+            assert (await agent.desire(world=agent.world(1)))["accepted"]
             async with dataset(workflows, agent.node.uid):
                 assert await granted(agent, body(shards=1)) == ((0, 10),)
             async with store_of(workflows, agent.node.uid):

@@ -84,7 +84,7 @@ async def test_leases_hold_while_an_agent_and_strangers_flood(
                 channel = await channels.enter_async_context(site.channel())
                 floods += [asyncio.create_task(_flood(channel, proofs)) for _ in range(100)]
             await workflows.beats(3)
-            assert (await agent.command("apply_world", agent.world(1)))["accepted"]
+            assert (await agent.desire(world=agent.world(1)))["accepted"]
             await workflows.beats(3)
             for flood in floods:
                 flood.cancel()

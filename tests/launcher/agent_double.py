@@ -70,7 +70,7 @@ class AgentDouble:
             self._changed.notify_all()
 
     async def apply(self, world: dict[str, Any]) -> None:
-        """Hands out a world, as an agent that got `apply_world` does."""
+        """Hands out a world, as an agent does whose group desires it."""
         async with self._changed:
             self.world = world
             self.desired["stop_generation"] = world["generation"] - 1

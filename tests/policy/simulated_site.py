@@ -22,6 +22,7 @@ from itertools import count
 from typing import Any
 
 from perdure.contract import (
+    ApplyDesired,
     GroupDesire,
     NodeCredentials,
     NodeEvent,
@@ -31,13 +32,12 @@ from perdure.contract import (
 )
 from perdure.contract.transitions import (
     AnyTransition,
-    NodeCommanded,
     NodeCreated,
     NodeCreateFailed,
-    NodeJoined,
     NodeUnresponsive,
 )
 from perdure.workflows.backend_reports import take_watch_events
+from perdure.workflows.node_desired import asks_of_world, differing, record_answer
 from perdure.workflows.node_record import GroupInput, NodeRecord
 from perdure.workflows.node_table import NodeTable
 from perdure.workflows.policy.facts.events import Event, GroupWoundDown, TimePassed
@@ -74,7 +74,7 @@ class Site:
         self._transitions_due = 0.0
         self._sent: GroupDesire | None = None
         self._version = 0
-        self._commands: set[tuple[int, int, int]] = set()
+        self._commanding: set[tuple[int, int]] = set()
         self._closed = False
         self.agents: dict[tuple[int, int], SimulatedNode] = {}
         self.job = Scenario(nodes, **spec)
@@ -173,10 +173,6 @@ class Site:
                 self._command(record)
                 if table.world_to_join(record.node) is not None or record.joining is not None:
                     table.record_connection(record.node)
-                complete = table.desire.complete_generation
-                agent = self.agents[record.node.rank, record.node.incarnation]
-                if complete and agent.machine and agent.connected:
-                    agent.node.complete_generation(complete)
         if table.winding_down and table.is_empty and not self._closed:
             self._closed = True
             self.after(self.delay(), lambda: self.take(GroupWoundDown(group=0)))
@@ -222,40 +218,37 @@ class Site:
         self.after(30.0, lambda: self._create(node))
 
     def _command(self, record: NodeRecord) -> None:
-        world, node = self.table.desire.world, record.node
-        member = world.members.get(node.rank) if world is not None else None
-        if world is None or member is None or member.incarnation != node.incarnation:
-            return
-        asked = self.table.desire.inquiry > record.inquired and record.stepping < world.generation
-        key = (node.rank, node.incarnation, world.generation)
-        if (record.generation < world.generation or asked) and key not in self._commands:
-            self._commands.add(key)
-            self.after(self.delay(), lambda: self._apply(key, node, 0.0))
+        node = record.node
+        if node.key not in self._commanding and differing(self.table, node) is not None:
+            self._commanding.add(node.key)
+            self.after(self.delay(), lambda: self._apply(node, 0, 0.0))
 
-    def _apply(self, key: tuple[int, int, int], node: NodeCredentials, waited: float) -> None:
-        table, generation = self.table, key[2]
-        world, record = table.desire.world, table.current(node)
-        if record is None or world is None or world.generation != generation or table.winding_down:
-            self._commands.discard(key)
+    def _apply(self, node: NodeCredentials, generation: int, waited: float) -> None:
+        table = self.table
+        desired, record = differing(table, node), table.current(node)
+        if desired is None or record is None or table.winding_down:
+            self._commanding.discard(node.key)
             return
+        if desired.world is not None and desired.world.generation != generation:
+            generation, waited = desired.world.generation, 0.0
         agent = self.agents[node.rank, node.incarnation]
         if not agent.machine or not agent.connected:
-            if waited in (COMMAND_PATIENCE, COMMAND_PATIENCE + COMMAND_AGAIN):
+            if waited in (COMMAND_PATIENCE, COMMAND_PATIENCE + COMMAND_AGAIN) and asks_of_world(desired, record):
                 facts: dict[str, Any] = {"generation": generation, "detail": "not taken in time"}
                 self.transition(record, NodeUnresponsive, **facts)
                 waited = COMMAND_PATIENCE
-            self.after(1.0, lambda: self._apply(key, node, waited + 1.0))
+            self.after(1.0, lambda: self._apply(node, generation, waited + 1.0))
             return
-        command, inquiry = table.world_for(node, world), table.desire.inquiry
-        answer = agent.node.apply_world(command)
+        record = record.replace(version=record.version + 1)
+        table.put(record)
+        command = ApplyDesired(node=node, version=record.version, desired=desired)
+        reached = agent.node.apply_desired(command)
         if self.faulty and self.chance.random() < 0.2:
-            answer = agent.node.apply_world(command)
+            reached = agent.node.apply_desired(command)
         agent.follow()
-        self._commands.discard(key)
-        table.put(record.replace(generation=max(generation, answer.generation), inquired=inquiry))
-        kind = NodeCommanded if answer.accepted else NodeJoined
-        facts = {"generation": answer.generation, "entered": answer.entered, "inquiry": inquiry}
-        self.transition(record, kind, detail=answer.detail, **facts)
+        self._commanding.discard(node.key)
+        record_answer(table, record, desired, reached, now=self.job.now)
+        self.reconcile()
 
     # The world
 

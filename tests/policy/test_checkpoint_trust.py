@@ -25,7 +25,8 @@ def failed(job: Scenario, progress: Progress) -> Scenario:
 
 
 def distrusted(job: Scenario) -> tuple[str, ...]:
-    return desires_of(job.state)[0].distrusted_checkpoints
+    world = desires_of(job.state)[0].world
+    return world.distrusted_checkpoints if world is not None else ()
 
 
 def test_a_checkpoint_is_distrusted_when_the_job_does_not_come_further_than_before():

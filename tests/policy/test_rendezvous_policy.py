@@ -33,7 +33,15 @@ def world(*ranks: int) -> World:
     members = {
         rank: Member(incarnation=1, group_rank=place, base_rank=place, processes=1) for place, rank in enumerate(ranks)
     }
-    return World(generation=1, members=members, store_address="10.0.0.0", store_port=1, store_rank=ranks[0])
+    return World(
+        generation=1,
+        members=members,
+        nodes=len(members),
+        processes=len(members),
+        store_address="10.0.0.0",
+        store_port=1,
+        store_rank=ranks[0],
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
@@ -11,11 +10,12 @@ import pytest
 from perdure.agent.progress import ProgressReader
 from perdure.agent.server import NodeServer
 from perdure.agent.telemetry import Telemetry
-from perdure.contract import ApplyWorld, CheckpointRestored, Failure, Finished, Ready
+from perdure.contract import CheckpointRestored, Failure, Finished, Ready
 from perdure.contract.agents import LARGEST_NUMBER, UNKNOWN_RANK
 from perdure_training.node_api.bodies import EnteredReport, FinishedReport, HandlerHello, RankExit, ReadyReport
 from perdure_training.node_api.storage_link import StorageLink, StorageProblem
 from tests.agent.test_agent_node import Bench
+from tests.support.desired import desired_world
 from tests.support.waiting import wait_for
 from tests.training.checkpoint_agent import checkpoint_agent
 
@@ -35,11 +35,18 @@ def bench(tmp_path: Path) -> Bench:
 
 
 def give(bench: Bench, generation: int, *, base_rank: int) -> None:
-    world: dict[str, Any] = {"group_rank": 1, "nodes": 4, "world_size": 8, "store_address": "", "store_port": 1}
-    command = ApplyWorld(
-        node=bench.config.node, generation=generation, base_rank=base_rank, store_host=False, stage=0, **world
+    world = desired_world(
+        bench.config.node,
+        generation,
+        nodes=4,
+        processes=8,
+        group_rank=1,
+        base_rank=base_rank,
+        store_address="",
+        store_port=1,
+        store_host=False,
     )
-    assert bench.node.apply_world(command).accepted
+    assert bench.desire(world=world).accepted
 
 
 def report(bench: Bench, *exits: RankExit, generation: int = 2) -> Failure:

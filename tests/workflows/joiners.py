@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from temporalio import activity
 from temporalio.client import WorkflowHandle
 
 from perdure.contract import (
-    CommandAnswer,
     JoinAnswer,
     JoinRequest,
     NodeEvent,
     NodeEventKind,
     NodeEvents,
     NodeRequest,
-    StopNode,
+    StopRequest,
 )
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec
@@ -29,15 +27,13 @@ WAITING = "waiting for a user to run `perdure join`"
 class JoiningNode(PlayedNode):
     """A machine that a scheduler started: it goes when its agent is told to, and reports it."""
 
-    @activity.defn(name="stop_node")
-    async def stop_node(self, request: StopNode) -> CommandAnswer:
-        self.stopped = True
+    async def stop(self, request: StopRequest) -> None:
+        await super().stop(request)
         gone = NodeEvent(
             kind=NodeEventKind.GONE, rank=self.rank, incarnation=self.incarnation, time=now(), reason=request.reason
         )
         group = self.fleet.client.get_workflow_handle(self.request.group_id)
         await group.signal("node_events", NodeEvents(events=(gone,)))
-        return CommandAnswer(accepted=True, generation=self.generation)
 
 
 def joined_spec(nodes: str, **fields: Any) -> dict[str, Any]:

@@ -74,6 +74,8 @@ def large_state(nodes: int, *, incidents: int = 0, name: str = "large") -> JobSt
             rank: Member(incarnation=1 + rank % 3, group_rank=rank, base_rank=rank * 8, processes=8)
             for rank in range(nodes)
         },
+        nodes=nodes,
+        processes=8 * nodes,
         store_address="10.0.0.0",
         store_port=29_999,
         store_rank=0,

@@ -14,10 +14,8 @@ from temporalio.exceptions import ApplicationError
 from temporalio.worker import PollerBehaviorSimpleMaximum, Worker
 
 from perdure.contract import (
-    ApplyWorld,
+    ApplyDesired,
     CheckConnection,
-    CommandAnswer,
-    CompleteGeneration,
     Failure,
     FailureKind,
     Finished,
@@ -25,15 +23,16 @@ from perdure.contract import (
     Joined,
     LeaseRequest,
     LeaseTaken,
+    NodeReached,
     NodeRequest,
     PortsChanged,
     RankExit,
     Ready,
-    RestartCommand,
     Stall,
     Stepping,
-    StopNode,
+    StopRequest,
     StoreChanged,
+    World,
 )
 
 if TYPE_CHECKING:
@@ -51,9 +50,13 @@ class PlayedNode:
     fleet: Fleet
     request: NodeRequest
     started_at: datetime = field(default_factory=now)
+    version: int = 0
+    """Of the newest desired state that it was sent."""
+    world: World | None = None
+    inquiry: int = 0
     generation: int = 0
     entered: int = 0
-    worlds: list[ApplyWorld] = field(default_factory=list)
+    worlds: list[World] = field(default_factory=list)
     completed: int = 0
     stages_complete: int = 0
     command_restarts: int = 0
@@ -110,11 +113,8 @@ class PlayedNode:
             task_queue=self.request.task_queue,
             activities=[
                 self.hold_lease,
-                self.apply_world,
+                self.apply_desired,
                 self.check_connection,
-                self.complete_generation,
-                self.restart_command,
-                self.stop_node,
                 self.store_changed,
             ],
             activity_task_poller_behavior=PollerBehaviorSimpleMaximum(1),
@@ -205,26 +205,42 @@ class PlayedNode:
             self.renewals += 1
             await asyncio.sleep(request.heartbeat.total_seconds())
 
-    @activity.defn(name="apply_world")
-    async def apply_world(self, world: ApplyWorld) -> CommandAnswer:
-        if world.node != self.request.node:
+    @activity.defn(name="apply_desired")
+    async def apply_desired(self, command: ApplyDesired) -> NodeReached:
+        if command.node != self.request.node:
             raise ApplicationError("not for this incarnation", non_retryable=True)
+        if command.version < self.version:
+            return NodeReached(accepted=False, version=self.version)
+        desired, self.version = command.desired, command.version
+        self.completed, self.stages_complete = desired.complete_generation, desired.stages_complete
+        self.command_restarts = desired.command_restarts
+        if desired.stop is not None:
+            await self.stop(desired.stop)
+        accepted, entered = True, self.entered
+        if desired.world is not None and (desired.world != self.world or desired.inquiry != self.inquiry):
+            accepted = await self._take_world(desired.world)
+            self.inquiry = desired.inquiry
+        self.fleet.changed()
+        # It takes a moment to enter: longer than to answer.
+        return NodeReached(accepted=accepted, version=self.version, generation=self.generation, entered=entered)
+
+    async def _take_world(self, world: World) -> bool:
         if self.leaving:
             self.refused += 1
-            self.fleet.changed()
         if self.leaving or world.generation < self.generation:
-            return CommandAnswer(accepted=False, generation=self.generation)
-        self.generation = world.generation
+            return False
+        self.world, self.generation = world, world.generation
         self.worlds.append(world)
-        self.fleet.changed()
-        self.enters = self.enters or world.restart_command
-        # It takes a moment to enter: longer than to answer.
-        answer = CommandAnswer(accepted=True, generation=world.generation, entered=self.entered)
+        self.enters = self.enters or world.members[self.rank].restart_command
         if self.enters:
             self.entered = world.generation
-        if self.enters and not self.silent:
-            await self.step()
-        return answer
+            if not self.silent:
+                await self.step()
+        return True
+
+    async def stop(self, request: StopRequest) -> None:
+        """Ends, as its group requests."""
+        self.stopped = True
 
     @activity.defn(name="check_connection")
     async def check_connection(self, command: CheckConnection) -> None:
@@ -232,24 +248,6 @@ class PlayedNode:
         self.fleet.changed()
         if problem := self.fleet.cut_off.get(self.rank):
             raise ApplicationError(problem, type="CutOff")
-
-    @activity.defn(name="complete_generation")
-    async def complete_generation(self, request: CompleteGeneration) -> CommandAnswer:
-        self.completed, self.stages_complete = request.generation, request.stages_complete
-        self.fleet.changed()
-        return CommandAnswer(accepted=True, generation=request.generation)
-
-    @activity.defn(name="restart_command")
-    async def restart_command(self, request: RestartCommand) -> CommandAnswer:
-        self.command_restarts = request.number
-        self.fleet.changed()
-        return CommandAnswer(accepted=True, generation=self.generation)
-
-    @activity.defn(name="stop_node")
-    async def stop_node(self, request: StopNode) -> CommandAnswer:
-        self.stopped = True
-        self.fleet.changed()
-        return CommandAnswer(accepted=True, generation=self.generation)
 
     @activity.defn(name="store_changed")
     async def store_changed(self, command: StoreChanged) -> None:

@@ -22,7 +22,7 @@ async def test_a_node_whose_command_does_not_run_and_that_says_nothing_is_starte
     await second.ready()
     await running(job, nodes=2, generation=2)
     assert [world.generation for world in second.worlds] == [1, 1, 2]
-    assert second.worlds[-1].restart_command
+    assert second.worlds[-1].members[1].restart_command
     [incident] = await incidents(job)
     assert (incident.failure, incident.culprit) == (FailureClass.RENDEZVOUS_TIMEOUT, 1)
 

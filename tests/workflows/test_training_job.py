@@ -134,8 +134,8 @@ async def test_a_node_that_does_not_enter_its_world_is_restarted_and_then_replac
         await eventually(lambda generation=generation: stuck.generation == generation)
         await stuck.fail(kind=FailureKind.RENDEZVOUS, message=f"did not enter generation {generation}")
     await running(handle, nodes=2, generation=3)
-    assert [world.restart_command for world in stuck.worlds] == [False, True]
-    assert not any(world.restart_command for world in (await node(fleet, handle, 0)).worlds)
+    assert [world.members[1].restart_command for world in stuck.worlds] == [False, True]
+    assert not any(world.members[0].restart_command for world in (await node(fleet, handle, 0)).worlds)
     assert (await node(fleet, handle, 1, incarnation=2)).worlds[-1].generation == 3
     (incident,) = await incidents(handle)
     assert (incident.failure, incident.culprit) == (FailureClass.RENDEZVOUS_TIMEOUT, 1)

@@ -112,6 +112,7 @@ def _form_due_world(state: JobState, job: JobSpec, now: datetime, *, available: 
         restarted=commands_to_restart(state),
         stage=state.stages_complete,
         first_step=first_steps.limit_of(begin_stage(state) if state.between_stages else state, job),
+        distrusted_checkpoints=state.checkpoints.distrusted,
     )
     if formed is None:
         return state if trains else _wait_for_port(state, job, now, available=len(available))

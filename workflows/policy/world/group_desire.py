@@ -29,16 +29,13 @@ def desires_of(state: JobState) -> dict[int, GroupDesire]:
     common = GroupDesire(
         version=0,
         nodes={},
-        world_nodes=state.world.nodes if state.world else 0,
         nodes_min=state.nodes_min,
-        world_size=state.world.processes if state.world else 0,
         undisturbed=state.world is not None and state.interruption is None and not state.between_stages,
         inquiry=state.inquiry,
         complete_generation=state.complete_generation,
         stages_complete=state.stages_complete,
         commit=commits.commit_of(state),
         checkpoint_orders=commits.open_order(state),
-        distrusted_checkpoints=state.checkpoints.distrusted,
         wind_down=state.outcome is not None and not state.held,
         reason=_reason(state),
     )
@@ -46,7 +43,7 @@ def desires_of(state: JobState) -> dict[int, GroupDesire]:
         group: common.model_copy(
             update={
                 "nodes": _desired_nodes(state, nodes.get(group, {})),
-                "world": world.model_copy(update={"members": members.get(group, {})}) if world else None,
+                "world": world.of(members.get(group, {})) if world else None,
             }
         )
         for group in groups_of(state)

@@ -77,6 +77,7 @@ def form_world(
     restarted: Collection[int] = (),
     stage: int = 0,
     first_step: timedelta | None = None,
+    distrusted_checkpoints: tuple[str, ...] = (),
 ) -> World | None:
     """Forms the next world; returns None while no member offers a port for its store.
 
@@ -88,6 +89,7 @@ def form_world(
         restarted: Slots whose command must be started again to enter it.
         stage: The torchrun of the command that it is for, from 0.
         first_step: The time that its ranks have to make their first step; None for no limit.
+        distrusted_checkpoints: Folders in the job's storage that its ranks do not load.
     """
     group_ranks = assign_group_ranks(ranks, previous)
     store = choose_store(nodes, group_ranks)
@@ -108,9 +110,12 @@ def form_world(
     return World(
         generation=generation,
         members=members,
+        nodes=len(members),
+        processes=base,
         store_address=store.address,
         store_port=store.port,
         store_rank=store.rank,
         stage=stage,
         first_step=first_step,
+        distrusted_checkpoints=distrusted_checkpoints,
     )

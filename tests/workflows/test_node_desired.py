@@ -1,0 +1,211 @@
+"""Tests of what a group sends to an agent, and how long it waits: an agent may poll late, while its lease holds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from temporalio import workflow
+from temporalio.exceptions import ActivityError, TimeoutError, TimeoutType
+
+from perdure.contract import (
+    ApplyDesired,
+    DesiredNode,
+    GroupDesire,
+    Leaving,
+    Member,
+    NodeCredentials,
+    NodeReached,
+    World,
+)
+from perdure.contract.transitions import AnyTransition, NodeCommanded, NodeUnresponsive
+from perdure.spec.validate import parse_spec
+from perdure.workflows import node_desired, options
+from perdure.workflows.node_record import GroupInput, NodeRecord
+from perdure.workflows.node_table import NodeTable
+from tests.workflows.fleet import job_spec
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+NODE = NodeCredentials(uid="0123abcd", role="worker", rank=0, incarnation=1, token="token")
+TIMING = parse_spec(job_spec("1")).timing
+FIRST, LEASE = TIMING.commands.schedule_to_start, TIMING.lease.timeout
+
+
+def table_of(record: NodeRecord) -> NodeTable:
+    spec = job_spec("1")
+    member = Member(incarnation=1, group_rank=0, base_rank=0, processes=1)
+    world = World(
+        generation=2,
+        members={0: member},
+        nodes=1,
+        processes=1,
+        store_address="127.0.0.1",
+        store_port=1,
+        store_rank=0,
+    )
+    desire = GroupDesire(version=1, nodes={0: DesiredNode(incarnation=1, token=NODE.token)}, world=world)
+    table = NodeTable(
+        GroupInput(
+            job_id=f"job/default/{spec['name']}",
+            job_first_run_id="run",
+            uid=NODE.uid,
+            group=0,
+            role="worker",
+            spec=parse_spec(spec),
+            desire=desire,
+        )
+    )
+    table.put(record)
+    return table
+
+
+async def _wait_condition(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0)
+
+
+class LateAgent:
+    """Stands for the server's queue, in which no agent takes the first commands in time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, table: NodeTable, *, misses: int) -> None:
+        self._table = table
+        self._misses = misses
+        self.waits: list[timedelta] = []
+        """The time that each command was to wait."""
+        self.told: list[list[type[AnyTransition]]] = []
+        """What the group had told the job before each command."""
+        monkeypatch.setattr(workflow, "execute_activity", self._execute)
+        monkeypatch.setattr(workflow, "wait_condition", _wait_condition)
+        monkeypatch.setattr(workflow, "wait", asyncio.wait)
+        monkeypatch.setattr(workflow, "now", lambda: NOW)
+
+    async def _execute(self, name: str, argument: Any, *, schedule_to_start_timeout: timedelta, **_: Any) -> Any:
+        self.waits.append(schedule_to_start_timeout)
+        self.told.append([type(transition) for transition in self._table.transitions.carried.waiting])
+        if len(self.waits) > self._misses:
+            return NodeReached(accepted=True, version=argument.version, generation=2, entered=0)
+        error = ActivityError(
+            "not taken",
+            scheduled_event_id=1,
+            started_event_id=0,
+            identity="",
+            activity_type=name,
+            activity_id="1",
+            retry_state=None,
+        )
+        raise error from TimeoutError("", type=TimeoutType.SCHEDULE_TO_START, last_heartbeat_details=[])
+
+
+@pytest.mark.parametrize(
+    ("reachable", "misses", "waits", "unresponsive"),
+    [
+        pytest.param(True, 1, [FIRST, LEASE], 0, id="its lease holds and it takes the next one"),
+        pytest.param(True, 2, [FIRST, LEASE, options.PATIENT_COMMAND], 1, id="its lease holds and it takes none"),
+        pytest.param(False, 1, [FIRST, options.PATIENT_COMMAND], 1, id="its lease has lapsed"),
+    ],
+)
+def test_a_node_whose_lease_holds_may_take_a_command_late(
+    monkeypatch: pytest.MonkeyPatch, reachable: bool, misses: int, waits: list[timedelta], unresponsive: int
+) -> None:
+    table = table_of(NodeRecord(node=NODE, since=NOW, joined=True, reachable=reachable))
+    agent = LateAgent(monkeypatch, table, misses=misses)
+    asyncio.run(node_desired.converge(table, NODE))
+    assert agent.waits == waits
+    assert agent.told[-1].count(NodeUnresponsive) == unresponsive
+
+
+class Agent:
+    """Stands for the server's queue and an agent that takes what it is sent; `then` runs before each answer."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, knows: int = 0) -> None:
+        self.knows = knows
+        """The newest version that it has taken."""
+        self.sent: list[ApplyDesired] = []
+        self.then: Callable[[], Awaitable[None]] | None = None
+        monkeypatch.setattr(workflow, "execute_activity", self._execute)
+        monkeypatch.setattr(workflow, "wait_condition", _wait_condition)
+        monkeypatch.setattr(workflow, "wait", asyncio.wait)
+        monkeypatch.setattr(workflow, "now", lambda: NOW)
+
+    async def _execute(self, name: str, argument: ApplyDesired, **_: Any) -> NodeReached:
+        self.sent.append(argument)
+        if self.then is not None:
+            then, self.then = self.then, None
+            await then()
+        accepted = argument.version >= self.knows
+        self.knows = max(self.knows, argument.version)
+        return NodeReached(accepted=accepted, version=self.knows, generation=2, entered=0)
+
+
+def joined(**fields: Any) -> NodeRecord:
+    return NodeRecord(node=NODE, since=NOW, joined=True, **fields)
+
+
+def test_an_agent_that_has_taken_all_is_sent_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    table, agent = table_of(joined()), Agent(monkeypatch)
+    asyncio.run(node_desired.converge(table, NODE))
+    assert node_desired.differing(table, NODE) is None
+    asyncio.run(node_desired.converge(table, NODE))
+    assert [command.version for command in agent.sent] == [1]
+
+
+def test_an_agent_that_knows_an_earlier_groups_versions_is_sent_a_newer_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    table, agent = table_of(joined()), Agent(monkeypatch, knows=57)
+    asyncio.run(node_desired.converge(table, NODE))
+    assert [command.version for command in agent.sent] == [1, 58]
+    assert table.records[0].version == 58
+    assert [type(one) for one in table.transitions.carried.waiting] == [NodeCommanded]
+
+
+def test_an_agent_that_was_started_again_meanwhile_is_sent_all_of_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    table, agent = table_of(joined(holder_started_at=NOW)), Agent(monkeypatch)
+
+    async def start_again() -> None:
+        table.put(table.records[0].replace(holder_started_at=NOW + timedelta(seconds=1)))
+
+    agent.then = start_again
+    asyncio.run(node_desired.converge(table, NODE))
+    assert [command.version for command in agent.sent] == [1, 2]
+    assert agent.sent[0].desired == agent.sent[1].desired
+
+
+def test_a_newer_world_does_not_wait_for_the_answer_to_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    table, agent = table_of(joined()), Agent(monkeypatch)
+    world = table.desire.world
+    assert world is not None
+
+    async def desire_newer_and_never_answer() -> None:
+        newer = world.model_copy(update={"generation": 3})
+        table.take_desire(table.desire.model_copy(update={"version": 2, "world": newer}))
+        await asyncio.Event().wait()
+
+    agent.then = desire_newer_and_never_answer
+    asyncio.run(node_desired.converge(table, NODE))
+    generations = [command.desired.world.generation for command in agent.sent if command.desired.world is not None]
+    assert generations == [2, 3]
+
+
+def test_a_node_that_steps_is_not_asked_whether_it_has_entered(monkeypatch: pytest.MonkeyPatch) -> None:
+    table, agent = table_of(joined()), Agent(monkeypatch)
+    asyncio.run(node_desired.converge(table, NODE))
+    table.take_desire(table.desire.model_copy(update={"version": 2, "inquiry": 1}))
+    asyncio.run(node_desired.converge(table, NODE))
+    table.put(table.records[0].replace(stepping=2))
+    table.take_desire(table.desire.model_copy(update={"version": 3, "inquiry": 2}))
+    assert node_desired.differing(table, NODE) is None
+    assert [command.desired.inquiry for command in agent.sent] == [0, 1]
+
+
+def test_a_node_that_is_being_deleted_is_released_when_it_waits_for_a_checkpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table, agent = table_of(joined()), Agent(monkeypatch)
+    table.retiring[NODE.key] = table.records.pop(0)
+    assert node_desired.differing(table, NODE) is None
+    table.leaving(Leaving(sender=NODE, sequence=1, time=NOW, generation=2, reason="deleted"))
+    asyncio.run(node_desired.converge(table, NODE))
+    assert [command.desired.released for command in agent.sent] == [True]
+    assert not table.transitions.carried.waiting, "the job itself ends it"
