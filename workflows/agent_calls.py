@@ -68,7 +68,7 @@ async def hold_lease(table: NodeTable, node: NodeCredentials) -> None:
         # An agent that comes back takes this lease, however late, and reports it.
         schedule_to_start = None
         if record.reachable:
-            table.put(record.replace(reachable=False, reason=reason))
+            table.put(record.replace(unreachable_since=workflow.now(), reason=reason))
             table.report(NodeUnreachable(**node.identity, time=workflow.now(), detail=reason))
 
 

@@ -89,9 +89,7 @@ async def converge(table: NodeTable, node: NodeCredentials) -> None:
             return
         if reached is not None:
             record_answer(table, before, desired, reached, now=workflow.now())
-        elif asks and record.reachable and not waited_on:
-            # Its lease holds, and lapses soon if the agent does not work. After an outage of the server, agents poll
-            # for commands later than it is back.
+        elif asks and not waited_on and _may_be_late(table, record):
             waited_on, patience = True, table.timing.lease.timeout
         elif asks:
             problem = f"generation {generation} was not taken within {patience}"
@@ -104,6 +102,16 @@ async def converge(table: NodeTable, node: NodeCredentials) -> None:
                 # It is deleted anyway.
                 workflow.logger.warning("node %s did not receive that its generation is complete", node.rank)
                 table.put(record.replace(acknowledged=desired))
+
+
+def _may_be_late(table: NodeTable, record: NodeRecord) -> bool:
+    """Whether an agent that took nothing in time may work nevertheless.
+
+    A lease that holds lapses soon if the agent does not work. After an outage of the server all leases lapse at once,
+    and agents poll for commands later than it is back.
+    """
+    since = record.unreachable_since
+    return since is None or workflow.now() - since < table.timing.lease.timeout
 
 
 def asks_of_world(desired: NodeDesired, record: NodeRecord) -> bool:

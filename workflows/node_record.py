@@ -41,7 +41,8 @@ class NodeRecord(Message):
     """The path that its agent reports, where the backend does not know it."""
     joined: bool = False
     """Its agent has reported at least once: it can hold a lease."""
-    reachable: bool = True
+    unreachable_since: Time | None = None
+    """When its lease lapsed; None while it holds."""
     epoch: int = 0
     """The epoch of its newest lease."""
     holder_started_at: datetime | None = None
@@ -85,6 +86,11 @@ class NodeRecord(Message):
     """The latest stall report of its agent."""
     sequences: dict[str, int] = Field(default={})
     """Highest sequence number by kind of message: within a kind, older ones are dropped."""
+
+    @property
+    def reachable(self) -> bool:
+        """Whether its lease holds, or was never taken."""
+        return self.unreachable_since is None
 
     @property
     def reports(self) -> bool:

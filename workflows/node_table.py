@@ -182,7 +182,7 @@ class NodeTable:
                 phase=record.phase if keeps_phase else NodePhase.JOINED,
                 since=record.since if keeps_phase else message.time,
                 joined=True,
-                reachable=True,
+                unreachable_since=None,
                 reason="",
                 waits=message.waits,
                 address=message.address,
@@ -244,7 +244,7 @@ class NodeTable:
         record = self._accept_message(message)
         if record is None or message.epoch < record.epoch:
             return
-        self.put(record.replace(reachable=True, reason="", holder_started_at=message.agent_started_at))
+        self.put(record.replace(unreachable_since=None, reason="", holder_started_at=message.agent_started_at))
         if not record.reachable:
             self.report(NodeReachable(**record.node.identity, time=message.time))
             tell_obstacle(self, record)

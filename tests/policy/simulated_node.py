@@ -284,7 +284,7 @@ class SimulatedNode:
         record = self.site.table.current(self.identity)
         if (self.machine and self.connected) or record is None or not record.joined or not record.reachable:
             return
-        self.site.table.put(record.replace(reachable=False, reason="silent"))
+        self.site.table.put(record.replace(unreachable_since=self.site.job.now, reason="silent"))
         self.site.transition(record, NodeUnreachable, detail="silent")
 
     def crash(self, *, seen_after: float | None) -> None:

@@ -100,17 +100,23 @@ class LateAgent:
 
 
 @pytest.mark.parametrize(
-    ("reachable", "misses", "waits", "unresponsive"),
+    ("lapsed_for", "misses", "waits", "unresponsive"),
     [
-        pytest.param(True, 1, [FIRST, LEASE], 0, id="its lease holds and it takes the next one"),
-        pytest.param(True, 2, [FIRST, LEASE, options.PATIENT_COMMAND], 1, id="its lease holds and it takes none"),
-        pytest.param(False, 1, [FIRST, options.PATIENT_COMMAND], 1, id="its lease has lapsed"),
+        pytest.param(None, 1, [FIRST, LEASE], 0, id="its lease holds and it takes the next one"),
+        pytest.param(None, 2, [FIRST, LEASE, options.PATIENT_COMMAND], 1, id="its lease holds and it takes none"),
+        pytest.param(FIRST, 1, [FIRST, LEASE], 0, id="its lease has just lapsed, as after an outage of the server"),
+        pytest.param(LEASE, 1, [FIRST, options.PATIENT_COMMAND], 1, id="its lease has lapsed long ago"),
     ],
 )
 def test_a_node_whose_lease_holds_may_take_a_command_late(
-    monkeypatch: pytest.MonkeyPatch, reachable: bool, misses: int, waits: list[timedelta], unresponsive: int
+    monkeypatch: pytest.MonkeyPatch,
+    lapsed_for: timedelta | None,
+    misses: int,
+    waits: list[timedelta],
+    unresponsive: int,
 ) -> None:
-    table = table_of(NodeRecord(node=NODE, since=NOW, joined=True, reachable=reachable))
+    since = None if lapsed_for is None else NOW - lapsed_for
+    table = table_of(NodeRecord(node=NODE, since=NOW, joined=True, unreachable_since=since))
     agent = LateAgent(monkeypatch, table, misses=misses)
     asyncio.run(node_desired.converge(table, NODE))
     assert agent.waits == waits
