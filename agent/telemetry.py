@@ -172,9 +172,11 @@ class Telemetry:
         return datetime.now(UTC) - state.entered_at > _RUNS
 
     def _look_for_ports(self) -> None:
-        # A world hosted by this node has taken a port, which the job must not assign again.
+        # A world hosted by this node has taken a port, which the job must not assign again. A node that is ready has told
+        # its ports with that.
         state = self._node.state
-        if state.entered != state.generation or state.store_ports in ((), self._reported_ports):
+        ready = state.ready_after is not None
+        if ready or state.entered != state.generation or state.store_ports in ((), self._reported_ports):
             return
         self._reported_ports = state.store_ports
         self._to_group.put(PortsChanged(**envelope(self._node.config.node), store_ports=state.store_ports))
