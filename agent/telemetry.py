@@ -172,8 +172,8 @@ class Telemetry:
         return datetime.now(UTC) - state.entered_at > _RUNS
 
     def _look_for_ports(self) -> None:
-        # A world hosted by this node has taken a port, which the job must not assign again. A node that is ready has told
-        # its ports with that.
+        # A world hosted by this node has taken a port, which the job must not assign again. A node that is ready
+        # has told its ports.
         state = self._node.state
         ready = state.ready_after is not None
         if ready or state.entered != state.generation or state.store_ports in ((), self._reported_ports):

@@ -24,6 +24,7 @@ with workflow.unsafe.imports_passed_through():
         NodeCredentials,
         OrderCheckpoint,
     )
+    from perdure.contract.identity import identity_of
     from perdure.contract.transitions import (
         NodeCommittedCheckpoint,
         NodeUnreachable,
@@ -69,7 +70,7 @@ async def hold_lease(table: NodeTable, node: NodeCredentials) -> None:
         schedule_to_start = None
         if record.reachable:
             table.put(record.replace(unreachable_since=workflow.now(), reason=reason))
-            table.report(NodeUnreachable(**node.identity, time=workflow.now(), detail=reason))
+            table.report(NodeUnreachable(**identity_of(node), time=workflow.now(), detail=reason))
 
 
 async def check_connection(table: NodeTable, node: NodeCredentials) -> None:
@@ -129,7 +130,7 @@ async def commit_checkpoint(table: NodeTable, node: NodeCredentials, commit: Com
         if problem != reported or not problem:
             table.report(
                 NodeCommittedCheckpoint(
-                    **node.identity,
+                    **identity_of(node),
                     time=workflow.now(),
                     generation=commit.generation,
                     checkpoint=CheckpointFacts(step=commit.step, folder=commit.folder, problem=problem),

@@ -29,6 +29,7 @@ with workflow.unsafe.imports_passed_through():
         NodesRequest,
         WatchRequest,
     )
+    from perdure.contract.identity import identity_of
     from perdure.contract.names import REMOVAL_DENIED, watch_task_queue
     from perdure.contract.transitions import NodeCreated, NodeCreateFailed, NodePending, NodeRemoved
     from perdure.workflows import options
@@ -102,7 +103,7 @@ def _record_refusal(table: NodeTable, node: NodeCredentials, reason: str) -> Non
     record = table.current(node)
     if record is not None:
         table.put(record.replace(phase=NodePhase.LOST, reason=reason, since=workflow.now()))
-        table.report(NodeCreateFailed(**node.identity, time=workflow.now(), detail=reason))
+        table.report(NodeCreateFailed(**identity_of(node), time=workflow.now(), detail=reason))
 
 
 def _record_creation(table: NodeTable, node: NodeCredentials, created: CreatedNode) -> None:
@@ -114,9 +115,9 @@ def _record_creation(table: NodeTable, node: NodeCredentials, created: CreatedNo
         phase = NodePhase.PENDING if created.pending else NodePhase.CREATED
         record = record.replace(phase=phase, since=now, reason=created.pending)
         if created.pending:
-            table.report(NodePending(**node.identity, time=now, detail=created.pending))
+            table.report(NodePending(**identity_of(node), time=now, detail=created.pending))
         else:
-            table.report(NodeCreated(**node.identity, time=now))
+            table.report(NodeCreated(**identity_of(node), time=now))
     table.put(record.replace(created=created, host=record.host or created.host))
 
 
@@ -161,7 +162,7 @@ async def delete(table: NodeTable, records: Sequence[NodeRecord]) -> None:
         ended = [record.phase is NodePhase.LOST for record in records]
     for record, certain in zip(records, ended, strict=True):
         table.retiring.pop(record.node.key, None)
-        table.report(NodeRemoved(**record.node.identity, time=workflow.now(), certain=certain))
+        table.report(NodeRemoved(**identity_of(record.node), time=workflow.now(), certain=certain))
     table.dirty = True
 
 

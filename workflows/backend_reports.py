@@ -15,6 +15,7 @@ from perdure.contract import (
     NodeEvents,
     NodePhase,
 )
+from perdure.contract.identity import identity_of
 from perdure.contract.transitions import NodeCreated, NodeCreateFailed, NodeJoined, NodeLost, NodePending
 from perdure.workflows.node_record import NodeRecord
 
@@ -58,7 +59,7 @@ def _take_event(table: NodeTable, event: NodeEvent) -> NodeRecord | None:
         table.retiring[key] = leaving.replace(phase=NodePhase.LOST, since=event.time, reason=event.reason)
         if leaving.phase is not NodePhase.LOST and not table.winding_down:
             # Its replacement may wait for this, and the deletion returns later.
-            table.report(NodeLost(**event.identity, time=event.time, detail=event.reason))
+            table.report(NodeLost(**identity_of(event), time=event.time, detail=event.reason))
     record = table.records.get(event.rank)
     if record is None or record.node.incarnation != event.incarnation or record.phase is NodePhase.LOST:
         return None
@@ -72,7 +73,11 @@ def _take_event(table: NodeTable, event: NodeEvent) -> NodeRecord | None:
             table.put(record.replace(phase=NodePhase.LOST, since=event.time, reason=event.reason))
             table.report(
                 NodeLost(
-                    **event.identity, time=event.time, detail=event.reason, cause=event.cause, host=event.host or None
+                    **identity_of(event),
+                    time=event.time,
+                    detail=event.reason,
+                    cause=event.cause,
+                    host=event.host or None,
                 )
             )
             return record
@@ -80,9 +85,9 @@ def _take_event(table: NodeTable, event: NodeEvent) -> NodeRecord | None:
             _wait_for_backend(table, record, event)
         case NodeEventKind.RUNNING:
             if record.phase is NodePhase.PENDING:
-                phase, transition = NodePhase.CREATED, NodeCreated(**event.identity, time=event.time)
+                phase, transition = NodePhase.CREATED, NodeCreated(**identity_of(event), time=event.time)
                 if record.joined and record.reachable:
-                    phase, transition = NodePhase.JOINED, NodeJoined(**event.identity, time=event.time)
+                    phase, transition = NodePhase.JOINED, NodeJoined(**identity_of(event), time=event.time)
                 table.put(record.replace(phase=phase, since=event.time, reason="", obstacle=""))
                 table.report(transition)
         case NodeEventKind.UNKNOWN:
@@ -103,7 +108,7 @@ def _wait_for_backend(table: NodeTable, record: NodeRecord, event: NodeEvent) ->
             record = record.replace(rewordings=record.rewordings + 1, reworded_at=event.time)
             table.report(
                 NodePending(
-                    **event.identity,
+                    **identity_of(event),
                     time=event.time,
                     detail=event.reason,
                     queued=event.queued,
@@ -130,7 +135,7 @@ def _rewords_often(table: NodeTable, record: NodeRecord, event: NodeEvent) -> bo
 
 def _refuse(table: NodeTable, record: NodeRecord, event: NodeEvent) -> NodeRecord:
     table.put(record.replace(phase=NodePhase.LOST, since=event.time, reason=event.reason))
-    table.report(NodeCreateFailed(**event.identity, time=event.time, detail=event.reason, cause=event.cause))
+    table.report(NodeCreateFailed(**identity_of(event), time=event.time, detail=event.reason, cause=event.cause))
     return record
 
 
@@ -138,4 +143,4 @@ def tell_obstacle(table: NodeTable, record: NodeRecord) -> None:
     """Repeats the obstacle after a report of the agent: a running agent does not mean that the command can
     start."""
     if record.obstacle and record.phase is NodePhase.PENDING:
-        table.report(NodePending(**record.node.identity, time=record.since, detail=record.obstacle))
+        table.report(NodePending(**identity_of(record.node), time=record.since, detail=record.obstacle))

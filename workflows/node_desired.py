@@ -24,6 +24,7 @@ with workflow.unsafe.imports_passed_through():
         NodeReached,
         StopRequest,
     )
+    from perdure.contract.identity import identity_of
     from perdure.contract.transitions import NodeCommanded, NodeJoined, NodeUnresponsive
     from perdure.workflows import options
     from perdure.workflows.node_record import NodeRecord
@@ -93,7 +94,9 @@ async def converge(table: NodeTable, node: NodeCredentials) -> None:
             waited_on, patience = True, table.timing.lease.timeout
         elif asks:
             problem = f"generation {generation} was not taken within {patience}"
-            table.report(NodeUnresponsive(**node.identity, time=workflow.now(), generation=generation, detail=problem))
+            table.report(
+                NodeUnresponsive(**identity_of(node), time=workflow.now(), generation=generation, detail=problem)
+            )
             patience = options.PATIENT_COMMAND
         else:
             await _pause(table, node)
@@ -146,7 +149,7 @@ def record_answer(
         table.put(record.replace(**changes))
         return
     table.put(record.replace(**changes, joining=None, cut_off=""))
-    known, generation, preparing = record.node.identity, reached.generation, reached.preparing
+    known, generation, preparing = identity_of(record.node), reached.generation, reached.preparing
     if not reached.accepted:
         table.report(NodeJoined(**known, time=now, generation=generation, preparing=preparing))
         return

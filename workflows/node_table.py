@@ -32,6 +32,7 @@ from perdure.contract import (
     StoreNeeded,
     World,
 )
+from perdure.contract.identity import identity_of
 from perdure.contract.names import node_name, node_task_queue
 from perdure.contract.transitions import (
     AnyTransition,
@@ -197,7 +198,7 @@ class NodeTable:
                 copies_place="" if restarted else record.copies_place,
             )
         )
-        known = record.node.identity
+        known = identity_of(record.node)
         came_back = record.joined and not record.reachable
         if message.preparing and not came_back and record.phase is NodePhase.JOINED:
             self.report(NodeJoined(**known, time=message.time, preparing=True))
@@ -246,7 +247,7 @@ class NodeTable:
             return
         self.put(record.replace(unreachable_since=None, reason="", holder_started_at=message.agent_started_at))
         if not record.reachable:
-            self.report(NodeReachable(**record.node.identity, time=message.time))
+            self.report(NodeReachable(**identity_of(record.node), time=message.time))
             tell_obstacle(self, record)
 
     def ready(self, message: Ready) -> None:
@@ -288,7 +289,7 @@ class NodeTable:
         self.put(record.replace(reason=problem, joining=message if problem else None, cut_off=problem))
         self.report(
             NodeReady(
-                **node.identity,
+                **identity_of(node),
                 time=message.time,
                 detail=problem,
                 generation=message.after_generation,
@@ -307,7 +308,7 @@ class NodeTable:
         self.put(record.replace(stepping=message.generation, stepped=stepped))
         self.report(
             NodeStepping(
-                **record.node.identity,
+                **identity_of(record.node),
                 time=message.time,
                 generation=message.generation,
                 entered_at=message.entered_at,
@@ -326,7 +327,7 @@ class NodeTable:
         was_stalled = before is not None and before.generation == message.generation and before.since is not None
         if was_stalled == (message.since is not None):
             return
-        known, generation = record.node.identity, message.generation
+        known, generation = identity_of(record.node), message.generation
         if message.since is None:
             self.report(NodeStallEnded(**known, time=message.time, generation=generation))
         else:
@@ -339,7 +340,7 @@ class NodeTable:
         ports = message.store_ports or record.store_ports
         self.put(record.replace(store_ports=ports))
         if ports != record.store_ports:
-            self.report(NodePortsChanged(**record.node.identity, time=message.time, store_ports=ports))
+            self.report(NodePortsChanged(**identity_of(record.node), time=message.time, store_ports=ports))
 
     def checkpoint_stored(self, message: CheckpointStored) -> None:
         record = self._accept_message(message)
@@ -347,7 +348,7 @@ class NodeTable:
             fields = message.model_dump(include={"step", "folder", "size", "took", "problem", "order", "unusable"})
             self.report(
                 NodeStoredCheckpoint(
-                    **record.node.identity,
+                    **identity_of(record.node),
                     time=message.time,
                     generation=message.generation,
                     checkpoint=CheckpointFacts(**fields),
@@ -360,7 +361,7 @@ class NodeTable:
             known = {"step", "source", "folder", "again", "distrusted", "unusable", "memory"}
             self.report(
                 NodeRestoredCheckpoint(
-                    **record.node.identity,
+                    **identity_of(record.node),
                     time=message.time,
                     generation=message.generation,
                     checkpoint=CheckpointFacts(**message.model_dump(include=known)),
@@ -390,7 +391,7 @@ class NodeTable:
         self.put(record.replace(leaving=True))
         self.dirty = True
         if not self.winding_down and self._accept_message(message) is not None:
-            known = record.node.identity
+            known = identity_of(record.node)
             self.report(NodeEnding(**known, time=message.time, generation=message.generation, detail=message.reason))
 
     def is_outdated(self, sender: NodeCredentials) -> bool:

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from perdure.contract.base import Message
 
-__all__ = ["Incarnation", "NodeCredentials", "NodeId"]
+__all__ = ["Incarnation", "NodeCredentials", "NodeId", "identity_of"]
 
 
 class Identity(TypedDict):
@@ -30,10 +30,10 @@ class Incarnation(Message):
         """The rank and the incarnation."""
         return self.rank, self.incarnation
 
-    @property
-    def identity(self) -> Identity:
-        """The fields of another message about the same incarnation."""
-        return Identity(rank=self.rank, incarnation=self.incarnation)
+
+def identity_of(node: Incarnation) -> Identity:
+    """Returns the fields of another message about the same incarnation."""
+    return Identity(rank=node.rank, incarnation=node.incarnation)
 
 
 class NodeId(Incarnation):

@@ -59,10 +59,10 @@ async def test_a_node_goes_through_its_first_world(agent: RunningAgent, workflow
     await agent.ready(0)
     [ready] = await workflows.expect(workflows.group, "ready")
     assert ready["store_ports"] == [29501, 29502]
-    assert ready["command_nodes"] is None
+    await agent.start_lease(1)
     await workflows.beats(2)
     assert await workflows.seen(workflows.group, "ports_changed") == []
-
+    assert ready["command_nodes"] is None
     waiting = asyncio.create_task(agent.get("/v1/rendezvous/world?after=0&wait=25"))
     answer = await agent.desire(world=agent.world(1))
     assert answer["accepted"]

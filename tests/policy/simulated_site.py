@@ -30,6 +30,7 @@ from perdure.contract import (
     NodeEvents,
     NodePhase,
 )
+from perdure.contract.identity import identity_of
 from perdure.contract.transitions import (
     AnyTransition,
     NodeCreated,
@@ -143,7 +144,7 @@ class Site:
         self.reconcile()
 
     def transition(self, record: NodeRecord, kind: type[AnyTransition], **facts: Any) -> None:
-        self.table.report(kind(**record.node.identity, time=self.job.now, **facts))
+        self.table.report(kind(**identity_of(record.node), time=self.job.now, **facts))
         self.reconcile()
 
     def backend_says(self, event: NodeEvent) -> None:

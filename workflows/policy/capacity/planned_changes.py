@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from perdure.contract import EvidenceSource, Incarnation
+from perdure.contract.identity import identity_of
 from perdure.contract.transitions import NodeEnding
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.checkpoints import commits
@@ -50,7 +51,7 @@ def end_node(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobS
     )
     if waits is None or waits.postponed is None:
         return state.with_node(node.replace(released=True))
-    ending = Incarnation(**event.identity)
+    ending = Incarnation(**identity_of(event))
     others = (one for one in waits.postponed.endings if one.key != ending.key)
     return waits.replace(postponed=waits.postponed.model_copy(update={"endings": (*others, ending)}))
 
