@@ -272,7 +272,7 @@ class Scene:
         """Returns the newest warnings that `kubectl describe` shows of the TrainingJob and of the job's pods."""
         shown = {
             KIND: await self.kubectl(f"describe trainingjobs {self.name}"),
-            "Pod": await self.kubectl("describe pods --selector perdure.dev/uid"),
+            "Pod": await self.kubectl("describe pods --selector perdure.dev/uid --show-events"),
         }
         warnings = {kind: newest_warning(text) for kind, text in shown.items()}
         return "; ".join(f"{kind} {warning}" for kind, warning in warnings.items() if warning)
