@@ -6,7 +6,6 @@ The watch sees what happens to a node outside of its agent: that it waits for a 
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from perdure.contract import (
     Incarnation,
@@ -18,9 +17,7 @@ from perdure.contract import (
 from perdure.contract.identity import identity_of
 from perdure.contract.transitions import NodeCreated, NodeCreateFailed, NodeJoined, NodeLost, NodePending
 from perdure.workflows.node_record import NodeRecord
-
-if TYPE_CHECKING:
-    from perdure.workflows.node_table import NodeTable
+from perdure.workflows.node_table import NodeTable
 
 REWORDINGS = 8
 """The number of reasons of a pending node that the job is sent at once."""
@@ -119,7 +116,7 @@ def _wait_for_backend(table: NodeTable, record: NodeRecord, event: NodeEvent) ->
     elif obstacle and record.phase is NodePhase.JOINED:
         record = record.replace(phase=NodePhase.PENDING, since=event.time, reason=obstacle, obstacle=obstacle)
         table.put(record)
-        tell_obstacle(table, record)
+        table.report_obstacle(record)
 
 
 def _rewords_often(table: NodeTable, record: NodeRecord, event: NodeEvent) -> bool:
@@ -137,10 +134,3 @@ def _refuse(table: NodeTable, record: NodeRecord, event: NodeEvent) -> NodeRecor
     table.put(record.replace(phase=NodePhase.LOST, since=event.time, reason=event.reason))
     table.report(NodeCreateFailed(**identity_of(event), time=event.time, detail=event.reason, cause=event.cause))
     return record
-
-
-def tell_obstacle(table: NodeTable, record: NodeRecord) -> None:
-    """Repeats the obstacle after a report of the agent: a running agent does not mean that the command can
-    start."""
-    if record.obstacle and record.phase is NodePhase.PENDING:
-        table.report(NodePending(**identity_of(record.node), time=record.since, detail=record.obstacle))

@@ -38,6 +38,7 @@ from perdure.contract.transitions import (
     AnyTransition,
     NodeEnding,
     NodeJoined,
+    NodePending,
     NodePortsChanged,
     NodeReachable,
     NodeReady,
@@ -49,7 +50,6 @@ from perdure.contract.transitions import (
 )
 from perdure.spec.capabilities import CAPABILITIES
 from perdure.workflows import options
-from perdure.workflows.backend_reports import tell_obstacle
 from perdure.workflows.node_record import GroupInput, GroupTable, NodeRecord, TransitionsCarried
 from perdure.workflows.policy.checkpoints.copies import choose_holder, copies_token
 from perdure.workflows.transitions import TransitionBatch
@@ -213,7 +213,7 @@ class NodeTable:
                     host=message.host,
                 )
             )
-            tell_obstacle(self, record)
+            self.report_obstacle(record)
         if message.waits != record.waits:
             self.report(NodeJoined(**known, time=message.time, waits=message.waits))
         self.dirty = True
@@ -248,7 +248,7 @@ class NodeTable:
         self.put(record.replace(unreachable_since=None, reason="", holder_started_at=message.agent_started_at))
         if not record.reachable:
             self.report(NodeReachable(**identity_of(record.node), time=message.time))
-            tell_obstacle(self, record)
+            self.report_obstacle(record)
 
     def ready(self, message: Ready) -> None:
         record = self._accept_message(message)
@@ -393,6 +393,12 @@ class NodeTable:
         if not self.winding_down and self._accept_message(message) is not None:
             known = identity_of(record.node)
             self.report(NodeEnding(**known, time=message.time, generation=message.generation, detail=message.reason))
+
+    def report_obstacle(self, record: NodeRecord) -> None:
+        """Repeats the obstacle after a report of the agent: a running agent does not mean that the command can
+        start."""
+        if record.obstacle and record.phase is NodePhase.PENDING:
+            self.report(NodePending(**identity_of(record.node), time=record.since, detail=record.obstacle))
 
     def is_outdated(self, sender: NodeCredentials) -> bool:
         """Whether a newer incarnation has taken the sender's place, or the place no longer exists."""
