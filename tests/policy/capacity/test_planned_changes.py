@@ -20,8 +20,8 @@ from perdure.workflows.policy.facts.events import (
 )
 from perdure.workflows.policy.record.projections import next_action, warnings_of
 from perdure.workflows.policy.world.group_desire import desires_of
+from tests.policy.checkpoints.test_commits import committed, decision, scenario, stored
 from tests.policy.scenario import Scenario
-from tests.policy.test_checkpoints_policy import committed, decision, scenario, stored
 
 SUSPEND = SuspendRequested(reason="making room")
 

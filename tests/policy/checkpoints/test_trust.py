@@ -7,8 +7,8 @@ import pytest
 from perdure.contract import CheckpointFacts, Progress, RestoreSource
 from perdure.contract.transitions import NodeRestoredCheckpoint
 from perdure.workflows.policy.world.group_desire import desires_of
+from tests.policy.checkpoints.test_commits import committed, scenario, status, stored
 from tests.policy.scenario import Scenario, counted, reported
-from tests.policy.test_checkpoints_policy import committed, scenario, status, stored
 
 FOLDER = "step-100-run-1"
 

@@ -8,8 +8,8 @@ from typing import Any
 from perdure.contract import FailureClass, JoinRefusal, JoinRequest, Ticket
 from perdure.workflows.policy.capacity.joining import machines_view
 from perdure.workflows.policy.facts.events import TicketIssued, TicketRevoked
+from tests.policy.capacity.test_joining import Open, asks, given
 from tests.policy.scenario import START
-from tests.policy.test_joining_policy import Open, asks, given
 
 LIFETIME = timedelta(seconds=10)
 
