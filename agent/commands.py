@@ -14,6 +14,7 @@ from perdure.agent.connection import why_cut_off
 from perdure.agent.lease import Lease
 from perdure.agent.log_reader import read_log
 from perdure.agent.node import Node
+from perdure.agent.stacks import StackReader, StacksUnknown
 from perdure.agent.store import StoreCalls
 from perdure.contract import (
     ApplyDesired,
@@ -25,8 +26,10 @@ from perdure.contract import (
     LogChunk,
     NodeCredentials,
     NodeReached,
+    NodeStacks,
     OrderCheckpoint,
     ReadLog,
+    ReadStacks,
     StoreChanged,
 )
 
@@ -34,11 +37,14 @@ from perdure.contract import (
 class Commands:
     """The agent's activities. A command for another incarnation is answered with a refusal."""
 
-    def __init__(self, node: Node, lease: Lease, store: StoreCalls, checkpoints: Checkpoints) -> None:
+    def __init__(
+        self, node: Node, lease: Lease, store: StoreCalls, checkpoints: Checkpoints, stacks: StackReader
+    ) -> None:
         self._node = node
         self._lease = lease
         self._store = store
         self._checkpoints = checkpoints
+        self._stacks = stacks
 
     @property
     def activities(self) -> Sequence[Callable[..., Any]]:
@@ -48,6 +54,7 @@ class Commands:
             self.apply_desired,
             self.check_connection,
             self.read_log,
+            self.read_stacks,
             self.store_changed,
             self.commit_checkpoint,
             self.order_checkpoint,
@@ -92,6 +99,18 @@ class Commands:
             lines=request.lines,
             since=request.since,
         )
+
+    @activity.defn(name="read_stacks")
+    async def read_stacks(self, request: ReadStacks) -> NodeStacks:
+        """Returns where the node's ranks are.
+
+        Raises:
+            ApplicationError: if the launcher does not answer.
+        """
+        try:
+            return await self._stacks.read()
+        except StacksUnknown as error:
+            raise ApplicationError(str(error), type="StacksUnknown", non_retryable=True) from error
 
     @activity.defn(name="store_changed")
     async def store_changed(self, command: StoreChanged) -> None:

@@ -145,7 +145,7 @@ class Node:
             return refusal
         if world.generation > state.generation:
             logger.info("generation %d: node %d of %d", world.generation, world.group_rank, world.nodes)
-            self.events.on_world(world, trains_in=state.entered if self._has_ranks else None)
+            self.events.on_world(world, trains_in=state.entered if self.state.has_ranks else None)
             restart = member.restart_command and state.entered < state.generation
             start = restart or state.exited_attempt >= state.attempt
             self._keep(
@@ -192,6 +192,11 @@ class Node:
             self._keep(departs=True)
         else:
             self.leave(reason)
+
+    def request_stacks(self) -> int:
+        """Has the launcher report where the ranks are; returns the number of the request."""
+        self._keep(stacks_requested=self.state.stacks_requested + 1)
+        return self.state.stacks_requested
 
     @property
     def _saves_first(self) -> bool:
@@ -297,26 +302,6 @@ class Node:
         """Records that a rank of this generation saves into the job's storage."""
         if generation > self.state.saving:
             self._keep(saving=generation)
-
-    @property
-    def trains(self) -> bool:
-        """Whether the processes are alive in the newest world and have stepped there, so that they should continue to
-        step."""
-        state = self.state
-        return self._has_ranks and state.entered == state.stepping == state.generation
-
-    @property
-    def starts(self) -> bool:
-        """Whether the processes are in the newest world and have not all stepped there."""
-        state = self.state
-        return self._has_ranks and state.stepped < state.entered == state.generation
-
-    @property
-    def _has_ranks(self) -> bool:
-        """Whether ranks train in the world that the node entered last, as far as is known."""
-        state = self.state
-        ended = state.exited_attempt >= state.attempt or state.ready_after is not None or not state.run
-        return not ended and state.finished < state.entered
 
     def report_stall(self, *, since: datetime, usual_step: timedelta | None, at_start: bool = False) -> None:
         """Records that no local rank steps any more, or none has stepped in time, and reports it once per

@@ -24,6 +24,7 @@ from perdure.agent.notifier import Notifier
 from perdure.agent.outbox import Outbox, envelope, spread_of
 from perdure.agent.progress import ProgressReader
 from perdure.agent.server import NodeServer
+from perdure.agent.stacks import StackReader
 from perdure.agent.state import StateFile
 from perdure.agent.store import StoreCalls
 from perdure.agent.telemetry import Telemetry
@@ -111,6 +112,7 @@ class Agent:
         self._checkpoints = Checkpoints(
             config, state=lambda: self.node.state, saving=self.node.on_saving, to_group=self._to_group.put
         )
+        self._stacks = StackReader(self.node)
         self._metrics: NodeMetrics | None = None
         self._make_metrics = partial(
             _node_metrics,
@@ -134,6 +136,7 @@ class Agent:
             config.run_dir,
             datasets=datasets,
             store=self._store,
+            stacks=self._stacks,
             metrics=self._read_metrics,
             on_hello=self._follow_launcher,
             on_waits=self._join,
@@ -212,7 +215,9 @@ class Agent:
             _together(
                 self._to_job.run(),
                 self._to_group.run(),
-                self._control.serve(Commands(self.node, self._lease, self._store, self._checkpoints).activities),
+                self._control.serve(
+                    Commands(self.node, self._lease, self._store, self._checkpoints, self._stacks).activities
+                ),
                 self._telemetry.run(),
                 self._lease.watch_owner(),
                 self._report_machine(),

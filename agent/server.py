@@ -22,6 +22,7 @@ from perdure.agent.node import Node
 from perdure.agent.protocol import Malformed, bounded_wait, read_body
 from perdure.agent.pump import NotNow, RefusedRequest
 from perdure.agent.sockets import listen_beneath
+from perdure.agent.stacks import StackReader
 from perdure.agent.store import StoreCalls
 from perdure.agent.telemetry import Telemetry
 from perdure.contract import Message
@@ -38,6 +39,7 @@ from perdure_training.node_api.bodies import (
     LeavingReport,
     ReadyReport,
     RestoringReport,
+    StacksReport,
     SupersededReport,
     UnmanagedReport,
     UsageReport,
@@ -72,6 +74,7 @@ class NodeServer:
         *,
         datasets: Datasets,
         store: StoreCalls,
+        stacks: StackReader,
         metrics: Callable[[], Awaitable[bytes]] | None = None,
         on_hello: Callable[[LauncherHello], None],
         on_waits: Callable[[], None],
@@ -120,6 +123,7 @@ class NodeServer:
                 web.post("/v1/launcher/restoring", _post(RestoringReport, restoring)),
                 web.post("/v1/launcher/usage", _post(UsageReport, telemetry.usage)),
                 web.post("/v1/launcher/unmanaged", _post(UnmanagedReport, node.on_unmanaged)),
+                web.post("/v1/launcher/stacks", _post(StacksReport, stacks.on_report)),
                 web.post("/v1/leave", _post(LeaveRequest, leave)),
                 web.post("/v1/rendezvous/hello", _post(HandlerHello, handler_hello)),
                 web.post("/v1/rendezvous/ready", _post(ReadyReport, node.on_ready)),

@@ -57,6 +57,8 @@ class AgentState(BaseModel):
     """The newest world that this node has received."""
     distrusted_checkpoints: tuple[str, ...] = ()
     """Folders in the job's storage that its ranks do not load."""
+    stacks_requested: int = 0
+    """Counts the requests for the ranks' stacks."""
     complete: int = 0
     """The newest generation that every rank of the job finished."""
     stages_complete: int = 0
@@ -131,6 +133,23 @@ class AgentState(BaseModel):
         return "starting"
 
     @property
+    def trains(self) -> bool:
+        """Whether the processes are alive in the newest world and have stepped there, so that they should continue to
+        step."""
+        return self.has_ranks and self.entered == self.stepping == self.generation
+
+    @property
+    def starts(self) -> bool:
+        """Whether the processes are in the newest world and have not all stepped there."""
+        return self.has_ranks and self.stepped < self.entered == self.generation
+
+    @property
+    def has_ranks(self) -> bool:
+        """Whether ranks train in the world that the node entered last, as far as is known."""
+        ended = self.exited_attempt >= self.attempt or self.ready_after is not None or not self.run
+        return not ended and self.finished < self.entered
+
+    @property
     def desired(self) -> Desired:
         """The desired state of the launcher."""
         return Desired(
@@ -142,6 +161,7 @@ class AgentState(BaseModel):
             exit=self.leaving is not None or self.released,
             exit_grace_s=self.leaving_grace if self.leaving is not None else None,
             reason=self.leaving or "",
+            stacks=self.stacks_requested,
         )
 
     def world_for(self, stage: int) -> WorldAnswer:

@@ -83,7 +83,7 @@ class Telemetry:
     def _pause(self) -> dict[str, timedelta | None]:
         """Returns for how long no rank has stepped, and for how long a step usually takes."""
         detector = self._ranks.stall_detector
-        idle = detector.idle(time.monotonic()) if self._node.trains else None
+        idle = detector.idle(time.monotonic()) if self._node.state.trains else None
         return {name: _duration(seconds) for name, seconds in (("idle", idle), ("usual_step", detector.usual))}
 
     async def run(self) -> None:
@@ -147,7 +147,7 @@ class Telemetry:
         if idle is None:
             self._look_for_first_step(now)
             return
-        if not stall.after or not self._node.trains:
+        if not stall.after or not self._node.state.trains:
             return
         if idle >= max(stall.after.total_seconds(), stall.steps * (detector.usual or 0.0)):
             self._node.report_stall(
@@ -159,7 +159,7 @@ class Telemetry:
 
     def _look_for_first_step(self, now: float) -> None:
         state = self._node.state
-        if state.entered != self._entered or not self._node.starts:
+        if state.entered != self._entered or not self._node.state.starts:
             self._entered, self._entered_at = state.entered, now
         limit = state.first_step
         if limit is not None and now - self._entered_at >= limit.total_seconds():

@@ -50,15 +50,19 @@ if TYPE_CHECKING:
     from perdure.contract import JobStatus as JobStatus
     from perdure.contract import LogPosition as LogPosition
     from perdure.contract import NodePhase as NodePhase
+    from perdure.contract import NodeStacks as NodeStacks
     from perdure.contract import NodeView as NodeView
     from perdure.contract import Observation as Observation
     from perdure.contract import Progress as Progress
     from perdure.contract import ProgressSource as ProgressSource
+    from perdure.contract import RankPosition as RankPosition
     from perdure.contract import RankStarts as RankStarts
     from perdure.contract import ResourceUse as ResourceUse
     from perdure.contract import RestoreSource as RestoreSource
     from perdure.contract import SetAside as SetAside
+    from perdure.contract import StackFrame as StackFrame
     from perdure.contract import Suspect as Suspect
+    from perdure.contract import ThreadStack as ThreadStack
     from perdure.contract import UnprocessedSamples as UnprocessedSamples
     from perdure.spec.errors import SpecError as SpecError
     from perdure.spec.job import JobSpec as JobSpec
@@ -110,15 +114,19 @@ _HOMES = {
         "JobStatus",
         "LogPosition",
         "NodePhase",
+        "NodeStacks",
         "NodeView",
         "Observation",
         "Progress",
         "ProgressSource",
+        "RankPosition",
         "RankStarts",
         "ResourceUse",
         "RestoreSource",
         "SetAside",
+        "StackFrame",
         "Suspect",
+        "ThreadStack",
         "UnprocessedSamples",
     ),
     "perdure.spec.errors": ("SpecError",),
@@ -156,6 +164,7 @@ __all__ = [
     "LogsUnavailable",
     "NoWorker",
     "NodePhase",
+    "NodeStacks",
     "NodeView",
     "NotPermitted",
     "Observation",
@@ -164,6 +173,7 @@ __all__ = [
     "PerdureError",
     "Progress",
     "ProgressSource",
+    "RankPosition",
     "RankStarts",
     "Refused",
     "ResourceUse",
@@ -171,11 +181,13 @@ __all__ = [
     "SecretUnavailable",
     "SetAside",
     "SpecError",
+    "StackFrame",
     "StateFolderError",
     "Submission",
     "Suspect",
     "SyncClient",
     "TaskFailure",
+    "ThreadStack",
     "UnprocessedSamples",
     "WorkflowTaskFails",
     "load_spec",

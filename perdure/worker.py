@@ -57,6 +57,7 @@ from perdure.workflows.policy.record.job_events import JobEvent
 from perdure.workflows.policy.state.job import JobState
 from perdure.workflows.read_log import ReadNodeLog
 from perdure.workflows.read_site import ReadSite
+from perdure.workflows.read_stacks import ReadNodeStacks
 from perdure.workflows.scheduled_job import ScheduledJob
 from perdure.workflows.store import Store
 from perdure.workflows.training_job import TrainingJob
@@ -112,7 +113,17 @@ async def running_worker(
         Worker(
             client,
             task_queue=task_queue,
-            workflows=[TrainingJob, ScheduledJob, NodeGroup, Dataset, Store, ReadNodeLog, ReadSite, WorkdirUpload],
+            workflows=[
+                TrainingJob,
+                ScheduledJob,
+                NodeGroup,
+                Dataset,
+                Store,
+                ReadNodeLog,
+                ReadNodeStacks,
+                ReadSite,
+                WorkdirUpload,
+            ],
             # The sandbox is entered anew for each payload, which takes most of a worker's time when a thousand nodes
             # report at once. Problems that it prevents are found before a release: the tests' own workers run in it.
             workflow_runner=UnsandboxedWorkflowRunner(),

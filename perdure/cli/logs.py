@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 
 from perdure.cli.common import JobArgument, Session, err, out
+from perdure.cli.ranks import node_numbers, parse_ranks
 from perdure.cli.terminal import as_json
 
 if TYPE_CHECKING:
@@ -60,13 +61,13 @@ def logs(
 
     [dim]perdure logs llama-8b-sft -f --rank 8 · perdure logs llama-8b-sft --since 10m --grep NCCL -t[/]
     """
-    ranks = None if rank is None else _ranks(rank)
+    ranks = None if rank is None else parse_ranks(rank)
     begin = None if since is None else _moment(since)
     pattern = None if grep is None else _pattern(grep)
 
     async def print_lines(client: Client) -> int:
         printed = 0
-        chosen = node if ranks is None else await _nodes_of(client, name, ranks)
+        chosen = node if ranks is None else await node_numbers(client, name, ranks)
         lines = client.logs(name, node=chosen, incarnation=incarnation, follow=follow, tail=tail, since=begin)
         async for line in lines:
             if pattern and not pattern.search(line.text):
@@ -121,26 +122,6 @@ def _pattern(text: str) -> re.Pattern[str]:
 def _time(time: datetime | None) -> str:
     """Returns the time for one line, or as many spaces where it is unknown."""
     return " " * 24 if time is None else f"{time:%Y-%m-%dT%H:%M:%S}.{time.microsecond // 1000:03}Z"
-
-
-def _ranks(text: str) -> range:
-    """Reads `5` or `120-127`."""
-    from perdure.base.errors import PerdureError
-
-    first, _, last = text.partition("-")
-    if not (first.isdecimal() and (last or first).isdecimal()):
-        raise PerdureError(f'--rank: got "{text}"; expected a global rank such as 5, or a range such as 120-127')
-    return range(int(first), int(last or first) + 1)
-
-
-async def _nodes_of(client: Client, name: str, ranks: range) -> frozenset[int]:
-    from perdure.base.errors import PerdureError
-    from perdure.client.views import nodes_of_ranks
-
-    found = nodes_of_ranks(await client.nodes(name), ranks)
-    if not found:
-        raise PerdureError(f"{name} has no world with rank {ranks.start} now; choose by --node instead")
-    return found
 
 
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")

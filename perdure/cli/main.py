@@ -23,6 +23,7 @@ from perdure.cli import (
     secret,
     shell,
     spec,
+    stacks,
     start,
     ticket,
     watch,
@@ -58,6 +59,7 @@ app.command("watch", rich_help_panel=_LOOK)(watch.watch)
 app.command("logs", rich_help_panel=_LOOK)(logs.logs)
 app.command("explain", rich_help_panel=_LOOK)(inspect.explain)
 app.command("nodes", rich_help_panel=_LOOK)(inspect.nodes)
+app.command("stacks", rich_help_panel=_LOOK)(stacks.stacks)
 app.command("shell", rich_help_panel=_LOOK)(shell.shell)
 app.command("scale", rich_help_panel=_CHANGE)(change.scale)
 app.command("suspend", rich_help_panel=_CHANGE)(change.suspend)

@@ -56,6 +56,9 @@ from perdure.contract import (
     IncidentView,
     JobResult,
     JobStatus,
+    NodeId,
+    NodePhase,
+    NodeStacks,
     NodeView,
     ReasonRequest,
     RelaunchRequest,
@@ -347,6 +350,33 @@ class Client(Connection):
             tail=tail,
             since=since,
         )
+
+    async def stacks(
+        self, name: str, *, namespace: str | None = None, node: int | Collection[int] | None = None
+    ) -> tuple[NodeStacks, ...]:
+        """Asks each running node where its ranks are: the calls of their threads, and what the kernel says of them. The
+        ranks go on.
+
+        Args:
+            name: The job's name.
+            namespace: The job's namespace.
+            node: Only this node, or these nodes.
+
+        Raises:
+            Refused: if no such node runs.
+        """
+        from perdure.client.stacks import read_stacks
+
+        chosen = (node,) if isinstance(node, int) else node
+        status, views = await self._look(name, namespace)
+        nodes = [
+            NodeId(uid=status.uid, role=status.role, rank=view.rank, incarnation=view.incarnation)
+            for view in views
+            if view.phase in (NodePhase.JOINED, NodePhase.READY) and (chosen is None or view.rank in chosen)
+        ]
+        if not nodes:
+            raise Refused(f"{name} has no such node that runs now", remedy=f"The nodes it has: `perdure nodes {name}`.")
+        return await read_stacks(self, job_workflow_id(namespace or self.namespace, name), nodes)
 
     # Changing jobs
 

@@ -87,6 +87,7 @@ class SyncClient:
     wait = _blocking(Client.wait)
     watch = _iterating(Client.watch)
     logs = _iterating(Client.logs)
+    stacks = _blocking(Client.stacks)
     scale = _blocking(Client.scale)
     suspend = _blocking(Client.suspend)
     resume = _blocking(Client.resume)

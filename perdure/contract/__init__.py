@@ -10,6 +10,7 @@
 | `groups` | between jobs and groups |
 | `transitions` | from groups to jobs: changes of nodes, one model for each kind |
 | `logs` | from users to agents: requests for a node's log |
+| `stacks` | from users to agents: where a node's ranks are |
 | `joining` | between a job and machines that a user or a scheduler started |
 | `users` | from users to jobs |
 | `workdirs` | from clients to uploads of code, and on to backends |
@@ -36,6 +37,7 @@ from perdure.contract.identity import *
 from perdure.contract.joining import *
 from perdure.contract.logs import *
 from perdure.contract.routes import *
+from perdure.contract.stacks import *
 from perdure.contract.store import *
 from perdure.contract.transitions import *
 from perdure.contract.users import *

@@ -28,6 +28,7 @@ NODE_GROUP = "NodeGroup"
 DATASET = "Dataset"
 STORE = "Store"
 READ_NODE_LOG = "ReadNodeLog"
+READ_NODE_STACKS = "ReadNodeStacks"
 READ_SITE = "ReadSite"
 WORKDIR_UPLOAD = "WorkdirUpload"
 
@@ -79,6 +80,11 @@ def store_workflow_id(job_id: str, uid: str) -> str:
 def log_workflow_id(job_id: str, node: NodeId, request: str) -> str:
     """The workflow ID of one request for a node's log; `request` distinguishes it from others."""
     return f"log/{job_id.removeprefix('job/')}/{node.path}/{request}"
+
+
+def stacks_workflow_id(job_id: str, node: NodeId, request: str) -> str:
+    """The workflow ID of one request for the stacks of a node's ranks; `request` distinguishes it from others."""
+    return f"stacks/{job_id.removeprefix('job/')}/{node.path}/{request}"
 
 
 def site_workflow_id(request: str) -> str:

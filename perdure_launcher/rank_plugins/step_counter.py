@@ -33,6 +33,7 @@ def autoload() -> None:
         if is_rank(os.environ.copy()):
             _stay_with_parent()
             _keep_uncaught_exceptions()
+            _answer_with_stacks()
             StepCounter().install()
 
 
@@ -115,6 +116,14 @@ def _keep_uncaught_exceptions() -> None:
         following(kind, error, trace)
 
     sys.excepthook = keep
+
+
+def _answer_with_stacks() -> None:
+    from .stacks import answer_with_stacks
+
+    # A full disk, for example: the rank trains, and is only not asked.
+    with contextlib.suppress(OSError, ValueError):
+        answer_with_stacks()
 
 
 def _stay_with_parent() -> None:

@@ -19,7 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from perdure_training.node_api import layout
-from perdure_training.node_api.bodies import Desired, LauncherHello, LeavingReport, UnmanagedReport
+from perdure_training.node_api.bodies import Desired, LauncherHello, LeavingReport, StacksReport, UnmanagedReport
 from perdure_training.node_api.storage_link import StorageLink
 from perdure_training.snapshots.copies import CopyReceiver
 
@@ -27,6 +27,7 @@ from ..agent_link.desired_state import NOTHING_DESIRED, DesiredFeed
 from ..agent_link.session import AgentSession, Outbox
 from ..config import LauncherConfig
 from ..environment import COPIES_VARIABLE, MEMORY_ORIGIN_VARIABLE, MEMORY_VARIABLE, base_environment, inject
+from ..probes import stacks
 from ..state import StateFile
 from ..system import processes
 from ..system.cgroups import MemoryController
@@ -154,6 +155,7 @@ class Launcher:
         self._leave_by = 0.0
         """The monotonic time when the grace period of the command ends, once it is being ended for good."""
         self._stopped_generation = 0
+        self._stacks_requested = 0
         self._stop_at: float | None = None
         self._done = threading.Event()
 
@@ -236,6 +238,13 @@ class Launcher:
             self._stopped_generation = desired.stop_generation
             self._stop_at = time.monotonic() + self._config.stop_grace.total_seconds()
             processes.send(self._leftover_daemons(), signal.SIGTERM)
+        if desired.stacks != self._stacks_requested:
+            self._stacks_requested = desired.stacks
+            threading.Thread(target=self._report_stacks, args=(desired.stacks,), name="stacks", daemon=True).start()
+
+    def _report_stacks(self, request: int) -> None:
+        ranks = stacks.collect(self._config.run_directory)
+        self._outbox.post("/v1/launcher/stacks", StacksReport(request=request, ranks=ranks))
 
     def _step(self) -> None:
         self._mode.observe(self._tree.reap())

@@ -204,6 +204,33 @@ class UsageReport(Body):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankStacks(Body):
+    """Where one rank is."""
+
+    global_rank: int
+    pid: int
+    generation: int = 0
+    state: str = ""
+    """The kernel's letter for the state of its main thread: R runs, S sleeps, D sleeps and takes no signal, T is
+    stopped."""
+    cpu_percent: float | None = None
+    """Its use of processors while it was asked; 100 for one whole processor."""
+    text: str = ""
+    """The stacks of its threads as Python's faulthandler writes them, the main thread's first."""
+    problem: str = ""
+    """Why there are no stacks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StacksReport(Body):
+    """Where the node's ranks are."""
+
+    request: int
+    """The number in `Desired.stacks` that it answers."""
+    ranks: tuple[RankStacks, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class UnmanagedReport(Body):
     """Ranks train outside of the job's world."""
 
@@ -235,6 +262,8 @@ class Desired(Body):
     exit_grace_s: float | None = None
     """Seconds from SIGTERM to SIGKILL when the launcher leaves; None for the configured time."""
     reason: str = ""
+    stacks: int = 0
+    """Counts the requests for the stacks of the ranks: a new number asks for one `StacksReport`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,6 +309,7 @@ POSTS: Final[Mapping[str, type[Body]]] = MappingProxyType(
         "/v1/launcher/restoring": RestoringReport,
         "/v1/launcher/usage": UsageReport,
         "/v1/launcher/unmanaged": UnmanagedReport,
+        "/v1/launcher/stacks": StacksReport,
         "/v1/leave": LeaveRequest,
         "/v1/rendezvous/hello": HandlerHello,
         "/v1/rendezvous/ready": ReadyReport,

@@ -40,6 +40,9 @@ AGENT_EVENTS: Final = "agent.jsonl"
 AGENT_METRICS: Final = "metrics.jsonl"
 """Metrics of its machine, as events, beside them."""
 
+STACKS: Final = "stacks"
+"""A folder with a file for each rank that says where it is when the launcher asks."""
+
 ERRORS: Final = "errors"
 """A folder with error files of ranks."""
 RANK_EXITS: Final = "rank-exits.json"
@@ -83,7 +86,7 @@ def torchrun_events(run_directory: Path) -> Path:
 
 def folders(run_directory: Path) -> tuple[Path, ...]:
     """Returns the folders that exist before the command starts."""
-    return tuple(run_directory / name for name in (LOGS, PROGRESS, ERRORS, EVENTS))
+    return tuple(run_directory / name for name in (LOGS, PROGRESS, STACKS, ERRORS, EVENTS))
 
 
 def short_links() -> Path:

@@ -10,6 +10,7 @@ from perdure.agent.config import AgentConfig
 from perdure.agent.datasets import Datasets
 from perdure.agent.node import Node
 from perdure.agent.outbox import ControlPlaneBusy
+from perdure.agent.stacks import StackReader
 from perdure.agent.state import StateFile
 from perdure.agent.store import StoreCalls
 from perdure.contract import (
@@ -85,7 +86,7 @@ class Bench:
     @property
     def of_ranks(self) -> dict[str, Any]:
         """What serves requests of ranks, as a server takes it."""
-        return {"datasets": self.datasets, "store": self.store}
+        return {"datasets": self.datasets, "store": self.store, "stacks": StackReader(self.node)}
 
     def start(self) -> Node:
         """An agent that has just started, perhaps again."""

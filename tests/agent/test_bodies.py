@@ -43,6 +43,7 @@ def test_what_the_launcher_encodes_is_what_the_agent_reads(kind: Any) -> None:
         "processes": 3,
         "generation": 4,
         "attempt": 6,
+        "request": 7,
     }
     body = kind(**{name: value for name, value in required.items() if name in kind.__dataclass_fields__})
     assert read_body(kind, encode(body)) == body

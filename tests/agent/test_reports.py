@@ -164,8 +164,7 @@ def test_a_hello_of_another_protocol_is_refused_and_changes_nothing(path: str, h
             bench.node,
             telemetry,
             run_dir,
-            datasets=bench.datasets,
-            store=bench.store,
+            **bench.of_ranks,
             on_hello=lambda _: pytest.fail("it counts"),
             on_waits=lambda: pytest.fail("it counts"),
         ).start()

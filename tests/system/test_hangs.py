@@ -11,6 +11,7 @@ from perdure.cli.explain import explanation
 from perdure.cli.live import line_of
 from perdure.client.views import JobSnapshot, longest_idle
 from perdure.contract import FailureClass, JobPhase
+from tests.support.command_line import CommandLine
 from tests.system.site import LOOK, PATIENCE, Job, Site
 
 TIMEOUT = "15"
@@ -65,3 +66,36 @@ async def test_a_world_whose_rank_hangs_before_its_first_step_is_restarted_in_pl
     assert second.culprit is None
     assert "has made a step within" in second.title
     assert {node.incarnation for node in await site.client.nodes(job.name)} == {1}
+
+
+async def test_stacks_show_the_rank_that_is_elsewhere_and_the_ranks_go_on(site: Site):
+    job = await site.submit("--hang-in", "1", nodes="3")
+    await job.until(lambda s: s.phase is JobPhase.RUNNING)
+    perdure = CommandLine.local(site.folder, site.state.path)
+    shown = await asyncio.to_thread(perdure.run, "stacks", job.name)
+    assert shown.code == 0, shown.err
+    assert shown.out.startswith("3 ranks\n")
+    together, apart = (shown.out.index(f"{ranks}\n") for ranks in ("ranks 0, 2", "rank 1"))
+    assert together < shown.out.index("init_process_group") < apart < shown.out.index("threading.py")
+    answer = await asyncio.to_thread(perdure.run, "stacks", job.name, "--rank", "1", "-o", "json")
+    (node,) = answer.json
+    (rank,) = node["ranks"]
+    assert (node["node"], rank["rank"], rank["state"], rank["problem"]) == (1, 1, "S", "")
+    assert rank["pid"] in {process.pid for process in job.processes(1)}
+    assert (await job.status()).generation == 1
+
+
+async def test_a_stopped_rank_stands_out_from_those_that_wait_for_it(site: Site):
+    job = await site.submit(nodes="3")
+    await job.stepping(generation=1, ranks=3)
+    signal_rank(job, 1, signal.SIGSTOP)
+    await idle(job)
+    answers = {node.node: node for node in await job.client.stacks(job.name)}
+    (stopped,) = answers[1].ranks
+    assert (stopped.state, stopped.threads) == ("T", ())
+    assert stopped.problem.startswith("it is stopped")
+    for node in (0, 2):
+        (waiting,) = answers[node].ranks
+        assert any("all_reduce" in frame.function for frame in waiting.threads[0].frames)
+    signal_rank(job, 1, signal.SIGCONT)
+    await job.undisturbed(ranks=3, seconds=1)

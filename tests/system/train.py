@@ -6,6 +6,7 @@ import argparse
 import os
 import signal
 import sys
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -31,7 +32,7 @@ if options.stubborn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 torch.set_num_threads(1)
 if options.hang_in == int(os.environ.get("PERDURE_GENERATION", "0")) and os.environ["RANK"] == "1":
-    signal.pause()
+    threading.Event().wait()
 dist.init_process_group("gloo", timeout=timedelta(seconds=options.timeout))
 rank, world_size, generation = dist.get_rank(), dist.get_world_size(), int(os.environ.get("PERDURE_GENERATION", "0"))
 model = nn.Linear(16, 16)

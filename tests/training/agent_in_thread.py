@@ -11,6 +11,7 @@ from pathlib import Path
 
 from perdure.agent.progress import ProgressReader
 from perdure.agent.server import NodeServer
+from perdure.agent.stacks import StackReader
 from perdure.agent.store import StoreCalls
 from perdure.agent.telemetry import Telemetry
 from perdure.contract import StoreAnswers, StoreRequest
@@ -62,6 +63,7 @@ class AgentInThread:
             self._folder,
             datasets=bench.datasets,
             store=self._store,
+            stacks=StackReader(bench.node),
             on_hello=lambda _: None,
             on_waits=lambda: None,
         )

@@ -1,0 +1,91 @@
+"""Asks the launcher where the ranks are, for a user or a decision.
+
+The launcher sees the ranks' processes, which the agent may not: in a pod they live in another container. So the request
+is part of the launcher's desired state, and the answer is a report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+from perdure.agent.node import Node
+from perdure.contract import NodeStacks, RankPosition, StackFrame, ThreadStack
+from perdure_training.node_api.bodies import RankStacks, StacksReport
+
+ANSWER_WITHIN = 6.0
+"""Seconds: the launcher waits 2 s for the ranks."""
+_MOST_TEXT = 256 * 1024
+"""Characters of all stacks of one answer; beyond that only main threads are kept. Temporal takes no payload of 2 MB."""
+_MOST_RANKS = 64
+_FRAME = re.compile(r'^\s+File "(?P<file>.*)", line (?P<line>\d{1,9}) in (?P<function>.*)$')
+
+
+class StacksUnknown(Exception):
+    """The launcher has not answered; the message says so to users."""
+
+
+class StackReader:
+    """Reads the stacks of the node's ranks; readers that come meanwhile get the same answer."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._report: StacksReport | None = None
+        self._reading: asyncio.Task[NodeStacks] | None = None
+
+    async def read(self) -> NodeStacks:
+        """Returns where the ranks are.
+
+        Raises:
+            StacksUnknown: if the launcher does not answer in time.
+        """
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(self._read())
+        return await asyncio.shield(self._reading)
+
+    def on_report(self, report: StacksReport) -> None:
+        """Takes the launcher's answer."""
+        self._report = report
+        self._node.changed.fire()
+
+    async def _read(self) -> NodeStacks:
+        request = self._node.request_stacks()
+        answered = await self._node.changed.wait_for(
+            lambda: self._report is not None and self._report.request == request, within=ANSWER_WITHIN
+        )
+        if not answered or self._report is None:
+            raise StacksUnknown(f"the launcher of the node has not answered within {ANSWER_WITHIN:g} s")
+        report, self._report = self._report, None
+        return stacks_of(self._node.config.node.rank, report)
+
+
+def stacks_of(node: int, report: StacksReport) -> NodeStacks:
+    """Reads the launcher's report. Training code can write all of it: what is no frame is left out."""
+    ranks = report.ranks[:_MOST_RANKS]
+    everything = sum(len(rank.text) for rank in ranks) <= _MOST_TEXT
+    return NodeStacks(node=node, ranks=tuple(_position(rank, everything=everything) for rank in ranks))
+
+
+def _position(rank: RankStacks, *, everything: bool) -> RankPosition:
+    threads = tuple(_thread(text) for text in rank.text.split("\n\n"))
+    known = tuple(thread for thread in threads if thread.frames)
+    return RankPosition(
+        rank=rank.global_rank,
+        pid=rank.pid,
+        generation=rank.generation,
+        state=rank.state[:1],
+        cpu_percent=rank.cpu_percent,
+        threads=known if everything else known[:1],
+        problem=rank.problem or ("" if known else "its answer holds no stack"),
+    )
+
+
+def _thread(text: str) -> ThreadStack:
+    found = (_FRAME.match(line) for line in text.splitlines())
+    return ThreadStack(
+        frames=tuple(
+            StackFrame(function=match["function"], file=match["file"], line=int(match["line"]))
+            for match in found
+            if match
+        )
+    )

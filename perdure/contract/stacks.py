@@ -1,0 +1,56 @@
+"""Where the ranks of a node are: the question to its agent, and the answer."""
+
+from __future__ import annotations
+
+from perdure.contract.base import Message
+from perdure.contract.identity import NodeId
+
+__all__ = ["NodeStacks", "RankPosition", "ReadStacks", "StackFrame", "ThreadStack"]
+
+
+class ReadStacks(NodeId):
+    """Argument of the workflow `ReadNodeStacks` and of the agents' `read_stacks`, which changes nothing and needs no
+    token."""
+
+
+class StackFrame(Message):
+    """One call that has not returned."""
+
+    function: str
+    file: str
+    line: int
+
+
+class ThreadStack(Message):
+    """The calls of one Python thread, the innermost first."""
+
+    frames: tuple[StackFrame, ...] = ()
+
+
+class RankPosition(Message):
+    """Where one rank is."""
+
+    rank: int
+    """The global rank."""
+    pid: int
+    """In the namespace of its node."""
+    generation: int = 0
+    state: str = ""
+    """The kernel's letter for the state of its main thread: R runs, S sleeps, D sleeps and takes no signal, T is
+    stopped."""
+    cpu_percent: float | None = None
+    """Its use of processors while it was asked; 100 for one whole processor."""
+    threads: tuple[ThreadStack, ...] = ()
+    """The main thread first."""
+    problem: str = ""
+    """Why there are no stacks."""
+
+
+class NodeStacks(Message):
+    """Where the ranks of one node are."""
+
+    node: int
+    """The node's number in `perdure nodes`."""
+    ranks: tuple[RankPosition, ...] = ()
+    problem: str = ""
+    """Why nothing is known of its ranks."""

@@ -1,0 +1,1 @@
+"""What the launcher finds out about running ranks when the agent asks for it."""

@@ -1,0 +1,149 @@
+"""Collects the stacks of this node's ranks, with what the kernel says of each: its state, and its processor time.
+
+A rank that does not answer is evidence, too: it is stopped, or sleeps in the kernel where no signal reaches it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from perdure_training.node_api.bodies import RankStacks
+from perdure_training.node_api.codec import LONGEST_TEXT
+from perdure_training.node_api.layout import STACKS
+
+from ..rank_plugins.stacks import STACKS_SIGNAL, StackFile
+from ..system import processes
+
+ANSWER_WITHIN = 2.0
+"""Seconds for which ranks are waited for. A rank answers within a few milliseconds, if it gets a processor."""
+_LOOK_EVERY = 0.05
+_MOST_RANKS = 64
+"""Ranks of one report: far more than a machine has devices. A report is at most 1 MiB large."""
+_LONGEST_ANSWER = 256 * 1024
+"""Bytes that are read of one file: faulthandler writes at most 100 threads of 100 frames, and training code can write
+there, too."""
+
+
+@dataclass
+class _Rank:
+    """A rank that was asked."""
+
+    path: Path
+    mark: StackFile
+    ticks: int
+    """Its processor time when it was asked."""
+    length: int = 0
+    answered: bool = False
+
+
+def collect(run_directory: Path, *, monotonic: Callable[[], float] = time.monotonic) -> tuple[RankStacks, ...]:
+    """Asks the ranks of the newest generation that runs here for their stacks, all at once."""
+    ranks = _ranks(run_directory / STACKS)
+    begun = monotonic()
+    for rank in ranks:
+        if _answers(rank.mark.pid):
+            with contextlib.suppress(OSError):
+                os.truncate(rank.path, 0)
+                os.kill(rank.mark.pid, STACKS_SIGNAL)
+    while (passed := monotonic() - begun) < ANSWER_WITHIN and not all(_has_answered(rank) for rank in ranks):
+        time.sleep(_LOOK_EVERY)
+    # Over a shorter time the kernel's ticks of 10 ms say nothing.
+    time.sleep(max(0.0, 0.2 - passed))
+    return tuple(_report(rank, seconds=monotonic() - begun) for rank in ranks)
+
+
+def _ranks(folder: Path) -> Sequence[_Rank]:
+    """Returns the ranks that can be asked, by rank; files of processes that have ended are deleted."""
+    found: list[_Rank] = []
+    own = {process.pid: process for process in processes.descendants() if not process.zombie}
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return ()
+    for name in names:
+        mark = StackFile.parse(name)
+        if mark is None:
+            continue
+        process = own.get(mark.pid)
+        if process is not None and process.start_ticks == mark.start_ticks:
+            found.append(_Rank(folder / name, mark, process.cpu_ticks))
+        else:
+            with contextlib.suppress(OSError):
+                os.unlink(folder / name)
+    newest = max((rank.mark.generation for rank in found), default=0)
+    chosen = sorted((rank for rank in found if rank.mark.generation == newest), key=lambda rank: rank.mark)
+    return chosen[:_MOST_RANKS]
+
+
+def _answers(pid: int) -> bool:
+    """Returns whether the process has a handler for the signal, as the kernel says: without one it would end."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+            caught = next(line for line in file if line.startswith("SigCgt:"))
+        return bool(int(caught.split()[1], 16) >> (STACKS_SIGNAL - 1) & 1)
+    except (OSError, StopIteration, ValueError):
+        return False
+
+
+def _has_answered(rank: _Rank) -> bool:
+    """Returns whether the whole answer is there: it grows no more."""
+    try:
+        length = os.stat(rank.path).st_size
+    except OSError:
+        return True
+    rank.answered = 0 < length == rank.length
+    rank.length = length
+    return rank.answered
+
+
+def _report(rank: _Rank, *, seconds: float) -> RankStacks:
+    process = processes.read_process(rank.mark.pid)
+    same = process is not None and process.start_ticks == rank.mark.start_ticks
+    if process is None or not same or process.zombie:
+        return RankStacks(global_rank=rank.mark.rank, pid=rank.mark.pid, problem="it ended while it was asked")
+    used = (process.cpu_ticks - rank.ticks) / processes.TICKS_PER_SECOND
+    return RankStacks(
+        global_rank=rank.mark.rank,
+        pid=rank.mark.pid,
+        generation=rank.mark.generation,
+        state=process.state,
+        cpu_percent=round(100 * used / seconds, 1) if seconds > 0 else None,
+        text=main_thread_first(_read(rank.path)),
+        problem="" if rank.length else _why_silent(process.state),
+    )
+
+
+def _why_silent(state: str) -> str:
+    if state in "Tt":
+        return "it is stopped (SIGSTOP, or a debugger), and answers once it continues"
+    if state == "D":
+        return "it sleeps in the kernel, where no signal reaches it: mostly it waits for a disk, a mount or a driver"
+    return f"it has not answered within {ANSWER_WITHIN:g} s"
+
+
+def _read(path: Path) -> str:
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            return file.read(_LONGEST_ANSWER).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def main_thread_first(text: str) -> str:
+    """Orders the threads from the oldest, the main thread, to the newest, and leaves out what a report cannot hold.
+
+    faulthandler writes the newest thread first.
+    """
+    threads = [thread.strip("\n") for thread in text.split("\n\n") if thread.strip()]
+    kept, length = list[str](), 0
+    for thread in reversed(threads):
+        length += len(thread) + 2
+        if length > LONGEST_TEXT:
+            break
+        kept.append(thread)
+    return "\n\n".join(kept)

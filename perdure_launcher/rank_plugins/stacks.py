@@ -1,0 +1,67 @@
+"""Lets the launcher ask a rank where it is: a signal makes the rank write the stacks of its threads into a file.
+
+faulthandler answers inside the signal's handler and needs neither the interpreter's lock nor memory, so a rank that
+hangs in C code, or holds the lock for ever, answers as well.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from perdure_training.node_api.layout import STACKS
+from perdure_training.node_api.rank_environment import generation_of, run_directory_of
+
+from ..system.processes import read_process
+
+STACKS_SIGNAL = signal.SIGRTMIN + 13
+"""A signal that neither Python, glibc and torch nor a resource manager uses."""
+
+_files: list[int] = []
+"""The descriptors that handlers write to: they stay open for as long as the process runs."""
+
+
+class StackFile(NamedTuple):
+    """The process that answers into a file, as the file's name tells it."""
+
+    generation: int
+    rank: int
+    """The global rank."""
+    pid: int
+    start_ticks: int
+    """When the process began: another one may get its PID later."""
+
+    @classmethod
+    def parse(cls, name: str) -> Self | None:
+        """Reads a file's name; None if it is not one of these."""
+        parts = name.split(".")
+        if len(parts) != len(cls._fields) or not all(part.isdecimal() and len(part) < 20 for part in parts):
+            return None
+        return cls(*map(int, parts))
+
+    @property
+    def name(self) -> str:
+        return ".".join(map(str, self))
+
+
+def answer_with_stacks() -> None:
+    """Makes this rank answer the signal.
+
+    Raises:
+        OSError, ValueError: if it cannot: there is no folder, or the rank's variables are not as the launcher sets
+            them.
+    """
+    run_directory, own = run_directory_of(os.environ), read_process(os.getpid())
+    if run_directory is None or own is None:
+        return
+    mark = StackFile(generation_of(os.environ), int(os.environ["RANK"]), own.pid, own.start_ticks)
+    path = run_directory / STACKS / mark.name
+    draft = Path(f"{path}.new")
+    file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    _files.append(file)
+    faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True, chain=False)
+    # The launcher signals only who has a file, since the signal would end a process without a handler.
+    os.replace(draft, path)

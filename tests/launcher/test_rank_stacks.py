@@ -1,0 +1,172 @@
+"""Tests of what ranks answer when they are asked where they are: real processes that sleep, hang, stop and end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from perdure_launcher.probes import stacks
+from perdure_launcher.rank_plugins.stacks import STACKS_SIGNAL, StackFile
+from perdure_launcher.system.processes import read_process
+from perdure_training.node_api.bodies import RankStacks
+from perdure_training.node_api.codec import LONGEST_TEXT
+from perdure_training.node_api.layout import STACKS
+
+BEGIN = """
+import re, sys, threading, time
+from perdure_launcher.rank_plugins.stacks import answer_with_stacks
+answer_with_stacks()
+def say(): print("here", flush=True)
+"""
+SLEEPS = """
+def waits_in_python():
+    say(); time.sleep(120)
+waits_in_python()
+"""
+HOLDS_THE_LOCK = """
+def holds_the_lock():
+    say(); re.match('(a+)+$', 'a' * 99 + 'b')
+threading.Thread(target=time.sleep, args=(120,), daemon=True).start()
+holds_the_lock()
+"""
+COMPUTES = """
+def computes():
+    say()
+    while True: pass
+computes()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / STACKS).mkdir()
+    return tmp_path
+
+
+@contextmanager
+def rank(folder: Path, script: str, *, number: int = 0, generation: int = 1) -> Iterator[subprocess.Popen[str]]:
+    """A process that was started as a rank, and has come to where its script says so."""
+    environment = {
+        **os.environ,
+        "RANK": str(number),
+        "PERDURE_GENERATION": str(generation),
+        "PERDURE_PROGRESS_DIR": str(folder / "progress"),
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-c", BEGIN + script], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "here\n"
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def only(found: tuple[RankStacks, ...]) -> RankStacks:
+    (one,) = found
+    return one
+
+
+def test_a_rank_tells_its_calls_and_goes_on(folder: Path):
+    with rank(folder, SLEEPS, number=5) as process:
+        for _ in range(2):
+            told = only(stacks.collect(folder))
+            assert (told.global_rank, told.pid, told.generation, told.problem) == (5, process.pid, 1, "")
+            assert told.text.count("in waits_in_python") == 1
+            assert told.state == "S"
+        assert process.poll() is None
+
+
+def test_a_rank_that_never_gives_up_the_interpreters_lock_answers_with_the_main_thread_first(folder: Path):
+    with rank(folder, HOLDS_THE_LOCK):
+        told = only(stacks.collect(folder))
+    main, *others = told.text.split("\n\n")
+    assert "in holds_the_lock" in main
+    assert len(others) == 1
+
+
+def test_a_rank_that_computes_uses_a_processor_and_one_that_sleeps_none(folder: Path):
+    with rank(folder, COMPUTES, number=0), rank(folder, SLEEPS, number=1):
+        computing, sleeping = stacks.collect(folder)
+    assert (computing.cpu_percent or 0) > (sleeping.cpu_percent or 0)
+    assert "in computes" in computing.text
+
+
+def test_a_stopped_rank_is_told_as_stopped_and_does_not_hide_the_others(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(stacks, "ANSWER_WITHIN", 0.5)
+    with rank(folder, SLEEPS, number=0) as stopped, rank(folder, SLEEPS, number=1):
+        stopped.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, stopped.pid, os.WSTOPPED | os.WNOWAIT)
+        first, second = stacks.collect(folder)
+    assert (first.state, first.text) == ("T", "")
+    assert first.problem.startswith("it is stopped")
+    assert "in waits_in_python" in second.text
+
+
+def test_only_ranks_of_the_newest_generation_are_asked(folder: Path):
+    with rank(folder, SLEEPS, number=0, generation=3), rank(folder, SLEEPS, number=0, generation=4):
+        assert only(stacks.collect(folder)).generation == 4
+
+
+def test_a_process_without_a_handler_is_never_signalled(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """Training code can name any process: the signal would end it."""
+    monkeypatch.setattr(stacks, "ANSWER_WITHIN", 0.2)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        started = read_process(process.pid)
+        assert started is not None
+        (folder / STACKS / StackFile(1, 0, process.pid, started.start_ticks).name).touch()
+        told = only(stacks.collect(folder))
+        assert process.poll() is None
+        assert told.problem == "it has not answered within 0.2 s"
+        process.kill()
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda pid, ticks: StackFile(1, 0, pid, ticks + 1).name,
+        lambda pid, ticks: StackFile(1, 0, 2**22 - 1, 1).name,
+        lambda pid, ticks: StackFile(1, 0, os.getppid(), 1).name,
+    ],
+)
+def test_files_of_processes_that_have_ended_or_are_no_ranks_of_this_node_are_deleted(
+    folder: Path, made: Callable[[int, int], str]
+):
+    own = read_process(os.getpid())
+    assert own is not None
+    (folder / STACKS / made(own.pid, own.start_ticks)).touch()
+    (folder / STACKS / "no.stacks").touch()
+    assert stacks.collect(folder) == ()
+    assert [path.name for path in (folder / STACKS).iterdir()] == ["no.stacks"]
+
+
+def test_what_training_code_puts_in_place_of_an_answer_is_not_followed(folder: Path):
+    with rank(folder, SLEEPS):
+        (path,) = (folder / STACKS).iterdir()
+        path.unlink()
+        path.symlink_to("/proc/self/environ")
+        told = only(stacks.collect(folder))
+    assert told.text == ""
+
+
+def test_a_report_keeps_the_oldest_threads_that_it_can_hold():
+    threads = [
+        f'Thread {number} (most recent call first):\n  File "a.py", line 1 in f{number}' for number in range(900)
+    ]
+    text = stacks.main_thread_first("\n\n".join(threads))
+    assert text.startswith("Thread 899 ")
+    assert LONGEST_TEXT - 100 < len(text) <= LONGEST_TEXT
+    assert stacks.main_thread_first("") == ""
+
+
+def test_the_signal_is_one_that_nothing_else_uses():
+    assert signal.SIGRTMIN + 2 < STACKS_SIGNAL < signal.SIGRTMAX - 2
