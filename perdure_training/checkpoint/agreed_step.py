@@ -88,7 +88,7 @@ def agree_on_step(
         chosen = {header.rank: slot for slot, header in found if (header.step, header.generation) == version}
         needed = {_spoken_for(receiver, chosen) for receiver, sender in sources.items() if sender == own.rank}
         if decision.step is not None and own.rank not in sources:
-            needed.add(own.rank)
+            needed.add(_spoken_for(own.rank, chosen))
         lost = [rank for rank in sorted(needed) if not is_left_intact(chosen[rank])]
         damaged += [(rank, decision.step) for rank in lost if decision.step is not None]
         ready = not lost
@@ -101,6 +101,10 @@ def agree_on_step(
             store.set(f"verdict/{attempt}", json.dumps(all(json.loads(verdict) for verdict in verdicts)))
         if json.loads(store.get(f"verdict/{attempt}")):
             snapshots = {rank: chosen[rank] for rank in needed}
+            if decision.step is not None and own.rank not in sources and own.rank not in snapshots:
+                # A node that has another rank in this world keeps what it has.
+                slots.reload()
+                snapshots[own.rank] = slots.take_over(snapshots.pop(min(snapshots)), world_size=own.world_size)
             return AgreedStep(
                 decision=decision, snapshots=snapshots, room=room, made_before=made_before, obstacles=obstacles
             )

@@ -44,6 +44,7 @@ class Slots:
             clock: Returns seconds.
         """
         self._slots = [arena.slot(rank, number) for number in range(_COUNT + _LEASED)]
+        self._rank = rank
         self._is_complete = is_complete
         self._clock = clock
         self._steps: dict[int, int] = {}
@@ -85,6 +86,12 @@ class Slots:
     def free_slot(self) -> Slot:
         """Returns a slot for a snapshot that another rank sends: the one with the oldest step."""
         return self._slots[min(self._unleased(), key=lambda number: self._steps.get(number, -1))]
+
+    def take_over(self, slot: Slot, *, world_size: int) -> Slot:
+        """Makes another rank's snapshot, whose state is the same, this rank's; returns its slot."""
+        own = self.free_slot()
+        slot.move(own.path, rank=self._rank, world_size=world_size)
+        return own
 
     @property
     def leased(self) -> bool:

@@ -178,6 +178,18 @@ class Slot:
         """
         return PrivateMap(self.path)
 
+    def move(self, path: Path, *, rank: int, world_size: int) -> None:
+        """Makes a complete snapshot another rank's, under that one's name, in place of what is there.
+
+        Raises:
+            OSError: if there is no complete snapshot.
+        """
+        header = self.header()
+        if header is None:
+            raise OSError(f"{self.path} has no complete snapshot")
+        self.path.replace(path)
+        _write_header(path, replace(header, rank=rank, world_size=world_size))
+
     def clear(self) -> None:
         """Gives up the snapshot, and its memory."""
         self._map = None

@@ -5,7 +5,9 @@ A sender knows the receiver's token, which the ranks of a world tell each other 
 receiver only takes: no request returns a snapshot. The bytes travel in the clear, as gloo's and NCCL's do.
 
 The sender asks with one line of JSON (`_Request`), then sends the snapshot's bytes. Each is answered by a line:
-empty, or the reason why the copy is not taken. A connection carries any number of copies.
+empty, or the reason why the copy is not taken. A receiver that has the same copy answers the first line by `held`, and
+gets no bytes: to write them again would leave no copy until all have arrived. A connection carries any number of
+copies.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ import re
 import secrets
 import socket
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 from perdure_training.snapshots import arena
-from perdure_training.snapshots.arena import Arena, Header, NoRoom
+from perdure_training.snapshots.arena import Arena, Header, NoRoom, Slot
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +34,8 @@ RACK_VARIABLE = "PERDURE_RACK"
 """Variable that names the node's rack, or whatever part of the site fails at once; unset where that is unknown."""
 _NUMBERS = ("step", "rank", "world_size", "generation", "index_at", "size", "checksum", "restores")
 _FOLDER = re.compile(r"stage-\d{1,9}/[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_HELD = "held"
+"""The answer of a receiver that has the same copy."""
 _LONGEST_LINE = 4096
 _CONNECTIONS = 64
 """Senders at once: the ranks of the nodes that copy to this one."""
@@ -91,6 +95,7 @@ class CopyReceiver:
     Invariants:
         - Without the token nothing is written.
         - A copy is valid only if all its bytes have arrived and match their CRC-32.
+        - A valid copy that is sent again stays valid.
         - Nothing outside of the folder is written.
     """
 
@@ -158,6 +163,11 @@ class CopyReceiver:
             return "the token is not this receiver's"
         header = request.header
         slot = Arena(self._folder / request.folder).slot(header.rank, request.slot)
+        if _holds(slot, request):
+            # It was loaded once more since.
+            slot.finish(header)
+            connection.sendall(f"{_HELD}\n".encode())
+            return ""
         try:
             content = slot.begin(header.size)
         except (NoRoom, OSError) as error:
@@ -212,8 +222,8 @@ class CopySender:
                 self._connection = socket.create_connection(place, timeout=_SILENCE)
             with self._connection.makefile("rb", buffering=0) as incoming:
                 self._connection.sendall(json.dumps(asdict(request)).encode() + b"\n")
-                _expect_consent(incoming)
-                self._connection.sendall(content)
+                if _expect_consent(incoming) != _HELD:
+                    self._connection.sendall(content)
                 _expect_consent(incoming)
         except (OSError, Refused):
             self.close()
@@ -240,12 +250,25 @@ def _read_line(incoming: socket.SocketIO) -> bytes | None:
     return line[:-1]
 
 
-def _expect_consent(incoming: socket.SocketIO) -> None:
-    answer = _read_line(incoming)
-    if answer is None:
+def _expect_consent(incoming: socket.SocketIO) -> str:
+    line = _read_line(incoming)
+    if line is None:
         raise ConnectionError("the receiver closed the connection")
-    if answer:
-        raise Refused(answer.decode(errors="replace"))
+    answer = line.decode(errors="replace")
+    if answer not in ("", _HELD):
+        raise Refused(answer)
+    return answer
+
+
+def _holds(slot: Slot, request: _Request) -> bool:
+    """Whether a slot has the requested copy, undamaged."""
+    held = slot.header()
+    if held is None or replace(held, restores=request.header.restores) != request.header:
+        return False
+    try:
+        return arena.crc32(slot.read()) == request.crc32
+    except OSError:
+        return False
 
 
 def _parse(line: bytes, *, slots: int) -> _Request:

@@ -323,3 +323,21 @@ def test_many_saves_in_a_row_leave_the_last_one(world: World):
     assert step is not None
     assert step >= 1
     assert len(world.files()) <= 3
+
+
+def test_a_node_that_has_another_rank_now_keeps_a_replicated_state(world: World):
+    """As in a job that shrinks by its first node: a survivor takes that one's rank."""
+    arena = Arena(world.folder / "stage-0" / "state")
+    checkpointer, _ = world.begin({"step": 0}, replicated=True)
+    save(checkpointer, 7, {"step": 7})
+    for slot, header in arena.snapshots():
+        content = bytes(slot.read())
+        room = (other := arena.slot(3, 2)).begin(len(content))
+        room[:] = content
+        other.finish(replace(header, rank=3, world_size=4))
+        slot.clear()
+    for restores in (1, 2):
+        state: dict[str, Any] = {"step": 0}
+        _, step = world.begin(state, replicated=True)
+        assert (step, state) == (7, {"step": 7})
+        assert [(header.rank, header.restores) for _, header in arena.snapshots()] == [(0, restores)]

@@ -76,12 +76,34 @@ def test_a_copy_that_ends_early_is_no_snapshot(tmp_path: Path, receiver: CopyRec
     sender.send(HEADER, CONTENT, slot=0, crc32=CRC32)
     with socket.create_connection((receiver.address.host, receiver.address.port), timeout=30) as connection:
         incoming = connection.makefile("rb")
-        connection.sendall(request(receiver))
+        connection.sendall(request(receiver, header=asdict(replace(HEADER, step=8))))
         assert incoming.readline() == b"\n"
         connection.sendall(CONTENT[:-1])
         connection.shutdown(socket.SHUT_WR)
         assert incoming.readline() == b""
     assert list(Arena(tmp_path / FOLDER).snapshots()) == []
+
+
+def test_a_copy_that_is_sent_again_is_not_given_up_meanwhile(
+    tmp_path: Path, receiver: CopyReceiver, sender: CopySender
+):
+    """The loaded step is copied first in each world: a rank that ends then must not cost the copy."""
+    sender.send(HEADER, CONTENT, slot=0, crc32=CRC32)
+    assert ask(receiver, request(receiver, header=asdict(replace(HEADER, restores=1)))) == b"held\n"
+    [(slot, header)] = Arena(tmp_path / FOLDER).snapshots()
+    assert header == replace(HEADER, restores=1)
+    assert is_intact(slot, header)
+    sender.send(replace(HEADER, restores=2), CONTENT, slot=0, crc32=CRC32)
+    assert [header.restores for _, header in Arena(tmp_path / FOLDER).snapshots()] == [2]
+
+
+def test_a_copy_that_is_damaged_is_taken_again(tmp_path: Path, sender: CopySender):
+    sender.send(HEADER, CONTENT, slot=0, crc32=CRC32)
+    [(slot, _)] = Arena(tmp_path / FOLDER).snapshots()
+    slot.read()[0] ^= 1
+    sender.send(HEADER, CONTENT, slot=0, crc32=CRC32)
+    [(slot, header)] = Arena(tmp_path / FOLDER).snapshots()
+    assert is_intact(slot, header)
 
 
 def test_a_copy_that_changed_on_its_way_is_refused(tmp_path: Path, sender: CopySender):
