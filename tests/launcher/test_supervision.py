@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.nodes import DEADLINE, EXITED, Node, running
+from perdure.workflows.policy.diagnosis.error_texts import is_child_lost
+from tests.launcher.nodes import DEADLINE, EXITED, TORCHRUN, Node, first_world, running
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timeout(300)
@@ -256,3 +257,16 @@ async def test_a_kill_for_lack_of_memory_is_told_from_other_kills_and_names_the_
             exited = (await node.agent.heard(EXITED)).body
             assert (exited["signal"], exited.get("out_of_memory", False)) == (9, False)
             assert exited.get("memory_limit") is None
+
+
+async def test_a_rank_whose_worker_the_kernel_kills_for_lack_of_memory_names_the_limit() -> None:
+    """The rank itself is not killed, and its error says nothing about memory."""
+    node = Node([*TORCHRUN, "greedy_worker.py"], warm_starts=False)
+    with memory_limited_to(1 << 30) as group:
+        node.placed_by = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(group)]
+        async with running(node):
+            await first_world([node])
+            failed = (await node.agent.heard(EXITED)).body
+            assert (failed["out_of_memory"], failed["memory_limit"]) == (True, 1 << 30)
+            [culprit] = failed["ranks"]
+            assert is_child_lost(culprit["error"])

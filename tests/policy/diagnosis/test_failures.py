@@ -70,6 +70,13 @@ OUT_OF_MEMORY = {
     "fork": "OSError: [Errno 12] Cannot allocate memory",
     "in nccl": "torch.distributed.DistBackendError: NCCL error: unhandled cuda error, CUDA error: 'out of memory'",
 }
+CHILD_LOST = {
+    "loader": "RuntimeError: DataLoader worker (pid(s) 4711, 4712) exited unexpectedly",
+    "loader, by signal": "RuntimeError: DataLoader worker (pid 4711) is killed by signal: Killed. ",
+    "pool": "concurrent.futures.process.BrokenProcessPool: A process in the process pool was terminated abruptly while "
+    "the future was running or pending.",
+}
+"""The kernel kills the process that uses most memory, which a rank's child may be."""
 USERS_OWN = {
     "value": "ValueError: Expected input batch_size (64) to match target batch_size (32).",
     "import": "ModuleNotFoundError: No module named 'wandb'",
@@ -104,6 +111,17 @@ def test_who_waited_in_a_collective_until_its_timeout_did_not_lose_a_connection(
 @pytest.mark.parametrize("text", OUT_OF_MEMORY.values(), ids=OUT_OF_MEMORY)
 def test_memory_that_ran_out_is_recognised_by_its_text(text: str):
     assert classify_rank(RankExit(local_rank=0, exit_code=1, error=text)) is FailureClass.OUT_OF_MEMORY
+
+
+@pytest.mark.parametrize("text", CHILD_LOST.values(), ids=CHILD_LOST)
+@pytest.mark.parametrize(
+    ("oom", "expected"), [(True, FailureClass.OUT_OF_MEMORY), (False, FailureClass.USER_CODE)], ids=["oom", "other"]
+)
+def test_a_rank_whose_child_the_kernel_killed_has_run_out_of_memory(text: str, oom: bool, expected: FailureClass):
+    ranks = (RankExit(local_rank=0, global_rank=3, exit_code=1, error=text),)
+    known = node_failure(failure(ranks=ranks, out_of_memory=oom, memory_limit=300 << 20 if oom else None))
+    assert known.failure is expected
+    assert ("the limit is 300 MiB" in known.text) is oom
 
 
 @pytest.mark.parametrize("text", USERS_OWN.values(), ids=USERS_OWN)

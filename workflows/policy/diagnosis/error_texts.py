@@ -34,6 +34,14 @@ _UNEQUAL = re.compile(r"enforce fail at .*gloo.* vs ", re.IGNORECASE | re.DOTALL
 
 _OUT_OF_MEMORY = re.compile(r"out of memory|outofmemoryerror|cannot allocate memory|\bmemoryerror\b", re.IGNORECASE)
 
+_CHILD_LOST = re.compile(
+    r"dataloader worker \(pid\S* [\d, ]+\) (is killed by signal: killed|exited unexpectedly)"
+    r"|process in the process pool was terminated abruptly",
+    re.IGNORECASE,
+)
+"""Errors of a rank after a child that it works with was killed: a worker of torch's DataLoader, or of a pool of
+Python's. The child's signal is not in all of them."""
+
 _CANNOT_RUN = re.compile(
     r"(builtins\.)?(ImportError|ModuleNotFoundError|SyntaxError|IndentationError|TabError|NameError|UnboundLocalError"
     r"|AttributeError|TypeError|FileNotFoundError|NotADirectoryError|IsADirectoryError)\b"
@@ -50,6 +58,11 @@ def cannot_run(text: str) -> bool:
 def is_out_of_memory(text: str) -> bool:
     """Whether memory of the host or of a device ran out."""
     return _OUT_OF_MEMORY.search(text) is not None
+
+
+def is_child_lost(text: str) -> bool:
+    """Whether a child of a rank ended without a result, which a kill explains."""
+    return _CHILD_LOST.search(text) is not None
 
 
 def is_collective_timeout(text: str) -> bool:

@@ -17,6 +17,7 @@ from perdure.contract import EvidenceSource, Failure, FailureClass, FailureKind,
 from perdure.contract.agents import UNKNOWN_RANK
 from perdure.workflows.policy.diagnosis.error_texts import (
     cannot_run,
+    is_child_lost,
     is_collective_timeout,
     is_out_of_memory,
     is_peer_lost,
@@ -246,7 +247,7 @@ def classify_rank(exit: RankExit, *, out_of_memory: bool = False, before_steps: 
         number = signal_in_shell(exit.exit_code)
     if number in (SIGKILL, SIGTERM):
         return FailureClass.OUT_OF_MEMORY if out_of_memory and number == SIGKILL else FailureClass.KILLED
-    if is_out_of_memory(text):
+    if is_out_of_memory(text) or (out_of_memory and is_child_lost(text)):
         return FailureClass.OUT_OF_MEMORY
     if is_collective_timeout(text):
         return FailureClass.COLLECTIVE_TIMEOUT
@@ -307,7 +308,7 @@ def classify(failure: Failure, *, before_steps: bool = False) -> tuple[FailureCl
     said = f"{said}: {failure.error}" if failure.error else said
     if failure.error:
         as_of_rank = RankExit(local_rank=UNKNOWN_RANK, exit_code=failure.exit_code, error=failure.error)
-        found = classify_rank(as_of_rank, before_steps=before_steps)
+        found = classify_rank(as_of_rank, out_of_memory=failure.out_of_memory, before_steps=before_steps)
         return FailureClass.USER_CODE if found in VICTIMS else found, said, failure.exit_code
     return FailureClass.USER_CODE, said, failure.exit_code
 
