@@ -29,7 +29,6 @@ class Metric:
 
     name: str
     """The name, which ends with the unit, and `_total` for counters."""
-    kind: Kind
     source: Source
     unit: str
     labels: tuple[str, ...] = ()
@@ -38,7 +37,14 @@ class Metric:
     alert: str = ""
     """What to alert on; empty for metrics that are read when something else is wrong."""
     buckets: tuple[float, ...] = ()
-    """Bounds of a histogram."""
+    """Bounds of a histogram; empty for other kinds."""
+
+    @property
+    def kind(self) -> Kind:
+        """The type, which the name and the bounds tell."""
+        if self.buckets:
+            return Kind.HISTOGRAM
+        return Kind.COUNTER if self.name.endswith("_total") else Kind.GAUGE
 
     @property
     def all_labels(self) -> tuple[str, ...]:
@@ -81,25 +87,23 @@ _REPAIR = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 900.0, 3600.0)
 _JOB = ("job_namespace", "job_name")
 
 
-def _worker(name: str, kind: Kind, unit: str, labels: tuple[str, ...], meaning: str, alert: str = "") -> Metric:
-    return Metric(name=name, kind=kind, source=Source.WORKER, unit=unit, labels=labels, meaning=meaning, alert=alert)
+def _worker(name: str, unit: str, labels: tuple[str, ...], meaning: str, alert: str = "") -> Metric:
+    return Metric(name=name, source=Source.WORKER, unit=unit, labels=labels, meaning=meaning, alert=alert)
 
 
-def _agent(name: str, kind: Kind, unit: str, meaning: str, alert: str = "", labels: tuple[str, ...] = ()) -> Metric:
-    return Metric(name=name, kind=kind, source=Source.AGENT, unit=unit, labels=labels, meaning=meaning, alert=alert)
+def _agent(name: str, unit: str, meaning: str, alert: str = "", labels: tuple[str, ...] = ()) -> Metric:
+    return Metric(name=name, source=Source.AGENT, unit=unit, labels=labels, meaning=meaning, alert=alert)
 
 
 WORKER_METRICS: Final = (
     _worker(
         "perdure_jobs",
-        Kind.GAUGE,
         "jobs",
         ("job_namespace", "backend", "phase"),
         "Open jobs, as the server lists them. Every worker exports the same: take the maximum over workers.",
     ),
     _worker(
         "perdure_job_phase",
-        Kind.GAUGE,
         "1",
         (*_JOB, "phase"),
         "1 for the phase that an open job is in, as the server lists it; every worker exports the same.",
@@ -107,7 +111,6 @@ WORKER_METRICS: Final = (
     ),
     _worker(
         "perdure_job_world_size",
-        Kind.GAUGE,
         "ranks",
         _JOB,
         "Ranks of the job's world, as the server lists it; 0 before the first world.",
@@ -115,14 +118,12 @@ WORKER_METRICS: Final = (
     ),
     _worker(
         "perdure_job_generation",
-        Kind.GAUGE,
         "number",
         _JOB,
         "The newest generation that this worker has decided. It only grows: take the maximum over workers.",
     ),
     _worker(
         "perdure_job_restarts_total",
-        Kind.COUNTER,
         "restarts",
         (*_JOB, "cause"),
         "Restarts that failures cost, as this worker decided them.",
@@ -130,14 +131,12 @@ WORKER_METRICS: Final = (
     ),
     _worker(
         "perdure_job_relaunches_total",
-        Kind.COUNTER,
         "nodes",
         _JOB,
         "Nodes that were replaced.",
     ),
     Metric(
         name="perdure_job_notice_seconds",
-        kind=Kind.HISTOGRAM,
         source=Source.WORKER,
         unit="s",
         labels=("cause",),
@@ -148,7 +147,6 @@ WORKER_METRICS: Final = (
     ),
     Metric(
         name="perdure_job_repair_seconds",
-        kind=Kind.HISTOGRAM,
         source=Source.WORKER,
         unit="s",
         labels=("cause",),
@@ -158,7 +156,6 @@ WORKER_METRICS: Final = (
     ),
     _worker(
         "perdure_jobs_ended_total",
-        Kind.COUNTER,
         "jobs",
         ("job_namespace", "phase"),
         "Jobs whose end this worker has decided: `SUCCEEDED`, `FAILED` or `CANCELLED`.",
@@ -166,14 +163,12 @@ WORKER_METRICS: Final = (
     ),
     _worker(
         "perdure_job_checkpoint_step",
-        Kind.GAUGE,
         "step",
         _JOB,
         "The step of the newest durable checkpoint. It only grows, except after a restore from an older one.",
     ),
     _worker(
         "perdure_job_checkpoint_time_seconds",
-        Kind.GAUGE,
         "Unix time",
         _JOB,
         "When the newest checkpoint became durable; its age is `time()` less this.",
@@ -181,28 +176,24 @@ WORKER_METRICS: Final = (
     ),
     _worker(
         "perdure_job_checkpoint_write_seconds",
-        Kind.GAUGE,
         "s",
         _JOB,
         "The longest time that a node took to copy the newest durable checkpoint to storage.",
     ),
     _worker(
         "perdure_dataset_samples_done",
-        Kind.GAUGE,
         "samples",
         (*_JOB, "dataset"),
         "Samples that ranks have processed, of all epochs.",
     ),
     _worker(
         "perdure_dataset_samples_left",
-        Kind.GAUGE,
         "samples",
         (*_JOB, "dataset"),
         "Samples that no rank has processed yet: the backlog of shards. None for a dataset without an end.",
     ),
     _worker(
         "perdure_dataset_samples_set_aside",
-        Kind.GAUGE,
         "samples",
         (*_JOB, "dataset"),
         "Samples that no rank will process, as each try failed; `perdure status` names them.",
@@ -210,7 +201,6 @@ WORKER_METRICS: Final = (
     ),
     _worker(
         "perdure_listing_failures_total",
-        Kind.COUNTER,
         "calls",
         (),
         "Listings of the open jobs that failed: the metrics that come from them are missing meanwhile.",
@@ -218,7 +208,6 @@ WORKER_METRICS: Final = (
     ),
     _worker(
         "perdure_node_scrape_failures_total",
-        Kind.COUNTER,
         "calls",
         (),
         "Agents of this machine whose metrics the worker could not read.",
@@ -228,7 +217,6 @@ WORKER_METRICS: Final = (
 BOTH: Final = (
     _worker(
         "perdure_events_lost_total",
-        Kind.COUNTER,
         "events",
         ("reason",),
         "Events of this process that did not reach their destination: `dropped` because too many waited, `refused` by "
@@ -237,7 +225,6 @@ BOTH: Final = (
     ),
     _worker(
         "perdure_metrics_overflow_total",
-        Kind.COUNTER,
         "samples",
         ("metric",),
         "Samples whose labels would have made one series too many: counters and histograms count them under `other`, "
@@ -250,55 +237,48 @@ BOTH: Final = (
 AGENT_METRICS: Final = (
     _agent(
         "perdure_node_info",
-        Kind.GAUGE,
         "1",
         "Always 1. It also has the job's labels, as `label_NAME`: join them by `job_namespace` and `job_name`.",
         labels=("uid", "incarnation", "host"),
     ),
-    _agent("perdure_node_generation", Kind.GAUGE, "number", "The newest generation that the node has entered."),
-    _agent("perdure_node_ranks", Kind.GAUGE, "ranks", "Ranks of the node in the world that it has entered."),
+    _agent("perdure_node_generation", "number", "The newest generation that the node has entered."),
+    _agent("perdure_node_ranks", "ranks", "Ranks of the node in the world that it has entered."),
     _agent(
         "perdure_node_step",
-        Kind.GAUGE,
         "step",
         "The newest step of the node's slowest rank.",
         "no growth while the job is `RUNNING`",
     ),
-    _agent("perdure_node_total_steps", Kind.GAUGE, "steps", "The planned number of steps, if the script reports it."),
+    _agent("perdure_node_total_steps", "steps", "The planned number of steps, if the script reports it."),
     _agent(
         "perdure_node_steps_per_second",
-        Kind.GAUGE,
         "1/s",
         "Throughput over the last minute, or since the generation began.",
         "half of the usual",
     ),
-    _agent("perdure_node_loss", Kind.GAUGE, "number", "The last loss that the script reported.", "NaN, or it grows"),
+    _agent("perdure_node_loss", "number", "The last loss that the script reported.", "NaN, or it grows"),
     _agent(
         "perdure_node_mfu_ratio",
-        Kind.GAUGE,
         "0 to 1",
         "Model FLOPs utilization, if the script reports it: `report(mfu=…)`.",
         "well below the usual",
     ),
     _agent(
         "perdure_node_last_step_time_seconds",
-        Kind.GAUGE,
         "Unix time",
         "When the slowest rank made its last step.",
     ),
-    _agent("perdure_node_stalled", Kind.GAUGE, "0 or 1", "1 while the ranks are stalled.", "1"),
+    _agent("perdure_node_stalled", "0 or 1", "1 while the ranks are stalled.", "1"),
     _agent(
         "perdure_node_lease_held",
-        Kind.GAUGE,
         "0 or 1",
         "1 while the agent holds its lease: the control plane reaches the node.",
         "0 for longer than a minute",
     ),
-    _agent("perdure_node_lease_age_seconds", Kind.GAUGE, "s", "How long the agent has held its newest lease."),
-    _agent("perdure_node_leases_total", Kind.COUNTER, "leases", "Leases that the agent has taken since it started."),
+    _agent("perdure_node_lease_age_seconds", "s", "How long the agent has held its newest lease."),
+    _agent("perdure_node_leases_total", "leases", "Leases that the agent has taken since it started."),
     _agent(
         "perdure_node_outbox_messages",
-        Kind.GAUGE,
         "messages",
         "Reports that have not reached their workflow yet.",
         "above 0 for longer than a minute",
@@ -306,92 +286,80 @@ AGENT_METRICS: Final = (
     ),
     _agent(
         "perdure_node_failures_total",
-        Kind.COUNTER,
         "failures",
         "Failures that the agent has reported to the job since it started.",
         labels=("kind",),
     ),
-    _agent("perdure_node_rank_exits_total", Kind.COUNTER, "ranks", "Ranks that ended before the training did."),
+    _agent("perdure_node_rank_exits_total", "ranks", "Ranks that ended before the training did."),
     _agent(
         "perdure_node_wrong_claims_total",
-        Kind.COUNTER,
         "claims",
         "Ranks and worlds that the node's processes have named to its agent and that are not theirs.",
     ),
     _agent(
         "perdure_node_torch_events_total",
-        Kind.COUNTER,
         "events",
         "Events that torch itself recorded in the node's torchruns. It records no end of a rank that it starts again.",
         labels=("event", "source"),
     ),
     _agent(
         "perdure_node_torch_event_time_seconds",
-        Kind.GAUGE,
         "Unix time",
         "When torch recorded the newest of these.",
         labels=("event", "source"),
     ),
     _agent(
         "perdure_node_checkpoint_step",
-        Kind.GAUGE,
         "step",
         "The step of the newest checkpoint of which this node has stored its part.",
     ),
     _agent(
         "perdure_node_checkpoint_time_seconds",
-        Kind.GAUGE,
         "Unix time",
         "When this node had stored that part.",
     ),
-    _agent("perdure_node_checkpoint_write_seconds", Kind.GAUGE, "s", "How long it took to store that part."),
-    _agent("perdure_node_checkpoint_bytes", Kind.GAUGE, "bytes", "The size of that part."),
+    _agent("perdure_node_checkpoint_write_seconds", "s", "How long it took to store that part."),
+    _agent("perdure_node_checkpoint_bytes", "bytes", "The size of that part."),
     _agent(
         "perdure_node_checkpoint_failures_total",
-        Kind.COUNTER,
         "checkpoints",
         "Checkpoints of which this node could not store its part at once.",
         "above 0",
     ),
     _agent(
         "perdure_node_checkpoint_stall_seconds_total",
-        Kind.COUNTER,
         "s",
         "Time for which saves by `perdure_training.checkpoint` have stopped the training; of the rank with the most.",
         "more than the share of the training time that you allow",
     ),
     _agent(
         "perdure_node_shard_requests",
-        Kind.GAUGE,
         "ranks",
         "Ranks that wait for an answer of their dataset.",
         labels=("dataset",),
     ),
-    _agent("perdure_node_cpu_cores", Kind.GAUGE, "cores", "Processor time that the command's processes take a second."),
-    _agent("perdure_node_memory_bytes", Kind.GAUGE, "bytes", "Memory of these processes."),
+    _agent("perdure_node_cpu_cores", "cores", "Processor time that the command's processes take a second."),
+    _agent("perdure_node_memory_bytes", "bytes", "Memory of these processes."),
     _agent(
         "perdure_node_memory_limit_bytes",
-        Kind.GAUGE,
         "bytes",
         "The limit of their control group, if there is one.",
         "memory above 95 % of it",
     ),
-    _agent("perdure_gpu_info", Kind.GAUGE, "1", "Always 1.", labels=("gpu", "product")),
+    _agent("perdure_gpu_info", "1", "Always 1.", labels=("gpu", "product")),
     _agent(
         "perdure_gpu_utilization_ratio",
-        Kind.GAUGE,
         "0 to 1",
         "Share of the time in which something ran on the GPU.",
         "near 0 while the job is `RUNNING`",
         ("gpu",),
     ),
-    _agent("perdure_gpu_memory_used_bytes", Kind.GAUGE, "bytes", "Memory in use, by any process.", labels=("gpu",)),
-    _agent("perdure_gpu_memory_total_bytes", Kind.GAUGE, "bytes", "Memory of the GPU.", labels=("gpu",)),
-    _agent("perdure_gpu_temperature_celsius", Kind.GAUGE, "°C", "Temperature of the GPU.", "above 85", ("gpu",)),
-    _agent("perdure_gpu_power_watts", Kind.GAUGE, "W", "Power of the GPU.", labels=("gpu",)),
+    _agent("perdure_gpu_memory_used_bytes", "bytes", "Memory in use, by any process.", labels=("gpu",)),
+    _agent("perdure_gpu_memory_total_bytes", "bytes", "Memory of the GPU.", labels=("gpu",)),
+    _agent("perdure_gpu_temperature_celsius", "°C", "Temperature of the GPU.", "above 85", ("gpu",)),
+    _agent("perdure_gpu_power_watts", "W", "Power of the GPU.", labels=("gpu",)),
     _agent(
         "perdure_gpu_slowed",
-        Kind.GAUGE,
         "0 or 1",
         "1 while the GPU's clocks are reduced for this reason.",
         "`thermal` or `hardware` is 1",
@@ -399,25 +367,22 @@ AGENT_METRICS: Final = (
     ),
     _agent(
         "perdure_gpu_memory_errors_total",
-        Kind.COUNTER,
         "errors",
         "Memory errors since the driver was loaded.",
         "`uncorrected` grows",
         ("gpu", "kind"),
     ),
-    _agent("perdure_host_cpu_ratio", Kind.GAUGE, "0 to 1", "Use of the machine's processors since the last scrape."),
-    _agent("perdure_host_load1", Kind.GAUGE, "processes", "Load average over a minute."),
-    _agent("perdure_host_memory_total_bytes", Kind.GAUGE, "bytes", "Memory of the machine."),
+    _agent("perdure_host_cpu_ratio", "0 to 1", "Use of the machine's processors since the last scrape."),
+    _agent("perdure_host_load1", "processes", "Load average over a minute."),
+    _agent("perdure_host_memory_total_bytes", "bytes", "Memory of the machine."),
     _agent(
         "perdure_host_memory_available_bytes",
-        Kind.GAUGE,
         "bytes",
         "Memory that processes of the machine can still get.",
         "below 5 % of the total",
     ),
     _agent(
         "perdure_host_disk_free_bytes",
-        Kind.GAUGE,
         "bytes",
         "Free space of the file system with this folder.",
         "below what a checkpoint needs",
@@ -425,7 +390,6 @@ AGENT_METRICS: Final = (
     ),
     _agent(
         "perdure_host_clock_steps_total",
-        Kind.COUNTER,
         "steps",
         "Times that the machine's clock was set by more than a second between two scrapes, in either direction.",
         "above 0: times in events and incidents of this machine are wrong",
