@@ -9,10 +9,9 @@ from typing import Any, Protocol, runtime_checkable
 from temporalio import activity
 from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
-from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.activities.nodes.backend import NodeBackend, NodeRefused
-from perdure.base.executions import describe, memo_value
+from perdure.base.executions import find, memo_value
 from perdure.contract import WorkdirRequest
 from perdure.contract.names import WORKDIR_MEMO
 
@@ -88,13 +87,10 @@ class WorkdirActivities:
 
     async def _job_waits(self, request: WorkdirRequest) -> bool:
         """Returns whether the job that was started with this archive is open; another job may have taken its name."""
-        try:
-            job = await describe(self._client, request.job_id, rpc_timeout=_CALL_TIMEOUT)
-        except RPCError as error:
-            if error.status is RPCStatusCode.NOT_FOUND:
-                return False
-            raise
-        return job.is_open and await memo_value(self._client, job, WORKDIR_MEMO) == request.archive.name
+        job = await find(self._client, request.job_id, rpc_timeout=_CALL_TIMEOUT)
+        if job is None or not job.is_open:
+            return False
+        return await memo_value(self._client, job, WORKDIR_MEMO) == request.archive.name
 
     def _backend(self, request: WorkdirRequest) -> WorkdirBackend:
         backend = self._backends.get(request.backend)

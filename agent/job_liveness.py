@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from datetime import timedelta
 from enum import StrEnum
-from uuid import UUID
 
 from temporalio.client import Client
-from temporalio.service import RPCError, RPCStatusCode
 
-from perdure.base.executions import ExecutionDescription, describe
+from perdure.base.executions import began_at, find
 
 MISSING_FOR_GOOD = 3
 """Answers in a row without a job, from a server that knows the job's group, that count as proof that it was deleted.
@@ -32,7 +30,7 @@ class JobLiveness(StrEnum):
 
 async def query_job_liveness(client: Client, *, job_id: str, first_run_id: str, rpc_timeout: timedelta) -> JobLiveness:
     """Queries the server. Raises the error of the connection if there is no answer."""
-    newest = await _describe(client, job_id, run_id="", rpc_timeout=rpc_timeout)
+    newest = await find(client, job_id, rpc_timeout=rpc_timeout)
     if newest is None:
         return JobLiveness.NOT_FOUND
     if newest.first_run_id == first_run_id:
@@ -41,7 +39,7 @@ async def query_job_liveness(client: Client, *, job_id: str, first_run_id: str, 
     # it.
     if _began_after(newest.first_run_id, first_run_id):
         return JobLiveness.CLOSED
-    ours = await _describe(client, job_id, run_id=first_run_id, rpc_timeout=rpc_timeout)
+    ours = await find(client, job_id, run_id=first_run_id, rpc_timeout=rpc_timeout)
     return JobLiveness.NOT_FOUND if ours is None else JobLiveness.CLOSED
 
 
@@ -80,26 +78,12 @@ class OwnerLiveness:
         if liveness is not JobLiveness.NOT_FOUND:
             self._missing = 0
             return liveness
-        owned = await _describe(self._client, self._owned_id, run_id="", rpc_timeout=self._rpc_timeout)
+        owned = await find(self._client, self._owned_id, rpc_timeout=self._rpc_timeout)
         self._missing = self._missing + 1 if owned is not None and owned.is_open else 0
         return JobLiveness.CLOSED if self._missing >= MISSING_FOR_GOOD else JobLiveness.NOT_FOUND
 
 
 def _began_after(one: str, other: str) -> bool:
-    """Returns whether a run began after another, by the time in their IDs; False if the IDs have none (UUIDs before
-    version 7)."""
-    try:
-        first, second = UUID(one), UUID(other)
-    except ValueError:
-        return False
-    # The first 48 bits are milliseconds.
-    return first.version == 7 and second.version == 7 and first.int >> 80 > second.int >> 80
-
-
-async def _describe(client: Client, job_id: str, *, run_id: str, rpc_timeout: timedelta) -> ExecutionDescription | None:
-    try:
-        return await describe(client, job_id, run_id=run_id, rpc_timeout=rpc_timeout)
-    except RPCError as error:
-        if error.status is RPCStatusCode.NOT_FOUND:
-            return None
-        raise
+    """Returns whether a run began after another, by the time in their IDs; False if the IDs have none."""
+    first, second = began_at(one), began_at(other)
+    return first is not None and second is not None and first > second

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final, TypeVar
+from uuid import UUID
 
 from google.protobuf.timestamp_pb2 import Timestamp
 from temporalio.api.common.v1 import WorkflowExecution
@@ -26,7 +27,7 @@ from temporalio.api.workflowservice.v1 import (
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle, WorkflowQueryRejectedError
 from temporalio.common import TypedSearchAttributes
 from temporalio.converter import DataConverter, WorkflowSerializationContext, decode_typed_search_attributes
-from temporalio.service import RPCError
+from temporalio.service import RPCError, RPCStatusCode
 
 OPEN: Final = "CloseTime IS NULL"
 """The visibility query for open executions. `ExecutionStatus = 'Running'` leaves out those that are paused."""
@@ -133,6 +134,11 @@ class ExecutionDescription(Execution):
         return self.info.first_run_id
 
     @property
+    def began(self) -> datetime:
+        """When the first run began."""
+        return began_at(self.first_run_id or self.run_id) or self.start_time
+
+    @property
     def pending_activities(self) -> Iterable[PendingActivityInfo]:
         return self.raw.pending_activities
 
@@ -154,6 +160,18 @@ async def describe(
     )
     answer = await client.workflow_service.describe_workflow_execution(request, retry=True, timeout=rpc_timeout)
     return ExecutionDescription(answer.workflow_execution_info, answer)
+
+
+async def find(
+    client: Client, workflow_id: str, *, run_id: str = "", rpc_timeout: timedelta | None = None
+) -> ExecutionDescription | None:
+    """Describes as `describe` does; returns None for a workflow that the server does not know."""
+    try:
+        return await describe(client, workflow_id, run_id=run_id, rpc_timeout=rpc_timeout)
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:
+            return None
+        raise
 
 
 async def describe_all(
@@ -242,6 +260,16 @@ async def memo_value(client: Client, execution: Execution, key: str) -> Any:
         return None
     (value,) = await converter_for(client, execution.id).decode([payload])
     return value
+
+
+def began_at(run_id: str) -> datetime | None:
+    """The time at which a run began, by its ID; None for an ID that has none."""
+    try:
+        known = UUID(run_id)
+        # The server makes IDs of version 7, which begin with the milliseconds since 1970.
+        return datetime.fromtimestamp((known.int >> 80) / 1000, UTC) if known.version == 7 else None
+    except ValueError:
+        return None
 
 
 def time_of(stamp: Timestamp) -> datetime:

@@ -18,7 +18,7 @@ from temporalio.client import WorkflowHandle
 from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.base.errors import ExitCode, PerdureError, Refused
-from perdure.base.executions import OPEN, converter_for, describe, describe_all, memo_value
+from perdure.base.executions import OPEN, converter_for, describe_all, find, memo_value
 from perdure.client.client import Client
 from perdure.client.connection import CALL_TIMEOUT
 from perdure.client.error_mapping import map_errors
@@ -63,12 +63,9 @@ class Runs:
         """Finds the latest run of the object's name, however it was started."""
         temporal = await self._client.connect()
         async with map_errors(self._client):
-            try:
-                found = await describe(temporal, resource.workflow_id, rpc_timeout=CALL_TIMEOUT)
-            except RPCError as error:
-                if error.status is RPCStatusCode.NOT_FOUND:
-                    return None
-                raise
+            found = await find(temporal, resource.workflow_id, rpc_timeout=CALL_TIMEOUT)
+            if found is None:
+                return None
             return Run(
                 workflow_id=found.id,
                 run_id=found.run_id,

@@ -11,10 +11,9 @@ import logging
 from datetime import datetime, timedelta
 
 from temporalio.client import Client
-from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.activities.nodes.local.folders import NodeFolder, NodeFolders, now
-from perdure.base.executions import describe
+from perdure.base.executions import find
 from perdure.contract.names import uid_of
 
 logger = logging.getLogger(__name__)
@@ -77,11 +76,6 @@ async def _is_open(client: Client, nodes: list[NodeFolder]) -> bool:
     record = next((record for node in nodes if (record := node.record)), None)
     if record is None:
         return False
-    try:
-        newest = await describe(client, record.job_id, rpc_timeout=_CALL_TIMEOUT)
-    except RPCError as error:
-        if error.status is RPCStatusCode.NOT_FOUND:
-            return False
-        raise
+    newest = await find(client, record.job_id, rpc_timeout=_CALL_TIMEOUT)
     # The name may belong to another run by now: then this run has closed.
-    return uid_of(newest.first_run_id) == record.uid and newest.is_open
+    return newest is not None and uid_of(newest.first_run_id) == record.uid and newest.is_open

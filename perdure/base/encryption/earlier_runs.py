@@ -7,13 +7,11 @@ The server's own record of when a workflow's first run began decides: no one can
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime, timedelta
-from uuid import UUID
+from datetime import datetime, timedelta
 
-from temporalio.api.common.v1 import WorkflowExecution
-from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionRequest
 from temporalio.client import Client
-from temporalio.service import RPCError, RPCStatusCode
+
+from perdure.base.executions import find
 
 _VALID_FOR = 0.1
 """Seconds for which an answer is used while many payloads are decoded: a history has thousands, and an ID that is
@@ -50,28 +48,9 @@ class EarlierRuns:
         if self.client is None:
             return False
         asked = time.monotonic()
-        began = await _first_run_began(self.client, workflow_id)
-        if began is None or began >= self._before:
+        found = await find(self.client, workflow_id, rpc_timeout=_CALL_TIMEOUT)
+        if found is None or found.began >= self._before:
             self._asked.pop(workflow_id, None)
             return False
         self._asked[workflow_id] = asked
         return True
-
-
-async def _first_run_began(client: Client, workflow_id: str) -> datetime | None:
-    """When the first run of the workflow that has this ID now began; None if there is none."""
-    request = DescribeWorkflowExecutionRequest(
-        namespace=client.namespace, execution=WorkflowExecution(workflow_id=workflow_id)
-    )
-    try:
-        answer = await client.workflow_service.describe_workflow_execution(request, timeout=_CALL_TIMEOUT)
-    except RPCError as error:
-        if error.status is RPCStatusCode.NOT_FOUND:
-            return None
-        raise
-    known = answer.workflow_execution_info
-    first = UUID(known.first_run_id or known.execution.run_id)
-    # The server makes IDs of version 7, which begin with the milliseconds since 1970.
-    if first.version == 7:
-        return datetime.fromtimestamp((first.int >> 80) / 1000, UTC)
-    return known.start_time.ToDatetime(UTC)
