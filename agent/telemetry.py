@@ -13,7 +13,7 @@ from perdure.agent.log_reader import end_of_log
 from perdure.agent.node import MessageSink, Node
 from perdure.agent.outbox import envelope
 from perdure.agent.progress import ProgressReader
-from perdure.contract import DeviceUsage, LeaseView, PortsChanged, ResourceUse
+from perdure.contract import LeaseView, PortsChanged, ResourceUse
 from perdure_training.node_api.bodies import UsageReport
 
 _LOOK = 0.5
@@ -75,7 +75,7 @@ class Telemetry:
             state=self._node.state.summary,
             progress=self._ranks.newest,
             **self._pause(),
-            metrics=_resource_use(self._usage),
+            metrics=ResourceUse.model_validate(asdict(self._usage)) if self._usage else None,
             log_end=end_of_log(self._node.config.run_dir),
             time=datetime.now(UTC),
         )
@@ -180,17 +180,6 @@ class Telemetry:
             return
         self._reported_ports = state.store_ports
         self._to_group.put(PortsChanged(**envelope(self._node.config.node), store_ports=state.store_ports))
-
-
-def _resource_use(usage: UsageReport | None) -> ResourceUse | None:
-    if usage is None:
-        return None
-    return ResourceUse(
-        cpu_cores=usage.cpu_cores,
-        memory_bytes=usage.memory_bytes,
-        memory_limit_bytes=usage.memory_limit_bytes,
-        devices=tuple(DeviceUsage(**asdict(device)) for device in usage.devices),
-    )
 
 
 def _duration(seconds: float | None) -> timedelta | None:

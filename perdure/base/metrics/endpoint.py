@@ -11,7 +11,6 @@ import ipaddress
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any, Final
 
 from aiohttp import web
@@ -28,12 +27,6 @@ _SHUTDOWN: Final = 1.0
 
 Collect = Callable[[], Awaitable[bytes]]
 """Returns all metrics in Prometheus' text format."""
-
-
-@dataclass(frozen=True)
-class _Place:
-    host: str
-    port: int
 
 
 @asynccontextmanager
@@ -60,18 +53,18 @@ async def serving_metrics(
     runner = web.AppRunner(_application(collect), access_log=None, shutdown_timeout=_SHUTDOWN)
     await runner.setup()
     try:
-        yield await _listen(runner, _Place(host, port), required=required)
+        yield await _listen(runner, host, port, required=required)
     finally:
         await runner.cleanup()
 
 
-async def _listen(runner: web.AppRunner, place: _Place, *, required: bool) -> int | None:
+async def _listen(runner: web.AppRunner, host: str, port: int, *, required: bool) -> int | None:
     try:
-        await web.TCPSite(runner, place.host, place.port).start()
+        await web.TCPSite(runner, host, port).start()
     except OSError as error:
         if required:
             raise
-        logger.error("metrics are not served: port %d: %s", place.port, error.strerror)
+        logger.error("metrics are not served: port %d: %s", port, error.strerror)
         return None
     return int(runner.addresses[0][1])
 
