@@ -118,7 +118,7 @@ class JobMetrics:
     def _on_checkpoint(self, job: JobState, labels: dict[str, str]) -> None:
         durable = job.checkpoints.durable
         if durable is not None:
-            self.series.set("perdure_job_checkpoint_step", durable.step, **labels)
+            self.series.set("perdure_job_checkpoint_step", durable.checkpoint.step, **labels)
             self.series.set("perdure_job_checkpoint_time_seconds", durable.committed_at.timestamp(), **labels)
             self.series.set("perdure_job_checkpoint_write_seconds", durable.took.total_seconds(), **labels)
 

@@ -9,7 +9,6 @@ from typing import Any
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from perdure.agent.checkpoint.keeper import Checkpoints
 from perdure.agent.connection import why_cut_off
 from perdure.agent.lease import Lease
 from perdure.agent.log_reader import read_log
@@ -19,15 +18,10 @@ from perdure.agent.store import StoreCalls
 from perdure.contract import (
     ApplyDesired,
     CheckConnection,
-    CommandAnswer,
-    CommitCheckpoint,
-    HoldCopies,
     LeaseRequest,
     LogChunk,
-    NodeCredentials,
     NodeReached,
     NodeStacks,
-    OrderCheckpoint,
     ReadLog,
     ReadStacks,
     StoreChanged,
@@ -37,13 +31,10 @@ from perdure.contract import (
 class Commands:
     """The agent's activities. A command for another incarnation is answered with a refusal."""
 
-    def __init__(
-        self, node: Node, lease: Lease, store: StoreCalls, checkpoints: Checkpoints, stacks: StackReader
-    ) -> None:
+    def __init__(self, node: Node, lease: Lease, store: StoreCalls, stacks: StackReader) -> None:
         self._node = node
         self._lease = lease
         self._store = store
-        self._checkpoints = checkpoints
         self._stacks = stacks
 
     @property
@@ -56,9 +47,6 @@ class Commands:
             self.read_log,
             self.read_stacks,
             self.store_changed,
-            self.commit_checkpoint,
-            self.order_checkpoint,
-            self.hold_copies,
         )
 
     @activity.defn(name="hold_lease")
@@ -122,24 +110,3 @@ class Commands:
         if refusal := self._node.refusal(command.node):
             raise ApplicationError(refusal, type="WrongIncarnation", non_retryable=True)
         self._store.notify()
-
-    @activity.defn(name="commit_checkpoint")
-    async def commit_checkpoint(self, command: CommitCheckpoint) -> CommandAnswer:
-        """Makes a checkpoint of parts that are all durable. Fails if the storage does not take it."""
-        return self._refusal_answer(command.node) or await self._checkpoints.commit(command)
-
-    @activity.defn(name="order_checkpoint")
-    async def order_checkpoint(self, command: OrderCheckpoint) -> CommandAnswer:
-        """Has the ranks make a checkpoint."""
-        return self._refusal_answer(command.node) or self._checkpoints.order(command)
-
-    @activity.defn(name="hold_copies")
-    async def hold_copies(self, command: HoldCopies) -> CommandAnswer:
-        """Has another node keep the copies of what this one's script saves."""
-        return self._refusal_answer(command.node) or self._checkpoints.hold_copies(command)
-
-    def _refusal_answer(self, node: NodeCredentials) -> CommandAnswer | None:
-        refusal = self._node.refusal(node)
-        if not refusal:
-            return None
-        return CommandAnswer(accepted=False, detail=refusal)

@@ -25,6 +25,7 @@ from perdure.agent.state import StateFile
 from perdure.contract import (
     AgentMessage,
     ApplyDesired,
+    Commit,
     Finished,
     Leaving,
     NodeCredentials,
@@ -107,7 +108,7 @@ class Node:
         if refusal := self.refusal(command.node):
             return NodeReached(accepted=False, detail=refusal)
         if command.version < self.state.desired_version:
-            return self._reached(
+            return self.state.reached(
                 refusal=f"desired state {command.version} is older than the one that this node follows"
             )
         desired, state = command.desired, self.state
@@ -115,24 +116,16 @@ class Node:
             desired_version=command.version,
             complete=max(desired.complete_generation, state.complete),
             stages_complete=max(desired.stages_complete, state.stages_complete),
+            checkpoint_request=max(desired.checkpoint_request, state.checkpoint_request),
+            commit=desired.commit,
+            copies=desired.copies or state.copies,
             released=state.released or (desired.released and bool(state.ended_by)),
         )
         refusal = self._take_world(desired.world) if desired.world is not None else ""
         self._restart_command(desired.command_restarts)
         if desired.stop is not None:
             self.leave(desired.stop.reason or "stopped by the job", grace=desired.stop.grace)
-        return self._reached(refusal=refusal)
-
-    def _reached(self, *, refusal: str) -> NodeReached:
-        state = self.state
-        return NodeReached(
-            accepted=not refusal,
-            version=state.desired_version,
-            generation=state.generation,
-            entered=state.entered,
-            preparing=state.prepares,
-            detail=refusal or state.summary,
-        )
+        return self.state.reached(refusal=refusal)
 
     def _take_world(self, desired: DesiredWorld) -> str:
         """Accepts a newer world, and starts the command if it does not run; returns why it does not accept it."""
@@ -302,6 +295,10 @@ class Node:
         """Records that a rank of this generation saves into the job's storage."""
         if generation > self.state.saving:
             self._keep(saving=generation)
+
+    def on_committed(self, commit: Commit) -> None:
+        """Records that the node has committed a checkpoint."""
+        self._keep(committed=commit)
 
     def report_stall(self, *, since: datetime, usual_step: timedelta | None, at_start: bool = False) -> None:
         """Records that no local rank steps any more, or none has stepped in time, and reports it once per

@@ -109,9 +109,7 @@ class Agent:
             changed=self.node.changed,
             to_group=self._to_group.put,
         )
-        self._checkpoints = Checkpoints(
-            config, state=lambda: self.node.state, saving=self.node.on_saving, to_group=self._to_group.put
-        )
+        self._checkpoints = Checkpoints(config, self.node, to_group=self._to_group.put)
         self._stacks = StackReader(self.node)
         self._metrics: NodeMetrics | None = None
         self._make_metrics = partial(
@@ -215,10 +213,9 @@ class Agent:
             _together(
                 self._to_job.run(),
                 self._to_group.run(),
-                self._control.serve(
-                    Commands(self.node, self._lease, self._store, self._checkpoints, self._stacks).activities
-                ),
+                self._control.serve(Commands(self.node, self._lease, self._store, self._stacks).activities),
                 self._telemetry.run(),
+                self._checkpoints.run(),
                 self._lease.watch_owner(),
                 self._report_machine(),
                 *([self._shipper.run()] if self._shipper else []),

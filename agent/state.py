@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from perdure.agent.files import KeptFile
-from perdure.contract import LogPosition
+from perdure.contract import CheckpointRef, Commit, CopyHolder, LogPosition, NodeReached
 from perdure_training.node_api.bodies import Desired, World, WorldAnswer
 from perdure_training.node_api.layout import AGENT_STATE
 
@@ -55,8 +55,8 @@ class AgentState(BaseModel):
     """The generation after which the node waits for a world; None while it does not wait."""
     world: World | None = None
     """The newest world that this node has received."""
-    distrusted_checkpoints: tuple[str, ...] = ()
-    """Folders in the job's storage that its ranks do not load."""
+    distrusted_checkpoints: tuple[CheckpointRef, ...] = ()
+    """Those in the job's storage that its ranks do not load."""
     stacks_requested: int = 0
     """Counts the requests for the ranks' stacks."""
     complete: int = 0
@@ -65,6 +65,14 @@ class AgentState(BaseModel):
     """The number of the command's torchruns that the job has finished."""
     command_restarts: int = 0
     """The number of times that the command was to be started again between two worlds."""
+    checkpoint_request: int = 0
+    """The newest request for a checkpoint of which the ranks are to make one."""
+    commit: Commit | None = None
+    """The checkpoint that this node is to commit."""
+    committed: Commit | None = None
+    """The one that it has committed last."""
+    copies: CopyHolder | None = None
+    """The node that keeps the copies of what its script saves."""
     superseded: int = 0
     """The newest generation in whose exit barrier torchrun requested a restart of the command."""
     entered: int = 0
@@ -131,6 +139,18 @@ class AgentState(BaseModel):
         if self.entered and self.entered == self.stepping >= self.generation:
             return "stepping" if self.stepped == self.stepping else "running"
         return "starting"
+
+    def reached(self, *, refusal: str) -> NodeReached:
+        """What the node has reached of what its group desires, with the reason if it does not follow."""
+        return NodeReached(
+            accepted=not refusal,
+            version=self.desired_version,
+            generation=self.generation,
+            entered=self.entered,
+            preparing=self.prepares,
+            committed=self.committed.checkpoint if self.committed is not None else None,
+            detail=refusal or self.summary,
+        )
 
     @property
     def trains(self) -> bool:

@@ -18,6 +18,7 @@ from temporalio.exceptions import TimeoutError as ActivityTimeout
 with workflow.unsafe.imports_passed_through():
     from perdure.contract import (
         ApplyDesired,
+        Commit,
         NodeCredentials,
         NodeDesired,
         NodePhase,
@@ -43,18 +44,30 @@ def desired_of(table: NodeTable, record: NodeRecord) -> NodeDesired:
     target = desire.nodes.get(node.rank)
     if target is None or target.incarnation != node.incarnation:
         return taken
-    world, inquiry = taken.world, taken.inquiry
+    world, inquiry, request = taken.world, taken.inquiry, taken.checkpoint_request
     if desire.world is not None and (member := desire.world.member(node)) is not None:
         world = desire.world.of({node.rank: member})
         # A node that steps has entered the world.
         inquiry = desire.inquiry if record.stepping < world.generation else inquiry
+        request = (desire.checkpoint_request if member.group_rank == 0 else 0) or request
     return taken.replace(
         world=world,
         inquiry=inquiry,
         command_restarts=target.command_restarts,
+        checkpoint_request=request,
+        commit=_commit(table, record),
+        copies=table.copy_holder(node) or taken.copies,
         released=taken.released or target.released,
         **complete,
     )
+
+
+def _commit(table: NodeTable, record: NodeRecord) -> Commit | None:
+    """The checkpoint that this node is to commit. It is withdrawn from a node that has not and no longer is to."""
+    commit, taken = table.desire.commit, record.acknowledged.commit
+    if commit is not None and commit.rank == record.node.rank:
+        return commit
+    return taken if taken is not None and taken.checkpoint == record.committed_checkpoint else None
 
 
 def differing(table: NodeTable, node: NodeCredentials) -> NodeDesired | None:
@@ -138,6 +151,9 @@ def record_answer(
     record = table.known(before.node)
     if record is None:
         return
+    if desired.commit is not None and desired.commit.checkpoint == reached.committed:
+        table.record_commit(record.node, desired.commit.checkpoint, time=now)
+        record = table.known(before.node) or record
     changes: dict[str, object] = {
         "version": max(record.version, reached.version),
         "generation": max(record.generation, reached.generation),
@@ -265,6 +281,12 @@ def _summary(table: NodeTable, record: NodeRecord, desired: NodeDesired) -> str:
         parts.append(f"all ranks finished generation {desired.complete_generation}: release node {node.rank}")
     if desired.command_restarts != taken.command_restarts:
         parts.append(f"start the command again{table.why}")
+    if desired.checkpoint_request != taken.checkpoint_request:
+        parts.append("a checkpoint was requested")
+    if desired.commit is not None and desired.commit != taken.commit:
+        parts.append(f"commit {desired.commit.checkpoint.folder}")
+    if desired.copies is not None and desired.copies != taken.copies:
+        parts.append(f"node {desired.copies.rank} keeps copies of what node {node.rank} saves")
     if desired.released and not taken.released:
         parts.append("need not wait for a checkpoint any longer")
     return "; ".join(parts)

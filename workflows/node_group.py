@@ -192,12 +192,11 @@ class NodeGroup:
                     self._start(("connect", *node.key), agent_calls.check_connection(table, node))
                 elif record.joining is not None and not record.cut_off:
                     table.record_connection(node)
-                self._command(record)
+                self._converge(record)
         if table.overlooks:
             self._start(_LOOK, self._look_again())
         for record in table.retiring.values():
-            if differing(table, record.node) is not None:
-                self._start(("desired", *record.node.key), converge(table, record.node))
+            self._converge(record)
         # A node that is still being created would outlive a deletion that comes first.
         leaving = [
             record
@@ -211,25 +210,10 @@ class NodeGroup:
         if await backend_calls.until_overlooked(self._table):
             self._tasks[_WATCH].cancel()
 
-    def _command(self, record: NodeRecord) -> None:
-        table, node = self._table, record.node
-        if differing(table, node) is not None:
-            self._start(("desired", *node.key), converge(table, node))
-        self._command_checkpoints(record)
-        holder = table.copy_holder(node)
-        if holder is not None and holder.address_key != record.copies_place and not table.winding_down:
-            self._start(("copies", *node.key), agent_calls.hold_copies(table, node))
-
-    def _command_checkpoints(self, record: NodeRecord) -> None:
-        """Has the node that the job chose commit a checkpoint, and the node of rank 0 make one that was requested."""
-        table, node = self._table, record.node
-        commit, orders, world = table.desire.commit, table.desire.checkpoint_orders, table.desire.world
-        if commit is not None and commit.rank == node.rank and commit.number != record.committed and record.joined:
-            self._start(("commit", node.rank, commit.number), agent_calls.commit_checkpoint(table, node, commit))
-        member = world.member(node) if world is not None else None
-        leads = member is not None and member.group_rank == 0
-        if leads and orders > record.checkpoint_orders:
-            self._start(("checkpoint", node.rank, orders), agent_calls.order_checkpoint(table, node, orders))
+    def _converge(self, record: NodeRecord) -> None:
+        """Sends the node's agent what is desired of it, where it has not taken that."""
+        if differing(self._table, record.node) is not None:
+            self._start(("desired", *record.node.key), converge(self._table, record.node))
 
     def _create_together(self) -> None:
         """Requests nodes together if many are desired at once; a few are requested one by one."""

@@ -7,6 +7,7 @@ from datetime import datetime
 from pydantic import Field
 
 from perdure.contract import (
+    CheckpointRef,
     CopyReceiver,
     CreatedNode,
     GroupDesire,
@@ -62,8 +63,6 @@ class NodeRecord(Message):
     """What its command waits for before it starts."""
     copies: CopyReceiver | None = None
     """Where it takes copies of what other nodes' scripts have saved; None where it takes none."""
-    copies_place: str = ""
-    """Where its own copies are, as its agent was told last."""
     cut_off: str = ""
     """Why it cannot connect, as last reported."""
     generation: int = 0
@@ -72,10 +71,8 @@ class NodeRecord(Message):
     """The version of the newest desired state that its agent was sent."""
     acknowledged: NodeDesired = NodeDesired()
     """What its agent has taken last; nothing after it was started again, as it does not carry on all of it."""
-    committed: int = 0
-    """The newest commit of a checkpoint that its agent has carried out, or cannot."""
-    checkpoint_orders: int = 0
-    """The newest request for a checkpoint that its agent has passed on."""
+    committed_checkpoint: CheckpointRef | None = None
+    """The checkpoint that its agent has committed last."""
     leaving: bool = False
     """It is being ended from outside, and waits for a checkpoint before it ends."""
     stepping: int = 0

@@ -11,7 +11,8 @@ from datetime import datetime
 from perdure.contract import (
     Adopt,
     AgentMessage,
-    CheckpointFacts,
+    CheckpointCommitted,
+    CheckpointRef,
     CheckpointRestored,
     CheckpointStored,
     CopyHolder,
@@ -36,6 +37,7 @@ from perdure.contract.identity import identity_of
 from perdure.contract.names import node_name, node_task_queue
 from perdure.contract.transitions import (
     AnyTransition,
+    NodeCommittedCheckpoint,
     NodeEnding,
     NodeJoined,
     NodePending,
@@ -194,8 +196,6 @@ class NodeTable:
                 acknowledged=NodeDesired() if restarted else record.acknowledged,
                 generation=max(record.generation, message.generation),
                 copies=message.copies,
-                # An agent that was started again does not know.
-                copies_place="" if restarted else record.copies_place,
             )
         )
         known = identity_of(record.node)
@@ -345,26 +345,49 @@ class NodeTable:
     def checkpoint_stored(self, message: CheckpointStored) -> None:
         record = self._accept_message(message)
         if record is not None:
-            fields = message.model_dump(include={"step", "folder", "size", "took", "problem", "order", "unusable"})
             self.report(
                 NodeStoredCheckpoint(
                     **identity_of(record.node),
                     time=message.time,
-                    generation=message.generation,
-                    checkpoint=CheckpointFacts(**fields),
+                    generation=message.stored.checkpoint.generation,
+                    stored=message.stored,
+                    problem=message.problem,
                 )
             )
+
+    def checkpoint_committed(self, message: CheckpointCommitted) -> None:
+        if self._accept_message(message) is not None:
+            self.record_commit(message.sender, message.checkpoint, time=message.time, problem=message.problem)
+
+    def record_commit(
+        self, node: NodeCredentials, checkpoint: CheckpointRef, *, time: datetime, problem: str = ""
+    ) -> None:
+        """Records that an agent has committed a checkpoint, or why it cannot yet. It says so by a message, and once
+        more in an answer, in case the message was lost with a group."""
+        record = self.current(node)
+        if record is None or record.committed_checkpoint == checkpoint:
+            return
+        if not problem:
+            self.put(record.replace(committed_checkpoint=checkpoint))
+        self.report(
+            NodeCommittedCheckpoint(
+                **identity_of(node),
+                time=time,
+                generation=checkpoint.generation,
+                checkpoint=checkpoint,
+                problem=problem,
+            )
+        )
 
     def checkpoint_restored(self, message: CheckpointRestored) -> None:
         record = self._accept_message(message)
         if record is not None:
-            known = {"step", "source", "folder", "again", "distrusted", "unusable", "memory"}
             self.report(
                 NodeRestoredCheckpoint(
                     **identity_of(record.node),
                     time=message.time,
                     generation=message.generation,
-                    checkpoint=CheckpointFacts(**message.model_dump(include=known)),
+                    restored=message.restored,
                 )
             )
 

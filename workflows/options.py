@@ -77,12 +77,6 @@ PATIENT_COMMAND = timedelta(seconds=15)
 """The timeout of the next attempt of a command that was not taken in time: longer than the SDK's poll backoff of 10 s,
 so that it is taken after an outage; short enough to report again that it was not."""
 
-COMMIT_TIMEOUT = timedelta(minutes=2)
-"""One attempt to commit a checkpoint: it copies or renames one small file, and deletes old checkpoints."""
-
-COMMIT_ONCE = RetryPolicy(maximum_attempts=1)
-"""One attempt: the group tries again itself, and reports the problem."""
-
 COMMAND_PAUSE = timedelta(seconds=5)
 """The pause before a command that an agent did not take is sent again: by then its lease shows whether it is away."""
 

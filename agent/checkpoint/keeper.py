@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import fcntl
-import json
 import logging
 import math
-import os
-import secrets
 import threading
 import time
-import zlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
-from typing import Any
 
 from pydantic import ValidationError
 
 from perdure.agent.checkpoint import names
+from perdure.agent.checkpoint.commits import CheckpointedNode, Commits
 from perdure.agent.checkpoint.connections import Answer, CheckpointSocket, Content, Json, Refused
+from perdure.agent.checkpoint.orders import orders_of, write_orders
 from perdure.agent.checkpoint.part import Part, PartRequest, SnapshotChanged
 from perdure.agent.checkpoint.peer_copies import PeerCopies, WatchedOnNodes
 from perdure.agent.checkpoint.records import FileRecord, NodeFiles, damage
@@ -35,18 +29,21 @@ from perdure.agent.checkpoint.watched import WatchedFiles
 from perdure.agent.config import AgentConfig
 from perdure.agent.outbox import envelope
 from perdure.agent.protocol import bounded_wait
-from perdure.agent.state import AgentState
+from perdure.base.backoff import Backoff
 from perdure.contract import (
     AgentMessage,
+    CheckpointCommitted,
+    CheckpointRef,
+    CheckpointRestored,
     CheckpointStored,
-    CommandAnswer,
-    CommitCheckpoint,
+    Commit,
+    CopyHolder,
     CopyReceiver,
-    HoldCopies,
-    OrderCheckpoint,
+    Restore,
+    RestoreSource,
+    StoredCheckpoint,
 )
-from perdure_training.node_api.layout import CHECKPOINT_ORDERS, CHECKPOINT_SOCKET
-from perdure_training.node_api.untrusted_files import folder_beneath, open_file, read_beneath
+from perdure_training.node_api.layout import CHECKPOINT_SOCKET
 from perdure_training.snapshots.copies import lower_thread_priority
 
 logger = logging.getLogger(__name__)
@@ -60,8 +57,6 @@ _LONGEST_PAUSE = 30.0
 _REMEMBERED = 8
 """Checkpoints whose progress is remembered."""
 _READ_AT_ONCE = 1 << 22
-_ORDERS = ("number", "done", "interval_s", "place")
-_LONGEST_ORDERS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,38 +76,31 @@ class Checkpoints:
     """The checkpoints of one node.
 
     Invariants:
-        - Only a commit command of the control plane makes a folder a checkpoint.
+        - Only a commit that the control plane desires makes a folder a checkpoint.
         - No failure of the storage ends the agent, or delays its other work.
     """
 
     def __init__(
-        self,
-        config: AgentConfig,
-        *,
-        state: Callable[[], AgentState],
-        saving: Callable[[int], None],
-        to_group: Callable[[AgentMessage], None],
+        self, config: AgentConfig, node: CheckpointedNode, *, to_group: Callable[[AgentMessage], None]
     ) -> None:
         """Creates the object.
 
         Args:
             config: The agent's configuration.
-            state: Returns the node's present state.
-            saving: Takes the generation of a rank that begins to save; called in the event loop.
+            node: The node; it is called in the event loop only.
             to_group: Sends a message to the node's group; called in the event loop.
         """
         self._config = config
-        self._state = state
-        self._saving = saving
+        self._node = node
         self._to_group = to_group
         self._spec = config.stored
         self._storage: Storage | None = None
-        self._retention: Retention | None = None
+        self._commits: Commits | None = None
         self._peers: PeerCopies | None = None
         self._watched: WatchedFiles | None = None
         if (spec := config.checkpoint) is not None and spec.storage is not None:
             self._storage = Storage(spec.storage, contained=config.is_another_user)
-            self._retention = Retention(self._storage, spec)
+            self._commits = Commits(self._storage, Retention(self._storage, spec), node, report=self._report_commit)
             self._watched = WatchedFiles(self._storage, config.node, keep_last=spec.keep_last)
         elif spec is not None:
             self._peers = PeerCopies(config)
@@ -122,7 +110,8 @@ class Checkpoints:
         self._kept = UploadStateFile(config.private_dir)
         self._progress: dict[str, UploadState] = self._kept.read()
         self._writing = threading.BoundedSemaphore(_AT_ONCE)
-        self._commits = ThreadPoolExecutor(1, thread_name_prefix="commit")
+        self._followed: tuple[dict[str, float], CopyHolder | None] = {}, None
+        """The desired state that ranks and the launcher know."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self.newest: NewestPart | None = None
         """What was stored last."""
@@ -146,70 +135,54 @@ class Checkpoints:
         """Where copies of what other nodes save are taken; None where none are."""
         return self._peers.receiver if self._peers is not None else None
 
-    # Commands of the control plane
+    # What the group desires
 
-    async def commit(self, command: CommitCheckpoint) -> CommandAnswer:
-        """Makes a checkpoint of a folder whose parts are all durable, and deletes superfluous ones.
+    async def run(self) -> None:
+        """Does what the group desires, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._keep_followed())
+            if self._commits is not None:
+                tasks.create_task(self._commits.run())
 
-        Raises:
-            OSError: if the storage does not take it; the libraries of storages raise others.
-        """
-        storage = self._storage
-        if storage is None:
-            return CommandAnswer(accepted=False, detail="this job has no storage for checkpoints")
-        saved = names.read_folder(command.folder)
-        run = partial(asyncio.get_running_loop().run_in_executor, self._commits)
-        await run(storage.commit, saved)
-        logger.info("%s is a durable checkpoint", saved.folder)
-        with self._changed:
-            self._of(saved.folder).committed = True
-            self._changed.notify_all()
-        orders: dict[str, float] = {"done": command.order} if command.order else {}
-        if command.interval is not None:
-            orders["interval_s"] = command.interval.total_seconds()
-        if orders:
-            self._write_orders(**orders)
-        # Not awaited: there may be much to delete, one by one.
-        if self._retention is not None:
-            inherited = [names.read_folder(one) for one in command.inherited]
-            self._commits.submit(self._retention.apply, saved, inherited, kept_before=command.kept_before)
-        return CommandAnswer(accepted=True)
+    async def _keep_followed(self) -> None:
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+        while True:
+            await self._node.changed.wait_for(lambda: self._desired != self._followed)
+            try:
+                self.follow()
+            except OSError as error:
+                logger.warning("the ranks cannot be told what is desired, retrying: %s", error)
+                await asyncio.sleep(backoff.next_pause())
+            else:
+                backoff.reset()
 
-    def order(self, command: OrderCheckpoint) -> CommandAnswer:
-        """Has the ranks make a checkpoint now."""
-        try:
-            self._write_orders(number=command.number)
-        except OSError as error:
-            return CommandAnswer(accepted=False, detail=f"the ranks cannot be asked: {error}")
-        return CommandAnswer(accepted=True)
-
-    def hold_copies(self, command: HoldCopies) -> CommandAnswer:
-        """Has another node keep the copies of what the script saves, and the launcher copy all of it if that is a new
-        place.
+    def follow(self) -> None:
+        """Has ranks and the launcher learn what is desired: of a new place of copies the latter copies all again.
 
         Raises:
-            OSError: if the launcher cannot be told.
+            OSError: if they cannot be told.
         """
-        if self._peers is None or self._watched is None:
-            return CommandAnswer(accepted=False, detail="the nodes of this job keep no copies for each other")
-        if self._peers.hold(command.holder):
+        orders, copies = desired = self._desired
+        if copies is not None and self._peers is not None and self._peers.hold(copies) and self._watched is not None:
             self._watched.forget()
-        self._write_orders(place=zlib.crc32(command.holder.place.encode()))
-        return CommandAnswer(accepted=True)
+        if orders != self._followed[0]:
+            write_orders(self._config.run_dir, orders)
+        self._followed = desired
 
-    def _write_orders(self, **changes: float) -> None:
-        """Changes the orders that rank 0 reads."""
-        orders: dict[str, float] = {}
-        # Others may write to this folder: nothing but numbers is taken over, and a link leads the agent nowhere.
-        with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
-            found: Any = json.loads(read_beneath(self._config.run_dir, CHECKPOINT_ORDERS, limit=_LONGEST_ORDERS))
-            orders = {name: found[name] for name in _ORDERS if name in found and isinstance(found[name], int | float)}
-        content = json.dumps(orders | changes).encode()
-        with folder_beneath(self._config.run_dir) as within:
-            draft = f".{secrets.token_hex(4)}"
-            with os.fdopen(open_file(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, within), "wb") as file:
-                file.write(content)
-            os.replace(draft, CHECKPOINT_ORDERS, src_dir_fd=within, dst_dir_fd=within)
+    @property
+    def _desired(self) -> tuple[dict[str, float], CopyHolder | None]:
+        state = self._node.state
+        return orders_of(state), state.copies
+
+    def _report_commit(self, commit: Commit, problem: str) -> None:
+        """Reports that a checkpoint is committed, and answers the ranks that wait for it; or why it is not yet."""
+        self._to_group(
+            CheckpointCommitted(**envelope(self._config.node), checkpoint=commit.checkpoint, problem=problem)
+        )
+        if not problem:
+            with self._changed:
+                self._of(commit.checkpoint.folder).committed = True
+                self._changed.notify_all()
 
     # Requests of ranks, each in a thread of its own
 
@@ -240,10 +213,10 @@ class Checkpoints:
                 return self._list(storage, names.check_place(str(request["place"])))
             case "verify":
                 number, shares = (int(one) for one in request["share"])
-                saved = names.read_folder(str(request["folder"]))
+                saved = CheckpointRef.parse(str(request["folder"]))
                 return {"damage": damage(storage, saved, share=(number, max(shares, 1)))}
             case "read":
-                saved = names.read_folder(str(request["folder"]))
+                saved = CheckpointRef.parse(str(request["folder"]))
                 name = names.check_file(str(request["name"]))
                 path, offset = f"{saved.folder}/{name}", max(int(request.get("offset", 0)), 0)
                 size = max(storage.size(path) - offset, 0)
@@ -260,8 +233,8 @@ class Checkpoints:
         damaged, and was not left unfinished.
         """
         found = [one for one in storage.saved(place) if storage.is_committed(one) or storage.has_lost_metadata(one)]
-        distrusted = set(self._state().distrusted_checkpoints)
-        trusted = [one for one in found if one.folder not in distrusted] or found[-1:]
+        distrusted = set(self._node.state.distrusted_checkpoints)
+        trusted = [one for one in found if one not in distrusted] or found[-1:]
         others = [one for one in found if one not in trusted]
         return {
             "checkpoints": [{"folder": one.folder, "step": one.step} for one in (*trusted, *reversed(others))],
@@ -273,9 +246,9 @@ class Checkpoints:
         if self._spec is None:
             return {"stores": False}
         if self._loop is not None and request.get("saves", True):
-            generation = read_number(request.get("generation", self._state().generation))
+            generation = read_number(request.get("generation", self._node.state.generation))
             self._check_received(generation)
-            self._loop.call_soon_threadsafe(self._saving, generation)
+            self._loop.call_soon_threadsafe(self._node.on_saving, generation)
         every = self._spec.every
         return {
             "stores": True,
@@ -292,7 +265,7 @@ class Checkpoints:
 
     def _await(self, storage: Storage, request: Json) -> Json:
         """Answers whether a checkpoint is committed, as soon as that is known."""
-        saved = names.read_folder(str(request["folder"]))
+        saved = CheckpointRef.parse(str(request["folder"]))
         with self._changed:
             progress = self._of(saved.folder)
             self._changed.wait_for(
@@ -305,9 +278,9 @@ class Checkpoints:
 
     def _failed(self, request: Json) -> Json:
         """Reports that the ranks could not store a checkpoint together."""
-        saved, generation = names.read_folder(str(request["folder"])), read_number(request["generation"])
-        self._check_generation(generation)
-        self._fail(saved, generation, str(request["problem"]), final=True)
+        saved = CheckpointRef.parse(str(request["folder"]))
+        self._check_generation(saved.generation)
+        self._fail(saved, str(request["problem"]), final=True)
         return {}
 
     def _unusable(self, request: Json) -> Json:
@@ -315,15 +288,8 @@ class Checkpoints:
         generation = read_number(request["generation"])
         self._check_generation(generation)
         damages = tuple(str(damage) for damage in request["damages"])
-        message = CheckpointStored(
-            **envelope(self._config.node),
-            generation=generation,
-            step=0,
-            folder="",
-            problem="no checkpoint in storage can be loaded",
-            unusable=damages,
-        )
-        self._send(message)
+        restored = Restore(step=0, source=RestoreSource.STORAGE, unusable=damages, stops=True)
+        self._send(CheckpointRestored(**envelope(self._config.node), generation=generation, restored=restored))
         return {}
 
     def _store(self, storage: Storage, request: Json, files: Sequence[int]) -> Json:
@@ -332,9 +298,9 @@ class Checkpoints:
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             raise Refused(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-        saved = names.read_folder(wanted.folder)
+        saved = CheckpointRef.parse(wanted.folder)
         self._check_own(wanted, saved)
-        self._check_generation(wanted.generation)
+        self._check_generation(saved.generation)
         with self._changed:
             self._of(saved.folder)
         with self._writing:
@@ -343,16 +309,15 @@ class Checkpoints:
             try:
                 self._insist(storage, saved, part)
             except SnapshotChanged as error:
-                self._fail(saved, wanted.generation, str(error), final=True)
+                self._fail(saved, str(error), final=True)
                 raise Refused(str(error)) from error
             finally:
                 # Also where a process that the rank forked still has the file open.
                 fcntl.flock(files[0], fcntl.LOCK_UN)
         return {}
 
-    def _insist(self, storage: Storage, saved: names.Saved, part: Part) -> None:
+    def _insist(self, storage: Storage, saved: CheckpointRef, part: Part) -> None:
         """Stores a part, again and again for some minutes."""
-        request = part.request
         part.verify()
         until, pause = time.monotonic() + _TRIES_WITHIN, _FIRST_PAUSE
         while True:
@@ -363,15 +328,15 @@ class Checkpoints:
                 raise
             except Exception as error:
                 problem = f"{storage.url}: {getattr(error, 'strerror', None) or error or type(error).__name__}"
-                self._check_generation(request.generation)
+                self._check_generation(saved.generation)
                 if time.monotonic() + pause >= until:
-                    self._fail(saved, request.generation, problem, final=True)
+                    self._fail(saved, problem, final=True)
                     raise Refused(problem) from error
-                self._fail(saved, request.generation, problem, final=False)
+                self._fail(saved, problem, final=False)
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def _write(self, storage: Storage, saved: names.Saved, part: Part) -> None:
+    def _write(self, storage: Storage, saved: CheckpointRef, part: Part) -> None:
         request, records = part.request, dict[str, FileRecord]()
         if part.has_metadata:
             size, checksum = storage.write(f"{saved.folder}/{names.UNCOMMITTED}", part.metadata())
@@ -381,21 +346,20 @@ class Checkpoints:
         with self._changed:
             progress = self._of(saved.folder)
             progress.parts |= records
-            progress.sizes[request.name] = size
             progress.order = max(progress.order, request.order)
             progress.metrics |= {name: value for name, value in request.metrics.items() if math.isfinite(value)}
             self._kept.write(self._progress)
             stored = sum(name != names.METADATA for name in progress.parts)
-            complete = stored >= (self._state().processes or 1)
+            complete = stored >= (self._node.state.processes or 1)
             files = dict(progress.parts)
         if complete:
             self._complete(storage, saved, request, files)
 
     def _complete(
-        self, storage: Storage, saved: names.Saved, request: PartRequest, files: dict[str, FileRecord]
+        self, storage: Storage, saved: CheckpointRef, request: PartRequest, files: dict[str, FileRecord]
     ) -> None:
         """Records and reports that all parts of this node are durable."""
-        world = self._state().world
+        world = self._node.state.world
         first = world.base_rank if world is not None else request.rank
         with self._changed:
             metrics = dict(self._of(saved.folder).metrics)
@@ -404,21 +368,18 @@ class Checkpoints:
         with self._changed:
             progress = self._of(saved.folder)
         took = time.monotonic() - progress.begun
-        self.newest = NewestPart(step=request.step, time=time.time(), took=took, size=progress.size)
+        self.newest = NewestPart(step=saved.step, time=time.time(), took=took, size=progress.size)
         logger.info("%s: stored %s bytes in %.1f s", saved.folder, f"{progress.size:,}", took)
         self._send(
             CheckpointStored(
                 **envelope(self._config.node),
-                generation=request.generation,
-                step=request.step,
-                folder=saved.folder,
-                size=progress.size,
-                took=timedelta(seconds=took),
-                order=progress.order,
+                stored=StoredCheckpoint(
+                    checkpoint=saved, size=progress.size, took=timedelta(seconds=took), order=progress.order
+                ),
             )
         )
 
-    def _fail(self, saved: names.Saved, generation: int, problem: str, *, final: bool) -> None:
+    def _fail(self, saved: CheckpointRef, problem: str, *, final: bool) -> None:
         """Reports a problem, once for each checkpoint."""
         with self._changed:
             progress = self._of(saved.folder)
@@ -431,35 +392,31 @@ class Checkpoints:
         if not known:
             self._send(
                 CheckpointStored(
-                    **envelope(self._config.node),
-                    generation=generation,
-                    step=saved.step,
-                    folder=saved.folder,
-                    problem=problem,
+                    **envelope(self._config.node), stored=StoredCheckpoint(checkpoint=saved), problem=problem
                 )
             )
 
-    def _check_own(self, wanted: PartRequest, saved: names.Saved) -> None:
+    def _check_own(self, wanted: PartRequest, saved: CheckpointRef) -> None:
         """Refuses parts of other nodes' ranks, and those that are stored elsewhere than the request says."""
-        world, processes = self._state().world, self._state().processes or 1
+        world, processes = self._node.state.world, self._node.state.processes or 1
         first = world.base_rank if world is not None else 0
         if not first <= wanted.rank < first + processes:
             raise Refused(f"rank: {wanted.rank} is not a rank of this node")
         if wanted.name != names.part_name(wanted.rank):
             raise Refused(f"name: expected {names.part_name(wanted.rank)}, found {wanted.name[:120]!r}")
-        if (saved.step, saved.run, saved.generation) != (wanted.step, self._config.node.uid, wanted.generation):
-            raise Refused(f"folder: {wanted.folder[:120]!r} is of another step, run or generation")
+        if saved.run != self._config.node.uid:
+            raise Refused(f"folder: {wanted.folder[:120]!r} is of another run")
 
     def _check_generation(self, generation: int) -> None:
         """Refuses what belongs to a world that is over: its checkpoint is not committed any more."""
-        current = self._state().generation
+        current = self._node.state.generation
         if generation < current:
             raise Refused(f"generation {generation} is over: this node is in generation {current}")
         self._check_received(generation)
 
     def _check_received(self, generation: int) -> None:
         """Refuses what is said of a world that the node has not received; an agent that lost its state knows none."""
-        current = self._state().generation
+        current = self._node.state.generation
         if current and generation > current:
             raise Refused(f"generation {generation} is no world of this node, which is in generation {current}")
 

@@ -44,11 +44,10 @@ class PartRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     folder: str
-    step: Number
+    """The checkpoint's, which names its step, its run and its generation."""
     rank: Number
     ranks: int = Field(ge=1, le=LARGEST_NUMBER)
     """Ranks of the world, each of which stores a part."""
-    generation: Number
     name: str
     size: Number
     """The size of the part in bytes."""

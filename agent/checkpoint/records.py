@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from pydantic import BaseModel, ConfigDict
 
-from perdure.agent.checkpoint.names import METADATA, Saved, is_record, part_name, record_name
+from perdure.agent.checkpoint.names import METADATA, is_record, part_name, record_name
 from perdure.agent.checkpoint.storage import Storage
+from perdure.contract import CheckpointRef
 
 _AT_ONCE = 1 << 23
 
@@ -34,7 +35,7 @@ class NodeFiles(BaseModel):
     """What the script measured at this step; in the record of rank 0's node."""
 
 
-def read_metrics(storage: Storage, saved: Saved) -> dict[str, float]:
+def read_metrics(storage: Storage, saved: CheckpointRef) -> dict[str, float]:
     """Reads what the script measured at the step of a checkpoint; empty if that is not known."""
     try:
         content = storage.read(f"{saved.folder}/{record_name(0)}")
@@ -43,7 +44,7 @@ def read_metrics(storage: Storage, saved: Saved) -> dict[str, float]:
         return {}
 
 
-def damage(storage: Storage, saved: Saved, *, share: tuple[int, int]) -> str:
+def damage(storage: Storage, saved: CheckpointRef, *, share: tuple[int, int]) -> str:
     """Looks at a share of a checkpoint's files; returns what is wrong with them, empty if nothing is.
 
     Args:
@@ -72,7 +73,7 @@ def damage(storage: Storage, saved: Saved, *, share: tuple[int, int]) -> str:
     return "; ".join(_damage_of(storage, saved, records, name) for name in sorted(expected)[number::shares]).strip("; ")
 
 
-def _damage_of(storage: Storage, saved: Saved, records: Mapping[str, FileRecord], name: str) -> str:
+def _damage_of(storage: Storage, saved: CheckpointRef, records: Mapping[str, FileRecord], name: str) -> str:
     expected = records[name]
     size, checksum = storage.checksum(f"{saved.folder}/{name}", piece=_AT_ONCE)
     if size != expected.size:

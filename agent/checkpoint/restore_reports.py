@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from perdure.agent.checkpoint import names
 from perdure.agent.checkpoint.connections import Json
 from perdure.agent.outbox import envelope
 from perdure.contract import (
+    CheckpointRef,
     CheckpointRestored,
     MemoryFinding,
     MemoryOrigin,
     MemoryProblem,
     NodeCredentials,
+    Restore,
     RestoreSource,
 )
 from perdure.contract.agents import LARGEST_NUMBER
@@ -28,17 +29,16 @@ def read_report(node: NodeCredentials, request: Json, *, generation: int) -> Che
     Raises:
         ValueError: if it is none.
     """
-    return CheckpointRestored(
-        **envelope(node),
-        generation=generation,
+    restored = Restore(
         step=read_number(request["step"]),
         source=RestoreSource(str(request["source"]).upper()),
+        checkpoint=CheckpointRef.parse(str(request["folder"])) if request.get("folder") else None,
         again=None if request.get("again") is None else max(read_number(request["again"]), 0),
         distrusted=_steps(request.get("distrusted")),
-        folder=names.read_folder(str(request["folder"])).folder if request.get("folder") else "",
         unusable=tuple(str(damage) for damage in request.get("unusable") or ()),
         memory=tuple(_read_finding(one) for one in (request.get("memory") or ())[:MOST_FINDINGS]),
     )
+    return CheckpointRestored(**envelope(node), generation=generation, restored=restored)
 
 
 def read_number(value: Any) -> int:

@@ -6,9 +6,9 @@ import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
 
-from perdure.agent.checkpoint.names import Saved
 from perdure.agent.checkpoint.records import read_metrics
 from perdure.agent.checkpoint.storage import Storage
+from perdure.contract import CheckpointRef
 from perdure.spec.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)
@@ -31,10 +31,10 @@ class Retention:
         """
         self._storage = storage
         self._spec = spec
-        self._metrics: dict[Saved, dict[str, float]] = {}
+        self._metrics: dict[CheckpointRef, dict[str, float]] = {}
         """What was measured at the steps of checkpoints that were read once."""
 
-    def apply(self, newest: Saved, inherited: Sequence[Saved], *, kept_before: int = 0) -> None:
+    def apply(self, newest: CheckpointRef, inherited: Sequence[CheckpointRef], *, kept_before: int = 0) -> None:
         """Deletes after a commit what is superfluous. A failure is logged.
 
         Args:
@@ -47,7 +47,7 @@ class Retention:
         except Exception as error:
             logger.warning("old checkpoints are not deleted, which the next commit tries again: %s", error)
 
-    def _delete(self, newest: Saved, inherited: Sequence[Saved], kept_before: int) -> None:
+    def _delete(self, newest: CheckpointRef, inherited: Sequence[CheckpointRef], kept_before: int) -> None:
         storage, spec = self._storage, self._spec
         saved = [
             one
@@ -55,7 +55,7 @@ class Retention:
             if is_superseded(one, newest=newest, inherited=inherited, kept_before=kept_before)
         ]
         committed = frozenset(one for one in saved if storage.is_committed(one))
-        best: list[Saved] = []
+        best: list[CheckpointRef] = []
         if wanted := spec.keep_best:
             self._metrics = {one: self._metrics.get(one) or read_metrics(storage, one) for one in committed}
             values = {one: known[wanted.metric] for one, known in self._metrics.items() if wanted.metric in known}
@@ -66,7 +66,9 @@ class Retention:
             storage.delete(one)
 
 
-def is_superseded(one: Saved, *, newest: Saved, inherited: Sequence[Saved], kept_before: int = 0) -> bool:
+def is_superseded(
+    one: CheckpointRef, *, newest: CheckpointRef, inherited: Sequence[CheckpointRef], kept_before: int = 0
+) -> bool:
     """Whether a folder is the run's to delete: it stored it, and did not go back to an older one or start over since;
     or it continued from it or from one that came after it."""
     if one.run == newest.run:
@@ -75,14 +77,14 @@ def is_superseded(one: Saved, *, newest: Saved, inherited: Sequence[Saved], kept
 
 
 def superfluous(
-    saved: Sequence[Saved],
+    saved: Sequence[CheckpointRef],
     *,
-    committed: frozenset[Saved],
-    newest: Saved,
+    committed: frozenset[CheckpointRef],
+    newest: CheckpointRef,
     keep_last: int,
     keep_every: int | None,
-    best: Collection[Saved] = (),
-) -> list[Saved]:
+    best: Collection[CheckpointRef] = (),
+) -> list[CheckpointRef]:
     """Chooses the folders to delete after a commit.
 
     A folder that was never committed is deleted once a later step is durable: one checkpoint is stored at a time, so
@@ -101,7 +103,7 @@ def superfluous(
     return [one for one in saved if one not in kept and (one in committed or one < newest)]
 
 
-def best_of(values: Mapping[Saved, float], *, highest: bool, count: int) -> list[Saved]:
+def best_of(values: Mapping[CheckpointRef, float], *, highest: bool, count: int) -> list[CheckpointRef]:
     """Chooses the best checkpoints; of those that are as good, the latest.
 
     Args:

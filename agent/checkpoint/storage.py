@@ -11,8 +11,9 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from perdure.agent.checkpoint.names import METADATA, UNCOMMITTED, Saved, read_folder, record_name
+from perdure.agent.checkpoint.names import METADATA, UNCOMMITTED, record_name
 from perdure.agent.local_files import open_storage
+from perdure.contract import CheckpointRef
 
 _LARGEST_RECORD = 1 << 24
 """Bytes of a small file: a hundred times those of a save with a thousand files."""
@@ -93,27 +94,27 @@ class Storage:
             return set()
         return {str(path).rstrip("/").rpartition("/")[2] for path in found}
 
-    def saved(self, place: str) -> list[Saved]:
+    def saved(self, place: str) -> list[CheckpointRef]:
         """All folders of checkpoints in a place, committed or not, the latest first."""
-        found: list[Saved] = []
+        found: list[CheckpointRef] = []
         for name in self.names(place):
             try:
-                found.append(read_folder(f"{place}/{name}" if place else name))
+                found.append(CheckpointRef.parse(f"{place}/{name}" if place else name))
             except ValueError:
                 continue
         return sorted(found, reverse=True)
 
-    def is_committed(self, saved: Saved) -> bool:
+    def is_committed(self, saved: CheckpointRef) -> bool:
         """Whether a folder is a checkpoint."""
         files, root = self._open()
         return bool(files.exists(f"{root}/{saved.folder}/{METADATA}"))
 
-    def has_lost_metadata(self, saved: Saved) -> bool:
+    def has_lost_metadata(self, saved: CheckpointRef) -> bool:
         """Whether a folder was complete, and has no metadata any more: rank 0's node stores its record after it."""
         names = self.names(saved.folder)
         return record_name(0) in names and names.isdisjoint((METADATA, UNCOMMITTED))
 
-    def commit(self, saved: Saved) -> None:
+    def commit(self, saved: CheckpointRef) -> None:
         """Makes a folder a checkpoint. Does nothing if it is one."""
         files, root = self._open()
         folder = f"{root}/{saved.folder}"
@@ -122,7 +123,7 @@ class Storage:
         # A rename where there are folders; object stores show a copy once it is complete.
         files.mv(f"{folder}/{UNCOMMITTED}", f"{folder}/{METADATA}")
 
-    def delete(self, saved: Saved) -> None:
+    def delete(self, saved: CheckpointRef) -> None:
         """Deletes a folder; from the first deleted file on it is not a checkpoint."""
         self.remove(saved.folder, first=METADATA)
 

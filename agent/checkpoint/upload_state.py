@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
+from perdure.agent.checkpoint.names import METADATA
 from perdure.agent.checkpoint.records import FileRecord
 from perdure.agent.files import KeptFile
 from perdure_training.node_api.layout import CHECKPOINT_PROGRESS
@@ -22,8 +23,6 @@ class UploadState(BaseModel):
     begun: float
     """The monotonic time of the first request."""
     parts: dict[str, FileRecord] = Field(default={})
-    sizes: dict[str, int] = Field(default={})
-    """The sizes of the ranks' parts."""
     order: int = 0
     """The newest request for a checkpoint that it answers."""
     metrics: dict[str, float] = {}
@@ -35,8 +34,8 @@ class UploadState(BaseModel):
 
     @property
     def size(self) -> int:
-        """The bytes of all parts."""
-        return sum(self.sizes.values())
+        """The bytes of the ranks' parts."""
+        return sum(record.size for name, record in self.parts.items() if name != METADATA)
 
 
 _CONTENT = TypeAdapter(dict[str, UploadState])

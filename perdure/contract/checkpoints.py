@@ -1,30 +1,31 @@
-"""Durable checkpoints: reports of agents, commands to them, and what a job knows of its checkpoints."""
+"""Durable checkpoints: reports of agents, the job's decisions, and what users see of its checkpoints."""
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
-from perdure.contract.agents import AgentMessage, Steps, Texts
+from perdure.contract.agents import LARGEST_NUMBER, AgentMessage, Steps, Texts
 from perdure.contract.base import Message, ShortText, Time, Vocabulary
-from perdure.contract.identity import NodeCredentials
 from perdure.contract.routes import Destination, Route
 from perdure.spec.durations import Duration
 
 __all__ = [
-    "CheckpointFacts",
+    "CheckpointCommitted",
+    "CheckpointRef",
     "CheckpointRestored",
     "CheckpointStored",
     "CheckpointView",
     "Commit",
-    "CommitCheckpoint",
     "MemoryFinding",
     "MemoryOrigin",
     "MemoryProblem",
-    "OrderCheckpoint",
+    "Restore",
     "RestoreSource",
+    "StoredCheckpoint",
 ]
 
 
@@ -92,104 +93,122 @@ class MemoryFinding(Message):
 Findings = Annotated[tuple[MemoryFinding, ...], AfterValidator(lambda findings: findings[:MOST_FINDINGS])]
 
 
-class CheckpointStored(AgentMessage, route=Route(Destination.GROUP, "checkpoint_stored")):
-    """All parts of a checkpoint that a node has are durable, or cannot be stored yet; or none of the stored ones can be
-    loaded."""
+PLACE = r"(?:[A-Za-z0-9][A-Za-z0-9_.-]{0,63}(?:/[A-Za-z0-9][A-Za-z0-9_.-]{0,63})?)?"
+"""The folder of a stage's and a checkpointer's checkpoints, within the storage."""
+_RUN = r"[A-Za-z0-9_.-]{1,64}"
+_FOLDER = re.compile(rf"(?:({PLACE})/)?step-(\d{{1,18}})-({_RUN})-(\d{{1,18}})")
 
-    generation: int
+
+class CheckpointRef(Message):
+    """Names a checkpoint in a job's storage, wherever it is named: a later one is greater."""
+
+    step: int = Field(ge=0, le=LARGEST_NUMBER)
+    generation: int = Field(ge=0, le=LARGEST_NUMBER)
     """The generation that saved it."""
-    step: int
-    folder: ShortText
-    """The checkpoint's path within the storage."""
+    run: str = Field(pattern=f"^{_RUN}$")
+    """The job's run that saved it: its uid."""
+    place: str = Field(default="", pattern=f"^{PLACE}$")
+    """The folder of the checkpointer's and the stage's checkpoints, within the storage."""
+
+    @property
+    def folder(self) -> str:
+        """The path within the storage."""
+        name = f"step-{self.step}-{self.run}-{self.generation}"
+        return f"{self.place}/{name}" if self.place else name
+
+    @classmethod
+    def parse(cls, folder: str) -> Self:
+        """Reads the path of a checkpoint's folder.
+
+        Raises:
+            ValueError: if it is none. User code names folders, and must not lead an agent out of the storage.
+        """
+        match = _FOLDER.fullmatch(folder)
+        if match is None:
+            raise ValueError(f"folder: expected step-STEP-RUN-GENERATION, found {folder[:120]!r}")
+        place, step, run, generation = match.groups()
+        return cls(step=int(step), generation=int(generation), run=run, place=place or "")
+
+    def __hash__(self) -> int:
+        return hash(self.folder)
+
+    def __lt__(self, other: CheckpointRef) -> bool:
+        own, its = (self.step, self.generation), (other.step, other.generation)
+        return (*own, self.run, self.place) < (*its, other.run, other.place)
+
+
+class StoredCheckpoint(Message):
+    """What is stored of a checkpoint: by one node, or by all of them."""
+
+    checkpoint: CheckpointRef
     size: int = 0
-    """The size of the node's parts in bytes."""
+    """The size of these parts in bytes."""
     took: Duration = timedelta()
-    """The time from the first rank's request until all was durable."""
-    problem: ShortText = ""
-    """Why a part cannot be stored; empty if all are."""
+    """The longest time of a node from its first rank's request until all its parts were durable."""
     order: int = 0
     """The number of the newest request for a checkpoint that it answers; 0 for none."""
-    unusable: Texts = ()
-    """The checkpoints in the storage, each with its damage, where none of them can be loaded: the ranks stop."""
+
+    def replace(self, **fields: object) -> Self:
+        return self.model_copy(update=fields)
 
 
-class CheckpointRestored(AgentMessage, route=Route(Destination.GROUP, "checkpoint_restored", newest_only=True)):
-    """The ranks of a generation continue with a saved state, or start over although there are some. The node of
-    rank 0 reports it."""
+class Restore(Message):
+    """With what the ranks of a generation continue: a saved state, or none although there are some."""
 
-    generation: int
     step: int
     source: RestoreSource
-    folder: ShortText = ""
-    """The checkpoint's path within the storage; empty for a snapshot in memory."""
+    checkpoint: CheckpointRef | None = None
+    """The one in storage; None for a snapshot in memory."""
     again: int | None = None
     """The number of steps that were made after it, and are made again; None where that is unknown."""
     distrusted: Steps = ()
     """Newer steps in memory that were not loaded, since the job had failed again after each load."""
     unusable: Texts = ()
-    """The checkpoints in the storage, each with its damage, where none of them can be loaded: the ranks start over."""
+    """The checkpoints in the storage, each with its damage, where none of them can be loaded."""
+    stops: bool = False
+    """The ranks stop, since none of those can be loaded. Otherwise they start over."""
     memory: Findings = ()
     """What was damaged in memory; where it was not used, also what else was found or missing there."""
 
 
-class CheckpointFacts(Message):
-    """What a transition says about a checkpoint."""
+class CheckpointStored(AgentMessage, route=Route(Destination.GROUP, "checkpoint_stored")):
+    """All parts of a checkpoint that a node has are durable, or cannot be stored yet."""
 
-    step: int
-    folder: ShortText = ""
-    size: int = 0
-    took: Duration = timedelta()
+    stored: StoredCheckpoint
     problem: ShortText = ""
-    order: int = 0
-    unusable: Texts = ()
-    source: RestoreSource = RestoreSource.UNKNOWN
-    again: int | None = None
-    distrusted: tuple[int, ...] = ()
-    memory: Findings = ()
+    """Why a part cannot be stored; empty if all are."""
+
+
+class CheckpointCommitted(AgentMessage, route=Route(Destination.GROUP, "checkpoint_committed", newest_only=True)):
+    """The node has committed the checkpoint that its group desires, or cannot yet."""
+
+    checkpoint: CheckpointRef
+    problem: ShortText = ""
+    """Why the storage does not take it; empty if it has."""
+
+
+class CheckpointRestored(AgentMessage, route=Route(Destination.GROUP, "checkpoint_restored", newest_only=True)):
+    """The ranks of a generation continue with a saved state, start over, or stop. The node of rank 0 reports it."""
+
+    generation: int
+    restored: Restore
 
 
 class Commit(Message):
-    """A job's decision that a checkpoint is complete."""
+    """A job's decision that a checkpoint is complete. Each is committed once."""
 
-    number: int
-    """Grows with each decision."""
+    checkpoint: CheckpointRef
     rank: int
     """The node (slot) that carries it out."""
-    generation: int
-    step: int
-    folder: ShortText
     interval: Duration | None = None
     """The time until the next checkpoint, where the job chooses it."""
     order: int = 0
-    """The newest request for a checkpoint that it answers; 0 for none."""
-    inherited: tuple[ShortText, ...] = ()
-    """The folders of other runs from which this run has continued: they, and what is older, are the run's to delete."""
+    """The newest request for a checkpoint that it or an earlier one answers; 0 for none."""
+    inherited: tuple[CheckpointRef, ...] = ()
+    """Those of other runs from which this run has continued: they, and what is older, are the run's to delete."""
     kept_before: int = 0
     """The generation in which the ranks started over, since no checkpoint could be loaded: those of older generations
     are not deleted. 0 where they never did."""
-
-
-class CommitCheckpoint(Message):
-    """Argument of `commit_checkpoint`: make the parts in this folder a checkpoint."""
-
-    node: NodeCredentials
-    generation: int
-    folder: str
-    interval: Duration | None = None
-    order: int = 0
-    """The newest request for a checkpoint that it answers; 0 for none."""
-    inherited: tuple[str, ...] = ()
-    """As in `Commit`."""
-    kept_before: int = 0
-    """As in `Commit`."""
-
-
-class OrderCheckpoint(Message):
-    """Argument of `order_checkpoint`: have the ranks make a checkpoint now."""
-
-    node: NodeCredentials
-    number: int
-    """Grows with each request of a job."""
 
 
 class CheckpointView(Message):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from perdure.contract.base import Message
+from perdure.contract.checkpoints import CheckpointRef, Commit
 from perdure.contract.groups import World
 from perdure.contract.identity import NodeCredentials
 from perdure.spec.durations import Duration
@@ -12,9 +13,7 @@ from perdure.spec.durations import Duration
 __all__ = [
     "ApplyDesired",
     "CheckConnection",
-    "CommandAnswer",
     "CopyHolder",
-    "HoldCopies",
     "LeaseRequest",
     "NodeDesired",
     "NodeReached",
@@ -39,6 +38,23 @@ class StopRequest(Message):
     """The time from SIGTERM to SIGKILL; a later request can only shorten it."""
 
 
+class CopyHolder(Message):
+    """The node that keeps copies of what another node's script has saved."""
+
+    rank: int
+    incarnation: int
+    address: str
+    port: int
+    folder: str
+    token: str = Field(repr=False)
+    """What it asks for: `policy.copies.copies_token`."""
+
+    @property
+    def place(self) -> str:
+        """Distinguishes the place of its copies from all others. Its agent may be reached elsewhere than before."""
+        return f"{self.rank}/{self.incarnation}/{self.folder}"
+
+
 class NodeDesired(Message):
     """Everything that a group desires of one node's agent. It is sent as a whole, and the agent acts on what differs
     from what it has reached: one that has missed some of them lacks nothing once it has the newest."""
@@ -55,6 +71,12 @@ class NodeDesired(Message):
     command_restarts: int = 0
     """The number of times that the command was to be started again on its node after it had ended between two
     worlds."""
+    checkpoint_request: int = 0
+    """The newest request for a checkpoint, of which the node of rank 0 has its ranks make one; 0 for none."""
+    commit: Commit | None = None
+    """The checkpoint that this node is to commit: it tries again until its storage takes it."""
+    copies: CopyHolder | None = None
+    """The node that keeps the copies of what this node's script saves; None where there is none."""
     released: bool = False
     """A node that is being ended from outside need not wait for a checkpoint any longer."""
     stop: StopRequest | None = None
@@ -65,7 +87,7 @@ class NodeDesired(Message):
 
 
 class ApplyDesired(Message):
-    """Argument of `apply_desired`: below 800 bytes, beside what is distrusted."""
+    """Argument of `apply_desired`: below a kilobyte, beside checkpoints that are distrusted or inherited."""
 
     node: NodeCredentials
     version: int
@@ -87,13 +109,10 @@ class NodeReached(Message):
     """The newest one that the node has entered."""
     preparing: bool = False
     """The command runs, and has not started its torchrun yet."""
+    committed: CheckpointRef | None = None
+    """The checkpoint that the node has committed last."""
     detail: str = ""
     """Why the agent does not follow; where it does, what the node is doing."""
-
-
-class CommandAnswer(Message):
-    accepted: bool
-    detail: str = ""
 
 
 class CheckConnection(Message):
@@ -102,32 +121,3 @@ class CheckConnection(Message):
     node: NodeCredentials
     address: str
     port: int
-
-
-class CopyHolder(Message):
-    """The node that keeps copies of what another node's script has saved."""
-
-    rank: int
-    incarnation: int
-    address: str
-    port: int
-    folder: str
-    token: str = Field(repr=False)
-    """What it asks for: `policy.copies.copies_token`."""
-
-    @property
-    def place(self) -> str:
-        """Distinguishes the place of its copies from all others."""
-        return f"{self.rank}/{self.incarnation}/{self.folder}"
-
-    @property
-    def address_key(self) -> str:
-        """The same, with where its agent is reached, which another one of the node may not be."""
-        return f"{self.place} {self.address}:{self.port}"
-
-
-class HoldCopies(Message):
-    """Argument of `hold_copies`: this node's copies are kept by that one."""
-
-    node: NodeCredentials
-    holder: CopyHolder

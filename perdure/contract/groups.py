@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pydantic import Field
 
 from perdure.contract.base import Message
-from perdure.contract.checkpoints import Commit
+from perdure.contract.checkpoints import CheckpointRef, Commit
 from perdure.contract.identity import Incarnation
 from perdure.contract.transitions import AnyTransition
 from perdure.contract.views import NodeView
@@ -84,8 +84,8 @@ class World(Message):
     """The torchrun of the command that the world is for, counted from 0."""
     first_step: Duration | None = None
     """The time that its ranks have to make their first step; None for no limit."""
-    distrusted_checkpoints: tuple[str, ...] = ()
-    """Folders in the job's storage that its ranks do not load."""
+    distrusted_checkpoints: tuple[CheckpointRef, ...] = ()
+    """Those in the job's storage that its ranks do not load."""
 
     def of(self, members: Mapping[int, Member]) -> World:
         """The world as those see it who need to know these members only."""
@@ -118,7 +118,7 @@ class GroupDesire(Message):
     """The number of the command's torchruns that the job has finished."""
     commit: Commit | None = None
     """The newest checkpoint that is complete, until it is committed."""
-    checkpoint_orders: int = 0
+    checkpoint_request: int = 0
     """The newest request for a checkpoint that none has answered; 0 for none."""
     wind_down: bool = False
     """Delete everything and close."""

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field
 
 from perdure.contract.agents import RankStarts
 from perdure.contract.base import ShortText, Time
-from perdure.contract.checkpoints import CheckpointFacts
+from perdure.contract.checkpoints import CheckpointRef, Restore, StoredCheckpoint
 from perdure.contract.identity import Incarnation
 from perdure.contract.vocabulary import LossCause
 
@@ -190,21 +190,25 @@ class NodeStoredCheckpoint(NodeTransition):
     """Its parts of a checkpoint are durable, or cannot be stored."""
 
     kind: Literal["CHECKPOINT_STORED"] = "CHECKPOINT_STORED"
-    checkpoint: CheckpointFacts
+    stored: StoredCheckpoint
+    problem: ShortText = ""
+    """As in `CheckpointStored`."""
 
 
 class NodeCommittedCheckpoint(NodeTransition):
     """It has carried out the job's decision that a checkpoint is complete, or cannot."""
 
     kind: Literal["CHECKPOINT_COMMITTED"] = "CHECKPOINT_COMMITTED"
-    checkpoint: CheckpointFacts
+    checkpoint: CheckpointRef
+    problem: ShortText = ""
+    """As in `CheckpointCommitted`."""
 
 
 class NodeRestoredCheckpoint(NodeTransition):
-    """The world continues with a saved step."""
+    """The ranks of its world continue with a saved step, start over, or stop."""
 
     kind: Literal["CHECKPOINT_RESTORED"] = "CHECKPOINT_RESTORED"
-    checkpoint: CheckpointFacts
+    restored: Restore
 
 
 class NodeEnding(NodeTransition):

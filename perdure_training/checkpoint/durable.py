@@ -318,10 +318,8 @@ class DurableCheckpoints:
         message: Json = {
             "request": "store",
             "folder": folder,
-            "step": header.step,
             "rank": own.rank,
             "ranks": own.world_size,
-            "generation": own.generation,
             "name": file.name,
             "size": file.size,
             "order": order,
@@ -397,15 +395,15 @@ class DurableCheckpoints:
 
     def _report_problem(self, step: int, problem: str) -> None:
         """Has the control plane learn of a problem that no agent knows."""
-        self._tell_agent({"request": "failed", "folder": self._folder(step), "step": step, "problem": problem})
+        self._tell_agent({"request": "failed", "folder": self._folder(step), "problem": problem})
 
     def _report(self, step: int, facts: Json) -> None:
         if self._own.rank == 0:
-            self._tell_agent({"request": "restored", "step": step, **facts})
+            self._tell_agent({"request": "restored", "generation": self._own.generation, "step": step, **facts})
 
     def _tell_agent(self, message: Json) -> None:
         try:
-            self._link.ask({**message, "generation": self._own.generation}, within=5.0)
+            self._link.ask(message, within=5.0)
         except (StorageAway, StorageProblem) as error:
             logger.debug("the agent does not take the report %r: %s", message["request"], error)
 

@@ -59,7 +59,7 @@ async def _no_call(request: StoreRequest) -> StoreAnswers:
 class Bench:
     """A node and those it talks to."""
 
-    def __init__(self, run_dir: Path, *, nodes: str = "2:4", mode: str = "torchrun") -> None:
+    def __init__(self, run_dir: Path, *, nodes: str = "2:4", mode: str = "torchrun", **config: Any) -> None:
         self.config = AgentConfig(
             node=IDENTITY,
             job_id="job/a/b",
@@ -69,6 +69,7 @@ class Bench:
             address="127.0.0.1",
             nodes=nodes,
             run_dir=run_dir,
+            **config,
         )
         self.job, self.group = Received(), Received()
         self.desires = Desires(IDENTITY)

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from perdure.agent.checkpoint.names import Saved, read_folder
 from perdure.agent.checkpoint.part import Part, PartRequest, SnapshotChanged
 from perdure.agent.checkpoint.retention import best_of, is_superseded, superfluous
+from perdure.contract import CheckpointRef
 from perdure_training.node_api.storage_link import StorageLink, StorageProblem
 from tests.training.checkpoint_agent import CheckpointAgent, checkpoint_agent
 
@@ -45,7 +45,7 @@ def opened(folder: Path, name: str, content: bytes) -> int:
 
 def request(content: bytes, **changes: Any) -> dict[str, Any]:
     described = {"offset": 0, "size": len(content), "checksum": zlib.crc32(content)}
-    fields = {"folder": FOLDER, "step": 5, "rank": 0, "ranks": 1, "generation": 1, "name": "__0_0.distcp"}
+    fields = {"folder": FOLDER, "rank": 0, "ranks": 1, "name": "__0_0.distcp"}
     return {"request": "store", **fields, "size": len(content), "snapshot": described} | changes
 
 
@@ -93,9 +93,10 @@ def test_no_request_leads_out_of_the_storage(link: StorageLink, asked: dict[str,
         ({"name": "x.sh"}, [(1, 0, 10)], "name"),
         ({"name": "__1_0.distcp"}, [(1, 0, 10)], "name"),
         ({"name": "__1_0.distcp", "rank": 1}, [(1, 0, 10)], "not a rank of this node"),
-        ({"folder": "step-5-other-1"}, [(1, 0, 10)], "another step, run"),
-        ({"folder": "step-6-run-1"}, [(1, 0, 10)], "another step, run"),
-        ({"generation": -1}, [(1, 0, 10)], "generation"),
+        ({"folder": "step-5-other-1"}, [(1, 0, 10)], "another run"),
+        ({"folder": "step-5-run-0"}, [(1, 0, 10)], "generation 0 is over"),
+        ({"folder": "step-5-run-2"}, [(1, 0, 10)], "no world of this node"),
+        ({"folder": f"step-{10**17}-run-1"}, [(1, 0, 10)], "less than or equal"),
         ({}, [(1, 0, 11)], "another size"),
         ({"size": 20}, [(1, 0, 20)], "outside"),
         ({}, [(1, -5, 10)], "outside"),
@@ -172,13 +173,13 @@ def test_orders_of_another_writer_do_no_harm(agent: CheckpointAgent, found: byte
     assert json.loads((agent.run_dir / "checkpoint-orders.json").read_text()) == {"number": 3}
 
 
-def saved(*steps: int, generation: int = 1) -> list[Saved]:
-    return [Saved(step=step, generation=generation, run="run", place="") for step in steps]
+def saved(*steps: int, generation: int = 1) -> list[CheckpointRef]:
+    return [CheckpointRef(step=step, generation=generation, run="run", place="") for step in steps]
 
 
 def test_folders_are_read_as_they_are_written():
     for text in (FOLDER, f"stage-1/{FOLDER}", f"stage-1/ema/{FOLDER}"):
-        assert read_folder(text).folder == text
+        assert CheckpointRef.parse(text).folder == text
 
 
 @pytest.mark.parametrize(
@@ -242,13 +243,13 @@ def test_the_best_are_kept_beside_the_newest():
     ],
 )
 def test_a_run_deletes_only_what_it_has_stored_or_continued_from(folder: str, deletable: bool):
-    newest, inherited = read_folder("step-50-run-2"), [read_folder("step-30-before-5")]
-    assert is_superseded(read_folder(folder), newest=newest, inherited=inherited) == deletable
+    newest, inherited = CheckpointRef.parse("step-50-run-2"), [CheckpointRef.parse("step-30-before-5")]
+    assert is_superseded(CheckpointRef.parse(folder), newest=newest, inherited=inherited) == deletable
     if "-run-" not in folder:
-        assert not is_superseded(read_folder(folder), newest=newest, inherited=[])
+        assert not is_superseded(CheckpointRef.parse(folder), newest=newest, inherited=[])
 
 
 def test_a_run_that_started_over_deletes_nothing_that_it_could_not_load():
-    newest = read_folder("step-50-run-3")
+    newest = CheckpointRef.parse("step-50-run-3")
     for folder, deletable in {"step-40-run-1": False, "step-40-run-2": True, "step-40-run-3": True}.items():
-        assert is_superseded(read_folder(folder), newest=newest, inherited=[], kept_before=2) == deletable
+        assert is_superseded(CheckpointRef.parse(folder), newest=newest, inherited=[], kept_before=2) == deletable

@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from perdure.contract import ApplyDesired, NodeDesired, StopRequest
+from perdure.agent.checkpoint.keeper import Checkpoints
+from perdure.contract import (
+    ApplyDesired,
+    CheckpointCommitted,
+    CheckpointRef,
+    Commit,
+    CopyHolder,
+    NodeDesired,
+    StopRequest,
+)
+from perdure.spec.checkpoint import Checkpoint
 from tests.agent.bench import IDENTITY, Bench
 from tests.support.desired import desired_world
+from tests.support.waiting import eventually
 
 STOP = StopRequest(reason="scaled down", grace=timedelta(seconds=5))
+WITHIN = 60.0
+
+
+def commit_of(step: int, *, order: int = 0) -> Commit:
+    checkpoint = CheckpointRef(step=step, run="run", generation=1)
+    return Commit(checkpoint=checkpoint, rank=IDENTITY.rank, order=order)
 
 
 @pytest.fixture
@@ -70,7 +91,9 @@ def test_a_desired_state_of_another_incarnation_is_refused_and_tells_nothing(
     bench.apply(1)
     state = bench.node.state
     node = IDENTITY.model_copy(update=other)
-    desired = NodeDesired(world=desired_world(node, 2), complete_generation=1, stop=STOP)
+    desired = NodeDesired(
+        world=desired_world(node, 2), complete_generation=1, checkpoint_request=4, commit=commit_of(5), stop=STOP
+    )
     reached = bench.node.apply_desired(ApplyDesired(node=node, version=99, desired=desired))
     assert (reached.accepted, reached.version, reached.generation) == (False, 0, 0)
     assert bench.node.state == state
@@ -90,3 +113,141 @@ def test_only_a_shorter_grace_period_changes_a_stop(bench: Bench) -> None:
     assert bench.node.state.leaving_grace == 5
     bench.desire(stop=STOP.model_copy(update={"grace": timedelta(seconds=1)}))
     assert (bench.node.state.leaving, bench.node.state.leaving_grace) == ("scaled down", 1)
+
+
+class Saving(Bench):
+    """A node with what keeps its checkpoints, in a folder that stands for the job's storage."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.storage = tmp_path / "storage"
+        super().__init__(tmp_path, checkpoint=Checkpoint(storage=str(self.storage)))
+
+    def complete(self, *steps: int) -> None:
+        """All parts of these checkpoints become durable."""
+        for step in steps:
+            folder = self.storage / f"step-{step}-run-1"
+            folder.mkdir(parents=True)
+            (folder / "metadata.uncommitted").write_bytes(b"pickle")
+
+    @property
+    def committed(self) -> list[str]:
+        return sorted(path.parent.name for path in self.storage.glob("*/.metadata"))
+
+    @property
+    def orders(self) -> dict[str, float]:
+        """What rank 0 and the launcher can read."""
+        path = self.config.run_dir / "checkpoint-orders.json"
+        return json.loads(path.read_bytes()) if path.is_file() else {}
+
+    @property
+    def reports(self) -> list[tuple[int, str]]:
+        return [(report.checkpoint.step, report.problem) for report in self.group.of(CheckpointCommitted)]
+
+    async def until_committed(self, step: int) -> None:
+        def is_committed() -> bool:
+            commit = self.node.state.committed
+            return commit is not None and commit.checkpoint.step == step
+
+        assert await self.node.changed.wait_for(is_committed, within=WITHIN)
+
+    @asynccontextmanager
+    async def followed(self) -> AsyncIterator[None]:
+        """An agent that follows what is desired of checkpoints, until it ends."""
+        checkpoints = Checkpoints(self.config, self.node, to_group=self.group.put)
+        running = asyncio.create_task(checkpoints.run())
+        try:
+            yield
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+
+
+@pytest.fixture
+def saving(tmp_path: Path) -> Saving:
+    return Saving(tmp_path)
+
+
+async def test_a_node_that_missed_desired_states_does_what_the_newest_says_of_checkpoints(saving: Saving) -> None:
+    saving.complete(5, 7)
+    saving.desires.next(checkpoint_request=1, commit=commit_of(5))
+    saving.desires.next(checkpoint_request=2)
+    saving.desires.next(commit=commit_of(7, order=1))
+    async with saving.followed():
+        assert saving.desire(command_restarts=1).accepted
+        await saving.until_committed(7)
+        assert await eventually(lambda: saving.orders == {"number": 2, "done": 1})
+    assert (saving.committed, saving.reports) == (["step-7-run-1"], [(7, "")])
+
+
+async def test_a_commit_that_arrives_twice_or_with_later_desired_states_is_carried_out_once(saving: Saving) -> None:
+    saving.complete(5)
+    command = saving.desires.next(commit=commit_of(5))
+    async with saving.followed():
+        assert saving.node.apply_desired(command).committed is None
+        await saving.until_committed(5)
+        assert saving.node.apply_desired(command).committed == commit_of(5).checkpoint
+        assert saving.desire(command_restarts=1).committed == commit_of(5).checkpoint, (
+            "its group may have lost the report"
+        )
+        saving.complete(7)
+        saving.desire(commit=commit_of(7))
+        await saving.until_committed(7)
+    assert saving.reports == [(5, ""), (7, "")]
+
+
+async def test_an_older_commit_is_ignored(saving: Saving) -> None:
+    saving.complete(5, 7)
+    older = saving.desires.next(checkpoint_request=4, commit=commit_of(5))
+    async with saving.followed():
+        saving.desire(checkpoint_request=5, commit=commit_of(7))
+        assert not saving.node.apply_desired(older).accepted
+        await saving.until_committed(7)
+        assert await eventually(lambda: saving.orders == {"number": 5})
+    assert saving.committed == ["step-7-run-1"]
+
+
+async def test_a_commit_that_its_storage_does_not_take_is_tried_again_also_by_the_next_agent(saving: Saving) -> None:
+    async with saving.followed():
+        saving.desire(commit=commit_of(5))
+        assert await eventually(lambda: saving.reports, within=WITHIN)
+    [(step, problem)] = saving.reports
+    assert (step, "No such file or directory" in problem) == (5, True)
+    saving.start()
+    async with saving.followed():
+        assert await eventually(lambda: len(saving.reports) == 2, within=WITHIN)
+        saving.complete(5)
+        await saving.until_committed(5)
+    assert [problem == "" for _, problem in saving.reports] == [False, False, True], "each agent reports it once"
+    assert saving.committed == ["step-5-run-1"]
+
+
+async def test_a_commit_that_is_withdrawn_is_not_tried_again(saving: Saving) -> None:
+    async with saving.followed():
+        saving.desire(commit=commit_of(5))
+        assert await eventually(lambda: saving.reports, within=WITHIN)
+        saving.desire(commit=None)
+        saving.complete(5, 7)
+        saving.desire(commit=commit_of(7))
+        await saving.until_committed(7)
+    assert saving.committed == ["step-7-run-1"]
+
+
+async def test_requests_that_cannot_be_written_are_written_later(
+    saving: Saving, caplog: pytest.LogCaptureFixture
+) -> None:
+    orders = saving.config.run_dir / "checkpoint-orders.json"
+    orders.mkdir()
+    async with saving.followed():
+        saving.desire(checkpoint_request=3)
+        assert await eventually(lambda: "cannot be told what is desired" in caplog.text, within=WITHIN)
+        orders.rmdir()
+        assert await eventually(lambda: saving.orders == {"number": 3}, within=WITHIN)
+
+
+async def test_the_holder_of_copies_that_an_agent_knows_survives_it(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    holder = CopyHolder(rank=1, incarnation=1, address="10.0.0.1", port=7, folder="new", token="token")
+    bench.desire(copies=holder)
+    assert bench.start().state.copies == holder
+    bench.desire(copies=None)
+    assert bench.node.state.copies == holder, "the group knows no other"

@@ -8,6 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from perdure.contract import (
+    CheckpointRef,
     Failure,
     FailureKind,
     Finished,
@@ -18,6 +19,9 @@ from perdure.contract import (
     Progress,
     ProgressSource,
     RankExit,
+    Restore,
+    RestoreSource,
+    StoredCheckpoint,
 )
 from perdure.contract.transitions import (
     AnyTransition,
@@ -37,6 +41,13 @@ from perdure.workflows.policy.timers import next_deadline
 
 UID = "0123abcd"
 START = datetime(2026, 1, 1, tzinfo=UTC)
+CHECKPOINT = CheckpointRef(step=1, run=UID, generation=1)
+CHECKPOINT_FACTS: dict[str, Any] = {
+    "checkpoint": CHECKPOINT,
+    "stored": StoredCheckpoint(checkpoint=CHECKPOINT),
+    "restored": Restore(step=1, source=RestoreSource.STORAGE, checkpoint=CHECKPOINT),
+}
+"""The facts of any transition that is about a checkpoint; other kinds ignore them."""
 
 
 class Scenario:

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from perdure.contract import (
-    CheckpointFacts,
     Failure,
     FailureKind,
     Finished,
@@ -60,7 +59,7 @@ from perdure.workflows.policy.state.job import NodeState
 from perdure.workflows.policy.timers import next_deadline
 from perdure.workflows.policy.world.group_desire import groups_of
 from tests.policy.checked import CheckedScenario
-from tests.policy.scenario import START, UID
+from tests.policy.scenario import CHECKPOINT_FACTS, START, UID
 
 ERRORS = (
     None,
@@ -267,8 +266,7 @@ class JobMachine(RuleBasedStateMachine):
         nodes = [node for node in self.job.state.nodes.values() if node.incarnation > 1]
         node = data.draw(st.sampled_from(nodes))
         before = self.job.state
-        facts = {"checkpoint": CheckpointFacts(step=1)} if "checkpoint" in kind.model_fields else {}
-        self.job.transition(node.rank, kind, incarnation=node.incarnation - 1, **facts)
+        self.job.transition(node.rank, kind, incarnation=node.incarnation - 1, **CHECKPOINT_FACTS)
         awaited = kind in (NodeLost, NodeRemoved) and node.predecessor == node.incarnation - 1
         assert self.job.state == before or awaited
 

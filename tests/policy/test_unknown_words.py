@@ -16,7 +16,6 @@ import perdure.contract as messages
 from perdure.cli import text
 from perdure.client.views import overall_progress
 from perdure.contract import (
-    CheckpointFacts,
     Failure,
     FailureClass,
     FailureKind,
@@ -37,7 +36,7 @@ from perdure.workflows.policy.repair.actions import words
 from perdure.workflows.policy.repair.case import Case
 from perdure.workflows.policy.repair.ladder import decide
 from perdure.workflows.policy.state.job import Interruption, NodeFailure
-from tests.policy.scenario import START, Scenario
+from tests.policy.scenario import CHECKPOINT_FACTS, START, Scenario
 
 WORD = "A_WORD_OF_THE_NEXT_RELEASE"
 
@@ -115,7 +114,7 @@ def test_every_failure_has_a_verdict(failure: FailureClass):
 def test_every_edge_is_taken(kind: type[AnyTransition]):
     job = Scenario("2").running()
     for cause in LossCause:
-        job.transition(1, kind, cause=cause, generation=1, checkpoint=CheckpointFacts(step=1))
+        job.transition(1, kind, cause=cause, generation=1, **CHECKPOINT_FACTS)
         job.wait(timedelta(seconds=10))
         job.ready(*(rank for rank, node in job.state.nodes.items() if node.phase is not NodePhase.READY))
     assert status_of(job.state, job.job, groups=(), phase=job.state.phase, now=job.now)

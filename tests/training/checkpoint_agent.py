@@ -5,23 +5,26 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from perdure.agent.checkpoint.keeper import Checkpoints
 from perdure.agent.config import AgentConfig
+from perdure.agent.notifier import Notifier
 from perdure.agent.state import AgentState
 from perdure.contract import (
     AgentMessage,
+    CheckpointCommitted,
+    CheckpointRef,
     CheckpointRestored,
     CheckpointStored,
-    CommitCheckpoint,
+    Commit,
     CopyHolder,
-    HoldCopies,
     NodeCredentials,
-    OrderCheckpoint,
+    Restore,
 )
 from perdure.spec.checkpoint import Checkpoint
 from perdure.workflows.policy.checkpoints.copies import copies_token
@@ -52,17 +55,23 @@ class CheckpointAgent:
         self.commits = True
         self.messages: list[AgentMessage] = []
         self.generation = 0
-        self.distrusted: tuple[str, ...] = ()
-        """The folders that the job distrusts."""
+        self.distrusted: tuple[CheckpointRef, ...] = ()
+        """Those that the job distrusts."""
         self.kept_before = 0
         """The generation in which the ranks started over."""
-        self.inherited: tuple[str, ...] = ()
-        """The folders of other runs from which the run has continued."""
+        self.inherited: tuple[CheckpointRef, ...] = ()
+        """Those of other runs from which the run has continued."""
         self.saving: list[int] = []
         """The generations of ranks that have begun to save."""
+        self.requested = 0
+        """The newest request of a user for a checkpoint."""
+        self.copies: CopyHolder | None = None
+        self.desired_commit: Commit | None = None
+        self.committed: Commit | None = None
+        self.changed = Notifier()
         self._checkpoint = Checkpoint(storage=storage, **checkpoint)
         self._loop = asyncio.new_event_loop()
-        self._commands: set[asyncio.Task[Any]] = set()
+        self._serving: Future[None] | None = None
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
         (run_dir / "progress").mkdir(exist_ok=True)
         self.start()
@@ -82,54 +91,61 @@ class CheckpointAgent:
             state_dir=self._state_dir,
             checkpoint=self._checkpoint,
         )
-        self.checkpoints = Checkpoints(config, state=self._state, saving=self.saving.append, to_group=self._take)
-
-        async def start() -> None:
-            self.checkpoints.start()
-
-        asyncio.run_coroutine_threadsafe(start(), self._loop).result(30)
+        if self._serving is not None:
+            self._serving.cancel()
+        self.checkpoints = Checkpoints(config, self, to_group=self._take)
+        self._in_loop(self.checkpoints.start)
+        self._serving = asyncio.run_coroutine_threadsafe(self.checkpoints.run(), self._loop)
 
     def hold_copies(self, holder: CheckpointAgent) -> None:
         """The group says which node keeps this one's copies."""
         receiver = holder.checkpoints.receiver
         assert receiver is not None
-        command = HoldCopies(
-            node=self.node,
-            holder=CopyHolder(
-                rank=holder.node.rank,
-                incarnation=holder.node.incarnation,
-                address="127.0.0.1",
-                port=receiver.port,
-                folder=receiver.folder,
-                token=copies_token(holder.node.token, role=self.node.role, rank=self.node.rank),
-            ),
+        self.copies = CopyHolder(
+            rank=holder.node.rank,
+            incarnation=holder.node.incarnation,
+            address="127.0.0.1",
+            port=receiver.port,
+            folder=receiver.folder,
+            token=copies_token(holder.node.token, role=self.node.role, rank=self.node.rank),
         )
-        assert self.checkpoints.hold_copies(command).accepted
+        self._in_loop(self.checkpoints.follow)
 
     def begin(self, generation: int) -> None:
         """A newer world reaches the node."""
         self.generation = generation
 
     def commit(self, stored: CheckpointStored) -> None:
-        command = self._commit_of(stored)
-        asyncio.run_coroutine_threadsafe(self.checkpoints.commit(command), self._loop).result(60)
+        """The job decides that a checkpoint is complete."""
+        self._in_loop(lambda: self._desire_commit(stored))
 
     def order(self, number: int) -> None:
         """A user requests a checkpoint."""
-        assert self.checkpoints.order(OrderCheckpoint(node=NODE, number=number)).accepted
+        self.requested = number
+        self._in_loop(self.checkpoints.follow)
 
     def of(self, kind: type) -> list[Any]:
         return [message for message in self.messages if isinstance(message, kind)]
+
+    @property
+    def restores(self) -> list[Restore]:
+        """With what the ranks have continued."""
+        return [message.restored for message in self.of(CheckpointRestored)]
 
     @property
     def problems(self) -> list[str]:
         return [message.problem for message in self.of(CheckpointStored) if message.problem]
 
     @property
+    def commit_problems(self) -> list[str]:
+        return [message.problem for message in self.of(CheckpointCommitted) if message.problem]
+
+    @property
     def environment(self) -> dict[str, str]:
         return {"PERDURE_PROGRESS_DIR": str(self.run_dir / "progress")}
 
-    def _state(self) -> AgentState:
+    @property
+    def state(self) -> AgentState:
         world = World(
             generation=self.generation,
             nodes=1,
@@ -140,26 +156,44 @@ class CheckpointAgent:
             store_port=1,
             store_host=True,
         )
-        return AgentState(world=world, processes=self.ranks, distrusted_checkpoints=self.distrusted)
+        return AgentState(
+            world=world,
+            processes=self.ranks,
+            distrusted_checkpoints=self.distrusted,
+            checkpoint_request=self.requested,
+            copies=self.copies,
+            commit=self.desired_commit,
+            committed=self.committed,
+        )
+
+    def on_saving(self, generation: int) -> None:
+        self.saving.append(generation)
+
+    def on_committed(self, commit: Commit) -> None:
+        self.committed = commit
 
     def _take(self, message: AgentMessage) -> None:
         self.messages.append(message)
-        if isinstance(message, CheckpointRestored) and message.unusable:
+        if isinstance(message, CheckpointRestored) and message.restored.unusable and not message.restored.stops:
             self.kept_before = message.generation
         if self.commits and isinstance(message, CheckpointStored) and not message.problem:
-            task = self._loop.create_task(self.checkpoints.commit(self._commit_of(message)))
-            self._commands.add(task)
-            task.add_done_callback(self._commands.discard)
+            self._desire_commit(message)
 
-    def _commit_of(self, stored: CheckpointStored) -> CommitCheckpoint:
-        return CommitCheckpoint(
-            node=NODE,
-            generation=stored.generation,
-            folder=stored.folder,
-            order=stored.order,
+    def _desire_commit(self, message: CheckpointStored) -> None:
+        self.desired_commit = Commit(
+            checkpoint=message.stored.checkpoint,
+            rank=self.node.rank,
+            order=message.stored.order,
             inherited=self.inherited,
             kept_before=self.kept_before,
         )
+        self.changed.fire()
+
+    def _in_loop(self, action: Callable[[], None]) -> None:
+        async def act() -> None:
+            action()
+
+        asyncio.run_coroutine_threadsafe(act(), self._loop).result(30)
 
 
 @contextmanager

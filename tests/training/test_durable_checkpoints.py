@@ -19,7 +19,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from perdure.agent.checkpoint.connections import CheckpointSocket
 from perdure.agent.checkpoint.storage import Storage
-from perdure.contract import CheckpointRestored, CheckpointStored, RestoreSource
+from perdure.contract import CheckpointStored, RestoreSource
 from perdure_training.checkpoint import Checkpointer, Generators
 from perdure_training.checkpoint.schedule import Schedule
 from perdure_training.snapshots.arena import Lease, Slot
@@ -131,7 +131,7 @@ def test_a_checkpoint_is_loaded_after_memory_was_lost_as_if_nothing_had_happened
     for number, moment in moments["state"].items():
         for name, value in moment.items():
             assert torch.equal(found["state"][number][name], value), name
-    [report] = wait_for(lambda: site.agent.of(CheckpointRestored))
+    [report] = wait_for(lambda: site.agent.restores)
     assert (report.step, report.source) == (3, RestoreSource.STORAGE)
     assert site.agent.saving == [1, 2]
 
@@ -151,7 +151,7 @@ def test_memory_comes_before_storage(site: Site):
     checkpointer.save(2, state)
     checkpointer.flush()
     assert site.begin(trained())[1] == 2
-    wait_for(lambda: [one.source for one in site.agent.of(CheckpointRestored)] == [RestoreSource.MEMORY])
+    wait_for(lambda: [one.source for one in site.agent.restores] == [RestoreSource.MEMORY])
 
 
 def test_a_script_that_has_only_torch_loads_it(site: Site, tmp_path: Path):
@@ -221,8 +221,9 @@ def test_what_was_never_committed_is_no_checkpoint(site: Site):
     site.agent.commits = False
     checkpointer.save(2, state, durable=True)
     [_, stored] = wait_for(lambda: (found := site.agent.of(CheckpointStored))[1:] and found)
-    assert (site.storage / stored.folder / "__0_0.distcp").exists()
-    assert not (site.storage / stored.folder / ".metadata").exists()
+    folder = site.storage / stored.stored.checkpoint.folder
+    assert (folder / "__0_0.distcp").exists()
+    assert not (folder / ".metadata").exists()
     assert site.begin(trained(), lose_memory=True)[1] == 1
 
 
@@ -359,7 +360,7 @@ def test_a_scheduled_checkpoint_does_not_answer_a_later_request(site: Site):
         checkpointer.flush()
     assert checkpointer.wait_until_durable(WITHIN)
     found = wait_for(lambda: (stored := site.agent.of(CheckpointStored))[1:] and stored)
-    assert [one.order for one in found] == [0, 1]
+    assert [one.stored.order for one in found] == [0, 1]
 
 
 def test_a_request_that_its_world_did_not_answer_is_answered_by_the_next_one(site: Site):
@@ -372,7 +373,7 @@ def test_a_request_that_its_world_did_not_answer_is_answered_by_the_next_one(sit
         checkpointer.flush()
     assert checkpointer.wait_until_durable(WITHIN)
     [stored] = site.agent.of(CheckpointStored)
-    assert (stored.order, stored.generation) == (1, 2)
+    assert (stored.stored.order, stored.stored.checkpoint.generation) == (1, 2)
 
 
 def test_a_request_is_tried_again_after_a_while_until_one_is_durable():

@@ -109,7 +109,7 @@ def test_a_step_that_is_given_up_is_not_waited_for_and_the_control_plane_learns_
         assert ranks.save(step, states(step), durable=True) == [True, True]
     assert ranks.wait_until_durable(WITHIN) == [False, False]
     assert "within" not in caplog.text
-    assert ranks.agent.of(CheckpointStored)[-1].step == 3
+    assert ranks.agent.of(CheckpointStored)[-1].stored.checkpoint.step == 3
     assert "No space left on device" in ranks.agent.of(CheckpointStored)[-1].problem
     storage.error = None
     storage.takes.set()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perdure.contract import CheckpointRestored, MemoryFinding, MemoryOrigin, MemoryProblem, RestoreSource
+from perdure.contract import MemoryFinding, MemoryOrigin, MemoryProblem, RestoreSource
 from perdure_training.snapshots.agreement import TRUSTED_RESTORES
 from perdure_training.snapshots.arena import PAGE
 from tests.support.waiting import wait_for
@@ -28,13 +28,13 @@ def test_a_restore_reports_the_steps_that_are_made_again_and_those_that_are_dist
             return world.begin({"weight": 0}, **arguments)[0]
 
         checkpointer = begin(every=2)
-        assert agent.of(CheckpointRestored) == []
+        assert agent.restores == []
         for step in range(1, 8):
             checkpointer.save(step, {"weight": step})
         checkpointer.flush()
         for _ in range(TRUSTED_RESTORES + 1):
             begin()
-        reports = wait_for(lambda: (found := agent.of(CheckpointRestored))[TRUSTED_RESTORES:] and found)
+        reports = wait_for(lambda: (found := agent.restores)[TRUSTED_RESTORES:] and found)
         assert {report.source for report in reports} == {RestoreSource.MEMORY}
         assert [report.step for report in reports] == [6] * TRUSTED_RESTORES + [4]
         # Step 7 was made and not saved. Nothing was made between the failures after it.
@@ -65,12 +65,12 @@ def test_a_restore_from_storage_reports_what_is_damaged_in_memory_and_where_noth
         for path in ranks.memory.rglob("rank-1.[0-9]"):
             damage(path)
         assert ranks.begin(states) == [4, 4]
-        report = wait_for(lambda: ranks.agent.of(CheckpointRestored))[-1]
+        report = wait_for(lambda: ranks.agent.restores)[-1]
         assert report.source is RestoreSource.STORAGE
         assert report.memory == (MemoryFinding(rank=1, node=7, problem=MemoryProblem.DAMAGED, steps=(4,)),)
         monkeypatch.setenv("PERDURE_MEMORY_ORIGIN", "new")
         assert ranks.begin(states, lose_memory=True) == [4, 4]
-        report = wait_for(lambda: ranks.agent.of(CheckpointRestored)[1:])[-1]
+        report = wait_for(lambda: ranks.agent.restores[1:])[-1]
         assert report.memory == tuple(
             MemoryFinding(rank=rank, node=7, problem=MemoryProblem.MISSING, origin=MemoryOrigin.NEW)
             for rank in range(2)
@@ -91,6 +91,6 @@ def test_a_damaged_snapshot_is_reported_also_where_an_older_one_is_loaded(
         damage(world.files()[1])
         agent.begin(2)
         assert world.begin({"weight": 0})[1] == 1
-        report = wait_for(lambda: agent.of(CheckpointRestored))[-1]
+        report = wait_for(lambda: agent.restores)[-1]
         assert (report.step, report.source) == (1, RestoreSource.MEMORY)
         assert report.memory == (MemoryFinding(rank=0, node=None, problem=MemoryProblem.DAMAGED, steps=(2,)),)

@@ -52,7 +52,7 @@ def test_what_is_due_is_stored_where_memory_is_too_small_for_snapshots(
         assert site.begin(again)[1] == ordered
         assert (again["model"].weight == state["model"].weight).all()
         wait_for(lambda: agent.of(CheckpointRestored))
-        assert agent.of(CheckpointRestored)[-1].source is RestoreSource.STORAGE
+        assert agent.of(CheckpointRestored)[-1].restored.source is RestoreSource.STORAGE
         assert not list(disk.iterdir())
 
 

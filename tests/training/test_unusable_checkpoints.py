@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from perdure.contract import CheckpointRestored, CheckpointStored
+from perdure.contract import CheckpointRef, CheckpointRestored
 from perdure_training.node_api.storage_link import CheckpointsUnusable
 from tests.support.waiting import wait_for
 from tests.training.ranks_in_threads import RankThreads, rank_threads
@@ -76,7 +76,7 @@ def test_ranks_that_can_load_none_stop_and_name_each_with_its_damage(
         return str(raised.value)
 
     [text] = set(ranks.each(restore))
-    [report] = wait_for(lambda: [one for one in ranks.agent.of(CheckpointStored) if one.unusable])
+    [report] = wait_for(lambda: [one.restored for one in ranks.agent.of(CheckpointRestored) if one.restored.stops])
     assert len(report.unusable) == 2
     for folder, named in zip(reversed(damaged), report.unusable, strict=True):
         assert named.startswith(f"{folder.name}: {described}")
@@ -96,7 +96,7 @@ def test_a_job_that_may_start_over_does_and_deletes_none_of_those_that_it_could_
         lose_part(own)
         stored(ranks, 1, 2, 3, 8, 9)
         assert wait_for(lambda: folders(ranks) == [other, own, ranks.storage / "step-9-run-3"])
-        [first, second] = [one.unusable for one in ranks.agent.of(CheckpointRestored)]
+        [first, second] = [one.restored.unusable for one in ranks.agent.of(CheckpointRestored)]
         assert [text.split(":")[0] for text in first] == [other.name]
         assert [text.split(":")[0] for text in second] == [own.name, other.name]
 
@@ -106,7 +106,7 @@ def test_a_distrusted_checkpoint_is_loaded_where_the_others_are_damaged(
 ):
     stored(ranks, 1, 2)
     older, newer = folders(ranks)
-    ranks.agent.distrusted = (newer.name,)
+    ranks.agent.distrusted = (CheckpointRef.parse(newer.name),)
     tear(older)
     assert ranks.begin(states(), lose_memory=True) == [2] * RANKS
     assert "step 2 is loaded nevertheless" in caplog.text

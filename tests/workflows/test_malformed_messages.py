@@ -26,6 +26,7 @@ async def test_times_without_a_zone_are_taken_as_utc(temporal_client: Client):
 
 
 LAST, FIRST, LARGE = "9999-12-31T23:59:59.999999Z", "0001-01-01T00:00:00Z", 10**30
+CHECKPOINT = {"step": 1, "run": "run", "generation": 1}
 OF_A_NODE: dict[str, list[dict[str, Any]]] = {
     "failure": [
         {"generation": LARGE, "kind": "RANKS", "exit_code": LARGE, "store_ports": [LARGE, -1]},
@@ -41,8 +42,16 @@ OF_A_NODE: dict[str, list[dict[str, Any]]] = {
     "stall": [{"generation": 1, "since": LAST, "usual_step": "999999d"}, {"generation": 1, "since": FIRST}],
     "lease_taken": [{"agent_started_at": LAST, "epoch": LARGE}],
     "ports_changed": [{"store_ports": [LARGE, *range(60_000)], "time": LAST}],
-    "checkpoint_stored": [{"generation": 1, "step": LARGE, "folder": "..", "size": LARGE, "took": "9999d"}],
-    "checkpoint_restored": [{"generation": 1, "step": -LARGE, "source": "STORAGE", "distrusted": [LARGE] * 50_000}],
+    "checkpoint_stored": [
+        {"stored": {"checkpoint": CHECKPOINT, "size": LARGE, "took": "9999d", "order": LARGE}},
+        {"stored": {"checkpoint": CHECKPOINT | {"place": "../.."}}},
+        {"stored": {"checkpoint": CHECKPOINT | {"step": LARGE}}},
+    ],
+    "checkpoint_committed": [{"checkpoint": CHECKPOINT, "problem": "x" * 50_000}],
+    "checkpoint_restored": [
+        {"generation": 1, "restored": {"step": -LARGE, "source": "STORAGE", "distrusted": [LARGE] * 50_000}},
+        {"generation": 1, "restored": {"step": 1, "source": "STORAGE", "unusable": ["x"] * 50_000, "stops": True}},
+    ],
 }
 """Messages by which a node that was taken over could stop the decisions of its job."""
 

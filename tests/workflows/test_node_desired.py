@@ -13,15 +13,19 @@ from temporalio.exceptions import ActivityError, TimeoutError, TimeoutType
 
 from perdure.contract import (
     ApplyDesired,
+    CheckpointCommitted,
+    CheckpointRef,
+    Commit,
     DesiredNode,
     GroupDesire,
     Leaving,
     Member,
     NodeCredentials,
+    NodeDesired,
     NodeReached,
     World,
 )
-from perdure.contract.transitions import AnyTransition, NodeCommanded, NodeUnresponsive
+from perdure.contract.transitions import AnyTransition, NodeCommanded, NodeCommittedCheckpoint, NodeUnresponsive
 from perdure.spec.validate import parse_spec
 from perdure.workflows import node_desired, options
 from perdure.workflows.node_record import GroupInput, NodeRecord
@@ -129,6 +133,8 @@ class Agent:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, knows: int = 0) -> None:
         self.knows = knows
         """The newest version that it has taken."""
+        self.committed: CheckpointRef | None = None
+        """The checkpoint that it has committed last."""
         self.sent: list[ApplyDesired] = []
         self.then: Callable[[], Awaitable[None]] | None = None
         monkeypatch.setattr(workflow, "execute_activity", self._execute)
@@ -143,7 +149,7 @@ class Agent:
             await then()
         accepted = argument.version >= self.knows
         self.knows = max(self.knows, argument.version)
-        return NodeReached(accepted=accepted, version=self.knows, generation=2, entered=0)
+        return NodeReached(accepted=accepted, version=self.knows, generation=2, entered=0, committed=self.committed)
 
 
 def joined(**fields: Any) -> NodeRecord:
@@ -215,3 +221,93 @@ def test_a_node_that_is_being_deleted_is_released_when_it_waits_for_a_checkpoint
     asyncio.run(node_desired.converge(table, NODE))
     assert [command.desired.released for command in agent.sent] == [True]
     assert not table.transitions.carried.waiting, "the job itself ends it"
+
+
+COMMIT = Commit(checkpoint=CheckpointRef(step=7, run="run", generation=2), rank=NODE.rank)
+
+
+def desire(table: NodeTable, **fields: Any) -> None:
+    """The job desires this, and all else as before."""
+    table.take_desire(table.desire.model_copy(update={"version": table.desire.version + 1, **fields}))
+
+
+def report_commit(table: NodeTable, *, problem: str = "") -> None:
+    table.checkpoint_committed(
+        CheckpointCommitted(
+            sender=NODE,
+            sequence=table.records[0].sequences.get("checkpoint_committed", 0) + 1,
+            time=NOW,
+            checkpoint=COMMIT.checkpoint,
+            problem=problem,
+        )
+    )
+
+
+def commits_told(table: NodeTable) -> list[str]:
+    """The problems of a commit that the job learns, each empty one a success."""
+    told = table.transitions.carried.waiting
+    return [one.problem for one in told if isinstance(one, NodeCommittedCheckpoint)]
+
+
+def test_an_agent_that_has_committed_is_sent_nothing_once_no_commit_is_desired(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table, agent = table_of(joined()), Agent(monkeypatch)
+    desire(table, commit=COMMIT)
+    asyncio.run(node_desired.converge(table, NODE))
+    report_commit(table, problem="the storage is away")
+    report_commit(table)
+    assert commits_told(table) == ["the storage is away", ""]
+    assert node_desired.differing(table, NODE) is None
+    desire(table, commit=None)
+    assert node_desired.differing(table, NODE) is None
+    assert [command.desired.commit for command in agent.sent] == [COMMIT]
+
+
+def test_a_commit_whose_report_was_lost_with_a_group_is_learned_from_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table, agent = table_of(joined()), Agent(monkeypatch)
+    agent.committed = COMMIT.checkpoint
+    desire(table, commit=COMMIT)
+    asyncio.run(node_desired.converge(table, NODE))
+    assert commits_told(table) == [""]
+    report_commit(table)
+    desire(table, inquiry=1)
+    asyncio.run(node_desired.converge(table, NODE))
+    assert len(agent.sent) == 2
+    assert commits_told(table) == [""], "the job is told once"
+
+
+def test_a_commit_that_another_node_is_to_carry_out_is_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    table, agent = table_of(joined()), Agent(monkeypatch)
+    desire(table, commit=COMMIT)
+    asyncio.run(node_desired.converge(table, NODE))
+    report_commit(table, problem="the storage is away")
+    desire(table, commit=COMMIT.model_copy(update={"rank": 1}))
+    asyncio.run(node_desired.converge(table, NODE))
+    assert [command.desired.commit for command in agent.sent] == [COMMIT, None]
+
+
+def test_an_agent_that_was_started_again_is_sent_its_commit_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    table, agent = table_of(joined()), Agent(monkeypatch)
+    desire(table, commit=COMMIT, checkpoint_request=1)
+    asyncio.run(node_desired.converge(table, NODE))
+    table.put(table.records[0].replace(acknowledged=NodeDesired()))
+    asyncio.run(node_desired.converge(table, NODE))
+    assert [(command.desired.commit, command.desired.checkpoint_request) for command in agent.sent] == [(COMMIT, 1)] * 2
+
+
+@pytest.mark.parametrize(("group_rank", "request_sent"), [(0, 3), (1, 0)])
+def test_only_the_node_of_rank_0_is_to_make_a_requested_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, group_rank: int, request_sent: int
+) -> None:
+    table, agent = table_of(joined()), Agent(monkeypatch)
+    world = table.desire.world
+    assert world is not None
+    member = world.members[0].model_copy(update={"group_rank": group_rank})
+    desire(table, world=world.of({0: member}), checkpoint_request=3)
+    asyncio.run(node_desired.converge(table, NODE))
+    desire(table, checkpoint_request=0)
+    assert node_desired.differing(table, NODE) is None, "a request that is answered need not be taken back"
+    assert [command.desired.checkpoint_request for command in agent.sent] == [request_sent]

@@ -28,6 +28,7 @@ from perdure.contract.transitions import AnyTransition, NodeCreateFailed, NodeJo
 from perdure.spec.validate import parse_spec
 from perdure.workflows import options
 from perdure.workflows.backend_reports import begin_watch, take_watch_events
+from perdure.workflows.node_desired import differing
 from perdure.workflows.node_record import GroupInput, NodeRecord
 from perdure.workflows.node_table import NodeTable
 from perdure.workflows.policy.checkpoints.copies import copies_token
@@ -249,12 +250,21 @@ def test_an_agent_that_was_started_again_is_told_again() -> None:
     copies = Copies(2)
     for rank in (0, 1):
         copies.join(rank)
-    record = copies.table.records[0]
-    copies.table.put(record.replace(copies_place="there"))
+    node, other = copies.node(0), copies.node(1)
+    desired, of_other = differing(copies.table, node), differing(copies.table, other)
+    assert desired is not None
+    assert of_other is not None
+    assert desired.copies == copies.table.copy_holder(node)
+    for rank, taken in ((0, desired), (1, of_other)):
+        copies.table.put(copies.table.records[rank].replace(acknowledged=taken))
     copies.join(0)
-    assert copies.table.records[0].copies_place == "there"
+    assert differing(copies.table, node) is None
     copies.join(0, port=2, started=NOW + timedelta(seconds=9))
-    assert copies.table.records[0].copies_place == ""
+    assert differing(copies.table, node) == desired
+    moved = differing(copies.table, other)
+    assert moved is not None
+    assert moved.copies is not None
+    assert moved.copies.port == 2, "its copies are at another port now"
 
 
 def test_the_agents_of_an_earlier_release_are_told_nothing() -> None:

@@ -27,7 +27,7 @@ SUSPEND = SuspendRequested(reason="making room")
 
 
 def order(job: Scenario) -> int:
-    return desires_of(job.state)[0].checkpoint_orders
+    return desires_of(job.state)[0].checkpoint_request
 
 
 def make_durable(job: Scenario, *, step: int = 30, **facts: Any) -> Scenario:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from perdure.cli.explain import explanation
-from perdure.contract import CheckpointFacts, Commit, JobPhase, RestoreSource
+from perdure.contract import CheckpointRef, Commit, JobPhase, Restore, RestoreSource, StoredCheckpoint
 from perdure.contract.transitions import (
     NodeCommittedCheckpoint,
     NodeRestoredCheckpoint,
@@ -28,17 +29,29 @@ def scenario(nodes: str = "2", **checkpoint: object) -> Scenario:
     return Scenario(nodes, checkpoint=STORAGE | checkpoint).running()
 
 
-def stored(job: Scenario, rank: int, *, step: int = 7, generation: int | None = None, **facts: object) -> Scenario:
+def stored(
+    job: Scenario, rank: int, *, step: int = 7, generation: int | None = None, problem: str = "", order: int = 0
+) -> Scenario:
     of = job.generation if generation is None else generation
-    fields = {"step": step, "folder": f"step-{step}-run-{of}", "size": 100, "took": timedelta(seconds=2)} | facts
-    return job.transition(rank, NodeStoredCheckpoint, generation=of, checkpoint=CheckpointFacts.model_validate(fields))
+    checkpoint = CheckpointRef(step=step, run="run", generation=of)
+    parts = StoredCheckpoint(checkpoint=checkpoint, size=100, took=timedelta(seconds=2), order=order)
+    return job.transition(rank, NodeStoredCheckpoint, generation=of, stored=parts, problem=problem)
 
 
 def committed(job: Scenario, *, problem: str = "") -> Scenario:
     commit = decision(job)
     assert commit is not None
-    facts = CheckpointFacts(step=commit.step, folder=commit.folder, problem=problem)
-    return job.transition(commit.rank, NodeCommittedCheckpoint, generation=1, checkpoint=facts)
+    return job.transition(
+        commit.rank, NodeCommittedCheckpoint, generation=1, checkpoint=commit.checkpoint, problem=problem
+    )
+
+
+def restored(job: Scenario, *, generation: int, **facts: Any) -> Scenario:
+    """The ranks of this generation report with what they continue."""
+    if folder := facts.pop("folder", ""):
+        facts["checkpoint"] = CheckpointRef.parse(folder)
+    restore = Restore(**{"step": 0, "source": RestoreSource.UNKNOWN} | facts)
+    return job.transition(0, NodeRestoredCheckpoint, generation=generation, restored=restore)
 
 
 def decision(job: Scenario) -> Commit | None:
@@ -54,7 +67,8 @@ def test_it_is_committed_once_every_node_has_stored_its_part():
     assert decision(stored(job, 1)) is None
     commit = decision(stored(job, 0))
     assert commit is not None
-    assert (commit.folder, commit.step, commit.generation) == ("step-7-run-1", 7, 1)
+    named = commit.checkpoint
+    assert (named.folder, named.step, named.generation) == ("step-7-run-1", 7, 1)
     assert job.state.checkpoints.durable is None
     committed(job)
     assert decision(job) is None
@@ -70,7 +84,7 @@ def test_a_repeated_report_counts_once():
     stored(job, 0)
     committed(job)
     stored(stored(job, 0), 1)
-    assert job.state.checkpoints.commits in (1, 2)
+    assert decision(job) is None
     assert status(job).checkpoint.size == 200
 
 
@@ -84,7 +98,7 @@ def test_a_world_that_is_over_commits_nothing():
     stored(stored(job, 0, step=5), 1, step=5)
     commit = decision(job)
     assert commit is not None
-    assert commit.generation == 2
+    assert commit.checkpoint.generation == 2
 
 
 def test_a_step_that_others_do_not_store_is_forgotten():
@@ -93,7 +107,7 @@ def test_a_step_that_others_do_not_store_is_forgotten():
     stored(stored(job, 0, step=7), 1, step=7)
     commit = decision(job)
     assert commit is not None
-    assert commit.step == 7
+    assert commit.checkpoint.step == 7
 
 
 def test_another_node_commits_where_the_chosen_one_is_away():
@@ -104,7 +118,7 @@ def test_another_node_commits_where_the_chosen_one_is_away():
     job.transition(first.rank, NodeUnreachable)
     other = decision(job)
     assert other is not None
-    assert (other.rank, other.number) == (1 - first.rank, first.number)
+    assert (other.rank, other.checkpoint) == (1 - first.rank, first.checkpoint)
 
 
 def test_a_problem_is_a_warning_until_one_is_durable():
@@ -123,23 +137,21 @@ def test_a_problem_is_a_warning_until_one_is_durable():
 
 def test_a_request_reaches_the_groups():
     job = scenario()
-    assert desires_of(job.state)[0].checkpoint_orders == 0
+    assert desires_of(job.state)[0].checkpoint_request == 0
     job.take(CheckpointRequested())
-    assert desires_of(job.state)[0].checkpoint_orders == 1
+    assert desires_of(job.state)[0].checkpoint_request == 1
 
 
 def test_the_status_says_what_was_restored_from_where():
     job = scenario()
-    facts = CheckpointFacts(step=41, source=RestoreSource.STORAGE)
-    job.transition(0, NodeRestoredCheckpoint, generation=1, checkpoint=facts)
+    restored(job, generation=1, step=41, source=RestoreSource.STORAGE)
     view = status(job).checkpoint
     assert (view.restored_step, view.restored_from, view.restored_generation) == (41, RestoreSource.STORAGE, 1)
 
 
 def test_the_incident_says_which_step_was_restored_and_which_ones_are_distrusted():
     job = scenario().rank_killed(1)
-    facts = CheckpointFacts(step=41, source=RestoreSource.PEER, again=1, distrusted=(42, 43))
-    job.transition(0, NodeRestoredCheckpoint, generation=2, checkpoint=facts)
+    restored(job, generation=2, step=41, source=RestoreSource.PEER, again=1, distrusted=(42, 43))
     incident = job.state.incidents[-1]
     assert (incident.restored_step, incident.restored_from, incident.steps_again) == (41, RestoreSource.PEER, 1)
     assert incident.evidence[-1].text.startswith("step 42, 43 in memory was not loaded again")
@@ -178,7 +190,7 @@ def test_a_job_whose_checkpoints_are_all_damaged_stops_with_each_of_them_named()
         "step-9-before-1: .metadata is missing",
         "step-7-before-1: __0_0.distcp has other bytes than were stored",
     )
-    stored(job, 0, step=0, folder="", problem="no checkpoint in storage can be loaded", unusable=damages)
+    restored(job, generation=1, unusable=damages, stops=True)
     outcome = job.state.outcome
     assert outcome is not None
     assert (outcome.phase, outcome.exit_code) == (JobPhase.FAILED, 1)
@@ -191,11 +203,10 @@ def test_a_job_whose_checkpoints_are_all_damaged_stops_with_each_of_them_named()
 def test_a_job_that_starts_over_names_the_damaged_checkpoints_and_keeps_them():
     job = scenario()
     committed(stored(stored(job, 0), 1))
-    facts = CheckpointFacts(step=9, source=RestoreSource.STORAGE, folder="step-9-before-1")
-    job.transition(0, NodeRestoredCheckpoint, generation=1, checkpoint=facts)
+    restored(job, generation=1, step=9, source=RestoreSource.STORAGE, folder="step-9-before-1")
     job.rank_killed(1).peer_failed(0)
     damages = ("step-7-run-1: __0_0.distcp is missing", "step-9-before-1: .metadata is missing")
-    job.transition(0, NodeRestoredCheckpoint, generation=2, checkpoint=CheckpointFacts(step=0, unusable=damages))
+    restored(job, generation=2, unusable=damages)
     assert job.state.outcome is None
     text = explanation(job.state.incidents[-1], job="llama", flag="").plain
     assert all(damage in text for damage in damages)
@@ -210,20 +221,16 @@ def test_a_job_that_starts_over_names_the_damaged_checkpoints_and_keeps_them():
 def test_a_world_that_is_over_stops_nothing():
     job = scenario()
     job.rank_killed(1).peer_failed(0)
-    stored(job, 0, generation=1, problem="none", unusable=("step-9-before-1: torn",))
+    restored(job, generation=1, unusable=("step-9-before-1: torn",), stops=True)
     assert job.state.outcome is None
 
 
 def test_a_commit_says_from_which_checkpoint_of_another_run_the_run_has_continued():
     job = scenario()
 
-    def restored(folder: str) -> None:
-        facts = CheckpointFacts(step=1, source=RestoreSource.STORAGE, folder=folder)
-        job.transition(0, NodeRestoredCheckpoint, generation=1, checkpoint=facts)
-
     for folder in ("step-30-before-1", "step-20-before-1", f"step-90-{job.state.uid}-1", "moments/step-5-before-1"):
-        restored(folder)
+        restored(job, generation=1, step=1, source=RestoreSource.STORAGE, folder=folder)
     stored(stored(job, 0), 1)
     commit = decision(job)
     assert commit is not None
-    assert commit.inherited == ("step-30-before-1", "moments/step-5-before-1")
+    assert [one.folder for one in commit.inherited] == ["step-30-before-1", "moments/step-5-before-1"]

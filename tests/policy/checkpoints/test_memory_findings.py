@@ -6,14 +6,13 @@ import pytest
 
 from perdure.cli.explain import explanation
 from perdure.contract import (
-    CheckpointFacts,
     MemoryFinding,
     MemoryOrigin,
     MemoryProblem,
     RestoreSource,
 )
-from perdure.contract.transitions import NodeRestoredCheckpoint
 from perdure.workflows.policy.checkpoints.memory_findings import describe
+from tests.policy.checkpoints.test_commits import restored
 from tests.policy.scenario import Scenario
 
 MISSING = MemoryFinding(rank=0, node=0, problem=MemoryProblem.MISSING, origin=MemoryOrigin.NEW)
@@ -26,8 +25,7 @@ def interrupted() -> Scenario:
 
 def test_the_incident_says_of_each_node_why_its_memory_was_not_used():
     job = interrupted()
-    facts = CheckpointFacts(step=41, source=RestoreSource.STORAGE, memory=(MISSING, DAMAGED))
-    job.transition(0, NodeRestoredCheckpoint, generation=2, checkpoint=facts)
+    restored(job, generation=2, step=41, source=RestoreSource.STORAGE, memory=(MISSING, DAMAGED))
     incident = job.state.incidents[-1]
     text = (
         "memory was not used for the restore: of rank 0, node 0 has none: its memory began empty, as no predecessor had"
@@ -40,8 +38,7 @@ def test_the_incident_says_of_each_node_why_its_memory_was_not_used():
 
 def test_what_is_found_damaged_is_evidence_also_where_another_step_is_loaded_from_memory():
     job = interrupted()
-    facts = CheckpointFacts(step=1198, source=RestoreSource.MEMORY, memory=(DAMAGED,))
-    job.transition(0, NodeRestoredCheckpoint, generation=2, checkpoint=facts)
+    restored(job, generation=2, step=1198, source=RestoreSource.MEMORY, memory=(DAMAGED,))
     text = "not all that was in memory could be loaded: of rank 0, node 1's of steps 1,200, 1,199 are damaged"
     assert job.state.incidents[-1].evidence[-1].text == text
 
@@ -49,8 +46,7 @@ def test_what_is_found_damaged_is_evidence_also_where_another_step_is_loaded_fro
 def test_a_restore_of_which_nothing_was_found_adds_no_evidence():
     job = interrupted()
     known = job.state.incidents[-1].evidence
-    facts = CheckpointFacts(step=41, source=RestoreSource.MEMORY)
-    job.transition(0, NodeRestoredCheckpoint, generation=2, checkpoint=facts)
+    restored(job, generation=2, step=41, source=RestoreSource.MEMORY)
     assert job.state.incidents[-1].evidence == known
 
 

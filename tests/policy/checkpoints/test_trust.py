@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.contract import CheckpointFacts, Progress, RestoreSource
-from perdure.contract.transitions import NodeRestoredCheckpoint
+from perdure.contract import Progress, RestoreSource
 from perdure.workflows.policy.world.group_desire import desires_of
-from tests.policy.checkpoints.test_commits import committed, scenario, status, stored
+from tests.policy.checkpoints.test_commits import committed, restored, scenario, status, stored
 from tests.policy.scenario import Scenario, counted, reported
 
 FOLDER = "step-100-run-1"
@@ -16,8 +15,7 @@ FOLDER = "step-100-run-1"
 def loaded(job: Scenario, step: int = 100, *, source: RestoreSource = RestoreSource.STORAGE) -> Scenario:
     """The ranks of the present world continue from there."""
     folder = f"step-{step}-run-1" if source is RestoreSource.STORAGE else ""
-    facts = CheckpointFacts(step=step, source=source, folder=folder)
-    return job.transition(0, NodeRestoredCheckpoint, generation=job.generation, checkpoint=facts)
+    return restored(job, generation=job.generation, step=step, source=source, folder=folder)
 
 
 def failed(job: Scenario, progress: Progress) -> Scenario:
@@ -26,7 +24,7 @@ def failed(job: Scenario, progress: Progress) -> Scenario:
 
 def distrusted(job: Scenario) -> tuple[str, ...]:
     world = desires_of(job.state)[0].world
-    return world.distrusted_checkpoints if world is not None else ()
+    return tuple(one.folder for one in world.distrusted_checkpoints) if world is not None else ()
 
 
 def test_a_checkpoint_is_distrusted_when_the_job_does_not_come_further_than_before():

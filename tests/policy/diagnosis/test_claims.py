@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perdure.contract import CheckpointFacts, JobPhase, RankExit, RestoreSource
+from perdure.contract import CheckpointRef, JobPhase, RankExit, Restore, RestoreSource
 from perdure.contract.agents import LARGEST_NUMBER, UNKNOWN_RANK
 from perdure.contract.transitions import (
     AnyTransition,
@@ -82,8 +82,8 @@ def test_a_failure_of_an_own_rank_is_no_wrong_claim_also_after_the_next_world() 
 def test_no_node_makes_up_a_generation(kind: type[AnyTransition], ahead: int) -> None:
     """The job would number its next world after it, and no agent accepts so large a number from its ranks."""
     job = running()
-    facts = CheckpointFacts(step=1, source=RestoreSource.MEMORY)
-    job.transition(1, kind, generation=1 + ahead, checkpoint=facts)
+    restored = Restore(step=1, source=RestoreSource.MEMORY)
+    job.transition(1, kind, generation=1 + ahead, restored=restored)
     assert (job.state.generation, job.state.interruption, job.state.phase) == (1, None, JobPhase.RUNNING)
     assert job.state.wrong_claims >= 1
     assert "node 1 has reported" in warning(job)
@@ -98,11 +98,12 @@ def test_a_job_that_was_reset_follows_its_nodes() -> None:
 
 def test_only_the_node_of_rank_0_reports_what_all_ranks_continue_with() -> None:
     job = running()
-    facts = CheckpointFacts(step=7, source=RestoreSource.STORAGE, folder="step-7-0123abcd-1")
-    job.transition(1, NodeRestoredCheckpoint, generation=1, checkpoint=facts)
+    checkpoint = CheckpointRef.parse("step-7-0123abcd-1")
+    restored = Restore(step=7, source=RestoreSource.STORAGE, checkpoint=checkpoint)
+    job.transition(1, NodeRestoredCheckpoint, generation=1, restored=restored)
     assert job.state.checkpoints.restored_step is None
     assert job.state.checkpoints.loaded is None
     assert "does not have rank 0" in warning(job)
-    job.transition(0, NodeRestoredCheckpoint, generation=1, checkpoint=facts)
+    job.transition(0, NodeRestoredCheckpoint, generation=1, restored=restored)
     assert job.state.checkpoints.restored_step == 7
     assert job.state.wrong_claims == 1

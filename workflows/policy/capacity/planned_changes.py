@@ -145,6 +145,6 @@ def _title(request: SuspendRequested | RelaunchRequested) -> str:
 def _outcome(state: JobState, postponed: PostponedChange) -> str:
     durable, waited = state.checkpoints.durable, f"requested at {postponed.since:%H:%M:%S} UTC before this change"
     if durable is not None and state.checkpoints.orders_done >= postponed.order:
-        return f"the checkpoint of step {durable.step:,}, {waited}, is durable"
+        return f"the checkpoint of step {durable.checkpoint.step:,}, {waited}, is durable"
     why = state.checkpoints.problem or "the ranks reported none"
     return f"the checkpoint {waited} was not durable in time, and the change did not wait longer: {why}"

@@ -1,24 +1,25 @@
 """Decides when a checkpoint in storage is complete, and how often one is made.
 
 A checkpoint counts once every node of the world that saved it has reported that its parts are durable: then one agent
-gets the command to commit it, which makes it visible. Reports of a world that is over do not count, so of two
+is to commit it, which makes it visible. Reports of a world that is over do not count, so of two
 generations that save at the same time only the newest commits.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from datetime import datetime, timedelta
 
 from perdure.contract import (
-    CheckpointFacts,
+    CheckpointRef,
     CheckpointView,
     Commit,
     Considered,
     EvidenceSource,
     JobPhase,
+    Restore,
     RestoreSource,
+    StoredCheckpoint,
 )
 from perdure.contract.transitions import (
     NodeCommittedCheckpoint,
@@ -38,7 +39,6 @@ SHORTEST_INTERVAL = timedelta(seconds=30)
 LONGEST_INTERVAL = timedelta(hours=1)
 """Limits of the interval that the job chooses."""
 
-_FOLDER = re.compile(r"step-(\d{1,18})-(.+)-\d{1,18}")
 _PLACES = 16
 """Places in the storage that are remembered: a job has one for each stage and checkpointer."""
 
@@ -58,11 +58,11 @@ def apply(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobStat
         return state
     match event:
         case NodeStoredCheckpoint():
-            return _stored(state, node, event.checkpoint, event, job, now)
+            return _stored(state, node, event, job, now)
         case NodeCommittedCheckpoint():
-            return _committed(state, event.checkpoint, event, now)
+            return _committed(state, event, now)
         case NodeRestoredCheckpoint():
-            return _restored(state, node, event.checkpoint, event, now)
+            return _restored(state, node, event.restored, event, job, now)
 
 
 def request(state: JobState) -> JobState:
@@ -117,8 +117,8 @@ def view(state: JobState, job: JobSpec) -> CheckpointView:
     known, durable = state.checkpoints, state.checkpoints.durable
     return CheckpointView(
         url=(job.checkpoint.storage or "") if job.checkpoint else "",
-        step=durable.step if durable else None,
-        folder=durable.folder if durable else "",
+        step=durable.checkpoint.step if durable else None,
+        folder=durable.checkpoint.folder if durable else "",
         committed_at=durable.committed_at if durable else None,
         size=durable.size if durable else 0,
         took=durable.took if durable else None,
@@ -133,61 +133,64 @@ def view(state: JobState, job: JobSpec) -> CheckpointView:
 
 
 def _stored(
-    state: JobState,
-    node: NodeState,
-    facts: CheckpointFacts,
-    transition: NodeStoredCheckpoint,
-    job: JobSpec,
-    now: datetime,
+    state: JobState, node: NodeState, transition: NodeStoredCheckpoint, job: JobSpec, now: datetime
 ) -> JobState:
-    world, known = state.world, state.checkpoints
-    current = world is not None and transition.generation == world.generation and state.is_member(node)
-    if world is None or not current or job.stored is None or state.outcome is not None:
+    known, stored, world = state.checkpoints, transition.stored, state.world
+    if world is None or job.stored is None or not _is_current(state, node, stored.checkpoint.generation):
         return state
     # The script may begin to save after its first steps.
     state = state.with_node(node.replace(without_checkpoints=0))
-    if facts.unusable:
-        return _stop(state, node, facts, transition.time, now)
-    if facts.problem:
-        return _failing(state, facts.problem, transition.time, now)
-    if known.commit is not None and known.commit.folder == facts.folder:
+    if transition.problem:
+        return _failing(state, transition.problem, transition.time, now)
+    complete = (known.commit, known.durable)
+    if any(one is not None and one.checkpoint == stored.checkpoint for one in complete):
         return state
-    parts = known.parts
-    if parts is None or parts.folder != facts.folder:
-        if parts is not None and parts.generation == transition.generation and parts.step > facts.step:
-            return state
-        parts = StoredParts(folder=facts.folder, step=facts.step, generation=transition.generation)
-    parts = parts.replace(
-        nodes=tuple(sorted({*parts.nodes, node.rank})),
-        size=parts.size + (facts.size if node.rank not in parts.nodes else 0),
-        took=max(parts.took, facts.took),
-        order=max(parts.order, facts.order),
-    )
+    parts = _add_part(known.parts, node, stored)
+    if parts is None:
+        return state
     if not set(world.members) <= set(parts.nodes):
         return state.replace(checkpoints=known.replace(parts=parts))
     commit = Commit(
-        number=known.commits + 1,
+        checkpoint=parts.checkpoint,
         rank=node.rank,
-        generation=parts.generation,
-        step=parts.step,
-        folder=parts.folder,
         interval=interval(state, job.stored, parts.took, now),
-        order=parts.order,
+        order=max(parts.order, known.orders_done),
         inherited=known.inherited,
         kept_before=known.kept_before,
     )
-    return state.replace(checkpoints=known.replace(parts=parts, commit=commit, commits=commit.number))
+    return state.replace(checkpoints=known.replace(parts=parts, commit=commit))
 
 
-def _stop(state: JobState, node: NodeState, facts: CheckpointFacts, since: datetime, now: datetime) -> JobState:
+def _is_current(state: JobState, node: NodeState, generation: int) -> bool:
+    """Whether what a node reports of stored checkpoints is about the world that trains."""
+    is_member = state.world is not None and generation == state.world.generation and state.is_member(node)
+    return is_member and state.outcome is None
+
+
+def _add_part(parts: StoredParts | None, node: NodeState, stored: StoredCheckpoint) -> StoredParts | None:
+    """Adds what one more node has stored; None if it is of an older checkpoint than the one that is being stored."""
+    checkpoint = stored.checkpoint
+    if parts is None or parts.checkpoint != checkpoint:
+        if parts is not None and parts.checkpoint.generation == checkpoint.generation and parts.checkpoint > checkpoint:
+            return None
+        parts = StoredParts(checkpoint=checkpoint)
+    return parts.replace(
+        nodes=tuple(sorted({*parts.nodes, node.rank})),
+        size=parts.size + (stored.size if node.rank not in parts.nodes else 0),
+        took=max(parts.took, stored.took),
+        order=max(parts.order, stored.order),
+    )
+
+
+def _stop(state: JobState, node: NodeState, restored: Restore, since: datetime, now: datetime) -> JobState:
     """Stops a job that has checkpoints, none of which can be loaded: to start over would cost the whole training."""
-    for text in facts.unusable:
+    for text in restored.unusable:
         state = incidents.add_evidence(
             state, now=now, time=since, source=EvidenceSource.AGENT, rank=node.rank, text=text
         )
     title = "no checkpoint in storage can be loaded"
     reason = (
-        f"{title}: {'; '.join(facts.unusable)}. Repair them, or remove those that are not needed; or set "
+        f"{title}: {'; '.join(restored.unusable)}. Repair them, or remove those that are not needed; or set "
         "checkpoint.on_unusable: start_over"
     )
     state = incidents.record_decision(
@@ -201,20 +204,12 @@ def _stop(state: JobState, node: NodeState, facts: CheckpointFacts, since: datet
     return state.stop(Outcome(phase=JobPhase.FAILED, exit_code=1, reason=reason, decided_at=now))
 
 
-def _inherit(known: CheckpointState, uid: str, folder: str) -> CheckpointState:
+def _inherit(known: CheckpointState, uid: str, loaded: CheckpointRef) -> CheckpointState:
     """Records that the run has continued from another run's checkpoint, and so continues what that one keeps."""
-    place, _, name = folder.rpartition("/")
-    step, run = _step_and_run(name)
-    before = next((one for one in known.inherited if one.rpartition("/")[0] == place), None)
-    if run in ("", uid) or (before is not None and _step_and_run(before.rpartition("/")[2])[0] >= step):
+    before = next((one for one in known.inherited if one.place == loaded.place), None)
+    if loaded.run == uid or (before is not None and before.step >= loaded.step):
         return known
-    return known.replace(inherited=(*(one for one in known.inherited if one != before), folder)[-_PLACES:])
-
-
-def _step_and_run(name: str) -> tuple[int, str]:
-    """The parts of `step-STEP-RUN-GENERATION`; no run where the name is another one."""
-    match = _FOLDER.fullmatch(name)
-    return (int(match[1]), match[2]) if match else (-1, "")
+    return known.replace(inherited=(*(one for one in known.inherited if one != before), loaded)[-_PLACES:])
 
 
 def _failing(state: JobState, problem: str, since: datetime, now: datetime) -> JobState:
@@ -225,32 +220,31 @@ def _failing(state: JobState, problem: str, since: datetime, now: datetime) -> J
     return observations.observe_storage(state, now, over=False)
 
 
-def _committed(state: JobState, facts: CheckpointFacts, transition: NodeCommittedCheckpoint, now: datetime) -> JobState:
-    known, parts = state.checkpoints, state.checkpoints.parts
-    if known.commit is None or known.commit.folder != facts.folder:
+def _committed(state: JobState, transition: NodeCommittedCheckpoint, now: datetime) -> JobState:
+    known, commit = state.checkpoints, state.checkpoints.commit
+    if commit is None or commit.checkpoint != transition.checkpoint:
         return state
-    if facts.problem:
-        return _failing(state, facts.problem, transition.time, now)
+    if transition.problem:
+        return _failing(state, transition.problem, transition.time, now)
     state = observations.observe_storage(state, now, over=True)
+    parts = known.parts if known.parts is not None and known.parts.checkpoint == commit.checkpoint else None
     durable = DurableCheckpoint(
-        step=facts.step,
-        folder=facts.folder,
-        generation=known.commit.generation,
+        checkpoint=commit.checkpoint,
         committed_at=transition.time,
-        size=parts.size if parts is not None and parts.folder == facts.folder else 0,
-        took=parts.took if parts is not None and parts.folder == facts.folder else timedelta(),
+        size=parts.size if parts is not None else 0,
+        took=parts.took if parts is not None else timedelta(),
     )
-    done = max(known.orders_done, min(known.commit.order, known.orders))
+    done = max(known.orders_done, min(commit.order, known.orders))
     known = known.replace(commit=None, parts=None, durable=durable, problem="", problem_since=None, orders_done=done)
     return state.replace(checkpoints=known)
 
 
 def _start_over(
-    state: JobState, node: NodeState, facts: CheckpointFacts, transition: NodeRestoredCheckpoint, now: datetime
+    state: JobState, node: NodeState, restored: Restore, transition: NodeRestoredCheckpoint, now: datetime
 ) -> JobState:
     """Records that the ranks begin anew beside checkpoints none of which can be loaded. What is known of these no
     longer counts, and nothing of them is deleted."""
-    state = observations.observe_start_over(state, node, facts.unusable, since=transition.time, now=now)
+    state = observations.observe_start_over(state, node, restored.unusable, since=transition.time, now=now)
     return state.replace(
         checkpoints=state.checkpoints.replace(
             durable=None,
@@ -267,7 +261,12 @@ def _start_over(
 
 
 def _restored(
-    state: JobState, node: NodeState, facts: CheckpointFacts, transition: NodeRestoredCheckpoint, now: datetime
+    state: JobState,
+    node: NodeState,
+    restored: Restore,
+    transition: NodeRestoredCheckpoint,
+    job: JobSpec,
+    now: datetime,
 ) -> JobState:
     known = state.checkpoints
     world = state.world
@@ -276,20 +275,23 @@ def _restored(
     if not claims.may_report_restore(state, node, transition.generation):
         text = f"node {node.rank} has reported what the ranks of generation {transition.generation} continue with"
         return claims.count(state, f"{text}, and does not have rank 0 of it")
-    if facts.unusable:
-        return _start_over(state, node, facts, transition, now)
-    source = facts.source if facts.source is not RestoreSource.UNKNOWN else None
+    if restored.stops:
+        counts = job.stored is not None and _is_current(state, node, transition.generation)
+        return _stop(state, node, restored, transition.time, now) if counts else state
+    if restored.unusable:
+        return _start_over(state, node, restored, transition, now)
+    source = restored.source if restored.source is not RestoreSource.UNKNOWN else None
     state = incidents.record_restore(
-        state, facts, generation=transition.generation, rank=node.rank, time=transition.time
+        state, restored, generation=transition.generation, rank=node.rank, time=transition.time
     )
-    if source is RestoreSource.STORAGE and facts.folder:
-        state = trust.load(state, folder=facts.folder, step=facts.step)
-        known = _inherit(state.checkpoints, state.uid, facts.folder)
+    if source is RestoreSource.STORAGE and restored.checkpoint is not None:
+        state = trust.load(state, restored.checkpoint)
+        known = _inherit(state.checkpoints, state.uid, restored.checkpoint)
     return state.replace(
         checkpoints=known.replace(
-            restored_step=facts.step,
+            restored_step=restored.step,
             restored_from=source,
             restored_generation=transition.generation,
-            restored_again=facts.again,
+            restored_again=restored.again,
         )
     )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from perdure.contract import EvidenceSource, FailureClass, Progress, ProgressSource
+from perdure.contract import CheckpointRef, EvidenceSource, FailureClass, Progress, ProgressSource
 from perdure.workflows.policy.diagnosis.failures import USERS_OWN
 from perdure.workflows.policy.record import incidents
 from perdure.workflows.policy.state.checkpoint import LoadedCheckpoint
@@ -35,20 +35,22 @@ def judge(state: JobState, failure: FailureClass | None, now: datetime) -> JobSt
     if loaded is not None and not reported:
         known = known.replace(loaded=loaded.model_copy(update={"failed_after": progress.generation_steps}))
     state = state.replace(checkpoints=known)
-    if loaded is None or not reason or loaded.folder in known.distrusted:
+    if loaded is None or not reason or loaded.checkpoint in known.distrusted:
         return state
-    distrusted = (*known.distrusted, loaded.folder)[-REMEMBERED:]
-    text = f"the checkpoint of step {loaded.step:,} in storage is not loaded again, an older one is: {reason}"
+    distrusted = (*known.distrusted, loaded.checkpoint)[-REMEMBERED:]
+    text = (
+        f"the checkpoint of step {loaded.checkpoint.step:,} in storage is not loaded again, an older one is: {reason}"
+    )
     state = state.replace(checkpoints=known.replace(distrusted=distrusted, loaded=None))
     return incidents.add_evidence(state, now=now, time=now, source=EvidenceSource.AGENT, text=text)
 
 
-def load(state: JobState, *, folder: str, step: int) -> JobState:
+def load(state: JobState, checkpoint: CheckpointRef) -> JobState:
     """Records that the world continues from a stored checkpoint."""
     known = state.checkpoints
-    if known.loaded is not None and known.loaded.folder == folder:
+    if known.loaded is not None and known.loaded.checkpoint == checkpoint:
         return state
-    return state.replace(checkpoints=known.replace(loaded=LoadedCheckpoint(folder=folder, step=step)))
+    return state.replace(checkpoints=known.replace(loaded=LoadedCheckpoint(checkpoint=checkpoint)))
 
 
 def _reason(state: JobState, loaded: LoadedCheckpoint, progress: Progress) -> str:

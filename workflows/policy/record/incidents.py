@@ -12,13 +12,13 @@ from collections.abc import Collection
 from datetime import datetime
 
 from perdure.contract import (
-    CheckpointFacts,
     Considered,
     Evidence,
     EvidenceSource,
     FailureClass,
     IncidentView,
     RankStarts,
+    Restore,
     RestoreSource,
     Suspect,
 )
@@ -179,22 +179,22 @@ def record_starts(state: JobState, starts: RankStarts) -> JobState:
     return _replace(state, incident.model_copy(update={"starts": known + starts if known else starts}))
 
 
-def record_restore(state: JobState, facts: CheckpointFacts, *, generation: int, rank: int, time: datetime) -> JobState:
+def record_restore(state: JobState, restored: Restore, *, generation: int, rank: int, time: datetime) -> JobState:
     """Records the step with which a world continued, and the newer ones that its ranks distrust."""
     incident = next((known for known in reversed(state.incidents) if known.generation_after == generation), None)
     if incident is None:
         return state
     update: dict[str, object] = {
-        "restored_step": facts.step,
-        "restored_from": facts.source if facts.source is not RestoreSource.UNKNOWN else None,
-        "steps_again": facts.again,
+        "restored_step": restored.step,
+        "restored_from": restored.source if restored.source is not RestoreSource.UNKNOWN else None,
+        "steps_again": restored.again,
     }
     evidence: list[Evidence] = []
-    if facts.distrusted:
-        steps = ", ".join(f"{step:,}" for step in facts.distrusted)
+    if restored.distrusted:
+        steps = ", ".join(f"{step:,}" for step in restored.distrusted)
         text = f"step {steps} in memory was not loaded again: the job had failed after each load of it"
         evidence.append(Evidence(time=time, source=EvidenceSource.AGENT, rank=rank, text=text))
-    if found := memory_findings.describe(facts.memory, facts.source):
+    if found := memory_findings.describe(restored.memory, restored.source):
         # It is about no single node, and speaks against none.
         evidence.append(Evidence(time=time, source=EvidenceSource.AGENT, text=found))
     if evidence:

@@ -43,7 +43,7 @@ def events_between(before: JobState, after: JobState, now: datetime) -> Iterator
         yield from _of_beginning(after, world, now)
     durable = after.checkpoints.durable
     if durable is not None and durable != before.checkpoints.durable:
-        attributes = {"step": durable.step, "size": durable.size, "duration_s": durable.took.total_seconds()}
+        attributes = {"step": durable.checkpoint.step, "size": durable.size, "duration_s": durable.took.total_seconds()}
         yield JobEvent(name="checkpoint", time=durable.committed_at, attributes=attributes)
     if after.unprocessed is not before.unprocessed:
         yield from _of_datasets(before, after)

@@ -90,7 +90,9 @@ def observe_storage(state: JobState, now: datetime, *, over: bool) -> JobState:
     evidence = begun.evidence if begun is not None else ()
     texts = [] if over else [known.problem]
     if begun is None:
-        newest = f"that of step {durable.step:,}, of {durable.committed_at:%H:%M:%S} UTC" if durable else "none"
+        newest = (
+            f"that of step {durable.checkpoint.step:,}, of {durable.committed_at:%H:%M:%S} UTC" if durable else "none"
+        )
         texts.append(f"the newest durable checkpoint of this run was {newest}")
     signs = (Evidence(time=now, source=EvidenceSource.AGENT, text=text) for text in texts)
     texts_known = {sign.text for sign in evidence}

@@ -2,48 +2,30 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Self
 
-from perdure.contract import Commit, Message, RestoreSource
+from perdure.contract import CheckpointRef, Commit, Message, RestoreSource, StoredCheckpoint
 from perdure.contract.base import ShortText
-from perdure.spec.durations import Duration
 
 
-class StoredParts(Message):
+class StoredParts(StoredCheckpoint):
     """A checkpoint of which some nodes have reported that their parts are durable."""
 
-    folder: str
-    step: int
-    generation: int
     nodes: tuple[int, ...] = ()
     """The nodes (slots) that have reported."""
-    size: int = 0
-    took: Duration = timedelta()
-    """The longest time of a node."""
-    order: int = 0
-    """The newest request for a checkpoint that it answers."""
-
-    def replace(self, **fields: object) -> Self:
-        return self.model_copy(update=fields)
 
 
-class DurableCheckpoint(Message):
+class DurableCheckpoint(StoredCheckpoint):
     """A checkpoint that was committed."""
 
-    folder: str
-    step: int
-    generation: int
     committed_at: datetime
-    size: int = 0
-    took: Duration = timedelta()
 
 
 class LoadedCheckpoint(Message):
     """The stored checkpoint from which the training continued last."""
 
-    folder: str
-    step: int
+    checkpoint: CheckpointRef
     failed_after: int | None = None
     """The number of counted steps after which the world failed that loaded it before; None for none."""
 
@@ -55,8 +37,6 @@ class CheckpointState(Message):
     """The checkpoint that is being stored."""
     commit: Commit | None = None
     """The decision that it is complete, until it is carried out."""
-    commits: int = 0
-    """The number of these decisions."""
     durable: DurableCheckpoint | None = None
     """The newest one."""
     orders: int = 0
@@ -74,10 +54,10 @@ class CheckpointState(Message):
     loaded: LoadedCheckpoint | None = None
     failed_at: int = -1
     """The highest reported step at which the job failed by itself."""
-    distrusted: tuple[str, ...] = ()
-    """Folders of checkpoints that are not loaded any more: see `perdure.workflows.policy.checkpoints.trust`."""
-    inherited: tuple[str, ...] = ()
-    """The newest folder of another run from which this run has continued, for each place in the storage."""
+    distrusted: tuple[CheckpointRef, ...] = ()
+    """Those that are not loaded any more: see `perdure.workflows.policy.checkpoints.trust`."""
+    inherited: tuple[CheckpointRef, ...] = ()
+    """The newest one of another run from which this run has continued, for each place in the storage."""
     kept_before: int = 0
     """As in `Commit`."""
 

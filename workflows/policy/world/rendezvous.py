@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
-from perdure.contract import Member, World
+from perdure.contract import CheckpointRef, Member, World
 from perdure.spec.network import FEWEST_PORTS, Network, read_ports
 from perdure.workflows.policy.state.job import NodeState
 
@@ -77,7 +77,7 @@ def form_world(
     restarted: Collection[int] = (),
     stage: int = 0,
     first_step: timedelta | None = None,
-    distrusted_checkpoints: tuple[str, ...] = (),
+    distrusted_checkpoints: tuple[CheckpointRef, ...] = (),
 ) -> World | None:
     """Forms the next world; returns None while no member offers a port for its store.
 
@@ -89,7 +89,7 @@ def form_world(
         restarted: Slots whose command must be started again to enter it.
         stage: The torchrun of the command that it is for, from 0.
         first_step: The time that its ranks have to make their first step; None for no limit.
-        distrusted_checkpoints: Folders in the job's storage that its ranks do not load.
+        distrusted_checkpoints: Those in the job's storage that its ranks do not load.
     """
     group_ranks = assign_group_ranks(ranks, previous)
     store = choose_store(nodes, group_ranks)
