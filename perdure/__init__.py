@@ -13,25 +13,128 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from perdure.base.errors import *
-    from perdure.client.client import Client
-    from perdure.client.logs.lines import LogLine
-    from perdure.client.sync import SyncClient
-    from perdure.client.views import *
-    from perdure.contract import *
-    from perdure.spec.errors import SpecError
-    from perdure.spec.job import JobSpec
-    from perdure.spec.load import load_spec
-    from perdure.spec.validate import parse_spec
+    from perdure.base.errors import ControlPlaneUnreachable as ControlPlaneUnreachable
+    from perdure.base.errors import ExitCode as ExitCode
+    from perdure.base.errors import JobAlreadyRunning as JobAlreadyRunning
+    from perdure.base.errors import JobNotFound as JobNotFound
+    from perdure.base.errors import JobPaused as JobPaused
+    from perdure.base.errors import JoinRefused as JoinRefused
+    from perdure.base.errors import LogsUnavailable as LogsUnavailable
+    from perdure.base.errors import NotPermitted as NotPermitted
+    from perdure.base.errors import NoWorker as NoWorker
+    from perdure.base.errors import PayloadKeysError as PayloadKeysError
+    from perdure.base.errors import PerdureError as PerdureError
+    from perdure.base.errors import Refused as Refused
+    from perdure.base.errors import SecretUnavailable as SecretUnavailable
+    from perdure.base.errors import StateFolderError as StateFolderError
+    from perdure.base.errors import WorkflowTaskFails as WorkflowTaskFails
+    from perdure.client.client import Client as Client
+    from perdure.client.logs.lines import LogLine as LogLine
+    from perdure.client.sync import SyncClient as SyncClient
+    from perdure.client.views import IssuedTicket as IssuedTicket
+    from perdure.client.views import JobSnapshot as JobSnapshot
+    from perdure.client.views import JobSummary as JobSummary
+    from perdure.client.views import Pause as Pause
+    from perdure.client.views import Submission as Submission
+    from perdure.client.views import TaskFailure as TaskFailure
+    from perdure.contract import Accepted as Accepted
+    from perdure.contract import CheckpointView as CheckpointView
+    from perdure.contract import Considered as Considered
+    from perdure.contract import DeviceUsage as DeviceUsage
+    from perdure.contract import Evidence as Evidence
+    from perdure.contract import EvidenceSource as EvidenceSource
+    from perdure.contract import FailureClass as FailureClass
+    from perdure.contract import IncidentView as IncidentView
+    from perdure.contract import JobPhase as JobPhase
+    from perdure.contract import JobResult as JobResult
+    from perdure.contract import JobStatus as JobStatus
+    from perdure.contract import LogPosition as LogPosition
+    from perdure.contract import NodePhase as NodePhase
+    from perdure.contract import NodeStacks as NodeStacks
+    from perdure.contract import NodeView as NodeView
+    from perdure.contract import Observation as Observation
+    from perdure.contract import Progress as Progress
+    from perdure.contract import ProgressSource as ProgressSource
+    from perdure.contract import RankPosition as RankPosition
+    from perdure.contract import RankStarts as RankStarts
+    from perdure.contract import ResourceUse as ResourceUse
+    from perdure.contract import RestoreSource as RestoreSource
+    from perdure.contract import SetAside as SetAside
+    from perdure.contract import StackFrame as StackFrame
+    from perdure.contract import Suspect as Suspect
+    from perdure.contract import ThreadStack as ThreadStack
+    from perdure.contract import UnprocessedSamples as UnprocessedSamples
+    from perdure.spec.errors import SpecError as SpecError
+    from perdure.spec.job import JobSpec as JobSpec
+    from perdure.spec.load import load_spec as load_spec
+    from perdure.spec.validate import parse_spec as parse_spec
 
     __version__: str
 
-_HOMES = (
-    *("perdure.base.errors", "perdure.spec.errors", "perdure.spec.job", "perdure.spec.load", "perdure.spec.validate"),
-    *("perdure.contract", "perdure.client.views", "perdure.client.logs.lines"),
-    *("perdure.client.client", "perdure.client.sync"),
-)
-"""The modules of the public names. Those that take longer to import come later."""
+_HOMES = {
+    "perdure.base.errors": (
+        "ControlPlaneUnreachable",
+        "ExitCode",
+        "JobAlreadyRunning",
+        "JobNotFound",
+        "JobPaused",
+        "JoinRefused",
+        "LogsUnavailable",
+        "NotPermitted",
+        "NoWorker",
+        "PayloadKeysError",
+        "PerdureError",
+        "Refused",
+        "SecretUnavailable",
+        "StateFolderError",
+        "WorkflowTaskFails",
+    ),
+    "perdure.client.client": ("Client",),
+    "perdure.client.logs.lines": ("LogLine",),
+    "perdure.client.sync": ("SyncClient",),
+    "perdure.client.views": (
+        "IssuedTicket",
+        "JobSnapshot",
+        "JobSummary",
+        "Pause",
+        "Submission",
+        "TaskFailure",
+    ),
+    "perdure.contract": (
+        "Accepted",
+        "CheckpointView",
+        "Considered",
+        "DeviceUsage",
+        "Evidence",
+        "EvidenceSource",
+        "FailureClass",
+        "IncidentView",
+        "JobPhase",
+        "JobResult",
+        "JobStatus",
+        "LogPosition",
+        "NodePhase",
+        "NodeStacks",
+        "NodeView",
+        "Observation",
+        "Progress",
+        "ProgressSource",
+        "RankPosition",
+        "RankStarts",
+        "ResourceUse",
+        "RestoreSource",
+        "SetAside",
+        "StackFrame",
+        "Suspect",
+        "ThreadStack",
+        "UnprocessedSamples",
+    ),
+    "perdure.spec.errors": ("SpecError",),
+    "perdure.spec.job": ("JobSpec",),
+    "perdure.spec.load": ("load_spec",),
+    "perdure.spec.validate": ("parse_spec",),
+}
+"""The modules of the public names."""
 
 __all__ = [
     "Accepted",
@@ -97,9 +200,9 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("perdure")
-    if name in __all__:
-        from importlib import import_module
+    for home, names in _HOMES.items():
+        if name in names:
+            from importlib import import_module
 
-        homes = (import_module(home) for home in _HOMES)
-        return next(getattr(home, name) for home in homes if hasattr(home, name))
+            return getattr(import_module(home), name)
     raise AttributeError(f"module 'perdure' has no attribute {name!r}")
