@@ -13,7 +13,7 @@ GROUP ?= only
 # Lets Python cache bytecode: otherwise each of the thousands of processes that targets start compiles its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-long test-failed test-torch-floor check format lock bench-recovery bench-warm bench-kubernetes bench-oncall bench-chaos bench-history bench-gateway bench-checkpoint bench-shards bench-store bench-events cluster cluster-down cluster-binaries docs kustomize clean
+.PHONY: help setup demo test test-long test-failed test-torch-floor test-gpu check format lock bench-recovery bench-warm bench-kubernetes bench-oncall bench-chaos bench-history bench-gateway bench-checkpoint bench-shards bench-store bench-events cluster cluster-down cluster-binaries docs kustomize clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -39,6 +39,9 @@ test-failed: setup  ## The tests that failed in the last run, one after another
 
 test-torch-floor: setup  ## Recovery with the oldest PyTorch that pyproject.toml allows (7 GB, once)
 	@$(BIN)/python -m scripts.torch_floor
+
+test-gpu: setup  ## What only a machine with a GPU of NVIDIA's can show; fails without one
+	@$(BIN)/python -m pytest tests/gpu $(PYTEST_ARGS)
 
 check: setup  ## Formatting, lint, import layering, types
 	@$(BIN)/ruff format --check .

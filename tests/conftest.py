@@ -21,6 +21,9 @@ from perdure.local.control_plane import LocalControlPlane
 from tests.support.command_line import end_nodes
 from tests.support.temporal_server import DevServer, shared_dev_server
 
+collect_ignore = ["gpu"]
+"""`make test-gpu` names the folder, which is then collected."""
+
 _WITH_RANKS = (
     *("corners", "env_mode", "frameworks", "kinds_of_scripts", "launchers", "networks", "stages", "step_counter"),
     *("torch_events", "torchrun_worlds", "warm_standbys", "warm_starts"),

@@ -68,6 +68,8 @@ class FailureClass(Vocabulary):
     """A rank was ended by SIGKILL or SIGTERM from outside."""
     OUT_OF_MEMORY = "OUT_OF_MEMORY"
     """Host or device memory ran out."""
+    DEVICE_FAULT = "DEVICE_FAULT"
+    """A kernel failed on a GPU: an assertion in it, an access to memory that is not its own, or a fault of the GPU."""
     PEER_LOST = "PEER_LOST"
     """A victim: the rank failed because another one went away."""
     COLLECTIVE_TIMEOUT = "COLLECTIVE_TIMEOUT"

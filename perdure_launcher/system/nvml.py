@@ -16,7 +16,12 @@ _TEMPERATURE_GPU = 0
 
 
 class _Memory(ctypes.Structure):
-    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+    """The second version, in which what the driver reserves for itself is not used."""
+
+    _fields_ = (
+        ("version", ctypes.c_uint),
+        *((name, ctypes.c_ulonglong) for name in ("total", "reserved", "free", "used")),
+    )
 
 
 class _Utilization(ctypes.Structure):
@@ -58,9 +63,10 @@ class Devices:
 
     def _device(self, index: int, handle: ctypes.c_void_p) -> DeviceUsage:
         name = ctypes.create_string_buffer(_NAME_BYTES)
-        memory, utilization, temperature = _Memory(), _Utilization(), ctypes.c_uint()
+        memory = _Memory(version=ctypes.sizeof(_Memory) | 2 << 24)
+        utilization, temperature = _Utilization(), ctypes.c_uint()
         named = self._ask("nvmlDeviceGetName", handle, name, ctypes.c_uint(_NAME_BYTES))
-        measured = self._ask("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
+        measured = self._ask("nvmlDeviceGetMemoryInfo_v2", handle, ctypes.byref(memory))
         used = self._ask("nvmlDeviceGetUtilizationRates", handle, ctypes.byref(utilization))
         warm = self._ask("nvmlDeviceGetTemperature", handle, ctypes.c_uint(_TEMPERATURE_GPU), ctypes.byref(temperature))
         return DeviceUsage(

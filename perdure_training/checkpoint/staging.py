@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
+from perdure_training.checkpoint.pinned import pin
+
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
@@ -72,11 +74,14 @@ class Layout:
 
     def copy_into(self, room: memoryview) -> None:
         """Copies the state into `size` bytes. Tensors on accelerators are complete when it returns."""
+        devices = {tensor.device for tensor, _ in self._tensors if tensor.is_cuda}
+        if devices:
+            pin(room)
         for tensor, place in self._tensors:
             if place.size:
                 _elements(room[place.offset : place.offset + place.size], place).copy_(tensor, non_blocking=True)
-        if any(tensor.is_cuda for tensor, _ in self._tensors):
-            torch.cuda.synchronize()
+        for device in devices:
+            torch.cuda.synchronize(device)
         room[self.index_at : self.size] = self.index
 
     def _place(self, tensor: torch.Tensor) -> _Place:

@@ -20,7 +20,7 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -80,12 +80,23 @@ class Lease:
             os.close(descriptor)
 
 
+class Mapping(mmap.mmap):
+    """The mapping of a snapshot's file."""
+
+    before_end: Callable[[], None] | None = None
+    """Called before the memory is unmapped, for a driver that knows its address."""
+
+    def __del__(self) -> None:
+        if self.before_end is not None:
+            self.before_end()
+
+
 class Slot:
     """One file, mapped into memory while it is in use."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._map: mmap.mmap | None = None
+        self._map: Mapping | None = None
 
     def header(self) -> Header | None:
         """Reads the header; None if there is no complete snapshot."""
@@ -137,7 +148,7 @@ class Slot:
                 # Without it, a full tmpfs would end the process with SIGBUS at the first write.
                 os.posix_fallocate(descriptor, 0, PAGE + size)
             if self._map is None:
-                self._map = mmap.mmap(descriptor, 0)
+                self._map = Mapping(descriptor, 0)
         except OSError as error:
             os.ftruncate(descriptor, 0)
             raise NoRoom(f"{size:,} bytes do not fit into {self.path.parent}: {error.strerror}") from error
@@ -161,7 +172,7 @@ class Slot:
         if self._map is None:
             with self.path.open("r+b") as file:
                 # All pages at once, which takes half as long as one by one.
-                self._map = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+                self._map = Mapping(file.fileno(), 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         return memoryview(self._map)[PAGE : PAGE + header.size]
 
     def take_mapping(self, of: Slot) -> None:

@@ -12,6 +12,7 @@ SLEEPS = {
     "tests/support/waiting.py": "the one place where it is looked again",
     "tests/launcher/scripts/": "trainings, whose steps and saves take time",
     "tests/system/train.py": "a training, whose steps take time",
+    "tests/gpu/train.py": "a training, whose steps take time",
     "tests/system/observed.py": "a training, whose steps take time",
     "tests/system/saves_itself.py": "a training, whose steps take time",
     "tests/system/walk.py": "a training, whose steps take time",

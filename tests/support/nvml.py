@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = """
-typedef struct { unsigned long long total, free, used; } memory_t;
+typedef struct { unsigned version; unsigned long long total, reserved, free, used; } memory_t;
 typedef struct { unsigned gpu, memory; } utilization_t;
 int nvmlInit_v2(void) { return %(init)d; }
 int nvmlInitWithFlags(unsigned flags) { return %(init)d; }
@@ -19,7 +19,8 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
 static unsigned index_of(void *device) { return (unsigned)((unsigned long)device - 0x7f0000000000UL); }
 int nvmlDeviceGetName(void *device, char *name, unsigned length) {
   const char *text = "NVIDIA H100"; for (unsigned i = 0; i < length && (name[i] = text[i]); i++); return 0; }
-int nvmlDeviceGetMemoryInfo(void *device, memory_t *memory) {
+int nvmlDeviceGetMemoryInfo_v2(void *device, memory_t *memory) {
+  if (memory->version != (sizeof *memory | 2 << 24)) return 25;
   memory->total = 80000000000ULL; memory->used = 1000 + index_of(device); memory->free = 0; return 0; }
 int nvmlDeviceGetUtilizationRates(void *device, utilization_t *rates) { rates->gpu = 97; rates->memory = 1; return 0; }
 int nvmlDeviceGetTemperature(void *device, int sensor, unsigned *temperature) {

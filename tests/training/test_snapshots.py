@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from perdure_training.checkpoint.slots import Slots
 from perdure_training.checkpoint.verification import fingerprint, is_intact
 from perdure_training.snapshots.agreement import TRUSTED_RESTORES, Holding, decide
-from perdure_training.snapshots.arena import PAGE, Arena, Header, NoRoom, Slot
+from perdure_training.snapshots.arena import PAGE, Arena, Header, Mapping, NoRoom, Slot
 
 HEADER = Header(step=7, rank=0, world_size=2, generation=1, replicated=False, index_at=0, size=0, checksum=0)
 
@@ -36,6 +37,22 @@ def test_a_snapshot_is_read_back_by_another_process(tmp_path: Path):
     )
     answer = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=True)
     assert answer.stdout.split() == ["7", "True"]
+
+
+def test_a_mapping_is_still_there_when_its_end_is_announced(tmp_path: Path):
+    slot = Arena(tmp_path).slot(0, 0)
+    room = slot.begin(10)
+    room[:] = b"still here"
+    mapping, seen = room.obj, list[bytes]()
+    assert isinstance(mapping, Mapping)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+    mapping.before_end = lambda: seen.append(ctypes.string_at(address + PAGE, 10))
+    del mapping
+    slot.begin(10)
+    slot.begin(PAGE * 10)
+    assert seen == []
+    del room
+    assert seen == [b"still here"]
 
 
 def test_a_slot_has_no_snapshot_from_the_first_byte_that_is_written_to_the_last(tmp_path: Path):

@@ -85,6 +85,8 @@ def _processor_seconds() -> tuple[float, float]:
     return total - times["idle"] - times.get("iowait", 0.0), total
 
 
+_MEMORY_VERSION: Final = 40 | 2 << 24
+"""`nvmlMemory_v2`: what the driver reserves for itself is not used, as in `nvidia-smi`."""
 _REASONS: Final[Mapping[str, int]] = {
     "thermal": 0x20 | 0x40,  # software and hardware thermal slowdown
     "power": 0x04 | 0x80,  # power cap, power brake
@@ -144,7 +146,7 @@ class GpuMonitor:
             add("perdure_gpu_info", 1, product=product.decode() if isinstance(product, bytes) else str(product))
         used = self._ask("nvmlDeviceGetUtilizationRates", handle)
         add("perdure_gpu_utilization_ratio", None if used is None else used.gpu / 100)
-        memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
+        memory = self._ask("nvmlDeviceGetMemoryInfo", handle, _MEMORY_VERSION)
         if memory is not None:
             add("perdure_gpu_memory_used_bytes", memory.used)
             add("perdure_gpu_memory_total_bytes", memory.total)

@@ -77,6 +77,18 @@ CHILD_LOST = {
     "the future was running or pending.",
 }
 """The kernel kills the process that uses most memory, which a rank's child may be."""
+DEVICE_FAULTS = {
+    "assertion": "torch.AcceleratorError: CUDA error: device-side assert triggered",
+    "assertion, older": "RuntimeError: CUDA error: device-side assert triggered",
+    "access": "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
+    "launch": "RuntimeError: CUDA error: unspecified launch failure",
+    "ecc": "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered",
+    "seen by nccl's watchdog": "c10::DistBackendError: [PG ID 0 PG GUID 0(default_pg) Rank 0] Process group watchdog "
+    "thread terminated with exception: CUDA error: an illegal memory access was encountered",
+    "seen by a call of nccl": "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled "
+    "cuda error, NCCL version 2.27.5. ncclUnhandledCudaError: Call to CUDA function failed. Last error: Cuda failure "
+    "710 'device-side assert triggered'. NCCL watchdog",
+}
 USERS_OWN = {
     "value": "ValueError: Expected input batch_size (64) to match target batch_size (32).",
     "import": "ModuleNotFoundError: No module named 'wandb'",
@@ -122,6 +134,12 @@ def test_a_rank_whose_child_the_kernel_killed_has_run_out_of_memory(text: str, o
     known = node_failure(failure(ranks=ranks, out_of_memory=oom, memory_limit=300 << 20 if oom else None))
     assert known.failure is expected
     assert ("the limit is 300 MiB" in known.text) is oom
+
+
+@pytest.mark.parametrize("text", DEVICE_FAULTS.values(), ids=DEVICE_FAULTS)
+@pytest.mark.parametrize("how", [{"exit_code": 1}, {"signal": 6}], ids=["raised", "aborted"])
+def test_a_kernel_that_failed_is_the_cause_whatever_call_reports_it(text: str, how: dict[str, Any]):
+    assert classify_rank(RankExit(local_rank=0, error=text, **how)) is FailureClass.DEVICE_FAULT
 
 
 @pytest.mark.parametrize("text", USERS_OWN.values(), ids=USERS_OWN)

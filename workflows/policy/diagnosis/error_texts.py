@@ -42,6 +42,15 @@ _CHILD_LOST = re.compile(
 """Errors of a rank after a child that it works with was killed: a worker of torch's DataLoader, or of a pool of
 Python's. The child's signal is not in all of them."""
 
+_DEVICE_FAULT = re.compile(
+    r"device-side assert|illegal memory access|illegal instruction was encountered|misaligned address"
+    r"|unspecified launch failure|invalid program counter|operation not supported on global/shared address space"
+    r"|uncorrectable (ecc|nvlink) error|hardware stack error",
+    re.IGNORECASE,
+)
+"""CUDA's errors of a kernel that had started, after which the process cannot use the GPU. Whatever call comes next
+reports them, also the watchdog of NCCL, which is not their cause."""
+
 _CANNOT_RUN = re.compile(
     r"(builtins\.)?(ImportError|ModuleNotFoundError|SyntaxError|IndentationError|TabError|NameError|UnboundLocalError"
     r"|AttributeError|TypeError|FileNotFoundError|NotADirectoryError|IsADirectoryError)\b"
@@ -63,6 +72,11 @@ def is_out_of_memory(text: str) -> bool:
 def is_child_lost(text: str) -> bool:
     """Whether a child of a rank ended without a result, which a kill explains."""
     return _CHILD_LOST.search(text) is not None
+
+
+def is_device_fault(text: str) -> bool:
+    """Whether a kernel failed on a GPU."""
+    return _DEVICE_FAULT.search(text) is not None
 
 
 def is_collective_timeout(text: str) -> bool:

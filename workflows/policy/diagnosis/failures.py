@@ -19,6 +19,7 @@ from perdure.workflows.policy.diagnosis.error_texts import (
     cannot_run,
     is_child_lost,
     is_collective_timeout,
+    is_device_fault,
     is_out_of_memory,
     is_peer_lost,
 )
@@ -30,6 +31,10 @@ _START_AGAIN = "start the job again once the cause is gone; perdure nodes {job}{
 _CORRECT = "correct what perdure logs {job}{flag}{node} --tail 50 shows, and start the job again"
 _LONGER_FIRST_STEP = (
     "perdure logs {job}{flag}{node} --tail 50; if the first step needs longer, set timing.stall.first_step"
+)
+_FIND_KERNEL = (
+    "perdure logs {job}{flag}{node} --tail 50; CUDA_LAUNCH_BLOCKING=1 in the job's env makes the traceback end at the "
+    "call that failed"
 )
 _FIND_HANG = (
     "perdure logs {job}{flag}{node} --tail 50 shows what it did last; a shorter timeout in init_process_group() ends a "
@@ -143,8 +148,16 @@ FAILURE_CLASSES = complete(
         FailureClass.OUT_OF_MEMORY: FailureTraits(
             meaning="memory ran out", advice=_READ_LOGS, remedy=_CORRECT, users_own=True, once_more=True, among_ranks=0
         ),
+        FailureClass.DEVICE_FAULT: FailureTraits(
+            meaning="a kernel failed on a GPU: an index out of range, an access to memory that is not its own, or a "
+            "fault of the GPU",
+            advice=_FIND_KERNEL,
+            remedy=_FIND_KERNEL,
+            users_own=True,
+            among_ranks=1,
+        ),
         FailureClass.CRASH: FailureTraits(
-            meaning="a rank crashed in native code", advice=_READ_LOGS, remedy=_CORRECT, users_own=True, among_ranks=1
+            meaning="a rank crashed in native code", advice=_READ_LOGS, remedy=_CORRECT, users_own=True, among_ranks=2
         ),
         FailureClass.CANNOT_RUN: FailureTraits(
             meaning="the script cannot run as it is: it failed before any step, by an error of its code or of what it "
@@ -153,13 +166,13 @@ FAILURE_CLASSES = complete(
             remedy=_CORRECT,
             users_own=True,
             once_more=True,
-            among_ranks=2,
+            among_ranks=3,
         ),
         FailureClass.COMMAND_LOST: FailureTraits(
             meaning="the command itself was ended, and none of its ranks had failed", advice=_READ_LOGS
         ),
         FailureClass.KILLED: FailureTraits(
-            meaning="a rank was killed from outside", advice=_WATCH_NODES, among_ranks=4
+            meaning="a rank was killed from outside", advice=_WATCH_NODES, among_ranks=5
         ),
         FailureClass.RENDEZVOUS_TIMEOUT: FailureTraits(
             meaning="a node did not enter the world in time",
@@ -176,7 +189,7 @@ FAILURE_CLASSES = complete(
             advice=_READ_LOGS,
             remedy=_CORRECT,
             users_own=True,
-            among_ranks=3,
+            among_ranks=4,
         ),
         FailureClass.UNKNOWN: FailureTraits(
             meaning="a kind of failure that this release does not know", advice=_WATCH_NODES
@@ -195,10 +208,10 @@ FAILURE_CLASSES = complete(
             remedy=_FIND_HANG,
             victim=True,
             needs_progress=True,
-            among_ranks=5,
+            among_ranks=6,
         ),
         FailureClass.PEER_LOST: FailureTraits(
-            meaning="ranks failed because another one went away", advice=_WATCH_NODES, victim=True, among_ranks=6
+            meaning="ranks failed because another one went away", advice=_WATCH_NODES, victim=True, among_ranks=7
         ),
     }
 )
@@ -249,6 +262,8 @@ def classify_rank(exit: RankExit, *, out_of_memory: bool = False, before_steps: 
         return FailureClass.OUT_OF_MEMORY if out_of_memory and number == SIGKILL else FailureClass.KILLED
     if is_out_of_memory(text) or (out_of_memory and is_child_lost(text)):
         return FailureClass.OUT_OF_MEMORY
+    if is_device_fault(text):
+        return FailureClass.DEVICE_FAULT
     if is_collective_timeout(text):
         return FailureClass.COLLECTIVE_TIMEOUT
     if is_peer_lost(text):
