@@ -24,6 +24,7 @@ from perdure.workflows.policy.record.job_events import JobEvent
 from perdure.workflows.policy.services.datasets import DatasetState, samples_done
 from perdure.workflows.policy.services.spans import size
 from perdure.workflows.policy.state.job import JobState
+from perdure.workflows.policy.state.role import RoleState
 from perdure.workflows.search_attributes import JOB_BACKEND, JOB_PHASE, WORLD_SIZE
 
 logger = logging.getLogger(__name__)
@@ -63,9 +64,9 @@ class JobMetrics:
         labels = self._labels(job.namespace, job.name)
         match event.name:
             case "world":
-                self.series.set("perdure_job_generation", job.generation, **labels)
+                self.series.set("perdure_job_generation", job.roles[event.role].generation, **labels)
             case "restart":
-                incident = job.last_incident
+                incident = job.view(event.role).last_incident
                 self.series.count("perdure_job_restarts_total", **labels, cause=_cause(incident))
             case "relaunch":
                 self.series.count("perdure_job_relaunches_total", **labels)
@@ -75,7 +76,7 @@ class JobMetrics:
                     if incident.number == number:
                         self._on_incident_end(incident)
             case "checkpoint":
-                self._on_checkpoint(job, labels)
+                self._on_checkpoint(job.roles[event.role], labels)
             case "outcome" if job.outcome is not None:
                 phase = job.outcome.phase.value
                 self.series.count("perdure_jobs_ended_total", job_namespace=job.namespace, phase=phase)
@@ -115,8 +116,8 @@ class JobMetrics:
             repair = (again - incident.noticed_at).total_seconds()
             self.series.observe("perdure_job_repair_seconds", repair, cause=cause)
 
-    def _on_checkpoint(self, job: JobState, labels: dict[str, str]) -> None:
-        durable = job.checkpoints.durable
+    def _on_checkpoint(self, role: RoleState, labels: dict[str, str]) -> None:
+        durable = role.checkpoints.durable
         if durable is not None:
             self.series.set("perdure_job_checkpoint_step", durable.checkpoint.step, **labels)
             self.series.set("perdure_job_checkpoint_time_seconds", durable.committed_at.timestamp(), **labels)

@@ -236,7 +236,7 @@ def _to_exporters(exporters: Sequence[AsyncExporter]) -> Sink:
             EventType(event.type),
             event.time and event.time.timestamp(),
             None,
-            job.generation or None,
+            job.roles[event.role].generation or None,
             {"job": f"{job.namespace}/{job.name}", "uid": job.uid, **event.attributes},
         )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from temporalio import workflow
 from temporalio.exceptions import ChildWorkflowError, TemporalError, WorkflowAlreadyStartedError
@@ -23,9 +23,18 @@ with workflow.unsafe.imports_passed_through():
     from perdure.workflows.delivery import Delivery, deliver
     from perdure.workflows.node_record import GroupInput
     from perdure.workflows.policy.facts.deduplication import begin_ownership_epoch
-    from perdure.workflows.policy.facts.events import Event, GroupWoundDown, TimePassed
+    from perdure.workflows.policy.facts.events import AddressedEvent, ForRole, GroupWoundDown, TimePassed
     from perdure.workflows.policy.state.job import JobState
+    from perdure.workflows.policy.state.role import RoleState
     from perdure.workflows.policy.world import group_desire
+
+
+class Group(NamedTuple):
+    """One group of a job."""
+
+    role: str
+    number: int
+    """Counts the groups of the role."""
 
 
 class GroupOwner(Protocol):
@@ -33,7 +42,7 @@ class GroupOwner(Protocol):
 
     state: JobState
     job: JobSpec
-    events: deque[Event]
+    events: deque[AddressedEvent]
 
     def on_delivered(self) -> None:
         """Called when a group has its newest desired state."""
@@ -51,12 +60,12 @@ class JobGroups:
             carried: Whether an earlier run of the job has started the groups of its state.
         """
         self._owner = owner
-        self._started: set[int] = set(group_desire.groups_of(owner.state)) if carried else set()
-        self._sent: dict[int, GroupDesire] = {}
-        self._unsent: dict[int, None] = {}
+        self._started: set[Group] = set(self._groups()) if carried else set()
+        self._sent: dict[Group, GroupDesire] = {}
+        self._unsent: dict[Group, None] = {}
         """Groups whose desired state has changed since `start_senders` was last called, in that order."""
-        self._senders: dict[int, asyncio.Task[None]] = {}
-        self._followers: dict[int, asyncio.Task[None]] = {}
+        self._senders: dict[Group, asyncio.Task[None]] = {}
+        self._followers: dict[Group, asyncio.Task[None]] = {}
 
     @property
     def have_unsent(self) -> bool:
@@ -70,19 +79,23 @@ class JobGroups:
 
     def ids(self) -> tuple[str, ...]:
         """Returns the workflow IDs of all groups."""
-        return tuple(self.id_of(group) for group in group_desire.groups_of(self._owner.state))
+        return tuple(self.id_of(group) for group in self._groups())
 
-    def id_of(self, group: int) -> str:
-        state = self._owner.state
-        return group_workflow_id(workflow.info().workflow_id, state.uid, state.role, group)
+    def id_of(self, group: Group) -> str:
+        return group_workflow_id(workflow.info().workflow_id, self._owner.state.uid, group.role, group.number)
 
     def note_changes(self) -> None:
         """Notes which desired states have changed. This looks at every node, and a thousand report at once."""
-        for group, desire in group_desire.desires_of(self._owner.state).items():
-            if self._sent.get(group) != desire and group not in self._owner.state.wound_down_groups:
-                self._sent[group] = desire
-                self._owner.state = self._owner.state.replace(desire_version=self._owner.state.desire_version + 1)
-                self._unsent[group] = None
+        for view in self._owner.state.views:
+            version = view.desire_version
+            for index, desire in group_desire.desires_of(view).items():
+                group = Group(view.role, index)
+                if self._sent.get(group) != desire and index not in view.wound_down_groups:
+                    self._sent[group] = desire
+                    version += 1
+                    self._unsent[group] = None
+            if version > view.desire_version:
+                self._owner.state = self._owner.state.with_role(self._role(view.role).replace(desire_version=version))
 
     def start_senders(self) -> None:
         """Starts to bring the groups up to date whose desired state has changed; a busy sender does it by itself."""
@@ -91,22 +104,22 @@ class JobGroups:
                 self._senders[group] = asyncio.create_task(self._send(group))
         self._unsent.clear()
 
-    def forget_sent(self, group: int) -> None:
+    def forget_sent(self, group: Group) -> None:
         """Has the group's desired state sent again: the group has lost it."""
         self._sent.pop(group, None)
 
-    def reach_again(self, group: int) -> None:
+    def reach_again(self, group: Group) -> None:
         """Sends the group its desired state; a group that has closed is started again by that."""
         self.forget_sent(group)
         self._owner.events.append(TimePassed())
 
-    async def _send(self, group: int) -> None:
+    async def _send(self, group: Group) -> None:
         """Brings one group up to date; a newer desired state replaces those that still wait."""
         sent: GroupDesire | None = None
         try:
             while (desire := self._sent.get(group)) is not None and desire != sent:
                 self._unsent.pop(group, None)
-                versioned = desire.model_copy(update={"version": self._owner.state.desire_version})
+                versioned = desire.model_copy(update={"version": self._role(group.role).desire_version})
                 if await self._deliver(group, versioned):
                     sent = desire
                 else:
@@ -115,7 +128,7 @@ class JobGroups:
             del self._senders[group]
         self._owner.on_delivered()
 
-    async def _deliver(self, group: int, desire: GroupDesire) -> bool:
+    async def _deliver(self, group: Group, desire: GroupDesire) -> bool:
         group_id = self.id_of(group)
         if group in self._started:
             delivery = await deliver(group_id, "desire", desire)
@@ -125,11 +138,13 @@ class JobGroups:
             self._started.discard(group)
         return await self._start(group, group_id, desire)
 
-    async def _start(self, group: int, group_id: str, desire: GroupDesire) -> bool:
+    async def _start(self, group: Group, group_id: str, desire: GroupDesire) -> bool:
         owner, info = self._owner, workflow.info()
         # A run that was reset makes another one when it is replayed.
         ownership_epoch = workflow.uuid4().hex
-        owner.state = begin_ownership_epoch(owner.state, group, ownership_epoch)
+        owner.state = owner.state.with_role(
+            begin_ownership_epoch(self._role(group.role), group.number, ownership_epoch)
+        )
         try:
             child = await workflow.start_child_workflow(
                 "NodeGroup",
@@ -137,8 +152,8 @@ class JobGroups:
                     job_id=info.workflow_id,
                     job_first_run_id=info.first_execution_run_id,
                     uid=owner.state.uid,
-                    group=group,
-                    role=owner.state.role,
+                    group=group.number,
+                    role=group.role,
                     spec=owner.job,
                     desire=desire,
                     ownership_epoch=ownership_epoch,
@@ -146,31 +161,38 @@ class JobGroups:
                 id=group_id,
                 parent_close_policy=workflow.ParentClosePolicy.ABANDON,
                 cancellation_type=workflow.ChildWorkflowCancellationType.ABANDON,
-                static_summary=f"nodes of {owner.state.name}, role {owner.state.role}, group {group}",
+                static_summary=f"nodes of {owner.state.name}, role {group.role}, group {group.number}",
             )
         except WorkflowAlreadyStartedError:
             # This job was reset, or has lost its knowledge of the group: the group's table is the truth.
             return await self._adopt(group, group_id, Adopt(ownership_epoch=ownership_epoch))
         except (ChildWorkflowError, TemporalError) as error:
-            workflow.logger.warning("group %s could not be started: %s", group, error)
+            workflow.logger.warning("group %s could not be started: %s", group_id, error)
             return False
         self._started.add(group)
         self._followers[group] = asyncio.create_task(self._follow(group, ownership_epoch, child))
         return True
 
-    async def _follow(self, group: int, ownership_epoch: str, child: workflow.ChildWorkflowHandle[Any, Any]) -> None:
+    async def _follow(self, group: Group, ownership_epoch: str, child: workflow.ChildWorkflowHandle[Any, Any]) -> None:
         """Starts a group again that has ended; a group that winds down has reported it before."""
         with suppress(ChildWorkflowError):
             await child
-        if group not in self._owner.state.wound_down_groups:
+        if group.number not in self._role(group.role).wound_down_groups:
             # A group that ends as soon as it begins must not fill the job's history.
-            await workflow.sleep(options.LOST_SIGNAL_RETRY, summary=f"start group {group} again")
-        if self._owner.state.ownership_epochs.get(group) == ownership_epoch:
-            self._owner.events.append(GroupWoundDown(group=group))
+            await workflow.sleep(options.LOST_SIGNAL_RETRY, summary=f"start group {group.number} again")
+        if self._role(group.role).ownership_epochs.get(group.number) == ownership_epoch:
+            self._owner.events.append(ForRole(group.role, GroupWoundDown(group=group.number)))
             self.reach_again(group)
 
-    async def _adopt(self, group: int, group_id: str, adopt: Adopt) -> bool:
+    async def _adopt(self, group: Group, group_id: str, adopt: Adopt) -> bool:
         if await deliver(group_id, "adopt", adopt) is not Delivery.TAKEN:
             return False
         self._started.add(group)
         return True
+
+    def _groups(self) -> tuple[Group, ...]:
+        roles = self._owner.state.roles
+        return tuple(Group(name, index) for name, role in roles.items() for index in group_desire.groups_of(role))
+
+    def _role(self, name: str) -> RoleState:
+        return self._owner.state.roles[name]

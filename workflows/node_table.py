@@ -79,6 +79,7 @@ class NodeTable:
         self.transitions = TransitionBatch(
             job_id=group.job_id,
             uid=group.uid,
+            role=group.role,
             group=group.group,
             gather=self.timing.signals.transition_batch,
             carried=carried.transitions if carried else TransitionsCarried(ownership_epoch=group.ownership_epoch),

@@ -11,13 +11,22 @@ from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
 with workflow.unsafe.imports_passed_through():
-    from perdure.contract import NodeCredentials, NodeRequest, RelaunchRequest, ScaleRequest, TicketRef, TicketRequest
+    from perdure.contract import (
+        JoinRefusal,
+        NodeCredentials,
+        NodeRequest,
+        RelaunchRequest,
+        ScaleRequest,
+        TicketRef,
+        TicketRequest,
+    )
     from perdure.contract.names import node_name, node_task_queue
     from perdure.spec.capabilities import CAPABILITIES
     from perdure.spec.job import JobSpec
     from perdure.spec.roles import NodeCount
     from perdure.workflows.policy.capacity.joining import MOST_TICKETS
-    from perdure.workflows.policy.state.job import JobState, NodeState
+    from perdure.workflows.policy.state.job import JobState, RoleInJob, UnknownRole
+    from perdure.workflows.policy.state.node import NodeState
 
 
 _LONGEST_LIFETIME = timedelta(days=365)
@@ -38,25 +47,34 @@ def node_count(text: str, unit: int) -> NodeCount:
         raise ApplicationError(f'nodes: got "{text}"; {problem}; write 4, or 2:8 for min and max') from None
 
 
+def role_of(state: JobState, name: str | None) -> RoleInJob:
+    """Returns the role that a request names, or the job's only one.
+
+    Raises:
+        ApplicationError: if there is no such role.
+    """
+    try:
+        return state.view(name)
+    except UnknownRole as error:
+        raise ApplicationError(str(error), type=JoinRefusal.UNKNOWN_ROLE) from None
+
+
 def check_scale(state: JobState, request: ScaleRequest) -> None:
-    node_count(request.nodes, state.unit)
-    if request.role is not None and request.role != state.role:
-        raise ApplicationError(f'role: got "{request.role}"; this job has the role "{state.role}"')
+    node_count(request.nodes, role_of(state, request.role).unit)
 
 
 def check_suspend(state: JobState) -> None:
-    if state.suspended or (state.postponed is not None and state.postponed.suspend is not None):
+    if state.suspended or _suspension_waits(state):
         raise ApplicationError("the job is already suspended; resume it to continue")
 
 
 def check_resume(state: JobState) -> None:
-    postponed = state.postponed is not None and state.postponed.suspend is not None
-    if not state.suspended and not postponed:
+    if not state.suspended and not _suspension_waits(state):
         raise ApplicationError("the job is not suspended, so there is nothing to resume")
 
 
 def check_restart(state: JobState) -> None:
-    if state.world is None:
+    if not _has_world(state):
         raise ApplicationError(f"there is nothing to restart: the job is {state.phase}")
 
 
@@ -78,18 +96,19 @@ def check_revocation(state: JobState, request: TicketRef) -> None:
 def check_checkpoint(state: JobState, job: JobSpec) -> None:
     if job.stored is None:
         raise ApplicationError("the job has no storage for checkpoints; submit it with checkpoint.storage")
-    if state.world is None or state.suspended:
+    if not _has_world(state) or state.suspended:
         raise ApplicationError(f"there is nothing to save: the job is {state.phase}")
 
 
 def check_relaunch(state: JobState, request: RelaunchRequest) -> None:
-    node = state.nodes.get(request.rank)
+    nodes = role_of(state, request.role).nodes
+    node = nodes.get(request.rank)
     if node is None or not node.alive:
-        known = ", ".join(str(rank) for rank, node in sorted(state.nodes.items()) if node.alive)
+        known = ", ".join(str(rank) for rank, node in sorted(nodes.items()) if node.alive)
         raise ApplicationError(f"rank: got {request.rank}; this job has the nodes {known or 'none'}")
 
 
-def node_request(state: JobState, node: NodeState, job: JobSpec, info: workflow.Info, *, group_id: str) -> NodeRequest:
+def node_request(state: RoleInJob, node: NodeState, job: JobSpec, info: workflow.Info, *, group_id: str) -> NodeRequest:
     """The answer to a machine that takes this node's place: the request that a backend would get to create the node."""
     place = NodeCredentials(
         uid=state.uid, role=state.role, rank=node.rank, incarnation=node.incarnation, token=node.token
@@ -103,3 +122,11 @@ def node_request(state: JobState, node: NodeState, job: JobSpec, info: workflow.
         group_id=group_id,
         task_queue=node_task_queue(place),
     )
+
+
+def _suspension_waits(state: JobState) -> bool:
+    return any(role.postponed is not None and role.postponed.suspend is not None for role in state.roles.values())
+
+
+def _has_world(state: JobState) -> bool:
+    return any(role.world is not None for role in state.roles.values())

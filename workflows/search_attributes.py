@@ -24,10 +24,10 @@ def changed_attributes(
     state: JobState, phase: JobPhase, backend: Backend, *, shown: dict[str, str | int]
 ) -> list[SearchAttributeUpdate[Any]]:
     """The updates that a job has to make; the job keeps the new values as `shown`."""
-    restarts = state.all_restarts
+    restarts = state.restart_count
     texts = {JOB_PHASE: phase.value, JOB_BACKEND: backend.value, JOB_NAMESPACE: state.namespace}
     numbers = {
-        WORLD_SIZE: state.world.processes if state.world else 0,
+        WORLD_SIZE: sum(role.world.processes for role in state.roles.values() if role.world),
         JOB_RESTARTS: restarts,
     }
     updates: list[SearchAttributeUpdate[Any]] = [

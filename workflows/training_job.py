@@ -45,25 +45,21 @@ with workflow.unsafe.imports_passed_through():
         TicketRef,
         TicketRequest,
     )
-    from perdure.contract.names import (
-        TRAINING_JOB,
-        group_index,
-        uid_of,
-    )
+    from perdure.contract.names import TRAINING_JOB, group_index, uid_of
     from perdure.spec.accepted import read_accepted
-    from perdure.spec.job import JobSpec
     from perdure.workflows import job_check, options, preset, requests
     from perdure.workflows.carrying import Packed, pack, unpack
     from perdure.workflows.event_sink import send_events
-    from perdure.workflows.job_groups import JobGroups
+    from perdure.workflows.job_groups import Group, JobGroups
     from perdure.workflows.patching import behavior_of_this_run, newer_behavior_begins
     from perdure.workflows.policy.capacity import joining
     from perdure.workflows.policy.decide import decide, decide_all
     from perdure.workflows.policy.facts.deduplication import accept
     from perdure.workflows.policy.facts.events import (
+        AddressedEvent,
         CancelRequested,
         CheckpointRequested,
-        Event,
+        ForRole,
         GroupAdopted,
         GroupWoundDown,
         RelaunchRequested,
@@ -76,7 +72,7 @@ with workflow.unsafe.imports_passed_through():
         TimePassed,
     )
     from perdure.workflows.policy.record import projections
-    from perdure.workflows.policy.state.job import JobState
+    from perdure.workflows.policy.state.job import JobState, UnknownRole
     from perdure.workflows.policy.timers import next_deadline
     from perdure.workflows.policy.world import group_desire
     from perdure.workflows.search_attributes import changed_attributes
@@ -90,7 +86,7 @@ class TrainingJob:
     def __init__(self, spec: Any, carried: JobState | Packed | None = None) -> None:
         behavior = behavior_of_this_run()
         self._spec_error = ""
-        self.events: deque[Event] = deque()
+        self.events: deque[AddressedEvent] = deque()
         self._shown: dict[str, str | int] = {}
         self._facts = SiteFacts(search_attributes=False)
         self._closed: JobPhase | None = None
@@ -101,7 +97,7 @@ class TrainingJob:
         """The specification is not checked yet. Requests are accepted meanwhile; nothing is sent."""
         try:
             self.job = read_accepted(spec)
-            state = unpack(carried, JobState) if carried else _new_state(self.job)
+            state = unpack(carried, JobState) if carried else self._first_state()
         except ValueError as error:
             self._spec_error = str(error)
             return
@@ -166,39 +162,50 @@ class TrainingJob:
 
     @workflow.signal(description="An agent finds no open group")
     def group_missing(self, message: GroupMissing) -> None:
-        if not self._spec_error and self.state.is_current(message.sender):
+        sender = message.sender
+        if self._spec_error or sender.role not in self.state.roles:
+            return
+        if self.state.view(sender.role).is_current(sender):
             # If the group runs after all, it is sent its desired state once more.
-            self._groups.reach_again(group_index(message.sender.rank))
+            self._groups.reach_again(Group(sender.role, group_index(sender.rank)))
 
     @workflow.signal(description="Changes of nodes, as their group saw them")
     def transitions(self, message: GroupTransitions) -> None:
         if self._spec_error or message.uid != self.state.uid:
             return
-        ownership_epoch = self.state.ownership_epochs.get(message.group)
+        try:
+            role = self.state.role_named(message.role)
+        except UnknownRole:
+            return
+        group = Group(role, message.group)
+        ownership_epoch = self.state.roles[role].ownership_epochs.get(message.group)
         unproven = message.ownership_epoch == "" and ownership_epoch
         if unproven or message.ownership_epoch not in ("", ownership_epoch):
             # This message was sent to an earlier run, and a reset delivers it to this one: the nodes have changed
             # since.
             return
-        self.state, fresh = accept(self.state, message)
+        known, fresh = accept(self.state.roles[role], message)
+        self.state = self.state.with_role(known)
         if fresh is None:
             return
         if message.adopted is not None:
             # The group has lost the desired state that it was sent last.
-            self._groups.forget_sent(message.group)
-            self.events.append(GroupAdopted(group=message.group, nodes=message.adopted))
-        self.events.extend(transition for transition in fresh)
+            self._groups.forget_sent(group)
+            self.events.append(ForRole(role, GroupAdopted(group=message.group, nodes=message.adopted)))
+        self.events.extend(ForRole(role, transition) for transition in fresh)
         if message.wound_down:
             if self.state.outcome is None:
                 # The group was winding down for an earlier run when this one adopted it, and must be started again.
-                self._groups.forget_sent(message.group)
-            self.events.append(GroupWoundDown(group=message.group))
+                self._groups.forget_sent(group)
+            self.events.append(ForRole(role, GroupWoundDown(group=message.group)))
 
     @workflow.update(description="Change the number of nodes: 4, or 2:8 for min and max")
     def scale(self, request: ScaleRequest) -> Accepted:
-        count = requests.node_count(request.nodes, self.state.unit)
-        self._take_request(ScaleRequested(minimum=count.min, maximum=count.max, reason=request.reason))
-        return Accepted(message=f"{self.state.name} changes to {count} nodes; {projections.next_action(self.state)}")
+        count = requests.node_count(request.nodes, requests.role_of(self.state, request.role).unit)
+        event = ScaleRequested(minimum=count.min, maximum=count.max, reason=request.reason)
+        self._take_request(ForRole(request.role, event))
+        next_action = projections.next_action(self.state.view(request.role))
+        return Accepted(message=f"{self.state.name} changes to {count} nodes; {next_action}")
 
     @scale.validator
     def _scale_is_valid(self, request: ScaleRequest) -> None:
@@ -209,7 +216,7 @@ class TrainingJob:
         self._take_request(SuspendRequested(reason=request.reason))
         if self.state.suspended:
             return Accepted(message=f"{self.state.name} is suspended; its nodes are being removed")
-        return Accepted(message=f"{self.state.name} first makes a checkpoint: {projections.next_action(self.state)}")
+        return Accepted(message=f"{self.state.name} first makes a checkpoint: {self._next_action()}")
 
     @suspend.validator
     def _suspend_is_valid(self, request: ReasonRequest) -> None:
@@ -218,9 +225,10 @@ class TrainingJob:
     @workflow.update(description="Request nodes again after a suspend")
     def resume(self, request: ReasonRequest) -> Accepted:
         self._take_request(ResumeRequested(reason=request.reason))
-        if self.state.world is not None:
+        roles = self.state.roles.values()
+        if any(role.world is not None for role in roles):
             return Accepted(message=f"{self.state.name} is not suspended, and continues to train")
-        return Accepted(message=f"{self.state.name} requests {self.state.nodes_max} nodes")
+        return Accepted(message=f"{self.state.name} requests {sum(role.nodes_max for role in roles)} nodes")
 
     @resume.validator
     def _resume_is_valid(self, request: ReasonRequest) -> None:
@@ -229,7 +237,7 @@ class TrainingJob:
     @workflow.update(description="Restart all ranks in place")
     def restart(self, request: ReasonRequest) -> Accepted:
         self._take_request(RestartRequested(reason=request.reason))
-        return Accepted(message=f"{self.state.name} restarts its ranks as generation {self.state.generation}")
+        return Accepted(message=f"{self.state.name} restarts its ranks as generation {self.state.leading.generation}")
 
     @restart.validator
     def _restart_is_valid(self, request: ReasonRequest) -> None:
@@ -237,10 +245,11 @@ class TrainingJob:
 
     @workflow.update(description="Replace one node by a new one")
     def relaunch_node(self, request: RelaunchRequest) -> Accepted:
-        self._take_request(RelaunchRequested(rank=request.rank, reason=request.reason))
-        if self.state.postponed is not None:
-            return Accepted(message=f"before node {request.rank} is replaced: {projections.next_action(self.state)}")
-        return Accepted(message=f"node {request.rank} is being replaced; {projections.next_action(self.state)}")
+        self._take_request(ForRole(request.role, RelaunchRequested(rank=request.rank, reason=request.reason)))
+        role = self.state.view(request.role)
+        if role.postponed is not None:
+            return Accepted(message=f"before node {request.rank} is replaced: {projections.next_action(role)}")
+        return Accepted(message=f"node {request.rank} is being replaced; {projections.next_action(role)}")
 
     @relaunch_node.validator
     def _relaunch_is_valid(self, request: RelaunchRequest) -> None:
@@ -251,7 +260,7 @@ class TrainingJob:
         self._take_request(CheckpointRequested())
         return Accepted(
             message=f"{self.state.name} makes a checkpoint; `perdure status` shows when it is durable",
-            order=self.state.checkpoints.orders,
+            order=max(role.checkpoints.orders for role in self.state.roles.values()),
         )
 
     @save_checkpoint.validator
@@ -260,19 +269,18 @@ class TrainingJob:
 
     @workflow.update(description="Give a place among the nodes to a machine that a user or a scheduler started")
     def join(self, request: JoinRequest) -> JoinAnswer:
-        self._take_request(request)
-        node = joining.place_of(self.state, request)
+        self._take_request(ForRole(request.role, request))
+        role = self.state.view(request.role)
+        node = joining.place_of(role, request)
         if node is None:
-            return JoinAnswer(reason=joining.describe_wait(self.state, request))
-        return JoinAnswer(
-            node=requests.node_request(
-                self.state, node, self.job, workflow.info(), group_id=self._groups.id_of(group_index(node.rank))
-            )
-        )
+            return JoinAnswer(reason=joining.describe_wait(role, request))
+        group_id = self._groups.id_of(Group(role.role, group_index(node.rank)))
+        return JoinAnswer(node=requests.node_request(role, node, self.job, workflow.info(), group_id=group_id))
 
     @join.validator
     def _join_is_valid(self, request: JoinRequest) -> None:
-        refusal = joining.refusal(self._known_state(), request, self.job, workflow.now())
+        role = requests.role_of(self._known_state(), request.role)
+        refusal = joining.refusal(role, request, self.job, workflow.now())
         if refusal is not None:
             raise ApplicationError(refusal.text, type=refusal.kind)
 
@@ -290,7 +298,7 @@ class TrainingJob:
     @workflow.update(description="Withdraw a ticket, and the places of the machines that joined with it")
     def revoke_ticket(self, request: TicketRef) -> Accepted:
         self._take_request(TicketRevoked(id=request.id))
-        return Accepted(message=f"the ticket {request.id} is revoked; {projections.next_action(self.state)}")
+        return Accepted(message=f"the ticket {request.id} is revoked; {self._next_action()}")
 
     @revoke_ticket.validator
     def _revocation_is_valid(self, request: TicketRef) -> None:
@@ -301,15 +309,14 @@ class TrainingJob:
         return joining.machines_view(self._known_state())
 
     @workflow.query(description="The job's phase, size, restarts and next action")
-    def status(self) -> JobStatus:
-        state = self._known_state()
-        return projections.status_of(
-            state, self.job, groups=self._groups.ids(), phase=self._phase(), now=workflow.now()
-        )
+    def status(self, role: str | None = None) -> JobStatus:
+        state, groups = self._known_state(), self._groups.ids()
+        shown = requests.role_of(state, role) if role else state.leading
+        return projections.status_of(shown, self.job, groups=groups, phase=self._phase(), now=workflow.now())
 
     @workflow.query(description="The job's nodes, or those of one group; leases have their progress and metrics")
-    def nodes(self, group: int | None = None) -> list[NodeView]:
-        return list(projections.node_views(self._known_state(), group=group))
+    def nodes(self, group: int | None = None, role: str | None = None) -> list[NodeView]:
+        return list(projections.node_views(requests.role_of(self._known_state(), role), group=group))
 
     @workflow.query(description="Every interruption with its evidence, decision and cost")
     def incidents(self) -> list[IncidentView]:
@@ -321,7 +328,7 @@ class TrainingJob:
         if self._spec_error:
             return {}
         incident = self.state.open_incident
-        return {"generation": self.state.generation} | ({"incident": incident.number} if incident else {})
+        return {"generation": self.state.leading.generation} | ({"incident": incident.number} if incident else {})
 
     @property
     def traced(self) -> tuple[str, bool]:
@@ -329,7 +336,7 @@ class TrainingJob:
         if self._spec_error:
             return "", False
         state, incident = self.state, self.state.open_incident
-        starts = state.generation <= 1 and state.phase in (JobPhase.STARTING, JobPhase.RENDEZVOUS)
+        starts = state.leading.generation <= 1 and state.phase in (JobPhase.STARTING, JobPhase.RENDEZVOUS)
         return (f"{state.uid}-{incident.number}" if incident else ""), starts
 
     # Decisions and their effects
@@ -340,13 +347,13 @@ class TrainingJob:
         self._publish()
         self._groups.start_senders()
 
-    def _take(self, event: Event) -> None:
+    def _take(self, event: AddressedEvent) -> None:
         """Decides on one event, and sends what follows from it."""
         self._decide(event)
         self._publish()
         self._groups.start_senders()
 
-    def _take_request(self, event: Event) -> None:
+    def _take_request(self, event: AddressedEvent) -> None:
         """Decides on a user's request; the main loop sends what follows from it.
 
         A worker that replays the job before it handles a request is given the last recorded task and the new one at
@@ -372,7 +379,7 @@ class TrainingJob:
             dropped=lambda event: workflow.logger.error("an event was left out of the decisions: %s", event),
         )
 
-    def _decide(self, event: Event) -> None:
+    def _decide(self, event: AddressedEvent) -> None:
         self.state = decide(self.state, event, self.job, workflow.now(), new_token=workflow.uuid4)
 
     def _publish(self) -> None:
@@ -428,7 +435,7 @@ class TrainingJob:
         return settled and self._groups.are_settled and workflow.all_handlers_finished()
 
     async def _close(self) -> JobResult:
-        result = projections.result_of(self.state, workflow.now())
+        result = projections.result_of(self.state.leading, workflow.now())
         self._closed = result.phase
         self._show()
         await workflow.wait_condition(workflow.all_handlers_finished)
@@ -446,15 +453,21 @@ class TrainingJob:
     def _show(self) -> None:
         """Updates search attributes and the page's details; only changes add to the history."""
         state, phase = self.state, self._phase()
-        workflow.set_current_details(projections.details_of(state, phase))
+        workflow.set_current_details(projections.details_of(state.leading, phase))
         if not self._facts.search_attributes:
             return
         updates = changed_attributes(state, phase, self.job.backend, shown=self._shown)
         if updates:
             workflow.upsert_search_attributes(updates)  # pyright: ignore[reportUnknownMemberType]
 
+    def _next_action(self) -> str:
+        return projections.next_action(self.state.leading)
+
     def _phase(self) -> JobPhase:
         return self._closed or self.state.phase
+
+    def _first_state(self) -> JobState:
+        return JobState.begin(self.job, uid=uid_of(workflow.info().first_execution_run_id), now=workflow.now())
 
     def _known_state(self) -> JobState:
         if self._spec_error:
@@ -473,17 +486,3 @@ class TrainingJob:
         if not self._resolved:
             raise ApplicationError(f"the job waits for its preset {self.job.runtime}; try again")
         return state
-
-
-def _new_state(job: JobSpec) -> JobState:
-    role, spec = job.role
-    return JobState(
-        name=job.name,
-        namespace=job.namespace,
-        uid=uid_of(workflow.info().first_execution_run_id),
-        role=role,
-        started_at=workflow.now(),
-        nodes_min=spec.nodes.min,
-        nodes_max=spec.nodes.max,
-        unit=spec.nodes.unit,
-    )

@@ -65,12 +65,14 @@ class TransitionBatch:
         *,
         job_id: str,
         uid: str,
+        role: str,
         group: int,
         gather: timedelta,
         carried: TransitionsCarried,
     ) -> None:
         self._job_id = job_id
         self._uid = uid
+        self._role = role
         self._group = group
         self._gather = gather
         self._waiting: list[AnyTransition] = list(carried.waiting)
@@ -163,6 +165,7 @@ class TransitionBatch:
         self._sequence += 1
         message = GroupTransitions(
             uid=self._uid,
+            role=self._role,
             group=self._group,
             sequence=self._sequence,
             before=self._delivered,

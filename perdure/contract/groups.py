@@ -28,6 +28,8 @@ class GroupTransitions(Message):
 
     uid: str
     """The job run's uid: a later job of the same name ignores the groups of an earlier one."""
+    role: str | None = None
+    """The role of the group's nodes; None for the job's only one."""
     group: int
     sequence: int
     """Grows with each message, including a message that repeats an undelivered one."""

@@ -45,6 +45,8 @@ class JoinRequest(Message):
     """When the session began, by its host's clock."""
     host: str = ""
     """The machine's name, for people."""
+    role: str | None = None
+    """The role among whose nodes the place is; required only for a job with several roles."""
     place: int | None = Field(default=None, ge=0)
     """The node (slot) that the machine prefers, if it is free."""
     command: tuple[str, ...] | None = None
@@ -75,6 +77,8 @@ class JoinRefusal(Vocabulary):
     """The machine was started for another command than the job's."""
     OTHER_BACKEND = "OtherBackend"
     """The job's backend creates its nodes itself."""
+    UNKNOWN_ROLE = "UnknownRole"
+    """The job has no such role, or several and the request names none."""
     ENDING = "Ending"
     """The job is ending."""
     TICKET = "Ticket"
@@ -114,6 +118,7 @@ class TicketRef(Message):
 class JoinedMachine(Message):
     """A machine that has a place."""
 
+    role: str
     rank: int
     incarnation: int
     session: str

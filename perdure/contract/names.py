@@ -69,6 +69,10 @@ def group_workflow_id(job_id: str, uid: str, role: str, group: int) -> str:
     return f"{job_id}/{uid}/{role}/{group}"
 
 
+def role_of_group(workflow_id: str) -> str:
+    return workflow_id.split("/")[-2]
+
+
 def dataset_workflow_id(job_id: str, uid: str, name: str) -> str:
     return f"{job_id}/{uid}/dataset/{name}"
 

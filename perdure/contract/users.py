@@ -27,6 +27,8 @@ class RelaunchRequest(Message):
     """Argument of the update `relaunch_node`."""
 
     rank: int
+    role: str | None = None
+    """As in `ScaleRequest`."""
     reason: ShortText = ""
 
 

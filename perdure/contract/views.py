@@ -107,6 +107,8 @@ class IncidentView(Message):
 
     number: int
     """Counts the job's incidents and observations, from 1."""
+    role: str = ""
+    """The role whose nodes it names."""
     title: str
     """What happened, in one clause."""
     failure: FailureClass | None = None
@@ -192,6 +194,7 @@ class JobStatus(Message):
     reason: str = ""
     """Why it is in this phase, in a sentence."""
     role: str
+    """The role that this is about: the requested one, else the one that the job waits for, else its first."""
     backend: str
     workdir_digest: str = ""
     """The digest of the code that was uploaded with the job; empty where none was."""

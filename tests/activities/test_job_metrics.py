@@ -30,14 +30,14 @@ class NoServer:
 
 
 def take(metrics: JobMetrics, before: JobState, job: Scenario) -> None:
-    for event in events_between(before, job.state, job.now):
-        metrics.on_event(job.state, event)
+    for event in events_between(before, job.whole, job.now):
+        metrics.on_event(job.whole, event)
 
 
 async def test_a_repair_is_counted_by_its_cause_and_measured() -> None:
     metrics = JobMetrics(cast("Client", NoServer()), zero_for=timedelta())
     job = Scenario("2").running()
-    before = job.state
+    before = job.whole
     job.rank_raised(1, error="RuntimeError: password=hunter2, token ghp_0123456789abcdefghij")
     job.ready(0, 1, after=1)
     job.steps(0, 1)
@@ -56,11 +56,11 @@ async def test_a_repair_is_counted_by_its_cause_and_measured() -> None:
 async def test_the_end_and_replaced_nodes_are_counted() -> None:
     metrics = JobMetrics(cast("Client", NoServer()), zero_for=timedelta())
     job = Scenario("2").running()
-    before = job.state
+    before = job.whole
     job.lost(1)
     take(metrics, before, job)
     other = Scenario("2").running()
-    before = other.state
+    before = other.whole
     other.finish(0, 1)
     other.command_ended(0, 1)
     take(metrics, before, other)

@@ -23,7 +23,7 @@ from perdure.workflows.policy.facts.events import (
     SuspendRequested,
     TimePassed,
 )
-from perdure.workflows.policy.state.job import JobState
+from perdure.workflows.policy.state.job import JobState, RoleInJob
 from perdure.workflows.policy.timers import next_deadline
 from perdure.workflows.policy.world.group_desire import desires_of, groups_of
 from tests.policy.scenario import Scenario
@@ -49,23 +49,24 @@ class CheckedScenario(Scenario):
         super().__init__(nodes, **spec)
 
     def take(self, event: Event) -> CheckedScenario:
-        before = self.state
-        self._note_signs(before, event)
+        before = self.whole
+        self._note_signs(before.view(), event)
         after = self._decided(before, event)
         assert after == self._decided(before, event), "the same facts must lead to the same decision"
         revived = JobState.model_validate_json(before.model_dump_json())
         assert revived == before, "the state must survive continue-as-new"
         assert self._decided(revived, event) == after, "a job that continued as new must decide alike"
-        self.tokens_given += sum(node not in before.nodes.values() for node in after.nodes.values())
-        self.state = after
-        self._check_step(before, after, event)
+        known = before.view().nodes.values()
+        self.tokens_given += sum(node not in known for node in after.view().nodes.values())
+        self.whole = after
+        self._check_step(before.view(), after.view(), event)
         return self
 
     def _decided(self, state: JobState, event: Event) -> JobState:
         tokens = iter(range(self.tokens_given + 1, self.tokens_given + 1000))
         return decide(state, event, self.job, self.now, new_token=lambda: UUID(int=next(tokens)))
 
-    def _note_signs(self, before: JobState, event: Event) -> None:
+    def _note_signs(self, before: RoleInJob, event: Event) -> None:
         match event:
             case NodeUnreachable() as transition:
                 self.unreachable.add(transition.key)
@@ -89,7 +90,7 @@ class CheckedScenario(Scenario):
             case _:
                 pass
 
-    def _check_step(self, before: JobState, after: JobState, event: Event) -> None:
+    def _check_step(self, before: RoleInJob, after: RoleInJob, event: Event) -> None:
         assert after.generation >= before.generation
         self._check_nodes(before, after, event)
         if after.outcome is not None:
@@ -100,20 +101,20 @@ class CheckedScenario(Scenario):
             )
         if after.world is not None and after.world != before.world:
             self._check_new_world(before, after, after.world)
-        deadline = next_deadline(after, self.job, self.now)
+        deadline = next_deadline(self.whole, self.job, self.now)
         assert deadline is None or deadline > self.now
         # Time alone changes nothing before the deadline that the workflow sleeps until, nor without one.
-        self._check_quiet(after, timedelta())
+        self._check_quiet(self.whole, timedelta())
         if deadline is None:
-            self._check_quiet(after, timedelta(hours=1))
+            self._check_quiet(self.whole, timedelta(hours=1))
         else:
-            self._check_quiet(after, (deadline - self.now) / 2)
+            self._check_quiet(self.whole, (deadline - self.now) / 2)
 
     def _check_quiet(self, state: JobState, wait: timedelta) -> None:
         later = decide(state, TimePassed(), self.job, self.now + wait, new_token=lambda: UUID(int=0))
         assert later == state, f"something was due {wait} from now that no timer is set for"
 
-    def _check_nodes(self, before: JobState, after: JobState, event: Event) -> None:
+    def _check_nodes(self, before: RoleInJob, after: RoleInJob, event: Event) -> None:
         for rank, node in before.nodes.items():
             then = after.nodes[rank]
             assert then.incarnation in (node.incarnation, node.incarnation + 1)
@@ -138,7 +139,7 @@ class CheckedScenario(Scenario):
             if dropped and not requested and before.stepping and not (before.interruption or before.between_stages):
                 assert self.signs[rank, node.incarnation], "unreachable is not lost while the world steps"
 
-    def _check_the_end(self, before: JobState, after: JobState) -> None:
+    def _check_the_end(self, before: RoleInJob, after: RoleInJob) -> None:
         if before.outcome is not None:
             assert after.outcome == before.outcome
             assert (after.world, after.generation) == (before.world, before.generation)
@@ -147,7 +148,7 @@ class CheckedScenario(Scenario):
             assert desire.wind_down
             assert set(desire.nodes.items()) <= set(desires_of(before)[group].nodes.items())
 
-    def _check_new_world(self, before: JobState, after: JobState, world: World) -> None:
+    def _check_new_world(self, before: RoleInJob, after: RoleInJob, world: World) -> None:
         assert world.generation == after.generation > before.generation
         assert after.nodes_min <= world.nodes <= after.nodes_max
         assert world.nodes % after.unit == 0

@@ -34,9 +34,10 @@ from perdure.contract.transitions import (
 )
 from perdure.spec.job import JobSpec
 from perdure.spec.validate import parse_spec
-from perdure.workflows.policy.decide import apply_event, decide
+from perdure.workflows.policy.decide import apply_events, decide
 from perdure.workflows.policy.facts.events import Event, TimePassed
-from perdure.workflows.policy.state.job import JobState, NodeState
+from perdure.workflows.policy.state.job import JobState, RoleInJob
+from perdure.workflows.policy.state.node import NodeState
 from perdure.workflows.policy.timers import next_deadline
 
 UID = "0123abcd"
@@ -55,18 +56,8 @@ class Scenario:
         self.job: JobSpec = parse_spec(
             {"name": "job", "roles": {"worker": {"nodes": nodes, "command": ["torchrun", "train.py"]}}} | spec
         )
-        count_ = self.job.role[1].nodes
         self.now = START
-        self.state = JobState(
-            name="job",
-            namespace="default",
-            uid=UID,
-            role="worker",
-            started_at=START,
-            nodes_min=count_.min,
-            nodes_max=count_.max,
-            unit=count_.unit,
-        )
+        self.whole = JobState.begin(self.job, uid=UID, now=START)
         self._tokens = count(1)
         self._sequence = count(1)
         self._ports = count(20_000)
@@ -75,13 +66,13 @@ class Scenario:
     # Time and events
 
     def take(self, event: Event) -> Scenario:
-        self.state = decide(self.state, event, self.job, self.now, new_token=lambda: UUID(int=next(self._tokens)))
+        self.whole = decide(self.whole, event, self.job, self.now, new_token=lambda: UUID(int=next(self._tokens)))
         return self
 
     def wait(self, duration: timedelta | float) -> Scenario:
         """Lets time pass, waking at every deadline on the way."""
         end = self.now + (duration if isinstance(duration, timedelta) else timedelta(seconds=duration))
-        while (deadline := next_deadline(self.state, self.job, self.now)) is not None and deadline <= end:
+        while (deadline := next_deadline(self.whole, self.job, self.now)) is not None and deadline <= end:
             self.now = deadline
             self.take(TimePassed())
         self.now = end
@@ -144,8 +135,8 @@ class Scenario:
 
     def lost_together(self, *ranks: int) -> Scenario:
         """The job receives all of them before it decides."""
-        for rank in ranks:
-            self.state = apply_event(self.state, self._loss(rank, "killed"), self.job, self.now)
+        losses = [self._loss(rank, "killed") for rank in ranks]
+        self.whole = apply_events(self.whole, losses, self.job, self.now)
         return self.take(TimePassed())
 
     def _loss(self, rank: int, reason: str, cause: LossCause = LossCause.UNKNOWN) -> NodeLost:
@@ -229,6 +220,15 @@ class Scenario:
         return NodeCredentials(uid=UID, role="worker", rank=rank, incarnation=node.incarnation, token=node.token)
 
     # What is known
+
+    @property
+    def state(self) -> RoleInJob:
+        """The job's only role."""
+        return self.whole.view()
+
+    @state.setter
+    def state(self, state: RoleInJob) -> None:
+        self.whole = self.whole.with_view(state)
 
     def node(self, rank: int) -> NodeState:
         return self.state.nodes[rank]

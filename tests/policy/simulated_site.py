@@ -80,7 +80,7 @@ class Site:
         self.agents: dict[tuple[int, int], SimulatedNode] = {}
         self.job = Scenario(nodes, **spec)
         self.began = self.job.now
-        self._deadline = next_deadline(self.job.state, self.job.job, self.job.now)
+        self._deadline = next_deadline(self.job.whole, self.job.job, self.job.now)
         group = GroupInput(
             job_id="job/a/b",
             job_first_run_id="first",
@@ -127,7 +127,7 @@ class Site:
 
     def take(self, event: Event) -> None:
         self.job.take(event)
-        self._deadline = next_deadline(self.job.state, self.job.job, self.job.now)
+        self._deadline = next_deadline(self.job.whole, self.job.job, self.job.now)
         self._publish()
 
     def _publish(self) -> None:

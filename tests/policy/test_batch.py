@@ -27,17 +27,17 @@ def malformed(rank: int) -> NodeLost:
 
 def taken(scenario: Scenario, *events: Event) -> tuple[JobState, list[str]]:
     dropped: list[str] = []
-    state = decide_all(scenario.state, events, scenario.job, scenario.now, new_token=uuid4, dropped=dropped.append)
+    state = decide_all(scenario.whole, events, scenario.job, scenario.now, new_token=uuid4, dropped=dropped.append)
     return state, dropped
 
 
 def test_other_events_are_taken_and_the_status_says_what_was_left_out():
     scenario = Scenario("3").running()
     state, dropped = taken(scenario, lost(0), malformed(1), lost(2))
-    assert [node.incarnation for _, node in sorted(state.nodes.items())] == [2, 1, 2]
+    assert [node.incarnation for _, node in sorted(state.view().nodes.items())] == [2, 1, 2]
     assert len(dropped) == state.dropped_events == 1
     assert "NodeLost: TypeError" in dropped[0]
-    assert warnings_of(state, scenario.job)[0].startswith("1 messages could not be processed")
+    assert warnings_of(state.view(), scenario.job)[0].startswith("1 messages could not be processed")
 
 
 def test_a_job_that_cannot_decide_without_any_event_raises():

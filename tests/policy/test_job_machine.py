@@ -55,7 +55,7 @@ from perdure.workflows.policy.facts.events import (
     ScaleRequested,
     SuspendRequested,
 )
-from perdure.workflows.policy.state.job import NodeState
+from perdure.workflows.policy.state.node import NodeState
 from perdure.workflows.policy.timers import next_deadline
 from perdure.workflows.policy.world.group_desire import groups_of
 from tests.policy.checked import CheckedScenario
@@ -406,7 +406,7 @@ class JobMachine(RuleBasedStateMachine):
         self.job.wait(seconds)
 
     def _next_wait(self) -> timedelta | None:
-        deadline = next_deadline(self.job.state, self.job.job, self.job.now)
+        deadline = next_deadline(self.job.whole, self.job.job, self.job.now)
         return None if deadline is None else deadline - self.job.now
 
     @precondition(lambda self: (wait := self._next_wait()) is not None and wait < timedelta(minutes=1))
@@ -437,7 +437,7 @@ class JobMachine(RuleBasedStateMachine):
         if not hasattr(self, "job"):
             return
         for _ in range(100):
-            deadline = next_deadline(self.job.state, self.job.job, self.job.now)
+            deadline = next_deadline(self.job.whole, self.job.job, self.job.now)
             if deadline is None:
                 return
             asked = self.job.state.inquiry

@@ -35,7 +35,8 @@ from perdure.workflows.policy.record.projections import details_of, status_of
 from perdure.workflows.policy.repair.actions import words
 from perdure.workflows.policy.repair.case import Case
 from perdure.workflows.policy.repair.ladder import decide
-from perdure.workflows.policy.state.job import Interruption, NodeFailure
+from perdure.workflows.policy.state.node import NodeFailure
+from perdure.workflows.policy.state.role import Interruption
 from tests.policy.scenario import CHECKPOINT_FACTS, START, Scenario
 
 WORD = "A_WORD_OF_THE_NEXT_RELEASE"

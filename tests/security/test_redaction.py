@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from perdure.agent.config import CONFIG_VARIABLE, AgentConfig, ConfigError
 from perdure.contract import DesiredNode, LeaseRequest, NodeCredentials, NodePhase, NodeRequest, NodeView
 from perdure.spec.job import JobSpec
-from perdure.workflows.policy.state.job import NodeState
+from perdure.workflows.policy.state.node import NodeState
 from perdure_launcher.config import ConfigError as LauncherConfigError
 from perdure_launcher.config import parse_config
 

@@ -9,7 +9,9 @@ from uuid import UUID
 from perdure.contract import Considered, Evidence, EvidenceSource, IncidentView, JobPhase, Member, NodePhase, World
 from perdure.contract.names import group_index
 from perdure.contract.vocabulary import FailureClass
-from perdure.workflows.policy.state.job import JobState, NodeState, TransitionsTaken
+from perdure.workflows.policy.state.job import JobState
+from perdure.workflows.policy.state.node import NodeState
+from perdure.workflows.policy.state.role import RoleState, TransitionsTaken
 
 TIME = datetime(2026, 1, 1, tzinfo=UTC)
 LONG = "ошибка: соединение разорвано соседом по кольцу; "
@@ -85,17 +87,21 @@ def large_state(nodes: int, *, incidents: int = 0, name: str = "large") -> JobSt
         name=name,
         namespace="default",
         uid="0123abcd",
-        role="worker",
         started_at=TIME,
-        phase=JobPhase.RUNNING,
-        nodes_min=nodes,
-        nodes_max=nodes,
-        nodes={rank: large_node(rank) for rank in range(nodes)},
-        generation=1,
-        world=world,
-        world_decided_at=TIME,
         incidents=tuple(long_incident(number + 1) for number in range(incidents)),
         incident_count=incidents,
-        ownership_epochs={group: token(group) for group in groups},
-        taken={group: TransitionsTaken(sequence=9, transitions=99) for group in groups},
+        roles={
+            "worker": RoleState(
+                role="worker",
+                phase=JobPhase.RUNNING,
+                nodes_min=nodes,
+                nodes_max=nodes,
+                nodes={rank: large_node(rank) for rank in range(nodes)},
+                generation=1,
+                world=world,
+                world_decided_at=TIME,
+                ownership_epochs={group: token(group) for group in groups},
+                taken={group: TransitionsTaken(sequence=9, transitions=99) for group in groups},
+            )
+        },
     )

@@ -97,6 +97,7 @@ async def test_refusals_are_typed_and_make_no_history(fleet: Fleet):
     for _ in range(5):
         assert await refused(job, asks("b")) == JoinRefusal.NO_PLACE
     assert await refused(job, asks("a", 2, command=("true",))) == JoinRefusal.OTHER_COMMAND
+    assert await refused(job, asks("a", 2, role="evaluator")) == JoinRefusal.UNKNOWN_ROLE
     assert (await job.describe()).history_length == before
 
 

@@ -186,7 +186,7 @@ async def test_a_relaunched_node_enters_no_world_before_the_old_one_has_ended(fl
     handle = await submit(fleet, job_spec("2"))
     await running(handle, nodes=2)
     fleet.may_end.clear()
-    await handle.execute_update("relaunch_node", RelaunchRequest(rank=0))
+    await handle.execute_update("relaunch_node", RelaunchRequest(rank=0, role="worker"))
     known = await until(handle, lambda s: "node 0: waits until incarnation 1 has ended" in s.reason)
     assert (known.phase, known.generation) == (JobPhase.WAITING, 1)
     fleet.may_end.set()
@@ -220,6 +220,7 @@ async def test_requests_that_cannot_be_granted_are_refused(fleet: Fleet):
         ("scale", ScaleRequest(nodes="2", role="ps"), 'role: got "ps"'),
         ("resume", ReasonRequest(), "not suspended"),
         ("relaunch_node", RelaunchRequest(rank=9), "rank: got 9; this job has the nodes 0, 1"),
+        ("relaunch_node", RelaunchRequest(rank=0, role="ps"), 'role: got "ps"; this job has the role "worker"'),
     ]
     for update, request, says in refusals:
         with pytest.raises(WorkflowUpdateFailedError) as refused:

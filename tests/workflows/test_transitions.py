@@ -51,6 +51,7 @@ async def test_a_job_that_adopts_a_group_while_it_winds_down_learns_that_it_is_g
     transitions = TransitionBatch(
         job_id="job/ns/name",
         uid="1",
+        role="worker",
         group=0,
         gather=timedelta(seconds=1),
         carried=TransitionsCarried(ownership_epoch="old"),
@@ -71,7 +72,12 @@ async def test_edges_whose_delivery_seemed_to_fail_are_numbered_alike_when_they_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     transitions = TransitionBatch(
-        job_id="job/ns/name", uid="1", group=0, gather=timedelta(0), carried=TransitionsCarried(ownership_epoch="t")
+        job_id="job/ns/name",
+        uid="1",
+        role="worker",
+        group=0,
+        gather=timedelta(0),
+        carried=TransitionsCarried(ownership_epoch="t"),
     )
     told: list[GroupTransitions] = []
 
@@ -106,7 +112,12 @@ async def test_that_a_group_is_gone_is_reported_again_until_the_job_takes_it_or_
 ) -> None:
     """A job that has adopted the group waits for this report, and no later one comes."""
     transitions = TransitionBatch(
-        job_id="job/ns/name", uid="1", group=0, gather=timedelta(0), carried=TransitionsCarried(ownership_epoch="t")
+        job_id="job/ns/name",
+        uid="1",
+        role="worker",
+        group=0,
+        gather=timedelta(0),
+        carried=TransitionsCarried(ownership_epoch="t"),
     )
     answers = [Delivery.FAILED, Delivery.FAILED, Delivery.TAKEN]
     told: list[GroupTransitions] = []
@@ -135,6 +146,7 @@ class Pauses:
         self.transitions = TransitionBatch(
             job_id="job/ns/name",
             uid="1",
+            role="worker",
             group=0,
             gather=timedelta(seconds=1),
             carried=TransitionsCarried(ownership_epoch="t"),

@@ -1,16 +1,19 @@
 """The decisions of one job: `decide(state, event, job, now)` is everything that a TrainingJob ever decides.
 
-It first takes in the event's facts (`apply_event`), then brings the job as far as the facts allow (`advance`): judges a
-broken world, replaces lost nodes, forms the next world, completes, stops. The second part reads the state only and
-never the event, so the same facts lead to the same decision in whatever order they came.
+It first takes in the event's facts (`apply_events`), then brings each role as far as the facts allow (`advance_role`):
+judges a broken world, replaces lost nodes, forms the next world, completes, stops. `advance_job` holds what is the
+job's: the order of its roles, and its end. The second part reads the state only and never the event, so the same facts
+lead to the same decision in whatever order they came.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
+from itertools import groupby
+from operator import itemgetter
 
-from perdure.contract import JobPhase
+from perdure.contract import Failure, Finished, JobPhase, JoinRequest
 from perdure.contract.transitions import NodeTransition
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.capacity import joining, planned_changes, staffing
@@ -19,26 +22,36 @@ from perdure.workflows.policy.checkpoints import commits
 from perdure.workflows.policy.diagnosis import unreachable
 from perdure.workflows.policy.facts import user_requests
 from perdure.workflows.policy.facts.apply import apply_facts
-from perdure.workflows.policy.facts.events import Event, TimePassed
+from perdure.workflows.policy.facts.events import (
+    AddressedEvent,
+    Event,
+    ForRole,
+    GroupAdopted,
+    GroupWoundDown,
+    RelaunchRequested,
+    ScaleRequested,
+    TimePassed,
+    plain,
+)
 from perdure.workflows.policy.record import incidents, observations
-from perdure.workflows.policy.record.phase import with_phase
+from perdure.workflows.policy.record.phase import with_phases
 from perdure.workflows.policy.repair import hold_on_failure
 from perdure.workflows.policy.repair.recovery import recover
-from perdure.workflows.policy.state.job import JobState, Outcome
+from perdure.workflows.policy.state.job import JobState, Outcome, RoleInJob
 from perdure.workflows.policy.world import entering, forming, stages, succession
 
 _LAST_DROPPED = 300
 """Characters of the description of an event that was left out."""
 
 
-def decide(state: JobState, event: Event, job: JobSpec, now: datetime, *, new_token: TokenSource) -> JobState:
+def decide(state: JobState, event: AddressedEvent, job: JobSpec, now: datetime, *, new_token: TokenSource) -> JobState:
     """Returns the state of the job after an event."""
-    return advance(apply_event(state, event, job, now), job, now, new_token=new_token)
+    return advance_job(apply_events(state, (event,), job, now), job, now, new_token=new_token)
 
 
 def decide_all(
     state: JobState,
-    events: Sequence[Event],
+    events: Sequence[AddressedEvent],
     job: JobSpec,
     now: datetime,
     *,
@@ -61,12 +74,13 @@ def decide_all(
     """
     try:
         known = state
-        for event in events:
-            if isinstance(event, NodeTransition):
+        for together, run in groupby(events, lambda event: isinstance(plain(event), NodeTransition)):
+            if together:
                 # One decision looks at every node, and a thousand nodes report at once. Nodes that are lost at once are
                 # one incident.
-                known = apply_event(known, event, job, now)
-            else:
+                known = apply_events(known, run, job, now)
+                continue
+            for event in run:
                 known = decide(known, event, job, now, new_token=new_token)
         return decide(known, TimePassed(), job, now, new_token=new_token)
     except Exception:
@@ -74,40 +88,90 @@ def decide_all(
             try:
                 state = decide(state, event, job, now, new_token=new_token)
             except Exception as error:
-                what = f"{type(event).__name__}: {type(error).__name__}: {error}"[:_LAST_DROPPED]
+                what = f"{type(plain(event)).__name__}: {type(error).__name__}: {error}"[:_LAST_DROPPED]
                 dropped(what)
                 state = state.replace(dropped_events=state.dropped_events + 1, last_dropped=what)
         return decide(state, TimePassed(), job, now, new_token=new_token)
 
 
-def apply_event(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobState:
-    """Takes in an event. `advance` must follow: after the last event, if several arrive at once."""
+def apply_events(state: JobState, events: Iterable[AddressedEvent], job: JobSpec, now: datetime) -> JobState:
+    """Takes in events. `advance_job` must follow."""
+    by_role = ((role, plain(event)) for event in events for role in _addressees(state, event))
+    for role, run in groupby(by_role, itemgetter(0)):
+        view = state.view(role)
+        for _, event in run:
+            view = _apply_to_role(view, event, job, now)
+        state = state.with_view(view)
+    return state
+
+
+def _addressees(state: JobState, event: AddressedEvent) -> tuple[str, ...]:
+    """The roles that an event concerns."""
+    match event:
+        case ForRole(role=role):
+            return (state.role_named(role),)
+        case Failure(sender=sender) | Finished(sender=sender):
+            # Like other senders that do not belong to the job, one of an unknown role is ignored.
+            return (sender.role,) if sender.role in state.roles else ()
+        case (
+            NodeTransition()
+            | GroupAdopted()
+            | GroupWoundDown()
+            | JoinRequest()
+            | ScaleRequested()
+            | RelaunchRequested()
+        ):
+            return (state.role_named(None),)
+        case _:
+            return tuple(state.roles)
+
+
+def _apply_to_role(state: RoleInJob, event: Event, job: JobSpec, now: datetime) -> RoleInJob:
     state = joining.accept_machine(apply_facts(state, event, now), event, job, now)
     state = joining.apply_ticket(state, event, now)
     state = planned_changes.end_node(commits.apply(state, event, job, now), event, job, now)
     return user_requests.apply(state, event, job, now)
 
 
-def advance(state: JobState, job: JobSpec, now: datetime, *, new_token: TokenSource) -> JobState:
-    """Brings the job as far as the known facts allow."""
+def advance_job(state: JobState, job: JobSpec, now: datetime, *, new_token: TokenSource) -> JobState:
+    """Brings all roles as far as the known facts allow, in their order; a role that stops the job stops all."""
     if state.outcome is not None:
-        return with_phase(hold_on_failure.end_when_due(state, now), job)
-    state = user_requests.apply_postponed(_check_limits(state, job, now), job, now)
-    if state.outcome is None and state.suspended:
-        state = staffing.dismiss_all(state, job, now)
-    elif state.outcome is None:
-        state = stages.advance(state, now)
-        state = entering.inquire(state, job, now)
-        state = succession.presume_ends(state, now)
-        state = unreachable.give_up(state, job, now)
-        state = recover(state, job, now)
+        return with_phases(hold_on_failure.end_when_due(state, now), job)
+    state = _check_limits(state, job, now)
+    for role in state.roles:
         if state.outcome is None:
-            # The next world waits for the end of the surplus, too.
-            state = staffing.dismiss_idle_surplus(state, job, now)
-            state = forming.form(state, job, now)
-            state = staffing.staff(state, job, now, new_token=new_token)
-            state = observations.observe_uncreated(_note_stepping(state, now), now)
-    return with_phase(hold_on_failure.begin(state, job, now), job)
+            state = state.with_view(advance_role(state.view(role), job, now, new_token=new_token))
+    return with_phases(hold_on_failure.begin(_end(state, now), job, now), job)
+
+
+def advance_role(state: RoleInJob, job: JobSpec, now: datetime, *, new_token: TokenSource) -> RoleInJob:
+    """Brings one role as far as the known facts allow."""
+    state = user_requests.apply_postponed(state, job, now)
+    if state.suspended:
+        return staffing.dismiss_all(state, job, now)
+    state = stages.advance(state, now)
+    if state.completed:
+        return state
+    state = entering.inquire(state, job, now)
+    state = succession.presume_ends(state, now)
+    state = unreachable.give_up(state, job, now)
+    state = recover(state, job, now)
+    if state.outcome is not None:
+        return state
+    # The next world waits for the end of the surplus, too.
+    state = staffing.dismiss_idle_surplus(state, job, now)
+    state = forming.form(state, job, now)
+    state = staffing.staff(state, job, now, new_token=new_token)
+    return observations.observe_uncreated(_note_stepping(state, now), now)
+
+
+def _end(state: JobState, now: datetime) -> JobState:
+    """Ends the job once all its roles are complete, and all roles of a job that one of them has stopped."""
+    outcome = state.outcome
+    if outcome is None and all(role.completed for role in state.roles.values()):
+        reason = "; ".join(dict.fromkeys(role.completed for role in state.roles.values()))
+        outcome = Outcome(phase=JobPhase.SUCCEEDED, exit_code=0, reason=reason, decided_at=now)
+    return state.stop(outcome) if outcome is not None else state
 
 
 def end_of_limits(state: JobState, job: JobSpec) -> datetime | None:
@@ -123,7 +187,7 @@ def _check_limits(state: JobState, job: JobSpec, now: datetime) -> JobState:
     return state
 
 
-def _note_stepping(state: JobState, now: datetime) -> JobState:
+def _note_stepping(state: RoleInJob, now: datetime) -> RoleInJob:
     if state.interruption is not None:
         return state
     if state.between_stages:

@@ -13,7 +13,7 @@ from perdure.workflows.policy.capacity.waiting import limit_of
 from perdure.workflows.policy.decide import end_of_limits
 from perdure.workflows.policy.diagnosis import unreachable
 from perdure.workflows.policy.repair import ladder
-from perdure.workflows.policy.state.job import JobState
+from perdure.workflows.policy.state.job import JobState, RoleInJob
 from perdure.workflows.policy.world import forming, succession
 from perdure.workflows.policy.world.entering import entry_deadline
 
@@ -23,17 +23,25 @@ def next_deadline(state: JobState, job: JobSpec, now: datetime) -> datetime | No
     if state.outcome is not None:
         return state.outcome.held_until
     times = [end_of_limits(state, job)]
-    if state.postponed is not None:
-        times.append(state.postponed.until)
-    if not state.suspended:
-        times += _deadlines_of_the_world(state, job, now)
-        times += [node.until for node in state.leaving]
-        times += [node.predecessor_until for node in succession.waiting_nodes(state)]
-        times += [node.not_before for node in state.nodes.values() if node.phase is NodePhase.LOST]
+    for view in state.views:
+        times += _deadlines_of_role(view, job, now)
     return min((time for time in times if time is not None and time > now), default=None)
 
 
-def _deadlines_of_the_world(state: JobState, job: JobSpec, now: datetime) -> list[datetime | None]:
+def _deadlines_of_role(state: RoleInJob, job: JobSpec, now: datetime) -> list[datetime | None]:
+    times = [state.postponed.until] if state.postponed is not None else []
+    if state.suspended or state.completed:
+        return [*times]
+    return [
+        *times,
+        *_deadlines_of_the_world(state, job, now),
+        *(node.until for node in state.leaving),
+        *(node.predecessor_until for node in succession.waiting_nodes(state)),
+        *(node.not_before for node in state.nodes.values() if node.phase is NodePhase.LOST),
+    ]
+
+
+def _deadlines_of_the_world(state: RoleInJob, job: JobSpec, now: datetime) -> list[datetime | None]:
     times = [entry_deadline(state, job), ladder.next_look(state, job, now), unreachable.next_look(state, job)]
     times.append(forming.next_look(state, job))
     if limit := limit_of(state, job):

@@ -10,7 +10,8 @@ from perdure.contract.transitions import NodeJoined, NodePending
 from perdure.workflows.policy.capacity.joining import describe_wait, place_of, refusal
 from perdure.workflows.policy.facts.events import CancelRequested, ScaleRequested, SuspendRequested
 from perdure.workflows.policy.record.projections import next_action
-from perdure.workflows.policy.state.job import JobState, NodeState
+from perdure.workflows.policy.state.job import RoleInJob
+from perdure.workflows.policy.state.node import NodeState
 from perdure.workflows.policy.world.group_desire import desires_of
 from tests.policy.scenario import START, Scenario
 
@@ -94,7 +95,7 @@ def test_a_place_is_given_when_its_group_knows_of_it():
 
 def test_the_first_word_that_a_job_hears_may_be_a_request():
     job = Open("1")
-    unborn = JobState.model_validate(job.state.model_dump() | {"nodes": {}})
+    unborn = RoleInJob.model_validate(job.state.model_dump() | {"nodes": {}})
     assert refusal(unborn, asks("a"), job.job, job.now) is None
     job.state = unborn
     request = asks("a")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from perdure.contract import LossCause
 from perdure.contract.transitions import NodeJoined, NodeLost, NodeUnreachable
 from perdure.workflows.policy.capacity.node_avoidance import suspects
-from perdure.workflows.policy.state.job import MachineLoss
+from perdure.workflows.policy.state.node import MachineLoss
 from tests.policy.scenario import START, Scenario
 
 WINDOW = timedelta(hours=1)

@@ -93,7 +93,7 @@ def test_a_member_whose_command_works_has_not_missed_its_world() -> None:
         answer(job, preparing=True)
     assert job.generation == 1
     assert job.state.reason == f"generation 1 with 2 nodes is starting; node 1: {WORKS}"
-    assert next_deadline(job.state, job.job, job.now) is not None
+    assert next_deadline(job.whole, job.job, job.now) is not None
     # It has come to its torchrun just now, and takes a moment to enter.
     job.wait(ENTER_TIMEOUT)
     answer(job, preparing=False)

@@ -40,7 +40,7 @@ def test_a_ticket_admits_so_many_machines_at_a_time():
 def test_a_name_under_another_ticket_is_another_machine():
     job = ticketed("3", x=1, y=1)
     job.joined(by("x", "a"), by("y", "a"), asks("a"))
-    assert {one.incarnation for one in machines_view(job.state).machines} == {1}
+    assert {one.incarnation for one in machines_view(job.whole).machines} == {1}
     assert not job.state.interruption
     # Neither is displaced, nor can it displace.
     for request in (by("x", "a"), by("y", "a"), asks("a")):
@@ -60,8 +60,8 @@ def test_a_revoked_ticket_ends_its_places_and_no_others():
     job = ticketed("1:3", x=2, y=1)
     job.joined(by("x", "a"), by("x", "b"), by("y", "c"))
     job.take(TicketRevoked(id="x" * 8))
-    assert [one.rank for one in machines_view(job.state).machines] == [2]
-    assert [ticket.id for ticket in machines_view(job.state).tickets] == ["y" * 8]
+    assert [one.rank for one in machines_view(job.whole).machines] == [2]
+    assert [ticket.id for ticket in machines_view(job.whole).tickets] == ["y" * 8]
     assert {rank for rank, node in job.state.nodes.items() if node.alive and node.incarnation == 1} == {2}
     incident = job.state.incidents[-1]
     assert incident.failure is FailureClass.NODE_LOST

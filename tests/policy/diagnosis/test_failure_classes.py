@@ -12,7 +12,8 @@ from perdure.contract.transitions import NodeLost
 from perdure.workflows.policy.diagnosis.failures import FAILURE_CLASSES, VICTIMS, complete, precedence
 from perdure.workflows.policy.repair.case import Case
 from perdure.workflows.policy.repair.ladder import decide
-from perdure.workflows.policy.state.job import Interruption, NodeFailure
+from perdure.workflows.policy.state.node import NodeFailure
+from perdure.workflows.policy.state.role import Interruption
 from tests.policy.scenario import Scenario
 
 

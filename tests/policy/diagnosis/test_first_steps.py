@@ -49,7 +49,7 @@ def test_a_job_that_has_made_no_step_has_no_limit_and_says_so():
     assert job.state.phase is JobPhase.RUNNING
     assert "no step was seen" in job.state.reason
     assert "timing.stall.first_step" in next_action(job.state)
-    assert next_deadline(job.state, job.job, job.now) is None
+    assert next_deadline(job.whole, job.job, job.now) is None
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_what_happens_next_is_that_it_is_waited_for():
 
 def test_nothing_is_done_about_it():
     job = Scenario("1:2").running().transition(1, NodeStalled, generation=1)
-    assert next_deadline(job.state, job.job, job.now) is None
+    assert next_deadline(job.whole, job.job, job.now) is None
     job.wait(timedelta(days=1))
     assert job.generation == 1
     assert not job.state.incidents

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from perdure.contract import GroupTransitions
 from perdure.contract.transitions import NodeReady
 from perdure.workflows.policy.facts.deduplication import accept, begin_ownership_epoch
-from perdure.workflows.policy.state.job import JobState
+from perdure.workflows.policy.state.role import RoleState
 from tests.policy.scenario import Scenario
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -18,11 +18,11 @@ def message(sequence: int, before: int | None, *ranks: int, group: int = 0) -> G
     return GroupTransitions(uid="0", group=group, sequence=sequence, before=before, transitions=transitions)
 
 
-def taken(state: JobState, *messages: GroupTransitions) -> list[list[int] | None]:
+def taken(role: RoleState, *messages: GroupTransitions) -> list[list[int] | None]:
     """The ranks of the transitions that are accepted of each message."""
     accepted: list[list[int] | None] = []
     for one in messages:
-        state, transitions = accept(state, one)
+        role, transitions = accept(role, one)
         accepted.append(None if transitions is None else [transition.rank for transition in transitions])
     return accepted
 
@@ -45,8 +45,8 @@ def test_a_job_that_was_reset_takes_up_where_the_group_is():
 
 
 def test_a_group_that_is_started_again_counts_from_the_beginning():
-    state, _ = accept(Scenario().state, message(7, 40, 0))
-    assert taken(begin_ownership_epoch(state, 0, "another"), message(1, 0, 1)) == [[1]]
+    role, _ = accept(Scenario().state, message(7, 40, 0))
+    assert taken(begin_ownership_epoch(role, 0, "another"), message(1, 0, 1)) == [[1]]
 
 
 def test_a_group_of_an_older_release_does_not_count():

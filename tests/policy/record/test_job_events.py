@@ -18,41 +18,41 @@ from tests.policy.scenario import Scenario
 
 
 def told(before: JobState, job: Scenario) -> list[tuple[str, str]]:
-    return [(event.name, event.type) for event in events_between(before, job.state, job.now)]
+    return [(event.name, event.type) for event in events_between(before, job.whole, job.now)]
 
 
 def test_a_killed_rank_is_an_incident_that_ends_when_all_step_again():
     job = Scenario("2").running()
-    before = job.state
+    before = job.whole
     job.rank_killed(1)
-    events = list(events_between(before, job.state, job.now))
+    events = list(events_between(before, job.whole, job.now))
     [began] = [event for event in events if event.name == "incident"]
     assert (began.type, began.span, began.time) == ("begin", "0123abcd-1", job.incident.started_at)
     assert (began.attributes["number"], began.attributes["culprit"]) == (1, 1)
-    repaired = job.state
+    repaired = job.whole
     job.ready(0, 1, after=1)
     job.steps(0, 1)
-    ended = [event for event in events_between(repaired, job.state, job.now) if event.name == "incident"]
+    ended = [event for event in events_between(repaired, job.whole, job.now) if event.name == "incident"]
     assert [(event.type, event.span, event.attributes["success"]) for event in ended] == [("end", "0123abcd-1", True)]
-    everything = list(events_between(before, job.state, job.now))
+    everything = list(events_between(before, job.whole, job.now))
     assert [event.attributes["restarts"] for event in everything if event.name == "restart"] == [1]
     assert [event.attributes["world_generation"] for event in everything if event.name == "world"] == [2]
 
 
 def test_the_first_world_and_a_lost_node_are_told():
     job = Scenario("2")
-    before = job.state
+    before = job.whole
     job.running()
     assert ("world", "instant") in told(before, job)
-    before = job.state
+    before = job.whole
     job.lost(1)
-    [relaunch] = [event for event in events_between(before, job.state, job.now) if event.name == "relaunch"]
+    [relaunch] = [event for event in events_between(before, job.whole, job.now) if event.name == "relaunch"]
     assert relaunch.attributes == {"node": 1, "incarnation": 2}
 
 
 def spans(before: JobState, job: Scenario) -> list[tuple[str, int, Any]]:
     """The ends of rendezvous, and the aborts: name, generation, and success or reason."""
-    found = list(events_between(before, job.state, job.now))
+    found = list(events_between(before, job.whole, job.now))
     return [
         (
             event.name,
@@ -67,46 +67,46 @@ def spans(before: JobState, job: Scenario) -> list[tuple[str, int, Any]]:
 def test_a_rendezvous_begins_with_the_decision_and_ends_when_all_nodes_run():
     job = Scenario("2")
     job.ready(0)
-    before = job.state
+    before = job.whole
     job.ready(1)
-    [began] = [event for event in events_between(before, job.state, job.now) if event.name == "rendezvous"]
+    [began] = [event for event in events_between(before, job.whole, job.now) if event.name == "rendezvous"]
     assert (began.type, began.span, began.time) == ("begin", "0123abcd-rendezvous-1", job.state.world_decided_at)
     assert began.attributes == {"world_generation": 1, "nodes": 2, "world_size": 2}
-    before = job.state
+    before = job.whole
     job.wait(3).steps(0)
     assert spans(before, job) == []
     job.wait(4).steps(1)
-    [end] = [event for event in events_between(before, job.state, job.now) if event.name == "rendezvous"]
+    [end] = [event for event in events_between(before, job.whole, job.now) if event.name == "rendezvous"]
     assert (end.type, end.span, end.time) == ("end", "0123abcd-rendezvous-1", job.now)
     assert (end.attributes["duration_s"], end.attributes["success"]) == (7.0, True)
 
 
 def test_a_rendezvous_that_a_failure_ends_fails_and_its_world_is_aborted():
     job = Scenario("2").ready(0, 1)
-    before = job.state
+    before = job.whole
     job.rank_killed(1)
     ends = [
-        event for event in events_between(before, job.state, job.now) if event.attributes.get("world_generation") == 1
+        event for event in events_between(before, job.whole, job.now) if event.attributes.get("world_generation") == 1
     ]
     failed, abort = ends
     assert (failed.name, failed.type, failed.attributes["success"]) == ("rendezvous", "end", False)
     assert failed.attributes["error"] == job.incident.title
     assert abort.name == "abort"
     assert abort.attributes == {"world_generation": 1, "reason": job.incident.title, "incident": 1}
-    later = job.state
+    later = job.whole
     job.ready(0, 1, after=1)
     assert spans(later, job) == []
 
 
 def test_an_interrupted_world_is_aborted_once_and_a_finished_one_never():
     job = Scenario("2").running()
-    before = job.state
+    before = job.whole
     job.rank_killed(1)
-    broken = job.state
+    broken = job.whole
     job.ready(0, 1, after=1).steps(0, 1)
     assert spans(before, job) == [("abort", 1, job.state.incidents[0].title), ("rendezvous", 2, True)]
     assert spans(broken, job) == [("rendezvous", 2, True)]
-    before = job.state
+    before = job.whole
     job.finish(0, 1)
     job.command_ended(0, 1)
     assert spans(before, job) == []
@@ -114,7 +114,7 @@ def test_an_interrupted_world_is_aborted_once_and_a_finished_one_never():
 
 def test_a_canceled_job_aborts_its_world():
     job = Scenario("2").running()
-    before = job.state
+    before = job.whole
     job.take(CancelRequested(reason="enough"))
     [(name, generation, reason)] = spans(before, job)
     assert (name, generation) == ("abort", 1)
@@ -127,21 +127,21 @@ def test_shards_that_are_set_aside_are_told_with_what_is_new():
         SetAside(epoch=0, first=10 * number, end=10 * number + 10, error="ValueError: bad") for number in (1, 2)
     )
     for count in (1, 2):
-        before = job.state
+        before = job.whole
         aside = UnprocessedSamples(dataset="train", samples=10 * count, shards=shards[:count])
         job.take(ShardsSetAside(uid=job.state.uid, unprocessed=aside))
         job.take(ShardsSetAside(uid=job.state.uid, unprocessed=aside))
-        [event] = [event for event in events_between(before, job.state, job.now) if event.name == "shards_set_aside"]
+        [event] = [event for event in events_between(before, job.whole, job.now) if event.name == "shards_set_aside"]
         assert event.attributes == {"dataset": "train", "samples": 10 * count, "shards": [shards[count - 1].summary]}
 
 
 def test_the_end_is_told_once_and_nothing_where_nothing_changed():
     job = Scenario("2").running()
-    before = job.state
+    before = job.whole
     job.finish(0, 1)
     job.command_ended(0, 1)
     assert [name for name, _ in told(before, job)].count("outcome") == 1
-    assert told(job.state, job) == []
+    assert told(job.whole, job) == []
 
 
 def test_each_event_has_a_method_in_the_vocabulary():
@@ -164,13 +164,13 @@ def test_a_sink_that_raises_loses_its_event_and_nothing_else(caplog: pytest.LogC
     try:
         for name in ("first", "second"):
             job = Scenario("2")
-            before = job.state.replace(name=name)
+            before = job.whole.replace(name=name)
             job.running()
-            send_events(before, job.state.replace(name=name), job.now)
-            running = job.state.replace(name=name)
+            send_events(before, job.whole.replace(name=name), job.now)
+            running = job.whole.replace(name=name)
             job.finish(0, 1)
             job.command_ended(0, 1)
-            send_events(running, job.state.replace(name=name), job.now)
+            send_events(running, job.whole.replace(name=name), job.now)
     finally:
         set_sinks()
     assert defective == sound

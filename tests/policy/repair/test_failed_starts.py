@@ -25,7 +25,7 @@ def fail_together(job: Scenario, exit_code: int = 1) -> None:
 
 def wait_for_replacements(job: Scenario) -> None:
     while job.state.outcome is None and any(node.phase is NodePhase.LOST for node in job.state.nodes.values()):
-        deadline = next_deadline(job.state, job.job, job.now)
+        deadline = next_deadline(job.whole, job.job, job.now)
         assert deadline is not None
         job.wait(deadline - job.now)
 

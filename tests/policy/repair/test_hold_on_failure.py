@@ -30,7 +30,7 @@ def test_the_nodes_of_a_failed_job_are_kept_as_they_are_until_the_time_is_over()
     kept = desires_of(job.state)[0]
     assert job.state.phase is JobPhase.HELD
     assert (set(kept.nodes), kept.wind_down, kept.world) == ({0, 1}, False, job.state.world)
-    assert next_deadline(job.state, job.job, job.now) == job.now + timedelta(minutes=30)
+    assert next_deadline(job.whole, job.job, job.now) == job.now + timedelta(minutes=30)
     assert "until 2026-01-01 00:30:00 UTC (hold_on_failure)" in next_action(job.state)
     # What goes meanwhile is not made again, and nothing else is decided.
     job.lost(1).rank_killed(0).wait(timedelta(minutes=29))
@@ -39,9 +39,9 @@ def test_the_nodes_of_a_failed_job_are_kept_as_they_are_until_the_time_is_over()
     job.wait(timedelta(minutes=1))
     assert job.state.phase is JobPhase.STOPPING
     assert desires_of(job.state)[0].wind_down
-    assert next_deadline(job.state, job.job, job.now) is None
-    assert not is_over(job.state)
-    assert is_over(job.take(GroupWoundDown(group=0)).state)
+    assert next_deadline(job.whole, job.job, job.now) is None
+    assert not is_over(job.whole)
+    assert is_over(job.take(GroupWoundDown(group=0)).whole)
     assert job.state.outcome is not None
     assert (job.state.outcome.phase, job.state.outcome.exit_code) == (JobPhase.FAILED, 1)
 

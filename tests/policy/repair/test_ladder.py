@@ -14,7 +14,9 @@ from perdure.spec.recovery import CapacityLoss
 from perdure.workflows.policy.diagnosis.failures import VICTIMS
 from perdure.workflows.policy.repair import actions, ladder, rungs
 from perdure.workflows.policy.repair.case import Case, Verdict
-from perdure.workflows.policy.state.job import Interruption, JobState, NodeFailure
+from perdure.workflows.policy.state.job import RoleInJob
+from perdure.workflows.policy.state.node import NodeFailure
+from perdure.workflows.policy.state.role import Interruption
 from tests.policy.scenario import Scenario
 
 ACTIONS: tuple[Any, ...] = get_args(get_args(Action)[0])
@@ -134,7 +136,7 @@ def test_rungs_after_the_first_that_decides_are_not_asked(monkeypatch: pytest.Mo
     assert asked == ["new_world", "await_reports", "permanent_failure"]
 
 
-def decided(state: JobState, verdict: Verdict) -> JobState:
+def decided(state: RoleInJob, verdict: Verdict) -> RoleInJob:
     failed = NodeFailure(
         rank=verdict.culprit or 0, failure=FailureClass.NODE_UNRESPONSIVE, time=state.started_at, text="it failed"
     )

@@ -115,7 +115,7 @@ def test_a_command_that_fails_before_any_world_is_tried_once_more_and_avoids_the
         job.command_exited(0, 1, generation=0, error=CANNOT_RUN["a module"])
         if not tries:
             assert job.state.nodes[0].loss_cause is LossCause.MACHINE or job.node(0).incarnation == 2
-            deadline = next_deadline(job.state, job.job, job.now)
+            deadline = next_deadline(job.whole, job.job, job.now)
             job.wait(deadline - job.now if deadline else timedelta())
     assert job.state.outcome is not None
     assert CANNOT_RUN["a module"] in job.state.outcome.reason

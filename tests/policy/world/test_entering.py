@@ -34,11 +34,11 @@ def asks(job: Scenario) -> int:
 
 def test_no_node_is_asked_before_its_time_or_once_all_step():
     job = Scenario("2").ready(0, 1)
-    assert next_deadline(job.state, job.job, job.now) == job.now + LATE
+    assert next_deadline(job.whole, job.job, job.now) == job.now + LATE
     job.wait(LATE - timedelta(seconds=1))
     assert asks(job) == 0
     job.steps()
-    assert next_deadline(job.state, job.job, job.now) is None
+    assert next_deadline(job.whole, job.job, job.now) is None
     assert asks(job) == 0
 
 
@@ -61,7 +61,7 @@ def test_a_first_step_may_take_as_long_as_it_takes():
     job = Scenario("2").ready(0, 1).wait(LATE)
     answer(job, 0, entered=1)
     answer(job, 1, entered=1)
-    assert next_deadline(job.state, job.job, job.now) is None
+    assert next_deadline(job.whole, job.job, job.now) is None
     job.wait(timedelta(hours=5))
     # It is too busy to take a command in time.
     job.transition(1, NodeUnresponsive, generation=1, detail="late")
@@ -95,7 +95,7 @@ def test_one_that_steps_is_not_given_up_for_its_silence():
     job.transition(1, NodeUnreachable, detail="silent")
     job.wait(10 * LATE)
     assert job.incarnations == {0: 1, 1: 1}
-    assert next_deadline(job.state, job.job, job.now) is None
+    assert next_deadline(job.whole, job.job, job.now) is None
 
 
 def test_a_job_that_was_away_itself_listens_before_it_gives_up_anybody():
@@ -119,7 +119,7 @@ def test_an_answer_to_an_older_question_or_of_an_older_agent_proves_nothing():
 
 def test_a_limit_of_zero_turns_it_off():
     job = Scenario("2", timing={"rendezvous": {"enter_timeout": "0s"}}).ready(0, 1)
-    assert next_deadline(job.state, job.job, job.now) is None
+    assert next_deadline(job.whole, job.job, job.now) is None
 
 
 def test_a_request_does_not_wait_for_a_silent_member_of_a_world_that_is_broken():
@@ -151,7 +151,7 @@ def test_nodes_that_offer_no_port_are_not_waited_for_without_end():
         job.transition(rank, NodeJoined, address=f"10.0.0.{rank}")
         job.transition(rank, NodeReady)
     assert job.generation == 0
-    deadline = next_deadline(job.state, job.job, job.now)
+    deadline = next_deadline(job.whole, job.job, job.now)
     assert deadline == job.now + job.job.timing.rendezvous.join_timeout
     job.wait(job.job.timing.rendezvous.join_timeout)
     assert job.state.outcome is not None
@@ -161,4 +161,4 @@ def test_nodes_that_offer_no_port_are_not_waited_for_without_end():
 def test_a_last_call_that_is_over_does_not_begin_again_where_no_port_is_offered():
     job = CheckedScenario("1:2").transition(0, NodeJoined, address="10.0.0.0").transition(0, NodeReady)
     job.wait(job.job.timing.rendezvous.last_call)
-    assert next_deadline(job.state, job.job, job.now) == START + job.job.timing.rendezvous.join_timeout
+    assert next_deadline(job.whole, job.job, job.now) == START + job.job.timing.rendezvous.join_timeout

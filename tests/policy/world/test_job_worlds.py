@@ -109,9 +109,9 @@ def test_complete_when_all_members_of_one_generation_finished():
     assert job.state.outcome.phase is JobPhase.SUCCEEDED
     desire = desires_of(job.state)[0]
     assert (desire.complete_generation, desire.wind_down) == (1, True)
-    assert not is_over(job.state)
+    assert not is_over(job.whole)
     job.take(GroupWoundDown(group=0))
-    assert is_over(job.state)
+    assert is_over(job.whole)
     assert result_of(job.state, job.now).exit_code == 0
 
 
@@ -186,7 +186,7 @@ def test_active_deadline():
 
 def test_a_job_at_rest_has_no_deadline():
     job = Scenario("3").running()
-    assert next_deadline(job.state, job.job, job.now) is None
+    assert next_deadline(job.whole, job.job, job.now) is None
 
 
 def test_a_reset_job_adopts_its_nodes_and_goes_on_with_a_newer_generation():
@@ -212,8 +212,8 @@ def test_a_reset_job_adopts_its_nodes_and_goes_on_with_a_newer_generation():
 def test_a_group_that_wound_down_for_an_earlier_run_is_not_gone_for_this_one():
     job = Scenario("1").take(GroupWoundDown(group=0)).running().finish(0)
     assert job.state.outcome is not None
-    assert not is_over(job.state)
-    assert is_over(job.take(GroupWoundDown(group=0)).state)
+    assert not is_over(job.whole)
+    assert is_over(job.take(GroupWoundDown(group=0)).whole)
 
 
 def test_a_command_that_ended_without_a_world_does_not_join_the_next_one():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from perdure.contract import Member, NodePhase, World
 from perdure.spec.network import Network
-from perdure.workflows.policy.state.job import NodeState
+from perdure.workflows.policy.state.node import NodeState
 from perdure.workflows.policy.world.rendezvous import (
     assign_group_ranks,
     choose_members,

@@ -185,4 +185,4 @@ def test_a_node_that_left_its_world_before_its_agent_answered_is_waited_for():
 
 def test_a_job_at_rest_has_no_timer_for_it():
     job = Scenario("1").running().take(RelaunchRequested(rank=0)).ready(0).removed(0).steps()
-    assert next_deadline(job.state, job.job, job.now) is None
+    assert next_deadline(job.whole, job.job, job.now) is None

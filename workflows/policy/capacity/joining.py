@@ -28,7 +28,9 @@ from perdure.spec.capabilities import CAPABILITIES
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.facts.apply import on_transition
 from perdure.workflows.policy.facts.events import Event, TicketIssued, TicketRevoked
-from perdure.workflows.policy.state.job import Holder, JobState, NodeState
+from perdure.workflows.policy.state.job import JobState, RoleInJob
+from perdure.workflows.policy.state.node import Holder, NodeState
+from perdure.workflows.policy.state.role import RoleState
 from perdure.workflows.policy.world import stages
 
 _OPEN_PHASES = (NodePhase.REQUESTED, NodePhase.PENDING, NodePhase.CREATED)
@@ -47,14 +49,14 @@ class Refusal(NamedTuple):
     text: str
 
 
-def refusal(state: JobState, request: JoinRequest, job: JobSpec, now: datetime) -> Refusal | None:
+def refusal(state: RoleInJob, request: JoinRequest, job: JobSpec, now: datetime) -> Refusal | None:
     """Why the request cannot be granted; None where it can."""
     if CAPABILITIES[job.backend].creates_nodes:
         text = f"its backend is {job.backend}, which makes the nodes itself; only jobs with backend: joined are joined"
         return Refusal(JoinRefusal.OTHER_BACKEND, text)
     if state.outcome is not None:
         return Refusal(JoinRefusal.ENDING, f"the job is ending: {state.outcome.reason}")
-    command = job.role[1].command
+    command = job.roles[state.role].command
     if request.command is not None and list(request.command) != command:
         text = f"it runs `{shlex.join(command)}`, and this node was started to run `{shlex.join(request.command)}`"
         return Refusal(JoinRefusal.OTHER_COMMAND, text)
@@ -76,7 +78,7 @@ def refusal(state: JobState, request: JoinRequest, job: JobSpec, now: datetime) 
     return None
 
 
-def accept_machine(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobState:
+def accept_machine(state: RoleInJob, event: Event, job: JobSpec, now: datetime) -> RoleInJob:
     """Assigns a place to a request that is not refused; a repeated request changes nothing."""
     if not isinstance(event, JoinRequest) or refusal(state, event, job, now) is not None:
         return state
@@ -112,7 +114,7 @@ def accept_machine(state: JobState, event: Event, job: JobSpec, now: datetime) -
     )
 
 
-def apply_ticket(state: JobState, event: Event, now: datetime) -> JobState:
+def apply_ticket(state: RoleInJob, event: Event, now: datetime) -> RoleInJob:
     """Adds a ticket, or revokes one: its machines lose their places."""
     match event:
         case TicketIssued(ticket=ticket):
@@ -134,19 +136,19 @@ def apply_ticket(state: JobState, event: Event, now: datetime) -> JobState:
 
 def machines_view(state: JobState) -> MachinesView:
     """What the gateway has to know: the tickets, and which machine has which incarnation."""
-    held = ((rank, _holder(state, rank)) for rank in _places(state))
+    held = ((role, rank, _holder(role, rank)) for role in state.roles.values() for rank in _places(role))
     return MachinesView(
         uid=state.uid,
         tickets=state.tickets,
         machines=tuple(
-            JoinedMachine(rank=rank, incarnation=holder.incarnation, session=holder.session)
-            for rank, holder in held
+            JoinedMachine(role=role.role, rank=rank, incarnation=holder.incarnation, session=holder.session)
+            for role, rank, holder in held
             if holder is not None
         ),
     )
 
 
-def place_of(state: JobState, request: JoinRequest) -> NodeState | None:
+def place_of(state: RoleInJob, request: JoinRequest) -> NodeState | None:
     """The node that the request was given; None while there is none, or while its group does not know the node yet."""
     for rank in _places(state):
         holder, node = _holder(state, rank), state.nodes.get(rank)
@@ -156,7 +158,7 @@ def place_of(state: JobState, request: JoinRequest) -> NodeState | None:
     return None
 
 
-def describe_wait(state: JobState, request: JoinRequest) -> str:
+def describe_wait(state: RoleInJob, request: JoinRequest) -> str:
     """Why `place_of` has no node yet for a request that was granted."""
     for rank in _places(state):
         holder, node = _holder(state, rank), state.nodes.get(rank)
@@ -165,13 +167,13 @@ def describe_wait(state: JobState, request: JoinRequest) -> str:
     return "its place is being prepared"
 
 
-def _places(state: JobState) -> range:
-    return range(state.nodes_max)
+def _places(role: RoleState) -> range:
+    return range(role.nodes_max)
 
 
-def _holder(state: JobState, rank: int) -> Holder | None:
+def _holder(role: RoleState, rank: int) -> Holder | None:
     """The machine that holds the place, or will hold it once its next incarnation exists."""
-    holder, node = state.holders.get(rank), state.nodes.get(rank)
+    holder, node = role.holders.get(rank), role.nodes.get(rank)
     if holder is None or node is None or holder.incarnation > node.incarnation:
         return holder
     return holder if node.alive and holder.incarnation == node.incarnation else None
@@ -185,7 +187,7 @@ def _is_same_machine(holder: Holder, request: JoinRequest) -> bool:
     return (holder.ticket, holder.node_id) == (request.ticket, request.node_id)
 
 
-def _ticket_refusal(state: JobState, request: JoinRequest, now: datetime) -> Refusal | None:
+def _ticket_refusal(state: RoleInJob, request: JoinRequest, now: datetime) -> Refusal | None:
     """Why the request's ticket gives no place; None where it does."""
     ticket = next((one for one in state.tickets if one.id == request.ticket), None)
     if ticket is None:
@@ -196,7 +198,7 @@ def _ticket_refusal(state: JobState, request: JoinRequest, now: datetime) -> Ref
     return None if _places_of_others(state, ticket, request) < ticket.nodes else _ticket_is_used_up(ticket)
 
 
-def _places_of_others(state: JobState, ticket: Ticket, request: JoinRequest) -> int:
+def _places_of_others(state: RoleInJob, ticket: Ticket, request: JoinRequest) -> int:
     """The number of places that other machines with the same ticket have."""
     holders = (_holder(state, rank) for rank in _places(state))
     return sum(
@@ -218,7 +220,7 @@ def _incarnation(node: NodeState | None) -> int:
     return node.incarnation if node.alive else node.incarnation + 1
 
 
-def _newer_than(state: JobState, rank: int, request: JoinRequest) -> Holder | None:
+def _newer_than(state: RoleInJob, rank: int, request: JoinRequest) -> Holder | None:
     """The holder that has replaced the requesting session."""
     known = state.holders.get(rank)
     if known is None or not _is_same_machine(known, request):
@@ -230,7 +232,7 @@ def _newer_than(state: JobState, rank: int, request: JoinRequest) -> Holder | No
     return known if older and _holder(state, rank) is not None else None
 
 
-def _choose(state: JobState, request: JoinRequest, job: JobSpec, now: datetime) -> int | None:
+def _choose(state: RoleInJob, request: JoinRequest, job: JobSpec, now: datetime) -> int | None:
     """Chooses a place: the one that the request has, had under its node ID, prefers, or the first free one."""
     own = [rank for rank in _places(state) if (known := state.holders.get(rank)) and _is_same_machine(known, request)]
     for rank in own:
@@ -243,7 +245,7 @@ def _choose(state: JobState, request: JoinRequest, job: JobSpec, now: datetime) 
     return request.place if request.place in free else next(iter(free), None)
 
 
-def _is_free(state: JobState, rank: int, job: JobSpec, now: datetime) -> bool:
+def _is_free(state: RoleInJob, rank: int, job: JobSpec, now: datetime) -> bool:
     holder, node = _holder(state, rank), state.nodes.get(rank)
     if node is None or not node.alive:
         return node is None and holder is None
@@ -254,7 +256,7 @@ def _is_free(state: JobState, rank: int, job: JobSpec, now: datetime) -> bool:
     return holder is None or bool(patience and now - max(holder.since, node.since) >= patience)
 
 
-def _comes_back(state: JobState, rank: int) -> bool:
+def _comes_back(state: RoleInJob, rank: int) -> bool:
     """Whether the place will open again by itself: its next incarnation follows."""
     node = state.nodes.get(rank)
     if node is None or node.alive:
@@ -262,7 +264,7 @@ def _comes_back(state: JobState, rank: int) -> bool:
     return not stages.is_done(state, node)
 
 
-def _record_loss(state: JobState, node: NodeState, holder: Holder, request: JoinRequest, now: datetime) -> JobState:
+def _record_loss(state: RoleInJob, node: NodeState, holder: Holder, request: JoinRequest, now: datetime) -> RoleInJob:
     """Records that the predecessor is gone."""
     if _is_same_machine(holder, request):
         detail = f"{request.node_id} has joined again{f' from {request.host}' if request.host else ''}"
@@ -271,7 +273,7 @@ def _record_loss(state: JobState, node: NodeState, holder: Holder, request: Join
     return _lose(state, node, detail, now)
 
 
-def _lose(state: JobState, node: NodeState, detail: str, now: datetime) -> JobState:
+def _lose(state: RoleInJob, node: NodeState, detail: str, now: datetime) -> RoleInJob:
     """Records that a node is gone, as if a backend had reported it."""
     lost = NodeLost(rank=node.rank, incarnation=node.incarnation, time=now, detail=detail)
     return on_transition(state, lost, now)

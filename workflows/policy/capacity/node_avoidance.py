@@ -16,7 +16,8 @@ from datetime import datetime, timedelta
 from perdure.contract import LossCause
 from perdure.spec.capabilities import CAPABILITIES
 from perdure.spec.job import JobSpec
-from perdure.workflows.policy.state.job import JobState, MachineLoss, NodeState
+from perdure.workflows.policy.state.job import RoleInJob
+from perdure.workflows.policy.state.node import MachineLoss, NodeState
 
 LOSSES = 2
 """Unexplained losses that make a machine suspect; one loss that the machine's own failure explains is enough."""
@@ -57,7 +58,7 @@ def suspects(
     return tuple(sorted(sorted(guilty, key=lambda host: (newest[host], host))[-_AVOIDED:]))
 
 
-def machines_to_avoid(state: JobState, job: JobSpec, now: datetime) -> tuple[str, ...]:
+def machines_to_avoid(state: RoleInJob, job: JobSpec, now: datetime) -> tuple[str, ...]:
     """The machines that the job's next node should avoid; empty where its backend does not choose machines."""
     if not CAPABILITIES[job.backend].chooses_machines:
         return ()
@@ -65,7 +66,7 @@ def machines_to_avoid(state: JobState, job: JobSpec, now: datetime) -> tuple[str
     return suspects(state.losses, now=now, window=job.retry.window, machines=machines)
 
 
-def remember(state: JobState, node: NodeState) -> JobState:
+def remember(state: RoleInJob, node: NodeState) -> RoleInJob:
     """Remembers the loss of this node, if it speaks against its machine."""
     if not node.host or node.loss_cause not in (LossCause.MACHINE, LossCause.UNKNOWN):
         return state

@@ -24,12 +24,13 @@ from perdure.spec.job import JobSpec
 from perdure.workflows.policy.checkpoints import commits
 from perdure.workflows.policy.facts.events import Event, RelaunchRequested, SuspendRequested
 from perdure.workflows.policy.record import incidents
-from perdure.workflows.policy.state.job import JobState, PostponedChange
+from perdure.workflows.policy.state.job import RoleInJob
+from perdure.workflows.policy.state.role import PostponedChange
 
 
 def postpone(
-    state: JobState, request: SuspendRequested | RelaunchRequested, job: JobSpec, now: datetime
-) -> JobState | None:
+    state: RoleInJob, request: SuspendRequested | RelaunchRequested, job: JobSpec, now: datetime
+) -> RoleInJob | None:
     """Keeps a user's request until a checkpoint is durable; None where it is carried out at once."""
     waits = _begin(state, job, now, title=_title(request))
     if waits is None or waits.postponed is None:
@@ -39,7 +40,7 @@ def postpone(
     return waits.replace(postponed=waits.postponed.with_request(request))
 
 
-def end_node(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobState:
+def end_node(state: RoleInJob, event: Event, job: JobSpec, now: datetime) -> RoleInJob:
     """Has a checkpoint made before a node ends that another party ends, or releases the node at once."""
     if not isinstance(event, NodeEnding):
         return state
@@ -56,7 +57,7 @@ def end_node(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobS
     return waits.replace(postponed=waits.postponed.model_copy(update={"endings": (*others, ending)}))
 
 
-def release_nodes(state: JobState, endings: Iterable[Incarnation]) -> JobState:
+def release_nodes(state: RoleInJob, endings: Iterable[Incarnation]) -> RoleInJob:
     """Lets nodes end that have waited for a checkpoint."""
     for ending in endings:
         node = state.nodes.get(ending.rank)
@@ -65,7 +66,7 @@ def release_nodes(state: JobState, endings: Iterable[Incarnation]) -> JobState:
     return state
 
 
-def hold_world(state: JobState, job: JobSpec, now: datetime) -> JobState | None:
+def hold_world(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob | None:
     """The state while the next world waits for a checkpoint of the current one; None where it does not."""
     postponed = state.postponed
     if postponed is not None and is_due(state, now) and postponed.generation == state.generation:
@@ -73,12 +74,12 @@ def hold_world(state: JobState, job: JobSpec, now: datetime) -> JobState | None:
     return _begin(state, job, now, title="the next world is formed")
 
 
-def forget_world(state: JobState) -> JobState:
+def forget_world(state: RoleInJob) -> RoleInJob:
     """No other world is due any more."""
     return state.replace(postponed=None) if state.postponed is not None and not state.postponed.requested else state
 
 
-def withdraw_suspension(state: JobState) -> JobState:
+def withdraw_suspension(state: RoleInJob) -> RoleInJob:
     """The job is to be resumed before it was suspended."""
     postponed = state.postponed
     if postponed is None or not (postponed.relaunches or postponed.endings):
@@ -86,7 +87,7 @@ def withdraw_suspension(state: JobState) -> JobState:
     return state.replace(postponed=postponed.model_copy(update={"suspend": None}))
 
 
-def is_due(state: JobState, now: datetime) -> bool:
+def is_due(state: RoleInJob, now: datetime) -> bool:
     """Whether nothing is waited for any longer: the checkpoint is durable, it is too late for it, or its world is
     gone."""
     postponed = state.postponed
@@ -96,7 +97,7 @@ def is_due(state: JobState, now: datetime) -> bool:
     return over or state.checkpoints.orders_done >= postponed.order
 
 
-def settle(state: JobState, now: datetime) -> JobState:
+def settle(state: RoleInJob, now: datetime) -> RoleInJob:
     """Ends the wait; the open incident, which the change has begun, shows the result."""
     postponed = state.postponed
     if postponed is None:
@@ -109,7 +110,7 @@ def settle(state: JobState, now: datetime) -> JobState:
     )
 
 
-def describe(state: JobState) -> str:
+def describe(state: RoleInJob) -> str:
     """What the job waits for, for people; empty where no change waits."""
     postponed = state.postponed
     if postponed is None or not (postponed.requested or postponed.generation == state.generation):
@@ -117,7 +118,7 @@ def describe(state: JobState) -> str:
     return f"a checkpoint, then {postponed.title}, at {postponed.until:%H:%M:%S} UTC at the latest"
 
 
-def _begin(state: JobState, job: JobSpec, now: datetime, *, title: str) -> JobState | None:
+def _begin(state: RoleInJob, job: JobSpec, now: datetime, *, title: str) -> RoleInJob | None:
     """Requests a checkpoint, unless one is requested already; None where none is worth waiting for."""
     if state.postponed is not None and not is_due(state, now):
         return state
@@ -142,7 +143,7 @@ def _title(request: SuspendRequested | RelaunchRequested) -> str:
     return f"node {request.rank} is replaced"
 
 
-def _outcome(state: JobState, postponed: PostponedChange) -> str:
+def _outcome(state: RoleInJob, postponed: PostponedChange) -> str:
     durable, waited = state.checkpoints.durable, f"requested at {postponed.since:%H:%M:%S} UTC before this change"
     if durable is not None and state.checkpoints.orders_done >= postponed.order:
         return f"the checkpoint of step {durable.checkpoint.step:,}, {waited}, is durable"

@@ -14,14 +14,15 @@ from perdure.spec.job import JobSpec
 from perdure.workflows.policy.capacity import node_avoidance
 from perdure.workflows.policy.record import incidents
 from perdure.workflows.policy.state.budget import backoff
-from perdure.workflows.policy.state.job import JobState, NodeState
+from perdure.workflows.policy.state.job import RoleInJob
+from perdure.workflows.policy.state.node import NodeState
 from perdure.workflows.policy.world import stages, succession
 
 TokenSource = Callable[[], UUID]
 """Makes the secrets of new incarnations: `workflow.uuid4`, so that a replay makes the same ones."""
 
 
-def staff(state: JobState, job: JobSpec, now: datetime, *, new_token: TokenSource) -> JobState:
+def staff(state: RoleInJob, job: JobSpec, now: datetime, *, new_token: TokenSource) -> RoleInJob:
     """Gives every slot a living node, and keeps no other node."""
     state = dismiss_idle_surplus(state, job, now)
     missing: list[int] = []
@@ -58,7 +59,7 @@ def staff(state: JobState, job: JobSpec, now: datetime, *, new_token: TokenSourc
     return incidents.record_avoided_machines(state, avoids)
 
 
-def dismiss_all(state: JobState, job: JobSpec, now: datetime) -> JobState:
+def dismiss_all(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
     """Ends all nodes of a suspended job; their incarnation numbers are kept, so that none is ever used again."""
     if state.world is None and not any(node.alive for node in state.nodes.values()):
         # Which commands have ended was decided with the last world: without it every stage looks incomplete.
@@ -74,7 +75,7 @@ def dismiss_all(state: JobState, job: JobSpec, now: datetime) -> JobState:
     return state.replace(world=None, interruption=None, waiting_since=None, queued_since=None, ready_since=None)
 
 
-def dismiss_surplus(state: JobState, job: JobSpec, now: datetime) -> JobState:
+def dismiss_surplus(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
     """Ends the members that the next world has no place for, before it is formed."""
     for node in state.members:
         if node.alive and node.rank >= state.nodes_max:
@@ -82,7 +83,7 @@ def dismiss_surplus(state: JobState, job: JobSpec, now: datetime) -> JobState:
     return state
 
 
-def dismiss_idle_surplus(state: JobState, job: JobSpec, now: datetime) -> JobState:
+def dismiss_idle_surplus(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
     """Ends the nodes for which the job has no place any more, and which are in no world that trains."""
     for node in list(state.nodes.values()):
         if node.alive and node.rank >= state.nodes_max and (state.between_stages or not state.is_member(node)):

@@ -18,7 +18,8 @@ from perdure.contract import Considered, EvidenceSource, FailureClass, JobPhase,
 from perdure.spec.durations import format_duration
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.record import incidents
-from perdure.workflows.policy.state.job import JobState, NodeState, Outcome
+from perdure.workflows.policy.state.job import Outcome, RoleInJob
+from perdure.workflows.policy.state.node import NodeState
 from perdure.workflows.policy.world import succession
 from perdure.workflows.policy.world.rendezvous import usable
 
@@ -37,7 +38,7 @@ class Limit:
     field: str
 
 
-def in_queue(state: JobState) -> bool:
+def in_queue(state: RoleInJob) -> bool:
     """Whether the first world cannot be formed because too many nodes have no machine."""
     nodes = [node for node in state.nodes.values() if node.alive and node.rank < state.nodes_max]
     placed = sum(not node.queued for node in nodes)
@@ -45,7 +46,7 @@ def in_queue(state: JobState) -> bool:
     return state.world is None and placed < len(nodes) and not enough
 
 
-def wait(state: JobState, job: JobSpec, now: datetime, *, available: int, missing: str = "") -> JobState:
+def wait(state: RoleInJob, job: JobSpec, now: datetime, *, available: int, missing: str = "") -> RoleInJob:
     """Continues to wait while the available nodes make no world, or stops the job when that has taken too long.
 
     Args:
@@ -77,7 +78,7 @@ def wait(state: JobState, job: JobSpec, now: datetime, *, available: int, missin
     return state.stop(Outcome(phase=JobPhase.FAILED, exit_code=3, reason=reason, decided_at=now))
 
 
-def _blame_refusal(state: JobState, node: NodeState, limit: Limit, now: datetime) -> JobState:
+def _blame_refusal(state: RoleInJob, node: NodeState, limit: Limit, now: datetime) -> RoleInJob:
     """Records that the job stops because a node could not be created for as long as it waits."""
     text = f"node {node.rank} could not be created: {node.reason}"
     state = incidents.add_evidence(state, now=now, time=now, source=EvidenceSource.BACKEND, text=text, rank=node.rank)
@@ -93,7 +94,7 @@ def _blame_refusal(state: JobState, node: NodeState, limit: Limit, now: datetime
     )
 
 
-def _preparing_suffices(state: JobState, available: int) -> bool:
+def _preparing_suffices(state: RoleInJob, available: int) -> bool:
     """Whether a world is possible as soon as the commands that still work have started their torchrun."""
     preparing = sum(
         node.alive and node.reachable and node.preparing and node.rank < state.nodes_max and not state.is_member(node)
@@ -103,7 +104,7 @@ def _preparing_suffices(state: JobState, available: int) -> bool:
     return bool(preparing and usable(total, minimum=state.nodes_min, maximum=state.nodes_max, unit=state.unit))
 
 
-def limit_of(state: JobState, job: JobSpec) -> Limit | None:
+def limit_of(state: RoleInJob, job: JobSpec) -> Limit | None:
     """The end of the job's wait; None where it does not wait, or waits indefinitely."""
     if state.waiting_since is None:
         patience = job.limits.queue_timeout
@@ -115,7 +116,7 @@ def limit_of(state: JobState, job: JobSpec) -> Limit | None:
     return Limit(state.waiting_since + job.recovery.replace_timeout, "recovery.replace_timeout")
 
 
-def blocking_node(state: JobState) -> NodeState | None:
+def blocking_node(state: RoleInJob) -> NodeState | None:
     """The node that the job waits for, with the reason why it is not ready; nodes without a machine first, then those
     that cannot be created."""
     known = map(succession.describe, state.nodes.values())
@@ -137,7 +138,7 @@ def blocking_node(state: JobState) -> NodeState | None:
     return found.replace(reason=_ON_THEIR_WAY[found.phase]) if found is not None else None
 
 
-def describe(state: JobState, job: JobSpec, *, available: int) -> str:
+def describe(state: RoleInJob, job: JobSpec, *, available: int) -> str:
     """Describes, for people, how many nodes are ready, which one is missing and why, and what ends the wait."""
     words = [f"{available} of at least {state.nodes_min} nodes are ready"]
     if blocked := blocking_node(state):

@@ -33,7 +33,8 @@ from perdure.workflows.policy.diagnosis import claims
 from perdure.workflows.policy.facts.events import CheckpointRequested, Event
 from perdure.workflows.policy.record import incidents, observations
 from perdure.workflows.policy.state.checkpoint import CheckpointState, DurableCheckpoint, StoredParts
-from perdure.workflows.policy.state.job import JobState, NodeState, Outcome
+from perdure.workflows.policy.state.job import Outcome, RoleInJob
+from perdure.workflows.policy.state.node import NodeState
 
 SHORTEST_INTERVAL = timedelta(seconds=30)
 LONGEST_INTERVAL = timedelta(hours=1)
@@ -47,7 +48,7 @@ _NO_START_OVER = Considered(
 )
 
 
-def apply(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobState:
+def apply(state: RoleInJob, event: Event, job: JobSpec, now: datetime) -> RoleInJob:
     """Takes in what a node reports about a checkpoint, and users' requests for one."""
     if isinstance(event, CheckpointRequested):
         return request(state)
@@ -65,24 +66,24 @@ def apply(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobStat
             return _restored(state, node, event.restored, event, job, now)
 
 
-def request(state: JobState) -> JobState:
+def request(state: RoleInJob) -> RoleInJob:
     """Requests a checkpoint of one of the next steps; its number is `orders` from now on."""
     return state.replace(checkpoints=state.checkpoints.replace(orders=state.checkpoints.orders + 1))
 
 
-def open_order(state: JobState) -> int:
+def open_order(state: RoleInJob) -> int:
     """The newest request that no durable checkpoint has answered yet; 0 for none."""
     known = state.checkpoints
     return known.orders if known.orders > known.orders_done else 0
 
 
-def saves_nothing(state: JobState) -> bool:
+def saves_nothing(state: RoleInJob) -> bool:
     """Whether no checkpoint of the current world can become durable: it needs the parts of all nodes, and the ranks of
     one of them have trained without a `Checkpointer`."""
     return any(0 < state.generation == node.without_checkpoints for node in state.members)
 
 
-def commit_of(state: JobState) -> Commit | None:
+def commit_of(state: RoleInJob) -> Commit | None:
     """The commit that groups receive, with the node that carries it out: one whose agent can be reached."""
     commit = state.checkpoints.commit
     if commit is None:
@@ -91,7 +92,7 @@ def commit_of(state: JobState) -> Commit | None:
     return commit.model_copy(update={"rank": reachable[0]}) if reachable else commit
 
 
-def interval(state: JobState, checkpoint: Checkpoint, took: timedelta, now: datetime) -> timedelta | None:
+def interval(state: RoleInJob, checkpoint: Checkpoint, took: timedelta, now: datetime) -> timedelta | None:
     """The time between two checkpoints by Young and Daly: the square root of twice the cost of one and the mean time
     between failures. None where the specification names it.
 
@@ -106,13 +107,13 @@ def interval(state: JobState, checkpoint: Checkpoint, took: timedelta, now: date
     """
     if checkpoint.every != "auto":
         return None
-    between_failures = (now - state.started_at) / (state.all_restarts + 1)
+    between_failures = (now - state.started_at) / (state.restart_count + 1)
     seconds = math.sqrt(2 * took.total_seconds() * max(between_failures.total_seconds(), 0.0))
     chosen = max(timedelta(seconds=round(seconds)), 2 * took, SHORTEST_INTERVAL)
     return min(chosen, LONGEST_INTERVAL)
 
 
-def view(state: JobState, job: JobSpec) -> CheckpointView:
+def view(state: RoleInJob, job: JobSpec) -> CheckpointView:
     """What `status` shows."""
     known, durable = state.checkpoints, state.checkpoints.durable
     return CheckpointView(
@@ -133,8 +134,8 @@ def view(state: JobState, job: JobSpec) -> CheckpointView:
 
 
 def _stored(
-    state: JobState, node: NodeState, transition: NodeStoredCheckpoint, job: JobSpec, now: datetime
-) -> JobState:
+    state: RoleInJob, node: NodeState, transition: NodeStoredCheckpoint, job: JobSpec, now: datetime
+) -> RoleInJob:
     known, stored, world = state.checkpoints, transition.stored, state.world
     if world is None or job.stored is None or not _is_current(state, node, stored.checkpoint.generation):
         return state
@@ -161,7 +162,7 @@ def _stored(
     return state.replace(checkpoints=known.replace(parts=parts, commit=commit))
 
 
-def _is_current(state: JobState, node: NodeState, generation: int) -> bool:
+def _is_current(state: RoleInJob, node: NodeState, generation: int) -> bool:
     """Whether what a node reports of stored checkpoints is about the world that trains."""
     is_member = state.world is not None and generation == state.world.generation and state.is_member(node)
     return is_member and state.outcome is None
@@ -182,7 +183,7 @@ def _add_part(parts: StoredParts | None, node: NodeState, stored: StoredCheckpoi
     )
 
 
-def _stop(state: JobState, node: NodeState, restored: Restore, since: datetime, now: datetime) -> JobState:
+def _stop(state: RoleInJob, node: NodeState, restored: Restore, since: datetime, now: datetime) -> RoleInJob:
     """Stops a job that has checkpoints, none of which can be loaded: to start over would cost the whole training."""
     for text in restored.unusable:
         state = incidents.add_evidence(
@@ -212,7 +213,7 @@ def _inherit(known: CheckpointState, uid: str, loaded: CheckpointRef) -> Checkpo
     return known.replace(inherited=(*(one for one in known.inherited if one != before), loaded)[-_PLACES:])
 
 
-def _failing(state: JobState, problem: str, since: datetime, now: datetime) -> JobState:
+def _failing(state: RoleInJob, problem: str, since: datetime, now: datetime) -> RoleInJob:
     """Records that a checkpoint cannot be stored now."""
     known = state.checkpoints
     since = known.problem_since or since
@@ -220,7 +221,7 @@ def _failing(state: JobState, problem: str, since: datetime, now: datetime) -> J
     return observations.observe_storage(state, now, over=False)
 
 
-def _committed(state: JobState, transition: NodeCommittedCheckpoint, now: datetime) -> JobState:
+def _committed(state: RoleInJob, transition: NodeCommittedCheckpoint, now: datetime) -> RoleInJob:
     known, commit = state.checkpoints, state.checkpoints.commit
     if commit is None or commit.checkpoint != transition.checkpoint:
         return state
@@ -240,8 +241,8 @@ def _committed(state: JobState, transition: NodeCommittedCheckpoint, now: dateti
 
 
 def _start_over(
-    state: JobState, node: NodeState, restored: Restore, transition: NodeRestoredCheckpoint, now: datetime
-) -> JobState:
+    state: RoleInJob, node: NodeState, restored: Restore, transition: NodeRestoredCheckpoint, now: datetime
+) -> RoleInJob:
     """Records that the ranks begin anew beside checkpoints none of which can be loaded. What is known of these no
     longer counts, and nothing of them is deleted."""
     state = observations.observe_start_over(state, node, restored.unusable, since=transition.time, now=now)
@@ -261,13 +262,13 @@ def _start_over(
 
 
 def _restored(
-    state: JobState,
+    state: RoleInJob,
     node: NodeState,
     restored: Restore,
     transition: NodeRestoredCheckpoint,
     job: JobSpec,
     now: datetime,
-) -> JobState:
+) -> RoleInJob:
     known = state.checkpoints
     world = state.world
     if world is None or not state.is_member(node) or transition.generation < known.restored_generation:

@@ -17,13 +17,13 @@ from perdure.contract import CheckpointRef, EvidenceSource, FailureClass, Progre
 from perdure.workflows.policy.diagnosis.failures import USERS_OWN
 from perdure.workflows.policy.record import incidents
 from perdure.workflows.policy.state.checkpoint import LoadedCheckpoint
-from perdure.workflows.policy.state.job import JobState
+from perdure.workflows.policy.state.job import RoleInJob
 
 REMEMBERED = 16
 """Distrusted checkpoints that are named to the nodes: more than a job has in its storage."""
 
 
-def judge(state: JobState, failure: FailureClass | None, now: datetime) -> JobState:
+def judge(state: RoleInJob, failure: FailureClass | None, now: datetime) -> RoleInJob:
     """Records how far the world came that a failure ended, and distrusts the checkpoint from which it continued."""
     progress, known = state.progress, state.checkpoints
     if failure not in USERS_OWN or progress is None:
@@ -45,7 +45,7 @@ def judge(state: JobState, failure: FailureClass | None, now: datetime) -> JobSt
     return incidents.add_evidence(state, now=now, time=now, source=EvidenceSource.AGENT, text=text)
 
 
-def load(state: JobState, checkpoint: CheckpointRef) -> JobState:
+def load(state: RoleInJob, checkpoint: CheckpointRef) -> RoleInJob:
     """Records that the world continues from a stored checkpoint."""
     known = state.checkpoints
     if known.loaded is not None and known.loaded.checkpoint == checkpoint:
@@ -53,7 +53,7 @@ def load(state: JobState, checkpoint: CheckpointRef) -> JobState:
     return state.replace(checkpoints=known.replace(loaded=LoadedCheckpoint(checkpoint=checkpoint)))
 
 
-def _reason(state: JobState, loaded: LoadedCheckpoint, progress: Progress) -> str:
+def _reason(state: RoleInJob, loaded: LoadedCheckpoint, progress: Progress) -> str:
     if progress.diverged:
         return f"the loss was not a finite number at step {progress.step:,} after it was loaded"
     if progress.source is ProgressSource.REPORTED:

@@ -15,7 +15,8 @@ from perdure.contract.agents import MOST_EXITS, UNKNOWN_RANK
 
 if TYPE_CHECKING:
     # Agents verify exits without a job's state, and start sooner without its models.
-    from perdure.workflows.policy.state.job import JobState, NodeState
+    from perdure.workflows.policy.state.job import RoleInJob
+    from perdure.workflows.policy.state.node import NodeState
 
 MOST_AHEAD = 10_000
 """Generations by which a node can be ahead of its job. One that was reset has lost the worlds of its last run, whose
@@ -50,7 +51,7 @@ def own_exits(
     return tuple(own), wrong
 
 
-def verify_failure(state: JobState, node: NodeState, failure: Failure) -> tuple[JobState, Failure]:
+def verify_failure(state: RoleInJob, node: NodeState, failure: Failure) -> tuple[RoleInJob, Failure]:
     """Returns the state with the wrong claims of a failure counted, and the failure without them."""
     # Ranks that started without Perdure's rendezvous have no place in a world.
     reported = () if failure.kind is FailureKind.UNPROTECTED else failure.ranks
@@ -67,14 +68,14 @@ def verify_failure(state: JobState, node: NodeState, failure: Failure) -> tuple[
     return state, failure
 
 
-def remember_ranks(state: JobState) -> JobState:
+def remember_ranks(state: RoleInJob) -> RoleInJob:
     """Keeps where the ranks of a world were that another one follows: nodes may still report their ends."""
     if state.world is None:
         return state
     return state.replace(first_ranks_before={rank: one.base_rank for rank, one in state.world.members.items()})
 
 
-def may_report_restore(state: JobState, node: NodeState, generation: int) -> bool:
+def may_report_restore(state: RoleInJob, node: NodeState, generation: int) -> bool:
     """Whether the node can have rank 0 in this generation, which reports for all ranks with what they continue."""
     if state.world is None or generation > state.generation:
         return False
@@ -83,12 +84,12 @@ def may_report_restore(state: JobState, node: NodeState, generation: int) -> boo
     return state.first_ranks_before.get(node.rank, 0) == 0
 
 
-def is_possible(state: JobState, generation: int) -> bool:
+def is_possible(state: RoleInJob, generation: int) -> bool:
     """Whether a node can be in this generation."""
     return generation <= state.generation + MOST_AHEAD
 
 
-def count(state: JobState, text: str, number: int = 1) -> JobState:
+def count(state: RoleInJob, text: str, number: int = 1) -> RoleInJob:
     """Counts wrong claims.
 
     Args:

@@ -23,7 +23,7 @@ from perdure.workflows.policy.diagnosis.error_texts import (
     is_out_of_memory,
     is_peer_lost,
 )
-from perdure.workflows.policy.state.job import NodeFailure
+from perdure.workflows.policy.state.node import NodeFailure
 
 _READ_LOGS = "perdure logs {job}{flag}{node} --tail 50"
 _WATCH_NODES = "nothing to do, unless it repeats; perdure nodes {job}{flag}"

@@ -19,12 +19,13 @@ from perdure.spec.durations import format_duration
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.diagnosis.interruptions import interrupt
 from perdure.workflows.policy.record import incidents
-from perdure.workflows.policy.state.job import JobState, NodeFailure, NodeState
+from perdure.workflows.policy.state.job import RoleInJob
+from perdure.workflows.policy.state.node import NodeFailure, NodeState
 
 _MOST_DOUBLINGS = 6
 
 
-def limit_of(state: JobState, job: JobSpec) -> timedelta | None:
+def limit_of(state: RoleInJob, job: JobSpec) -> timedelta | None:
     """The time that the next world has for its first step; None for no limit."""
     timing = job.timing.stall
     limit = timing.first_step
@@ -35,7 +36,7 @@ def limit_of(state: JobState, job: JobSpec) -> timedelta | None:
     return limit * 2 ** min(state.missed_first_steps, _MOST_DOUBLINGS)
 
 
-def learn(state: JobState, stepping: NodeStepping, now: datetime) -> JobState:
+def learn(state: RoleInJob, stepping: NodeStepping, now: datetime) -> RoleInJob:
     """Takes in that a node has made its first step in the current world."""
     entered_at = stepping.entered_at
     if entered_at is not None:
@@ -46,7 +47,7 @@ def learn(state: JobState, stepping: NodeStepping, now: datetime) -> JobState:
     return _withdraw(state, stepping.rank, now)
 
 
-def miss(state: JobState, node: NodeState, stalled: NodeStalled, now: datetime) -> JobState:
+def miss(state: RoleInJob, node: NodeState, stalled: NodeStalled, now: datetime) -> RoleInJob:
     """Takes in that the ranks of a node have made no first step in time."""
     world = state.world
     if world is None or stalled.generation != world.generation:
@@ -67,7 +68,7 @@ def miss(state: JobState, node: NodeState, stalled: NodeStalled, now: datetime) 
     return interrupt(state, failure, now=now, source=EvidenceSource.AGENT, generation=world.generation)
 
 
-def describe(state: JobState) -> str:
+def describe(state: RoleInJob) -> str:
     """The steps that are missed in a world whose ranks run; empty where all step, as far as is known."""
     if stalled := state.stalled:
         nodes = ", ".join(str(node.rank) for node in stalled)
@@ -76,7 +77,7 @@ def describe(state: JobState) -> str:
     return "" if state.stepped or state.finished else "no step was seen on every node yet"
 
 
-def awaited(state: JobState) -> str:
+def awaited(state: RoleInJob) -> str:
     """What the job waits for before the first step of a world whose ranks run; empty once all have stepped."""
     world = state.world
     if world is None or state.stepped or not state.stepping or state.finished:
@@ -92,7 +93,7 @@ def awaited(state: JobState) -> str:
     )
 
 
-def _withdraw(state: JobState, rank: int, now: datetime) -> JobState:
+def _withdraw(state: RoleInJob, rank: int, now: datetime) -> RoleInJob:
     """Takes back what a node has reported of its first step, if it steps before the job has decided on that."""
     interruption = state.interruption
     if interruption is None or interruption.decided or rank not in interruption.ranks_with(FailureClass.HANG):

@@ -10,12 +10,14 @@ from datetime import datetime
 from perdure.contract import Evidence, EvidenceSource, FailureClass
 from perdure.workflows.policy.diagnosis.failures import FAILURE_CLASSES, VICTIMS, failed_by_themselves, source_of
 from perdure.workflows.policy.record import incidents
-from perdure.workflows.policy.state.job import Interruption, JobState, NodeFailure, NodeState
+from perdure.workflows.policy.state.job import RoleInJob
+from perdure.workflows.policy.state.node import NodeFailure, NodeState
+from perdure.workflows.policy.state.role import Interruption
 
 
 def interrupt(
-    state: JobState, failure: NodeFailure, *, now: datetime, source: EvidenceSource, generation: int = 0
-) -> JobState:
+    state: RoleInJob, failure: NodeFailure, *, now: datetime, source: EvidenceSource, generation: int = 0
+) -> RoleInJob:
     """Records that the current world is over, and one piece of evidence for it.
 
     Args:
@@ -70,7 +72,7 @@ def interrupt(
     )
 
 
-def _is_another_incident(state: JobState, failure: NodeFailure, *, took_part: bool) -> bool:
+def _is_another_incident(state: RoleInJob, failure: NodeFailure, *, took_part: bool) -> bool:
     """Returns whether a failure belongs to the world that the open incident led to, and so begins an incident.
 
     Args:
@@ -87,7 +89,7 @@ def _is_another_incident(state: JobState, failure: NodeFailure, *, took_part: bo
     return not continues and incident.generation_after == world.generation
 
 
-def explain_earlier_world(state: JobState, failure: NodeFailure, *, generation: int) -> JobState:
+def explain_earlier_world(state: RoleInJob, failure: NodeFailure, *, generation: int) -> RoleInJob:
     """Takes in a report about a world that is over: it explains that world's end, and does not end the current one."""
     evidence = Evidence(time=failure.time, source=source_of(failure), rank=failure.rank, text=failure.text)
     return incidents.add_late_evidence(
@@ -95,7 +97,7 @@ def explain_earlier_world(state: JobState, failure: NodeFailure, *, generation: 
     )
 
 
-def count_another_try(state: JobState, node: NodeState, now: datetime) -> JobState:
+def count_another_try(state: RoleInJob, node: NodeState, now: datetime) -> RoleInJob:
     """Counts another failure of a command that fails again before it entered any world: it is a failure of its own."""
     interruption = state.interruption
     if interruption is None or not interruption.decided:
@@ -106,7 +108,7 @@ def count_another_try(state: JobState, node: NodeState, now: datetime) -> JobSta
     return state.replace(interruption=Interruption(since=now))
 
 
-def record_command_failure(state: JobState, failure: NodeFailure, now: datetime) -> JobState:
+def record_command_failure(state: RoleInJob, failure: NodeFailure, now: datetime) -> RoleInJob:
     """Records that a command failed between two worlds. The same line of a script fails on every node, sooner or later:
     all first failures are one try of the job, all second ones another, and each try is one restart in the budgets."""
     node = state.nodes[failure.rank]

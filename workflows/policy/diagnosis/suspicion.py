@@ -11,7 +11,9 @@ from collections.abc import Iterable
 from datetime import timedelta
 
 from perdure.contract import Member, Suspect
-from perdure.workflows.policy.state.job import Interruption, JobState, NodeState
+from perdure.workflows.policy.state.job import RoleInJob
+from perdure.workflows.policy.state.node import NodeState
+from perdure.workflows.policy.state.role import Interruption
 
 _BEFORE_THE_OTHERS = timedelta(seconds=2)
 """By how much earlier than that of another node a last step must have been, to count: agents sample twice a second."""
@@ -19,7 +21,7 @@ _BEFORE_THE_OTHERS = timedelta(seconds=2)
 _NAMED = 8
 
 
-def suspects_of(state: JobState, interruption: Interruption) -> tuple[Suspect, ...]:
+def suspects_of(state: RoleInJob, interruption: Interruption) -> tuple[Suspect, ...]:
     """The nodes of the current world that probably hang; empty where the reports single out none."""
     world = state.world
     if world is None:
@@ -42,9 +44,9 @@ def suspects_of(state: JobState, interruption: Interruption) -> tuple[Suspect, .
     )
 
 
-def suspected_again(state: JobState, suspects: tuple[Suspect, ...]) -> int | None:
+def suspected_again(state: RoleInJob, suspects: tuple[Suspect, ...]) -> int | None:
     """The only suspect, if it was the only one of the last interruption as well; None otherwise."""
-    over = (one for one in reversed(state.incidents) if one.observation is None and one.over_at is not None)
+    over = (one for one in reversed(state.own_incidents) if one.observation is None and one.over_at is not None)
     last = next(over, None)
     if last is None or len(suspects) != 1 or [one.rank for one in last.suspects] != [suspects[0].rank]:
         return None

@@ -12,11 +12,13 @@ from perdure.spec.job import JobSpec
 from perdure.workflows.policy.capacity import waiting
 from perdure.workflows.policy.diagnosis.interruptions import interrupt
 from perdure.workflows.policy.record import incidents
-from perdure.workflows.policy.state.job import Interruption, JobState, NodeFailure
+from perdure.workflows.policy.state.job import RoleInJob
+from perdure.workflows.policy.state.node import NodeFailure
+from perdure.workflows.policy.state.role import Interruption
 from perdure.workflows.policy.world import stages
 
 
-def give_up(state: JobState, job: JobSpec, now: datetime) -> JobState:
+def give_up(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
     """Gives up members that stay unreachable while their world is stopped: they cannot receive the next one."""
     interruption = state.interruption
     if state.between_stages:
@@ -39,7 +41,7 @@ def give_up(state: JobState, job: JobSpec, now: datetime) -> JobState:
     return state
 
 
-def next_look(state: JobState, job: JobSpec) -> datetime | None:
+def next_look(state: RoleInJob, job: JobSpec) -> datetime | None:
     """The time from which an unreachable member is given up; None while no world is known to be broken."""
     if state.interruption is None or not state.interruption.decided:
         return None
@@ -54,7 +56,7 @@ def _because_of(interruption: Interruption, failure: NodeFailure) -> Interruptio
     return interruption.model_copy(update={"failures": (*interruption.failures, failure), "actions": ()})
 
 
-def _may_still_train(state: JobState, interruption: Interruption) -> bool:
+def _may_still_train(state: RoleInJob, interruption: Interruption) -> bool:
     """Whether only a request interrupts the world, and all its members are alive."""
     if interruption.requested is None:
         return False
@@ -62,7 +64,7 @@ def _may_still_train(state: JobState, interruption: Interruption) -> bool:
     return state.world is None or alive == state.world.nodes
 
 
-def _give_up_between_worlds(state: JobState, job: JobSpec, now: datetime) -> JobState:
+def _give_up_between_worlds(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
     """Gives up an unreachable node between two worlds. It may work, so this happens only once nothing else is waited
     for."""
     limit = waiting.limit_of(state, job)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from perdure.contract import AgentMessage, Progress, ProgressSource
-from perdure.workflows.policy.state.job import JobState, NodeState
+from perdure.workflows.policy.state.job import RoleInJob
+from perdure.workflows.policy.state.node import NodeState
 
 CONTROL_LAG = timedelta(seconds=5)
 """A report that is older than this on arrival shows that the control plane was unavailable."""
@@ -16,7 +17,7 @@ CONTROL_LAG_GRACE = timedelta(seconds=15)
 _REMEMBERED_SEQUENCES = 32
 
 
-def accept_message(state: JobState, message: AgentMessage, now: datetime) -> tuple[JobState, NodeState] | None:
+def accept_message(state: RoleInJob, message: AgentMessage, now: datetime) -> tuple[RoleInJob, NodeState] | None:
     """The sender's node; None where the message is a repeat, or not from a current incarnation."""
     sender = message.sender
     node = state.nodes.get(sender.rank)
@@ -29,7 +30,7 @@ def accept_message(state: JobState, message: AgentMessage, now: datetime) -> tup
     return state, node
 
 
-def newest_progress(state: JobState, reported: Progress | None) -> Progress | None:
+def newest_progress(state: RoleInJob, reported: Progress | None) -> Progress | None:
     """Returns the progress of the newest world, in which a lower step is not an older one: ranks begin with a
     checkpoint, and counts with 0. Of one world the furthest counts, as reports may be late."""
     known = state.progress

@@ -45,11 +45,12 @@ from perdure.workflows.policy.facts.finishes import on_finished
 from perdure.workflows.policy.facts.groups import newer_generation, on_group_adopted, on_group_wound_down
 from perdure.workflows.policy.facts.leases import on_reachable, on_unreachable
 from perdure.workflows.policy.facts.steps import on_stall_ended, on_stalled, on_stepping
-from perdure.workflows.policy.state.job import JobState, NodeState
+from perdure.workflows.policy.state.job import RoleInJob
+from perdure.workflows.policy.state.node import NodeState
 from perdure.workflows.policy.world import succession
 
 
-def apply_facts(state: JobState, event: Event, now: datetime) -> JobState:
+def apply_facts(state: RoleInJob, event: Event, now: datetime) -> RoleInJob:
     """Takes in the event's facts."""
     match event:
         case Failure():
@@ -68,7 +69,7 @@ def apply_facts(state: JobState, event: Event, now: datetime) -> JobState:
             return state
 
 
-def on_transition(state: JobState, transition: AnyTransition, now: datetime) -> JobState:
+def on_transition(state: RoleInJob, transition: AnyTransition, now: datetime) -> RoleInJob:
     """Takes in a change of a node, unless it is about an incarnation that the job no longer counts on."""
     if not claims.is_possible(state, transition.generation):
         what = f"node {transition.rank} has reported generation {transition.generation}, and the job is in"
@@ -83,7 +84,7 @@ def on_transition(state: JobState, transition: AnyTransition, now: datetime) -> 
     return _on_current(state, node, transition, now)
 
 
-def _on_current(state: JobState, node: NodeState, transition: AnyTransition, now: datetime) -> JobState:
+def _on_current(state: RoleInJob, node: NodeState, transition: AnyTransition, now: datetime) -> RoleInJob:
     match transition:
         case NodeCreated():
             return on_created(state, node, now)

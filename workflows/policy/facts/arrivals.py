@@ -9,12 +9,13 @@ from perdure.contract.transitions import NodeJoined, NodePortsChanged, NodeReady
 from perdure.workflows.policy.diagnosis.interruptions import interrupt
 from perdure.workflows.policy.facts.nodes import fresh_ports, with_address, with_preparation
 from perdure.workflows.policy.record import incidents
-from perdure.workflows.policy.state.job import JobState, NodeFailure, NodeState
+from perdure.workflows.policy.state.job import RoleInJob
+from perdure.workflows.policy.state.node import NodeFailure, NodeState
 
 _OLD_AGENT = "its agent is of an older release and cannot skip torchruns that have finished; update it"
 
 
-def on_joined(state: JobState, node: NodeState, joined: NodeJoined, now: datetime) -> JobState:
+def on_joined(state: RoleInJob, node: NodeState, joined: NodeJoined, now: datetime) -> RoleInJob:
     """Takes in that the node's agent runs, and what its command does before it requests a world."""
     node = with_address(node, address=joined.address, host=joined.host)
     if joined.waits is not None:
@@ -29,7 +30,7 @@ def on_joined(state: JobState, node: NodeState, joined: NodeJoined, now: datetim
     return state.with_node(node)
 
 
-def on_ready(state: JobState, node: NodeState, ready: NodeReady, now: datetime) -> JobState:
+def on_ready(state: RoleInJob, node: NodeState, ready: NodeReady, now: datetime) -> RoleInJob:
     """Takes in that the node's command waits for a world: its ranks, if it had any, are down."""
     world = state.world
     if ready.stage is not None:
@@ -62,12 +63,12 @@ def on_ready(state: JobState, node: NodeState, ready: NodeReady, now: datetime) 
     return interrupt(state, failure, now=now, source=EvidenceSource.PEERS, generation=ready.generation)
 
 
-def on_ports_changed(state: JobState, node: NodeState, changed: NodePortsChanged) -> JobState:
+def on_ports_changed(state: RoleInJob, node: NodeState, changed: NodePortsChanged) -> RoleInJob:
     """Takes in the ports on which the node listens for the store."""
     return state.with_node(node.replace(store_ports=fresh_ports(node, changed.store_ports)))
 
 
-def _request_world(state: JobState, node: NodeState, stage: int | None, after_generation: int) -> NodeState:
+def _request_world(state: RoleInJob, node: NodeState, stage: int | None, after_generation: int) -> NodeState:
     """Updates a node whose command requests a world.
 
     Args:

@@ -9,10 +9,11 @@ from perdure.contract.transitions import NodeCommanded, NodeUnresponsive
 from perdure.workflows.policy.diagnosis.interruptions import interrupt
 from perdure.workflows.policy.facts.nodes import silence, with_preparation
 from perdure.workflows.policy.record import incidents
-from perdure.workflows.policy.state.job import JobState, NodeFailure, NodeState
+from perdure.workflows.policy.state.job import RoleInJob
+from perdure.workflows.policy.state.node import NodeFailure, NodeState
 
 
-def on_commanded(state: JobState, node: NodeState, commanded: NodeCommanded, now: datetime) -> JobState:
+def on_commanded(state: RoleInJob, node: NodeState, commanded: NodeCommanded, now: datetime) -> RoleInJob:
     """Takes in that the node's agent has accepted a world, and whether the node has entered it."""
     node = node.replace(
         commanded=max(node.commanded, commanded.generation),
@@ -34,7 +35,7 @@ def on_commanded(state: JobState, node: NodeState, commanded: NodeCommanded, now
     return interrupt(state, failure, now=now, source=EvidenceSource.COMMAND)
 
 
-def on_unresponsive(state: JobState, node: NodeState, silent: NodeUnresponsive, now: datetime) -> JobState:
+def on_unresponsive(state: RoleInJob, node: NodeState, silent: NodeUnresponsive, now: datetime) -> RoleInJob:
     """Takes in that the node's agent did not take a command, which breaks a world that needs it."""
     state = state.with_node(silence(node, silent.detail, now))
     world = state.world
@@ -50,7 +51,7 @@ def on_unresponsive(state: JobState, node: NodeState, silent: NodeUnresponsive, 
     return interrupt(state, failure, now=now, source=EvidenceSource.COMMAND)
 
 
-def _has_not_entered(state: JobState, node: NodeState, commanded: NodeCommanded) -> bool:
+def _has_not_entered(state: RoleInJob, node: NodeState, commanded: NodeCommanded) -> bool:
     """Whether this is the answer to the job's newest inquiry, and says that the node is not in its world."""
     inquired, decided = state.inquired_at, state.world_decided_at
     if (

@@ -7,12 +7,13 @@ from datetime import datetime
 from perdure.contract import NodePhase
 from perdure.contract.transitions import NodePending
 from perdure.workflows.policy.record import incidents
-from perdure.workflows.policy.state.job import JobState, NodeState
+from perdure.workflows.policy.state.job import RoleInJob
+from perdure.workflows.policy.state.node import NodeState
 
 _NOT_JOINED = (NodePhase.REQUESTED, NodePhase.PENDING, NodePhase.CREATED)
 
 
-def on_created(state: JobState, node: NodeState, now: datetime) -> JobState:
+def on_created(state: RoleInJob, node: NodeState, now: datetime) -> RoleInJob:
     """Takes in that the backend has created the node."""
     if node.phase not in _NOT_JOINED:
         return state
@@ -21,7 +22,7 @@ def on_created(state: JobState, node: NodeState, now: datetime) -> JobState:
     )
 
 
-def on_pending(state: JobState, node: NodeState, pending: NodePending, now: datetime) -> JobState:
+def on_pending(state: RoleInJob, node: NodeState, pending: NodePending, now: datetime) -> RoleInJob:
     """Takes in what the node waits for."""
     # The agent may report before the command's container can be created.
     if node.phase not in (*_NOT_JOINED, NodePhase.JOINED):

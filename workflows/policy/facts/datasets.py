@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from perdure.contract import ShardsSetAside
-from perdure.workflows.policy.state.job import JobState
+from perdure.workflows.policy.state.job import RoleInJob
 
 _MOST_DATASETS = 32
 """Datasets whose failed shards the job names."""
 
 
-def on_shards_set_aside(state: JobState, aside: ShardsSetAside) -> JobState:
+def on_shards_set_aside(state: RoleInJob, aside: ShardsSetAside) -> RoleInJob:
     """Takes in the samples of a dataset that are not processed."""
     known, reported = state.unprocessed, aside.unprocessed
     if reported.dataset not in known and len(known) >= _MOST_DATASETS:

@@ -5,25 +5,25 @@ from __future__ import annotations
 
 from perdure.contract import GroupTransitions
 from perdure.contract.transitions import AnyTransition
-from perdure.workflows.policy.state.job import JobState, TransitionsTaken
+from perdure.workflows.policy.state.role import RoleState, TransitionsTaken
 
 
-def accept(state: JobState, message: GroupTransitions) -> tuple[JobState, tuple[AnyTransition, ...] | None]:
-    """Returns the state that remembers the message, and its transitions that are new; None where the message is a
+def accept(role: RoleState, message: GroupTransitions) -> tuple[RoleState, tuple[AnyTransition, ...] | None]:
+    """Returns the role that remembers the message, and its transitions that are new; None where the message is a
     repeat."""
     if message.before is None:
-        return state, message.transitions
-    taken = state.taken.get(message.group, TransitionsTaken())
+        return role, message.transitions
+    taken = role.taken.get(message.group, TransitionsTaken())
     if message.sequence <= taken.sequence:
-        return state, None
+        return role, None
     known = TransitionsTaken(sequence=message.sequence, transitions=message.before + len(message.transitions))
     return (
-        state.replace(taken={**state.taken, message.group: known}),
+        role.replace(taken={**role.taken, message.group: known}),
         message.transitions[max(0, taken.transitions - message.before) :],
     )
 
 
-def begin_ownership_epoch(state: JobState, group: int, ownership_epoch: str) -> JobState:
+def begin_ownership_epoch(role: RoleState, group: int, ownership_epoch: str) -> RoleState:
     """Starts counting a group's messages from the beginning: it was started or adopted, and may be another one."""
-    taken = {other: known for other, known in state.taken.items() if other != group}
-    return state.replace(ownership_epochs={**state.ownership_epochs, group: ownership_epoch}, taken=taken)
+    taken = {other: known for other, known in role.taken.items() if other != group}
+    return role.replace(ownership_epochs={**role.ownership_epochs, group: ownership_epoch}, taken=taken)

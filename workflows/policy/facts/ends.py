@@ -9,17 +9,18 @@ from perdure.contract.transitions import NodeCreateFailed, NodeLost
 from perdure.workflows.policy.diagnosis.interruptions import interrupt
 from perdure.workflows.policy.facts.nodes import lose
 from perdure.workflows.policy.record import incidents
-from perdure.workflows.policy.state.job import JobState, NodeFailure, NodeState
+from perdure.workflows.policy.state.job import RoleInJob
+from perdure.workflows.policy.state.node import NodeFailure, NodeState
 
 
-def on_lost(state: JobState, node: NodeState, lost: NodeLost, now: datetime) -> JobState:
+def on_lost(state: RoleInJob, node: NodeState, lost: NodeLost, now: datetime) -> RoleInJob:
     """Takes in that the node's processes have ended, which breaks a world that needs it."""
     needed = _is_needed(state, node)
     state = lose(state, node.replace(host=lost.host or node.host), now, lost.detail, lost.cause)
     return _break_world(state, lost, _failure_of(lost.cause), "lost", now) if needed else state
 
 
-def on_create_failed(state: JobState, node: NodeState, refusal: NodeCreateFailed, now: datetime) -> JobState:
+def on_create_failed(state: RoleInJob, node: NodeState, refusal: NodeCreateFailed, now: datetime) -> RoleInJob:
     """Takes in that the backend refuses the node, which ends a job that has never trained."""
     # The specification itself cannot be started, by this node or any other.
     launch = refusal.cause is LossCause.JOB
@@ -36,12 +37,12 @@ def on_create_failed(state: JobState, node: NodeState, refusal: NodeCreateFailed
     return _break_world(state, refusal, FailureClass.LAUNCH if launch else FailureClass.CREATE_FAILED, what, now)
 
 
-def on_removed(state: JobState, node: NodeState, now: datetime) -> JobState:
+def on_removed(state: RoleInJob, node: NodeState, now: datetime) -> RoleInJob:
     """Takes in that the node is deleted."""
     return state.with_node(node.replace(phase=NodePhase.REMOVED, since=now))
 
 
-def _is_needed(state: JobState, node: NodeState) -> bool:
+def _is_needed(state: RoleInJob, node: NodeState) -> bool:
     """Whether the current world includes the node, and its ranks have not finished."""
     done = state.world is not None and node.finished >= state.world.generation
     return state.is_member(node) and not (done and (node.ended or not state.between_stages))
@@ -56,8 +57,8 @@ def _text(end: NodeLost | NodeCreateFailed, what: str) -> str:
 
 
 def _break_world(
-    state: JobState, end: NodeLost | NodeCreateFailed, failure: FailureClass, what: str, now: datetime
-) -> JobState:
+    state: RoleInJob, end: NodeLost | NodeCreateFailed, failure: FailureClass, what: str, now: datetime
+) -> RoleInJob:
     if state.outcome is not None:
         return state
     reported = NodeFailure(rank=end.rank, failure=failure, time=end.time, text=_text(end, what))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from perdure.contract import (
     Failure,
     Finished,
@@ -76,22 +78,38 @@ class CancelRequested(Message):
     reason: str = ""
 
 
+RoleEvent = AnyTransition | GroupAdopted | GroupWoundDown | JoinRequest | ScaleRequested | RelaunchRequested
+"""Events that concern the nodes of one role, and do not name it."""
+
 Event = (
-    Failure
+    RoleEvent
+    | Failure
     | Finished
-    | AnyTransition
-    | GroupAdopted
-    | GroupWoundDown
-    | JoinRequest
     | TimePassed
-    | ScaleRequested
     | SuspendRequested
     | ResumeRequested
     | RestartRequested
-    | RelaunchRequested
     | TicketIssued
     | TicketRevoked
     | CheckpointRequested
     | ShardsSetAside
     | CancelRequested
 )
+"""What a role takes in."""
+
+
+@dataclass(frozen=True)
+class ForRole:
+    """An event for one role; without it, the job's only role is meant."""
+
+    role: str | None
+    event: RoleEvent
+
+
+AddressedEvent = Event | ForRole
+"""What a job takes in."""
+
+
+def plain(event: AddressedEvent) -> Event:
+    """Returns the event without its address."""
+    return event.event if isinstance(event, ForRole) else event

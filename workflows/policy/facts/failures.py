@@ -15,14 +15,15 @@ from perdure.workflows.policy.diagnosis.interruptions import (
 )
 from perdure.workflows.policy.facts.agent_messages import accept_message, newest_progress
 from perdure.workflows.policy.facts.nodes import fresh_ports, lose, with_preparation
-from perdure.workflows.policy.state.job import JobState, NodeFailure, NodeState
+from perdure.workflows.policy.state.job import RoleInJob
+from perdure.workflows.policy.state.node import NodeFailure, NodeState
 from perdure.workflows.policy.world import succession
 
 _IN_ITS_WORLD = (FailureKind.RANKS, FailureKind.RENDEZVOUS, FailureKind.UNKNOWN)
 """Failures that say nothing about a command which is in no world."""
 
 
-def on_failure(state: JobState, failure: Failure, now: datetime) -> JobState:
+def on_failure(state: RoleInJob, failure: Failure, now: datetime) -> RoleInJob:
     """Takes in a failure on a node."""
     known = accept_message(state, failure, now)
     if known is None:
@@ -59,8 +60,8 @@ def _after(node: NodeState, failure: Failure, now: datetime) -> NodeState:
 
 
 def _outside_of_world(
-    state: JobState, node: NodeState, failure: Failure, reported: NodeFailure, now: datetime
-) -> JobState:
+    state: RoleInJob, node: NodeState, failure: Failure, reported: NodeFailure, now: datetime
+) -> RoleInJob:
     if failure.kind in _IN_ITS_WORLD:
         return state
     # The command ended before it could take part. There is no world to restart it in, so the node is replaced. If it
@@ -74,7 +75,7 @@ def _outside_of_world(
     return interrupt(state, reported, now=now, source=source_of(reported), generation=failure.generation)
 
 
-def _in_world(state: JobState, node: NodeState, failure: Failure, reported: NodeFailure, now: datetime) -> JobState:
+def _in_world(state: RoleInJob, node: NodeState, failure: Failure, reported: NodeFailure, now: datetime) -> RoleInJob:
     if state.world is not None and failure.generation < state.world.generation:
         commanded_since = state.world_decided_at is not None and failure.time > state.world_decided_at
         if failure.kind in _IN_ITS_WORLD or failure.starts_again or not commanded_since:

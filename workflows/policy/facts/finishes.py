@@ -6,10 +6,10 @@ from datetime import datetime
 
 from perdure.contract import Finished, NodePhase
 from perdure.workflows.policy.facts.agent_messages import accept_message, newest_progress
-from perdure.workflows.policy.state.job import JobState
+from perdure.workflows.policy.state.job import RoleInJob
 
 
-def on_finished(state: JobState, finished: Finished, now: datetime) -> JobState:
+def on_finished(state: RoleInJob, finished: Finished, now: datetime) -> RoleInJob:
     """Takes in that all ranks of a node have ended with 0."""
     known = accept_message(state, finished, now)
     if known is None:

@@ -11,10 +11,12 @@ from perdure.contract import EvidenceSource
 from perdure.workflows.policy.diagnosis import claims
 from perdure.workflows.policy.facts.events import GroupAdopted, GroupWoundDown
 from perdure.workflows.policy.record import incidents
-from perdure.workflows.policy.state.job import Interruption, JobState, NodeState
+from perdure.workflows.policy.state.job import RoleInJob
+from perdure.workflows.policy.state.node import NodeState
+from perdure.workflows.policy.state.role import Interruption
 
 
-def on_group_adopted(state: JobState, event: GroupAdopted, now: datetime) -> JobState:
+def on_group_adopted(state: RoleInJob, event: GroupAdopted, now: datetime) -> RoleInJob:
     """Takes over the nodes of a group that already ran."""
     for view in event.nodes:
         generation = view.generation if claims.is_possible(state, view.generation) else state.generation
@@ -43,7 +45,7 @@ def on_group_adopted(state: JobState, event: GroupAdopted, now: datetime) -> Job
     return state
 
 
-def on_group_wound_down(state: JobState, event: GroupWoundDown) -> JobState:
+def on_group_wound_down(state: RoleInJob, event: GroupWoundDown) -> RoleInJob:
     """Takes in that nothing of a group is left."""
     if state.outcome is None:
         # The job did not request it and continues: the group is started again.
@@ -51,7 +53,7 @@ def on_group_wound_down(state: JobState, event: GroupWoundDown) -> JobState:
     return state.replace(wound_down_groups=tuple(sorted({*state.wound_down_groups, event.group})))
 
 
-def newer_generation(state: JobState, generation: int, now: datetime) -> JobState:
+def newer_generation(state: RoleInJob, generation: int, now: datetime) -> RoleInJob:
     """Takes in a generation that this job does not know: the job was reset, and its world is not the newest."""
     if generation <= state.generation:
         return state

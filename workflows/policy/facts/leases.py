@@ -7,15 +7,16 @@ from datetime import datetime
 from perdure.contract.transitions import NodeReachable, NodeUnreachable
 from perdure.workflows.policy.facts.nodes import silence, with_address
 from perdure.workflows.policy.record import observations
-from perdure.workflows.policy.state.job import JobState, NodeState
+from perdure.workflows.policy.state.job import RoleInJob
+from perdure.workflows.policy.state.node import NodeState
 
 
-def on_unreachable(state: JobState, node: NodeState, unreachable: NodeUnreachable, now: datetime) -> JobState:
+def on_unreachable(state: RoleInJob, node: NodeState, unreachable: NodeUnreachable, now: datetime) -> RoleInJob:
     """Takes in that the node's lease has lapsed."""
     return state.with_node(silence(node, unreachable.detail, now))
 
 
-def on_reachable(state: JobState, node: NodeState, reachable: NodeReachable, now: datetime) -> JobState:
+def on_reachable(state: RoleInJob, node: NodeState, reachable: NodeReachable, now: datetime) -> RoleInJob:
     """Takes in that the node's agent reports again."""
     state = observations.observe_reachable(state, node, now)
     node = with_address(node, address=reachable.address, host=reachable.host)

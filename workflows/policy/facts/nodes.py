@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 
 from perdure.contract import LossCause, NodePhase
-from perdure.workflows.policy.state.job import JobState, NodeState
+from perdure.workflows.policy.state.job import RoleInJob
+from perdure.workflows.policy.state.node import NodeState
 
 _PREPARES = "its command runs and has not started its torchrun yet; only limits.active_deadline ends that"
 
@@ -34,7 +35,7 @@ def silence(node: NodeState, reason: str, now: datetime) -> NodeState:
     )
 
 
-def lose(state: JobState, node: NodeState, now: datetime, reason: str, cause: LossCause) -> JobState:
+def lose(state: RoleInJob, node: NodeState, now: datetime, reason: str, cause: LossCause) -> RoleInJob:
     """Records that an incarnation is gone."""
     never_ready = node.phase is not NodePhase.READY and not state.is_member(node)
     return state.with_node(

@@ -8,10 +8,11 @@ from perdure.contract.transitions import NodeStalled, NodeStallEnded, NodeSteppi
 from perdure.workflows.policy.diagnosis import first_steps
 from perdure.workflows.policy.facts.nodes import with_preparation
 from perdure.workflows.policy.record import incidents, observations
-from perdure.workflows.policy.state.job import JobState, NodeState
+from perdure.workflows.policy.state.job import RoleInJob
+from perdure.workflows.policy.state.node import NodeState
 
 
-def on_stepping(state: JobState, node: NodeState, stepping: NodeStepping, now: datetime) -> JobState:
+def on_stepping(state: RoleInJob, node: NodeState, stepping: NodeStepping, now: datetime) -> RoleInJob:
     """Takes in that the node's ranks run in a world, and have made a step if it is counted."""
     first = stepping.generation > node.stepping
     node = with_preparation(node, preparing=False).replace(
@@ -30,14 +31,14 @@ def on_stepping(state: JobState, node: NodeState, stepping: NodeStepping, now: d
     return first_steps.learn(state, stepping, now) if stepping.counted and state.is_member(node) else state
 
 
-def on_stalled(state: JobState, node: NodeState, stalled: NodeStalled, now: datetime) -> JobState:
+def on_stalled(state: RoleInJob, node: NodeState, stalled: NodeStalled, now: datetime) -> RoleInJob:
     """Takes in that no rank of the node steps; one that has not begun to step may hang."""
     node = node.replace(stalled_in=stalled.generation, stalled_since=stalled.time, stalled_at_start=stalled.at_start)
     state = state.with_node(node)
     return first_steps.miss(state, node, stalled, now) if stalled.at_start else state
 
 
-def on_stall_ended(state: JobState, node: NodeState, ended: NodeStallEnded, now: datetime) -> JobState:
+def on_stall_ended(state: RoleInJob, node: NodeState, ended: NodeStallEnded, now: datetime) -> RoleInJob:
     """Takes in that the node's ranks step again."""
     state = observations.observe_stall_ended(state, node, ended.time, now)
     return state.with_node(node.replace(stalled_in=0, stalled_since=None, stalled_at_start=False))

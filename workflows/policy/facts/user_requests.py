@@ -23,13 +23,14 @@ from perdure.workflows.policy.facts.events import (
 )
 from perdure.workflows.policy.record import incidents
 from perdure.workflows.policy.repair import hold_on_failure
-from perdure.workflows.policy.state.job import Interruption, JobState, Outcome
+from perdure.workflows.policy.state.job import Outcome, RoleInJob
+from perdure.workflows.policy.state.role import Interruption
 from perdure.workflows.policy.world import succession
 
 RULE = 'user/1 "requested by a user"'
 
 
-def apply(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobState:
+def apply(state: RoleInJob, event: Event, job: JobSpec, now: datetime) -> RoleInJob:
     """Applies a user's request to the state."""
     match event:
         case ScaleRequested():
@@ -56,7 +57,7 @@ def apply(state: JobState, event: Event, job: JobSpec, now: datetime) -> JobStat
             return state
 
 
-def apply_postponed(state: JobState, job: JobSpec, now: datetime) -> JobState:
+def apply_postponed(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
     """Carries out the requests that have waited for a checkpoint, once nothing is waited for any longer."""
     postponed = state.postponed
     if postponed is None or not postponed.requested or state.outcome is not None:
@@ -71,7 +72,7 @@ def apply_postponed(state: JobState, job: JobSpec, now: datetime) -> JobState:
     return planned_changes.settle(state, now)
 
 
-def request(state: JobState, text: str, now: datetime, *, by_user: bool = True) -> JobState:
+def request(state: RoleInJob, text: str, now: datetime, *, by_user: bool = True) -> RoleInJob:
     """Opens an interruption without a failure, unless one is open already."""
     if state.world is None or state.between_stages:
         return state
@@ -82,14 +83,14 @@ def request(state: JobState, text: str, now: datetime, *, by_user: bool = True) 
     return state.replace(interruption=Interruption(since=now, requested=text, by_user=by_user))
 
 
-def reasons(state: JobState, ranks: Collection[int]) -> str:
+def reasons(state: RoleInJob, ranks: Collection[int]) -> str:
     """The requests that add or remove these nodes (slots); empty where there are none."""
     return "; ".join(
         dict.fromkeys(state.request_reasons[rank] for rank in sorted(ranks) if rank in state.request_reasons)
     )
 
 
-def settle(state: JobState, world: World) -> JobState:
+def settle(state: RoleInJob, world: World) -> RoleInJob:
     """Keeps the requests that this world does not fulfill: those for nodes that are not ready yet."""
     left = {
         rank: text
@@ -99,7 +100,7 @@ def settle(state: JobState, world: World) -> JobState:
     return state.replace(request_reasons=left)
 
 
-def _scale(state: JobState, event: ScaleRequested) -> JobState:
+def _scale(state: RoleInJob, event: ScaleRequested) -> RoleInJob:
     count = f"{event.minimum}" if event.minimum == event.maximum else f"{event.minimum}:{event.maximum}"
     text = f"scale to {count} requested by a user{_because(event.reason)}"
     came_or_went = range(min(state.nodes_max, event.maximum), max(state.nodes_max, event.maximum))
@@ -111,7 +112,7 @@ def _scale(state: JobState, event: ScaleRequested) -> JobState:
     )
 
 
-def _suspend(state: JobState, event: SuspendRequested, now: datetime) -> JobState:
+def _suspend(state: RoleInJob, event: SuspendRequested, now: datetime) -> RoleInJob:
     """Suspends the job. One incident lasts from here until the resumed job steps: the cost of the suspension."""
     text = f"suspended by a user{_because(event.reason)}"
     state = incidents.abandon(state, now, text)
@@ -122,7 +123,7 @@ def _suspend(state: JobState, event: SuspendRequested, now: datetime) -> JobStat
     return state.replace(suspended=True, reason=text, request_reasons={})
 
 
-def _relaunch(state: JobState, event: RelaunchRequested, job: JobSpec, now: datetime) -> JobState:
+def _relaunch(state: RoleInJob, event: RelaunchRequested, job: JobSpec, now: datetime) -> RoleInJob:
     node = state.nodes.get(event.rank)
     if node is None or not node.alive or event.incarnation not in (0, node.incarnation):
         return state

@@ -26,7 +26,8 @@ from perdure.contract.base import shorten
 from perdure.workflows.policy.checkpoints import memory_findings
 from perdure.workflows.policy.diagnosis.suspicion import without
 from perdure.workflows.policy.record.incident_texts import within_budget
-from perdure.workflows.policy.state.job import JobState, NodeFailure
+from perdure.workflows.policy.state.job import RoleInJob
+from perdure.workflows.policy.state.node import NodeFailure
 
 KEPT_INCIDENTS = 50
 """Incidents that a job keeps and carries through continue-as-new. Older ones are in the workflow's history."""
@@ -37,7 +38,7 @@ _LOG_TAIL = 2000
 
 
 def add_evidence(
-    state: JobState,
+    state: RoleInJob,
     *,
     now: datetime,
     time: datetime,
@@ -45,13 +46,14 @@ def add_evidence(
     text: str,
     rank: int | None = None,
     log_tail: str = "",
-) -> JobState:
+) -> RoleInJob:
     """Adds evidence to the open incident, or opens one."""
     evidence = Evidence(time=time, source=source, rank=rank, text=text)
     incident = state.open_incident
     if incident is None:
         incident = IncidentView(
             number=state.incident_count + 1,
+            role=state.role,
             title=shorten(text),
             started_at=time,
             noticed_at=now,
@@ -79,7 +81,7 @@ def add_evidence(
 
 
 def record_decision(
-    state: JobState,
+    state: RoleInJob,
     *,
     now: datetime,
     title: str,
@@ -91,7 +93,7 @@ def record_decision(
     also_failed: Collection[int] = (),
     suspects: tuple[Suspect, ...] = (),
     stops: bool = False,
-) -> JobState:
+) -> RoleInJob:
     """Records the decision; a later one for the same incident replaces it.
 
     `also_failed` are the nodes that failed by themselves, with or without the culprit; `suspects` those that may have
@@ -126,7 +128,7 @@ def record_decision(
     )
 
 
-def record_avoided_machines(state: JobState, machines: tuple[str, ...]) -> JobState:
+def record_avoided_machines(state: RoleInJob, machines: tuple[str, ...]) -> RoleInJob:
     """Records that the requests for new nodes avoid these machines."""
     incident = state.open_incident
     if incident is None or not machines:
@@ -134,13 +136,13 @@ def record_avoided_machines(state: JobState, machines: tuple[str, ...]) -> JobSt
     return _replace(state, incident.model_copy(update={"avoided": machines}))
 
 
-def waits(state: JobState, text: str) -> JobState:
+def waits(state: RoleInJob, text: str) -> RoleInJob:
     """Records why a node that is needed to continue is not available; the newest reason stays."""
     incident = state.open_incident
     return state if incident is None else _replace(state, incident.model_copy(update={"waited_for": shorten(text)}))
 
 
-def record_world(state: JobState) -> JobState:
+def record_world(state: RoleInJob) -> RoleInJob:
     """Records that the next world was sent out."""
     incident = state.open_incident
     if incident is None or state.world is None:
@@ -154,7 +156,7 @@ def record_world(state: JobState) -> JobState:
     )
 
 
-def record_commands(state: JobState, time: datetime) -> JobState:
+def record_commands(state: RoleInJob, time: datetime) -> RoleInJob:
     """Records that one more agent has the new world; the last one counts."""
     incident = _of_current_world(state)
     if incident is None:
@@ -162,7 +164,7 @@ def record_commands(state: JobState, time: datetime) -> JobState:
     return _replace(state, incident.model_copy(update={"commanded_at": _later(incident.commanded_at, time)}))
 
 
-def record_entry(state: JobState, time: datetime) -> JobState:
+def record_entry(state: RoleInJob, time: datetime) -> RoleInJob:
     """Records that one more member's rendezvous returned; the last one counts."""
     incident = _of_current_world(state)
     if incident is None:
@@ -170,7 +172,7 @@ def record_entry(state: JobState, time: datetime) -> JobState:
     return _replace(state, incident.model_copy(update={"entered_at": _later(incident.entered_at, time)}))
 
 
-def record_starts(state: JobState, starts: RankStarts) -> JobState:
+def record_starts(state: RoleInJob, starts: RankStarts) -> RoleInJob:
     """Records how one more member's ranks were started, as its agent reports with the first steps."""
     incident = _of_current_world(state)
     if incident is None:
@@ -179,9 +181,9 @@ def record_starts(state: JobState, starts: RankStarts) -> JobState:
     return _replace(state, incident.model_copy(update={"starts": known + starts if known else starts}))
 
 
-def record_restore(state: JobState, restored: Restore, *, generation: int, rank: int, time: datetime) -> JobState:
+def record_restore(state: RoleInJob, restored: Restore, *, generation: int, rank: int, time: datetime) -> RoleInJob:
     """Records the step with which a world continued, and the newer ones that its ranks distrust."""
-    incident = next((known for known in reversed(state.incidents) if known.generation_after == generation), None)
+    incident = next((known for known in reversed(state.own_incidents) if known.generation_after == generation), None)
     if incident is None:
         return state
     update: dict[str, object] = {
@@ -202,7 +204,7 @@ def record_restore(state: JobState, restored: Restore, *, generation: int, rank:
     return _replace(state, incident.model_copy(update=update))
 
 
-def follow_running(state: JobState, now: datetime) -> JobState:
+def follow_running(state: RoleInJob, now: datetime) -> RoleInJob:
     """Closes the incident that the current world ended once that world runs, and notes the first step whenever it
     comes."""
     incident = _of_current_world(state) or state.open_incident
@@ -215,13 +217,13 @@ def follow_running(state: JobState, now: datetime) -> JobState:
     return _replace(state, incident.model_copy(update={"running_at": incident.entered_at or now}))
 
 
-def caught_up(state: JobState, now: datetime) -> JobState:
+def caught_up(state: RoleInJob, now: datetime) -> RoleInJob:
     """Closes the open incident between two worlds: the failed command has caught up with the others, or has ended."""
     incident = state.open_incident
     return state if incident is None else _replace(state, incident.model_copy(update={"running_at": now}))
 
 
-def abandon(state: JobState, time: datetime, how: str) -> JobState:
+def abandon(state: RoleInJob, time: datetime, how: str) -> RoleInJob:
     """Closes the open incident, if any, because its repair is no longer desired."""
     incident = state.open_incident
     if incident is None:
@@ -232,21 +234,21 @@ def abandon(state: JobState, time: datetime, how: str) -> JobState:
     return _replace(state, incident.model_copy(update={"closed_at": time}))
 
 
-def follow_with_another(state: JobState, time: datetime) -> JobState:
+def follow_with_another(state: RoleInJob, time: datetime) -> RoleInJob:
     """Closes the open incident, because the next failure, at `time`, is an incident of its own."""
     incident = state.open_incident
     if incident is None:
         return state
     at = max(incident.started_at, time)
-    return _replace(state, incident.model_copy(update={"closed_at": at, "followed_by": incident.number + 1}))
+    return _replace(state, incident.model_copy(update={"closed_at": at, "followed_by": state.incident_count + 1}))
 
 
 def add_late_evidence(
-    state: JobState, evidence: Evidence, failure: NodeFailure, *, generation: int, also_failed: Collection[int]
-) -> JobState:
+    state: RoleInJob, evidence: Evidence, failure: NodeFailure, *, generation: int, also_failed: Collection[int]
+) -> RoleInJob:
     """Adds evidence to the incident that ended an earlier world, and the nodes that failed by themselves, and takes
     ranks that report their own end from its suspects; drops all that where there is no such incident."""
-    for incident in reversed(state.incidents):
+    for incident in reversed(state.own_incidents):
         if incident.generation_before == generation and incident.failure is not None:
             more = set(also_failed) - {incident.culprit, *incident.also_failed}
             update: dict[str, object] = {
@@ -259,7 +261,7 @@ def add_late_evidence(
     return state
 
 
-def _of_current_world(state: JobState) -> IncidentView | None:
+def _of_current_world(state: RoleInJob) -> IncidentView | None:
     """The incident that the current world ended; an acknowledgement may come after the first steps."""
     incident = state.last_incident
     if state.world is None or incident is None:
@@ -271,7 +273,7 @@ def _later(known: datetime | None, time: datetime) -> datetime:
     return time if known is None else max(known, time)
 
 
-def _replace(state: JobState, incident: IncidentView) -> JobState:
+def _replace(state: RoleInJob, incident: IncidentView) -> RoleInJob:
     """Replaces an incident by a newer version of it."""
     incidents = tuple(incident if one.number == incident.number else one for one in state.incidents)
     return state.replace(incidents=incidents)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal
 
 from perdure.contract import IncidentView, World
-from perdure.workflows.policy.state.job import JobState
+from perdure.workflows.policy.state.job import JobState, RoleInJob
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +16,8 @@ class JobEvent:
     """One event. Its name is a method of `perdure.events.JobEvents`."""
 
     name: str
+    role: str = ""
+    """The role that it is about; of an event of the whole job, the role that leads it."""
     type: Literal["begin", "end", "instant"] = "instant"
     span: str | None = None
     """What begin and end have in common."""
@@ -26,11 +28,28 @@ class JobEvent:
 
 def events_between(before: JobState, after: JobState, now: datetime) -> Iterator[JobEvent]:
     """Returns the events of a job whose state was `before`, and is `after` since `now`."""
-    yield from _of_endings(before, after, now)
+    roles = [(before.view(role), after.view(role)) for role in after.roles]
+    for one, then in roles:
+        yield from _of_role(then, _of_endings(one, then, now))
+    leading = after.leading.role
+    yield from (replace(event, role=event.role or leading) for event in _of_job(before, after))
+    for one, then in roles:
+        yield from _of_role(then, _of_changes(one, then, now))
+    yield from (replace(event, role=leading) for event in _of_end(before, after))
+
+
+def _of_role(after: RoleInJob, events: Iterable[JobEvent]) -> Iterator[JobEvent]:
+    return (replace(event, role=after.role) for event in events)
+
+
+def _of_job(before: JobState, after: JobState) -> Iterator[JobEvent]:
     if after.incidents is not before.incidents:
         yield from _of_incidents(before, after)
     if after.restart_count > before.restart_count:
         yield JobEvent(name="restart", attributes={"restarts": after.restart_count})
+
+
+def _of_changes(before: RoleInJob, after: RoleInJob, now: datetime) -> Iterator[JobEvent]:
     if after.nodes is not before.nodes:
         for rank, node in after.nodes.items():
             known = before.nodes.get(rank)
@@ -45,6 +64,9 @@ def events_between(before: JobState, after: JobState, now: datetime) -> Iterator
     if durable is not None and durable != before.checkpoints.durable:
         attributes = {"step": durable.checkpoint.step, "size": durable.size, "duration_s": durable.took.total_seconds()}
         yield JobEvent(name="checkpoint", time=durable.committed_at, attributes=attributes)
+
+
+def _of_end(before: JobState, after: JobState) -> Iterator[JobEvent]:
     if after.unprocessed is not before.unprocessed:
         yield from _of_datasets(before, after)
     if after.phase is not before.phase:
@@ -59,7 +81,7 @@ def events_between(before: JobState, after: JobState, now: datetime) -> Iterator
         yield JobEvent(name="outcome", time=after.outcome.decided_at, attributes=attributes)
 
 
-def _of_beginning(after: JobState, world: World, now: datetime) -> Iterator[JobEvent]:
+def _of_beginning(after: RoleInJob, world: World, now: datetime) -> Iterator[JobEvent]:
     attributes = {"world_generation": world.generation, "nodes": world.nodes, "world_size": world.processes}
     span, time = _rendezvous_of(after, world), after.world_decided_at
     yield JobEvent(name="rendezvous", type="begin", span=span, time=time, attributes=attributes)
@@ -67,7 +89,7 @@ def _of_beginning(after: JobState, world: World, now: datetime) -> Iterator[JobE
         yield _rendezvous_end(after, after, world, now)
 
 
-def _of_endings(before: JobState, after: JobState, now: datetime) -> Iterator[JobEvent]:
+def _of_endings(before: RoleInJob, after: RoleInJob, now: datetime) -> Iterator[JobEvent]:
     """What ended with the world of `before`, or with its beginning."""
     entering, training = _entering(before), _training(before)
     if entering is not None and _entering(after) != entering:
@@ -77,7 +99,7 @@ def _of_endings(before: JobState, after: JobState, now: datetime) -> Iterator[Jo
         yield JobEvent(name="abort", attributes=attributes)
 
 
-def _rendezvous_end(before: JobState, after: JobState, world: World, now: datetime) -> JobEvent:
+def _rendezvous_end(before: RoleInJob, after: RoleInJob, world: World, now: datetime) -> JobEvent:
     decided = before.world_decided_at or now
     formed = after.world == world and _has_entered(after, world)
     attributes: dict[str, Any] = {
@@ -92,36 +114,36 @@ def _rendezvous_end(before: JobState, after: JobState, world: World, now: dateti
     return JobEvent(name="rendezvous", type="end", span=_rendezvous_of(before, world), time=now, attributes=attributes)
 
 
-def _rendezvous_of(job: JobState, world: World) -> str:
+def _rendezvous_of(job: RoleInJob, world: World) -> str:
     return f"{job.uid}-rendezvous-{world.generation}"
 
 
-def _training(job: JobState) -> World | None:
+def _training(job: RoleInJob) -> World | None:
     """The world that exists, and that nothing has ended; its ranks may not have entered it yet."""
     world = job.world
     over = job.interruption is not None or job.outcome is not None
     return None if world is None or over or job.complete_generation >= world.generation else world
 
 
-def _entering(job: JobState) -> World | None:
+def _entering(job: RoleInJob) -> World | None:
     """The world that exists, and that not all of its nodes have entered."""
     world = _training(job)
     return None if world is None or _has_entered(job, world) else world
 
 
-def _has_entered(job: JobState, world: World) -> bool:
+def _has_entered(job: RoleInJob, world: World) -> bool:
     members = (job.nodes.get(rank) for rank in world.members)
     return all(
         node is not None and max(node.entered, node.stepping, node.finished) >= world.generation for node in members
     )
 
 
-def _continues(world: World, after: JobState) -> bool:
+def _continues(world: World, after: RoleInJob) -> bool:
     training = _training(after)
     return training is not None and training.generation == world.generation
 
 
-def _reason_of_end(world: World, after: JobState) -> dict[str, Any]:
+def _reason_of_end(world: World, after: RoleInJob) -> dict[str, Any]:
     """Why a world is over, as the job's newest incident or its outcome tells."""
     incident = after.last_incident
     if incident is not None and incident.generation_before == world.generation:
@@ -151,7 +173,7 @@ def _of_incidents(before: JobState, after: JobState) -> Iterator[JobEvent]:
         if incident.observation is not None:
             if earlier is None:
                 attributes = {"number": incident.number, "title": incident.title}
-                yield JobEvent(name="observation", time=incident.started_at, attributes=attributes)
+                yield JobEvent(name="observation", role=incident.role, time=incident.started_at, attributes=attributes)
             continue
         if earlier is None:
             yield _part(after, incident, "begin", incident.started_at)
@@ -173,4 +195,11 @@ def _part(job: JobState, incident: IncidentView, type: Literal["begin", "end"], 
             "rule": incident.rule,
             "action": incident.action,
         }
-    return JobEvent(name="incident", type=type, span=f"{job.uid}-{incident.number}", time=time, attributes=attributes)
+    return JobEvent(
+        name="incident",
+        role=incident.role,
+        type=type,
+        span=f"{job.uid}-{incident.number}",
+        time=time,
+        attributes=attributes,
+    )

@@ -13,7 +13,8 @@ from datetime import datetime, timedelta
 from perdure.contract import Considered, Evidence, EvidenceSource, IncidentView, Observation
 from perdure.spec.durations import format_duration
 from perdure.workflows.policy.record.incidents import KEPT_EVIDENCE, KEPT_INCIDENTS
-from perdure.workflows.policy.state.job import JobState, NodeState
+from perdure.workflows.policy.state.job import RoleInJob
+from perdure.workflows.policy.state.node import NodeState
 
 SHORTEST = timedelta(seconds=10)
 """Shorter silences are left out: a restart of an agent or of a worker looks the same."""
@@ -42,7 +43,7 @@ _NO_END = Considered(
 )
 
 
-def observe_reachable(state: JobState, node: NodeState, now: datetime) -> JobState:
+def observe_reachable(state: RoleInJob, node: NodeState, now: datetime) -> RoleInJob:
     """Records that a node can be reached again; `node` is its state before."""
     since = node.silent_since
     if node.reachable or since is None or now - since < SHORTEST:
@@ -59,7 +60,7 @@ def observe_reachable(state: JobState, node: NodeState, now: datetime) -> JobSta
     return _add(state, node, Observation(unreachable=(node.rank,)), evidence, since=since, until=now, now=now)
 
 
-def observe_stall_ended(state: JobState, node: NodeState, at: datetime, now: datetime) -> JobState:
+def observe_stall_ended(state: RoleInJob, node: NodeState, at: datetime, now: datetime) -> RoleInJob:
     """Records that the ranks of a node step again; `node` is its state before."""
     since = node.stalled_since
     if since is None or state.world is None or node.stalled_in != state.world.generation:
@@ -76,14 +77,14 @@ def observe_stall_ended(state: JobState, node: NodeState, at: datetime, now: dat
     return _add(state, node, Observation(stalled=(node.rank,)), evidence, since=since, until=max(since, at), now=now)
 
 
-def observe_storage(state: JobState, now: datetime, *, over: bool) -> JobState:
+def observe_storage(state: RoleInJob, now: datetime, *, over: bool) -> RoleInJob:
     """Records that checkpoints cannot be stored, at once, since that may last; and how long it lasted, once one is
     durable."""
     known = state.checkpoints
     since, durable = known.problem_since, known.durable
     if since is None:
         return state
-    begun = next((one for one in state.incidents if _of_storage(one) and one.started_at == since), None)
+    begun = next((one for one in state.own_incidents if _of_storage(one) and one.started_at == since), None)
     if begun is None and over:
         return state
     took = format_duration(timedelta(seconds=round((now - since).total_seconds())))
@@ -100,6 +101,7 @@ def observe_storage(state: JobState, now: datetime, *, over: bool) -> JobState:
     title = f"no checkpoint could be stored for {took}" if over else "no checkpoint can be stored"
     entry = IncidentView(
         number=begun.number if begun is not None else state.incident_count + 1,
+        role=state.role,
         title=f"{title}; training continued",
         started_at=since,
         noticed_at=begun.noticed_at if begun is not None else now,
@@ -117,8 +119,8 @@ def observe_storage(state: JobState, now: datetime, *, over: bool) -> JobState:
 
 
 def observe_start_over(
-    state: JobState, node: NodeState, damages: tuple[str, ...], *, since: datetime, now: datetime
-) -> JobState:
+    state: RoleInJob, node: NodeState, damages: tuple[str, ...], *, since: datetime, now: datetime
+) -> RoleInJob:
     """Records that the script started over beside damaged checkpoints.
 
     Args:
@@ -130,6 +132,7 @@ def observe_start_over(
     """
     entry = IncidentView(
         number=state.incident_count + 1,
+        role=state.role,
         title="no checkpoint in storage could be loaded: the script started over",
         started_at=since,
         noticed_at=now,
@@ -146,17 +149,17 @@ def observe_start_over(
     return _append(state, state.incidents, entry)
 
 
-def uncreated_nodes(state: JobState) -> list[NodeState]:
+def uncreated_nodes(state: RoleInJob) -> list[NodeState]:
     """Returns the nodes that the backend cannot create for now, other than for lack of capacity."""
     nodes = (node for node in state.nodes.values() if node.uncreated_since is not None)
     return [node for node in nodes if node.rank < state.nodes_max and not state.suspended]
 
 
-def observe_uncreated(state: JobState, now: datetime) -> JobState:
+def observe_uncreated(state: RoleInJob, now: datetime) -> RoleInJob:
     """Records that nodes cannot be created beside a world that trains, at once, since that may last; and how long it
     lasted, once they are created. A job that lacks the nodes records it in the incident that it waits in."""
     nodes = uncreated_nodes(state)
-    begun = next((one for one in reversed(state.incidents) if _of_uncreated(one) and one.closed_at is None), None)
+    begun = next((one for one in reversed(state.own_incidents) if _of_uncreated(one) and one.closed_at is None), None)
     trains = state.world is not None and state.interruption is None and state.open_incident is None
     if begun is None and not (nodes and trains):
         return state
@@ -173,6 +176,7 @@ def observe_uncreated(state: JobState, now: datetime) -> JobState:
     names, took = _names(tuple(ranks)), format_duration(timedelta(seconds=round((now - started_at).total_seconds())))
     entry = IncidentView(
         number=begun.number if begun is not None else state.incident_count + 1,
+        role=state.role,
         title=f"{names} cannot be created" if nodes else f"{names} could not be created for {took}",
         started_at=started_at,
         noticed_at=begun.noticed_at if begun is not None else now,
@@ -190,6 +194,12 @@ def observe_uncreated(state: JobState, now: datetime) -> JobState:
     return state.replace(incidents=tuple(entry if one.number == entry.number else one for one in state.incidents))
 
 
+def _of_pause(state: RoleInJob, entry: IncidentView) -> bool:
+    """Whether the entry is about a pause of the role's present world."""
+    in_this_world = (entry.role, entry.generation_before) == (state.role, state.generation)
+    return in_this_world and not (_of_storage(entry) or _of_uncreated(entry) or _of_start_over(entry))
+
+
 def _of_uncreated(entry: IncidentView) -> bool:
     return entry.observation is not None and bool(entry.observation.uncreated)
 
@@ -202,7 +212,7 @@ def _of_start_over(entry: IncidentView) -> bool:
     return entry.observation is not None and entry.observation.started_over
 
 
-def _append(state: JobState, kept: tuple[IncidentView, ...], entry: IncidentView) -> JobState:
+def _append(state: RoleInJob, kept: tuple[IncidentView, ...], entry: IncidentView) -> RoleInJob:
     observed = [one.number for one in (*kept, entry) if one.observation is not None]
     forgotten = set(observed[:-KEPT])
     incidents = tuple(one for one in (*kept, entry) if one.number not in forgotten)[-KEPT_INCIDENTS:]
@@ -210,7 +220,7 @@ def _append(state: JobState, kept: tuple[IncidentView, ...], entry: IncidentView
 
 
 def _add(
-    state: JobState,
+    state: RoleInJob,
     node: NodeState,
     seen: Observation,
     evidence: tuple[Evidence, ...],
@@ -218,17 +228,15 @@ def _add(
     since: datetime,
     until: datetime,
     now: datetime,
-) -> JobState:
+) -> RoleInJob:
     if not state.is_member(node) or state.between_stages or state.interruption is not None or state.outcome is not None:
         return state
-    interrupted = (one for one in state.incidents if one.observation is None)
+    interrupted = (one for one in state.own_incidents if one.observation is None)
     if any(one.over_at is None or one.over_at > since for one in interrupted):
         # An incident of that time covers it.
         return state
     last = state.incidents[-1] if state.incidents else None
-    merges = last is not None and last.observation is not None and last.generation_before == state.generation
-    merges = merges and last is not None and not (_of_storage(last) or _of_uncreated(last) or _of_start_over(last))
-    if last is not None and merges and last.observation and (last.closed_at or until) >= since:
+    if last is not None and last.observation and _of_pause(state, last) and (last.closed_at or until) >= since:
         seen = _union(last.observation, seen)
         since, until = min(last.started_at, since), max(last.closed_at or until, until)
         evidence = tuple(sorted((*last.evidence, *evidence), key=lambda sign: sign.time))[-KEPT_EVIDENCE:]
@@ -237,6 +245,7 @@ def _add(
         kept, number, noticed_at = state.incidents, state.incident_count + 1, max(since, evidence[0].time)
     entry = IncidentView(
         number=number,
+        role=state.role,
         title=_title(state, seen, until - since),
         started_at=since,
         noticed_at=noticed_at,
@@ -260,7 +269,7 @@ def _union(one: Observation, other: Observation) -> Observation:
     )
 
 
-def _title(state: JobState, seen: Observation, duration: timedelta) -> str:
+def _title(state: RoleInJob, seen: Observation, duration: timedelta) -> str:
     took = format_duration(timedelta(seconds=round(duration.total_seconds())))
     nodes = state.world.nodes if state.world else 0
     silent = f"{_names(seen.unreachable)} could not be reached"

@@ -6,17 +6,20 @@ from perdure.contract import JobPhase, NodePhase
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.capacity import waiting
 from perdure.workflows.policy.diagnosis import first_steps
-from perdure.workflows.policy.state.job import JobState
+from perdure.workflows.policy.state.job import JobState, RoleInJob
 from perdure.workflows.policy.world import stages, succession
 from perdure.workflows.policy.world.forming import candidates
 
 
-def with_phase(state: JobState, job: JobSpec) -> JobState:
-    phase, reason = _phase(state, job)
-    return state.replace(phase=phase, reason=reason)
+def with_phases(state: JobState, job: JobSpec) -> JobState:
+    """Returns the state with the phase of each role."""
+    for view in state.views:
+        phase, reason = _phase(view, job)
+        state = state.with_role(state.roles[view.role].replace(phase=phase, reason=reason))
+    return state
 
 
-def _phase(state: JobState, job: JobSpec) -> tuple[JobPhase, str]:
+def _phase(state: RoleInJob, job: JobSpec) -> tuple[JobPhase, str]:
     world = state.world
     if state.outcome is not None:
         return JobPhase.HELD if state.held else JobPhase.STOPPING, state.outcome.reason

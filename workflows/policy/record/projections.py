@@ -20,7 +20,7 @@ from perdure.workflows.policy.checkpoints import commits
 from perdure.workflows.policy.diagnosis import first_steps
 from perdure.workflows.policy.record import observations
 from perdure.workflows.policy.state.budget import within_window
-from perdure.workflows.policy.state.job import JobState
+from perdure.workflows.policy.state.job import RoleInJob
 from perdure.workflows.policy.world import stages, succession
 
 _WARNED_OF = 8
@@ -30,7 +30,7 @@ _SHOWN = 64
 """The most nodes in the details of the workflow's page."""
 
 
-def status_of(state: JobState, job: JobSpec, *, groups: tuple[str, ...], phase: JobPhase, now: datetime) -> JobStatus:
+def status_of(state: RoleInJob, job: JobSpec, *, groups: tuple[str, ...], phase: JobPhase, now: datetime) -> JobStatus:
     """The answer to the query `status`."""
     world = state.world
     archive = job.workdir.archive if job.workdir else None
@@ -50,7 +50,7 @@ def status_of(state: JobState, job: JobSpec, *, groups: tuple[str, ...], phase: 
         nodes_max=state.nodes_max,
         world_size=world.processes if world else 0,
         restarts=len(within_window(state.restarts, now=now, window=job.retry.window)),
-        restarts_total=state.all_restarts,
+        restarts_total=state.restart_count,
         max_restarts=job.retry.max_restarts,
         restart_window=job.retry.window,
         started_at=state.started_at,
@@ -72,7 +72,7 @@ def status_of(state: JobState, job: JobSpec, *, groups: tuple[str, ...], phase: 
     )
 
 
-def warnings_of(state: JobState, job: JobSpec) -> tuple[str, ...]:
+def warnings_of(state: RoleInJob, job: JobSpec) -> tuple[str, ...]:
     """Warnings about settings of the job that are probably not intended, and about what is lost."""
     desired = (str(state.nodes_min), str(state.nodes_max))
     requested = {
@@ -139,7 +139,7 @@ def _node_count(minimum: str, maximum: str) -> str:
     return f"{minimum} to {maximum} nodes"
 
 
-def next_action(state: JobState) -> str:
+def next_action(state: RoleInJob) -> str:
     """The next thing that happens if no one requests anything."""
     coming = [
         node for node in state.nodes.values() if node.alive and node.phase is not NodePhase.READY and not node.ended
@@ -171,7 +171,7 @@ def next_action(state: JobState) -> str:
     return first_steps.awaited(state) or "nothing to do"
 
 
-def node_views(state: JobState, *, first: int | None = None, group: int | None = None) -> tuple[NodeView, ...]:
+def node_views(state: RoleInJob, *, first: int | None = None, group: int | None = None) -> tuple[NodeView, ...]:
     """The answer to the query `nodes`: the job's own view, without telemetry.
 
     Args:
@@ -202,7 +202,7 @@ def node_views(state: JobState, *, first: int | None = None, group: int | None =
     )
 
 
-def result_of(state: JobState, now: datetime) -> JobResult:
+def result_of(state: RoleInJob, now: datetime) -> JobResult:
     """The workflow's result, once `is_over`."""
     outcome = state.outcome
     assert outcome is not None, "only a job with an outcome has a result"
@@ -212,7 +212,7 @@ def result_of(state: JobState, now: datetime) -> JobResult:
         exit_code=outcome.exit_code,
         reason=outcome.reason,
         generations=state.generation,
-        restarts=state.all_restarts,
+        restarts=state.restart_count,
         step=progress.step if progress is not None and progress.source is ProgressSource.REPORTED else None,
         unprocessed=tuple(state.unprocessed.values()),
         started_at=state.started_at,
@@ -220,7 +220,7 @@ def result_of(state: JobState, now: datetime) -> JobResult:
     )
 
 
-def details_of(state: JobState, phase: JobPhase) -> str:
+def details_of(state: RoleInJob, phase: JobPhase) -> str:
     """Markdown for the workflow's page in the Temporal UI."""
     world = state.world
     lines = [

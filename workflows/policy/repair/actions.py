@@ -27,11 +27,12 @@ from perdure.contract import (
     Wait,
 )
 from perdure.workflows.policy.repair.case import Verdict
-from perdure.workflows.policy.state.job import Interruption, JobState, Outcome
+from perdure.workflows.policy.state.job import Outcome, RoleInJob
+from perdure.workflows.policy.state.role import Interruption
 from perdure.workflows.policy.world import stages, succession
 
 
-def carry_out(state: JobState, verdict: Verdict, now: datetime) -> JobState:
+def carry_out(state: RoleInJob, verdict: Verdict, now: datetime) -> RoleInJob:
     """Applies the actions of a decision to the nodes, and to the job if it stops."""
     interruption = state.interruption
     for action in verdict.actions:
@@ -51,7 +52,7 @@ def carry_out(state: JobState, verdict: Verdict, now: datetime) -> JobState:
     return state.replace(interruption=None) if state.between_stages and state.outcome is None else state
 
 
-def commands_to_restart(state: JobState) -> set[int]:
+def commands_to_restart(state: RoleInJob) -> set[int]:
     """Nodes whose command the next world starts again, because it did not enter the current one."""
     actions = state.interruption.actions if state.interruption is not None else ()
     nodes = {rank for action in actions if isinstance(action, RestartCommands) for rank in action.nodes}
@@ -127,8 +128,8 @@ def _request(action: ReplaceNodes) -> str:
 
 
 def _give_up(
-    state: JobState, ranks: tuple[int, ...], interruption: Interruption, reason: str, now: datetime
-) -> JobState:
+    state: RoleInJob, ranks: tuple[int, ...], interruption: Interruption, reason: str, now: datetime
+) -> RoleInJob:
     for rank in ranks:
         node = state.nodes.get(rank)
         # A replacement that an earlier verdict on the same world requested has not failed.

@@ -12,7 +12,9 @@ from perdure.spec.job import JobSpec
 from perdure.spec.recovery import CapacityLoss
 from perdure.workflows.policy.diagnosis.failures import FAILURE_CLASSES, NODE_FAILURES, FailureTraits, precedence
 from perdure.workflows.policy.diagnosis.suspicion import suspects_of
-from perdure.workflows.policy.state.job import Interruption, JobState, NodeFailure, NodeState
+from perdure.workflows.policy.state.job import RoleInJob
+from perdure.workflows.policy.state.node import NodeFailure, NodeState
+from perdure.workflows.policy.state.role import Interruption
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Verdict:
 class Case:
     """An interruption of a job that is to be decided on."""
 
-    state: JobState
+    state: RoleInJob
     interruption: Interruption
     job: JobSpec
     now: datetime

@@ -7,10 +7,14 @@ has failed in either case.
 from __future__ import annotations
 
 from datetime import datetime
+from typing import TypeVar
 
 from perdure.contract import JobPhase, NodePhase
 from perdure.spec.job import JobSpec
-from perdure.workflows.policy.state.job import JobState, NodeState
+from perdure.workflows.policy.state.job import JobFacts, JobState
+from perdure.workflows.policy.state.node import NodeState
+
+_Facts = TypeVar("_Facts", bound=JobFacts)
 
 _DEADLINE = 5
 """The exit code of a job that has only reached its deadline."""
@@ -26,7 +30,7 @@ def begin(state: JobState, job: JobSpec, now: datetime) -> JobState:
     outcome, hold = state.outcome, job.hold_on_failure
     if outcome is None or not hold or outcome.phase is not JobPhase.FAILED or outcome.exit_code == _DEADLINE:
         return state
-    if not any(can_be_looked_at(node) for node in state.nodes.values()):
+    if not any(can_be_looked_at(node) for role in state.roles.values() for node in role.nodes.values()):
         return state
     return state.replace(outcome=outcome.model_copy(update={"held_until": now + hold}))
 
@@ -39,7 +43,7 @@ def end_when_due(state: JobState, now: datetime) -> JobState:
     return release(state)
 
 
-def release(state: JobState) -> JobState:
+def release(state: _Facts) -> _Facts:
     """Ends the hold, so that the nodes are wound down."""
     if state.outcome is None:
         return state

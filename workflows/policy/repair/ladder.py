@@ -28,7 +28,7 @@ from perdure.workflows.policy.repair.rungs import (
     restart_in_place,
     spent_budget,
 )
-from perdure.workflows.policy.state.job import JobState
+from perdure.workflows.policy.state.job import RoleInJob
 
 Rung = Callable[[Case], Verdict | None]
 
@@ -56,7 +56,7 @@ def decide(case: Case) -> Verdict:
     return replace(verdict, actions=(*verdict.actions, RestartCommands(nodes=commands))) if commands else verdict
 
 
-def next_look(state: JobState, job: JobSpec, now: datetime) -> datetime | None:
+def next_look(state: RoleInJob, job: JobSpec, now: datetime) -> datetime | None:
     """The time until which the decision on the interruption waits; None where there is nothing to decide."""
     interruption = state.interruption
     if interruption is None or interruption.decided:

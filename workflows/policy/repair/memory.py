@@ -10,7 +10,8 @@ from perdure.contract import FailureClass, ProgressSource
 from perdure.workflows.policy.diagnosis.failures import FAILURE_CLASSES, NEED_PROGRESS, NODE_FAILURES
 from perdure.workflows.policy.repair.case import Case, Verdict
 from perdure.workflows.policy.state.budget import follows, made_progress, within_window
-from perdure.workflows.policy.state.job import JobState, NodeFailure
+from perdure.workflows.policy.state.job import RoleInJob
+from perdure.workflows.policy.state.node import NodeFailure
 
 
 def restarts_in_window(case: Case) -> int:
@@ -18,7 +19,7 @@ def restarts_in_window(case: Case) -> int:
     return len(within_window(case.state.restarts, now=case.now, window=case.job.retry.window))
 
 
-def failures_without_progress(state: JobState, culprit: NodeFailure) -> int:
+def failures_without_progress(state: RoleInJob, culprit: NodeFailure) -> int:
     """The number of failures in a row that need progress in between and made none, including this one."""
     if culprit.failure not in NEED_PROGRESS:
         return state.failures_without_progress
@@ -38,7 +39,7 @@ def belongs_to_the_last(case: Case, failure: FailureClass) -> bool:
     return failure in NODE_FAILURES and follows(case.state.restarts, now=case.now, within=case.job.retry.same_loss)
 
 
-def charge(case: Case, verdict: Verdict) -> JobState:
+def charge(case: Case, verdict: Verdict) -> RoleInJob:
     """Charges the verdict to the budgets, once per interruption."""
     state, failure, progress = case.state, verdict.failure, case.state.progress
     if failure is None or case.interruption.counted:
@@ -50,7 +51,7 @@ def charge(case: Case, verdict: Verdict) -> JobState:
         return after
     if not verdict.stop and not belongs_to_the_last(case, failure):
         restarts = within_window(state.restarts, now=case.now, window=case.job.retry.window)
-        after = after.replace(restarts=(*restarts, case.now), restart_count=state.all_restarts + 1)
+        after = after.replace(restarts=(*restarts, case.now), restart_count=state.restart_count + 1)
     return after.replace(
         last_failure=failure,
         failures_without_progress=failures_without_progress(state, case.culprit),
@@ -59,7 +60,7 @@ def charge(case: Case, verdict: Verdict) -> JobState:
     )
 
 
-def begin_stage(state: JobState) -> JobState:
+def begin_stage(state: RoleInJob) -> RoleInJob:
     """Resets progress after a stage: its steps say nothing about the progress of the next one."""
     return state.replace(
         progress=None,

@@ -12,10 +12,10 @@ from perdure.workflows.policy.diagnosis.failures import FAILURE_CLASSES, failed_
 from perdure.workflows.policy.record import incidents
 from perdure.workflows.policy.repair import actions, ladder, memory
 from perdure.workflows.policy.repair.case import Case, Verdict
-from perdure.workflows.policy.state.job import JobState
+from perdure.workflows.policy.state.job import RoleInJob
 
 
-def recover(state: JobState, job: JobSpec, now: datetime) -> JobState:
+def recover(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
     """Brings the interruption of a job as far as the reports allow."""
     interruption = state.interruption
     if interruption is None or interruption.decided:
@@ -32,7 +32,7 @@ def recover(state: JobState, job: JobSpec, now: datetime) -> JobState:
     return actions.carry_out(_record(charged, verdict, now), verdict, now)
 
 
-def _record(state: JobState, verdict: Verdict, now: datetime) -> JobState:
+def _record(state: RoleInJob, verdict: Verdict, now: datetime) -> RoleInJob:
     failures = state.interruption.failures if state.interruption is not None else ()
     return incidents.record_decision(
         state,

@@ -14,15 +14,16 @@ from perdure.contract import EvidenceSource, FailureClass
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.diagnosis.interruptions import interrupt
 from perdure.workflows.policy.facts.agent_messages import CONTROL_LAG, CONTROL_LAG_GRACE
-from perdure.workflows.policy.state.job import JobState, NodeFailure, NodeState
+from perdure.workflows.policy.state.job import RoleInJob
+from perdure.workflows.policy.state.node import NodeFailure, NodeState
 
 
-def entry_deadline(state: JobState, job: JobSpec) -> datetime | None:
+def entry_deadline(state: RoleInJob, job: JobSpec) -> datetime | None:
     """The time for the job to ask for a member, or give it up; None if every member is known to be in the world."""
     return min(_deadlines(state, job).values(), default=None)
 
 
-def inquire(state: JobState, job: JobSpec, now: datetime) -> JobState:
+def inquire(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
     """Asks about members that should have entered their world by now, and gives up those that do not answer."""
     deadlines = _deadlines(state, job)
     due = {rank: deadline for rank, deadline in deadlines.items() if deadline <= now}
@@ -41,7 +42,7 @@ def inquire(state: JobState, job: JobSpec, now: datetime) -> JobState:
     return state.replace(inquiry=state.inquiry + 1, inquired_at=now)
 
 
-def _deadlines(state: JobState, job: JobSpec) -> dict[int, datetime]:
+def _deadlines(state: RoleInJob, job: JobSpec) -> dict[int, datetime]:
     """The time until which the job waits to learn that a member is in the world, by node (slot)."""
     world, decided = state.world, state.world_decided_at
     patience = job.timing.rendezvous.enter_timeout

@@ -18,12 +18,13 @@ from perdure.workflows.policy.record import incidents
 from perdure.workflows.policy.repair.actions import commands_to_restart
 from perdure.workflows.policy.repair.memory import begin_stage
 from perdure.workflows.policy.repair.recovery import recover
-from perdure.workflows.policy.state.job import JobState, NodeState
+from perdure.workflows.policy.state.job import RoleInJob
+from perdure.workflows.policy.state.node import NodeState
 from perdure.workflows.policy.world import stages, succession
 from perdure.workflows.policy.world.rendezvous import choose_members, form_world, ports_remembered, usable
 
 
-def form(state: JobState, job: JobSpec, now: datetime) -> JobState:
+def form(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
     """Sends out the next world, if one is due and possible."""
     if state.interruption is not None and not state.interruption.decided:
         return state
@@ -43,7 +44,7 @@ def form(state: JobState, job: JobSpec, now: datetime) -> JobState:
     return _form_due_world(state, job, now, available=available, size=size)
 
 
-def candidates(state: JobState) -> list[NodeState]:
+def candidates(state: RoleInJob) -> list[NodeState]:
     """Nodes that can be given a world: they wait for one, or are in the current one.
 
     While the world is stopped, a replacement counts from its agent's first report on: the others start their ranks
@@ -84,17 +85,19 @@ def candidates(state: JobState) -> list[NodeState]:
     return found if is_stopped and len(connected) < state.nodes_min else connected
 
 
-def _trains(state: JobState) -> bool:
+def _trains(state: RoleInJob) -> bool:
     """Whether the ranks of a world train, and stop only for another world."""
     return state.world is not None and state.interruption is None and not state.between_stages
 
 
-def _has_surplus(state: JobState) -> bool:
+def _has_surplus(state: RoleInJob) -> bool:
     """Whether the current world has members for which the job has no place any more."""
     return state.world is not None and any(rank >= state.nodes_max for rank in state.world.members)
 
 
-def _form_due_world(state: JobState, job: JobSpec, now: datetime, *, available: list[NodeState], size: int) -> JobState:
+def _form_due_world(
+    state: RoleInJob, job: JobSpec, now: datetime, *, available: list[NodeState], size: int
+) -> RoleInJob:
     """Forms a world that is due: there is none, it broke, it must shrink, or it can grow."""
     trains = _trains(state)
     if size == 0:
@@ -124,7 +127,7 @@ def _form_due_world(state: JobState, job: JobSpec, now: datetime, *, available: 
     return _send_out(state, formed, job, now)
 
 
-def _wait_for_port(state: JobState, job: JobSpec, now: datetime, *, available: int) -> JobState:
+def _wait_for_port(state: RoleInJob, job: JobSpec, now: datetime, *, available: int) -> RoleInJob:
     """Waits until a node offers a port for the store of the next world."""
     # A last call that is over does not begin again.
     ready_since = state.ready_since if _is_last_call_over(state, job, now) else None
@@ -132,7 +135,7 @@ def _wait_for_port(state: JobState, job: JobSpec, now: datetime, *, available: i
     return waiting.wait(state, job, now, available=available, missing=missing).replace(ready_since=ready_since)
 
 
-def _send_out(state: JobState, formed: World, job: JobSpec, now: datetime) -> JobState:
+def _send_out(state: RoleInJob, formed: World, job: JobSpec, now: datetime) -> RoleInJob:
     trains = _trains(state)
     if state.between_stages:
         state = begin_stage(state)
@@ -161,7 +164,7 @@ def _send_out(state: JobState, formed: World, job: JobSpec, now: datetime) -> Jo
     )
 
 
-def _rest(state: JobState, job: JobSpec, now: datetime, *, size: int, available: int) -> JobState | None:
+def _rest(state: RoleInJob, job: JobSpec, now: datetime, *, size: int, available: int) -> RoleInJob | None:
     """Returns the state while no world of the next stage is due; None where one is."""
     if stages.working_nodes(state):
         return state.replace(ready_since=None, waiting_since=None)
@@ -174,7 +177,7 @@ def _rest(state: JobState, job: JobSpec, now: datetime, *, size: int, available:
     return state.replace(ready_since=None, waiting_since=None)
 
 
-def _is_time(state: JobState, job: JobSpec, now: datetime, *, size: int) -> bool:
+def _is_time(state: RoleInJob, job: JobSpec, now: datetime, *, size: int) -> bool:
     """Whether a world of this size should be formed now, rather than waiting for more nodes."""
     full = usable(state.nodes_max, minimum=state.nodes_min, maximum=state.nodes_max, unit=state.unit)
     if size >= full or _has_surplus(state) or (state.between_stages and not stages.awaits_nodes(state)):
@@ -187,17 +190,17 @@ def _is_time(state: JobState, job: JobSpec, now: datetime, *, size: int) -> bool
     return _is_last_call_over(state, job, now)
 
 
-def next_look(state: JobState, job: JobSpec) -> datetime | None:
+def next_look(state: RoleInJob, job: JobSpec) -> datetime | None:
     """The end of the last call for more nodes; None where a world waits for none."""
     return None if state.ready_since is None else state.ready_since + job.timing.rendezvous.last_call
 
 
-def _is_last_call_over(state: JobState, job: JobSpec, now: datetime) -> bool:
+def _is_last_call_over(state: RoleInJob, job: JobSpec, now: datetime) -> bool:
     end = next_look(state, job)
     return end is not None and now >= end
 
 
-def _announce(state: JobState, formed: World, job: JobSpec, now: datetime) -> JobState:
+def _announce(state: RoleInJob, formed: World, job: JobSpec, now: datetime) -> RoleInJob:
     """Records why another world follows one that nothing has interrupted."""
     world = state.world
     if world is None or state.interruption is not None:
@@ -208,7 +211,7 @@ def _announce(state: JobState, formed: World, job: JobSpec, now: datetime) -> Jo
     return recover(user_requests.request(state, text, now, by_user=bool(reasons)), job, now)
 
 
-def _continue_ended_members(state: JobState) -> JobState:
+def _continue_ended_members(state: RoleInJob) -> RoleInJob:
     """Marks all commands of a broken world as running: ranks that had finished in it train again with the others.
 
     A command that ended in an earlier stage, or without entering a world, has nothing more to do and keeps its mark.

@@ -1,4 +1,4 @@
-"""Derives the desired state of each of a job's groups from the job's state, instead of storing it."""
+"""Derives the desired state of each group of a role from the job's state, instead of storing it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from perdure.contract import (
 from perdure.contract.names import group_index
 from perdure.workflows.policy.checkpoints import commits
 from perdure.workflows.policy.repair import hold_on_failure
-from perdure.workflows.policy.state.job import JobState, NodeState
+from perdure.workflows.policy.state.job import JobState, RoleInJob
+from perdure.workflows.policy.state.node import NodeState
+from perdure.workflows.policy.state.role import RoleState
 
 _OfNode = TypeVar("_OfNode")
 
 
-def groups_of(state: JobState) -> tuple[int, ...]:
-    """Every group that has, had or will have nodes of the job."""
-    return tuple(sorted({group_index(rank) for rank in (*state.nodes, *range(state.nodes_max))}))
+def groups_of(role: RoleState) -> tuple[int, ...]:
+    """Every group that has, had or will have nodes of the role."""
+    return tuple(sorted({group_index(rank) for rank in (*role.nodes, *range(role.nodes_max))}))
 
 
-def desires_of(state: JobState) -> dict[int, GroupDesire]:
+def desires_of(state: RoleInJob) -> dict[int, GroupDesire]:
     """The desired state of each group; versions are set when it is sent."""
     nodes, members = _by_group(state.nodes), _by_group(state.world.members if state.world else {})
     world = state.world if state.world is not None and not state.suspended else None
@@ -57,7 +59,7 @@ def _by_group(by_rank: Mapping[int, _OfNode]) -> dict[int, dict[int, _OfNode]]:
     return groups
 
 
-def _desired_nodes(state: JobState, nodes: Mapping[int, NodeState]) -> dict[int, DesiredNode]:
+def _desired_nodes(state: RoleInJob, nodes: Mapping[int, NodeState]) -> dict[int, DesiredNode]:
     return {
         rank: DesiredNode(
             incarnation=node.incarnation,
@@ -74,10 +76,11 @@ def _desired_nodes(state: JobState, nodes: Mapping[int, NodeState]) -> dict[int,
 
 def is_over(state: JobState) -> bool:
     """The outcome is known and all the job's nodes and groups are gone."""
-    return state.outcome is not None and not state.held and set(groups_of(state)) <= set(state.wound_down_groups)
+    gone = all(set(groups_of(role)) <= set(role.wound_down_groups) for role in state.roles.values())
+    return state.outcome is not None and not state.held and gone
 
 
-def _reason(state: JobState) -> str:
+def _reason(state: RoleInJob) -> str:
     if state.outcome is not None:
         return f"job ends: {state.outcome.reason}"
     incident = state.open_incident

@@ -12,7 +12,7 @@ from datetime import timedelta
 
 from perdure.contract import CheckpointRef, Member, World
 from perdure.spec.network import FEWEST_PORTS, Network, read_ports
-from perdure.workflows.policy.state.job import NodeState
+from perdure.workflows.policy.state.node import NodeState
 
 _PORTS_REMEMBERED = 64
 

@@ -17,13 +17,14 @@ from datetime import datetime
 from perdure.contract import JobPhase, NodePhase
 from perdure.workflows.policy.diagnosis.interruptions import record_command_failure
 from perdure.workflows.policy.record import incidents
-from perdure.workflows.policy.state.job import JobState, NodeState, Outcome
+from perdure.workflows.policy.state.job import Outcome, RoleInJob
+from perdure.workflows.policy.state.node import NodeState
 
 _ON_ITS_WAY = (NodePhase.REQUESTED, NodePhase.PENDING, NodePhase.CREATED)
 
 
-def advance(state: JobState, now: datetime) -> JobState:
-    """Completes the stage if all ranks of its world have finished, and the job if all commands have ended."""
+def advance(state: RoleInJob, now: datetime) -> RoleInJob:
+    """Completes the stage if all ranks of its world have finished, and the role if all commands have ended."""
     world = state.world
     if world is not None and state.finished and state.complete_generation < world.generation:
         state = incidents.abandon(
@@ -39,17 +40,17 @@ def advance(state: JobState, now: datetime) -> JobState:
     return _succeed(state, now) if _all_ended(state) else state
 
 
-def working_nodes(state: JobState) -> tuple[NodeState, ...]:
+def working_nodes(state: RoleInJob) -> tuple[NodeState, ...]:
     """Reachable nodes whose command runs and has not requested a world of the current stage."""
     return tuple(node for node in _nodes(state) if node.reachable and _works(state, node))
 
 
-def silent_nodes(state: JobState) -> tuple[NodeState, ...]:
+def silent_nodes(state: RoleInJob) -> tuple[NodeState, ...]:
     """Unreachable nodes whose command is not known to have ended."""
     return tuple(node for node in _nodes(state) if not node.reachable and not node.ended)
 
 
-def awaits_nodes(state: JobState) -> bool:
+def awaits_nodes(state: RoleInJob) -> bool:
     """Whether nodes may still become ready."""
     nodes = [state.nodes.get(rank) for rank in range(state.nodes_max)]
     return any(
@@ -61,12 +62,12 @@ def awaits_nodes(state: JobState) -> bool:
     )
 
 
-def at_stage(state: JobState, node: NodeState) -> bool:
+def at_stage(state: RoleInJob, node: NodeState) -> bool:
     """Whether the node is ready for a world of the current stage."""
     return node.phase is NodePhase.READY and node.stage >= state.stages_complete and not node.ended
 
 
-def restart_commands(state: JobState, ranks: Iterable[int]) -> JobState:
+def restart_commands(state: RoleInJob, ranks: Iterable[int]) -> RoleInJob:
     """Restarts commands between two worlds, and disturbs no other."""
     for rank in ranks:
         node = state.nodes[rank]
@@ -75,13 +76,13 @@ def restart_commands(state: JobState, ranks: Iterable[int]) -> JobState:
     return state
 
 
-def has_recovered(state: JobState) -> bool:
+def has_recovered(state: RoleInJob) -> bool:
     """Whether all commands that failed between two worlds have caught up with the others."""
     lost = any(not node.alive and not node.ended for node in state.members)
     return not lost and not any(node.catching_up for node in _nodes(state))
 
 
-def is_done(state: JobState, node: NodeState) -> bool:
+def is_done(state: RoleInJob, node: NodeState) -> bool:
     """Whether the node needs no successor if it is lost: its command has ended with 0, or the others still train and no
     longer need its ranks."""
     if state.is_member(node) and not state.between_stages:
@@ -90,7 +91,7 @@ def is_done(state: JobState, node: NodeState) -> bool:
     return node.ended and (state.world is None or state.between_stages or state.stages_complete > 0)
 
 
-def stop_if_commands_disagree(state: JobState, now: datetime, *, ready_nodes: int) -> JobState:
+def stop_if_commands_disagree(state: RoleInJob, now: datetime, *, ready_nodes: int) -> RoleInJob:
     """Stops a job whose commands disagree: some have ended with 0, and too few others request a world. Waiting would
     change nothing."""
     ended = sorted(node.rank for node in _nodes(state) if node.ended)
@@ -105,7 +106,7 @@ def stop_if_commands_disagree(state: JobState, now: datetime, *, ready_nodes: in
     return state.stop(Outcome(phase=JobPhase.FAILED, exit_code=1, reason=reason, decided_at=now))
 
 
-def describe(state: JobState) -> str:
+def describe(state: RoleInJob) -> str:
     """Describes, for people, the state of the commands between two worlds."""
     nodes = _nodes(state)
     done = f"torchrun {state.stages_complete} has finished"
@@ -118,7 +119,7 @@ def describe(state: JobState) -> str:
     return f"{done}; commands: {commands}" if commands else done
 
 
-def describe_command(state: JobState, node: NodeState) -> str:
+def describe_command(state: RoleInJob, node: NodeState) -> str:
     """Describes, for people, a node's command without ranks; empty where its ranks or its rendezvous say more."""
     if node.ended:
         return "its command has ended with 0"
@@ -127,7 +128,7 @@ def describe_command(state: JobState, node: NodeState) -> str:
     return "its command starts over" if node.catching_up else "its command works without ranks"
 
 
-def next_action(state: JobState) -> str:
+def next_action(state: RoleInJob) -> str:
     """Describes what the job waits for between two worlds; empty where it does not wait for commands."""
     busy = working_nodes(state)
     if not busy:
@@ -139,18 +140,18 @@ def next_action(state: JobState) -> str:
     return f"waits for the command of {names} to end or to start another torchrun, for as long as that takes"
 
 
-def _nodes(state: JobState) -> tuple[NodeState, ...]:
+def _nodes(state: RoleInJob) -> tuple[NodeState, ...]:
     return tuple(node for node in state.nodes.values() if node.alive and node.rank < state.nodes_max)
 
 
-def _works(state: JobState, node: NodeState) -> bool:
+def _works(state: RoleInJob, node: NodeState) -> bool:
     if node.ended or node.phase in _ON_ITS_WAY:
         return False
     # An older agent never skips complete stages: its command has no other work.
     return node.phase is not NodePhase.READY or (node.counts_stages and node.stage < state.stages_complete)
 
 
-def _all_ended(state: JobState) -> bool:
+def _all_ended(state: RoleInJob) -> bool:
     world = state.world
     if world is None:
         # The nodes' current incarnations have run no torchrun, or the command starts none at all.
@@ -165,13 +166,11 @@ def _all_ended(state: JobState) -> bool:
     return all(node.ended for node in (*kept, *others))
 
 
-def _succeed(state: JobState, now: datetime) -> JobState:
+def _succeed(state: RoleInJob, now: datetime) -> RoleInJob:
     world, stages = state.world, state.stages_complete
     if world is not None and stages <= 1:
         reason = f"all {world.processes} ranks finished in generation {world.generation}"
     else:
         runs = f"{stages} torchruns finished" if stages else "it started no torchrun"
         reason = f"the command ended with 0 on every node; {runs}"
-    return incidents.abandon(state, now, "finished").stop(
-        Outcome(phase=JobPhase.SUCCEEDED, exit_code=0, reason=reason, decided_at=now)
-    )
+    return incidents.abandon(state, now, "finished").replace(completed=reason, interruption=None)

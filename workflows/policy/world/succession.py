@@ -33,16 +33,17 @@ from perdure.contract import NodePhase, World
 from perdure.contract.transitions import NodeLost, NodeRemoved
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.record import incidents
-from perdure.workflows.policy.state.job import JobState, LeavingNode, NodeState
+from perdure.workflows.policy.state.job import RoleInJob
+from perdure.workflows.policy.state.node import LeavingNode, NodeState
 
 
-def drop(state: JobState, node: NodeState, **changes: object) -> NodeState:
+def drop(state: RoleInJob, node: NodeState, **changes: object) -> NodeState:
     """Gives up a node although nothing proves that its processes have ended."""
     was_in_a_world = state.is_member(node) or node.left_world or max(node.commanded, node.stepping) > 0
     return node.replace(may_still_run=was_in_a_world and not node.ranks_ended, **changes)
 
 
-def dismiss(state: JobState, node: NodeState, job: JobSpec, now: datetime, **changes: object) -> JobState:
+def dismiss(state: RoleInJob, node: NodeState, job: JobSpec, now: datetime, **changes: object) -> RoleInJob:
     """Gives up a node on request: no world is formed while its ranks may run."""
     dropped = drop(state, node, since=now, **changes)
     ranks_are_over = state.between_stages or state.has_finished(node) or node.ended
@@ -53,7 +54,7 @@ def dismiss(state: JobState, node: NodeState, job: JobSpec, now: datetime, **cha
     return state.replace(leaving=(*state.leaving, leaving))
 
 
-def leave_out(state: JobState, formed: World) -> JobState:
+def leave_out(state: RoleInJob, formed: World) -> RoleInJob:
     """Updates the nodes that leave the current world, before a new one is sent out."""
     for node in state.members:
         if node.alive and node.rank not in formed.members:
@@ -66,7 +67,7 @@ def reason_of_successor(node: NodeState) -> str:
     return f"replaces: {node.reason}" if node.reason and node.uncreated_since is None else node.reason
 
 
-def succeed(state: JobState, older: NodeState | None, newer: NodeState, job: JobSpec, now: datetime) -> NodeState:
+def succeed(state: RoleInJob, older: NodeState | None, newer: NodeState, job: JobSpec, now: datetime) -> NodeState:
     """Returns a new incarnation, with its predecessor if it must wait for that."""
     if older is None:
         return newer
@@ -78,7 +79,7 @@ def succeed(state: JobState, older: NodeState | None, newer: NodeState, job: Job
     return newer.replace(predecessor=predecessor, predecessor_until=until)
 
 
-def observe_end(state: JobState, end: NodeLost | NodeRemoved) -> JobState:
+def observe_end(state: RoleInJob, end: NodeLost | NodeRemoved) -> RoleInJob:
     """Records that an incarnation has ended, whether or not the job still counts on it."""
     node = state.nodes.get(end.rank)
     if node is None or (isinstance(end, NodeRemoved) and not end.certain):
@@ -91,7 +92,7 @@ def observe_end(state: JobState, end: NodeLost | NodeRemoved) -> JobState:
     return state
 
 
-def presume_ends(state: JobState, now: datetime) -> JobState:
+def presume_ends(state: RoleInJob, now: datetime) -> RoleInJob:
     """Stops waiting for ends that nothing has reported in time."""
     for one in state.leaving:
         if now >= one.until:
@@ -106,12 +107,12 @@ def presume_ends(state: JobState, now: datetime) -> JobState:
     return state
 
 
-def hold(state: JobState) -> JobState:
+def hold(state: RoleInJob) -> RoleInJob:
     """Records that a world is possible and waits for nodes that leave."""
     return incidents.waits(state, why_held(state))
 
 
-def why_held(state: JobState) -> str:
+def why_held(state: RoleInJob) -> str:
     """Describes, for people, which leaving nodes the next world waits for, and until when; empty where it waits for
     none."""
     if not state.leaving or (state.world is not None and state.interruption is None):
@@ -125,7 +126,7 @@ def why_held(state: JobState) -> str:
     )
 
 
-def waiting_nodes(state: JobState) -> list[NodeState]:
+def waiting_nodes(state: RoleInJob) -> list[NodeState]:
     """Nodes that may enter no world yet because of their predecessors."""
     return [node for node in state.nodes.values() if node.alive and node.predecessor]
 

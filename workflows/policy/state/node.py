@@ -1,0 +1,159 @@
+"""What a job knows of one node: of its newest incarnation, and of those that went before it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Self
+
+from pydantic import Field
+
+from perdure.contract import FailureClass, Incarnation, LossCause, Message, NodePhase
+from perdure.contract.base import LogTail, ShortText
+
+
+class NodeFailure(Message):
+    """One node's report about the generation that broke."""
+
+    rank: int
+    failure: FailureClass
+    time: datetime
+    """When it happened."""
+    exit_code: int | None = None
+    text: ShortText
+    """A description for people."""
+    log_tail: LogTail = ""
+    certain: bool = True
+    """False where only an exit code is known: the node may be a victim that did not report why it failed."""
+    ranks: tuple[int, ...] = ()
+    """The global ranks that failed, as far as they are known."""
+
+
+class NodeState(Incarnation):
+    """The newest incarnation of one node."""
+
+    token: str = Field(repr=False)
+    phase: NodePhase = NodePhase.REQUESTED
+    since: datetime
+    """When the phase began."""
+    reason: str = ""
+    loss_cause: LossCause = LossCause.WANTED
+    """Why a LOST node was lost."""
+    avoids: tuple[str, ...] = ()
+    """Machines that its request avoids."""
+    queued: bool = False
+    """Pending without a machine: its queue has not admitted it, or no machine has room."""
+    reachable: bool = True
+    silent_since: datetime | None = None
+    """When it last became unreachable."""
+    host: str = ""
+    address: str = ""
+    processes: int = 1
+    store_ports: tuple[int, ...] = ()
+    """Ports that it listens on and that no generation of this job has used."""
+    used_ports: tuple[int, ...] = ()
+    """Ports that generations have used, which late reports may still list."""
+    commanded: int = 0
+    """The newest generation that its agent has accepted."""
+    entered: int = 0
+    """The newest generation that it is known to have entered."""
+    stepping: int = 0
+    """The newest generation that it runs in: its ranks have stepped there, or stayed alive for a while."""
+    stepped: int = 0
+    """The newest generation that it was seen to step in."""
+    without_checkpoints: int = 0
+    """The newest generation in which its ranks stepped and had not begun to save into the job's storage."""
+    finished: int = 0
+    """The newest generation that all its ranks finished."""
+    stage: int = 0
+    """The number of torchruns of its command that had ended with 0 when it last requested a world."""
+    counts_stages: bool = False
+    """Its agent reports the stage of its command, and the command's end."""
+    ended: bool = False
+    """Its command has ended with 0."""
+    failed: NodeFailure | None = None
+    """The failure of its command after its ranks had finished and others had not: handled when the world is
+    complete."""
+    catching_up: bool = False
+    """Its command started over after a stage was complete, and has not skipped all complete stages yet."""
+    preparing: bool = False
+    """Its command runs, and has not started its torchrun yet."""
+    waits: str = ""
+    """What its command waits for before it starts."""
+    command_restarts: int = 0
+    """The number of restarts of its command between two worlds that were requested."""
+    released: bool = False
+    """It is being ended from outside, and need not wait for a checkpoint any longer."""
+    failed_between: int = 0
+    """The number of failures of its command since the newest stage was complete."""
+    stalled_in: int = 0
+    """The generation in which its ranks are stalled; 0 for none."""
+    stalled_since: datetime | None = None
+    """When the stalled ranks made their last step, or entered their world if they have made none in it."""
+    stalled_at_start: bool = False
+    """The stalled ranks have made no step in their world."""
+    cut_off: bool = False
+    """It waits for a world, and cannot connect to the current one; `reason` names the address."""
+    missed_worlds: int = 0
+    """Worlds in a row that its command did not enter in time."""
+    failed_starts: int = 0
+    """Incarnations of this rank in a row that were lost before they were ready."""
+    not_before: datetime | None = None
+    """No replacement is requested before this time."""
+    uncreated_since: datetime | None = None
+    """Since when its backend has refused to create it, other than for lack of capacity; older incarnations count."""
+    ranks_ended: bool = False
+    """Its agent has reported that its processes have ended, because something outside ends the node."""
+    left_world: bool = False
+    """It was a member of a world, and the next world does not include it, whether or not its agent had accepted that
+    world."""
+    may_still_run: bool = False
+    """It was given up while in a world, and nothing proves that its processes have ended."""
+    predecessor: int = 0
+    """The older incarnation whose processes may still run; 0 for none. Until they have ended it enters no world."""
+    predecessor_until: datetime | None = None
+    """When the predecessor is presumed gone without proof."""
+    command_nodes: str | None = None
+    """The command's own `--nnodes`, if it differs from the job's."""
+    sequences: tuple[int, ...] = ()
+    """Sequence numbers of its last messages to the job: exact repeats are dropped, late ones are not."""
+
+    @property
+    def alive(self) -> bool:
+        """No evidence shows that it is gone."""
+        return self.phase not in (NodePhase.LOST, NodePhase.REMOVED)
+
+    def replace(self, **fields: object) -> Self:
+        return self.model_copy(update=fields)
+
+
+class Holder(Message):
+    """The process of `perdure join` that took a place, on a backend that only keeps places open."""
+
+    node_id: str
+    session: str
+    stay: int
+    host: str
+    started_at: datetime
+    since: datetime
+    """When it took the place."""
+    incarnation: int
+    """The incarnation that it was given, or will be given once there is one."""
+    displaced: tuple[str, ...] = ()
+    """Sessions that joined under the same node ID before and are over."""
+    ticket: str = ""
+    """The ID of the ticket with which it joined through the gateway; empty if it reached Temporal itself."""
+
+
+class MachineLoss(Message):
+    """The loss of a node on a machine, other than a removal on purpose."""
+
+    host: str
+    time: datetime
+    cause: LossCause
+
+
+class LeavingNode(Incarnation):
+    """An incarnation that was given up on request, and whose ranks may still save a checkpoint."""
+
+    until: datetime
+    """When it is presumed gone without proof."""

@@ -1,0 +1,219 @@
+"""The state of one role of a job: its nodes and worlds, and what is wrong with them.
+
+A role is decided by itself (`perdure.workflows.policy.decide.advance_role`), so nodes are keyed by their rank (slot) in
+it, which outlives incarnations.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Self
+
+from pydantic import Field
+
+from perdure.contract import Actions, FailureClass, Incarnation, JobPhase, Message, Progress, World
+from perdure.spec.durations import Duration
+from perdure.workflows.policy.facts.events import RelaunchRequested, SuspendRequested
+from perdure.workflows.policy.state.checkpoint import CheckpointState
+from perdure.workflows.policy.state.node import Holder, LeavingNode, NodeFailure, NodeState
+
+
+class Interruption(Message):
+    """The reason why the current world is over: gathered until a decision is made."""
+
+    since: datetime
+    """When the job first learned of it."""
+    failures: tuple[NodeFailure, ...] = ()
+    requested: str | None = None
+    """Why a new world is requested although nothing has failed, in words."""
+    by_user: bool = False
+    """A user requested it; otherwise the capacity changed."""
+    actions: Actions = ()
+    """The decision on it; without any, none is made."""
+    counted: bool = False
+    """Its restart is charged to the budgets: news may change the decision, but it stays one restart."""
+
+    @property
+    def decided(self) -> bool:
+        """The decision is made; only nodes for the next world are missing."""
+        return bool(self.actions)
+
+    def ranks_with(self, *failures: FailureClass) -> frozenset[int]:
+        """The nodes (slots) that reported one of these classes."""
+        return frozenset(failure.rank for failure in self.failures if failure.failure in failures)
+
+
+class TransitionsTaken(Message):
+    """The position in one group's messages that the job has processed, by which it recognizes repeats."""
+
+    sequence: int = 0
+    """The sequence number of the last message."""
+    transitions: int = 0
+    """The number of transitions that the group has delivered since it began."""
+
+
+class PostponedChange(Message):
+    """A change that waits until a checkpoint is durable: see `perdure.workflows.policy.capacity.planned_changes`."""
+
+    title: str
+    """What follows, in words."""
+    order: int
+    """The number of the requested checkpoint."""
+    since: datetime
+    until: datetime
+    """When the change is carried out without it."""
+    generation: int
+    """The generation that makes the checkpoint."""
+    suspend: SuspendRequested | None = None
+    relaunches: tuple[RelaunchRequested, ...] = ()
+    endings: tuple[Incarnation, ...] = ()
+    """Nodes that are being ended from outside."""
+
+    @property
+    def requested(self) -> bool:
+        """Whether a request or the end of a node waits; otherwise only the next world does."""
+        return self.suspend is not None or bool(self.relaunches) or bool(self.endings)
+
+    def with_request(self, request: SuspendRequested | RelaunchRequested) -> Self:
+        if isinstance(request, SuspendRequested):
+            return self.model_copy(update={"suspend": request})
+        others = (one for one in self.relaunches if one.rank != request.rank)
+        return self.model_copy(update={"relaunches": (*others, request)})
+
+
+class RoleState(Message):
+    """One role: nodes with the same command, and the world that they form."""
+
+    role: str
+    """Its name."""
+    phase: JobPhase = JobPhase.STARTING
+    reason: str = ""
+    completed: str = ""
+    """Why the role has succeeded; empty until all its commands have ended."""
+    nodes_min: int
+    nodes_max: int
+    unit: int = 1
+    nodes: dict[int, NodeState] = Field(default={})
+    holders: dict[int, Holder] = Field(default={})
+    """The last holder of each place, by node (slot), if nodes join by themselves."""
+    generation: int = 0
+    """The newest generation given to any node."""
+    world: World | None = None
+    world_decided_at: datetime | None = None
+    inquiry: int = 0
+    """Times that the job has asked whether members entered their world: see
+    `perdure.workflows.policy.world.entering`."""
+    inquired_at: datetime | None = None
+    interruption: Interruption | None = None
+    """Set from the first evidence that the current world is over until the next one is sent out."""
+    complete_generation: int = 0
+    """The newest generation that all ranks of the job have finished."""
+    stages_complete: int = 0
+    """The number of torchruns of the command that the job has finished: the current stage, from 0."""
+    prepares: bool = False
+    """A command has worked for long before its torchrun, so the next one will, too."""
+    request_reasons: dict[int, str] = Field(default={})
+    """The user's request that adds or removes a node (slot), until a world has followed."""
+    waiting_since: datetime | None = None
+    """The time since which no world can be formed, for another reason than the queue that keeps the first one
+    waiting."""
+    queued_since: datetime | None = None
+    """The time since which the first world waits in the queue, including waits for other reasons in between."""
+    ready_since: datetime | None = None
+    """The time since which a (larger) world could be formed: the last call counts from here."""
+    leaving: tuple[LeavingNode, ...] = ()
+    """Nodes that must end before the next world is formed: see `perdure.workflows.policy.world.succession`."""
+    first_step: Duration | None = None
+    """The longest time from entering a world to its first step, in this stage: see
+    `perdure.workflows.policy.diagnosis.first_steps`."""
+    missed_first_steps: int = 0
+    """Worlds in a row that were ended because they made no first step in time."""
+    last_failure: FailureClass | None = None
+    """The class of the last failure that was charged to the budgets, in this stage."""
+    failures_without_progress: int = 0
+    best_step: int = -1
+    """The highest step reported before a failure."""
+    last_generation_steps: int = -1
+    """Steps counted in the attempt before the last failure."""
+    progress: Progress | None = None
+    desire_version: int = 0
+    wound_down_groups: tuple[int, ...] = ()
+    ownership_epochs: dict[int, str] = Field(default={})
+    """The newest start or adoption of each group."""
+    taken: dict[int, TransitionsTaken] = Field(default={})
+    """The messages of each group that were processed in this ownership epoch."""
+    checkpoints: CheckpointState = CheckpointState()
+    postponed: PostponedChange | None = None
+    first_ranks_before: dict[int, int] = Field(default={})
+    """The global ranks of the members' first ranks in the world before this one, by node (slot)."""
+
+    def replace(self, **fields: object) -> Self:
+        return self.model_copy(update=fields)
+
+    @property
+    def between_stages(self) -> bool:
+        """All ranks have finished, and the commands continue by themselves: no world is needed, and none can break."""
+        requested = self.interruption is not None and self.interruption.requested is not None
+        return self.world is not None and self.complete_generation >= self.world.generation and not requested
+
+    def with_node(self, node: NodeState) -> Self:
+        return self.replace(nodes={**self.nodes, node.rank: node})
+
+    @property
+    def members(self) -> tuple[NodeState, ...]:
+        """The incarnations of the current world, lost ones included until they are replaced; by group rank."""
+        if self.world is None:
+            return ()
+        members = self.world.members
+        by_group_rank = sorted(members, key=lambda rank: members[rank].group_rank)
+        return tuple(node for rank in by_group_rank if self.is_member(node := self.nodes[rank]))
+
+    def is_member(self, node: NodeState) -> bool:
+        """Whether this incarnation is part of the current world."""
+        member = self.world.members.get(node.rank) if self.world is not None else None
+        return member is not None and member.incarnation == node.incarnation
+
+    @property
+    def stepping(self) -> bool:
+        """Every member of the world runs in it, or has finished."""
+        world = self.world
+        return world is not None and all(
+            self.is_member(node := self.nodes[rank]) and max(node.stepping, node.finished) >= world.generation
+            for rank in world.members
+        )
+
+    @property
+    def stepped(self) -> bool:
+        """Every member of the world was seen to step in it."""
+        world = self.world
+        return world is not None and all(
+            self.is_member(node := self.nodes[rank]) and node.stepped >= world.generation for rank in world.members
+        )
+
+    @property
+    def has_stepped(self) -> bool:
+        """Whether a step of this stage was seen."""
+        return self.first_step is not None or self.progress is not None
+
+    @property
+    def stalled(self) -> tuple[NodeState, ...]:
+        """Members that have stepped in the current world and are stalled; by group rank."""
+        world = self.world
+        if world is None:
+            return ()
+        # This is read for each of a thousand nodes that fail at once, so the cheap checks come first.
+        still = [node for node in self.nodes.values() if node.stalled_in == world.generation and node.alive]
+        members = (node for node in still if self.is_member(node))
+        return tuple(sorted(members, key=lambda node: world.members[node.rank].group_rank))
+
+    def has_finished(self, node: NodeState) -> bool:
+        """Whether all the node's ranks have finished the current world."""
+        return self.world is not None and node.finished >= self.world.generation
+
+    @property
+    def finished(self) -> bool:
+        """All ranks of one generation have finished."""
+        world = self.world
+        return world is not None and all(
+            self.is_member(node := self.nodes[rank]) and self.has_finished(node) for rank in world.members
+        )
