@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perdure.cli import text
-from perdure.cli.common import JobArgument, Session, out, say
+from perdure.cli.common import JobArgument, RoleOption, Session, out, say
 
 if TYPE_CHECKING:
     from perdure.client.client import Client
@@ -26,10 +26,12 @@ class _Change(Session):
     reason: Annotated[str, typer.Option("--reason", help="Kept with the job and shown by `perdure explain`.")] = ""
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; change nothing.")] = False
 
-    def change(self, name: str, plan: str, change: Callable[[Client], Awaitable[Accepted]]) -> None:
+    def change(
+        self, name: str, plan: str, change: Callable[[Client], Awaitable[Accepted]], *, role: str | None = None
+    ) -> None:
         """Sends a change, or describes it with --dry-run."""
         if self.dry_run:
-            self.run(lambda client: self.tell_plan(client, name, plan))
+            self.run(lambda client: self.tell_plan(client, name, plan, role))
             return
         accepted = self.run(change)
         if self.json:
@@ -38,11 +40,11 @@ class _Change(Session):
             out.print(accepted.message, markup=False)
             self.hint(f"perdure watch {name}{self.flag}")
 
-    async def tell_plan(self, client: Client, name: str, plan: str) -> None:
+    async def tell_plan(self, client: Client, name: str, plan: str, role: str | None = None) -> None:
         """Prints what a change would do, and the job's present state."""
         from perdure.base.errors import Refused
 
-        status = await client.status(name)
+        status = await client.status(name, role=role)
         if status.finished_at:
             raise Refused(f"{name} does not run: it has ended as {status.phase}")
         if self.json:
@@ -60,6 +62,7 @@ ChangeSession = Annotated[_Change, "reason", "dry_run", "namespace", "output", "
 def scale(
     name: JobArgument,
     nodes: Annotated[str, typer.Argument(metavar="NODES", help="4, or 2:8 for min and max.", show_default=False)],
+    role: RoleOption = None,
     *,
     here: ChangeSession,
 ) -> None:
@@ -74,7 +77,12 @@ def scale(
         NodeCount.model_validate(nodes)
     except ValueError:
         raise PerdureError(f'NODES: got "{nodes}"; expected a number such as 4, or a range such as 2:8') from None
-    here.change(name, f"scale to {nodes} nodes", lambda client: client.scale(name, nodes, reason=here.reason))
+    here.change(
+        name,
+        f"scale to {nodes} nodes",
+        lambda client: client.scale(name, nodes, role=role, reason=here.reason),
+        role=role,
+    )
 
 
 def suspend(name: JobArgument, here: ChangeSession) -> None:
@@ -98,6 +106,7 @@ def restart(
     node: Annotated[
         int | None, typer.Option("--node", help="Replace this node instead.", min=0, show_default=False)
     ] = None,
+    role: RoleOption = None,
     *,
     here: ChangeSession,
 ) -> None:
@@ -105,10 +114,17 @@ def restart(
 
     [dim]perdure restart llama-8b-sft · perdure restart llama-8b-sft --node 3 --reason "slow disk"[/]
     """
+    if node is None and role is not None:
+        raise typer.BadParameter("requires --node; without it, the ranks of all roles restart", param_hint="--role")
     if node is None:
         here.change(name, "restart all ranks in place", lambda client: client.restart(name, reason=here.reason))
     else:
-        here.change(name, f"replace node {node}", lambda client: client.relaunch_node(name, node, reason=here.reason))
+        here.change(
+            name,
+            f"replace node {node}",
+            lambda client: client.relaunch_node(name, node, role=role, reason=here.reason),
+            role=role,
+        )
 
 
 def checkpoint(

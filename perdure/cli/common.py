@@ -36,6 +36,12 @@ JobArgument = Annotated[str, typer.Argument(metavar="NAME", help="The job's name
 NamespaceOption = Annotated[
     str, typer.Option("--namespace", "-n", envvar="PERDURE_NAMESPACE", help="The job's namespace.")
 ]
+RoleOption = Annotated[
+    str | None,
+    typer.Option(
+        "--role", help="The role whose nodes are meant, for a job with several.", show_default="the job's only role"
+    ),
+]
 OutputOption = Annotated[
     OutputFormat | None, typer.Option("--output", "-o", help="text, or json for scripts.", show_default="text")
 ]

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from perdure.cli import text
-from perdure.cli.common import JobArgument, NamespaceOption, ServerSession, Session, out
+from perdure.cli.common import JobArgument, NamespaceOption, RoleOption, ServerSession, Session, out
 
 if TYPE_CHECKING:
     from perdure.client.client import Client
@@ -204,12 +204,12 @@ def _next_commands(status: JobStatus, flag: str) -> list[str]:
     return [*commands, f"perdure watch {name}{flag}"]
 
 
-def nodes(name: JobArgument, here: Session) -> None:
+def nodes(name: JobArgument, role: RoleOption = None, *, here: Session) -> None:
     """Show the job's nodes, with the latest report of each agent.
 
     [dim]perdure nodes llama-8b-sft -n nlp[/]
     """
-    views = here.run(lambda client: client.nodes(name))
+    views = here.run(lambda client: client.nodes(name, role=role))
     if here.json:
         here.show(views)
         return

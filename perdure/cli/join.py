@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perdure.cli.common import AddressOption, JobArgument, NamespaceOption, run_async, say
+from perdure.cli.common import AddressOption, JobArgument, NamespaceOption, RoleOption, run_async, say
 
 if TYPE_CHECKING:
     from perdure.activities.nodes.joined.machine import Machine
@@ -22,6 +22,7 @@ def join(
         list[str] | None,
         typer.Argument(metavar="[-- COMMAND…]", help="Must be the job's; default: the job's.", show_default=False),
     ] = None,
+    role: RoleOption = None,
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait for the server, the job and a place, and stay until the job has ended.")
     ] = False,
@@ -121,7 +122,12 @@ def join(
     from perdure.join.machine import JoinOptions
 
     options = JoinOptions(
-        job=name, namespace=namespace, command=tuple(command) if command else None, create=create, wait=wait
+        job=name,
+        namespace=namespace,
+        role=role,
+        command=tuple(command) if command else None,
+        create=create,
+        wait=wait,
     )
     settings = _Settings(node_id=node_id, node_address=node_address, metrics_port=metrics_port, rack=rack)
     if ticket:

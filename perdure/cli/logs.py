@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from perdure.cli.common import JobArgument, Session, err, out
+from perdure.cli.common import JobArgument, RoleOption, Session, err, out
 from perdure.cli.ranks import node_numbers, parse_ranks
 from perdure.cli.terminal import as_json
 
@@ -26,6 +26,7 @@ def logs(
         str | None,
         typer.Option("--rank", help="Only nodes that run these global ranks: 5, or 120-127.", show_default=False),
     ] = None,
+    role: RoleOption = None,
     incarnation: Annotated[
         int | None,
         typer.Option("--incarnation", min=1, help="Only this incarnation of a replaced node.", show_default=False),
@@ -67,9 +68,10 @@ def logs(
 
     async def print_lines(client: Client) -> int:
         printed = 0
-        chosen = node if ranks is None else await node_numbers(client, name, ranks)
-        lines = client.logs(name, node=chosen, incarnation=incarnation, follow=follow, tail=tail, since=begin)
-        async for line in lines:
+        chosen = node if ranks is None else await node_numbers(client, name, ranks, role)
+        async for line in client.logs(
+            name, node=chosen, role=role, incarnation=incarnation, follow=follow, tail=tail, since=begin
+        ):
             if pattern and not pattern.search(line.text):
                 continue
             printed += 1

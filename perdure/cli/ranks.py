@@ -23,7 +23,7 @@ def parse_ranks(text: str) -> range:
     return range(int(first), int(last or first) + 1)
 
 
-async def node_numbers(client: Client, name: str, ranks: range) -> frozenset[int]:
+async def node_numbers(client: Client, name: str, ranks: range, role: str | None) -> frozenset[int]:
     """Returns the nodes that run these ranks now.
 
     Raises:
@@ -32,7 +32,7 @@ async def node_numbers(client: Client, name: str, ranks: range) -> frozenset[int
     from perdure.base.errors import PerdureError
     from perdure.client.views import nodes_of_ranks
 
-    found = nodes_of_ranks(await client.nodes(name), ranks)
+    found = nodes_of_ranks(await client.nodes(name, role=role), ranks)
     if not found:
         raise PerdureError(f"{name} has no world with rank {ranks.start} now; choose by --node instead")
     return found

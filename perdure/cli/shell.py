@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from perdure.base.services import flush
-from perdure.cli.common import JobArgument, Session, out
+from perdure.cli.common import JobArgument, RoleOption, Session, out
 
 if TYPE_CHECKING:
     from perdure.client.client import Client
@@ -30,6 +30,7 @@ def shell(
     rank: Annotated[
         int | None, typer.Option("--rank", min=0, help="In the node that runs this global rank.", show_default=False)
     ] = None,
+    role: RoleOption = None,
     print_: Annotated[bool, typer.Option("--print", help="Only print the command that opens the shell.")] = False,
     *,
     here: Annotated[Session, "namespace", "address"],
@@ -39,7 +40,7 @@ def shell(
     [dim]perdure shell llama-8b-sft --node 3 · perdure shell llama-8b-sft --rank 8 -- nvidia-smi[/]
     """
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    found = here.run(lambda client: _find(client, name, node, rank, command or [], terminal=terminal or print_))
+    found = here.run(lambda client: _find(client, name, role, node, rank, command or [], terminal=terminal or print_))
     if print_:
         out.out(str(found), highlight=False)
     else:
@@ -47,13 +48,20 @@ def shell(
 
 
 async def _find(
-    client: Client, name: str, node: int | None, rank: int | None, command: list[str], *, terminal: bool
+    client: Client,
+    name: str,
+    role: str | None,
+    node: int | None,
+    rank: int | None,
+    command: list[str],
+    *,
+    terminal: bool,
 ) -> ShellCommand:
     from perdure.base.errors import PerdureError
     from perdure.client.shell import node_to_enter, shell_command
     from perdure.client.views import nodes_of_ranks
 
-    status, nodes = await client.status(name), await client.nodes(name)
+    status, nodes = await client.status(name, role=role), await client.nodes(name, role=role)
     if rank is not None:
         node = next(iter(nodes_of_ranks(nodes, [rank])), None)
         if node is None:

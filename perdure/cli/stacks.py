@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 from rich.tree import Tree
 
-from perdure.cli.common import JobArgument, Session, out
+from perdure.cli.common import JobArgument, RoleOption, Session, out
 from perdure.cli.ranks import node_numbers, parse_ranks, rank_numbers
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def stacks(
     rank: Annotated[
         str | None, typer.Option("--rank", help="Only these global ranks: 5, or 120-127.", show_default=False)
     ] = None,
+    role: RoleOption = None,
     threads: Annotated[
         bool, typer.Option("--threads", help="Every thread of each rank, not merged.", show_default=False)
     ] = False,
@@ -42,8 +43,8 @@ def stacks(
     wanted = None if rank is None else parse_ranks(rank)
 
     async def read(client: Client) -> list[NodeStacks]:
-        chosen = node if wanted is None else await node_numbers(client, name, wanted)
-        return list(await client.stacks(name, node=chosen))
+        chosen = node if wanted is None else await node_numbers(client, name, wanted, role)
+        return list(await client.stacks(name, node=chosen, role=role))
 
     found = [_only(answer, wanted) for answer in here.run(read)]
     if here.json:

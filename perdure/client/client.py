@@ -27,14 +27,7 @@ from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 
 from perdure.base.credentials.tickets import digest_of, id_of, new_secret
 from perdure.base.errors import ControlPlaneUnreachable, JobAlreadyRunning, NoWorker, PerdureError, Refused
-from perdure.base.executions import (
-    OPEN,
-    ExecutionDescription,
-    ExecutionStatus,
-    describe,
-    describe_all,
-    query,
-)
+from perdure.base.executions import OPEN, ExecutionDescription, ExecutionStatus, describe, describe_all, query
 from perdure.client.connection import CALL_TIMEOUT, Connection
 from perdure.client.error_mapping import map_errors, why_silent
 from perdure.client.nodes import read_nodes
@@ -168,13 +161,22 @@ class Client(Connection):
 
     # Queries
 
-    async def status(self, name: str, *, namespace: str | None = None) -> JobStatus:
-        """The job's phase, size, restarts and next action.
+    async def status(self, name: str, *, namespace: str | None = None, role: str | None = None) -> JobStatus:
+        """The phase, size, restarts and next action of the job, or of one role of several.
 
         Raises:
             NoWorker: if no worker runs to answer for it.
+            Refused: if the job has no such role.
         """
-        return await self._query(name, namespace, "status", JobStatus)
+        status = await self._query(name, namespace, "status", JobStatus)
+        if role is None or role == status.role:
+            return status
+        if role not in status.roles:
+            from perdure.workflows.policy.state.job import UnknownRole
+
+            # The job would refuse the query in the same words, and not all servers deliver them.
+            raise Refused(f"{name} refuses: {UnknownRole(role, status.roles)}")
+        return await self._query(name, namespace, "status", JobStatus, role)
 
     async def incidents(self, name: str, *, namespace: str | None = None) -> list[IncidentView]:
         """Every interruption, with its evidence, decision and cost.
@@ -184,13 +186,14 @@ class Client(Connection):
         """
         return await self._query(name, namespace, "incidents", list[IncidentView])
 
-    async def nodes(self, name: str, *, namespace: str | None = None) -> tuple[NodeView, ...]:
-        """The job's nodes, with their latest progress.
+    async def nodes(self, name: str, *, namespace: str | None = None, role: str | None = None) -> tuple[NodeView, ...]:
+        """The nodes of the job, or of one role of several, with their latest progress.
 
         Raises:
             NoWorker: if no worker runs to answer for them.
+            Refused: if the job has no such role.
         """
-        _, nodes = await self._look(name, namespace)
+        _, nodes = await self._look(name, namespace, role)
         return nodes
 
     async def list(
@@ -318,6 +321,7 @@ class Client(Connection):
         *,
         namespace: str | None = None,
         node: int | Collection[int] | None = None,
+        role: str | None = None,
         incarnation: int | None = None,
         follow: bool = False,
         tail: int | None = None,
@@ -330,6 +334,7 @@ class Client(Connection):
             name: The job's name.
             namespace: The job's namespace.
             node: Only logs of this node or these nodes.
+            role: The role whose nodes are meant, for a job with several.
             incarnation: Only this incarnation of each node; by default all that this machine keeps, and the newest of
                 other nodes.
             follow: Continue until the job ends.
@@ -343,7 +348,7 @@ class Client(Connection):
 
         nodes = (node,) if isinstance(node, int) else node
         return read_logs(
-            partial(self._look, name, namespace),
+            partial(self._look, name, namespace, role),
             partial(ask_agent, self, job_workflow_id(namespace or self.namespace, name)),
             Selection(nodes=None if nodes is None else frozenset(nodes), incarnation=incarnation),
             follow=follow,
@@ -352,7 +357,12 @@ class Client(Connection):
         )
 
     async def stacks(
-        self, name: str, *, namespace: str | None = None, node: int | Collection[int] | None = None
+        self,
+        name: str,
+        *,
+        namespace: str | None = None,
+        node: int | Collection[int] | None = None,
+        role: str | None = None,
     ) -> tuple[NodeStacks, ...]:
         """Asks each running node where its ranks are: the calls of their threads, and what the kernel says of them. The
         ranks go on.
@@ -361,6 +371,7 @@ class Client(Connection):
             name: The job's name.
             namespace: The job's namespace.
             node: Only this node, or these nodes.
+            role: The role whose nodes are meant, for a job with several.
 
         Raises:
             Refused: if no such node runs.
@@ -368,7 +379,7 @@ class Client(Connection):
         from perdure.client.stacks import read_stacks
 
         chosen = (node,) if isinstance(node, int) else node
-        status, views = await self._look(name, namespace)
+        status, views = await self._look(name, namespace, role)
         nodes = [
             NodeId(uid=status.uid, role=status.role, rank=view.rank, incarnation=view.incarnation)
             for view in views
@@ -380,13 +391,16 @@ class Client(Connection):
 
     # Changing jobs
 
-    async def scale(self, name: str, nodes: int | str, *, namespace: str | None = None, reason: str = "") -> Accepted:
-        """Changes the job's number of nodes: `4`, or `"2:8"` for min and max.
+    async def scale(
+        self, name: str, nodes: int | str, *, namespace: str | None = None, role: str | None = None, reason: str = ""
+    ) -> Accepted:
+        """Changes the number of nodes of the job, or of one role of several: `4`, or `"2:8"` for min and max.
 
         Raises:
             Refused: if the job does not accept that.
         """
-        return await self._update(name, namespace, "scale", ScaleRequest(nodes=str(nodes), reason=reason), Accepted)
+        request = ScaleRequest(nodes=str(nodes), role=role, reason=reason)
+        return await self._update(name, namespace, "scale", request, Accepted)
 
     async def suspend(self, name: str, *, namespace: str | None = None, reason: str = "") -> Accepted:
         """Releases all nodes; the job keeps its history and can be resumed."""
@@ -404,9 +418,12 @@ class Client(Connection):
         """Has the ranks make a checkpoint in storage at one of their next steps; returns before that has happened."""
         return await self._update(name, namespace, "save_checkpoint", ReasonRequest(reason=reason), Accepted)
 
-    async def relaunch_node(self, name: str, rank: int, *, namespace: str | None = None, reason: str = "") -> Accepted:
-        """Replaces one node by a new one."""
-        return await self._update(name, namespace, "relaunch_node", RelaunchRequest(rank=rank, reason=reason), Accepted)
+    async def relaunch_node(
+        self, name: str, rank: int, *, namespace: str | None = None, role: str | None = None, reason: str = ""
+    ) -> Accepted:
+        """Replaces one node by a new one; in a job with several roles, a node of this role."""
+        request = RelaunchRequest(rank=rank, role=role, reason=reason)
+        return await self._update(name, namespace, "relaunch_node", request, Accepted)
 
     async def cancel(self, name: str, *, namespace: str | None = None, reason: str = "") -> Accepted:
         """Requests that the job ends; its nodes are stopped within their grace period. Returns before that has
@@ -440,9 +457,11 @@ class Client(Connection):
 
     # Calls to workflows
 
-    async def _look(self, name: str, namespace: str | None) -> tuple[JobStatus, tuple[NodeView, ...]]:
-        """The job's status and nodes."""
-        status = await self.status(name, namespace=namespace)
+    async def _look(
+        self, name: str, namespace: str | None, role: str | None = None
+    ) -> tuple[JobStatus, tuple[NodeView, ...]]:
+        """The status and the nodes of the job, or of one role of several."""
+        status = await self.status(name, namespace=namespace, role=role)
         return status, await read_nodes(self, name, namespace or self.namespace, status)
 
     async def _handle(self, name: str, namespace: str | None) -> WorkflowHandle[Any, JobResult]:
@@ -453,9 +472,12 @@ class Client(Connection):
         job_id = job_workflow_id(namespace or self.namespace, name)
         return await describe(await self.connect(), job_id, rpc_timeout=CALL_TIMEOUT)
 
-    async def _query(self, name: str, namespace: str | None, asked: str, kind: type[ResultT]) -> ResultT:
+    async def _query(
+        self, name: str, namespace: str | None, asked: str, kind: type[ResultT], *arguments: Any
+    ) -> ResultT:
         async with map_errors(self, name, namespace):
-            return await query(await self._handle(name, namespace), asked, result_type=kind, rpc_timeout=CALL_TIMEOUT)
+            handle = await self._handle(name, namespace)
+            return await query(handle, asked, args=arguments, result_type=kind, rpc_timeout=CALL_TIMEOUT)
 
     async def _update(
         self, name: str, namespace: str | None, update: str, request: Any, kind: type[ResultT]

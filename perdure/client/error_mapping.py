@@ -106,7 +106,7 @@ async def _query_failure(connection: Connection, workflow_id: str, error: Workfl
     cause = error.__context__
     for detail in cause.grpc_status.details if isinstance(cause, RPCError) else ():
         failed = QueryFailedFailure()
-        if detail.Unpack(failed):
+        if detail.Unpack(failed) and failed.HasField("failure"):
             decoded = await converter_for(await connection.connect(), workflow_id).decode_failure(failed.failure)
             return decoded.message if isinstance(decoded, FailureError) else str(decoded)
     return str(error)

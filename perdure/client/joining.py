@@ -178,7 +178,12 @@ class DirectJobConnection:
 
 def join_refused(job: str, kind: str, text: str) -> JoinRefused:
     """The error of a machine that the job refuses."""
-    usage = kind in (JoinRefusal.OTHER_COMMAND, JoinRefusal.OTHER_BACKEND, JoinRefusal.TICKET)
+    usage = kind in (
+        JoinRefusal.OTHER_COMMAND,
+        JoinRefusal.OTHER_BACKEND,
+        JoinRefusal.UNKNOWN_ROLE,
+        JoinRefusal.TICKET,
+    )
     return JoinRefused(
         f"{job} refuses: {text}",
         kind=kind,

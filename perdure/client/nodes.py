@@ -14,35 +14,34 @@ from perdure.client.error_mapping import map_errors
 from perdure.client.leases import leases_of
 from perdure.client.views import NodeLease, merge_nodes
 from perdure.contract import JobStatus, NodeView
-from perdure.contract.names import job_workflow_id
+from perdure.contract.names import job_workflow_id, role_of_group
 
 _GROUPS_TOGETHER = 8
 """The most groups whose nodes a job returns in one answer; a larger job is queried group by group."""
 
 
 async def read_nodes(connection: Connection, name: str, namespace: str, status: JobStatus) -> tuple[NodeView, ...]:
-    """The nodes of a job with this status, with their latest progress.
+    """The nodes of the role of a job with this status, with their latest progress.
 
     Raises:
         NoWorker: if no worker runs to answer for them.
     """
     temporal = await connection.connect()
+    groups = [group for group in status.groups if role_of_group(group) == status.role]
     async with map_errors(connection, name, namespace):
-        job = await _nodes_of_job(temporal, job_workflow_id(namespace, name), status)
-    groups = await asyncio.gather(*(_group(temporal, group) for group in status.groups))
-    views = [view for group_views, _ in groups for view in group_views]
-    leases = [lease for _, group_leases in groups for lease in group_leases]
+        job = await _nodes_of_job(temporal, job_workflow_id(namespace, name), status.role, groups)
+    answers = await asyncio.gather(*(_group(temporal, group) for group in groups))
+    views = [view for group_views, _ in answers for view in group_views]
+    leases = [lease for _, group_leases in answers for lease in group_leases]
     return merge_nodes(job, views, leases)
 
 
-async def _nodes_of_job(temporal: TemporalClient, job_id: str, status: JobStatus) -> list[NodeView]:
-    """The job's own view of its nodes, in several answers if one could not hold all."""
+async def _nodes_of_job(temporal: TemporalClient, job_id: str, role: str, groups: list[str]) -> list[NodeView]:
+    """The job's own view of a role's nodes, in several answers if one could not hold all."""
     handle = temporal.get_workflow_handle(job_id)
-    if len(status.groups) <= _GROUPS_TOGETHER:
-        return await query(handle, "nodes", result_type=list[NodeView], rpc_timeout=CALL_TIMEOUT)
-    indices = [int(group.rpartition("/")[2]) for group in status.groups]
+    indices = [int(group.rpartition("/")[2]) for group in groups] if len(groups) > _GROUPS_TOGETHER else [None]
     answers = [
-        await query(handle, "nodes", args=[index], result_type=list[NodeView], rpc_timeout=CALL_TIMEOUT)
+        await query(handle, "nodes", args=[index, role], result_type=list[NodeView], rpc_timeout=CALL_TIMEOUT)
         for index in indices
     ]
     return [view for views in answers for view in views]

@@ -195,6 +195,8 @@ class JobStatus(Message):
     """Why it is in this phase, in a sentence."""
     role: str
     """The role that this is about: the requested one, else the one that the job waits for, else its first."""
+    roles: tuple[str, ...] = ()
+    """All roles of the job."""
     backend: str
     workdir_digest: str = ""
     """The digest of the code that was uploaded with the job; empty where none was."""

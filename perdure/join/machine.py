@@ -59,6 +59,8 @@ class JoinOptions:
 
     job: str
     namespace: str = "default"
+    role: str | None = None
+    """The role among whose nodes the place is; None for the job's only one."""
     command: tuple[str, ...] | None = None
     """The command to run; None for the job's own."""
     create: JobSpec | None = None
@@ -174,6 +176,7 @@ class MachineInJob:
                 stay=self._node_sessions,
                 started_at=self._started_at,
                 host=machine.host,
+                role=self._options.role,
                 place=machine.place,
                 command=self._options.command,
             )

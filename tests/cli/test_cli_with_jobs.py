@@ -200,6 +200,7 @@ def test_what_is_requested_is_refused_or_planned_without_a_change(command_line: 
         ["suspend", waiting],
         ["restart", waiting],
         ["restart", waiting, "--node", "0"],
+        ["restart", waiting, "--node", "0", "--role", "worker"],
     ):
         plan = command_line.run(*arguments, "--dry-run", "-o", "json")
         assert plan.code == 0, plan
@@ -209,6 +210,26 @@ def test_what_is_requested_is_refused_or_planned_without_a_change(command_line: 
     assert "nothing was changed" in plan.out
     known = command_line.run("status", waiting, "-o", "json").json
     assert (known["phase"], known["nodes"], known["generation"]) == ("RUNNING", 2, 1)
+
+
+def test_a_role_that_the_job_does_not_have_is_a_wrong_option(command_line: CommandLine, waiting: str) -> None:
+    for command in (
+        ("scale", waiting, "1"),
+        ("scale", waiting, "1", "--dry-run"),
+        ("restart", waiting, "--node", "0"),
+        ("restart", waiting, "--node", "0", "--dry-run"),
+        ("nodes", waiting),
+        ("logs", waiting),
+        ("logs", waiting, "--rank", "0"),
+        ("stacks", waiting),
+        ("shell", waiting, "--node", "0", "--print"),
+    ):
+        done = command_line.run(*command, "--role", "trainer")
+        assert done.code == 2, done
+        assert 'role: got "trainer"; this job has the role "worker"' in done.err
+    assert command_line.run("nodes", waiting, "--role", "worker", "-o", "json").json
+    without_node = command_line.run("restart", waiting, "--role", "worker")
+    assert (without_node.code, "requires --node" in without_node.err) == (2, True), without_node
 
 
 @pytest.mark.long("commands")

@@ -122,7 +122,30 @@ async def test_changes_are_accepted_or_refused_in_words(client: Client, job_name
         await client.resume(job_name)
     with pytest.raises(Refused, match="rank: got 99"):
         await client.relaunch_node(job_name, 99)
+    assert "node 0 is being replaced" in (await client.relaunch_node(job_name, 0, role="worker")).message
     assert (await client.suspend(job_name, reason="lunch")).message
+    await client.cancel(job_name)
+    await client.wait(job_name)
+
+
+async def test_a_role_that_the_job_does_not_have_is_refused_with_those_that_it_has(
+    client: Client, job_name: str
+) -> None:
+    await client.submit(job(job_name, f"{STEPS}; sleep 600"))
+    await running(client, job_name)
+    assert [node.rank for node in await client.nodes(job_name, role="worker")] == [0]
+    for request in (
+        client.status(job_name, role="trainer"),
+        client.nodes(job_name, role="trainer"),
+        client.scale(job_name, 2, role="trainer"),
+        client.relaunch_node(job_name, 0, role="trainer"),
+        anext(client.logs(job_name, role="trainer")),
+    ):
+        with pytest.raises(Refused, match='role: got "trainer"; this job has the role "worker"') as refused:
+            await request
+        assert refused.value.exit_code == ExitCode.USAGE
+    known = await client.status(job_name)
+    assert (known.phase, known.generation) == (JobPhase.RUNNING, 1)
     await client.cancel(job_name)
     await client.wait(job_name)
 

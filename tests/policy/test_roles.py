@@ -47,7 +47,7 @@ class TwoRoles:
         self.take(TimePassed())
 
     def take(self, event: AddressedEvent) -> TwoRoles:
-        self.state = decide(self.whole, event, self.job, NOW, new_token=uuid4)
+        self.state = decide(self.state, event, self.job, NOW, new_token=uuid4)
         return self
 
     def view(self, role: str) -> RoleInJob:
@@ -139,9 +139,9 @@ def test_a_job_succeeds_when_all_its_roles_have():
 def test_a_job_is_over_when_the_groups_of_all_roles_are_gone():
     job = TwoRoles().runs("trainer").runs("evaluator").command_ended("trainer").command_ended("evaluator")
     job.take(ForRole("trainer", GroupWoundDown(group=0)))
-    assert not is_over(job.whole)
+    assert not is_over(job.state)
     job.take(ForRole("evaluator", GroupWoundDown(group=0)))
-    assert is_over(job.whole)
+    assert is_over(job.state)
 
 
 def test_a_request_changes_the_role_that_it_names():
@@ -170,7 +170,7 @@ def test_a_failure_of_an_unknown_role_changes_nothing():
 def test_an_event_for_an_unknown_role_is_left_out_and_counted():
     job, dropped = TwoRoles(), list[str]()
     events = [ForRole("rollout", GroupWoundDown(group=0))]
-    state = decide_all(job.whole, events, job.job, NOW, new_token=uuid4, dropped=dropped.append)
+    state = decide_all(job.state, events, job.job, NOW, new_token=uuid4, dropped=dropped.append)
     assert state.dropped_events == 1
     assert dropped[0].startswith("GroupWoundDown: UnknownRole")
 

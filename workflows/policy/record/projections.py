@@ -42,6 +42,7 @@ def status_of(state: RoleInJob, job: JobSpec, *, groups: tuple[str, ...], phase:
         phase=phase,
         reason=state.outcome.reason if state.outcome is not None else state.reason,
         role=state.role,
+        roles=tuple(job.roles),
         backend=job.backend,
         workdir_digest=archive.digest if archive else "",
         generation=state.generation,
