@@ -170,7 +170,7 @@ class NodeServer:
             lambda: self._node.state.has_news(after=after, complete=complete, stage=stage, stages=stages),
             within=_wait(request),
         )
-        return _json(self._node.state.world_for(stage))
+        return _json(self._node.state.world_answer(stage))
 
     async def _read_metrics(self, _: web.Request) -> web.Response:
         if self._metrics is None:

@@ -184,16 +184,19 @@ class AgentState(BaseModel):
             stacks=self.stacks_requested,
         )
 
-    def world_for(self, stage: int) -> WorldAnswer:
+    def world_for(self, stage: int) -> World | None:
         """Returns the newest world that the torchrun of this stage may enter; a negative stage means any."""
         world = self._open_world
-        if world and stage >= 0 and world.stage not in (None, stage):
-            world = None
-        return WorldAnswer.of(world, complete=self.complete, stages_complete=self.stages_complete)
+        return None if world and stage >= 0 and world.stage not in (None, stage) else world
+
+    def world_answer(self, stage: int) -> WorldAnswer:
+        """Returns what the handler in the torchrun of this stage is told."""
+        return WorldAnswer(world=self.world_for(stage), complete=self.complete, stages_complete=self.stages_complete)
 
     def has_news(self, *, after: int, complete: int, stage: int = -1, stages: int = 0) -> bool:
         """Returns whether there is news for a handler that left world `after` and knows `complete` and `stages`."""
-        newer = self.world_for(stage).generation > max(after, self.left)
+        world = self.world_for(stage)
+        newer = world is not None and world.generation > max(after, self.left)
         return newer or self.complete > complete or self.stages_complete > stages
 
     @property

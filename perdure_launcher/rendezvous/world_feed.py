@@ -91,7 +91,9 @@ class WorldFeed(threading.Thread):
         return f"/v1/rendezvous/world?{known}&wait={LONG_POLL:g}"
 
     def _receive(self, answer: WorldAnswer) -> None:
-        world = answer.world if answer.generation > self._known else None
+        world = answer.world
+        if world is not None and world.generation <= self._known:
+            world = None
         if world is not None:
             self._prepare(world)
         with self._changed:

@@ -8,7 +8,7 @@ agent uses the time of arrival for None. docs/node-protocol.md describes the eff
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
@@ -268,34 +268,13 @@ class Desired(Body):
 
 @dataclass(frozen=True, kw_only=True)
 class WorldAnswer(Body):
-    """The agent's answer with the newest world: the world's fields, and the generations and stages that the job has
-    finished."""
+    """The agent's answer with the newest world, and the generations and stages that the job has finished."""
 
-    generation: int = 0
-    """The world's generation; 0 if there is no world."""
-    nodes: int = 0
-    group_rank: int = 0
-    base_rank: int = 0
-    world_size: int = 0
-    store_address: str = ""
-    store_port: int = 0
-    store_host: bool = False
-    stage: int | None = None
+    world: World | None = None
     complete: int = 0
     """The newest generation that every rank of the job finished."""
     stages_complete: int = 0
     """The number of torchruns of the command that the job has finished."""
-
-    @classmethod
-    def of(cls, world: World | None, *, complete: int, stages_complete: int) -> WorldAnswer:
-        known = {} if world is None else {field.name: getattr(world, field.name) for field in fields(World)}
-        return cls(**known, complete=complete, stages_complete=stages_complete)
-
-    @property
-    def world(self) -> World | None:
-        if not self.generation:
-            return None
-        return World(**{field.name: getattr(self, field.name) for field in fields(World)})
 
 
 POSTS: Final[Mapping[str, type[Body]]] = MappingProxyType(

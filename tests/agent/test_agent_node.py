@@ -24,6 +24,7 @@ from perdure_training.node_api.bodies import (
     LeavingReport,
     ReadyReport,
     UnmanagedReport,
+    WorldAnswer,
 )
 from tests.agent.bench import NOW, Bench, rank
 
@@ -86,22 +87,25 @@ def test_a_new_torchrun_never_gets_the_world_that_the_last_one_left(bench: Bench
     bench.exit(generation=1, signal=9)
     node.on_handler_hello(HandlerHello(pid=6, min_nodes=2, max_nodes=4, processes=1))
     assert not node.state.has_news(after=0, complete=0)
-    assert node.state.world_for(-1).generation == 0
+    assert node.state.world_for(-1) is None
     node.on_ready(ReadyReport(after_generation=0))
     assert bench.group.of(Ready)[-1].after_generation == 1
     bench.apply(2)
     assert node.state.has_news(after=0, complete=0)
-    assert (node.state.world_for(-1).generation, node.state.desired.attempt) == (2, 2)
+    world = node.state.world_for(-1)
+    assert world is not None
+    assert (world.generation, node.state.desired.attempt) == (2, 2)
 
 
 def test_a_torchrun_is_shown_worlds_of_its_own_stage_only(bench: Bench) -> None:
     bench.desire(complete_generation=4, stages_complete=1)
     bench.apply(5, stage=1)
-    assert bench.node.state.world_for(0).generation == 0
-    assert bench.node.state.world_for(0).stages_complete == 1
+    assert bench.node.state.world_answer(0) == WorldAnswer(complete=4, stages_complete=1)
     assert not bench.node.state.has_news(after=0, complete=4, stage=0, stages=1)
     assert bench.node.state.has_news(after=0, complete=4, stage=0, stages=0)
-    assert bench.node.state.world_for(1).generation == 5
+    world = bench.node.state.world_for(1)
+    assert world is not None
+    assert world.generation == 5
     assert bench.node.state.has_news(after=0, complete=4, stage=1, stages=1)
 
 

@@ -67,7 +67,7 @@ async def test_a_node_goes_through_its_first_world(agent: RunningAgent, workflow
     answer = await agent.desire(world=agent.world(1))
     assert answer["accepted"]
     assert (answer["generation"], answer["entered"], answer["preparing"]) == (1, 0, False)
-    world = await asyncio.wait_for(waiting, 5)
+    world = (await asyncio.wait_for(waiting, 5))["world"]
     assert (world["generation"], world["world_size"], world["store_port"]) == (1, 1, 29501)
 
     await agent.enter(1)
@@ -135,7 +135,7 @@ async def test_the_end_of_a_command_restarts_it_when_the_job_requests_it(
     assert (after["attempt"], after["stop_generation"], after["world"]["generation"]) == (2, 1, 2)
     # A new torchrun begins at 0, and gets the world that it was started for.
     await agent.handler_hello(pid=99)
-    assert (await agent.get("/v1/rendezvous/world?after=0&wait=5"))["generation"] == 2
+    assert (await agent.get("/v1/rendezvous/world?after=0&wait=5"))["world"]["generation"] == 2
 
 
 async def test_finished_holds_per_generation(agent: RunningAgent, workflows: Workflows) -> None:

@@ -124,13 +124,15 @@ class AgentDouble:
         after, complete, stage, stages = (int(request.query[name]) for name in ("after", "complete", "stage", "stages"))
 
         def answer() -> dict[str, Any]:
-            known = {"generation": 0, "complete": self.complete, "stages_complete": self.stages_complete}
-            return known | self.world if self.world and self.world.get("stage", stage) == stage else known
+            world = self.world if self.world and self.world.get("stage", stage) == stage else None
+            return {"world": world, "complete": self.complete, "stages_complete": self.stages_complete}
 
-        await self._wait(
-            request,
-            lambda: answer()["generation"] > after or self.complete > complete or self.stages_complete > stages,
-        )
+        def is_news() -> bool:
+            world = answer()["world"]
+            newer = world is not None and world["generation"] > after
+            return newer or self.complete > complete or self.stages_complete > stages
+
+        await self._wait(request, is_news)
         return web.json_response(answer())
 
     def _answer_world(self) -> dict[str, Any] | None:

@@ -216,7 +216,7 @@ class SimulatedNode:
 
     def _enter(self, process: _Process) -> None:
         world = self.node.state.world_for(-1)
-        if world.generation > max(process.after, process.inside):
+        if world is not None and world.generation > max(process.after, process.inside):
             process.waits, process.inside, process.steps = False, world.generation, False
             self.entered = world.generation
             ports = self.site.ports()

@@ -214,8 +214,9 @@ class TrainingNode(PlayedNode):
         elif desired.exit or desired.attempt > command.attempt:
             self.end_command(signal=15)
         elif command.asks:
-            if node.state.world_for(-1).generation > command.left:
-                self._enter(command, node.state.world_for(-1).generation)
+            world = node.state.world_for(-1)
+            if world is not None and world.generation > command.left:
+                self._enter(command, world.generation)
         elif command.finished and node.state.complete >= command.world:
             self.end_command(exit_code=0)
         elif command.world and node.state.generation > command.world:
