@@ -35,6 +35,7 @@ with workflow.unsafe.imports_passed_through():
         JoinAnswer,
         JoinRequest,
         MachinesView,
+        NodesQuery,
         NodeView,
         ReasonRequest,
         RelaunchRequest,
@@ -315,8 +316,10 @@ class TrainingJob:
         return projections.status_of(shown, self.job, groups=groups, phase=self._phase(), now=workflow.now())
 
     @workflow.query(description="The job's nodes, or those of one group; leases have their progress and metrics")
-    def nodes(self, group: int | None = None, role: str | None = None) -> list[NodeView]:
-        return list(projections.node_views(requests.role_of(self._known_state(), role), group=group))
+    def nodes(self, request: NodesQuery | None = None) -> list[NodeView]:
+        wanted = request or NodesQuery()
+        role = requests.role_of(self._known_state(), wanted.role)
+        return list(projections.node_views(role, group=wanted.group))
 
     @workflow.query(description="Every interruption with its evidence, decision and cost")
     def incidents(self) -> list[IncidentView]:

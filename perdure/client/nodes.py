@@ -13,7 +13,7 @@ from perdure.client.connection import CALL_TIMEOUT, Connection
 from perdure.client.error_mapping import map_errors
 from perdure.client.leases import leases_of
 from perdure.client.views import NodeLease, merge_nodes
-from perdure.contract import JobStatus, NodeView
+from perdure.contract import JobStatus, NodesQuery, NodeView
 from perdure.contract.names import job_workflow_id, role_of_group
 
 _GROUPS_TOGETHER = 8
@@ -41,8 +41,8 @@ async def _nodes_of_job(temporal: TemporalClient, job_id: str, role: str, groups
     handle = temporal.get_workflow_handle(job_id)
     indices = [int(group.rpartition("/")[2]) for group in groups] if len(groups) > _GROUPS_TOGETHER else [None]
     answers = [
-        await query(handle, "nodes", args=[index, role], result_type=list[NodeView], rpc_timeout=CALL_TIMEOUT)
-        for index in indices
+        await query(handle, "nodes", args=[request], result_type=list[NodeView], rpc_timeout=CALL_TIMEOUT)
+        for request in (NodesQuery(group=index, role=role) for index in indices)
     ]
     return [view for views in answers for view in views]
 

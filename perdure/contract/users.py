@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perdure.contract.base import Message, ShortText
 
-__all__ = ["Accepted", "ReasonRequest", "RelaunchRequest", "ScaleRequest"]
+__all__ = ["Accepted", "NodesQuery", "ReasonRequest", "RelaunchRequest", "ScaleRequest"]
 
 
 class ScaleRequest(Message):
@@ -21,6 +21,16 @@ class ReasonRequest(Message):
     """Argument of the updates `suspend`, `resume` and `restart`."""
 
     reason: ShortText = ""
+
+
+class NodesQuery(Message):
+    """Argument of the query `nodes`. A single one: Temporal passes arguments on untyped where the caller leaves some of
+    several out."""
+
+    group: int | None = None
+    """Only the nodes of this group."""
+    role: str | None = None
+    """As in `ScaleRequest`."""
 
 
 class RelaunchRequest(Message):

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
+from importlib import import_module
+from pkgutil import iter_modules
 
 import pytest
 
 import perdure
+from perdure import contract
 from perdure.base import errors
 
 
@@ -35,3 +39,11 @@ def test_a_wrong_specification_is_handled_like_other_errors():
         perdure.parse_spec({"name": "a"})
     assert refused.value.exit_code == perdure.ExitCode.USAGE
     assert "perdure schema" in refused.value.remedy
+
+
+def test_each_name_of_the_contract_is_defined_by_one_of_its_modules():
+    """`perdure.contract` exports all of them: a second definition would silently replace the first one."""
+    modules = [import_module(module.name) for module in iter_modules(contract.__path__, f"{contract.__name__}.")]
+    defined = Counter(name for module in modules for name in getattr(module, "__all__", ()))
+    assert [name for name, times in defined.items() if times > 1] == []
+    assert len(defined) > 100

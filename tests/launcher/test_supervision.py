@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from perdure.workflows.policy.diagnosis.error_texts import is_child_lost
-from tests.launcher.nodes import DEADLINE, EXITED, TORCHRUN, Node, first_world, running
+from tests.launcher.nodes import DEADLINE, EXITED, READY, TORCHRUN, Node, all_ready, form_world, running
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timeout(300)
@@ -265,8 +265,10 @@ async def test_a_rank_whose_worker_the_kernel_kills_for_lack_of_memory_names_the
     with memory_limited_to(1 << 30) as group:
         node.placed_by = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(group)]
         async with running(node):
-            await first_world([node])
-            failed = (await node.agent.heard(EXITED)).body
+            # Its rank fails before any step.
+            (ready,) = await all_ready(node)
+            await form_world([node], 1, port=ready.body["store_ports"][0])
+            failed = (await node.agent.heard(READY)).body
             assert (failed["out_of_memory"], failed["memory_limit"]) == (True, 1 << 30)
             [culprit] = failed["ranks"]
             assert is_child_lost(culprit["error"])

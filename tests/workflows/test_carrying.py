@@ -14,7 +14,7 @@ from temporalio.client import Client, WorkflowHandle
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from perdure.activities.site import SiteActivities
-from perdure.contract import GroupDesire, GroupTransitions, NodeView, SiteFacts
+from perdure.contract import GroupDesire, GroupTransitions, NodesQuery, NodeView, SiteFacts
 from perdure.spec.roles import MAX_NODES
 from perdure.workflows import options
 from perdure.workflows.carrying import LARGEST_PLAIN, Packed, pack, unpack
@@ -85,7 +85,7 @@ async def test_a_large_job_with_long_incidents_continues_as_new_and_knows_the_sa
 
 
 async def views_of(job: WorkflowHandle[Any, Any], group: int) -> list[NodeView]:
-    return await job.query("nodes", group, result_type=list[NodeView])
+    return await job.query("nodes", NodesQuery(group=group), result_type=list[NodeView])
 
 
 def carried(message: JobState) -> bytes:
