@@ -1,7 +1,7 @@
 """Lets the launcher ask a rank where it is: a signal makes the rank write the stacks of its threads into a file.
 
 faulthandler answers inside the signal's handler and needs neither the interpreter's lock nor memory, so a rank that
-hangs in C code, or holds the lock for ever, answers as well.
+hangs in C code, or never gives up the lock, answers as well.
 """
 
 from __future__ import annotations

@@ -45,9 +45,7 @@ def busy() -> Iterator[None]:
 @pytest.mark.usefixtures("busy")
 def test_the_agents_figures_are_those_of_the_driver(gpu: str) -> None:
     monitor = GpuMonitor()
-    expected = reported(
-        "name", "memory.used", "memory.total", "utilization.gpu", "temperature.gpu", "power.draw.instant"
-    )
+    expected = reported("name", "memory.used", "memory.total", "utilization.gpu", "temperature.gpu", "power.limit")
     found = {(sample.name, *list(sample.labels.values())[1:]): sample.value for sample in monitor.read()}
     assert found["perdure_gpu_info", gpu] == 1
     assert expected["name"] == gpu
