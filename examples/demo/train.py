@@ -100,6 +100,8 @@ def main() -> None:
     ):
         while step < options.steps:
             samples = list(islice(order, share))
+            # Before the gradients are shared: from then on the step counts where any rank saves it.
+            read.write(f"{generation},{step + 1},{' '.join(map(str, samples))}\n")
             text, following = batch(data, samples)
             loss = cross_entropy(parallel(text).flatten(0, 1), following.flatten())
             optimizer.zero_grad()
@@ -107,8 +109,6 @@ def main() -> None:
             optimizer.step()
             sampler.advance(share)
             step += 1
-            # Before the step is saved: a step that counts has its samples written down.
-            read.write(f"{generation},{step},{' '.join(map(str, samples))}\n")
             checkpointer.save(step, trained)
             if rank == 0:
                 log.write(f"{time.time():.3f},{step},{loss.item():.5f},{world_size}\n")

@@ -14,11 +14,14 @@ import psutil
 import pytest
 
 from examples.demo.__main__ import done
+from examples.demo.steps import read_samples
+from examples.demo.train import BATCH
 from perdure.base.state_folder import StateFolder
-from perdure.contract import IncidentView, RestoreSource
+from perdure.contract import IncidentView, JobPhase, RestoreSource
 from perdure.local.control_plane import LocalControlPlane
 from tests.support.allocation import REPOSITORY
 from tests.support.command_line import end_nodes
+from tests.system.site import Site
 
 
 @pytest.fixture
@@ -50,6 +53,23 @@ def test_the_table_tells_from_where_the_training_continued() -> None:
     assert done(incident.model_copy(update=restored)) == (
         "replace node 2; continued from step 140 in the memory of another node, with 1 step made again"
     )
+
+
+@pytest.mark.long("survival")
+async def test_samples_are_counted_whose_rank_died_once_its_gradients_were_shared(site: Site, tmp_path: Path) -> None:
+    """The step counts, since the other rank has saved what both made of it."""
+    out = tmp_path / "trained"
+    script = Path(__file__).with_name("dies_once_shared.py")
+    job = await site.submit(
+        command=["torchrun", str(script), "--steps", "40", "--out", str(out)],
+        env={"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY), "OUT": str(out)},
+    )
+    result = await job.client.wait(job.name)
+    assert result.phase is JobPhase.SUCCEEDED
+    [incident] = await job.incidents()
+    assert (incident.restored_step, incident.steps_again) == (20, 0)
+    samples = read_samples(out)
+    assert {step: len(read) for step, read in samples.of_steps.items()} == dict.fromkeys(range(1, 41), BATCH)
 
 
 @pytest.mark.long("survival")
