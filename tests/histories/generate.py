@@ -1,8 +1,8 @@
 """Records the histories that later releases must be able to replay.
 
 `python -m tests.histories.generate` runs each scenario once, on a server of its own, and writes the histories of the
-jobs and their groups into `recorded/<release>/`. Record once per release, when it is made: histories of older releases
-are more valuable than new ones, so existing folders are left alone unless `--again` is given.
+jobs and their groups into `recorded/<release>/`. Those of the release in work are replaced each time; a release that is
+frozen is never recorded again.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle, WorkflowHistory
 
 from perdure.contract import JobPhase, ReasonRequest, RelaunchRequest, ScaleRequest
@@ -201,7 +202,12 @@ async def generate(release: Path) -> int:
     return files
 
 
-def main() -> None:
+def main(
+    freeze_them: Annotated[
+        bool, typer.Option("--freeze", help="Make them the release's recordings for good, as its last step.")
+    ] = False,
+) -> None:
+    """Records the histories of the release in work: two minutes, a Temporal server of its own."""
     release = RECORDED / version("perdure")
     if (release / MANIFEST).exists():
         sys.exit(
@@ -209,9 +215,9 @@ def main() -> None:
             "its own: see `Making a release` in docs/development.md."
         )
     print(f"{asyncio.run(generate(release))} histories in {release}")
-    if "--freeze" in sys.argv[1:]:
+    if freeze_them:
         freeze(release)
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)
