@@ -12,10 +12,12 @@ PROGRAM = """
 import json
 import sys
 
+from perdure.base.services import leave
 from perdure.cli.main import run_command
 
 run_command(sys.argv[1:])
 print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules} | set(sys.modules))))
+leave(0)
 """
 
 MODELS = {"pydantic", "perdure.contract", "perdure.workflows", "perdure.spec"}
