@@ -38,17 +38,20 @@ if TYPE_CHECKING:
     from perdure.client.views import Submission as Submission
     from perdure.client.views import TaskFailure as TaskFailure
     from perdure.contract import Accepted as Accepted
+    from perdure.contract import AwaitNodes as AwaitNodes
     from perdure.contract import CheckpointView as CheckpointView
     from perdure.contract import Considered as Considered
     from perdure.contract import DeviceUsage as DeviceUsage
     from perdure.contract import Evidence as Evidence
     from perdure.contract import EvidenceSource as EvidenceSource
+    from perdure.contract import ExtendFirstStep as ExtendFirstStep
     from perdure.contract import FailureClass as FailureClass
     from perdure.contract import IncidentView as IncidentView
     from perdure.contract import JobPhase as JobPhase
     from perdure.contract import JobResult as JobResult
     from perdure.contract import JobStatus as JobStatus
     from perdure.contract import LogPosition as LogPosition
+    from perdure.contract import NewWorld as NewWorld
     from perdure.contract import NodePhase as NodePhase
     from perdure.contract import NodeStacks as NodeStacks
     from perdure.contract import NodeView as NodeView
@@ -57,13 +60,22 @@ if TYPE_CHECKING:
     from perdure.contract import ProgressSource as ProgressSource
     from perdure.contract import RankPosition as RankPosition
     from perdure.contract import RankStarts as RankStarts
+    from perdure.contract import ReplaceNodes as ReplaceNodes
     from perdure.contract import ResourceUse as ResourceUse
+    from perdure.contract import RestartCommands as RestartCommands
+    from perdure.contract import RestartRanks as RestartRanks
     from perdure.contract import RestoreSource as RestoreSource
     from perdure.contract import SetAside as SetAside
+    from perdure.contract import Shrink as Shrink
     from perdure.contract import StackFrame as StackFrame
+    from perdure.contract import StartCommands as StartCommands
+    from perdure.contract import StartOver as StartOver
+    from perdure.contract import Stop as Stop
     from perdure.contract import Suspect as Suspect
+    from perdure.contract import Suspend as Suspend
     from perdure.contract import ThreadStack as ThreadStack
     from perdure.contract import UnprocessedSamples as UnprocessedSamples
+    from perdure.contract import Wait as Wait
     from perdure.spec.errors import SpecError as SpecError
     from perdure.spec.job import JobSpec as JobSpec
     from perdure.spec.load import load_spec as load_spec
@@ -102,17 +114,20 @@ _HOMES = {
     ),
     "perdure.contract": (
         "Accepted",
+        "AwaitNodes",
         "CheckpointView",
         "Considered",
         "DeviceUsage",
         "Evidence",
         "EvidenceSource",
+        "ExtendFirstStep",
         "FailureClass",
         "IncidentView",
         "JobPhase",
         "JobResult",
         "JobStatus",
         "LogPosition",
+        "NewWorld",
         "NodePhase",
         "NodeStacks",
         "NodeView",
@@ -121,13 +136,22 @@ _HOMES = {
         "ProgressSource",
         "RankPosition",
         "RankStarts",
+        "ReplaceNodes",
         "ResourceUse",
+        "RestartCommands",
+        "RestartRanks",
         "RestoreSource",
         "SetAside",
+        "Shrink",
         "StackFrame",
+        "StartCommands",
+        "StartOver",
+        "Stop",
         "Suspect",
+        "Suspend",
         "ThreadStack",
         "UnprocessedSamples",
+        "Wait",
     ),
     "perdure.spec.errors": ("SpecError",),
     "perdure.spec.job": ("JobSpec",),
@@ -138,6 +162,7 @@ _HOMES = {
 
 __all__ = [
     "Accepted",
+    "AwaitNodes",
     "CheckpointView",
     "Client",
     "Considered",
@@ -146,6 +171,7 @@ __all__ = [
     "Evidence",
     "EvidenceSource",
     "ExitCode",
+    "ExtendFirstStep",
     "FailureClass",
     "IncidentView",
     "IssuedTicket",
@@ -162,6 +188,7 @@ __all__ = [
     "LogLine",
     "LogPosition",
     "LogsUnavailable",
+    "NewWorld",
     "NoWorker",
     "NodePhase",
     "NodeStacks",
@@ -176,19 +203,28 @@ __all__ = [
     "RankPosition",
     "RankStarts",
     "Refused",
+    "ReplaceNodes",
     "ResourceUse",
+    "RestartCommands",
+    "RestartRanks",
     "RestoreSource",
     "SecretUnavailable",
     "SetAside",
+    "Shrink",
     "SpecError",
     "StackFrame",
+    "StartCommands",
+    "StartOver",
     "StateFolderError",
+    "Stop",
     "Submission",
     "Suspect",
+    "Suspend",
     "SyncClient",
     "TaskFailure",
     "ThreadStack",
     "UnprocessedSamples",
+    "Wait",
     "WorkflowTaskFails",
     "load_spec",
     "parse_spec",

@@ -183,7 +183,7 @@ def _advice(incident: IncidentView, *, job: str, flag: str, ended: JobPhase | No
         return "change what refuses it, which the text above names: docs/kubernetes.md, What the job learns"
     if incident.observation and incident.observation.started_over:
         return "remove these checkpoints once no one needs them: this job does not"
-    if ended is not None and not incident.stopped:
+    if ended is not None and (incident.failure is None or not incident.stopped):
         return f"nothing to do: the job has ended since ({ended.lower()}); perdure status {job}{flag}"
     if incident.failure is None:
         return f"nothing to do; perdure status {job}{flag}"

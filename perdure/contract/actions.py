@@ -1,6 +1,7 @@
 """Actions of a job on an interruption, as data: effects and the words of `perdure explain` are both made from them.
 
-An action names the nodes (slots) that it concerns. As an option that was not taken it may name none.
+An action names the nodes (slots) that it concerns, and none where it concerns all of a role. As an option that was not
+taken it may name none, either.
 """
 
 from __future__ import annotations
@@ -22,21 +23,37 @@ __all__ = [
     "ReplaceNodes",
     "RestartCommands",
     "RestartRanks",
+    "RoleAction",
     "Shrink",
     "StartCommands",
+    "StartOver",
     "Stop",
+    "Suspend",
     "Wait",
+    "kind_of",
 ]
 
 
-class Wait(Message):
+class RoleAction(Message):
+    """An action on one role of a job."""
+
+    nodes: tuple[int, ...] = ()
+    """The nodes (slots) that it concerns."""
+
+
+def kind_of(action: type[RoleAction]) -> str:
+    """The `kind` of all actions of a class."""
+    return action.model_fields["kind"].default
+
+
+class Wait(RoleAction):
     """Wait for more reports, and decide then."""
 
     kind: Literal["WAIT"] = "WAIT"
     until: Time | None = None
 
 
-class Stop(Message):
+class Stop(RoleAction):
     """Stop the job: it has failed."""
 
     kind: Literal["STOP"] = "STOP"
@@ -44,15 +61,15 @@ class Stop(Message):
     exit_code: int = 1
 
 
-class NewWorld(Message):
+class NewWorld(RoleAction):
     """Form another world, although nothing has failed."""
 
     kind: Literal["NEW_WORLD"] = "NEW_WORLD"
     reason: ShortText = ""
 
 
-class RestartRanks(Message):
-    """Restart the ranks of the surviving nodes where they are."""
+class RestartRanks(RoleAction):
+    """Restart the ranks of the surviving nodes where they are. It names the nodes that failed, as far as is known."""
 
     kind: Literal["RESTART_RANKS"] = "RESTART_RANKS"
     others: bool = False
@@ -61,27 +78,24 @@ class RestartRanks(Message):
     """One of them hangs, and it is not known which one."""
 
 
-class StartCommands(Message):
+class StartCommands(RoleAction):
     """Start commands again that have ended."""
 
     kind: Literal["START_COMMAND"] = "START_COMMAND"
-    nodes: tuple[int, ...] = ()
 
 
-class RestartCommands(Message):
+class RestartCommands(RoleAction):
     """End commands, if they still run, and start them again on their nodes."""
 
     kind: Literal["RESTART_COMMAND"] = "RESTART_COMMAND"
-    nodes: tuple[int, ...] = ()
     between_worlds: bool = False
     """The other commands continue, and these skip the torchruns that have finished."""
 
 
-class ReplaceNodes(Message):
+class ReplaceNodes(RoleAction):
     """Give nodes up, and have others take their places."""
 
     kind: Literal["REPLACE_NODES"] = "REPLACE_NODES"
-    nodes: tuple[int, ...] = ()
     suspected: bool = False
     """They are not known to be lost."""
     elsewhere: bool = False
@@ -92,7 +106,7 @@ class ReplaceNodes(Message):
     """The backend creates the successors; otherwise machines join by themselves."""
 
 
-class Shrink(Message):
+class Shrink(RoleAction):
     """Continue with fewer nodes until there are more."""
 
     kind: Literal["SHRINK"] = "SHRINK"
@@ -101,17 +115,29 @@ class Shrink(Message):
     survivors: int = 0
 
 
-class AwaitNodes(Message):
+class AwaitNodes(RoleAction):
     """Form no world before the missing nodes are there, or the time is over."""
 
     kind: Literal["AWAIT_NODES"] = "AWAIT_NODES"
     patience: Duration | None = None
 
 
-class ExtendFirstStep(Message):
+class ExtendFirstStep(RoleAction):
     """Give the next world twice the time for its first step."""
 
     kind: Literal["EXTEND_FIRST_STEP"] = "EXTEND_FIRST_STEP"
+
+
+class StartOver(RoleAction):
+    """Train from the first step, although there are checkpoints."""
+
+    kind: Literal["START_OVER"] = "START_OVER"
+
+
+class Suspend(RoleAction):
+    """Release all nodes, until the job is resumed."""
+
+    kind: Literal["SUSPEND"] = "SUSPEND"
 
 
 _AnyAction = (
@@ -125,9 +151,11 @@ _AnyAction = (
     | Shrink
     | AwaitNodes
     | ExtendFirstStep
+    | StartOver
+    | Suspend
 )
 
-_KINDS = {model.model_fields["kind"].default for model in get_args(_AnyAction)}
+_KINDS = {kind_of(model) for model in get_args(_AnyAction)}
 
 
 def _known(actions: Any) -> Any:

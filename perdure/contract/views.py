@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from perdure.contract.actions import Actions
 from perdure.contract.agents import Progress, RankStarts, ResourceUse
 from perdure.contract.base import Message, ShortText, Time
 from perdure.contract.checkpoints import CheckpointView, RestoreSource
@@ -144,7 +145,10 @@ class IncidentView(Message):
     rule: str = ""
     """The policy's rule that decided, by name."""
     action: str = ""
-    """What the job did."""
+    """What the job did, in words."""
+    actions: Actions = ()
+    """The same as data, with `kind` and nodes. Empty where the incident ended before a decision, and in an older one
+    whose texts were shortened."""
     stopped: bool = False
     """The job decided to stop because of it."""
     waited_for: str = ""

@@ -97,7 +97,8 @@ def _find(path: str, loader: GriffeLoader) -> Object | None:
 
 
 def _returned_classes(things: Iterable[Object], loader: GriffeLoader) -> list[Class]:
-    """Returns the classes that functions and methods return, and those of their fields, by name."""
+    """Returns the classes that functions and methods return, and those of their fields, by name; also those that a
+    union with a name of its own consists of."""
     found: dict[str, Class] = {}
     left = [
         function.returns for thing in things for function in (thing, *_methods(thing)) if isinstance(function, Function)
@@ -105,6 +106,8 @@ def _returned_classes(things: Iterable[Object], loader: GriffeLoader) -> list[Cl
     while left:
         for name in _names(left.pop()):
             named = _find(name.canonical_path, loader)
+            if isinstance(named, Attribute):
+                left.append(_aliased(named))
             if isinstance(named, Class) and named.path not in found and named.name not in _EXPLAINED_ELSEWHERE:
                 found[named.path] = named
                 left += [value.annotation for value in _values(named)]
@@ -205,18 +208,24 @@ def _member(value: Attribute) -> str:
 
 def _type(annotation: Expr | str | None, loader: GriffeLoader) -> str:
     """Returns an annotation as Markdown: of `Annotated[…]`, also behind a name, only the type."""
-    if isinstance(annotation, ExprSubscript) and str(annotation.left) == "Annotated":
-        annotation = _annotated(annotation)
+    annotation = _annotated(annotation)
     text = str(annotation)
     for name in _names(annotation):
         alias = _find(name.canonical_path, loader)
-        if isinstance(alias, Attribute) and isinstance(annotated := alias.value, ExprSubscript):
-            text = re.sub(rf"\b{name.name}\b", str(_annotated(annotated)), text)
+        if isinstance(alias, Attribute) and isinstance(alias.value, ExprSubscript):
+            text = re.sub(rf"\b{name.name}\b", str(_aliased(alias)), text)
     return f"`{_cell(text)}`"
 
 
-def _annotated(expression: ExprSubscript) -> Expr | str:
-    """Returns the first of what is in the brackets."""
+def _aliased(alias: Attribute) -> Expr | str | None:
+    """Returns the type that a name stands for."""
+    return _annotated(alias.value)
+
+
+def _annotated(expression: Expr | str | None) -> Expr | str | None:
+    """Returns only the type of an `Annotated[…]`, and other types as they are."""
+    if not isinstance(expression, ExprSubscript) or str(expression.left) != "Annotated":
+        return expression
     return expression.slice.elements[0] if isinstance(expression.slice, ExprTuple) else expression.slice
 
 

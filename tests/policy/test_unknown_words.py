@@ -31,8 +31,8 @@ from perdure.contract.base import Vocabulary
 from perdure.contract.transitions import KINDS, AnyTransition, NodeChangedOtherwise, NodeLost
 from perdure.operator.status import ResourceStatus
 from perdure.operator.status import running_status as resource_of
+from perdure.workflows.policy.record.action_words import words
 from perdure.workflows.policy.record.projections import details_of, status_of
-from perdure.workflows.policy.repair.actions import words
 from perdure.workflows.policy.repair.case import Case
 from perdure.workflows.policy.repair.ladder import decide
 from perdure.workflows.policy.state.node import NodeFailure

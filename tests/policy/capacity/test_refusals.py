@@ -12,7 +12,7 @@ import pytest
 
 from perdure.cli.explain import explanation
 from perdure.cli.text import incident_line
-from perdure.contract import EvidenceSource, FailureClass, JobPhase, LossCause
+from perdure.contract import EvidenceSource, FailureClass, JobPhase, LossCause, Stop
 from perdure.contract.transitions import NodeCreated, NodeCreateFailed, NodePending
 from perdure.workflows.policy.record.projections import status_of
 from tests.policy.scenario import Scenario
@@ -50,7 +50,7 @@ def test_a_world_that_has_enough_nodes_trains_on_however_often_a_replacement_is_
     assert job.state.outcome is None
     assert (job.state.phase, job.generation) == (JobPhase.RUNNING, generation)
     assert known(job).restarts == 0, "only the loss was a restart, and its window is over"
-    assert job.state.failures_without_progress == 0
+    assert job.state.memory.failures_without_progress == 0
 
 
 def test_a_node_that_is_refused_is_requested_with_growing_pauses():
@@ -126,10 +126,12 @@ def test_below_the_minimum_it_waits_as_long_as_recovery_says_and_stops_with_the_
     [incident] = job.state.incidents
     assert incident.failure is FailureClass.CREATE_FAILED
     assert incident.rule.startswith("refused/2")
+    assert incident.actions == (Stop(reason=outcome.reason, exit_code=3),)
     assert incident.action == "stop the job"
-    told = explanation(incident, job="job", flag="").plain
-    assert "nothing to do" not in told
-    assert "then start the job again" in told
+    for ended in (None, JobPhase.FAILED):
+        told = explanation(incident, job="job", flag="", ended=ended).plain
+        assert "nothing to do" not in told
+        assert "then start the job again" in told
 
 
 def test_a_refusal_that_ends_in_time_lets_the_job_continue():

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perdure.cli.explain import explanation
-from perdure.contract import CheckpointRef, Commit, JobPhase, Restore, RestoreSource, StoredCheckpoint
+from perdure.contract import CheckpointRef, Commit, JobPhase, Restore, RestoreSource, Stop, StoredCheckpoint
 from perdure.contract.transitions import (
     NodeCommittedCheckpoint,
     NodeRestoredCheckpoint,
@@ -196,8 +196,10 @@ def test_a_job_whose_checkpoints_are_all_damaged_stops_with_each_of_them_named()
     assert (outcome.phase, outcome.exit_code) == (JobPhase.FAILED, 1)
     assert all(damage in outcome.reason for damage in damages)
     assert "checkpoint.on_unusable: start_over" in outcome.reason
+    assert job.state.incidents[-1].actions == (Stop(reason=outcome.reason, exit_code=1),)
     text = explanation(job.state.incidents[-1], job="llama", flag="").plain
     assert all(damage in text for damage in damages)
+    assert "NOT   start over: it would cost the whole training" in text
 
 
 def test_a_job_that_starts_over_names_the_damaged_checkpoints_and_keeps_them():

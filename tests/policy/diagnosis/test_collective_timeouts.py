@@ -140,7 +140,7 @@ def test_one_that_gains_steps_is_restarted_in_place_again():
         hangs_at(job, step)
         job.steps()
     assert job.incarnations == {0: 1, 1: 1}
-    assert job.state.failures_without_progress == 0
+    assert job.state.memory.failures_without_progress == 0
 
 
 def test_a_hang_at_the_same_step_again_and_again_stops_the_job():

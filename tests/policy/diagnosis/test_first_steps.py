@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from perdure.cli.explain import explanation
-from perdure.contract import FailureClass, JobPhase, NodePhase
+from perdure.contract import ExtendFirstStep, FailureClass, JobPhase, NodePhase
 from perdure.contract.transitions import NodeStalled, NodeStepping
 from perdure.workflows.policy.record.projections import next_action
+from perdure.workflows.policy.repair import memory
 from perdure.workflows.policy.timers import next_deadline
 from perdure.workflows.policy.world.group_desire import desires_of
 from tests.policy.scenario import Scenario
@@ -113,6 +114,14 @@ def test_a_world_that_steps_after_a_hang_has_the_usual_limit_again():
     assert limit(job) == 30 * MINUTE
 
 
+def test_the_time_does_not_double_where_another_failure_ended_the_world():
+    job = steps_after(Scenario("2").ready(0, 1), MINUTE).rank_killed(0).runs()
+    job.transition(0, NodeStalled, generation=2, at_start=True).rank_killed(1)
+    assert (job.generation, job.incident.failure) == (3, FailureClass.KILLED)
+    assert "twice the time" not in job.incident.action
+    assert limit(job) == 30 * MINUTE
+
+
 def test_the_first_to_report_is_not_blamed_where_no_node_steps():
     job = steps_after(Scenario("2").ready(0, 1), MINUTE).rank_killed(0).runs()
     hangs(job, 1)
@@ -145,7 +154,7 @@ def test_a_step_that_is_reported_before_the_decision_prevents_it():
     assert (job.generation, job.state.phase) == (2, JobPhase.RUNNING)
     assert job.state.interruption is None
     assert job.state.open_incident is None
-    assert job.state.missed_first_steps == 0
+    assert memory.times_for_role(job.state, ExtendFirstStep) == 0
 
 
 def test_a_report_of_a_world_that_is_over_or_of_a_node_that_is_no_member_changes_nothing():

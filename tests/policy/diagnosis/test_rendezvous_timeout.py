@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from perdure.contract import FailureClass, JobPhase
+from perdure.contract import FailureClass, JobPhase, RestartCommands
 from perdure.contract.transitions import NodeJoined
+from perdure.workflows.policy.repair import memory
 from tests.policy.scenario import Scenario
 
 
@@ -92,5 +93,5 @@ def test_a_late_word_about_a_world_that_is_over_changes_nothing(generation: int)
 
 def test_once_it_steps_it_is_a_node_as_any_other():
     job = Scenario("2").ready(0, 1).misses_its_world(1).steps()
-    assert job.node(1).missed_worlds == 0
+    assert memory.times(job.state, RestartCommands, job.node(1)) == 0
     assert job.state.phase is JobPhase.RUNNING

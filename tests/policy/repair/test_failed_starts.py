@@ -36,7 +36,7 @@ def test_each_try_counts_once_however_many_nodes_there_are(nodes: str):
     phases: set[JobPhase] = set()
     for tries in range(1, 4):
         fail_together(job)
-        assert len(job.state.restarts) == job.state.failures_without_progress == tries
+        assert len(job.state.restarts) == job.state.memory.failures_without_progress == tries
         phases.add(job.state.phase)
         wait_for_replacements(job)
         phases.add(job.state.phase)
@@ -65,7 +65,7 @@ def test_one_that_is_killed_each_time_uses_up_the_restarts():
     assert job.state.outcome is not None
     assert "2 restarts within" in job.state.outcome.reason
     assert job.state.outcome.exit_code == 3
-    assert job.state.failures_without_progress == 0
+    assert job.state.memory.failures_without_progress == 0
 
 
 @pytest.mark.parametrize("nodes", ["1", "2"])

@@ -12,7 +12,8 @@ import pytest
 from perdure.contract import Action, FailureClass, FailureKind, NewWorld, RestartCommands, RestartRanks
 from perdure.spec.recovery import CapacityLoss
 from perdure.workflows.policy.diagnosis.failures import VICTIMS
-from perdure.workflows.policy.repair import actions, ladder, rungs
+from perdure.workflows.policy.record.action_words import option, words
+from perdure.workflows.policy.repair import actions, ladder, memory, rungs
 from perdure.workflows.policy.repair.case import Case, Verdict
 from perdure.workflows.policy.state.job import RoleInJob
 from perdure.workflows.policy.state.node import NodeFailure
@@ -37,8 +38,8 @@ def test_each_module_of_a_rung_is_in_the_ladder():
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_each_action_has_words(action: Any):
-    assert actions.option(action())
-    assert actions.words((action(),))
+    assert option(action())
+    assert words((action(),))
 
 
 def test_actions_of_a_newer_release_are_left_out_of_a_decision():
@@ -67,28 +68,26 @@ def test_a_decision_on_nothing_has_no_next_look():
 
 
 def test_a_command_that_missed_its_world_starts_over_whatever_is_done_about_the_culprit():
-    job = Scenario("3").running()
-    job.state = job.state.with_node(job.node(2).replace(missed_worlds=1))
+    job = Scenario("3").ready(0, 1, 2).steps(0, 1)
     verdict = verdict_on(job, (0, FailureClass.OUT_OF_MEMORY), (2, FailureClass.RENDEZVOUS_TIMEOUT))
     assert verdict.culprit == 0
-    assert verdict.actions == (RestartRanks(), RestartCommands(nodes=(2,)))
-    assert actions.words(verdict.actions) == actions.words((RestartRanks(),)), "the sentence is about the culprit"
+    assert verdict.actions == (RestartRanks(nodes=(0,)), RestartCommands(nodes=(2,)))
+    assert words(verdict.actions) == words((RestartRanks(),)), "the sentence is about the culprit"
     state = decided(job.state, verdict)
     assert actions.commands_to_restart(state) == {2}
 
 
 def test_a_command_that_enters_after_all_is_not_started_over():
-    job = Scenario("3").running()
-    job.state = job.state.with_node(job.node(2).replace(missed_worlds=1))
+    job = Scenario("3").ready(0, 1, 2).steps(0, 1)
     state = decided(job.state, verdict_on(job, (2, FailureClass.RENDEZVOUS_TIMEOUT)))
     assert actions.commands_to_restart(state) == {2}
-    state = state.with_node(state.nodes[2].replace(missed_worlds=0))
+    state = state.with_node(state.nodes[2].replace(stepping=1))
     assert actions.commands_to_restart(state) == set()
 
 
 def test_a_node_that_misses_two_worlds_is_replaced_and_its_command_is_not_restarted():
-    job = Scenario("3").running()
-    job.state = job.state.with_node(job.node(2).replace(missed_worlds=2))
+    job = Scenario("3").ready(0, 1, 2).steps(0, 1).misses_its_world(2).steps(0, 1)
+    assert memory.times(job.state, RestartCommands, job.node(2)) == 1
     verdict = verdict_on(job, (2, FailureClass.RENDEZVOUS_TIMEOUT))
     assert verdict.replaced == {2}
     assert not any(isinstance(action, RestartCommands) for action in verdict.actions)
@@ -115,7 +114,7 @@ def test_a_request_forms_a_world_and_waits_for_nothing():
     interruption = Interruption(since=job.now, requested="more nodes")
     verdict = ladder.decide(Case(job.state, interruption, job.job, job.now))
     assert verdict.actions == (NewWorld(reason="more nodes"),)
-    assert actions.words(verdict.actions) == "new generation: more nodes"
+    assert words(verdict.actions) == "new generation: more nodes"
 
 
 def test_rungs_after_the_first_that_decides_are_not_asked(monkeypatch: pytest.MonkeyPatch):

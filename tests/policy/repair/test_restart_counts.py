@@ -44,4 +44,4 @@ def test_the_step_of_a_newer_world_counts_also_where_it_is_lower() -> None:
         progress = reported(step).model_copy(update={"generation": generation})
         job.rank_raised(1, progress=progress).steps()
         assert job.incident.step_before == step
-    assert job.state.best_step == 95
+    assert job.state.memory.best_step == 95

@@ -13,6 +13,7 @@ from perdure.contract import NodePhase
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.capacity import node_avoidance
 from perdure.workflows.policy.record import incidents
+from perdure.workflows.policy.repair import memory
 from perdure.workflows.policy.state.budget import backoff
 from perdure.workflows.policy.state.job import RoleInJob
 from perdure.workflows.policy.state.node import NodeState
@@ -72,7 +73,8 @@ def dismiss_all(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
             state = succession.dismiss(state, node, job, now, **changes)
         else:
             state = state.with_node(node.replace(ended=ended))
-    return state.replace(world=None, interruption=None, waiting_since=None, queued_since=None, ready_since=None)
+    state = memory.close_interruption(state, now)
+    return state.replace(world=None, waiting_since=None, queued_since=None, ready_since=None)
 
 
 def dismiss_surplus(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:

@@ -14,10 +14,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from perdure.contract import Considered, EvidenceSource, FailureClass, JobPhase, NodePhase
+from perdure.contract import EvidenceSource, FailureClass, JobPhase, NodePhase, Stop, Wait
 from perdure.spec.durations import format_duration
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.record import incidents
+from perdure.workflows.policy.repair import actions
+from perdure.workflows.policy.repair.case import Rejected, Verdict
 from perdure.workflows.policy.state.job import Outcome, RoleInJob
 from perdure.workflows.policy.state.node import NodeState
 from perdure.workflows.policy.world import succession
@@ -74,24 +76,23 @@ def wait(state: RoleInJob, job: JobSpec, now: datetime, *, available: int, missi
         f"; node {blocked.rank}: {blocked.reason}" if blocked else ""
     )
     if blocked is not None and blocked.uncreated_since is not None:
-        state = _blame_refusal(state, blocked, limit, now)
+        return _stop_at_refusal(state, blocked, limit, reason, now)
     return state.stop(Outcome(phase=JobPhase.FAILED, exit_code=3, reason=reason, decided_at=now))
 
 
-def _blame_refusal(state: RoleInJob, node: NodeState, limit: Limit, now: datetime) -> RoleInJob:
-    """Records that the job stops because a node could not be created for as long as it waits."""
+def _stop_at_refusal(state: RoleInJob, node: NodeState, limit: Limit, reason: str, now: datetime) -> RoleInJob:
+    """Stops the job because a node could not be created for as long as it waits."""
     text = f"node {node.rank} could not be created: {node.reason}"
     state = incidents.add_evidence(state, now=now, time=now, source=EvidenceSource.BACKEND, text=text, rank=node.rank)
-    return incidents.record_decision(
-        state,
-        now=now,
-        title=text,
+    verdict = Verdict(
         rule='refused/2 "too few nodes for as long as the job waits: stop"',
-        action="stop the job",
+        title=text,
+        actions=(Stop(reason=reason, exit_code=3),),
         failure=FailureClass.CREATE_FAILED,
         culprit=node.rank,
-        considered=(Considered(option="wait longer", why_not=f"{limit.field} is over"),),
+        rejected=(Rejected(Wait(), f"{limit.field} is over"),),
     )
+    return actions.apply(state, verdict, now)
 
 
 def _preparing_suffices(state: RoleInJob, available: int) -> bool:

@@ -14,11 +14,11 @@ from perdure.contract import (
     CheckpointRef,
     CheckpointView,
     Commit,
-    Considered,
     EvidenceSource,
-    JobPhase,
     Restore,
     RestoreSource,
+    StartOver,
+    Stop,
     StoredCheckpoint,
 )
 from perdure.contract.transitions import (
@@ -32,8 +32,10 @@ from perdure.workflows.policy.checkpoints import trust
 from perdure.workflows.policy.diagnosis import claims
 from perdure.workflows.policy.facts.events import CheckpointRequested, Event
 from perdure.workflows.policy.record import incidents, observations
+from perdure.workflows.policy.repair import actions
+from perdure.workflows.policy.repair.case import Rejected, Verdict
 from perdure.workflows.policy.state.checkpoint import CheckpointState, DurableCheckpoint, StoredParts
-from perdure.workflows.policy.state.job import Outcome, RoleInJob
+from perdure.workflows.policy.state.job import RoleInJob
 from perdure.workflows.policy.state.node import NodeState
 
 SHORTEST_INTERVAL = timedelta(seconds=30)
@@ -42,10 +44,6 @@ LONGEST_INTERVAL = timedelta(hours=1)
 
 _PLACES = 16
 """Places in the storage that are remembered: a job has one for each stage and checkpointer."""
-
-_NO_START_OVER = Considered(
-    option="start over", why_not="it would cost the whole training; checkpoint.on_unusable: start_over allows it"
-)
 
 
 def apply(state: RoleInJob, event: Event, job: JobSpec, now: datetime) -> RoleInJob:
@@ -194,15 +192,14 @@ def _stop(state: RoleInJob, node: NodeState, restored: Restore, since: datetime,
         f"{title}: {'; '.join(restored.unusable)}. Repair them, or remove those that are not needed; or set "
         "checkpoint.on_unusable: start_over"
     )
-    state = incidents.record_decision(
-        state,
-        now=now,
-        title=title,
+    why_not = "it would cost the whole training; checkpoint.on_unusable: start_over allows it"
+    verdict = Verdict(
         rule='checkpoints/1 "none can be loaded: stop"',
-        action="stop the job",
-        considered=(_NO_START_OVER,),
+        title=title,
+        actions=(Stop(reason=reason, exit_code=1),),
+        rejected=(Rejected(StartOver(), why_not),),
     )
-    return state.stop(Outcome(phase=JobPhase.FAILED, exit_code=1, reason=reason, decided_at=now))
+    return actions.apply(state, verdict, now)
 
 
 def _inherit(known: CheckpointState, uid: str, loaded: CheckpointRef) -> CheckpointState:

@@ -29,6 +29,7 @@ _READ_LOGS = "perdure logs {job}{flag}{node} --tail 50"
 _WATCH_NODES = "nothing to do, unless it repeats; perdure nodes {job}{flag}"
 _START_AGAIN = "start the job again once the cause is gone; perdure nodes {job}{flag} shows what became of each node"
 _CORRECT = "correct what perdure logs {job}{flag}{node} --tail 50 shows, and start the job again"
+_CHANGE_REFUSAL = "change what refuses the node, which `perdure status {job}{flag}` names; then start the job again"
 _LONGER_FIRST_STEP = (
     "perdure logs {job}{flag}{node} --tail 50; if the first step needs longer, set timing.stall.first_step"
 )
@@ -128,7 +129,8 @@ FAILURE_CLASSES = complete(
         ),
         FailureClass.CREATE_FAILED: FailureTraits(
             meaning="the node could not be created",
-            advice="change what refuses the node, which `perdure status {job}{flag}` names; then start the job again",
+            advice=_CHANGE_REFUSAL,
+            remedy=_CHANGE_REFUSAL,
             stop=PermanentFailure(rule='refused/1 "the first nodes are refused for good: stop"', exit_code=3),
         ),
         FailureClass.UNPROTECTED: FailureTraits(

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from perdure.contract import EvidenceSource, FailureClass
+from perdure.contract import EvidenceSource, ExtendFirstStep, FailureClass
 from perdure.contract.transitions import NodeStalled, NodeStepping
 from perdure.spec.durations import format_duration
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.diagnosis.interruptions import interrupt
 from perdure.workflows.policy.record import incidents
+from perdure.workflows.policy.repair import memory
 from perdure.workflows.policy.state.job import RoleInJob
 from perdure.workflows.policy.state.node import NodeFailure, NodeState
 
@@ -33,7 +34,7 @@ def limit_of(state: RoleInJob, job: JobSpec) -> timedelta | None:
         limit = max(timing.first_step_least, timing.first_steps * state.first_step)
     if not limit:
         return None
-    return limit * 2 ** min(state.missed_first_steps, _MOST_DOUBLINGS)
+    return limit * 2 ** min(memory.times_for_role(state, ExtendFirstStep), _MOST_DOUBLINGS)
 
 
 def learn(state: RoleInJob, stepping: NodeStepping, now: datetime) -> RoleInJob:
@@ -43,7 +44,7 @@ def learn(state: RoleInJob, stepping: NodeStepping, now: datetime) -> RoleInJob:
         took = max(stepping.time - entered_at, timedelta())
         state = state.replace(first_step=max(state.first_step or took, took))
     if state.stepped:
-        state = state.replace(missed_first_steps=0)
+        state = memory.forget_all(state, ExtendFirstStep)
     return _withdraw(state, stepping.rank, now)
 
 
@@ -58,8 +59,6 @@ def miss(state: RoleInJob, node: NodeState, stalled: NodeStalled, now: datetime)
     if others_step and not node.stepped:
         # Ranks without an optimizer never step: an evaluator, a reader of data.
         return state
-    if state.interruption is None:
-        state = state.replace(missed_first_steps=state.missed_first_steps + 1)
     limit = f" within {format_duration(world.first_step)}" if world.first_step else ""
     known = f"; the longest first step took {format_duration(_rounded(state.first_step))}" if state.first_step else ""
     text = f"no rank of node {node.rank} has made a step{limit} after it entered generation {world.generation}{known}"
@@ -102,7 +101,7 @@ def _withdraw(state: RoleInJob, rank: int, now: datetime) -> RoleInJob:
     if left or interruption.requested is not None:
         return state.replace(interruption=interruption.model_copy(update={"failures": left}))
     state = incidents.abandon(state, now, "the ranks have made their first step after all")
-    return state.replace(interruption=None, missed_first_steps=max(0, state.missed_first_steps - 1))
+    return state.replace(interruption=None)
 
 
 def _rounded(duration: timedelta) -> timedelta:

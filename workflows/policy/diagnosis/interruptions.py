@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from perdure.contract import Evidence, EvidenceSource, FailureClass
+from perdure.contract import Evidence, EvidenceSource, FailureClass, RestartCommands
 from perdure.workflows.policy.diagnosis.failures import FAILURE_CLASSES, VICTIMS, failed_by_themselves, source_of
 from perdure.workflows.policy.record import incidents
+from perdure.workflows.policy.repair import memory
 from perdure.workflows.policy.state.job import RoleInJob
 from perdure.workflows.policy.state.node import NodeFailure, NodeState
 from perdure.workflows.policy.state.role import Interruption
@@ -112,10 +113,9 @@ def record_command_failure(state: RoleInJob, failure: NodeFailure, now: datetime
     """Records that a command failed between two worlds. The same line of a script fails on every node, sooner or later:
     all first failures are one try of the job, all second ones another, and each try is one restart in the budgets."""
     node = state.nodes[failure.rank]
-    tries = max(known.failed_between for known in state.nodes.values())
     fails = failure.failure not in (FailureClass.NODE_LOST, FailureClass.DISRUPTED)
-    counted = fails and state.interruption is None and node.failed_between < tries
-    state = state.with_node(node.replace(failed_between=node.failed_between + fails))
+    is_known_try = memory.times(state, RestartCommands, node) < memory.most_times(state, RestartCommands)
+    counted = fails and state.interruption is None and is_known_try
     state = interrupt(state, failure, now=now, source=EvidenceSource.AGENT)
     if not counted or state.interruption is None:
         return state

@@ -31,8 +31,7 @@ def on_commanded(state: RoleInJob, node: NodeState, commanded: NodeCommanded, no
     why = commanded.detail or "the reason is not known"
     text = f"it was given generation {commanded.generation} and has not entered it: {why}"
     failure = NodeFailure(rank=node.rank, failure=FailureClass.RENDEZVOUS_TIMEOUT, time=commanded.time, text=text)
-    state = state.with_node(node.replace(missed_worlds=node.missed_worlds + 1))
-    return interrupt(state, failure, now=now, source=EvidenceSource.COMMAND)
+    return interrupt(state.with_node(node), failure, now=now, source=EvidenceSource.COMMAND)
 
 
 def on_unresponsive(state: RoleInJob, node: NodeState, silent: NodeUnresponsive, now: datetime) -> RoleInJob:

@@ -45,7 +45,7 @@ def on_failure(state: RoleInJob, failure: Failure, now: datetime) -> RoleInJob:
         return state.with_node(node.replace(failed=reported)) if failed else state
     if not state.is_member(node):
         return _outside_of_world(state, node, failure, reported, now)
-    return _in_world(state, node, failure, reported, now)
+    return _in_world(state, failure, reported, now)
 
 
 def _after(node: NodeState, failure: Failure, now: datetime) -> NodeState:
@@ -75,11 +75,9 @@ def _outside_of_world(
     return interrupt(state, reported, now=now, source=source_of(reported), generation=failure.generation)
 
 
-def _in_world(state: RoleInJob, node: NodeState, failure: Failure, reported: NodeFailure, now: datetime) -> RoleInJob:
+def _in_world(state: RoleInJob, failure: Failure, reported: NodeFailure, now: datetime) -> RoleInJob:
     if state.world is not None and failure.generation < state.world.generation:
         commanded_since = state.world_decided_at is not None and failure.time > state.world_decided_at
         if failure.kind in _IN_ITS_WORLD or failure.starts_again or not commanded_since:
             return explain_earlier_world(state, reported, generation=failure.generation)
-    if failure.kind is FailureKind.RENDEZVOUS:
-        state = state.with_node(node.replace(missed_worlds=node.missed_worlds + 1))
     return interrupt(state, reported, now=now, source=source_of(reported), generation=failure.generation)

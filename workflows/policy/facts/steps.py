@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from perdure.contract import RestartCommands
 from perdure.contract.transitions import NodeStalled, NodeStallEnded, NodeStepping
 from perdure.workflows.policy.diagnosis import first_steps
 from perdure.workflows.policy.facts.nodes import with_preparation
 from perdure.workflows.policy.record import incidents, observations
+from perdure.workflows.policy.repair import memory
 from perdure.workflows.policy.state.job import RoleInJob
 from perdure.workflows.policy.state.node import NodeState
 
@@ -20,9 +22,8 @@ def on_stepping(state: RoleInJob, node: NodeState, stepping: NodeStepping, now: 
         stepped=max(node.stepped, stepping.generation) if stepping.counted else node.stepped,
         without_checkpoints=stepping.generation if stepping.saves is False else node.without_checkpoints,
         reachable=True,
-        missed_worlds=0,
     )
-    state = state.with_node(node)
+    state = memory.forget(state.with_node(node), RestartCommands, node.rank)
     if state.world is None or stepping.generation != state.world.generation:
         return state
     state = incidents.record_entry(state, stepping.entered_at or stepping.time)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import datetime
 
-from perdure.contract import EvidenceSource, JobPhase, NodePhase, World
+from perdure.contract import EvidenceSource, JobPhase, NodePhase, Suspend, World
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.capacity import planned_changes
 from perdure.workflows.policy.facts.events import (
@@ -22,7 +22,8 @@ from perdure.workflows.policy.facts.events import (
     SuspendRequested,
 )
 from perdure.workflows.policy.record import incidents
-from perdure.workflows.policy.repair import hold_on_failure
+from perdure.workflows.policy.repair import actions, hold_on_failure
+from perdure.workflows.policy.repair.case import Verdict
 from perdure.workflows.policy.state.job import Outcome, RoleInJob
 from perdure.workflows.policy.state.role import Interruption
 from perdure.workflows.policy.world import succession
@@ -117,10 +118,7 @@ def _suspend(state: RoleInJob, event: SuspendRequested, now: datetime) -> RoleIn
     text = f"suspended by a user{_because(event.reason)}"
     state = incidents.abandon(state, now, text)
     state = incidents.add_evidence(state, now=now, time=now, source=EvidenceSource.USER, text=text)
-    state = incidents.record_decision(
-        state, now=now, title=text, rule=RULE, action="release all nodes until the job is resumed"
-    )
-    return state.replace(suspended=True, reason=text, request_reasons={})
+    return actions.apply(state, Verdict(rule=RULE, title=text, actions=(Suspend(),)), now)
 
 
 def _relaunch(state: RoleInJob, event: RelaunchRequested, job: JobSpec, now: datetime) -> RoleInJob:

@@ -39,6 +39,7 @@ def _shorten(incident: IncidentView) -> IncidentView:
         update={
             "title": shorten(incident.title, _SHORT),
             "action": shorten(incident.action, _SHORT),
+            "actions": (),
             "waited_for": shorten(incident.waited_for, _SHORT),
             "evidence": tuple(_short_evidence(one) for one in incident.evidence[:_EVIDENCE]),
             "considered": tuple(

@@ -12,6 +12,7 @@ from collections.abc import Collection
 from datetime import datetime
 
 from perdure.contract import (
+    Action,
     Considered,
     Evidence,
     EvidenceSource,
@@ -20,11 +21,13 @@ from perdure.contract import (
     RankStarts,
     Restore,
     RestoreSource,
+    Stop,
     Suspect,
 )
 from perdure.contract.base import shorten
 from perdure.workflows.policy.checkpoints import memory_findings
 from perdure.workflows.policy.diagnosis.suspicion import without
+from perdure.workflows.policy.record.action_words import words
 from perdure.workflows.policy.record.incident_texts import within_budget
 from perdure.workflows.policy.state.job import RoleInJob
 from perdure.workflows.policy.state.node import NodeFailure
@@ -86,25 +89,25 @@ def record_decision(
     now: datetime,
     title: str,
     rule: str,
-    action: str,
+    actions: tuple[Action, ...],
     failure: FailureClass | None = None,
     culprit: int | None = None,
     considered: tuple[Considered, ...] = (),
     also_failed: Collection[int] = (),
     suspects: tuple[Suspect, ...] = (),
-    stops: bool = False,
 ) -> RoleInJob:
     """Records the decision; a later one for the same incident replaces it.
 
     `also_failed` are the nodes that failed by themselves, with or without the culprit; `suspects` those that may have
-    begun it where none is known to have. `stops` tells that the job ends with it.
+    begun it where none is known to have.
     """
     incident = state.open_incident
     if incident is None:
         return state
     if incident.failure is not None and failure is None:
         # A request, or a node that became ready, while a failure is being repaired: the failure stays the title.
-        return _replace(state, incident.model_copy(update={"action": shorten(f"{incident.action}; {action}")}))
+        text = shorten(f"{incident.action}; {words(actions)}")
+        return _replace(state, incident.model_copy(update={"action": text, "actions": (*incident.actions, *actions)}))
     same = incident.decided_at is not None and (incident.failure, incident.culprit) == (failure, culprit)
     also = {*also_failed, *incident.also_failed} - {culprit}
     return _replace(
@@ -116,10 +119,11 @@ def record_decision(
                 "culprit": culprit,
                 "also_failed": tuple(sorted(also)),
                 "suspects": suspects,
-                "stopped": stops,
+                "stopped": any(isinstance(action, Stop) for action in actions),
                 "decided_at": incident.decided_at if same else now,
                 "rule": rule,
-                "action": shorten(action),
+                "action": shorten(words(actions)),
+                "actions": actions,
                 "considered": considered,
                 "commanded_at": None,
                 "entered_at": None,
@@ -228,10 +232,9 @@ def abandon(state: RoleInJob, time: datetime, how: str) -> RoleInJob:
     incident = state.open_incident
     if incident is None:
         return state
-    if incident.decided_at is None:
-        state = record_decision(state, now=time, title=incident.title, rule=how, action=how)
-        incident = state.last_incident or incident
-    return _replace(state, incident.model_copy(update={"closed_at": time}))
+    # Nothing else was decided.
+    how_decided = {"decided_at": time, "rule": how, "action": shorten(how)} if incident.decided_at is None else {}
+    return _replace(state, incident.model_copy(update={**how_decided, "closed_at": time}))
 
 
 def follow_with_another(state: RoleInJob, time: datetime) -> RoleInJob:

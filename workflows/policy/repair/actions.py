@@ -1,39 +1,62 @@
-"""Carries out the actions of a verdict, and puts them into words: nothing else says what a job does.
+"""Carries out a verdict: its actions are the effects, and the incident records the same actions.
 
 What only the next world does (restart ranks, leave nodes out, wait for them) needs no effect here: `world/forming.py`
-forms it. The sentence of a verdict is about the culprit's node. Commands of other nodes that start over, too, come
-last among the actions, and their failures are in the evidence.
+forms it, and `repair/memory.py` remembers it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime
 
 from perdure.contract import (
-    Action,
-    AwaitNodes,
-    ExtendFirstStep,
+    Considered,
     FailureClass,
     JobPhase,
     LossCause,
-    NewWorld,
     NodePhase,
     ReplaceNodes,
     RestartCommands,
-    RestartRanks,
-    Shrink,
-    StartCommands,
     Stop,
-    Wait,
+    Suspend,
 )
+from perdure.workflows.policy.record import incidents
+from perdure.workflows.policy.record.action_words import option
+from perdure.workflows.policy.repair import memory
 from perdure.workflows.policy.repair.case import Verdict
 from perdure.workflows.policy.state.job import Outcome, RoleInJob
 from perdure.workflows.policy.state.role import Interruption
 from perdure.workflows.policy.world import stages, succession
 
 
+def apply(state: RoleInJob, verdict: Verdict, now: datetime, *, also_failed: Collection[int] = ()) -> RoleInJob:
+    """Records a verdict in the open incident, and carries it out.
+
+    Args:
+        state: The job.
+        verdict: The decision.
+        now: The time.
+        also_failed: Nodes that failed by themselves, with or without the culprit.
+    """
+    state = incidents.record_decision(
+        state,
+        now=now,
+        title=verdict.title,
+        rule=verdict.rule,
+        actions=verdict.actions,
+        failure=verdict.failure,
+        culprit=verdict.culprit,
+        considered=tuple(
+            Considered(option=option(rejected.action), why_not=rejected.why_not) for rejected in verdict.rejected
+        ),
+        suspects=verdict.suspects,
+        also_failed=also_failed,
+    )
+    return carry_out(state, verdict, now)
+
+
 def carry_out(state: RoleInJob, verdict: Verdict, now: datetime) -> RoleInJob:
-    """Applies the actions of a decision to the nodes, and to the job if it stops."""
+    """Applies the actions of a decision to the nodes, and to the job if it stops or is suspended."""
     interruption = state.interruption
     for action in verdict.actions:
         match action:
@@ -41,7 +64,9 @@ def carry_out(state: RoleInJob, verdict: Verdict, now: datetime) -> RoleInJob:
                 failed = Outcome(
                     phase=JobPhase.FAILED, exit_code=action.exit_code, reason=action.reason, decided_at=now
                 )
-                state = state.replace(outcome=failed)
+                state = state.stop(failed)
+            case Suspend():
+                state = state.replace(suspended=True, reason=verdict.title, request_reasons={})
             case ReplaceNodes() if interruption is not None:
                 state = _give_up(state, action.nodes, interruption, verdict.title, now)
             case RestartCommands() if state.between_stages:
@@ -49,91 +74,25 @@ def carry_out(state: RoleInJob, verdict: Verdict, now: datetime) -> RoleInJob:
             case _:
                 pass
     # Between two worlds nothing else follows: no world is broken.
-    return state.replace(interruption=None) if state.between_stages and state.outcome is None else state
+    return memory.close_interruption(state, now) if state.between_stages else state
 
 
 def commands_to_restart(state: RoleInJob) -> set[int]:
     """Nodes whose command the next world starts again, because it did not enter the current one."""
     actions = state.interruption.actions if state.interruption is not None else ()
     nodes = {rank for action in actions if isinstance(action, RestartCommands) for rank in action.nodes}
-    return {rank for rank in nodes if state.nodes[rank].missed_worlds}
-
-
-def words(actions: tuple[Action, ...]) -> str:
-    """What a job does, as one sentence for `perdure explain`."""
-    match actions:
-        case (Stop(), *_):
-            return "stop the job"
-        case (NewWorld(reason=reason), *_):
-            return f"new generation: {reason}"
-        case (RestartRanks(), ExtendFirstStep(), *_):
-            return "restart the ranks of every node in place; the next world has twice the time"
-        case (RestartRanks(ends_hang=True), *_):
-            return "restart the ranks of every node in place, which ends the one that hangs"
-        case (RestartRanks(), *_):
-            return "restart the ranks of every node in place"
-        case (StartCommands(), *_):
-            return "start the command again and restart the other ranks in place"
-        case (RestartCommands(between_worlds=True), *_):
-            return "start the command again on its node; it skips the torchruns that have finished"
-        case (RestartCommands(), *_):
-            return "start the command again on its node and restart the other ranks in place"
-        case (ReplaceNodes(suspected=True, nodes=(rank, *_)) as replace, *_):
-            request = _request(replace)
-            return f"give node {rank} up although it is only suspected; {request}; restart the other ranks in place"
-        case (ReplaceNodes(elsewhere=True), *_):
-            return "replace the node, on another machine if one has room, and try once more"
-        case (ReplaceNodes(between_worlds=True) as replace, *_):
-            return f"{_request(replace)}; its command starts over and skips the torchruns that have finished"
-        case (ReplaceNodes(), StartCommands(), *_):
-            return "replace the node and start its command again"
-        case (ReplaceNodes() as replace, AwaitNodes(patience=patience), *_):
-            return f"{_request(replace)} and wait for it, for at most {patience}"
-        case (Shrink(size=size, survivors=survivors), ReplaceNodes() as replace, *_):
-            return f"continue with {size} of {survivors} survivors; {_request(replace)}; grow when it is ready"
-        case _:
-            return "; ".join(map(option, actions))
-
-
-def option(action: Action) -> str:
-    """Names an action that was not taken, for the list of options."""
-    match action:
-        case Wait():
-            return "wait longer"
-        case Stop():
-            return "stop the job"
-        case NewWorld():
-            return "restart"
-        case RestartRanks():
-            return "restart the others" if action.others else "restart in place"
-        case StartCommands() | RestartCommands():
-            return "start it again on its node"
-        case ReplaceNodes():
-            return "replace the node" if action.nodes else "replace a node"
-        case Shrink():
-            return "continue with fewer nodes"
-        case AwaitNodes():
-            return "wait"
-        case ExtendFirstStep():
-            return "give the first step more time"
-
-
-def replacement(action: ReplaceNodes) -> str:
-    """The replacement of a node as a fact, for the title of an incident."""
-    return "replacement requested" if action.creates_nodes else "its place is open"
-
-
-def _request(action: ReplaceNodes) -> str:
-    return "ask for a replacement" if action.creates_nodes else "open the place to a machine that runs `perdure join`"
+    return {rank for rank in nodes if state.is_late(state.nodes[rank])}
 
 
 def _give_up(
     state: RoleInJob, ranks: tuple[int, ...], interruption: Interruption, reason: str, now: datetime
 ) -> RoleInJob:
+    late = interruption.ranks_with(FailureClass.RENDEZVOUS_TIMEOUT)
     for rank in ranks:
         node = state.nodes.get(rank)
         # A replacement that an earlier verdict on the same world requested has not failed.
         if node is not None and node.alive and state.is_member(node):
+            did_not_enter = (rank in late and state.is_late(node)) or memory.times(state, RestartCommands, node) > 0
             dropped = succession.drop(
                 state,
                 node,
@@ -142,7 +101,7 @@ def _give_up(
                 reason=reason,
                 loss_cause=_cause(rank, interruption),
                 # The next incarnation must reach the rendezvous before a world waits for it.
-                failed_starts=max(node.failed_starts, min(node.missed_worlds, 1)),
+                failed_starts=max(node.failed_starts, int(did_not_enter)),
             )
             state = state.with_node(dropped)
     return state

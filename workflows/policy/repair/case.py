@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 
-from perdure.contract import Action, FailureClass, ReplaceNodes, Stop, Suspect, Wait
+from perdure.contract import Action, FailureClass, ReplaceNodes, RestartCommands, Stop, Suspect, Wait
 from perdure.spec.capabilities import CAPABILITIES
 from perdure.spec.job import JobSpec
 from perdure.spec.recovery import CapacityLoss
 from perdure.workflows.policy.diagnosis.failures import FAILURE_CLASSES, NODE_FAILURES, FailureTraits, precedence
 from perdure.workflows.policy.diagnosis.suspicion import suspects_of
+from perdure.workflows.policy.repair import memory
 from perdure.workflows.policy.state.job import RoleInJob
 from perdure.workflows.policy.state.node import NodeFailure, NodeState
 from perdure.workflows.policy.state.role import Interruption
@@ -79,13 +80,13 @@ class Case:
     def missed(self) -> frozenset[int]:
         """Nodes whose command did not enter the world."""
         late = self.interruption.ranks_with(FailureClass.RENDEZVOUS_TIMEOUT)
-        return frozenset(rank for rank in late if self.state.nodes[rank].missed_worlds)
+        return frozenset(rank for rank in late if self.state.is_late(self.state.nodes[rank]))
 
     @cached_property
     def gone(self) -> tuple[int, ...]:
         """Nodes that are gone, unresponsive, or did not enter their world although their command was restarted for
         it."""
-        again = {rank for rank in self.missed if self.state.nodes[rank].missed_worlds > 1}
+        again = {rank for rank in self.missed if memory.times(self.state, RestartCommands, self.state.nodes[rank])}
         return tuple(sorted(self.interruption.ranks_with(*NODE_FAILURES) | again))
 
     @cached_property

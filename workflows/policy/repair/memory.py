@@ -1,73 +1,95 @@
-"""What the ladder remembers of earlier interruptions: how often a repair was tried, and whether it gained any step.
+"""Remembers what the ladder did for which node, so that a rung which acts otherwise the second time needs no counter.
 
-Restarts are charged once per interruption to a budget in a sliding window, and compared with the steps that were made
-in between. A stage of the command begins with a fresh comparison.
+All actions of a decision are remembered once its interruption is over. A rung reads `times`, or `last`; the fact that
+makes the next failure a first one again calls `forget`. A stage of the command begins with nothing remembered.
 """
 
 from __future__ import annotations
 
-from perdure.contract import FailureClass, ProgressSource
-from perdure.workflows.policy.diagnosis.failures import FAILURE_CLASSES, NEED_PROGRESS, NODE_FAILURES
-from perdure.workflows.policy.repair.case import Case, Verdict
-from perdure.workflows.policy.state.budget import follows, made_progress, within_window
+from datetime import datetime
+
+from perdure.contract import RoleAction, kind_of
 from perdure.workflows.policy.state.job import RoleInJob
-from perdure.workflows.policy.state.node import NodeFailure
+from perdure.workflows.policy.state.memory import Repair, RepairMemory
+from perdure.workflows.policy.state.node import NodeState
 
 
-def restarts_in_window(case: Case) -> int:
-    """The restarts that use up the budget."""
-    return len(within_window(case.state.restarts, now=case.now, window=case.job.retry.window))
-
-
-def failures_without_progress(state: RoleInJob, culprit: NodeFailure) -> int:
-    """The number of failures in a row that need progress in between and made none, including this one."""
-    if culprit.failure not in NEED_PROGRESS:
-        return state.failures_without_progress
-    if made_progress(state.progress, best_step=state.best_step, last_generation_steps=state.last_generation_steps):
-        return 0
-    return state.failures_without_progress + 1
-
-
-def happens_again(case: Case) -> bool:
-    """Whether the last failure has come again although it was tried once more, at the same step."""
-    again = case.traits.once_more and case.culprit.failure is case.state.last_failure
-    return again and failures_without_progress(case.state, case.culprit) > 0
-
-
-def belongs_to_the_last(case: Case, failure: FailureClass) -> bool:
-    """Whether a lost node belongs to those that the last restart was for."""
-    return failure in NODE_FAILURES and follows(case.state.restarts, now=case.now, within=case.job.retry.same_loss)
-
-
-def charge(case: Case, verdict: Verdict) -> RoleInJob:
-    """Charges the verdict to the budgets, once per interruption."""
-    state, failure, progress = case.state, verdict.failure, case.state.progress
-    if failure is None or case.interruption.counted:
+def close_interruption(state: RoleInJob, now: datetime) -> RoleInJob:
+    """Ends the interruption, whose decision is final then, and remembers what was done about it."""
+    interruption = state.interruption
+    if interruption is None:
         return state
-    reported = progress is not None and progress.source is ProgressSource.REPORTED
-    # The next attempt counts its steps anew, and is compared with the last one that failed.
-    after = state.replace(progress=progress if reported else None)
-    if not FAILURE_CLASSES[failure].counts:
-        return after
-    if not verdict.stop and not belongs_to_the_last(case, failure):
-        restarts = within_window(state.restarts, now=case.now, window=case.job.retry.window)
-        after = after.replace(restarts=(*restarts, case.now), restart_count=state.restart_count + 1)
-    return after.replace(
-        last_failure=failure,
-        failures_without_progress=failures_without_progress(state, case.culprit),
-        best_step=max(state.best_step, progress.step) if progress is not None and reported else state.best_step,
-        last_generation_steps=progress.generation_steps if progress is not None else -1,
-    )
+    state = state.replace(interruption=None)
+    if interruption.requested is not None:
+        # Nothing was repaired.
+        return state
+    of_role = dict(state.memory.of_role)
+    of_nodes = {kind: dict(repairs) for kind, repairs in state.memory.of_nodes.items()}
+    for action in interruption.actions:
+        if not action.nodes:
+            of_role[action.kind] = _repeat(of_role.get(action.kind), state, now)
+        for rank in action.nodes:
+            repairs = of_nodes.setdefault(action.kind, {})
+            repairs[rank] = _repeat(repairs.get(rank), state, now, incarnation=_incarnation(state, rank))
+    return state.replace(memory=state.memory.replace(of_nodes=of_nodes, of_role=of_role))
+
+
+def last(state: RoleInJob, action: type[RoleAction], rank: int) -> Repair | None:
+    """What is remembered of an action on a node (slot), whichever incarnation it was for."""
+    return state.memory.of_nodes.get(kind_of(action), {}).get(rank)
+
+
+def times(state: RoleInJob, action: type[RoleAction], node: NodeState) -> int:
+    """How often an action was taken for this incarnation of a node, since it was forgotten."""
+    found = last(state, action, node.rank)
+    return found.times if found is not None and found.incarnation == node.incarnation else 0
+
+
+def times_for_role(state: RoleInJob, action: type[RoleAction]) -> int:
+    """How often an action was taken for the whole role, since it was forgotten."""
+    found = state.memory.of_role.get(kind_of(action))
+    return found.times if found is not None else 0
+
+
+def most_times(state: RoleInJob, action: type[RoleAction]) -> int:
+    """How often an action was taken for the node that has needed it most often."""
+    known = state.memory.of_nodes.get(kind_of(action), {})
+    return max((times(state, action, state.nodes[rank]) for rank in known), default=0)
+
+
+def forget(state: RoleInJob, action: type[RoleAction], rank: int) -> RoleInJob:
+    """Forgets an action on one node (slot): the next time will be a first one."""
+    kind = kind_of(action)
+    known = state.memory.of_nodes.get(kind, {})
+    if rank not in known:
+        return state
+    left = {other: repair for other, repair in known.items() if other != rank}
+    return state.replace(memory=state.memory.replace(of_nodes={**state.memory.of_nodes, kind: left}))
+
+
+def forget_all(state: RoleInJob, action: type[RoleAction]) -> RoleInJob:
+    """Forgets an action on every node, and on the whole role."""
+    kind, known = kind_of(action), state.memory
+    if kind not in known.of_nodes and kind not in known.of_role:
+        return state
+    of_nodes = {other: repairs for other, repairs in known.of_nodes.items() if other != kind}
+    of_role = {other: repair for other, repair in known.of_role.items() if other != kind}
+    return state.replace(memory=known.replace(of_nodes=of_nodes, of_role=of_role))
 
 
 def begin_stage(state: RoleInJob) -> RoleInJob:
-    """Resets progress after a stage: its steps say nothing about the progress of the next one."""
-    return state.replace(
-        progress=None,
-        first_step=None,
-        missed_first_steps=0,
-        last_failure=None,
-        failures_without_progress=0,
-        best_step=-1,
-        last_generation_steps=-1,
-    )
+    """Forgets everything after a stage: its steps say nothing about the progress of the next one."""
+    return state.replace(progress=None, first_step=None, memory=RepairMemory())
+
+
+def _repeat(before: Repair | None, state: RoleInJob, now: datetime, *, incarnation: int = 0) -> Repair:
+    """What is remembered of an action that was taken once more."""
+    known = before.times if before is not None and before.incarnation == incarnation else 0
+    return Repair(times=known + 1, incarnation=incarnation, generation=state.generation, at=now)
+
+
+def _incarnation(state: RoleInJob, rank: int) -> int:
+    """The incarnation that an action was taken for: the member of the broken world, whose place another one may have
+    by now. Between two worlds it is the present one."""
+    member = state.world.members.get(rank) if state.world is not None and not state.between_stages else None
+    return (member or state.nodes[rank]).incarnation

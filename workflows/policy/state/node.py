@@ -83,8 +83,6 @@ class NodeState(Incarnation):
     """The number of restarts of its command between two worlds that were requested."""
     released: bool = False
     """It is being ended from outside, and need not wait for a checkpoint any longer."""
-    failed_between: int = 0
-    """The number of failures of its command since the newest stage was complete."""
     stalled_in: int = 0
     """The generation in which its ranks are stalled; 0 for none."""
     stalled_since: datetime | None = None
@@ -93,8 +91,6 @@ class NodeState(Incarnation):
     """The stalled ranks have made no step in their world."""
     cut_off: bool = False
     """It waits for a world, and cannot connect to the current one; `reason` names the address."""
-    missed_worlds: int = 0
-    """Worlds in a row that its command did not enter in time."""
     failed_starts: int = 0
     """Incarnations of this rank in a row that were lost before they were ready."""
     not_before: datetime | None = None

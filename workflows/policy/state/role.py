@@ -15,6 +15,7 @@ from perdure.contract import Actions, FailureClass, Incarnation, JobPhase, Messa
 from perdure.spec.durations import Duration
 from perdure.workflows.policy.facts.events import RelaunchRequested, SuspendRequested
 from perdure.workflows.policy.state.checkpoint import CheckpointState
+from perdure.workflows.policy.state.memory import RepairMemory
 from perdure.workflows.policy.state.node import Holder, LeavingNode, NodeFailure, NodeState
 
 
@@ -126,15 +127,7 @@ class RoleState(Message):
     first_step: Duration | None = None
     """The longest time from entering a world to its first step, in this stage: see
     `perdure.workflows.policy.diagnosis.first_steps`."""
-    missed_first_steps: int = 0
-    """Worlds in a row that were ended because they made no first step in time."""
-    last_failure: FailureClass | None = None
-    """The class of the last failure that was charged to the budgets, in this stage."""
-    failures_without_progress: int = 0
-    best_step: int = -1
-    """The highest step reported before a failure."""
-    last_generation_steps: int = -1
-    """Steps counted in the attempt before the last failure."""
+    memory: RepairMemory = RepairMemory()
     progress: Progress | None = None
     desire_version: int = 0
     wound_down_groups: tuple[int, ...] = ()
@@ -172,6 +165,11 @@ class RoleState(Message):
         """Whether this incarnation is part of the current world."""
         member = self.world.members.get(node.rank) if self.world is not None else None
         return member is not None and member.incarnation == node.incarnation
+
+    def is_late(self, node: NodeState) -> bool:
+        """Whether the node is a member of the current world, and not known to run in it or to have finished it."""
+        world = self.world
+        return world is not None and self.is_member(node) and max(node.stepping, node.finished) < world.generation
 
     @property
     def stepping(self) -> bool:

@@ -15,8 +15,8 @@ from perdure.workflows.policy.capacity import planned_changes, staffing, waiting
 from perdure.workflows.policy.diagnosis import claims, first_steps
 from perdure.workflows.policy.facts import user_requests
 from perdure.workflows.policy.record import incidents
+from perdure.workflows.policy.repair import memory
 from perdure.workflows.policy.repair.actions import commands_to_restart
-from perdure.workflows.policy.repair.memory import begin_stage
 from perdure.workflows.policy.repair.recovery import recover
 from perdure.workflows.policy.state.job import RoleInJob
 from perdure.workflows.policy.state.node import NodeState
@@ -107,6 +107,7 @@ def _form_due_world(
         return state if trains else state.replace(waiting_since=state.waiting_since or now)
     if trains and (held := planned_changes.hold_world(state, job, now)) is not None:
         return held
+    remembering = memory.begin_stage(state) if state.between_stages else memory.close_interruption(state, now)
     formed = form_world(
         state.nodes,
         choose_members(available, size, state.world),
@@ -114,7 +115,7 @@ def _form_due_world(
         previous=state.world,
         restarted=commands_to_restart(state),
         stage=state.stages_complete,
-        first_step=first_steps.limit_of(begin_stage(state) if state.between_stages else state, job),
+        first_step=first_steps.limit_of(remembering, job),
         distrusted_checkpoints=state.checkpoints.distrusted,
     )
     if formed is None:
@@ -138,7 +139,7 @@ def _wait_for_port(state: RoleInJob, job: JobSpec, now: datetime, *, available: 
 def _send_out(state: RoleInJob, formed: World, job: JobSpec, now: datetime) -> RoleInJob:
     trains = _trains(state)
     if state.between_stages:
-        state = begin_stage(state)
+        state = memory.begin_stage(state)
     elif state.world is not None:
         state = _continue_ended_members(_announce(state, formed, job, now))
     if trains:
@@ -151,12 +152,12 @@ def _send_out(state: RoleInJob, formed: World, job: JobSpec, now: datetime) -> R
         )
     )
     state = claims.remember_ranks(succession.leave_out(user_requests.settle(state, formed), formed))
+    state = memory.close_interruption(state, now)
     return incidents.record_world(
         state.replace(
             world=formed,
             world_decided_at=now,
             generation=formed.generation,
-            interruption=None,
             waiting_since=None,
             queued_since=None,
             ready_since=None,

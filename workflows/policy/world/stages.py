@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 
-from perdure.contract import JobPhase, NodePhase
+from perdure.contract import JobPhase, NodePhase, RestartCommands
 from perdure.workflows.policy.diagnosis.interruptions import record_command_failure
 from perdure.workflows.policy.record import incidents
+from perdure.workflows.policy.repair import memory
 from perdure.workflows.policy.state.job import Outcome, RoleInJob
 from perdure.workflows.policy.state.node import NodeState
 
@@ -30,10 +31,11 @@ def advance(state: RoleInJob, now: datetime) -> RoleInJob:
         state = incidents.abandon(
             state.replace(complete_generation=world.generation, stages_complete=world.stage + 1), now, "finished"
         )
+        state = memory.forget_all(state, RestartCommands)
         for node in state.members:
             if node.alive and not node.ended:
                 # Its torchrun exits; the node is ready again when the next torchrun requests a world.
-                joined = node.replace(phase=NodePhase.JOINED, since=now, reason="", failed=None, failed_between=0)
+                joined = node.replace(phase=NodePhase.JOINED, since=now, reason="", failed=None)
                 state = state.with_node(joined)
                 if node.failed is not None:
                     state = record_command_failure(state, node.failed, now)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from perdure.contract import AwaitNodes, RestartRanks, Shrink, Stop
 from perdure.spec.recovery import CapacityLoss
 from perdure.workflows.policy.diagnosis.failures import FAILURE_CLASSES
-from perdure.workflows.policy.repair.actions import replacement
+from perdure.workflows.policy.record.action_words import replacement
 from perdure.workflows.policy.repair.case import Case, Rejected, Verdict
 from perdure.workflows.policy.world.rendezvous import usable
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from perdure.contract import FailureClass, ReplaceNodes, RestartRanks
 from perdure.workflows.policy.diagnosis.suspicion import names, suspected_again
-from perdure.workflows.policy.repair import memory
-from perdure.workflows.policy.repair.actions import replacement
+from perdure.workflows.policy.record.action_words import replacement
+from perdure.workflows.policy.repair import charges
 from perdure.workflows.policy.repair.case import Case, Rejected, Verdict
 
 
@@ -18,7 +18,7 @@ def decide(case: Case) -> Verdict | None:
         return None
     named = f"{names(suspects)} may hang" if suspects else "no node is known to hang"
     title = f"a collective timed out, {named}: {culprit.text}"
-    futile = memory.failures_without_progress(case.state, culprit)
+    futile = charges.failures_without_progress(case.state, culprit)
     again = suspected_again(case.state, suspects) if futile else None
     if again is not None and case.may_replace:
         replace = case.replace((again,), suspected=True)
@@ -34,7 +34,7 @@ def decide(case: Case) -> Verdict | None:
     return Verdict(
         rule='collective-timeout/1 "a rank did not come: restart in place"',
         title=title,
-        actions=(RestartRanks(ends_hang=True),),
+        actions=(RestartRanks(ends_hang=True, nodes=tuple(suspect.rank for suspect in suspects)),),
         failure=culprit.failure,
         suspects=suspects,
         rejected=(Rejected(ReplaceNodes(), why_not),),

@@ -12,12 +12,13 @@ def decide(case: Case) -> Verdict | None:
         return None
     # Where no node steps, all wait for each other: the first reporter need not be the one that hangs.
     others_step = any(node.stepped >= state.generation for node in state.members)
+    known = culprit.rank if others_step else None
     return Verdict(
         rule='first-step/1 "no first step in time: restart in place"',
         title=culprit.text,
-        actions=(RestartRanks(), ExtendFirstStep()),
+        actions=(RestartRanks(nodes=() if known is None else (known,)), ExtendFirstStep()),
         failure=culprit.failure,
-        culprit=culprit.rank if others_step else None,
+        culprit=known,
         rejected=(
             Rejected(Wait(), "the time for the first step is over (timing.stall.first_step)"),
             Rejected(ReplaceNodes(), "its agent and launcher are alive"),

@@ -15,4 +15,4 @@ def decide(case: Case) -> Verdict:
     if case.culprit.failure is FailureClass.COMMAND_LOST:
         rule = 'command-lost/1 "start it again on its node"'
         return case.blame(rule, StartCommands(nodes=nodes), RestartRanks(others=True), rejected=rejected)
-    return case.blame('rank-failure/1 "restart in place"', RestartRanks(), rejected=rejected)
+    return case.blame('rank-failure/1 "restart in place"', RestartRanks(nodes=nodes), rejected=rejected)

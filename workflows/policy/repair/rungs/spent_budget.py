@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perdure.workflows.policy.repair import memory
+from perdure.workflows.policy.repair import charges
 from perdure.workflows.policy.repair.case import Case, Verdict
 from perdure.workflows.policy.repair.rungs.permanent_failure import stop
 
@@ -12,16 +12,16 @@ def decide(case: Case) -> Verdict | None:
     if not case.traits.counts or case.interruption.counted:
         # The budgets do not limit this restart, or have already allowed it.
         return None
-    if memory.happens_again(case):
+    if charges.happens_again(case):
         rule = 'same-failure/1 "the same again, and no step gained"'
         return stop(case, rule, f"it failed again: {culprit.text}", 1)
     exit_code = 1 if case.traits.users_own else 3
-    if memory.failures_without_progress(case.state, culprit) > retry.no_progress_limit:
+    if charges.failures_without_progress(case.state, culprit) > retry.no_progress_limit:
         limit = f"{retry.no_progress_limit} restarts (retry.no_progress_limit)"
         reason = f"no progress over {limit}; last: {culprit.text}"
         return stop(case, 'no-progress/1 "restarts make no progress"', reason, exit_code)
-    used = memory.restarts_in_window(case)
-    if used >= retry.max_restarts and not memory.belongs_to_the_last(case, culprit.failure):
+    used = charges.restarts_in_window(case)
+    if used >= retry.max_restarts and not charges.belongs_to_the_last(case, culprit.failure):
         reason = f"{used} restarts within {retry.window} use up retry.max_restarts; last: {culprit.text}"
         return stop(case, 'budget/1 "retry.max_restarts"', reason, exit_code)
     return None

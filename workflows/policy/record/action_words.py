@@ -1,0 +1,97 @@
+"""Puts actions into the words of `perdure explain`: nothing else says what a job does.
+
+The sentence of a decision is about the culprit's node. Commands of other nodes that start over, too, come last among
+the actions, and their failures are in the evidence.
+"""
+
+from __future__ import annotations
+
+from perdure.contract import (
+    Action,
+    AwaitNodes,
+    ExtendFirstStep,
+    NewWorld,
+    ReplaceNodes,
+    RestartCommands,
+    RestartRanks,
+    Shrink,
+    StartCommands,
+    StartOver,
+    Stop,
+    Suspend,
+    Wait,
+)
+
+
+def words(actions: tuple[Action, ...]) -> str:
+    """What a job does, as one sentence for `perdure explain`."""
+    match actions:
+        case (Stop(), *_):
+            return "stop the job"
+        case (Suspend(), *_):
+            return "release all nodes until the job is resumed"
+        case (NewWorld(reason=reason), *_):
+            return f"new generation: {reason}"
+        case (RestartRanks(), ExtendFirstStep(), *_):
+            return "restart the ranks of every node in place; the next world has twice the time"
+        case (RestartRanks(ends_hang=True), *_):
+            return "restart the ranks of every node in place, which ends the one that hangs"
+        case (RestartRanks(), *_):
+            return "restart the ranks of every node in place"
+        case (StartCommands(), *_):
+            return "start the command again and restart the other ranks in place"
+        case (RestartCommands(between_worlds=True), *_):
+            return "start the command again on its node; it skips the torchruns that have finished"
+        case (RestartCommands(), *_):
+            return "start the command again on its node and restart the other ranks in place"
+        case (ReplaceNodes(suspected=True, nodes=(rank, *_)) as replace, *_):
+            request = _request(replace)
+            return f"give node {rank} up although it is only suspected; {request}; restart the other ranks in place"
+        case (ReplaceNodes(elsewhere=True), *_):
+            return "replace the node, on another machine if one has room, and try once more"
+        case (ReplaceNodes(between_worlds=True) as replace, *_):
+            return f"{_request(replace)}; its command starts over and skips the torchruns that have finished"
+        case (ReplaceNodes(), StartCommands(), *_):
+            return "replace the node and start its command again"
+        case (ReplaceNodes() as replace, AwaitNodes(patience=patience), *_):
+            return f"{_request(replace)} and wait for it, for at most {patience}"
+        case (Shrink(size=size, survivors=survivors), ReplaceNodes() as replace, *_):
+            return f"continue with {size} of {survivors} survivors; {_request(replace)}; grow when it is ready"
+        case _:
+            return "; ".join(map(option, actions))
+
+
+def option(action: Action) -> str:
+    """Names an action that was not taken, for the list of options."""
+    match action:
+        case Wait():
+            return "wait longer"
+        case Stop():
+            return "stop the job"
+        case Suspend():
+            return "suspend the job"
+        case StartOver():
+            return "start over"
+        case NewWorld():
+            return "restart"
+        case RestartRanks():
+            return "restart the others" if action.others else "restart in place"
+        case StartCommands() | RestartCommands():
+            return "start it again on its node"
+        case ReplaceNodes():
+            return "replace the node" if action.nodes else "replace a node"
+        case Shrink():
+            return "continue with fewer nodes"
+        case AwaitNodes():
+            return "wait"
+        case ExtendFirstStep():
+            return "give the first step more time"
+
+
+def replacement(action: ReplaceNodes) -> str:
+    """The replacement of a node as a fact, for the title of an incident."""
+    return "replacement requested" if action.creates_nodes else "its place is open"
+
+
+def _request(action: ReplaceNodes) -> str:
+    return "ask for a replacement" if action.creates_nodes else "open the place to a machine that runs `perdure join`"

@@ -1,0 +1,62 @@
+"""Charges restarts to two budgets, once per interruption: restarts in a sliding window, and those that gain no step.
+
+The steps that were made are compared with those before the last failure that was charged.
+"""
+
+from __future__ import annotations
+
+from perdure.contract import FailureClass, ProgressSource
+from perdure.workflows.policy.diagnosis.failures import FAILURE_CLASSES, NEED_PROGRESS, NODE_FAILURES
+from perdure.workflows.policy.repair.case import Case, Verdict
+from perdure.workflows.policy.state.budget import follows, made_progress, within_window
+from perdure.workflows.policy.state.job import RoleInJob
+from perdure.workflows.policy.state.node import NodeFailure
+
+
+def restarts_in_window(case: Case) -> int:
+    """The restarts that use up the budget."""
+    return len(within_window(case.state.restarts, now=case.now, window=case.job.retry.window))
+
+
+def failures_without_progress(state: RoleInJob, culprit: NodeFailure) -> int:
+    """The number of failures in a row that need progress in between and made none, including this one."""
+    known = state.memory
+    if culprit.failure not in NEED_PROGRESS:
+        return known.failures_without_progress
+    if made_progress(state.progress, best_step=known.best_step, last_generation_steps=known.last_generation_steps):
+        return 0
+    return known.failures_without_progress + 1
+
+
+def happens_again(case: Case) -> bool:
+    """Whether the last failure has come again although it was tried once more, at the same step."""
+    again = case.traits.once_more and case.culprit.failure is case.state.memory.last_failure
+    return again and failures_without_progress(case.state, case.culprit) > 0
+
+
+def belongs_to_the_last(case: Case, failure: FailureClass) -> bool:
+    """Whether a lost node belongs to those that the last restart was for."""
+    return failure in NODE_FAILURES and follows(case.state.restarts, now=case.now, within=case.job.retry.same_loss)
+
+
+def charge(case: Case, verdict: Verdict) -> RoleInJob:
+    """Charges the verdict to the budgets, once per interruption."""
+    state, failure, progress = case.state, verdict.failure, case.state.progress
+    if failure is None or case.interruption.counted:
+        return state
+    reported = progress is not None and progress.source is ProgressSource.REPORTED
+    # The next attempt counts its steps anew, and is compared with the last one that failed.
+    after = state.replace(progress=progress if reported else None)
+    if not FAILURE_CLASSES[failure].counts:
+        return after
+    if not verdict.stop and not belongs_to_the_last(case, failure):
+        restarts = within_window(state.restarts, now=case.now, window=case.job.retry.window)
+        after = after.replace(restarts=(*restarts, case.now), restart_count=state.restart_count + 1)
+    best = state.memory.best_step
+    charged = state.memory.replace(
+        last_failure=failure,
+        failures_without_progress=failures_without_progress(state, case.culprit),
+        best_step=max(best, progress.step) if progress is not None and reported else best,
+        last_generation_steps=progress.generation_steps if progress is not None else -1,
+    )
+    return after.replace(memory=charged)

@@ -1,0 +1,41 @@
+"""What a role remembers of earlier interruptions: see `perdure.workflows.policy.repair.memory`."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Self
+
+from pydantic import Field
+
+from perdure.contract import FailureClass, Message
+
+
+class Repair(Message):
+    """An action that the ladder has taken: how often in a row, and when last."""
+
+    times: int = 1
+    incarnation: int = 0
+    """The incarnation of the node that it was taken for; 0 where it was for the whole role."""
+    generation: int
+    """The world that was interrupted then."""
+    at: datetime
+    """When that interruption was over."""
+
+
+class RepairMemory(Message):
+    """What is remembered within a stage of the command."""
+
+    of_nodes: dict[str, dict[int, Repair]] = Field(default={})
+    """Actions that name nodes, by kind of action and node (slot)."""
+    of_role: dict[str, Repair] = Field(default={})
+    """Actions that name none, by kind of action."""
+    last_failure: FailureClass | None = None
+    """The class of the last failure that was charged to the budgets."""
+    failures_without_progress: int = 0
+    best_step: int = -1
+    """The highest step reported before a failure."""
+    last_generation_steps: int = -1
+    """Steps counted in the attempt before the last failure."""
+
+    def replace(self, **fields: object) -> Self:
+        return self.model_copy(update=fields)
