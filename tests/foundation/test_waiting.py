@@ -13,6 +13,7 @@ SLEEPS = {
     "tests/launcher/scripts/": "trainings, whose steps and saves take time",
     "tests/system/train.py": "a training, whose steps take time",
     "tests/gpu/train.py": "a training, whose steps take time",
+    "tests/system/dies_once_shared.py": "a rank that waits for what another one writes down",
     "tests/system/observed.py": "a training, whose steps take time",
     "tests/system/saves_itself.py": "a training, whose steps take time",
     "tests/system/walk.py": "a training, whose steps take time",
