@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 from dataclasses import dataclass
@@ -32,7 +33,11 @@ class LogFile:
         Raises:
             OSError: if something else has taken its place, or it cannot be read.
         """
-        return open_beneath(self.run_dir, f"{LOGS}/{self.name}")
+        file = open_beneath(self.run_dir, f"{LOGS}/{self.name}")
+        if os.fstat(file.fileno()).st_ino != self.inode:
+            file.close()
+            raise FileNotFoundError(errno.ENOENT, "it was rotated", self.name)
+        return file
 
     def open_times(self) -> BinaryIO:
         """Opens the index of the times at which its lines were printed.

@@ -34,6 +34,7 @@ def read_log(
     lines: int | None = None,
     since: datetime | None = None,
     limit: int = CHUNK_BYTES,
+    whole_characters: bool = False,
 ) -> LogChunk:
     """Reads the log's next piece.
 
@@ -43,6 +44,7 @@ def read_log(
         lines: Without a position, the number of last lines to begin with; None for all.
         since: Without a position, begin with what was printed then, unless `lines` begins later.
         limit: The maximum number of bytes to read.
+        whole_characters: Whether to leave a character at the end of the log until all of it is written.
 
     Raises:
         OSError: if the log cannot be read.
@@ -56,14 +58,16 @@ def read_log(
     with files[index].open() as log:
         log.seek(offset)
         content = log.read(limit)
-        text, taken = _decode(content)
+        newest = index + 1 == len(files)
+        text, taken = _decode(content, whole=whole_characters and newest)
+        held = len(content) - taken if whole_characters else 0
         times = _times(files[index], offset, content[:taken])
         offset += taken
         left_out = 0
         if taken > LONGEST_LINE and b"\n" not in content:
             left_out = _middle_of_line(log, offset)
             offset += left_out
-    at_end = index + 1 == len(files) and offset >= files[index].size
+    at_end = newest and offset + held >= files[index].size
     position = LogPosition(file=files[index].inode, offset=offset)
     return LogChunk(text=text, times=times, position=position, left_out=left_out, at_end=at_end)
 
@@ -151,12 +155,13 @@ def _ends_with_line_break(file: LogFile) -> bool:
         return log.read(1) == b"\n"
 
 
-def _decode(content: bytes) -> tuple[str, int]:
-    """Returns the text and the number of its bytes: a character that is split in two is left for the next piece."""
+def _decode(content: bytes, *, whole: bool) -> tuple[str, int]:
+    """Returns the text and the number of its bytes: a character that is split in two is left for the next piece. Unless
+    it must be `whole`, it is replaced where there is nothing else."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     text = decoder.decode(content)
     rest, _ = decoder.getstate()
-    if rest and len(rest) == len(content):
+    if rest and len(rest) == len(content) and not whole:
         # There is nothing else: the next piece would never get past it.
         return content.decode(errors="replace"), len(content)
     return text, len(content) - len(rest)

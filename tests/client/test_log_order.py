@@ -21,6 +21,7 @@ from perdure.client.logs.lines import Lines, LogLine, PrintedLine
 from perdure.client.logs.order import merge_by_time
 from perdure.contract import LONGEST_LINE, LogChunk, NodeId, ReadLog
 from perdure_launcher.supervisor.capture import RotatingFile
+from perdure_training.node_api.layout import output_log
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -71,8 +72,8 @@ def test_lines_are_whole_however_the_pieces_are_cut(text: str, cuts: list[int]) 
 
 async def test_lines_in_files_have_the_times_of_their_beginnings(tmp_path: Path) -> None:
     now = [START.timestamp()]
-    writer = RotatingFile(tmp_path / "output.log", max_bytes=12, clock=lambda: now[0])
-    log = FileLog(tmp_path / "output.log")
+    writer = RotatingFile(output_log(tmp_path), max_bytes=12, clock=lambda: now[0])
+    log = FileLog(output_log(tmp_path))
     for piece in (b"one\ntwo\n", b"thr", b"ee\n"):
         writer.write(piece)
         now[0] += 10
@@ -83,13 +84,10 @@ async def test_lines_in_files_have_the_times_of_their_beginnings(tmp_path: Path)
         now[0] += 10
     assert [line async for line in log.new_lines()] == [PrintedLine("four", at(30))]
     assert log.last_line() == [PrintedLine("and", at(40))]
-    log.close()
-    again = FileLog(tmp_path / "output.log")
+    again = FileLog(output_log(tmp_path))
     assert [line.text async for line in again.old_lines(None, at(10))] == ["three", "four"]
-    again.close()
-    again = FileLog(tmp_path / "output.log")
+    again = FileLog(output_log(tmp_path))
     assert [line.text async for line in again.old_lines(2, None)] == ["three", "four"]
-    again.close()
 
 
 LONG = 20_000_000
@@ -128,24 +126,22 @@ def bounded_memory() -> Iterator[None]:
 
 @pytest.mark.parametrize("tail", [None, 2])
 async def test_long_lines_are_cut_and_no_other_line_is_lost(tmp_path: Path, tail: int | None) -> None:
-    write_long_lines(tmp_path / "output.log")
-    log = FileLog(tmp_path / "output.log")
+    write_long_lines(output_log(tmp_path))
+    log = FileLog(output_log(tmp_path))
     with bounded_memory():
         found = [line.text async for line in log.old_lines(tail, None)]
         last = [line.text for line in log.last_line()]
-    log.close()
     assert (found, last) == (LINES[-tail if tail else 0 :], [LAST])
 
 
 async def test_long_lines_are_cut_when_they_are_followed(tmp_path: Path) -> None:
-    log = FileLog(tmp_path / "output.log")
+    log = FileLog(output_log(tmp_path))
     assert [line.text async for line in log.old_lines(None, None)] == []
-    write_long_lines(tmp_path / "output.log")
+    write_long_lines(output_log(tmp_path))
     with bounded_memory():
         found = [line.text async for line in log.new_lines()]
         last = [line.text for line in log.last_line()]
     assert (found, last) == (LINES, [LAST])
-    log.close()
 
 
 @pytest.mark.parametrize("tail", [None, 0, 3])
@@ -161,9 +157,19 @@ async def test_long_lines_of_copies_are_cut(tmp_path: Path, tail: int | None) ->
     assert found == ([*LINES, LAST] if tail is None else [*LINES, LAST][len(LINES) + 1 - tail :])
 
 
+async def test_a_character_is_shown_once_all_of_it_is_written(tmp_path: Path) -> None:
+    path = output_log(tmp_path)
+    path.parent.mkdir()
+    path.write_bytes("ä\n€".encode()[:-1])
+    log = FileLog(path)
+    assert [line.text async for line in log.old_lines(None, None)] == ["ä"]
+    assert [line.text async for line in log.new_lines()] == []
+    path.write_bytes("ä\n€\n".encode())
+    assert [line.text async for line in log.new_lines()] == ["€"]
+
+
 async def test_of_long_lines_an_agent_sends_only_what_is_shown(tmp_path: Path) -> None:
-    (tmp_path / "logs").mkdir()
-    write_long_lines(tmp_path / "logs" / "output.log")
+    write_long_lines(output_log(tmp_path))
     pieces: list[LogChunk] = []
 
     async def ask(request: ReadLog) -> LogChunk:

@@ -63,18 +63,14 @@ class AgentLog:
         """The text after the last line break, if there is any."""
         return self._lines.rest()
 
-    def close(self) -> None:
-        """Does nothing: the log holds no resource."""
-
     async def _read(self) -> AsyncGenerator[PrintedLine]:
         at_end = False
         while not at_end:
             request = ReadLog(**dict(self._node), position=self._position, lines=self._tail, since=self._since)
             chunk = await self._ask(request)
             self._position, at_end = chunk.position, chunk.at_end
-            for line in self._lines.add(chunk.text, ((one.line, one.at) for one in chunk.times)):
+            for line in self._lines.add_piece(chunk):
                 yield line
-            self._lines.leave_out(chunk.left_out)
 
 
 async def ask_agent(connection: Connection, job_id: str, request: ReadLog) -> LogChunk:

@@ -70,9 +70,6 @@ class CopiedLog:
         """Empty: reading all lines includes the last one."""
         return ()
 
-    def close(self) -> None:
-        """Does nothing: the log holds no resource."""
-
     def _parts(self, tail: int | None) -> tuple[Any, Sequence[str]]:
         """Returns the storage, and the parts that hold the last lines, the oldest first."""
         fsspec: Any = importlib.import_module("fsspec.core")

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from perdure.client.views import View
-from perdure.contract import LONGEST_LINE
+from perdure.contract import LONGEST_LINE, LogChunk
 
 
 class LogLine(View):
@@ -60,9 +60,10 @@ class Lines:
         self._rest_time = known[-1]
         self._extend(texts[-1])
 
-    def leave_out(self, count: int) -> None:
-        """Counts bytes of the line that were not read."""
-        self._cut += count
+    def add_piece(self, chunk: LogChunk) -> Iterator[PrintedLine]:
+        """Yields the lines that a piece of an agent's answer ends."""
+        yield from self.add(chunk.text, ((one.line, one.at) for one in chunk.times))
+        self._cut += chunk.left_out
 
     def rest(self) -> Sequence[PrintedLine]:
         """Returns the text after the last line break, if there is any; once."""

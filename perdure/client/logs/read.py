@@ -47,10 +47,6 @@ class NodeLog(Protocol):
         """The text after the last line break, if there is any."""
         ...
 
-    def close(self) -> None:
-        """Releases the log's resources."""
-        ...
-
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
@@ -86,39 +82,34 @@ async def read_logs(
         LogsUnavailable: if a log cannot be read; after all others.
     """
     find = _Finder(look, ask, selection)
-    logs: dict[tuple[int, int], NodeLog] = {}
-    try:
-        status, found, problems = await find()
-        logs.update(found)
-        old = [_lines_of(key, log.old_lines(tail, since), problems) for key, log in logs.items()]
-        async for line in merge_by_time(old):
+    status, found, problems = await find()
+    logs = dict(found)
+    old = [_lines_of(key, log.old_lines(tail, since), problems) for key, log in logs.items()]
+    async for line in merge_by_time(old):
+        yield line
+    loop = asyncio.get_running_loop()
+    ask_at = loop.time() + NODES_INTERVAL.total_seconds()
+    open_ = follow and status.phase not in FINAL_PHASES
+    while open_:
+        await asyncio.sleep(READ_INTERVAL.total_seconds())
+        if loop.time() >= ask_at:
+            ask_at = loop.time() + NODES_INTERVAL.total_seconds()
+            with suppress(ControlPlaneUnreachable, LogsUnavailable):
+                status, found, _ = await find()
+                open_ = status.phase not in FINAL_PHASES
+                for key, log in found.items():
+                    known = logs.setdefault(key, log)
+                    if isinstance(known, AgentLog) and isinstance(log, AgentLog):
+                        known.end = log.end
+        new = [_lines_of(key, log.new_lines(), []) for key, log in logs.items()]
+        async for line in merge_by_time(new):
             yield line
-        loop = asyncio.get_running_loop()
-        ask_at = loop.time() + NODES_INTERVAL.total_seconds()
-        open_ = follow and status.phase not in FINAL_PHASES
-        while open_:
-            await asyncio.sleep(READ_INTERVAL.total_seconds())
-            if loop.time() >= ask_at:
-                ask_at = loop.time() + NODES_INTERVAL.total_seconds()
-                with suppress(ControlPlaneUnreachable, LogsUnavailable):
-                    status, found, _ = await find()
-                    open_ = status.phase not in FINAL_PHASES
-                    for key, log in found.items():
-                        known = logs.setdefault(key, log)
-                        if isinstance(known, AgentLog) and isinstance(log, AgentLog):
-                            known.end = log.end
-            new = [_lines_of(key, log.new_lines(), []) for key, log in logs.items()]
-            async for line in merge_by_time(new):
-                yield line
-        for key, log in logs.items():
-            for text, time in log.last_line():
-                yield LogLine(node=key[0], incarnation=key[1], text=text, time=time)
-        if problems and not follow:
-            # After all readable logs: one silent agent must not hide the others.
-            raise LogsUnavailable("; ".join(map(str, problems)), remedy=problems[0].remedy)
-    finally:
-        for log in logs.values():
-            log.close()
+    for key, log in logs.items():
+        for text, time in log.last_line():
+            yield LogLine(node=key[0], incarnation=key[1], text=text, time=time)
+    if problems and not follow:
+        # After all readable logs: one silent agent must not hide the others.
+        raise LogsUnavailable("; ".join(map(str, problems)), remedy=problems[0].remedy)
 
 
 async def _lines_of(
