@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import signal
@@ -22,7 +21,7 @@ from pathlib import Path
 import aiohttp
 from pydantic import SecretStr
 
-from perdure.activities.nodes.configurations import agent_configuration, launcher_configuration
+from perdure.activities.nodes.configurations import agent_configuration
 from perdure.activities.nodes.joined import child
 from perdure.activities.nodes.joined.machine import Machine, joined_nodes
 from perdure.activities.nodes.local import launch
@@ -138,26 +137,18 @@ class NodeSession:
 
     def _lay_down(self) -> FolderOwner:
         """Writes the files that the node's processes read."""
-        folder, request, machine = self._folder, self._request, self._machine
-        workdir = request.spec.workdir
+        folder, machine = self._folder, self._machine
         folder.make()
-        folder.log.parent.mkdir(parents=True, exist_ok=True)
         agent = agent_configuration(
-            request,
+            self._request,
             address=machine.address,
             host=machine.host,
             run_dir=folder.run_dir,
             gateway=self._gateway(),
             metrics_port=machine.metrics_port,
         )
-        folder.write("agent.json", agent.model_copy(update={"log_path": str(folder.log)}).model_dump_json(indent=1))
-        place = (workdir.path if workdir else None) or os.getcwd()
-        launcher = launcher_configuration(request, address=machine.address, workdir=place) | {"stdout": True}
-        folder.write("launcher.json", json.dumps(launcher, indent=1))
-        launch.write_secret_references(folder, request)
-        record = FolderOwner.of(request)
-        folder.write("node.json", record.model_dump_json(indent=1))
-        return record
+        agent = agent.model_copy(update={"log_path": str(folder.log)})
+        return launch.write_configurations(folder, self._request, agent, stdout=True)
 
     def _gateway(self) -> GatewayConnection | None:
         proof = self._connection.gateway

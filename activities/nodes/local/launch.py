@@ -16,6 +16,7 @@ from perdure.activities.nodes.configurations import agent_configuration, launche
 from perdure.activities.nodes.local import spawn
 from perdure.activities.nodes.local.folders import FolderOwner, NodeFolder
 from perdure.agent.config import CONFIG_VARIABLE as AGENT_CONFIG_VARIABLE
+from perdure.agent.config import AgentConfig
 from perdure.base.backoff import Backoff
 from perdure.base.errors import SecretUnavailable
 from perdure.base.log_format import FORMAT_VARIABLE, configured_format
@@ -56,23 +57,30 @@ def refuse_impossible(request: NodeRequest) -> None:
         )
 
 
-def write_configurations(folder: NodeFolder, request: NodeRequest) -> FolderOwner:
-    """Writes the files that starting the node requires; `node.json` comes last and marks the folder as complete."""
+def write_configurations(
+    folder: NodeFolder, request: NodeRequest, agent: AgentConfig | None = None, *, stdout: bool = False
+) -> FolderOwner:
+    """Writes the files that starting the node requires; `node.json` comes last and marks the folder as complete.
+
+    Args:
+        folder: the node's folder.
+        request: the node.
+        agent: its agent's configuration; by default that of a local node.
+        stdout: whether the launcher also copies the command's output to its own standard output.
+    """
+    if agent is None:
+        agent = agent_configuration(request, address=ADDRESS, host=socket.gethostname(), run_dir=folder.run_dir)
     workdir = request.spec.workdir
-    folder.log.parent.mkdir(parents=True, exist_ok=True)
-    config = agent_configuration(request, address=ADDRESS, host=socket.gethostname(), run_dir=folder.run_dir)
-    folder.write("agent.json", config.model_dump_json(indent=1))
     place = (workdir.path if workdir else None) or os.getcwd()
-    folder.write("launcher.json", json.dumps(launcher_configuration(request, address=ADDRESS, workdir=place), indent=1))
-    write_secret_references(folder, request)
+    launcher = launcher_configuration(request, address=agent.address, workdir=place) | {"stdout": stdout}
+    folder.log.parent.mkdir(parents=True, exist_ok=True)
+    folder.write("agent.json", agent.model_dump_json(indent=1))
+    folder.write("launcher.json", json.dumps(launcher, indent=1))
+    # The values of the secrets stay where they are.
+    folder.write(_SECRETS, json.dumps(dict(request.spec.secrets)))
     record = FolderOwner.of(request)
     folder.write("node.json", record.model_dump_json(indent=1))
     return record
-
-
-def write_secret_references(folder: NodeFolder, request: NodeRequest) -> None:
-    """Writes which secrets the command's variables have; their values stay where they are."""
-    folder.write(_SECRETS, json.dumps(dict(request.spec.secrets)))
 
 
 def secret_variables(folder: NodeFolder) -> dict[str, str]:
