@@ -33,6 +33,7 @@ from perdure.base.tracing import tracing_of
 from perdure.contract import Destination, GroupMissing, Joined
 from perdure.contract.names import job_of
 from perdure.events import AsyncExporter, FileExporter, to_collector
+from perdure_launcher.system.processes import environment_of
 from perdure_training.node_api import layout
 from perdure_training.node_api.bodies import LauncherHello
 
@@ -337,13 +338,7 @@ def _node_metrics(config: AgentConfig, **sources: Any) -> NodeMetrics:
 
 def _belongs_here(pid: int) -> bool:
     name = os.environ.get("PERDURE_NODE")
-    if not name:
-        return False
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as environment:
-            return f"PERDURE_NODE={name}".encode() in environment.read().split(b"\0")
-    except OSError:
-        return False
+    return bool(name) and environment_of(pid).get("PERDURE_NODE") == name
 
 
 @contextlib.asynccontextmanager

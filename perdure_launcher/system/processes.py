@@ -60,12 +60,18 @@ def begin_child() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
+def read_file(pid: int, name: str) -> bytes:
+    """Returns the content of a file of a process; empty if the process is gone or the file may not be read."""
+    try:
+        with open(f"/proc/{pid}/{name}", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
 def read_process(pid: int) -> Process | None:
     """Returns the process; None if it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            content = file.read()
-    except OSError:
+    if not (content := read_file(pid, "stat")):
         return None
     # The command's name is in parentheses and may contain any character, including parentheses.
     fields = content[content.rindex(b")") + 2 :].split()
@@ -101,12 +107,7 @@ def descendants(root: int | None = None) -> list[Process]:
 
 def environment_of(pid: int) -> dict[str, str]:
     """Returns the environment that a process was started with; empty if it is gone or may not be read."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            content = file.read()
-    except OSError:
-        return {}
-    pairs = (item.split(b"=", 1) for item in content.split(b"\0") if b"=" in item)
+    pairs = (item.split(b"=", 1) for item in read_file(pid, "environ").split(b"\0") if b"=" in item)
     return {os.fsdecode(name): os.fsdecode(value) for name, value in pairs}
 
 
@@ -117,22 +118,13 @@ def pid_namespace() -> str:
 
 def command_of(pid: int) -> list[str]:
     """Returns the command line of a process; empty if it is gone or may not be read."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            content = file.read()
-    except OSError:
-        return []
-    return [os.fsdecode(word) for word in content.split(b"\0")[:-1]]
+    return [os.fsdecode(word) for word in read_file(pid, "cmdline").split(b"\0")[:-1]]
 
 
 def resident_bytes(pid: int) -> tuple[int, int]:
     """Returns a process's resident memory and the part of it that is shared; zeros if the process is gone."""
-    try:
-        with open(f"/proc/{pid}/statm", "rb") as file:
-            fields = file.read().split()
-    except OSError:
-        return 0, 0
-    return int(fields[1]) * PAGE_SIZE, int(fields[2]) * PAGE_SIZE
+    _, resident, shared, *_ = read_file(pid, "statm").split() or (0, 0, 0)
+    return int(resident) * PAGE_SIZE, int(shared) * PAGE_SIZE
 
 
 def available_bytes() -> int | None:

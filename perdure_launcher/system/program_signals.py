@@ -97,9 +97,6 @@ def _is_shell(pid: int) -> bool:
 
 
 def _handles(pid: int, number: signal.Signals) -> bool:
-    try:
-        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
-            masks = [int(line.split()[1], 16) for line in file if line.startswith(_HANDLED)]
-    except OSError:
-        return False
+    lines = processes.read_file(pid, "status").decode(errors="replace").split("\n")
+    masks = [int(line.split()[1], 16) for line in lines if line.startswith(_HANDLED)]
     return any(mask >> (number - 1) & 1 for mask in masks)

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from perdure.activities.nodes.local.spawn import boot_id, started_ticks
 from perdure.base.files import read_record
+from perdure_launcher.system.processes import environment_of
 
 _ROUNDS = 200
 """Maximum number of searches for leftover processes: the next search finds a process that forked during one."""
@@ -113,17 +114,12 @@ async def kill_leftovers(node: str) -> int:
 
 
 def _processes_of(node: str) -> Iterator[ProcessIdentity]:
-    mark = f"PERDURE_NODE={node}".encode()
     boot = boot_id()
     for entry in os.scandir("/proc"):
         if not entry.name.isdecimal():
             continue
-        try:
-            with open(f"/proc/{entry.name}/environ", "rb") as file:
-                environment = file.read().split(b"\0")
-        except OSError:
-            continue
-        if mark not in environment or any(variable.startswith(b"PERDURE_AGENT_CONFIG=") for variable in environment):
+        environment = environment_of(int(entry.name))
+        if environment.get("PERDURE_NODE") != node or "PERDURE_AGENT_CONFIG" in environment:
             continue
         started = started_ticks(int(entry.name))
         if started is not None:
