@@ -56,9 +56,6 @@ _NAMED = 5
 MOST_WORKFLOWS = 1000
 """The most open jobs and groups that are checked; each takes a call of a millisecond or two."""
 
-_PATIENCE = timedelta(seconds=10)
-"""The time for a worker to answer a question from memory."""
-
 _FRESH = timedelta(minutes=2)
 """A worker that polled within this time is alive; its polls last a minute."""
 

@@ -161,6 +161,12 @@ def say(text: str) -> None:
     err.print(text, markup=False, style="dim")
 
 
+def warn(text: str) -> None:
+    """Prints a warning to stderr."""
+    err.print("[yellow]warning:[/] ", end="")
+    err.print(text, markup=False)
+
+
 def report_error(error: Exception, remedy: str, exit_code: int) -> None:
     """Prints an error for people, and as JSON for scripts that requested it."""
     if before_subcommand.output is OutputFormat.JSON or "json" in _requested_outputs(sys.argv):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from perdure.cli.common import AddressOption, OutputFormat, Session, before_subcommand, err, out
+from perdure.cli.common import AddressOption, OutputFormat, Session, before_subcommand, err, out, warn
 
 if TYPE_CHECKING:
     from perdure.spec.importers.documents import Imported
@@ -92,7 +92,8 @@ def import_(
     except SpecError as error:
         raise PerdureError(f"{source[0]}: {error}", remedy=_REMEDY) from None
     trackers = read_trackers(checkpoints) if checkpoints else None
-    _warn(imported)
+    for warning in imported.warnings:
+        warn(str(warning))
     if trackers is not None:
         _show_trackers(trackers)
     if run and not imported.missing:
@@ -138,16 +139,9 @@ def _backend(text: str | None) -> Backend | None:
         raise typer.BadParameter(f"expected {', '.join(Backend)}", param_hint="--backend") from None
 
 
-def _warn(imported: Imported) -> None:
-    for warning in imported.warnings:
-        err.print("[yellow]warning:[/] ", end="")
-        err.print(str(warning), markup=False)
-
-
 def _show_trackers(trackers: Trackers) -> None:
     for problem in trackers.problems:
-        err.print("[yellow]warning:[/] ", end="")
-        err.print(problem, markup=False)
+        warn(problem)
     if resume := trackers.resume:
         at = "" if resume.step is None else f"at step {resume.step:,} "
         err.print(f"resumes {at}from {resume.path} ({resume.tracker.name})", markup=False, soft_wrap=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -129,36 +130,28 @@ def join(
         create=create,
         wait=wait,
     )
-    settings = _Settings(node_id=node_id, node_address=node_address, metrics_port=metrics_port, rack=rack)
+    describe = partial(_machine, node_id=node_id, address=node_address, metrics_port=metrics_port, rack=rack)
     if ticket:
-        joining = _join_by_ticket(options, settings, ticket, gateway)
+        joining = _join_by_ticket(options, describe, ticket, gateway)
     else:
-        joining = _join(options, settings, address)
+        joining = _join(options, describe, address)
     raise typer.Exit(run_async(joining))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Settings:
-    """The user's settings for this machine."""
-
-    node_id: str
-    node_address: str
-    metrics_port: int | None
-    rack: str
-
-
-async def _join(options: JoinOptions, settings: _Settings, address: str | None) -> int:
+async def _join(options: JoinOptions, describe: Callable[[str, str], Machine], address: str | None) -> int:
     from perdure.client.client import Client
     from perdure.client.joining import DirectJobConnection
     from perdure.join.machine import MachineInJob
 
     client = Client(address=address, namespace=options.namespace)
-    machine = _machine(client.endpoint.address, "TEMPORAL_ADDRESS", settings)
+    machine = describe(client.endpoint.address, "TEMPORAL_ADDRESS")
     connection = DirectJobConnection(client, options.job, options.namespace)
     return await MachineInJob(connection, machine, options, say=say).run()
 
 
-async def _join_by_ticket(options: JoinOptions, settings: _Settings, ticket_path: Path, gateway: str) -> int:
+async def _join_by_ticket(
+    options: JoinOptions, describe: Callable[[str, str], Machine], ticket_path: Path, gateway: str
+) -> int:
     from perdure.base.errors import PerdureError
     from perdure.join.gateway import GatewayJobConnection
     from perdure.join.machine import MachineInJob
@@ -171,7 +164,7 @@ async def _join_by_ticket(options: JoinOptions, settings: _Settings, ticket_path
             remedy=f"Join that job, or have a ticket made: perdure ticket {options.job}",
         )
     address = gateway_address(gateway or ticket.gateway)
-    machine = _machine(address, "--gateway", settings)
+    machine = describe(address, "--gateway")
     connection = GatewayJobConnection(address, ticket)
     try:
         return await MachineInJob(connection, machine, options, say=say).run()
@@ -179,18 +172,13 @@ async def _join_by_ticket(options: JoinOptions, settings: _Settings, ticket_path
         await connection.close()
 
 
-def _machine(server: str, source: str, settings: _Settings) -> Machine:
+def _machine(server: str, source: str, **settings: Any) -> Machine:
+    """Describes this machine by the user's settings."""
     from perdure.activities.nodes.joined.machine import this_machine
     from perdure.base.errors import PerdureError
 
     try:
-        return this_machine(
-            server,
-            node_id=settings.node_id,
-            address=settings.node_address,
-            metrics_port=settings.metrics_port,
-            rack=settings.rack,
-        )
+        return this_machine(server, **settings)
     except OSError as error:
         raise PerdureError(
             f"this machine has no route to {server}: {error}",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from perdure.cli.common import NamespaceOption, ServerSession, Session, err, local_endpoint_only, out, run_async, say
+from perdure.cli.common import NamespaceOption, ServerSession, Session, local_endpoint_only, out, run_async, say, warn
 
 if TYPE_CHECKING:
     from perdure.client.connection import Endpoint
@@ -103,7 +103,8 @@ def run(
 def run_spec(here: Session, spec: JobSpec, warnings: tuple[str, ...], *, detach: bool = False) -> int:
     """Runs a specification as `perdure run` does, and returns the exit code."""
     _check_command(spec)
-    _warn(warnings)
+    for warning in warnings:
+        warn(warning)
     return run_async(_run(here, spec, detach=detach))
 
 
@@ -128,7 +129,8 @@ def submit(
     if dry_run:
         _show_spec(here, spec)
         return
-    _warn(warnings)
+    for warning in warnings:
+        warn(warning)
     raise typer.Exit(run_async(_submit(here, spec, wait=wait)))
 
 
@@ -285,12 +287,6 @@ def _check_script(spec: JobSpec) -> None:
 
 def _folder_of(spec: JobSpec) -> str:
     return spec.workdir.path if spec.workdir and spec.workdir.path else os.getcwd()
-
-
-def _warn(warnings: tuple[str, ...]) -> None:
-    for warning in warnings:
-        err.print("[yellow]warning:[/] ", end="")
-        err.print(warning, markup=False)
 
 
 def _show_spec(here: Session, spec: JobSpec) -> None:
