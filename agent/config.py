@@ -19,8 +19,8 @@ class ConfigError(Exception):
     """The agent cannot start with this configuration; the message says what to change."""
 
 
-class GatewayConnection(BaseModel):
-    """How an agent reaches the control plane where Temporal is out of its reach."""
+class GatewayRights(BaseModel):
+    """Where an agent reaches the gateway, if Temporal is out of its reach, and what it may do there."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -33,9 +33,14 @@ class GatewayConnection(BaseModel):
     namespace: str
     """The Temporal namespace of the job."""
     grant: str
-    """What this agent may do, signed by the worker."""
+    """What this agent may do, signed by the worker or, for a machine that joined, by the gateway."""
+
+
+class GatewayConnection(GatewayRights):
+    """How an agent reaches the control plane where Temporal is out of its reach."""
+
     token_path: Path
-    """The file of the pod's service account token, which Kubernetes renews."""
+    """The file of the pod's service account token, which Kubernetes renews, or of the machine's own."""
 
 
 class AgentConfig(BaseModel):

@@ -6,9 +6,10 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Generator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -61,7 +62,6 @@ _Answer = TypeVar("_Answer", Message, pydantic.BaseModel)
 _Context = grpc.aio.ServicerContext[bytes, bytes]
 _Body = AsyncIterator[bytes]
 """Yields the body of a call, which is received then."""
-_Handle = Callable[[_Body, _Context], Awaitable[bytes]]
 
 
 class _Refused(Exception):
@@ -221,10 +221,10 @@ class _Methods(grpc.GenericRpcHandler):
         self._metrics = gateway.metrics
         self._handlers: dict[str, Any] = {
             # Handlers of streams read the body themselves: a caller without proofs takes no memory with it.
-            f"/{SERVICE}/{name}": grpc.stream_unary_rpc_method_handler(_handler(gateway, call))
+            f"/{SERVICE}/{name}": grpc.stream_unary_rpc_method_handler(partial(gateway.serve, call))
             for name, call in CALLS.items()
         } | {
-            f"/{MACHINES_SERVICE}/{name}": grpc.stream_unary_rpc_method_handler(_machine_handler(gateway, name))
+            f"/{MACHINES_SERVICE}/{name}": grpc.stream_unary_rpc_method_handler(partial(gateway.serve_machine, name))
             for name in METHODS
         }
 
@@ -233,20 +233,6 @@ class _Methods(grpc.GenericRpcHandler):
         if handler is None:
             self._metrics.unknown_method()
         return handler
-
-
-def _handler(gateway: Gateway, call: type[Call[Any, Any]]) -> _Handle:
-    async def handle(body: _Body, context: _Context) -> bytes:
-        return await gateway.serve(call, body, context)
-
-    return handle
-
-
-def _machine_handler(gateway: Gateway, method: str) -> _Handle:
-    async def handle(body: _Body, context: _Context) -> bytes:
-        return await gateway.serve_machine(method, body, context)
-
-    return handle
 
 
 @contextmanager

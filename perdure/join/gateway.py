@@ -14,7 +14,8 @@ from typing import Any, Final, TypeVar
 import grpc
 from pydantic import SecretStr, ValidationError
 
-from perdure.activities.nodes.joined.node_session import AgentConnection, GatewayProof
+from perdure.activities.nodes.joined.node_session import AgentConnection
+from perdure.agent.config import GatewayRights
 from perdure.base.credentials.names import (
     GRANT_HEADER,
     JOIN,
@@ -127,14 +128,14 @@ class GatewayJobConnection:
 
     def agent_connection(self) -> AgentConnection:
         return AgentConnection(
-            gateway=GatewayProof(
+            gateway=GatewayRights(
                 address=self._address,
                 authority=self._ticket.authority,
                 server_name=self._ticket.server_name,
                 namespace=self._temporal_namespace,
                 grant=self._grant,
-                token=SecretStr(self._token),
-            )
+            ),
+            token=SecretStr(self._token),
         )
 
     async def close(self) -> None:

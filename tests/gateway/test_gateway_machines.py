@@ -64,10 +64,16 @@ class GatewayFleet(Fleet):
 
 async def agent_client(site: GatewaySite, machine: GatewayJobConnection) -> TemporalClient:
     """The connection of a machine's agent, with what the machine hands it."""
-    proof = machine.agent_connection().gateway
-    assert proof
-    grant = Grant.verify(proof.grant, site.keyring.signing_keys)
-    return await site.client(grant, proof.token.get_secret_value(), lazy=False)
+    grant, token = _proofs(machine)
+    return await site.client(Grant.verify(grant, site.keyring.signing_keys), token, lazy=False)
+
+
+def _proofs(machine: GatewayJobConnection) -> tuple[str, str]:
+    """The grant and the token that the machine hands its agent."""
+    connection = machine.agent_connection()
+    assert connection.gateway
+    assert connection.token
+    return connection.gateway.grant, connection.token.get_secret_value()
 
 
 @pytest.fixture
@@ -325,16 +331,14 @@ async def test_a_machine_has_the_rights_of_its_own_node_only(owner: Owner, site:
         await handle.query("machines")
     assert unknown.value.status is RPCStatusCode.UNIMPLEMENTED
 
-    own, foreign = (one.agent_connection().gateway for one in (machine, neighbour))
-    assert own
-    assert foreign
+    own, foreign = (_proofs(one) for one in (machine, neighbour))
     # The grant of a neighbour, with the token of this machine, and the other way round.
-    for grant, token in ((foreign.grant, own.token), (own.grant, foreign.token)):
-        headers = ((GRANT_HEADER, grant), (TOKEN_HEADER, f"Bearer {token.get_secret_value()}"))
+    for grant, token in ((foreign[0], own[1]), (own[0], foreign[1])):
+        headers = ((GRANT_HEADER, grant), (TOKEN_HEADER, f"Bearer {token}"))
         assert (await site.describe(job.id, *headers))[0] is grpc.StatusCode.UNAUTHENTICATED
         leave = DepartureCall(time=datetime.now(UTC), reason="forged")
         assert await send(site, "Leave", leave, *headers) == "UNAUTHENTICATED"
-    proofs = ((GRANT_HEADER, own.grant), (TOKEN_HEADER, f"Bearer {own.token.get_secret_value()}"))
+    proofs = ((GRANT_HEADER, own[0]), (TOKEN_HEADER, f"Bearer {own[1]}"))
     assert (await site.describe(victim.id, *proofs))[0] is grpc.StatusCode.PERMISSION_DENIED
     described = await victim.describe()
     wrong = ResultCall(

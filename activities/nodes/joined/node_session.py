@@ -27,7 +27,7 @@ from perdure.activities.nodes.joined.machine import Machine, joined_nodes
 from perdure.activities.nodes.local import launch
 from perdure.activities.nodes.local.folders import Ending, FolderOwner, NodeFolder, now
 from perdure.activities.nodes.local.processes import kill_leftovers
-from perdure.agent.config import GatewayConnection
+from perdure.agent.config import GatewayConnection, GatewayRights
 from perdure.contract import NodeRequest
 from perdure_training.node_api.layout import AGENT_SOCKET
 from perdure_training.snapshots.copies import RACK_VARIABLE
@@ -41,27 +41,15 @@ _ASKING = aiohttp.ClientTimeout(total=2)
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatewayProof:
-    """How a machine's agent reaches the gateway, and what proves its rights there."""
-
-    address: str
-    authority: str
-    server_name: str
-    namespace: str
-    """The Temporal namespace of the job."""
-    grant: str
-    token: SecretStr
-    """The machine's own, whose digest is in the grant."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class AgentConnection:
     """How the agent of a node reaches the control plane."""
 
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     """Temporal's variables; they override those of this process."""
-    gateway: GatewayProof | None = None
+    gateway: GatewayRights | None = None
     """Set: the agent connects to the gateway, and has no Temporal."""
+    token: SecretStr | None = None
+    """The machine's own, whose digest is in the grant, and which proves its rights at the gateway."""
 
 
 class NodeSession:
@@ -151,17 +139,11 @@ class NodeSession:
         return launch.write_configurations(folder, self._request, agent, stdout=True)
 
     def _gateway(self) -> GatewayConnection | None:
-        proof = self._connection.gateway
-        if proof is None:
+        rights, token = self._connection.gateway, self._connection.token
+        if rights is None or token is None:
             return None
-        return GatewayConnection(
-            address=proof.address,
-            authority=proof.authority,
-            server_name=proof.server_name,
-            namespace=proof.namespace,
-            grant=proof.grant,
-            token_path=self._folder.write("token", proof.token.get_secret_value()),
-        )
+        path = self._folder.write("token", token.get_secret_value())
+        return GatewayConnection(**dict(rights), token_path=path)
 
     async def _start_launcher(self, record: FolderOwner) -> Process:
         environment = launch.common_environment(self._folder, record) | launch.secret_variables(self._folder)
