@@ -50,14 +50,13 @@ from perdure.contract import GatewayFacts, SiteFacts
 from perdure.contract.names import watch_task_queue
 from perdure.events import AsyncExporter, ConsoleExporter, EventType, FileExporter, JobEvents, json_line, to_collector
 from perdure.spec.job import Backend
+from perdure.workflows.ask_node import AskNode
 from perdure.workflows.dataset import Dataset
 from perdure.workflows.event_sink import Sink, set_dataset_sink, set_sinks
 from perdure.workflows.node_group import NodeGroup
 from perdure.workflows.policy.record.job_events import JobEvent
 from perdure.workflows.policy.state.job import JobState
-from perdure.workflows.read_log import ReadNodeLog
 from perdure.workflows.read_site import ReadSite
-from perdure.workflows.read_stacks import ReadNodeStacks
 from perdure.workflows.scheduled_job import ScheduledJob
 from perdure.workflows.store import Store
 from perdure.workflows.training_job import TrainingJob
@@ -119,8 +118,7 @@ async def running_worker(
                 NodeGroup,
                 Dataset,
                 Store,
-                ReadNodeLog,
-                ReadNodeStacks,
+                AskNode,
                 ReadSite,
                 WorkdirUpload,
             ],

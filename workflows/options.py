@@ -93,8 +93,8 @@ SIGNAL_RETRY = RetryPolicy(initial_interval=timedelta(milliseconds=100), backoff
 SHUTDOWN_REPORT_TIMEOUT = timedelta(seconds=15)
 """The time, beyond the grace of its processes, that a node which ends itself has for its shutdown report."""
 
-LOG_PATIENCE = timedelta(seconds=10)
-"""The time that a reader waits for a piece of a node's log: longer than agents take to poll again after an outage."""
+ANSWER_PATIENCE = timedelta(seconds=10)
+"""The time that a user waits for an agent's answer: longer than agents take to poll again after an outage."""
 
 UPLOAD_LIMIT = timedelta(minutes=15)
 """The time from the start of an upload to the start of its job: enough for 8 MB over a slow line; an upload whose

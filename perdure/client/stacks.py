@@ -5,19 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
-from uuid import uuid4
-
-from temporalio.client import WorkflowFailureError
-from temporalio.exceptions import ActivityError, ApplicationError
 
 from perdure.client.connection import Connection
-from perdure.client.error_mapping import map_errors
+from perdure.client.questions import Unanswered, ask_node
 from perdure.contract import NodeId, NodeStacks, RankPosition, ReadStacks, StackFrame
-from perdure.contract.names import READ_NODE_STACKS, stacks_workflow_id
 
-TIMEOUT = timedelta(seconds=20)
-"""The limit for the answer of one agent, which has 10 s."""
 _AGENTS_TOGETHER = 32
 """Agents that are asked at a time: each request is a workflow of its own."""
 
@@ -28,35 +20,12 @@ async def read_stacks(connection: Connection, job_id: str, nodes: Sequence[NodeI
 
     async def ask(node: NodeId) -> NodeStacks:
         async with turn:
-            return await _ask_agent(connection, job_id, node)
+            try:
+                return await ask_node(connection, job_id, ReadStacks(**dict(node)), NodeStacks)
+            except Unanswered as error:
+                return NodeStacks(node=node.rank, problem=str(error))
 
     return tuple(await asyncio.gather(*(ask(node) for node in nodes)))
-
-
-async def _ask_agent(connection: Connection, job_id: str, node: NodeId) -> NodeStacks:
-    request = ReadStacks(**dict(node))
-    temporal = await connection.connect()
-    try:
-        async with map_errors(connection):
-            return await temporal.execute_workflow(
-                READ_NODE_STACKS,
-                request,
-                result_type=NodeStacks,
-                id=stacks_workflow_id(job_id, request, uuid4().hex),
-                task_queue=connection.endpoint.task_queue,
-                execution_timeout=TIMEOUT,
-                static_summary=f"stacks of node {node.rank}.{node.incarnation}",
-                rpc_timeout=TIMEOUT,
-            )
-    except WorkflowFailureError as error:
-        return NodeStacks(node=node.rank, problem=_why(error))
-
-
-def _why(error: WorkflowFailureError) -> str:
-    answer = error.cause.cause if isinstance(error.cause, ActivityError) else None
-    if isinstance(answer, ApplicationError):
-        return answer.message
-    return "its agent does not answer: the node may be gone, or just starting"
 
 
 @dataclass

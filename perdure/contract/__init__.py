@@ -9,6 +9,7 @@
 | `backends` | between groups and backends |
 | `groups` | between jobs and groups |
 | `transitions` | from groups to jobs: changes of nodes, one model for each kind |
+| `questions` | from users to agents: what all of their questions have in common |
 | `logs` | from users to agents: requests for a node's log |
 | `stacks` | from users to agents: where a node's ranks are |
 | `joining` | between a job and machines that a user or a scheduler started |

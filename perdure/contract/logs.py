@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import ClassVar, Literal
+
 from perdure.contract.base import Message, Time
-from perdure.contract.identity import NodeId
+from perdure.contract.questions import Question
 
 __all__ = ["LONGEST_LINE", "LineTime", "LogChunk", "LogPosition", "ReadLog"]
 
@@ -20,10 +22,11 @@ class LogPosition(Message):
     """The offset in that file, in bytes."""
 
 
-class ReadLog(NodeId):
-    """Argument of the workflow `ReadNodeLog` and of the agents' `read_log`. Reading changes nothing and needs no
-    token."""
+class ReadLog(Question):
+    """Requests a piece of a node's log."""
 
+    subject: ClassVar = "log"
+    activity: Literal["read_log"] = "read_log"
     position: LogPosition | None = None
     """The position at which to begin; None for the beginning, or as `lines` says."""
     lines: int | None = None

@@ -27,8 +27,7 @@ SCHEDULED_JOB = "ScheduledJob"
 NODE_GROUP = "NodeGroup"
 DATASET = "Dataset"
 STORE = "Store"
-READ_NODE_LOG = "ReadNodeLog"
-READ_NODE_STACKS = "ReadNodeStacks"
+ASK_NODE = "AskNode"
 READ_SITE = "ReadSite"
 WORKDIR_UPLOAD = "WorkdirUpload"
 
@@ -81,14 +80,9 @@ def store_workflow_id(job_id: str, uid: str) -> str:
     return f"{job_id}/{uid}/store"
 
 
-def log_workflow_id(job_id: str, node: NodeId, request: str) -> str:
-    """The workflow ID of one request for a node's log; `request` distinguishes it from others."""
-    return f"log/{job_id.removeprefix('job/')}/{node.path}/{request}"
-
-
-def stacks_workflow_id(job_id: str, node: NodeId, request: str) -> str:
-    """The workflow ID of one request for the stacks of a node's ranks; `request` distinguishes it from others."""
-    return f"stacks/{job_id.removeprefix('job/')}/{node.path}/{request}"
+def question_workflow_id(job_id: str, node: NodeId, request: str) -> str:
+    """The workflow ID of one question to a node's agent; `request` distinguishes it from others."""
+    return f"ask/{job_id.removeprefix('job/')}/{node.path}/{request}"
 
 
 def site_workflow_id(request: str) -> str:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import ClassVar, Literal
+
 from perdure.contract.base import Message
-from perdure.contract.identity import NodeId
+from perdure.contract.questions import Question
 
 __all__ = ["NodeStacks", "RankPosition", "ReadStacks", "StackFrame", "ThreadStack"]
 
 
-class ReadStacks(NodeId):
-    """Argument of the workflow `ReadNodeStacks` and of the agents' `read_stacks`, which changes nothing and needs no
-    token."""
+class ReadStacks(Question):
+    """Asks where a node's ranks are."""
+
+    subject: ClassVar = "stacks"
+    activity: Literal["read_stacks"] = "read_stacks"
 
 
 class StackFrame(Message):

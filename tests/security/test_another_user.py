@@ -30,7 +30,7 @@ from perdure.base.errors import Refused
 from perdure.base.state_folder import StateFolder
 from perdure.client.client import Client
 from perdure.contract import JobPhase
-from perdure.contract.names import NODE_GROUP, READ_NODE_LOG, TRAINING_JOB, WORKDIR_UPLOAD, job_workflow_id
+from perdure.contract.names import ASK_NODE, NODE_GROUP, TRAINING_JOB, WORKDIR_UPLOAD, job_workflow_id
 from perdure.local import control_plane as module
 from perdure.local.control_plane import LocalControlPlane
 from tests.support.command_line import Finished, end_nodes
@@ -140,7 +140,7 @@ async def test_the_attack_works_where_nothing_is_encrypted(
         end_nodes(plane.state.path)
 
 
-@pytest.mark.parametrize("kind", [NODE_GROUP, READ_NODE_LOG, WORKDIR_UPLOAD])
+@pytest.mark.parametrize("kind", [ASK_NODE, NODE_GROUP, WORKDIR_UPLOAD])
 async def test_no_other_workflow_of_the_worker_accepts_it(attacker: OtherUser, kind: str) -> None:
     workflow_id = f"evil-{secrets.token_hex(3)}"
     assert start(attacker, kind, workflow_id, "{}").code == 0

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from datetime import datetime, timedelta
-from uuid import uuid4
-
-from temporalio.client import WorkflowFailureError
+from datetime import datetime
 
 from perdure.base.errors import LogsUnavailable, PerdureError
 from perdure.client.connection import Connection
-from perdure.client.error_mapping import map_errors
 from perdure.client.logs.lines import Lines, PrintedLine
+from perdure.client.questions import Unanswered, ask_node
 from perdure.contract import LogChunk, LogPosition, NodeId, ReadLog
-from perdure.contract.names import READ_NODE_LOG, log_workflow_id
 
 LINES = 1000
 """The number of last lines that are read by default: every piece goes through the Temporal server."""
-
-TIMEOUT = timedelta(seconds=20)
-"""The limit for a piece of a log; its agent answers in a tenth of a second, and has 10 s."""
 
 Ask = Callable[[ReadLog], Awaitable[LogChunk]]
 """Sends the request to the node's agent, and returns its answer."""
@@ -79,20 +72,9 @@ async def ask_agent(connection: Connection, job_id: str, request: ReadLog) -> Lo
     Raises:
         LogsUnavailable: if it does not.
     """
-    temporal = await connection.connect()
     try:
-        async with map_errors(connection):
-            return await temporal.execute_workflow(
-                READ_NODE_LOG,
-                request,
-                result_type=LogChunk,
-                id=log_workflow_id(job_id, request, uuid4().hex),
-                task_queue=connection.endpoint.task_queue,
-                execution_timeout=TIMEOUT,
-                static_summary=f"log of node {request.rank}.{request.incarnation}",
-                rpc_timeout=TIMEOUT,
-            )
-    except WorkflowFailureError as error:
+        return await ask_node(connection, job_id, request, LogChunk)
+    except Unanswered as error:
         raise LogsUnavailable(
             f"the agent of node {request.rank} does not answer",
             remedy="Its node may be gone, or just starting: `perdure nodes`. outputs.logs in the job's specification "
