@@ -41,7 +41,7 @@ torch.cuda.synchronize()
 LATE = "torch.cuda._sleep(1 << 35)\ndist.all_reduce(summed)\ntorch.cuda.synchronize()"
 
 FAULTS = {
-    "out of memory": (OUT_OF_MEMORY, FailureClass.OUT_OF_MEMORY, "CUDA out of memory"),
+    "out of memory": (OUT_OF_MEMORY, FailureClass.DEVICE_OUT_OF_MEMORY, "CUDA out of memory"),
     "device-side assertion": (ASSERTION, FailureClass.DEVICE_FAULT, "device-side assert triggered"),
     "illegal access": (ILLEGAL_ACCESS, FailureClass.DEVICE_FAULT, "illegal memory access"),
 }

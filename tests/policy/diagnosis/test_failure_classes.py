@@ -31,7 +31,8 @@ def test_victims_speak_after_all_others():
 
 def test_one_rank_speaks_for_its_node():
     places = [traits.among_ranks for traits in FAILURE_CLASSES.values() if traits.among_ranks < 100]
-    assert sorted(places) == list(range(8))
+    assert sorted(places) == list(range(len(places)))
+    assert len(places) >= 8
 
 
 @pytest.mark.parametrize("failure", FailureClass)

@@ -16,6 +16,7 @@ from perdure.workflows.policy.diagnosis.failures import (
     signal_name,
 )
 
+DEVICE_MEMORY, LOST_GPU = FailureClass.DEVICE_OUT_OF_MEMORY, FailureClass.HARDWARE
 VICTIMS = {
     "gloo: closed": "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer "
     "[10.0.0.1]:45213",
@@ -60,15 +61,18 @@ WAITED = {
     "store: barrier": "torch.distributed.DistStoreError: barrier timeout after 5000ms, key: b/3",
     "store: clients": "torch.distributed.DistStoreError: Timed out after 61 seconds waiting for clients. 1/2 joined.",
 }
-OUT_OF_MEMORY = {
+DEVICE_OUT_OF_MEMORY = {
     "cuda": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of "
     "79.11 GiB of which 17.25 MiB is free.",
     "cuda, older": "torch.cuda.OutOfMemoryError: CUDA out of memory.",
+    "in nccl": "torch.distributed.DistBackendError: NCCL error: unhandled cuda error, CUDA error: 'out of memory'",
+    "in a kernel": "torch.AcceleratorError: CUDA error: out of memory",
+}
+OUT_OF_MEMORY = {
     "host": "RuntimeError: [enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory: "
     "you tried to allocate 4398046511104 bytes. Error code 12 (Cannot allocate memory)",
     "python": "MemoryError: ",
     "fork": "OSError: [Errno 12] Cannot allocate memory",
-    "in nccl": "torch.distributed.DistBackendError: NCCL error: unhandled cuda error, CUDA error: 'out of memory'",
 }
 CHILD_LOST = {
     "loader": "RuntimeError: DataLoader worker (pid(s) 4711, 4712) exited unexpectedly",
@@ -89,6 +93,46 @@ DEVICE_FAULTS = {
     "cuda error, NCCL version 2.27.5. ncclUnhandledCudaError: Call to CUDA function failed. Last error: Cuda failure "
     "710 'device-side assert triggered'. NCCL watchdog",
 }
+HARDWARE = {
+    "nvml": "pynvml.NVMLError_GpuIsLost: GPU is lost",
+    "the driver": "RuntimeError: Unable to determine the device handle for GPU0000:3B:00.0: GPU is lost.  Reboot the "
+    "system to recover this GPU",
+    "the kernel": "RuntimeError: NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, name=python, GPU has fallen off the bus.",
+    "a link": "RuntimeError: health check: XID 74 on GPU 3",
+    "uncontained": "RuntimeError: NVRM: Xid (PCI:0000:3b:00): 95, pid=4711, Uncontained: DRAM",
+}
+OF_A_SCRIPTS_KERNEL = {
+    "a page fault": "RuntimeError: NVRM: Xid (PCI:0000:3b:00): 31, pid=79, name=python, Ch 00000048",
+    "an exception": "RuntimeError: Xid 13: Graphics Exception, 48 of 95",
+}
+"""XIDs that programs cause, beside numbers that would mean hardware."""
+DEVICE_MISSING = {
+    "none": "RuntimeError: No CUDA GPUs are available",
+    "not detected": "torch.AcceleratorError: CUDA error: no CUDA-capable device is detected",
+    "unavailable": "torch.AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+}
+STORAGE = {
+    "full": "OSError: [Errno 28] No space left on device: '/ckpt/step-40.pt'",
+    "a quota": "OSError: [Errno 122] Disk quota exceeded",
+    "stale": "OSError: [Errno 116] Stale file handle: '/data'",
+    "broken": "OSError: [Errno 5] Input/output error: '/data/train.bin'",
+    "read-only": "OSError: [Errno 30] Read-only file system: '/ckpt'",
+    "fuse": "OSError: [Errno 107] Transport endpoint is not connected: '/mnt/bucket'",
+    "torch": "RuntimeError: PytorchStreamWriter failed writing file data/3: file write failed",
+    "safetensors": "SafetensorError: Error while serializing: I/O error: No space left on device (os error 28)",
+    "s3": "botocore.exceptions.ClientError: An error occurred (SlowDown) when calling the PutObject operation: Please "
+    "reduce your request rate.",
+}
+NETWORK = {
+    "requests": "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='hub', port=443): Max retries exceeded "
+    "with url: / (Caused by NewConnectionError(': [Errno 111] Connection refused'))",
+    "in an error file": "ConnectionError: HTTPSConnectionPool(host='hub', port=443): Max retries exceeded",
+    "names": "socket.gaierror: [Errno -3] Temporary failure in name resolution",
+    "urllib": "urllib.error.URLError: <urlopen error [Errno 111] Connection refused>",
+    "httpx": "httpx.ConnectTimeout: timed out",
+    "s3": 'botocore.exceptions.EndpointConnectionError: Could not connect to the endpoint URL: "https://s3/"',
+    "a server's error": "requests.exceptions.HTTPError: 503 Server Error: Service Unavailable for url: https://hub/",
+}
 USERS_OWN = {
     "value": "ValueError: Expected input batch_size (64) to match target batch_size (32).",
     "import": "ModuleNotFoundError: No module named 'wandb'",
@@ -98,6 +142,7 @@ USERS_OWN = {
     "op.preamble.length <= op.nbytes. 8 vs 4. ",
     "nccl, misuse": "ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
     "file": "FileNotFoundError: [Errno 2] No such file or directory: 'data/train.bin'",
+    "a server that refuses": "requests.exceptions.HTTPError: 404 Client Error: Not Found for url: https://hub/m",
     "a timeout of its own": "TimeoutError: socket timeout while downloading the weights",
     "none": None,
 }
@@ -123,6 +168,39 @@ def test_who_waited_in_a_collective_until_its_timeout_did_not_lose_a_connection(
 @pytest.mark.parametrize("text", OUT_OF_MEMORY.values(), ids=OUT_OF_MEMORY)
 def test_memory_that_ran_out_is_recognised_by_its_text(text: str):
     assert classify_rank(RankExit(local_rank=0, exit_code=1, error=text)) is FailureClass.OUT_OF_MEMORY
+
+
+@pytest.mark.parametrize("text", DEVICE_OUT_OF_MEMORY.values(), ids=DEVICE_OUT_OF_MEMORY)
+def test_memory_of_a_device_is_told_from_the_hosts(text: str):
+    assert classify_rank(RankExit(local_rank=0, exit_code=1, error=text)) is FailureClass.DEVICE_OUT_OF_MEMORY
+
+
+@pytest.mark.parametrize("text", HARDWARE.values(), ids=HARDWARE)
+@pytest.mark.parametrize("how", [{"exit_code": 1}, {"signal": 6}], ids=["raised", "aborted"])
+def test_a_gpu_that_is_lost_is_no_error_of_the_script(text: str, how: dict[str, Any]):
+    assert classify_rank(RankExit(local_rank=0, error=text, **how)) is FailureClass.HARDWARE
+
+
+@pytest.mark.parametrize("text", OF_A_SCRIPTS_KERNEL.values(), ids=OF_A_SCRIPTS_KERNEL)
+def test_what_a_program_does_to_a_gpu_is_no_fault_of_its_hardware(text: str):
+    assert classify_rank(RankExit(local_rank=0, exit_code=1, error=text)) is FailureClass.USER_CODE
+
+
+@pytest.mark.parametrize("text", DEVICE_MISSING.values(), ids=DEVICE_MISSING)
+def test_a_gpu_that_is_missing_has_failed_only_where_the_job_has_used_one(text: str):
+    exit = RankExit(local_rank=0, exit_code=1, error=text)
+    assert classify_rank(exit) is FailureClass.HARDWARE
+    assert classify_rank(exit, before_steps=True) is FailureClass.USER_CODE
+
+
+@pytest.mark.parametrize("text", STORAGE.values(), ids=STORAGE)
+def test_storage_that_fails_is_named(text: str):
+    assert classify_rank(RankExit(local_rank=0, exit_code=1, error=text)) is FailureClass.STORAGE
+
+
+@pytest.mark.parametrize("text", NETWORK.values(), ids=NETWORK)
+def test_a_server_outside_of_the_job_is_no_peer(text: str):
+    assert classify_rank(RankExit(local_rank=0, exit_code=1, error=text)) is FailureClass.NETWORK
 
 
 @pytest.mark.parametrize("text", CHILD_LOST.values(), ids=CHILD_LOST)
@@ -167,7 +245,9 @@ def test_signals(signal: int, oom: bool, expected: FailureClass):
         ([{"signal": 15}, {"exit_code": 1, "error": "KeyError: 'x'"}], 1, FailureClass.USER_CODE),
         ([{"exit_code": 1, "error": VICTIMS["gloo: reset"]}, {"signal": 11}], 1, FailureClass.CRASH),
         ([{"exit_code": 1, "error": VICTIMS["gloo: reset"]}, {"signal": 9}], 1, FailureClass.KILLED),
-        ([{"exit_code": 1, "error": OUT_OF_MEMORY["cuda"]}, {"signal": 11}], 0, FailureClass.OUT_OF_MEMORY),
+        ([{"exit_code": 1, "error": OUT_OF_MEMORY["host"]}, {"signal": 11}], 0, FailureClass.OUT_OF_MEMORY),
+        ([{"exit_code": 1, "error": DEVICE_OUT_OF_MEMORY["cuda"]}, {"signal": 11}], 0, DEVICE_MEMORY),
+        ([{"exit_code": 1, "error": USERS_OWN["value"]}, {"exit_code": 1, "error": HARDWARE["nvml"]}], 1, LOST_GPU),
         ([{"exit_code": 1, "error": VICTIMS["gloo: closed"]}] * 2, 0, FailureClass.PEER_LOST),
         (
             [{"exit_code": 1, "error": e} for e in (VICTIMS["gloo: reset"], WAITED["gloo: recv"])],

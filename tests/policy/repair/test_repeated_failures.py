@@ -119,3 +119,10 @@ def test_a_command_that_fails_before_any_world_is_tried_once_more_and_avoids_the
             job.wait(deadline - job.now if deadline else timedelta())
     assert job.state.outcome is not None
     assert CANNOT_RUN["a module"] in job.state.outcome.reason
+
+
+def test_a_gpu_that_is_lost_replaces_its_node_and_the_next_one_avoids_the_machine():
+    job = Scenario("2", **KUBERNETES).running().rank_raised(1, "pynvml.NVMLError_GpuIsLost: GPU is lost")
+    assert job.incident.failure is FailureClass.HARDWARE
+    assert job.incident.title == "node 1 has a GPU that failed, replacement requested"
+    assert (job.incarnations, job.node(1).avoids) == ({0: 1, 1: 2}, ("host-1",))

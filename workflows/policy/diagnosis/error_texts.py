@@ -34,6 +34,9 @@ _UNEQUAL = re.compile(r"enforce fail at .*gloo.* vs ", re.IGNORECASE | re.DOTALL
 
 _OUT_OF_MEMORY = re.compile(r"out of memory|outofmemoryerror|cannot allocate memory|\bmemoryerror\b", re.IGNORECASE)
 
+_OF_A_DEVICE = re.compile(r"\b(cuda|hip|xpu|mps|gpu|nccl|torch\.outofmemoryerror)\b|^outofmemoryerror", re.IGNORECASE)
+"""Names in errors about the memory of an accelerator; `torch.OutOfMemoryError` is raised for no other memory."""
+
 _CHILD_LOST = re.compile(
     r"dataloader worker \(pid\S* [\d, ]+\) (is killed by signal: killed|exited unexpectedly)"
     r"|process in the process pool was terminated abruptly",
@@ -51,6 +54,39 @@ _DEVICE_FAULT = re.compile(
 """CUDA's errors of a kernel that had started, after which the process cannot use the GPU. Whatever call comes next
 reports them, also the watchdog of NCCL, which is not their cause."""
 
+_HARDWARE = re.compile(
+    r"gpu is lost|fallen off the bus|\bxid:?\s*(\(pci:[^)]*\):?)?\s*(48|62|64|74|79|95|119|120)\b", re.IGNORECASE
+)
+"""Errors of a GPU that only a reset or a repair of its machine ends, as the driver (NVML) and NVIDIA's list of XIDs
+describe them: 48 and 95 uncorrectable errors of its memory, 62 a halted micro-controller, 64 rows that cannot be
+remapped, 74 a link, 79 a GPU that has fallen off the bus, 119 and 120 a system processor that does not answer."""
+
+_DEVICE_MISSING = re.compile(
+    r"no cuda gpus are available|no cuda-capable device is detected"
+    r"|cuda-capable device\(s\) is/are busy or unavailable",
+    re.IGNORECASE,
+)
+"""CUDA's errors of a process that finds no GPU which it can use."""
+
+_STORAGE = re.compile(
+    r"\[errno (5|28|30|107|116|121|122)\]|\(os error (5|28|30|107|116|121|122)\)|no space left on device"
+    r"|disk quota exceeded|stale (nfs )?file handle|read-only file system|input/output error"
+    r"|transport endpoint is not connected|pytorchstreamwriter failed writing|enforce fail at inline_container\.cc"
+    r"|an error occurred \((slowdown|internalerror|serviceunavailable|requesttimeout|50[0234])\)",
+    re.IGNORECASE,
+)
+"""Errors of the system, of torch's file format and of S3's clients about a disk, a mount or an object store."""
+
+_NETWORK = re.compile(
+    r"^([\w.]+\.)?(gaierror|URLError|ProxyError|ConnectTimeout(Error)?|ReadTimeout(Error)?|ConnectError"
+    r"|ChunkedEncodingError|IncompleteRead|RemoteDisconnected|RemoteProtocolError|MaxRetryError|NewConnectionError"
+    r"|NameResolutionError|EndpointConnectionError|ConnectionClosedError|Client\w*ConnectorError"
+    r"|ServerDisconnectedError|LocalEntryNotFoundError)\b"
+    r"|HTTPS?ConnectionPool|urlopen error|HTTP Error 50[0234]\b|\b50[0234] Server Error\b|\b429 Client Error\b"
+)
+"""Errors of Python's clients of HTTP and of name resolution, by the name with which an error begins, and by what they
+say of a server."""
+
 _CANNOT_RUN = re.compile(
     r"(builtins\.)?(ImportError|ModuleNotFoundError|SyntaxError|IndentationError|TabError|NameError|UnboundLocalError"
     r"|AttributeError|TypeError|FileNotFoundError|NotADirectoryError|IsADirectoryError)\b"
@@ -67,6 +103,31 @@ def cannot_run(text: str) -> bool:
 def is_out_of_memory(text: str) -> bool:
     """Whether memory of the host or of a device ran out."""
     return _OUT_OF_MEMORY.search(text) is not None
+
+
+def is_of_a_device(text: str) -> bool:
+    """Whether the memory that ran out is that of an accelerator."""
+    return _OF_A_DEVICE.search(text) is not None
+
+
+def is_hardware(text: str) -> bool:
+    """Whether a GPU has failed for good, whatever runs on it."""
+    return _HARDWARE.search(text) is not None
+
+
+def is_device_missing(text: str) -> bool:
+    """Whether a process found no GPU that it can use."""
+    return _DEVICE_MISSING.search(text) is not None
+
+
+def is_storage(text: str) -> bool:
+    """Whether a disk, a mount or an object store could not be used."""
+    return _STORAGE.search(text) is not None
+
+
+def is_network(text: str) -> bool:
+    """Whether a server outside of the job could not be reached, or could not answer."""
+    return _NETWORK.search(text) is not None
 
 
 def is_child_lost(text: str) -> bool:

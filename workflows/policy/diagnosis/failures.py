@@ -20,8 +20,13 @@ from perdure.workflows.policy.diagnosis.error_texts import (
     is_child_lost,
     is_collective_timeout,
     is_device_fault,
+    is_device_missing,
+    is_hardware,
+    is_network,
+    is_of_a_device,
     is_out_of_memory,
     is_peer_lost,
+    is_storage,
 )
 from perdure.workflows.policy.state.node import NodeFailure
 
@@ -37,6 +42,12 @@ _FIND_KERNEL = (
     "perdure logs {job}{flag}{node} --tail 50; CUDA_LAUNCH_BLOCKING=1 in the job's env makes the traceback end at the "
     "call that failed"
 )
+_USE_LESS_MEMORY = (
+    "perdure logs {job}{flag}{node} --tail 50 says how much was in use; a smaller batch per rank, activation "
+    "checkpointing or sharded parameters need less"
+)
+_MEND_STORAGE = "perdure logs {job}{flag}{node} --tail 50 names the file; free or mend what holds it"
+_REACH_SERVER = "perdure logs {job}{flag}{node} --tail 50 names the server, which the nodes must reach"
 _FIND_HANG = (
     "perdure logs {job}{flag}{node} --tail 50 shows what it did last; a shorter timeout in init_process_group() ends a "
     "hang sooner"
@@ -133,6 +144,12 @@ FAILURE_CLASSES = complete(
             remedy=_CHANGE_REFUSAL,
             stop=PermanentFailure(rule='refused/1 "the first nodes are refused for good: stop"', exit_code=3),
         ),
+        FailureClass.HARDWARE: FailureTraits(
+            meaning="a GPU has failed or was lost, which only a reset or a repair of its machine ends (infrastructure)",
+            advice="have the GPU of the machine checked; perdure nodes {job}{flag}",
+            among_ranks=0,
+            give_up=GiveUp(what="has a GPU that failed", why_not_in_place="its GPU cannot be used", at_once=True),
+        ),
         FailureClass.UNPROTECTED: FailureTraits(
             meaning="ranks ran without Perdure's rendezvous",
             advice=_READ_LOGS,
@@ -148,7 +165,15 @@ FAILURE_CLASSES = complete(
             stop=PermanentFailure(rule='launch/1 "it will not start the next time either"', exit_code=1),
         ),
         FailureClass.OUT_OF_MEMORY: FailureTraits(
-            meaning="memory ran out", advice=_READ_LOGS, remedy=_CORRECT, users_own=True, once_more=True, among_ranks=0
+            meaning="memory ran out", advice=_READ_LOGS, remedy=_CORRECT, users_own=True, once_more=True, among_ranks=1
+        ),
+        FailureClass.DEVICE_OUT_OF_MEMORY: FailureTraits(
+            meaning="the memory of a GPU ran out",
+            advice=_USE_LESS_MEMORY,
+            remedy=_USE_LESS_MEMORY,
+            users_own=True,
+            once_more=True,
+            among_ranks=2,
         ),
         FailureClass.DEVICE_FAULT: FailureTraits(
             meaning="a kernel failed on a GPU: an index out of range, an access to memory that is not its own, or a "
@@ -156,10 +181,24 @@ FAILURE_CLASSES = complete(
             advice=_FIND_KERNEL,
             remedy=_FIND_KERNEL,
             users_own=True,
-            among_ranks=1,
+            among_ranks=3,
         ),
         FailureClass.CRASH: FailureTraits(
-            meaning="a rank crashed in native code", advice=_READ_LOGS, remedy=_CORRECT, users_own=True, among_ranks=2
+            meaning="a rank crashed in native code", advice=_READ_LOGS, remedy=_CORRECT, users_own=True, among_ranks=4
+        ),
+        FailureClass.STORAGE: FailureTraits(
+            meaning="a disk, a mount or an object store that the script uses is full, away, or refuses requests",
+            advice=_MEND_STORAGE,
+            remedy=_MEND_STORAGE,
+            users_own=True,
+            among_ranks=5,
+        ),
+        FailureClass.NETWORK: FailureTraits(
+            meaning="a server outside of the job that the script uses could not be reached, or could not answer",
+            advice=_REACH_SERVER,
+            remedy=_REACH_SERVER,
+            users_own=True,
+            among_ranks=6,
         ),
         FailureClass.CANNOT_RUN: FailureTraits(
             meaning="the script cannot run as it is: it failed before any step, by an error of its code or of what it "
@@ -168,13 +207,13 @@ FAILURE_CLASSES = complete(
             remedy=_CORRECT,
             users_own=True,
             once_more=True,
-            among_ranks=3,
+            among_ranks=7,
         ),
         FailureClass.COMMAND_LOST: FailureTraits(
             meaning="the command itself was ended, and none of its ranks had failed", advice=_READ_LOGS
         ),
         FailureClass.KILLED: FailureTraits(
-            meaning="a rank was killed from outside", advice=_WATCH_NODES, among_ranks=5
+            meaning="a rank was killed from outside", advice=_WATCH_NODES, among_ranks=9
         ),
         FailureClass.RENDEZVOUS_TIMEOUT: FailureTraits(
             meaning="a node did not enter the world in time",
@@ -191,7 +230,7 @@ FAILURE_CLASSES = complete(
             advice=_READ_LOGS,
             remedy=_CORRECT,
             users_own=True,
-            among_ranks=4,
+            among_ranks=8,
         ),
         FailureClass.UNKNOWN: FailureTraits(
             meaning="a kind of failure that this release does not know", advice=_WATCH_NODES
@@ -210,10 +249,10 @@ FAILURE_CLASSES = complete(
             remedy=_FIND_HANG,
             victim=True,
             needs_progress=True,
-            among_ranks=6,
+            among_ranks=10,
         ),
         FailureClass.PEER_LOST: FailureTraits(
-            meaning="ranks failed because another one went away", advice=_WATCH_NODES, victim=True, among_ranks=7
+            meaning="ranks failed because another one went away", advice=_WATCH_NODES, victim=True, among_ranks=11
         ),
     }
 )
@@ -262,14 +301,20 @@ def classify_rank(exit: RankExit, *, out_of_memory: bool = False, before_steps: 
         number = signal_in_shell(exit.exit_code)
     if number in (SIGKILL, SIGTERM):
         return FailureClass.OUT_OF_MEMORY if out_of_memory and number == SIGKILL else FailureClass.KILLED
+    if is_hardware(text) or (is_device_missing(text) and not before_steps):
+        return FailureClass.HARDWARE
     if is_out_of_memory(text) or (out_of_memory and is_child_lost(text)):
-        return FailureClass.OUT_OF_MEMORY
+        return FailureClass.DEVICE_OUT_OF_MEMORY if is_of_a_device(text) else FailureClass.OUT_OF_MEMORY
     if is_device_fault(text):
         return FailureClass.DEVICE_FAULT
+    if is_network(text):
+        return FailureClass.NETWORK
     if is_collective_timeout(text):
         return FailureClass.COLLECTIVE_TIMEOUT
     if is_peer_lost(text):
         return FailureClass.PEER_LOST
+    if is_storage(text):
+        return FailureClass.STORAGE
     if number in _CRASH_SIGNALS:
         return FailureClass.CRASH
     return FailureClass.CANNOT_RUN if before_steps and cannot_run(text) else FailureClass.USER_CODE
