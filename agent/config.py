@@ -83,6 +83,8 @@ class AgentConfig(BaseModel):
     """The ports that may be listened on for other nodes, as in the specification; None for any free one."""
     copies_dir: Path | None = None
     """A folder in memory of the agent alone, for what other nodes have saved; unset: the machine's shared memory."""
+    log_patterns: dict[int, str] = {}
+    """The patterns of `retry.rules`, by the number of the rule."""
     labels: dict[str, str] = {}
     """The job's labels, for metrics."""
     metrics_port: int | None = None

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 
+from perdure.agent.log_patterns import matches_in
 from perdure.agent.outbox import envelope
 from perdure.agent.output_errors import exceptions_in, explained
 from perdure.agent.protocol import time_of, time_or_arrival
 from perdure.agent.state import AgentState
-from perdure.contract import Failure, FailureKind, NodeCredentials, Progress, RankExit
+from perdure.contract import Failure, FailureKind, NodeCredentials, Progress, RankExit, RuleMatch
 from perdure.contract.agents import MOST_RANKS, UNKNOWN_RANK
 from perdure.spec.durations import format_duration
 from perdure.workflows.policy.diagnosis import claims
@@ -50,10 +52,18 @@ class Scene:
     """The end of the command's output since its last ranks ended: the last lines of a world are not those of the next.
     An exit by `sys.exit("…")` leaves its text nowhere else."""
 
+    log_patterns: Mapping[int, str] = field(default_factory=dict[int, str])
+    """The patterns of the job's rules, by the number of the rule."""
+
     @property
     def log_tail(self) -> str:
         """The part of the output that a report carries."""
         return self.output[-LOG_TAIL_MAX:]
+
+    def matches(self, ranks: Sequence[RankExit] = (), *, tail: str = "") -> tuple[RuleMatch, ...]:
+        """The rules whose pattern fits the output, whose end a report may know, or the error of a rank."""
+        errors = (text for rank in ranks for text in (rank.traceback, rank.error) if text)
+        return matches_in("\n".join((self.output, tail, *errors)), self.log_patterns)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +112,7 @@ def ranks_failure(scene: Scene, body: ReadyReport) -> FoundFailure:
             ranks=ranks,
             message=_rank_message(ranks),
             log_tail=scene.log_tail,
+            matches=scene.matches(ranks),
             progress=scene.progress,
             store_ports=body.store_ports,
             out_of_memory=body.out_of_memory,
@@ -131,6 +142,7 @@ def command_failure(scene: Scene, body: CommandExit, generation: int, *, starts_
             message=_command_message(scene.state, body, generation),
             error=exceptions_in(output).get(None) if failed else None,
             log_tail=body.log_tail[-LOG_TAIL_MAX:],
+            matches=scene.matches(ranks, tail=body.log_tail),
             progress=scene.progress,
             store_ports=scene.state.store_ports,
             out_of_memory=body.out_of_memory,
@@ -182,6 +194,7 @@ def overdue_failure(scene: Scene, *, patience: timedelta) -> FoundFailure:
             message=f"the command did not enter generation {state.generation} within {format_duration(patience)}: "
             f"{_last_seen(state)}",
             log_tail=scene.log_tail,
+            matches=scene.matches(),
             progress=scene.progress,
             store_ports=state.store_ports,
         ),

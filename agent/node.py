@@ -450,6 +450,7 @@ class Node:
             state=self.state,
             progress=self._progress(),
             output=log_tail(self.config.run_dir, ends.OUTPUT_MAX, since=self.state.output_since),
+            log_patterns=self.config.log_patterns,
         )
 
     def _received(self, generation: int) -> int:

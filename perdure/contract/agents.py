@@ -15,6 +15,7 @@ from perdure.contract.logs import LogPosition
 from perdure.contract.routes import Destination, Route, RoutedMessage
 from perdure.contract.vocabulary import ProgressSource
 from perdure.spec.durations import Duration
+from perdure.spec.rules import MOST_RULES
 
 __all__ = [
     "AgentMessage",
@@ -34,6 +35,7 @@ __all__ = [
     "RankStarts",
     "Ready",
     "ResourceUse",
+    "RuleMatch",
     "Stall",
     "Stepping",
 ]
@@ -284,6 +286,17 @@ class FailureKind(Vocabulary):
     """A kind that only a newer release knows; the other fields describe the failure."""
 
 
+class RuleMatch(Message):
+    """A rule of `retry.rules` whose `match.log` fits what a node that failed has printed."""
+
+    rule: int
+    """The number of the rule, from 0."""
+    line: ShortText = ""
+    """The newest line that fits."""
+    too_slow: bool = False
+    """Whether the pattern fits is not known: the search took too long, and was given up."""
+
+
 class Failure(AgentMessage, route=Route(Destination.JOB, "failure", first=True, urgent=True)):
     """A failure on a node: something ended or did not start. It is sent at once, and never dropped."""
 
@@ -304,6 +317,8 @@ class Failure(AgentMessage, route=Route(Destination.JOB, "failure", first=True, 
     """The exception with which the command's output ends, where no rank names its own."""
     log_tail: LogTail = ""
     """The last lines of the command's output; at most 4,000 characters."""
+    matches: Annotated[tuple[RuleMatch, ...], AfterValidator(lambda matches: matches[:MOST_RULES])] = ()
+    """The rules of the job whose `match.log` fits its output."""
     progress: Progress | None = None
     store_ports: Ports = ()
     out_of_memory: bool = False

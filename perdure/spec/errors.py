@@ -176,6 +176,8 @@ def _problem(details: ErrorDetails) -> SpecProblem:
             expected = f"an integer of at most {context['le']}"
         case "too_short":
             expected = "a list that is not empty"
+        case "too_long":
+            expected = f"a list of at most {context['max_length']}"
         case other:
             expected = _EXPECTED_TYPE.get(other, "")
             if not expected:

@@ -16,8 +16,9 @@ from .checkpoint import Checkpoint
 from .data import Outputs, Volume, Workdir
 from .durations import Duration
 from .network import Network
-from .recovery import Limits, Recovery, Retry
+from .recovery import CapacityLoss, Limits, Recovery, Retry
 from .roles import Role
+from .rules import RuleAction
 from .timing import Timing
 
 
@@ -149,6 +150,16 @@ class JobSpec(Section):
             raise ValueError(
                 f"checkpoint.watch is {self.checkpoint.watch} without checkpoint.storage, and nodes is {most}: the "
                 "copies are in the memory of another node; set nodes to at least 2, or set checkpoint.storage"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _may_replace_what_its_rules_replace(self) -> JobSpec:
+        replacing = [index for index, rule in enumerate(self.retry.rules) if rule.action is RuleAction.REPLACE]
+        if replacing and self.recovery.on_capacity_loss is CapacityLoss.FAIL:
+            raise ValueError(
+                f"retry.rules[{replacing[0]}].action is replace, and recovery.on_capacity_loss is fail, which stops a "
+                "job that loses a node; set action to stop, or on_capacity_loss to wait or shrink"
             )
         return self
 

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from .base import Integer, Section
 from .durations import Duration, PositiveDuration
+from .rules import MOST_RULES, RetryRule
 
 
 class CapacityLoss(StrEnum):
@@ -56,6 +57,8 @@ class Retry(Section):
     fatal_exit_codes: list[Annotated[Integer, Field(ge=1, le=255)]] = Field(default=[2])
     """A process that exits with one of these codes stops the job at once. Python programs exit with 2 when called with
     wrong arguments."""
+    rules: list[RetryRule] = Field(default=[], max_length=MOST_RULES)
+    """What is done about failures that these rules describe, at most 32: see docs/failures.md."""
 
 
 class Limits(Section):

@@ -77,6 +77,18 @@ SPECS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("2:6", {"limits": {"active_deadline": "2h"}}),
     ("2:4", {"retry": {"max_restarts": 2, "window": "5m", "no_progress_limit": 1}}),
     ("1:3", {"backend": "joined"}),
+    (
+        "1:3",
+        {
+            "retry": {
+                "rules": [
+                    {"match": {"failures": ["USER_CODE"]}, "action": "replace"},
+                    {"match": {"signals": ["SIGKILL"]}, "action": "restart"},
+                    {"match": {"exit_codes": [1], "failures": ["PEER_LOST"]}, "action": "stop"},
+                ]
+            }
+        },
+    ),
 )
 
 

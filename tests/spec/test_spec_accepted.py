@@ -32,6 +32,7 @@ class Request(Message):
         {"roles": {"worker": {"nodes": {"min": 3, "max": 2}, "command": ["torchrun"]}}},
         {"roles": {"worker": {"nodes": {"min": 2, "max": 100_000, "unit": 3}, "command": ["torchrun"], "gone": True}}},
         {"retry": {"max_restarts": -1, "fatal_exit_codes": [0, 900]}},
+        {"retry": {"rules": [{"match": {"log": "(", "signals": ["SIGNEW"]}, "action": "stop"}]}},
         {"env": {"9": "${job.gone}"}},
         {"env": {"A": "1"}, "secrets": {"A": "name/key"}},
         {"workdir": {"path": "/a", "git": None, "ref": None}},

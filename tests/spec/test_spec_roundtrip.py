@@ -74,6 +74,21 @@ specs = mapping(
                 "max_restarts": st.integers(0, 99),
                 "window": durations,
                 "fatal_exit_codes": st.lists(st.integers(1, 255)),
+                "rules": st.lists(
+                    st.fixed_dictionaries(
+                        {
+                            "match": st.sampled_from(
+                                [
+                                    {"log": "NET/IB.*error"},
+                                    {"exit_codes": [7], "signals": ["SIGBUS"]},
+                                    {"failures": ["CRASH"]},
+                                ]
+                            ),
+                            "action": st.sampled_from(["restart", "replace", "stop"]),
+                        }
+                    ),
+                    max_size=2,
+                ),
             },
         ),
         "limits": mapping({}, {"active_deadline": durations, "termination_grace_period": durations}),

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from perdure.contract import Failure, FailureClass, FailureKind, NodeCredentials, RankExit
+from perdure.spec.signals import signal_name
 from perdure.workflows.policy.diagnosis.failures import (
     classify,
     classify_rank,
     describe_rank,
     node_failure,
-    signal_name,
 )
 
 DEVICE_MEMORY, LOST_GPU = FailureClass.DEVICE_OUT_OF_MEMORY, FailureClass.HARDWARE

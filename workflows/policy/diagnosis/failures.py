@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from perdure.contract import EvidenceSource, Failure, FailureClass, FailureKind, RankExit
 from perdure.contract.agents import UNKNOWN_RANK
+from perdure.spec.signals import signal_name
 from perdure.workflows.policy.diagnosis.error_texts import (
     cannot_run,
     is_child_lost,
@@ -338,9 +339,7 @@ def classify(failure: Failure, *, before_steps: bool = False) -> tuple[FailureCl
     if failure.kind is FailureKind.RENDEZVOUS:
         return FailureClass.RENDEZVOUS_TIMEOUT, failure.message or "it did not enter its world in time", None
     if failure.ranks:
-        oom = failure.out_of_memory
-        classes = [(classify_rank(exit, out_of_memory=oom, before_steps=before_steps), exit) for exit in failure.ranks]
-        worst, exit = min(classes, key=lambda pair: FAILURE_CLASSES[pair[0]].among_ranks)
+        worst, exit = _speaking_rank(failure, before_steps=before_steps)
         return worst, describe_rank(exit), exit.exit_code
     if failure.kind is FailureKind.RANKS:
         return FailureClass.PEER_LOST, failure.message or "the ranks ended without an error", failure.exit_code
@@ -375,9 +374,17 @@ def classify(failure: Failure, *, before_steps: bool = False) -> tuple[FailureCl
     return FailureClass.USER_CODE, said, failure.exit_code
 
 
+def _speaking_rank(failure: Failure, *, before_steps: bool) -> tuple[FailureClass, RankExit]:
+    """The rank that determines the class of its node's failure, which has ranks, and that class."""
+    oom = failure.out_of_memory
+    classes = [(classify_rank(exit, out_of_memory=oom, before_steps=before_steps), exit) for exit in failure.ranks]
+    return min(classes, key=lambda pair: FAILURE_CLASSES[pair[0]].among_ranks)
+
+
 def node_failure(failure: Failure, *, before_steps: bool = False) -> NodeFailure:
     """Returns what a node's report says about its failure; the arguments are those of `classify`."""
     failure_class, text, exit_code = classify(failure, before_steps=before_steps)
+    ended = _speaking_rank(failure, before_steps=before_steps)[1] if failure.ranks else failure
     certain = not (failure_class is FailureClass.USER_CODE and not any(rank.error for rank in failure.ranks))
     if failure.out_of_memory and failure_class is FailureClass.OUT_OF_MEMORY:
         text = f"{text}: {_describe_memory_kill(failure.memory_limit)}"
@@ -391,7 +398,9 @@ def node_failure(failure: Failure, *, before_steps: bool = False) -> NodeFailure
         failure=failure_class,
         time=failure.time,
         exit_code=exit_code,
+        signal=ended.signal if ended.signal is not None else signal_in_shell(ended.exit_code),
         text=text,
+        matches=failure.matches,
         log_tail=failure.log_tail or next((rank.traceback or "" for rank in failure.ranks), ""),
         certain=certain,
         ranks=tuple(rank.global_rank for rank in failure.ranks if rank.global_rank is not None),
@@ -427,29 +436,3 @@ def describe_rank(exit: RankExit) -> str:
         return f"rank {rank} {how}: {exit.error}"
     number = signal_in_shell(exit.exit_code)
     return f"rank {rank} {how}" + (f", as of a shell whose child got {signal_name(number)}" if number else "")
-
-
-def signal_name(number: int) -> str:
-    """The signal's name on Linux. The names are listed here because they differ by platform, and a replay must not."""
-    return _SIGNAL_NAMES.get(number, f"signal {number}")
-
-
-_SIGNAL_NAMES = {
-    1: "SIGHUP",
-    2: "SIGINT",
-    3: "SIGQUIT",
-    4: "SIGILL",
-    5: "SIGTRAP",
-    6: "SIGABRT",
-    7: "SIGBUS",
-    8: "SIGFPE",
-    9: "SIGKILL",
-    10: "SIGUSR1",
-    11: "SIGSEGV",
-    12: "SIGUSR2",
-    13: "SIGPIPE",
-    14: "SIGALRM",
-    15: "SIGTERM",
-    24: "SIGXCPU",
-    25: "SIGXFSZ",
-}

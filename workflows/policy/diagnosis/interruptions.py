@@ -8,6 +8,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from perdure.contract import Evidence, EvidenceSource, FailureClass, RestartCommands
+from perdure.workflows.policy.diagnosis import rules
 from perdure.workflows.policy.diagnosis.failures import FAILURE_CLASSES, VICTIMS, failed_by_themselves, source_of
 from perdure.workflows.policy.record import incidents
 from perdure.workflows.policy.repair import memory
@@ -60,6 +61,10 @@ def interrupt(
         rank=failure.rank,
         log_tail=failure.log_tail,
     )
+    for text in rules.evidence(failure):
+        state = incidents.add_evidence(
+            state, now=now, time=failure.time, source=EvidenceSource.AGENT, text=text, rank=failure.rank
+        )
     return state.replace(
         interruption=interruption.model_copy(
             update={

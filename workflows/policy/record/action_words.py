@@ -47,10 +47,13 @@ def words(actions: tuple[Action, ...]) -> str:
         case (ReplaceNodes(suspected=True, nodes=(rank, *_)) as replace, *_):
             request = _request(replace)
             return f"give node {rank} up although it is only suspected; {request}; restart the other ranks in place"
-        case (ReplaceNodes(elsewhere=True), *_):
-            return "replace the node, on another machine if one has room, and try once more"
         case (ReplaceNodes(between_worlds=True) as replace, *_):
             return f"{_request(replace)}; its command starts over and skips the torchruns that have finished"
+        case (ReplaceNodes() as replace, RestartRanks(others=True), *_):
+            away = ", on another machine if one has room" if replace.elsewhere else ""
+            return f"{_request(replace)}{away}; restart the other ranks in place"
+        case (ReplaceNodes(elsewhere=True), *_):
+            return "replace the node, on another machine if one has room, and try once more"
         case (ReplaceNodes(), StartCommands(), *_):
             return "replace the node and start its command again"
         case (ReplaceNodes() as replace, AwaitNodes(patience=patience), *_):

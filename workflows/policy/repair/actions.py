@@ -68,7 +68,7 @@ def carry_out(state: RoleInJob, verdict: Verdict, now: datetime) -> RoleInJob:
             case Suspend():
                 state = state.replace(suspended=True, reason=verdict.title, request_reasons={})
             case ReplaceNodes() if interruption is not None:
-                state = _give_up(state, action.nodes, interruption, verdict.title, now)
+                state = _give_up(state, action, interruption, verdict.title, now)
             case RestartCommands() if state.between_stages:
                 state = stages.restart_commands(state, action.nodes)
             case _:
@@ -85,10 +85,10 @@ def commands_to_restart(state: RoleInJob) -> set[int]:
 
 
 def _give_up(
-    state: RoleInJob, ranks: tuple[int, ...], interruption: Interruption, reason: str, now: datetime
+    state: RoleInJob, given_up: ReplaceNodes, interruption: Interruption, reason: str, now: datetime
 ) -> RoleInJob:
     late = interruption.ranks_with(FailureClass.RENDEZVOUS_TIMEOUT)
-    for rank in ranks:
+    for rank in given_up.nodes:
         node = state.nodes.get(rank)
         # A replacement that an earlier verdict on the same world requested has not failed.
         if node is not None and node.alive and state.is_member(node):
@@ -99,7 +99,7 @@ def _give_up(
                 phase=NodePhase.LOST,
                 since=now,
                 reason=reason,
-                loss_cause=_cause(rank, interruption),
+                loss_cause=LossCause.MACHINE if given_up.elsewhere else _cause(rank, interruption),
                 # The next incarnation must reach the rendezvous before a world waits for it.
                 failed_starts=max(node.failed_starts, int(did_not_enter)),
             )

@@ -62,14 +62,22 @@ class Case:
     interruption: Interruption
     job: JobSpec
     now: datetime
+    blamed: NodeFailure | None = None
+    """The failure that a rule of the job is for; None: the first cause explains the others."""
 
     @cached_property
-    def culprit(self) -> NodeFailure:
-        """The failure that explains the others: the first cause in the order of the classes."""
-        return min(
+    def causes(self) -> tuple[NodeFailure, ...]:
+        """The failures in the order of their classes, causes before their effects."""
+        order = sorted(
             self.interruption.failures,
             key=lambda failure: (precedence(failure.failure), not failure.certain, failure.time),
         )
+        return tuple(order)
+
+    @property
+    def culprit(self) -> NodeFailure:
+        """The failure that explains the others."""
+        return self.blamed or self.causes[0]
 
     @property
     def traits(self) -> FailureTraits:
@@ -115,7 +123,7 @@ class Case:
         return ReplaceNodes(
             nodes=nodes,
             suspected=suspected,
-            elsewhere=elsewhere,
+            elsewhere=elsewhere and CAPABILITIES[self.job.backend].chooses_machines,
             between_worlds=between_worlds,
             creates_nodes=self._creates_nodes,
         )

@@ -20,6 +20,7 @@ from perdure.workflows.policy.repair.rungs import (
     collective_timeout,
     failed_command,
     failed_start,
+    fatal_exit_code,
     first_step,
     new_world,
     peers_lost,
@@ -27,6 +28,7 @@ from perdure.workflows.policy.repair.rungs import (
     rendezvous_timeout,
     restart_in_place,
     spent_budget,
+    users_rule,
 )
 from perdure.workflows.policy.state.job import RoleInJob
 
@@ -36,6 +38,8 @@ RUNGS: tuple[Rung, ...] = (
     new_world.decide,
     await_reports.decide,
     permanent_failure.decide,
+    users_rule.decide,
+    fatal_exit_code.decide,
     spent_budget.decide,
     capacity_loss.decide,
     first_step.decide,

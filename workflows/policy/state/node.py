@@ -7,7 +7,7 @@ from typing import Self
 
 from pydantic import Field
 
-from perdure.contract import FailureClass, Incarnation, LossCause, Message, NodePhase
+from perdure.contract import FailureClass, Incarnation, LossCause, Message, NodePhase, RuleMatch
 from perdure.contract.base import LogTail, ShortText
 
 
@@ -19,8 +19,12 @@ class NodeFailure(Message):
     time: datetime
     """When it happened."""
     exit_code: int | None = None
+    signal: int | None = None
+    """The signal that ended the rank, or the command."""
     text: ShortText
     """A description for people."""
+    matches: tuple[RuleMatch, ...] = ()
+    """The rules of the job whose `match.log` fits the node's output."""
     log_tail: LogTail = ""
     certain: bool = True
     """False where only an exit code is known: the node may be a victim that did not report why it failed."""
