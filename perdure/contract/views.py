@@ -6,7 +6,7 @@ from pydantic import Field
 
 from perdure.contract.actions import Actions
 from perdure.contract.agents import Progress, RankStarts, ResourceUse
-from perdure.contract.base import Message, ShortText, Time
+from perdure.contract.base import LogTail, Message, ShortText, Time
 from perdure.contract.checkpoints import CheckpointView, RestoreSource
 from perdure.contract.datasets import UnprocessedSamples
 from perdure.contract.identity import Incarnation
@@ -269,6 +269,8 @@ class JobResult(Message):
     """Restarts that failures caused since the job began."""
     step: int | None = None
     """The last step that the script reported; None where it reports none."""
+    log_tail: LogTail = ""
+    """The last lines of the output of the node whose failure stopped the job, with its traceback."""
     unprocessed: tuple[UnprocessedSamples, ...] = ()
     """Shards that were set aside after repeated failures, by dataset."""
     started_at: Time

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from perdure.contract import FailureClass, LossCause, NodePhase
-from perdure.contract.transitions import NodeJoined
+from perdure.contract import FailureClass, LossCause, NodePhase, RankExit, Restore, RestoreSource
+from perdure.contract.transitions import NodeJoined, NodeRestoredCheckpoint
+from perdure.workflows.policy.record.projections import result_of
 from perdure.workflows.policy.timers import next_deadline
 from tests.policy.scenario import Scenario, counted, reported
 
@@ -126,3 +127,111 @@ def test_a_gpu_that_is_lost_replaces_its_node_and_the_next_one_avoids_the_machin
     assert job.incident.failure is FailureClass.HARDWARE
     assert job.incident.title == "node 1 has a GPU that failed, replacement requested"
     assert (job.incarnations, job.node(1).avoids) == ({0: 1, 1: 2}, ("host-1",))
+
+
+TRACEBACK = """Traceback (most recent call last):
+  File "/code/train.py", line {line}, in <module>
+    train()
+  File "/usr/lib/python3.11/site-packages/torch/nn/functional.py", line 3059, in cross_entropy
+"""
+
+
+def raised(
+    job: Scenario, rank: int = 1, error: str = "ValueError: batch 7", *, line: int = 12, **fields: Any
+) -> Scenario:
+    exits = (RankExit(local_rank=0, global_rank=rank, exit_code=1, error=error, traceback=TRACEBACK.format(line=line)),)
+    return job.take(job.failure(rank, ranks=exits, log_tail=f"the output of node {rank}", **fields))
+
+
+@pytest.mark.parametrize("progress", [None, reported(50), counted(50)])
+def test_the_same_error_at_the_same_line_with_no_step_gained_stops_the_job(progress: Any):
+    job = raised(Scenario("2").running(), progress=progress).steps()
+    assert not is_over(job)
+    raised(job, error="ValueError: batch 8", progress=progress)
+    assert job.state.outcome is not None
+    assert job.state.outcome.reason == (
+        "it failed again after a restart (ValueError at train.py:12): rank 1 exit code 1: ValueError: batch 8"
+    )
+    assert (job.state.outcome.exit_code, job.incident.rule[:12]) == (1, "same-error/1")
+    result = result_of(job.state, job.now)
+    assert result.log_tail == "the output of node 1"
+
+
+@pytest.mark.parametrize(
+    ("second", "what"),
+    [
+        ({"line": 13}, "another line"),
+        ({"error": "KeyError: 7"}, "another type"),
+        ({"progress": reported(60)}, "a later step"),
+    ],
+)
+def test_another_error_or_a_later_one_is_tried_as_often_as_the_job_says(second: dict[str, Any], what: str):
+    job = raised(Scenario("2").running(), progress=reported(50)).steps()
+    raised(job, **{"progress": reported(50), **second})
+    assert not is_over(job), what
+
+
+@pytest.mark.parametrize("error", [*MAY_PASS.values(), "TimeoutError: read timed out", "OSError: [Errno 9] Bad file"])
+def test_an_error_that_may_pass_is_not_compared(error: str):
+    job = Scenario("2").running()
+    for _ in range(2):
+        raised(job, error=error).steps()
+    assert not is_over(job)
+
+
+def test_a_failure_of_another_kind_in_between_begins_anew():
+    job = raised(Scenario("2").running()).steps().rank_killed(0).steps()
+    assert not is_over(raised(job))
+
+
+def test_an_error_without_a_traceback_is_not_compared():
+    job = Scenario("2").running()
+    for _ in range(2):
+        job.rank_raised(1).steps()
+    assert not is_over(job)
+
+
+def test_an_error_that_one_machine_alone_shows_replaces_it_and_ends_the_job_where_another_one_shows_it_too():
+    job = raised(Scenario("2", **KUBERNETES).running()).steps()
+    assert job.incarnations == {0: 1, 1: 1}
+    raised(job)
+    assert job.incident.rule.startswith("same-error/2")
+    assert (job.incarnations, job.node(1).avoids) == ({0: 1, 1: 2}, ("host-1",))
+    job.removed(1).transition(1, NodeJoined, address="10.0.0.9", host="host-9").ready(1).steps()
+    raised(job)
+    assert job.state.outcome is not None
+    assert job.state.outcome.reason.startswith("it failed again on 2 machines (ValueError at train.py:12): ")
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_an_error_of_all_machines_replaces_none_although_the_first_report_decides(order: tuple[int, int]):
+    job = Scenario("2", **KUBERNETES).running()
+    for _ in range(2):
+        generation = job.generation
+        for rank in order:
+            raised(job, rank, generation=generation)
+        if not is_over(job):
+            job.steps()
+    assert job.incarnations == {0: 1, 1: 1}
+    assert job.state.outcome is not None
+    assert "on 2 machines" in job.state.outcome.reason
+
+
+def test_a_replacement_for_it_uses_up_restarts():
+    job = raised(Scenario("2", retry={"max_restarts": 1}, **KUBERNETES).running()).steps()
+    raised(job)
+    assert job.state.outcome is not None
+    assert "retry.max_restarts" in job.state.outcome.reason
+
+
+def test_a_world_that_continued_from_a_checkpoint_may_have_failed_because_of_it():
+    job = raised(Scenario("2").running(), progress=reported(50))
+    restored = Restore(step=40, source=RestoreSource.MEMORY)
+    job.transition(0, NodeRestoredCheckpoint, restored=restored, generation=job.generation).steps()
+    assert not is_over(raised(job, progress=reported(50)))
+
+
+def test_the_output_of_the_cause_is_kept_and_not_that_of_the_victim_that_reported_first():
+    job = Scenario("2").running().peer_failed(0, log_tail="connection closed")
+    raised(job)
+    assert job.incident.log_tail == "the output of node 1"

@@ -114,7 +114,7 @@ def test_rules_use_up_the_budgets(action: str):
     job = job_with({**LOG, "action": action}, retry={"max_restarts": 1}, **KUBERNETES)
     job.rank_raised(1, matches=FITS)
     assert job.state.outcome is None
-    job.ready(1).steps()
+    job.removed(1).ready(1).steps()
     job.rank_raised(1, matches=FITS)
     assert job.state.outcome is not None
     assert "retry.max_restarts" in job.state.outcome.reason

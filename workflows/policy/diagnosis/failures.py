@@ -29,6 +29,7 @@ from perdure.workflows.policy.diagnosis.error_texts import (
     is_peer_lost,
     is_storage,
 )
+from perdure.workflows.policy.diagnosis.raised_errors import raised_at
 from perdure.workflows.policy.state.node import NodeFailure
 
 _READ_LOGS = "perdure logs {job}{flag}{node} --tail 50"
@@ -92,6 +93,8 @@ class FailureTraits:
     That holds for users' own failures, too."""
     once_more: bool = False
     """The same again, with no step gained in between, is certain to come a third time: the job stops then."""
+    recurs: bool = False
+    """The same error at the same place, with no step gained in between, is certain to come a third time."""
     victim: bool = False
     """The effect of another node's failure: it decides nothing while a culprit may still report."""
     took_part: bool = True
@@ -182,6 +185,7 @@ FAILURE_CLASSES = complete(
             advice=_FIND_KERNEL,
             remedy=_FIND_KERNEL,
             users_own=True,
+            recurs=True,
             among_ranks=3,
         ),
         FailureClass.CRASH: FailureTraits(
@@ -231,6 +235,7 @@ FAILURE_CLASSES = complete(
             advice=_READ_LOGS,
             remedy=_CORRECT,
             users_own=True,
+            recurs=True,
             among_ranks=8,
         ),
         FailureClass.UNKNOWN: FailureTraits(
@@ -400,6 +405,7 @@ def node_failure(failure: Failure, *, before_steps: bool = False) -> NodeFailure
         exit_code=exit_code,
         signal=ended.signal if ended.signal is not None else signal_in_shell(ended.exit_code),
         text=text,
+        raised_at=raised_at(ended.error, ended.traceback) if isinstance(ended, RankExit) else "",
         matches=failure.matches,
         log_tail=failure.log_tail or next((rank.traceback or "" for rank in failure.ranks), ""),
         certain=certain,

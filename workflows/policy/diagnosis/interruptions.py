@@ -60,6 +60,7 @@ def interrupt(
         text=failure.text,
         rank=failure.rank,
         log_tail=failure.log_tail,
+        is_cause=failure.failure not in VICTIMS and all(one.failure in VICTIMS for one in interruption.failures),
     )
     for text in rules.evidence(failure):
         state = incidents.add_evidence(

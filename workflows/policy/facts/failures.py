@@ -15,6 +15,7 @@ from perdure.workflows.policy.diagnosis.interruptions import (
 )
 from perdure.workflows.policy.facts.agent_messages import accept_message, newest_progress
 from perdure.workflows.policy.facts.nodes import fresh_ports, lose, with_preparation
+from perdure.workflows.policy.repair import charges
 from perdure.workflows.policy.state.job import RoleInJob
 from perdure.workflows.policy.state.node import NodeFailure, NodeState
 from perdure.workflows.policy.world import succession
@@ -33,6 +34,7 @@ def on_failure(state: RoleInJob, failure: Failure, now: datetime) -> RoleInJob:
     reported = node_failure(failure, before_steps=not state.has_stepped and failure.progress is None)
     node = _after(node, failure, now)
     state = state.with_node(node).replace(progress=newest_progress(state, failure.progress))
+    state = charges.note_error(state, reported)
     if state.outcome is not None:
         return state
     if state.between_stages:

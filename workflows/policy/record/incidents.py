@@ -49,8 +49,10 @@ def add_evidence(
     text: str,
     rank: int | None = None,
     log_tail: str = "",
+    is_cause: bool = False,
 ) -> RoleInJob:
-    """Adds evidence to the open incident, or opens one."""
+    """Adds evidence to the open incident, or opens one. The output of the first node is kept, and that of the first
+    cause instead of it."""
     evidence = Evidence(time=time, source=source, rank=rank, text=text)
     incident = state.open_incident
     if incident is None:
@@ -77,7 +79,7 @@ def add_evidence(
             update={
                 "evidence": known if evidence in known else (*known, evidence)[-KEPT_EVIDENCE:],
                 "started_at": min(incident.started_at, time),
-                "log_tail": incident.log_tail or log_tail[-_LOG_TAIL:],
+                "log_tail": (is_cause and log_tail[-_LOG_TAIL:]) or incident.log_tail or log_tail[-_LOG_TAIL:],
             }
         ),
     )

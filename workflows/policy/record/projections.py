@@ -207,7 +207,7 @@ def result_of(state: RoleInJob, now: datetime) -> JobResult:
     """The workflow's result, once `is_over`."""
     outcome = state.outcome
     assert outcome is not None, "only a job with an outcome has a result"
-    progress = state.progress
+    progress, incident = state.progress, state.last_incident
     return JobResult(
         phase=outcome.phase,
         exit_code=outcome.exit_code,
@@ -215,6 +215,7 @@ def result_of(state: RoleInJob, now: datetime) -> JobResult:
         generations=state.generation,
         restarts=state.restart_count,
         step=progress.step if progress is not None and progress.source is ProgressSource.REPORTED else None,
+        log_tail=incident.log_tail if incident is not None and incident.stopped else "",
         unprocessed=tuple(state.unprocessed.values()),
         started_at=state.started_at,
         finished_at=now,

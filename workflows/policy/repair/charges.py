@@ -10,7 +10,8 @@ from perdure.workflows.policy.diagnosis.failures import FAILURE_CLASSES, NEED_PR
 from perdure.workflows.policy.repair.case import Case, Verdict
 from perdure.workflows.policy.state.budget import follows, made_progress, within_window
 from perdure.workflows.policy.state.job import RoleInJob
-from perdure.workflows.policy.state.node import NodeFailure
+from perdure.workflows.policy.state.memory import RaisedError
+from perdure.workflows.policy.state.node import NodeFailure, NodeState
 
 
 def restarts_in_window(case: Case) -> int:
@@ -34,6 +35,41 @@ def happens_again(case: Case) -> bool:
     return again and failures_without_progress(case.state, case.culprit) > 0
 
 
+def raised_again(case: Case) -> RaisedError | None:
+    """The culprit's error with all machines that have shown it in a row, if the last failure was the same one and no
+    step was gained since."""
+    known, found = case.state.memory.last_error, _raised(case)
+    if known is None or found is None or known.raised_at != found.raised_at:
+        return None
+    if not failures_without_progress(case.state, case.culprit):
+        return None
+    return known.on(*found.machines)
+
+
+def note_error(state: RoleInJob, failure: NodeFailure) -> RoleInJob:
+    """Adds the machine of a node that reports the error of the last failure, too: most such reports come after the
+    decision."""
+    known = state.memory.last_error
+    if known is None or known.raised_at != failure.raised_at:
+        return state
+    known = known.on(machine_of(state.nodes[failure.rank]))
+    return state.replace(memory=state.memory.replace(last_error=known))
+
+
+def machine_of(node: NodeState) -> str:
+    """The name of a node's machine; of the node, where its machine is not known."""
+    return node.host or f"node {node.rank}.{node.incarnation}"
+
+
+def _raised(case: Case) -> RaisedError | None:
+    """The error of the culprit, if it is the script's own, with the machines that show it."""
+    raised_at = case.culprit.raised_at
+    if not raised_at or not case.traits.recurs:
+        return None
+    shows = (case.state.nodes[one.rank] for one in case.interruption.failures if one.raised_at == raised_at)
+    return RaisedError(raised_at=raised_at).on(*map(machine_of, shows))
+
+
 def belongs_to_the_last(case: Case, failure: FailureClass) -> bool:
     """Whether a lost node belongs to those that the last restart was for."""
     return failure in NODE_FAILURES and follows(case.state.restarts, now=case.now, within=case.job.retry.same_loss)
@@ -55,6 +91,7 @@ def charge(case: Case, verdict: Verdict) -> RoleInJob:
     best = state.memory.best_step
     charged = state.memory.replace(
         last_failure=failure,
+        last_error=raised_again(case) or _raised(case),
         failures_without_progress=failures_without_progress(state, case.culprit),
         best_step=max(best, progress.step) if progress is not None and reported else best,
         last_generation_steps=progress.generation_steps if progress is not None else -1,

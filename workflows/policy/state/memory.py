@@ -9,6 +9,21 @@ from pydantic import Field
 
 from perdure.contract import FailureClass, Message
 
+_MACHINES = 8
+
+
+class RaisedError(Message):
+    """An error of the script that ended ranks, perhaps several times in a row, and no step was gained in between."""
+
+    raised_at: str
+    """Its type, and the line that raised it."""
+    machines: tuple[str, ...] = ()
+    """The first machines on which it ended ranks: two prove as much as many."""
+
+    def on(self, *machines: str) -> Self:
+        """The error, seen on these machines, too."""
+        return self.model_copy(update={"machines": tuple(dict.fromkeys((*self.machines, *machines)))[:_MACHINES]})
+
 
 class Repair(Message):
     """An action that the ladder has taken: how often in a row, and when last."""
@@ -31,6 +46,8 @@ class RepairMemory(Message):
     """Actions that name none, by kind of action."""
     last_failure: FailureClass | None = None
     """The class of the last failure that was charged to the budgets."""
+    last_error: RaisedError | None = None
+    """The error of that failure, if it was the script's own."""
     failures_without_progress: int = 0
     best_step: int = -1
     """The highest step reported before a failure."""

@@ -23,6 +23,9 @@ class NodeFailure(Message):
     """The signal that ended the rank, or the command."""
     text: ShortText
     """A description for people."""
+    raised_at: str = ""
+    """The type of the script's exception and the line that raised it: see
+    `perdure.workflows.policy.diagnosis.raised_errors`."""
     matches: tuple[RuleMatch, ...] = ()
     """The rules of the job whose `match.log` fits the node's output."""
     log_tail: LogTail = ""

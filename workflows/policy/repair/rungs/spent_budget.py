@@ -12,9 +12,6 @@ def decide(case: Case) -> Verdict | None:
     if not case.traits.counts or case.interruption.counted:
         # The budgets do not limit this restart, or have already allowed it.
         return None
-    if charges.happens_again(case):
-        rule = 'same-failure/1 "the same again, and no step gained"'
-        return stop(case, rule, f"it failed again: {culprit.text}", 1)
     exit_code = 1 if case.traits.users_own else 3
     if charges.failures_without_progress(case.state, culprit) > retry.no_progress_limit:
         limit = f"{retry.no_progress_limit} restarts (retry.no_progress_limit)"
