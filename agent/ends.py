@@ -7,13 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import Enum
+from pathlib import Path
 
 from perdure.agent.log_patterns import matches_in
 from perdure.agent.outbox import envelope
 from perdure.agent.output_errors import exceptions_in, explained
+from perdure.agent.printed_lines import printed_lines
 from perdure.agent.protocol import time_of, time_or_arrival
 from perdure.agent.state import AgentState
-from perdure.contract import Failure, FailureKind, NodeCredentials, Progress, RankExit, RuleMatch
+from perdure.contract import Failure, FailureKind, NodeCredentials, PrintedLines, Progress, RankExit, RuleMatch
 from perdure.contract.agents import MOST_RANKS, UNKNOWN_RANK
 from perdure.spec.durations import format_duration
 from perdure.workflows.policy.diagnosis import claims
@@ -52,8 +54,11 @@ class Scene:
     """The end of the command's output since its last ranks ended: the last lines of a world are not those of the next.
     An exit by `sys.exit("…")` leaves its text nowhere else."""
 
+    run_dir: Path
     log_patterns: Mapping[int, str] = field(default_factory=dict[int, str])
     """The patterns of the job's rules, by the number of the rule."""
+    is_alone: bool = True
+    """The job has one node, so there is no other output."""
 
     @property
     def log_tail(self) -> str:
@@ -64,6 +69,12 @@ class Scene:
         """The rules whose pattern fits the output, whose end a report may know, or the error of a rank."""
         errors = (text for rank in ranks for text in (rank.traceback, rank.error) if text)
         return matches_in("\n".join((self.output, tail, *errors)), self.log_patterns)
+
+    def printed(self, failed_at: datetime | None) -> PrintedLines | None:
+        """What a report tells of the output; the time is now where it is not known."""
+        if self.is_alone:
+            return None
+        return printed_lines(self.run_dir, self.output, failed_at=failed_at or datetime.now(UTC))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +124,7 @@ def ranks_failure(scene: Scene, body: ReadyReport) -> FoundFailure:
             message=_rank_message(ranks),
             log_tail=scene.log_tail,
             matches=scene.matches(ranks),
+            printed=scene.printed(earliest(body)),
             progress=scene.progress,
             store_ports=body.store_ports,
             out_of_memory=body.out_of_memory,
@@ -143,6 +155,7 @@ def command_failure(scene: Scene, body: CommandExit, generation: int, *, starts_
             error=exceptions_in(output).get(None) if failed else None,
             log_tail=body.log_tail[-LOG_TAIL_MAX:],
             matches=scene.matches(ranks, tail=body.log_tail),
+            printed=scene.printed(time_or_arrival(body.time)),
             progress=scene.progress,
             store_ports=scene.state.store_ports,
             out_of_memory=body.out_of_memory,

@@ -450,7 +450,9 @@ class Node:
             state=self.state,
             progress=self._progress(),
             output=log_tail(self.config.run_dir, ends.OUTPUT_MAX, since=self.state.output_since),
+            run_dir=self.config.run_dir,
             log_patterns=self.config.log_patterns,
+            is_alone=self.config.most_nodes == 1,
         )
 
     def _received(self, generation: int) -> int:

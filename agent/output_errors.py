@@ -70,6 +70,12 @@ def explained(ranks: tuple[RankExit, ...], output: str) -> tuple[RankExit, ...]:
     return tuple(rank.model_copy(update={"error": error(rank)}) for rank in ranks)
 
 
+def without_prefix(line: str) -> str:
+    """Returns a line without what torch or torchrun have printed before it."""
+    prefix = _PREFIX.match(line)
+    return line[prefix.end() :] if prefix else line
+
+
 def _lines(output: str) -> Iterator[tuple[int | None, str]]:
     for line in output.splitlines():
         prefix = _PREFIX.match(line)

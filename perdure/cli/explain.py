@@ -28,6 +28,7 @@ def explanation(incident: IncidentView, *, job: str, flag: str, ended: JobPhase 
     lines = [_title(incident)]
     for label, words in (
         ("SAW", [f"{text.clock(e.time, fraction=True)} {e.text}{_who(e.source, e.rank)}" for e in incident.evidence]),
+        ("ONLY", [f"node {incident.culprit} printed: {line}" for line in reversed(incident.own_lines)]),
         ("MEANS", [_meaning(incident)]),
         ("DID", [_decision(incident)]),
         ("NOT", [f"{option.option}: {option.why_not}" for option in incident.considered]),

@@ -30,9 +30,11 @@ __all__ = [
     "LeaseView",
     "Leaving",
     "PortsChanged",
+    "PrintedLines",
     "Progress",
     "RankExit",
     "RankStarts",
+    "RareLine",
     "Ready",
     "ResourceUse",
     "RuleMatch",
@@ -51,7 +53,13 @@ MOST_PORTS = 64
 MOST_EXITS = 256
 MOST_DEVICES = 64
 MOST_STEPS = 64
+MOST_KEYS = 200
+MOST_RARE_LINES = 12
 """Items of one list. A job carries them in its state, which the server limits; further ones are left out."""
+
+
+LONGEST_RARE_LINE = 300
+"""Characters of one line of output that is compared with those of other nodes."""
 
 
 def _possible_ports(ports: tuple[int, ...]) -> tuple[int, ...]:
@@ -297,6 +305,22 @@ class RuleMatch(Message):
     """Whether the pattern fits is not known: the search took too long, and was given up."""
 
 
+class RareLine(Message):
+    """A line that a node has printed shortly before it failed, and not regularly."""
+
+    text: Annotated[str, AfterValidator(lambda text: text[:LONGEST_RARE_LINE])]
+    key: int
+
+
+class PrintedLines(Message):
+    """What a node has printed, for a comparison with other nodes: lines that differ in numbers only have one key."""
+
+    keys: Annotated[tuple[int, ...], AfterValidator(lambda keys: keys[:MOST_KEYS])] = ()
+    """The keys of all its lines, the newest first."""
+    rare: Annotated[tuple[RareLine, ...], AfterValidator(lambda lines: lines[:MOST_RARE_LINES])] = ()
+    """Its rare lines, the newest first, without tracebacks."""
+
+
 class Failure(AgentMessage, route=Route(Destination.JOB, "failure", first=True, urgent=True)):
     """A failure on a node: something ended or did not start. It is sent at once, and never dropped."""
 
@@ -319,6 +343,8 @@ class Failure(AgentMessage, route=Route(Destination.JOB, "failure", first=True, 
     """The last lines of the command's output; at most 4,000 characters."""
     matches: Annotated[tuple[RuleMatch, ...], AfterValidator(lambda matches: matches[:MOST_RULES])] = ()
     """The rules of the job whose `match.log` fits its output."""
+    printed: PrintedLines | None = None
+    """What the node has printed; None in jobs of one node."""
     progress: Progress | None = None
     store_ports: Ports = ()
     out_of_memory: bool = False

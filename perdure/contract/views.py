@@ -176,6 +176,9 @@ class IncidentView(Message):
     observation: Observation | None = None
     """Set where this is an observation and not an interruption. An observation is closed from the beginning, except
     for that of nodes that cannot be created."""
+    own_lines: tuple[str, ...] = ()
+    """Lines that the culprit's node has printed in the minute before it failed, and that no other node which reported
+    has printed, apart from numbers: the newest three."""
     log_tail: str = ""
     """The last lines of the output of a node that failed."""
     left_out: str = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from perdure.contract import Failure, FailureClass, FailureKind, LossCause, NodePhase
-from perdure.workflows.policy.diagnosis import claims
+from perdure.workflows.policy.diagnosis import claims, own_lines
 from perdure.workflows.policy.diagnosis.failures import node_failure, source_of
 from perdure.workflows.policy.diagnosis.interruptions import (
     count_another_try,
@@ -31,6 +31,7 @@ def on_failure(state: RoleInJob, failure: Failure, now: datetime) -> RoleInJob:
         return state
     state, node = known
     state, failure = claims.verify_failure(state, node, failure)
+    state = own_lines.take(state, failure)
     reported = node_failure(failure, before_steps=not state.has_stepped and failure.progress is None)
     node = _after(node, failure, now)
     state = state.with_node(node).replace(progress=newest_progress(state, failure.progress))

@@ -46,6 +46,7 @@ def _shorten(incident: IncidentView) -> IncidentView:
                 one.model_copy(update={"why_not": shorten(one.why_not, _SHORT)}) for one in incident.considered
             ),
             "starts": None,
+            "own_lines": tuple(shorten(line, _SHORT) for line in incident.own_lines),
             "log_tail": incident.log_tail[-_SHORT:],
             "left_out": f"the texts of this older incident were shortened{dropped}: the workflow's history has them",
         }

@@ -121,6 +121,7 @@ def record_decision(
                 "culprit": culprit,
                 "also_failed": tuple(sorted(also)),
                 "suspects": suspects,
+                "own_lines": incident.own_lines if incident.culprit == culprit else (),
                 "stopped": any(isinstance(action, Stop) for action in actions),
                 "decided_at": incident.decided_at if same else now,
                 "rule": rule,
@@ -216,6 +217,7 @@ def follow_running(state: RoleInJob, now: datetime) -> RoleInJob:
     incident = _of_current_world(state) or state.open_incident
     if incident is None or incident.stepping_at is not None or incident.closed_at is not None or not state.stepping:
         return state
+    state = state.replace(lines=())
     if state.stepped:
         return _replace(state, incident.model_copy(update={"stepping_at": now}))
     if incident.running_at is not None:
@@ -264,6 +266,13 @@ def add_late_evidence(
                 update["evidence"] = (*incident.evidence, evidence)[-KEPT_EVIDENCE:]
             return _replace(state, incident.model_copy(update=update))
     return state
+
+
+def record_own_lines(state: RoleInJob, incident: IncidentView, lines: tuple[str, ...]) -> RoleInJob:
+    """Records what the culprit's node alone has printed."""
+    if lines == incident.own_lines:
+        return state
+    return _replace(state, incident.model_copy(update={"own_lines": lines}))
 
 
 def _of_current_world(state: RoleInJob) -> IncidentView | None:

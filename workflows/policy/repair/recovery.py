@@ -7,6 +7,7 @@ from datetime import datetime
 
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.checkpoints import trust
+from perdure.workflows.policy.diagnosis import own_lines
 from perdure.workflows.policy.diagnosis.failures import FAILURE_CLASSES, failed_by_themselves
 from perdure.workflows.policy.repair import actions, charges, ladder
 from perdure.workflows.policy.repair.case import Case
@@ -28,4 +29,4 @@ def recover(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
         case = replace(case, state=trust.judge(state, verdict.failure, now))
     charged = charges.charge(case, verdict).replace(interruption=decided)
     also_failed = failed_by_themselves(interruption.failures) if verdict.failure is not None else ()
-    return actions.apply(charged, verdict, now, also_failed=also_failed)
+    return own_lines.compare(actions.apply(charged, verdict, now, also_failed=also_failed))

@@ -11,7 +11,7 @@ from typing import Self
 
 from pydantic import Field
 
-from perdure.contract import Actions, FailureClass, Incarnation, JobPhase, Message, Progress, World
+from perdure.contract import Actions, FailureClass, Incarnation, JobPhase, Message, PrintedLines, Progress, World
 from perdure.spec.durations import Duration
 from perdure.workflows.policy.facts.events import RelaunchRequested, SuspendRequested
 from perdure.workflows.policy.state.checkpoint import CheckpointState
@@ -42,6 +42,14 @@ class Interruption(Message):
     def ranks_with(self, *failures: FailureClass) -> frozenset[int]:
         """The nodes (slots) that reported one of these classes."""
         return frozenset(failure.rank for failure in self.failures if failure.failure in failures)
+
+
+class NodeLines(Message):
+    """What a node that failed has printed in a generation."""
+
+    rank: int
+    generation: int
+    printed: PrintedLines
 
 
 class TransitionsTaken(Message):
@@ -127,6 +135,8 @@ class RoleState(Message):
     first_step: Duration | None = None
     """The longest time from entering a world to its first step, in this stage: see
     `perdure.workflows.policy.diagnosis.first_steps`."""
+    lines: tuple[NodeLines, ...] = ()
+    """What nodes have printed that failed in the newest generation that did, the last report first."""
     memory: RepairMemory = RepairMemory()
     progress: Progress | None = None
     desire_version: int = 0
