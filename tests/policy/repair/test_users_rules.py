@@ -82,7 +82,7 @@ def test_a_pattern_that_took_too_long_fits_nothing_and_the_incident_says_so():
 )
 def test_every_part_of_a_match_must_fit(match: dict[str, Any], exits: dict[str, Any], fits: bool):
     job = job_with({"match": match, "action": "stop"})
-    job.take(job.failure(1, ranks=(RankExit(local_rank=0, global_rank=1, **exits),)))
+    job.take(job.failure(1, ranks=(RankExit(local_rank=0, global_rank=1, **exits),))).wait(60)
     assert (job.state.outcome is not None) is fits
 
 
@@ -114,8 +114,9 @@ def test_rules_use_up_the_budgets(action: str):
     job = job_with({**LOG, "action": action}, retry={"max_restarts": 1}, **KUBERNETES)
     job.rank_raised(1, matches=FITS)
     assert job.state.outcome is None
-    job.removed(1).ready(1).steps()
-    job.rank_raised(1, matches=FITS)
+    if action == "replace":
+        job.removed(1).ready(1)
+    job.steps().rank_raised(1, matches=FITS)
     assert job.state.outcome is not None
     assert "retry.max_restarts" in job.state.outcome.reason
 

@@ -14,10 +14,11 @@ _FRAME = re.compile(r'^\s*File "(?P<file>[^"\n]+)", line (?P<line>\d+)', re.MULT
 _INSTALLED = re.compile(r"/(site-packages|dist-packages|python3(\.\d+)?)/|^<")
 
 _MAY_PASS = re.compile(
-    r"time(d )?[ -]?out|connection|temporar|unavailable|try again|\bbusy\b|^([\w.]+\.)?(OS|IO|HTTP)Error\b",
+    r"time(d )?[ -]?out|connection|temporar|unavailable|try again|\bbusy\b|uncorrectable"
+    r"|^([\w.]+\.)?(OS|IO|HTTP)Error\b",
     re.IGNORECASE,
 )
-"""Errors about what is outside of the job. The same one twice proves nothing."""
+"""Errors about what is outside of the job, or of a memory that repairs itself. The same one twice proves nothing."""
 
 
 def raised_at(error: str | None, traceback: str | None) -> str:
