@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from pathlib import Path
@@ -20,12 +21,9 @@ from perdure.contract.agents import MOST_RANKS, UNKNOWN_RANK
 from perdure.spec.durations import format_duration
 from perdure.workflows.policy.diagnosis import claims
 from perdure_training.node_api.bodies import CommandExit, ReadyReport, UnmanagedReport
-from perdure_training.node_api.bodies import RankExit as ReportedExit
 
 _CANNOT_START = (126, 127)
 """Exit codes of commands that cannot be started: another start would fail in the same way."""
-
-_TRACEBACK_MAX = 2_000
 
 LOG_TAIL_MAX = 4_000
 """Characters of a command's output that a report carries."""
@@ -77,15 +75,6 @@ class Scene:
         return printed_lines(self.run_dir, self.output, failed_at=failed_at or datetime.now(UTC))
 
 
-@dataclass(frozen=True, kw_only=True)
-class FoundFailure:
-    """A failure, found for the first time or again."""
-
-    identity: str
-    """Equal for all reports of the same failure, of which one is sent."""
-    report: Failure
-
-
 def is_news(state: AgentState, body: CommandExit) -> bool:
     """Returns whether the command was still desired when it ended, and whether no later start replaced it."""
     return state.leaving is None and state.run and body.attempt >= state.attempt
@@ -109,114 +98,98 @@ def meaning(state: AgentState, body: CommandExit, generation: int) -> Meaning:
     return Meaning.COMMAND_FINISHED if finished else Meaning.FAILED
 
 
-def ranks_failure(scene: Scene, body: ReadyReport) -> FoundFailure:
+def ranks_failure(scene: Scene, body: ReadyReport) -> Failure:
     """Returns the failure of the ranks that ended a node's last world."""
-    state = scene.state
-    ranks, wrong = _own_exits(state, body.ranks)
+    ranks, wrong = _own_exits(scene.state, body.ranks)
     ranks = explained(ranks, scene.output)
-    return FoundFailure(
-        identity=f"ranks of {state.attempt}/{body.after_generation}: {sorted((rank.pid or 0) for rank in ranks)}",
-        report=Failure(
-            **envelope(scene.node, earliest(body)),
-            generation=body.after_generation,
-            kind=FailureKind.RANKS,
-            ranks=ranks,
-            message=_rank_message(ranks),
-            log_tail=scene.log_tail,
-            matches=scene.matches(ranks),
-            printed=scene.printed(earliest(body)),
-            progress=scene.progress,
-            store_ports=body.store_ports,
-            out_of_memory=body.out_of_memory,
-            memory_limit=body.memory_limit,
-            wrong_claims=wrong,
-        ),
+    return Failure(
+        **envelope(scene.node, earliest(body)),
+        generation=body.after_generation,
+        kind=FailureKind.RANKS,
+        ranks=ranks,
+        message=_rank_message(ranks),
+        log_tail=scene.log_tail,
+        matches=scene.matches(ranks),
+        printed=scene.printed(earliest(body)),
+        progress=scene.progress,
+        store_ports=body.store_ports,
+        out_of_memory=body.out_of_memory,
+        memory_limit=body.memory_limit,
+        wrong_claims=wrong,
     )
 
 
-def command_failure(scene: Scene, body: CommandExit, generation: int, *, starts_again: bool) -> FoundFailure:
+def command_failure(scene: Scene, body: CommandExit, generation: int, *, starts_again: bool) -> Failure:
     """Returns the failure of a command in this generation, or before it entered it."""
     ranks, wrong = _own_exits(scene.state, body.ranks)
     output = body.log_tail or scene.output
     ranks = explained(ranks, output)
     failed = body.exit_code and not ranks
-    return FoundFailure(
-        identity=f"command {body.attempt}/{body.generation}",
-        report=Failure(
-            **envelope(scene.node, time_or_arrival(body.time)),
-            generation=generation,
-            kind=FailureKind.COMMAND,
-            ranks=ranks,
-            wrong_claims=wrong,
-            exit_code=body.exit_code,
-            signal=body.signal,
-            starts_again=starts_again,
-            message=_command_message(scene.state, body, generation),
-            error=exceptions_in(output).get(None) if failed else None,
-            log_tail=body.log_tail[-LOG_TAIL_MAX:],
-            matches=scene.matches(ranks, tail=body.log_tail),
-            printed=scene.printed(time_or_arrival(body.time)),
-            progress=scene.progress,
-            store_ports=scene.state.store_ports,
-            out_of_memory=body.out_of_memory,
-            memory_limit=body.memory_limit,
-        ),
+    return Failure(
+        **envelope(scene.node, time_or_arrival(body.time)),
+        generation=generation,
+        kind=FailureKind.COMMAND,
+        ranks=ranks,
+        wrong_claims=wrong,
+        exit_code=body.exit_code,
+        signal=body.signal,
+        starts_again=starts_again,
+        message=_command_message(scene.state, body, generation),
+        error=exceptions_in(output).get(None) if failed else None,
+        log_tail=body.log_tail[-LOG_TAIL_MAX:],
+        matches=scene.matches(ranks, tail=body.log_tail),
+        printed=scene.printed(time_or_arrival(body.time)),
+        progress=scene.progress,
+        store_ports=scene.state.store_ports,
+        out_of_memory=body.out_of_memory,
+        memory_limit=body.memory_limit,
     )
 
 
-def node_failure(scene: Scene, generation: int, time: datetime | None) -> FoundFailure:
+def node_failure(scene: Scene, generation: int, time: datetime | None) -> Failure:
     """Returns the loss of a node that is ended from outside."""
-    return FoundFailure(
-        identity="node",
-        report=Failure(
-            **envelope(scene.node, time),
-            generation=generation,
-            kind=FailureKind.NODE,
-            message=f"node {scene.node.rank} lost: {scene.state.ended_by}",
-            log_tail=scene.log_tail,
-            progress=scene.progress,
-        ),
+    return Failure(
+        **envelope(scene.node, time),
+        generation=generation,
+        kind=FailureKind.NODE,
+        message=f"node {scene.node.rank} lost: {scene.state.ended_by}",
+        log_tail=scene.log_tail,
+        progress=scene.progress,
     )
 
 
-def unmanaged_failure(scene: Scene, body: UnmanagedReport) -> FoundFailure:
+def unmanaged_failure(scene: Scene, body: UnmanagedReport) -> Failure:
     """Returns the failure of ranks that train outside of the job's world."""
     state = scene.state
-    return FoundFailure(
-        identity=f"unprotected {state.attempt}",
-        report=Failure(
-            **envelope(scene.node),
-            generation=state.generation,
-            kind=FailureKind.UNPROTECTED,
-            ranks=tuple(RankExit(local_rank=index, pid=pid) for index, pid in enumerate(body.ranks)),
-            message=body.detail or "ranks started without having requested a rendezvous",
-            store_ports=state.store_ports,
-        ),
+    return Failure(
+        **envelope(scene.node),
+        generation=state.generation,
+        kind=FailureKind.UNPROTECTED,
+        ranks=tuple(RankExit(local_rank=index, pid=pid) for index, pid in enumerate(body.ranks)),
+        message=body.detail or "ranks started without having requested a rendezvous",
+        store_ports=state.store_ports,
     )
 
 
-def overdue_failure(scene: Scene, *, patience: timedelta) -> FoundFailure:
+def overdue_failure(scene: Scene, *, patience: timedelta) -> Failure:
     """Returns the failure of a command that runs but has not entered the newest world within `patience`."""
     state = scene.state
-    return FoundFailure(
-        identity=f"overdue {state.generation}",
-        report=Failure(
-            **envelope(scene.node),
-            generation=state.generation,
-            kind=FailureKind.RENDEZVOUS,
-            message=f"the command did not enter generation {state.generation} within {format_duration(patience)}: "
-            f"{_last_seen(state)}",
-            log_tail=scene.log_tail,
-            matches=scene.matches(),
-            progress=scene.progress,
-            store_ports=state.store_ports,
-        ),
+    return Failure(
+        **envelope(scene.node),
+        generation=state.generation,
+        kind=FailureKind.RENDEZVOUS,
+        message=f"the command did not enter generation {state.generation} within {format_duration(patience)}: "
+        f"{_last_seen(state)}",
+        log_tail=scene.log_tail,
+        matches=scene.matches(),
+        progress=scene.progress,
+        store_ports=state.store_ports,
     )
 
 
 def earliest(body: ReadyReport) -> datetime | None:
     """Returns the time of the first exit of a rank, as far as times are known."""
-    return min((rank.time for rank in _rank_exits(body.ranks) if rank.time), default=None)
+    return min((time for rank in body.ranks if (time := time_of(rank.time))), default=None)
 
 
 def _command_message(state: AgentState, body: CommandExit, generation: int) -> str:
@@ -242,36 +215,21 @@ def _was_in(state: AgentState, body: CommandExit, generation: int) -> bool:
     return max(body.generation, state.entered) >= generation
 
 
-def _rank_exits(reported: tuple[ReportedExit, ...]) -> tuple[RankExit, ...]:
-    """The exits as the job gets them, with the last lines of their tracebacks."""
-    return tuple(
-        RankExit(
-            local_rank=rank.local_rank,
-            global_rank=rank.global_rank,
-            pid=rank.pid,
-            exit_code=rank.exit_code,
-            signal=rank.signal,
-            error=rank.error,
-            traceback=rank.traceback[-_TRACEBACK_MAX:] if rank.traceback else None,
-            time=time_of(rank.time),
-        )
-        for rank in reported
-    )
-
-
-def _own_exits(state: AgentState, reported: tuple[ReportedExit, ...]) -> tuple[tuple[RankExit, ...], int]:
-    """The exits of the node's own ranks, and the number of claims about others."""
+def _own_exits(state: AgentState, reported: tuple[RankExit, ...]) -> tuple[tuple[RankExit, ...], int]:
+    """The exits of the node's own ranks, each with its time only if that is possible, and the number of claims about
+    others."""
     firsts: set[int] = set()
     # An agent that has lost its state does not know where its ranks are.
     if state.entered_base_rank is not None and state.world is not None:
         firsts = {state.entered_base_rank, state.world.base_rank}
-    return claims.own_exits(_rank_exits(reported), first_ranks=firsts, processes=state.processes or MOST_RANKS)
+    exits = [replace(rank, time=rank.time if time_of(rank.time) else None) for rank in reported]
+    return claims.own_exits(exits, first_ranks=firsts, processes=state.processes or MOST_RANKS)
 
 
 def _rank_message(ranks: tuple[RankExit, ...]) -> str:
     """Returns one line for users about ranks that ended together."""
     # A rank that was ended by a signal did not fail because of the others.
-    first = min(ranks, key=lambda rank: (rank.signal is None, rank.time or datetime.max.replace(tzinfo=UTC)))
+    first = min(ranks, key=lambda rank: (rank.signal is None, rank.time or math.inf))
     name = f"rank {first.local_rank if first.global_rank is None else first.global_rank}"
     name = name if first.local_rank != UNKNOWN_RANK else "an unknown rank"
     message = f"{name}: {first.error}" if first.error else _end_message(name, first.exit_code, first.signal)

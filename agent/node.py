@@ -26,6 +26,7 @@ from perdure.contract import (
     AgentMessage,
     ApplyDesired,
     Commit,
+    Failure,
     Finished,
     Leaving,
     NodeCredentials,
@@ -231,7 +232,9 @@ class Node:
                 self._report_node_lost(body.after_generation, ends.earliest(body))
             return
         if body.ranks and state.leaving is None:
-            self._fail(ends.ranks_failure(self._scene(), body))
+            failure = ends.ranks_failure(self._scene(), body)
+            pids = sorted(rank.pid or 0 for rank in failure.ranks)
+            self._fail(failure, f"{state.attempt}/{body.after_generation}: {pids}")
         self.events.ready(generation=body.after_generation, stage=body.stage)
         after = max(body.after_generation, state.left)
         passes = body.stage < state.stages_complete
@@ -422,11 +425,12 @@ class Node:
             case Meaning.COMMAND_FINISHED:
                 self._report_finished(generation, ended_at, command_runs=False)
             case Meaning.FAILED:
-                self._fail(ends.command_failure(self._scene(), body, generation, starts_again=starts_again))
+                failure = ends.command_failure(self._scene(), body, generation, starts_again=starts_again)
+                self._fail(failure, f"{body.attempt}/{body.generation}")
 
     def on_unmanaged(self, body: UnmanagedReport) -> None:
         """Stops ranks that train outside of the job's world, before they overwrite the checkpoints of others."""
-        self._fail(ends.unmanaged_failure(self._scene(), body))
+        self._fail(ends.unmanaged_failure(self._scene(), body), f"{self.state.attempt}")
         self._keep(run=False)
 
     def report_overdue(self) -> None:
@@ -435,7 +439,8 @@ class Node:
         runs = state.run and state.exited_attempt < state.attempt
         if not runs or state.entered >= state.generation or self.state.prepares:
             return
-        self._fail(ends.overdue_failure(self._scene(), patience=self.config.timing.rendezvous.enter_timeout))
+        failure = ends.overdue_failure(self._scene(), patience=self.config.timing.rendezvous.enter_timeout)
+        self._fail(failure, f"{state.generation}")
 
     # Shared
 
@@ -465,15 +470,16 @@ class Node:
         logger.warning("generation %d is reported, and this node has received none after %d", generation, newest)
         return newest
 
-    def _fail(self, found: ends.FoundFailure) -> None:
-        if found.identity in self.state.failures:
+    def _fail(self, failure: Failure, which: str = "") -> None:
+        """Reports a failure once: `which` tells it from others of its kind, and is equal for all reports of it."""
+        identity = f"{failure.kind} {which}"
+        if identity in self.state.failures:
             return
-        failure = found.report
         self.wrong_claims += failure.wrong_claims
         logger.warning("failure in generation %d: %s", failure.generation, failure.message)
         self.events.on_failure(failure)
         self._to_job.put(failure)
-        self._keep(failures=[*self.state.failures, found.identity][-_FAILURES_REMEMBERED:])
+        self._keep(failures=[*self.state.failures, identity][-_FAILURES_REMEMBERED:])
 
     def _keep(self, **changes: object) -> None:
         """Changes the state, saves it, and wakes waiting tasks."""

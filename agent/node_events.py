@@ -78,7 +78,7 @@ class NodeEventEmitter(AgentEvents):
             self.rank_exits += 1
             self.rank_exited(
                 generation=failure.generation,
-                time=rank.time.timestamp() if rank.time else None,
+                time=rank.time,
                 rank=rank.global_rank,
                 local_rank=rank.local_rank,
                 exited_pid=rank.pid,

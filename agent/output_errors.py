@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 
 from perdure.contract import RankExit
 from perdure.contract.base import shorten
@@ -67,7 +68,7 @@ def explained(ranks: tuple[RankExit, ...], output: str) -> tuple[RankExit, ...]:
         found = errors.get(rank.global_rank) or errors.get(None)
         return shorten(found) if found else None
 
-    return tuple(rank.model_copy(update={"error": error(rank)}) for rank in ranks)
+    return tuple(replace(rank, error=error(rank)) for rank in ranks)
 
 
 def without_prefix(line: str) -> str:

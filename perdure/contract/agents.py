@@ -6,16 +6,18 @@ decide on directly to the job.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from perdure.contract.base import ErrorText, LogTail, Message, ShortText, Time, Vocabulary
+from perdure.contract.base import LONGEST_ERROR, ErrorText, LogTail, Message, ShortText, Time, Vocabulary, shorten
 from perdure.contract.logs import LogPosition
 from perdure.contract.routes import Destination, Route, RoutedMessage
 from perdure.contract.vocabulary import ProgressSource
 from perdure.spec.durations import Duration
 from perdure.spec.rules import MOST_RULES
+from perdure_training.node_api.bodies import RankExit
 
 __all__ = [
     "AgentMessage",
@@ -48,6 +50,8 @@ LARGEST_NUMBER = 2**53
 """Generations, stages and steps that an agent accepts from its node's processes."""
 UNKNOWN_RANK = -1
 """The local rank of an exit whose node does not have the rank that was named."""
+LONGEST_TRACEBACK = 2_000
+"""Characters of a rank's traceback, which keeps its end."""
 LARGEST_PORT = 2**16 - 1
 MOST_PORTS = 64
 MOST_EXITS = 256
@@ -69,6 +73,17 @@ def _possible_ports(ports: tuple[int, ...]) -> tuple[int, ...]:
 Ports = Annotated[tuple[int, ...], AfterValidator(_possible_ports)]
 Texts = Annotated[tuple[ShortText, ...], AfterValidator(lambda texts: texts[:MOST_STEPS])]
 Steps = Annotated[tuple[int, ...], AfterValidator(lambda steps: steps[:MOST_STEPS])]
+
+
+def _bounded_exits(exits: tuple[RankExit, ...]) -> tuple[RankExit, ...]:
+    return tuple(
+        replace(
+            exit,
+            error=exit.error and shorten(exit.error, LONGEST_ERROR),
+            traceback=exit.traceback and exit.traceback[-LONGEST_TRACEBACK:],
+        )
+        for exit in exits[:MOST_EXITS]
+    )
 
 
 class AgentMessage(RoutedMessage, route=None):
@@ -260,23 +275,6 @@ class LeaseView(Message):
     time: Time | None = None
 
 
-class RankExit(Message):
-    """One rank that failed."""
-
-    local_rank: int
-    """`UNKNOWN_RANK` where the node does not have the rank that was named."""
-    global_rank: int | None = None
-    pid: int | None = None
-    exit_code: int | None = None
-    """None where a signal ended the rank."""
-    signal: int | None = None
-    error: ErrorText | None = None
-    """The exception's type and message on one line, from the rank's torch error file."""
-    traceback: LogTail | None = None
-    """The last lines of the traceback; at most 2,000 characters."""
-    time: Time | None = None
-
-
 class FailureKind(Vocabulary):
     """Kinds of failures that an agent reports."""
 
@@ -327,7 +325,8 @@ class Failure(AgentMessage, route=Route(Destination.JOB, "failure", first=True, 
     generation: int
     """The generation in which it happened; 0 before the first."""
     kind: FailureKind
-    ranks: Annotated[tuple[RankExit, ...], AfterValidator(lambda exits: exits[:MOST_EXITS])] = ()
+    ranks: Annotated[tuple[RankExit, ...], AfterValidator(_bounded_exits)] = ()
+    """The exits, as the launcher reported them; `UNKNOWN_RANK` stands for one that the node does not have."""
     exit_code: int | None = None
     """The command's exit code."""
     signal: int | None = None

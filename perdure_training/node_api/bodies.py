@@ -34,7 +34,7 @@ class Body:
 
 @dataclass(frozen=True, kw_only=True)
 class RankExit(Body):
-    """The exit of a rank that failed."""
+    """The exit of a rank that failed, as it reaches the agent and, in the agent's report, the job."""
 
     local_rank: int
     global_rank: int | None = None

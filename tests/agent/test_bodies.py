@@ -11,7 +11,8 @@ import pytest
 
 from perdure.agent.protocol import Malformed, read_body, time_of, time_or_arrival
 from perdure.contract import Failure, Ready
-from perdure.contract.agents import MOST_RANKS
+from perdure.contract.agents import LONGEST_TRACEBACK, MOST_RANKS
+from perdure.contract.base import LONGEST_ERROR
 from perdure_training.node_api.bodies import (
     POSTS,
     CommandExit,
@@ -117,6 +118,28 @@ def test_a_node_has_one_rank_at_least(tmp_path: Path) -> None:
     bench.node.on_ready(ReadyReport(after_generation=1, ranks=(ended,), processes=-3))
     assert [failure.ranks[0].signal for failure in bench.job.of(Failure)] == [9]
     assert [ready.processes for ready in bench.group.of(Ready)] == [1]
+
+
+def test_the_job_reads_each_exit_as_the_launcher_reported_it(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.node.on_handler_hello(HandlerHello(pid=1, min_nodes=2, max_nodes=4, processes=2))
+    ended = RankExit(local_rank=0, pid=7, signal=9, error="odd", traceback="line", time=NOW.timestamp())
+    bench.apply(1)
+    bench.node.on_ready(ReadyReport(after_generation=1, ranks=(ended, RankExit(local_rank=1, time=1e300))))
+    [failure] = bench.job.of(Failure)
+    read = Failure.model_validate_json(failure.model_dump_json())
+    assert read.ranks == (ended, RankExit(local_rank=1))
+    assert read.time == NOW
+
+
+def test_what_an_exit_says_is_bounded(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    ended = RankExit(local_rank=0, error="x" * 5_000, traceback="begin" + "y" * 5_000 + "end")
+    bench.apply(1)
+    bench.node.on_ready(ReadyReport(after_generation=1, ranks=(ended,)))
+    [exit] = Failure.model_validate_json(bench.job.of(Failure)[0].model_dump_json()).ranks
+    assert (len(exit.error or ""), len(exit.traceback or "")) == (LONGEST_ERROR, LONGEST_TRACEBACK)
+    assert (exit.traceback or "").endswith("yend")
 
 
 def test_a_mismatch_names_both_protocols_and_the_remedy() -> None:

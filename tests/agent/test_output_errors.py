@@ -12,7 +12,6 @@ import pytest
 from perdure.agent import ends
 from perdure.agent.output_errors import aborts_in, exceptions_in, explained
 from perdure.contract import Failure, RankExit
-from perdure_training.node_api.bodies import RankExit as ReportedExit
 from perdure_training.node_api.bodies import ReadyReport
 from perdure_training.node_api.layout import LOGS, OUTPUT_LOG
 from tests.agent.bench import Bench
@@ -103,7 +102,7 @@ def test_a_report_has_the_error_and_the_output_of_its_own_world_only(bench: Benc
         bench.enter(generation)
         frame = f'  File "train.py", line {generation}\n'
         write(bench, f"Traceback (most recent call last):\n{frame}ModuleNotFoundError: in world {generation}\n")
-        ended = ReportedExit(local_rank=0, global_rank=0, pid=generation, exit_code=1)
+        ended = RankExit(local_rank=0, global_rank=0, pid=generation, exit_code=1)
         bench.node.on_ready(ReadyReport(after_generation=generation, ranks=(ended,)))
     first, second = bench.job.of(Failure)
     assert [one.ranks[0].error for one in (first, second)] == [
@@ -117,7 +116,7 @@ def test_a_long_output_of_many_ranks_does_not_hide_why_they_were_aborted(bench: 
     bench.apply(1)
     bench.enter(1)
     write(bench, WATCHDOG + "frame #1: at::native::something (0x7f libtorch.so)\n" * 2_000)
-    ended = ReportedExit(local_rank=0, global_rank=0, pid=7, signal=signal.SIGABRT)
+    ended = RankExit(local_rank=0, global_rank=0, pid=7, signal=signal.SIGABRT)
     bench.node.on_ready(ReadyReport(after_generation=1, ranks=(ended,)))
     [failure] = bench.job.of(Failure)
     assert "Watchdog caught collective operation timeout" in (failure.ranks[0].error or "")

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 
-from perdure.contract import EvidenceSource, Incarnation
+from perdure.contract import Evidence, EvidenceSource, Incarnation
 from perdure.contract.identity import identity_of
 from perdure.contract.transitions import NodeEnding
 from perdure.spec.job import JobSpec
@@ -105,9 +105,8 @@ def settle(state: RoleInJob, now: datetime) -> RoleInJob:
     state = state.replace(postponed=None)
     if state.open_incident is None:
         return state
-    return incidents.add_evidence(
-        state, now=now, time=now, source=EvidenceSource.AGENT, text=_outcome(state, postponed)
-    )
+    evidence = Evidence(time=now, source=EvidenceSource.AGENT, text=_outcome(state, postponed))
+    return incidents.add_evidence(state, evidence, now=now)
 
 
 def describe(state: RoleInJob) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from perdure.contract import EvidenceSource, FailureClass, JobPhase, NodePhase, Stop, Wait
+from perdure.contract import Evidence, EvidenceSource, FailureClass, JobPhase, NodePhase, Stop, Wait
 from perdure.spec.durations import format_duration
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.record import incidents
@@ -83,7 +83,8 @@ def wait(state: RoleInJob, job: JobSpec, now: datetime, *, available: int, missi
 def _stop_at_refusal(state: RoleInJob, node: NodeState, limit: Limit, reason: str, now: datetime) -> RoleInJob:
     """Stops the job because a node could not be created for as long as it waits."""
     text = f"node {node.rank} could not be created: {node.reason}"
-    state = incidents.add_evidence(state, now=now, time=now, source=EvidenceSource.BACKEND, text=text, rank=node.rank)
+    evidence = Evidence(time=now, source=EvidenceSource.BACKEND, rank=node.rank, text=text)
+    state = incidents.add_evidence(state, evidence, now=now)
     verdict = Verdict(
         rule='refused/2 "too few nodes for as long as the job waits: stop"',
         title=text,

@@ -14,6 +14,7 @@ from perdure.contract import (
     CheckpointRef,
     CheckpointView,
     Commit,
+    Evidence,
     EvidenceSource,
     Restore,
     RestoreSource,
@@ -184,9 +185,8 @@ def _add_part(parts: StoredParts | None, node: NodeState, stored: StoredCheckpoi
 def _stop(state: RoleInJob, node: NodeState, restored: Restore, since: datetime, now: datetime) -> RoleInJob:
     """Stops a job that has checkpoints, none of which can be loaded: to start over would cost the whole training."""
     for text in restored.unusable:
-        state = incidents.add_evidence(
-            state, now=now, time=since, source=EvidenceSource.AGENT, rank=node.rank, text=text
-        )
+        evidence = Evidence(time=since, source=EvidenceSource.AGENT, rank=node.rank, text=text)
+        state = incidents.add_evidence(state, evidence, now=now)
     title = "no checkpoint in storage can be loaded"
     reason = (
         f"{title}: {'; '.join(restored.unusable)}. Repair them, or remove those that are not needed; or set "

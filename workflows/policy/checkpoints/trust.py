@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from perdure.contract import CheckpointRef, EvidenceSource, FailureClass, Progress, ProgressSource
+from perdure.contract import CheckpointRef, Evidence, EvidenceSource, FailureClass, Progress, ProgressSource
 from perdure.workflows.policy.diagnosis.failures import USERS_OWN
 from perdure.workflows.policy.record import incidents
 from perdure.workflows.policy.state.checkpoint import LoadedCheckpoint
@@ -42,7 +42,7 @@ def judge(state: RoleInJob, failure: FailureClass | None, now: datetime) -> Role
         f"the checkpoint of step {loaded.checkpoint.step:,} in storage is not loaded again, an older one is: {reason}"
     )
     state = state.replace(checkpoints=known.replace(distrusted=distrusted, loaded=None))
-    return incidents.add_evidence(state, now=now, time=now, source=EvidenceSource.AGENT, text=text)
+    return incidents.add_evidence(state, Evidence(time=now, source=EvidenceSource.AGENT, text=text), now=now)
 
 
 def load(state: RoleInJob, checkpoint: CheckpointRef) -> RoleInJob:

@@ -8,6 +8,7 @@ any program in an agent's place.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from perdure.contract import Failure, FailureKind, RankExit
@@ -47,7 +48,7 @@ def own_exits(
             continue
         wrong += 1
         local_rank = one.local_rank if exists else UNKNOWN_RANK
-        own.append(one.model_copy(update={"local_rank": local_rank, "global_rank": None}))
+        own.append(replace(one, local_rank=local_rank, global_rank=None))
     return tuple(own), wrong
 
 

@@ -402,6 +402,8 @@ def node_failure(failure: Failure, *, before_steps: bool = False) -> NodeFailure
         rank=failure.sender.rank,
         failure=failure_class,
         time=failure.time,
+        # A victim reports what it saw of its peers.
+        source=EvidenceSource.PEERS if failure_class in VICTIMS else EvidenceSource.AGENT,
         exit_code=exit_code,
         signal=ended.signal if ended.signal is not None else signal_in_shell(ended.exit_code),
         text=text,
@@ -419,11 +421,6 @@ def _describe_memory_kill(limit: int | None) -> str:
         return "the kernel killed it because the memory of its machine ran out"
     size = f"{limit / 2**30:,.1f} GiB" if limit >= 10 * 2**30 else f"{limit / 2**20:,.0f} MiB"
     return f"the kernel killed it because its container's memory ran out; the limit is {size}"
-
-
-def source_of(failure: NodeFailure) -> EvidenceSource:
-    """Returns the source of the report: a victim reports what it saw of its peers."""
-    return EvidenceSource.PEERS if failure.failure in VICTIMS else EvidenceSource.AGENT
 
 
 def failed_by_themselves(failures: Iterable[NodeFailure]) -> frozenset[int]:

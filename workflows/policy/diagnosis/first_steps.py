@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from perdure.contract import EvidenceSource, ExtendFirstStep, FailureClass
+from perdure.contract import ExtendFirstStep, FailureClass
 from perdure.contract.transitions import NodeStalled, NodeStepping
 from perdure.spec.durations import format_duration
 from perdure.spec.job import JobSpec
@@ -64,7 +64,7 @@ def miss(state: RoleInJob, node: NodeState, stalled: NodeStalled, now: datetime)
     text = f"no rank of node {node.rank} has made a step{limit} after it entered generation {world.generation}{known}"
     # The nodes of a world wait for each other, and each reports it: none of them is known to be the one that hangs.
     failure = NodeFailure(rank=node.rank, failure=FailureClass.HANG, time=stalled.time, text=text, certain=False)
-    return interrupt(state, failure, now=now, source=EvidenceSource.AGENT, generation=world.generation)
+    return interrupt(state, failure, now=now, generation=world.generation)
 
 
 def describe(state: RoleInJob) -> str:

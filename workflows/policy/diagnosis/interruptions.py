@@ -9,7 +9,7 @@ from datetime import datetime
 
 from perdure.contract import Evidence, EvidenceSource, FailureClass, RestartCommands
 from perdure.workflows.policy.diagnosis import rules
-from perdure.workflows.policy.diagnosis.failures import FAILURE_CLASSES, VICTIMS, failed_by_themselves, source_of
+from perdure.workflows.policy.diagnosis.failures import FAILURE_CLASSES, VICTIMS
 from perdure.workflows.policy.record import incidents
 from perdure.workflows.policy.repair import memory
 from perdure.workflows.policy.state.job import RoleInJob
@@ -17,16 +17,13 @@ from perdure.workflows.policy.state.node import NodeFailure, NodeState
 from perdure.workflows.policy.state.role import Interruption
 
 
-def interrupt(
-    state: RoleInJob, failure: NodeFailure, *, now: datetime, source: EvidenceSource, generation: int = 0
-) -> RoleInJob:
+def interrupt(state: RoleInJob, failure: NodeFailure, *, now: datetime, generation: int = 0) -> RoleInJob:
     """Records that the current world is over, and one piece of evidence for it.
 
     Args:
         state: The job.
         failure: The evidence.
         now: The time.
-        source: The reporter.
         generation: The world in which the failure is known to have happened; 0 where that is not known.
     """
     accepted = max(generation, state.nodes[failure.rank].commanded, state.nodes[failure.rank].stepping)
@@ -44,28 +41,14 @@ def interrupt(
         interruption = Interruption(since=now)
     for node in (one for one in state.stalled if not one.stalled_at_start):
         # The job did nothing about the stall, but the interruption began here.
-        state = incidents.add_evidence(
-            state,
-            now=now,
-            time=node.stalled_since or now,
-            source=EvidenceSource.AGENT,
-            text=f"node {node.rank} stepped for the last time",
-            rank=node.rank,
-        )
-    state = incidents.add_evidence(
-        state,
-        now=now,
-        time=failure.time,
-        source=source,
-        text=failure.text,
-        rank=failure.rank,
-        log_tail=failure.log_tail,
-        is_cause=failure.failure not in VICTIMS and all(one.failure in VICTIMS for one in interruption.failures),
-    )
+        time, text = node.stalled_since or now, f"node {node.rank} stepped for the last time"
+        evidence = Evidence(time=time, source=EvidenceSource.AGENT, rank=node.rank, text=text)
+        state = incidents.add_evidence(state, evidence, now=now)
+    is_cause = failure.failure not in VICTIMS and all(one.failure in VICTIMS for one in interruption.failures)
+    state = incidents.add_evidence(state, failure.evidence, now=now, log_tail=failure.log_tail, is_cause=is_cause)
     for text in rules.evidence(failure):
-        state = incidents.add_evidence(
-            state, now=now, time=failure.time, source=EvidenceSource.AGENT, text=text, rank=failure.rank
-        )
+        evidence = Evidence(time=failure.time, source=EvidenceSource.AGENT, rank=failure.rank, text=text)
+        state = incidents.add_evidence(state, evidence, now=now)
     return state.replace(
         interruption=interruption.model_copy(
             update={
@@ -96,14 +79,6 @@ def _is_another_incident(state: RoleInJob, failure: NodeFailure, *, took_part: b
     return not continues and incident.generation_after == world.generation
 
 
-def explain_earlier_world(state: RoleInJob, failure: NodeFailure, *, generation: int) -> RoleInJob:
-    """Takes in a report about a world that is over: it explains that world's end, and does not end the current one."""
-    evidence = Evidence(time=failure.time, source=source_of(failure), rank=failure.rank, text=failure.text)
-    return incidents.add_late_evidence(
-        state, evidence, failure, generation=generation, also_failed=failed_by_themselves([failure])
-    )
-
-
 def count_another_try(state: RoleInJob, node: NodeState, now: datetime) -> RoleInJob:
     """Counts another failure of a command that fails again before it entered any world: it is a failure of its own."""
     interruption = state.interruption
@@ -122,7 +97,8 @@ def record_command_failure(state: RoleInJob, failure: NodeFailure, now: datetime
     fails = failure.failure not in (FailureClass.NODE_LOST, FailureClass.DISRUPTED)
     is_known_try = memory.times(state, RestartCommands, node) < memory.most_times(state, RestartCommands)
     counted = fails and state.interruption is None and is_known_try
-    state = interrupt(state, failure, now=now, source=EvidenceSource.AGENT)
+    # Between two worlds the nodes depend on no peers.
+    state = interrupt(state, failure.model_copy(update={"source": EvidenceSource.AGENT}), now=now)
     if not counted or state.interruption is None:
         return state
     return state.replace(interruption=state.interruption.model_copy(update={"counted": True}))

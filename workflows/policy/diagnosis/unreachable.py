@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from perdure.contract import EvidenceSource, FailureClass
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.capacity import waiting
 from perdure.workflows.policy.diagnosis.interruptions import interrupt
@@ -28,15 +27,10 @@ def give_up(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
         return state
     for node in state.members:
         if node.alive and not node.reachable:
-            failure = NodeFailure(
-                rank=node.rank,
-                failure=FailureClass.NODE_UNRESPONSIVE,
-                time=now,
-                text=f"node {node.rank} stayed unreachable while its world was stopped: {node.reason}",
-            )
-            state = incidents.add_evidence(
-                state, now=now, time=now, source=EvidenceSource.LEASE, text=failure.text, rank=node.rank
-            ).replace(interruption=_because_of(interruption, failure))
+            text = f"node {node.rank} stayed unreachable while its world was stopped: {node.reason}"
+            failure = NodeFailure.unresponsive(node.rank, text, now)
+            state = incidents.add_evidence(state, failure.evidence, now=now)
+            state = state.replace(interruption=_because_of(interruption, failure))
             interruption = state.interruption or interruption
     return state
 
@@ -72,6 +66,5 @@ def _give_up_between_worlds(state: RoleInJob, job: JobSpec, now: datetime) -> Ro
         return state
     for node in stages.silent_nodes(state):
         text = f"node {node.rank} stayed unreachable while all others waited for it: {node.reason}"
-        failure = NodeFailure(rank=node.rank, failure=FailureClass.NODE_UNRESPONSIVE, time=now, text=text)
-        state = interrupt(state, failure, now=now, source=EvidenceSource.LEASE)
+        state = interrupt(state, NodeFailure.unresponsive(node.rank, text, now), now=now)
     return state

@@ -58,9 +58,14 @@ def on_ready(state: RoleInJob, node: NodeState, ready: NodeReady, now: datetime)
     if not over or state.interruption is not None or state.outcome is not None:
         return state
     # The node's own failure report may still be on the way to the job.
-    text = f"node {node.rank} waits for a new world"
-    failure = NodeFailure(rank=node.rank, failure=FailureClass.PEER_LOST, time=ready.time, text=text)
-    return interrupt(state, failure, now=now, source=EvidenceSource.PEERS, generation=ready.generation)
+    failure = NodeFailure(
+        rank=node.rank,
+        failure=FailureClass.PEER_LOST,
+        time=ready.time,
+        source=EvidenceSource.PEERS,
+        text=f"node {node.rank} waits for a new world",
+    )
+    return interrupt(state, failure, now=now, generation=ready.generation)
 
 
 def on_ports_changed(state: RoleInJob, node: NodeState, changed: NodePortsChanged) -> RoleInJob:

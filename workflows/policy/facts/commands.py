@@ -29,9 +29,14 @@ def on_commanded(state: RoleInJob, node: NodeState, commanded: NodeCommanded, no
     if has_reached_torchrun or not _has_not_entered(state, node, commanded):
         return state.with_node(node)
     why = commanded.detail or "the reason is not known"
-    text = f"it was given generation {commanded.generation} and has not entered it: {why}"
-    failure = NodeFailure(rank=node.rank, failure=FailureClass.RENDEZVOUS_TIMEOUT, time=commanded.time, text=text)
-    return interrupt(state.with_node(node), failure, now=now, source=EvidenceSource.COMMAND)
+    failure = NodeFailure(
+        rank=node.rank,
+        failure=FailureClass.RENDEZVOUS_TIMEOUT,
+        time=commanded.time,
+        source=EvidenceSource.COMMAND,
+        text=f"it was given generation {commanded.generation} and has not entered it: {why}",
+    )
+    return interrupt(state.with_node(node), failure, now=now)
 
 
 def on_unresponsive(state: RoleInJob, node: NodeState, silent: NodeUnresponsive, now: datetime) -> RoleInJob:
@@ -46,8 +51,8 @@ def on_unresponsive(state: RoleInJob, node: NodeState, silent: NodeUnresponsive,
     if not is_stopped or (state.control_lag_until is not None and now < state.control_lag_until):
         return state
     text = f"node {node.rank} does not take commands: {silent.detail}"
-    failure = NodeFailure(rank=node.rank, failure=FailureClass.NODE_UNRESPONSIVE, time=silent.time, text=text)
-    return interrupt(state, failure, now=now, source=EvidenceSource.COMMAND)
+    failure = NodeFailure.unresponsive(node.rank, text, silent.time, source=EvidenceSource.COMMAND)
+    return interrupt(state, failure, now=now)
 
 
 def _has_not_entered(state: RoleInJob, node: NodeState, commanded: NodeCommanded) -> bool:

@@ -61,5 +61,7 @@ def _break_world(
 ) -> RoleInJob:
     if state.outcome is not None:
         return state
-    reported = NodeFailure(rank=end.rank, failure=failure, time=end.time, text=_text(end, what))
-    return interrupt(state, reported, now=now, source=EvidenceSource.BACKEND)
+    reported = NodeFailure(
+        rank=end.rank, failure=failure, time=end.time, source=EvidenceSource.BACKEND, text=_text(end, what)
+    )
+    return interrupt(state, reported, now=now)

@@ -6,15 +6,11 @@ from datetime import datetime
 
 from perdure.contract import Failure, FailureClass, FailureKind, LossCause, NodePhase
 from perdure.workflows.policy.diagnosis import claims, own_lines
-from perdure.workflows.policy.diagnosis.failures import node_failure, source_of
-from perdure.workflows.policy.diagnosis.interruptions import (
-    count_another_try,
-    explain_earlier_world,
-    interrupt,
-    record_command_failure,
-)
+from perdure.workflows.policy.diagnosis.failures import node_failure
+from perdure.workflows.policy.diagnosis.interruptions import count_another_try, interrupt, record_command_failure
 from perdure.workflows.policy.facts.agent_messages import accept_message, newest_progress
 from perdure.workflows.policy.facts.nodes import fresh_ports, lose, with_preparation
+from perdure.workflows.policy.record import incidents
 from perdure.workflows.policy.repair import charges
 from perdure.workflows.policy.state.job import RoleInJob
 from perdure.workflows.policy.state.node import NodeFailure, NodeState
@@ -75,12 +71,12 @@ def _outside_of_world(
     if state.world is not None:
         return state
     state = count_another_try(state, node, now)
-    return interrupt(state, reported, now=now, source=source_of(reported), generation=failure.generation)
+    return interrupt(state, reported, now=now, generation=failure.generation)
 
 
 def _in_world(state: RoleInJob, failure: Failure, reported: NodeFailure, now: datetime) -> RoleInJob:
     if state.world is not None and failure.generation < state.world.generation:
         commanded_since = state.world_decided_at is not None and failure.time > state.world_decided_at
         if failure.kind in _IN_ITS_WORLD or failure.starts_again or not commanded_since:
-            return explain_earlier_world(state, reported, generation=failure.generation)
-    return interrupt(state, reported, now=now, source=source_of(reported), generation=failure.generation)
+            return incidents.explain_earlier_world(state, reported, generation=failure.generation)
+    return interrupt(state, reported, now=now, generation=failure.generation)

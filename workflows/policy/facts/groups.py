@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from perdure.contract import EvidenceSource
+from perdure.contract import Evidence, EvidenceSource
 from perdure.workflows.policy.diagnosis import claims
 from perdure.workflows.policy.facts.events import GroupAdopted, GroupWoundDown
 from perdure.workflows.policy.record import incidents
@@ -61,5 +61,5 @@ def newer_generation(state: RoleInJob, generation: int, now: datetime) -> RoleIn
     if state.world is None or state.interruption is not None:
         return state
     text = f"nodes are in generation {generation}: the job took over from an earlier run of itself"
-    state = incidents.add_evidence(state, now=now, time=now, source=EvidenceSource.AGENT, text=text)
+    state = incidents.add_evidence(state, Evidence(time=now, source=EvidenceSource.AGENT, text=text), now=now)
     return state.replace(interruption=Interruption(since=now, requested=text))

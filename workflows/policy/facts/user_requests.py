@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import datetime
 
-from perdure.contract import EvidenceSource, JobPhase, NodePhase, Suspend, World
+from perdure.contract import Evidence, EvidenceSource, JobPhase, NodePhase, Suspend, World
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.capacity import planned_changes
 from perdure.workflows.policy.facts.events import (
@@ -43,7 +43,8 @@ def apply(state: RoleInJob, event: Event, job: JobSpec, now: datetime) -> RoleIn
             return planned_changes.withdraw_suspension(state)
         case ResumeRequested():
             text = f"resumed by a user{_because(event.reason)}"
-            state = incidents.add_evidence(state, now=now, time=now, source=EvidenceSource.USER, text=text)
+            evidence = Evidence(time=now, source=EvidenceSource.USER, text=text)
+            state = incidents.add_evidence(state, evidence, now=now)
             return state.replace(suspended=False, waiting_since=None, queued_since=None, ready_since=None)
         case RestartRequested():
             return request(state, f"restart requested by a user{_because(event.reason)}", now)
@@ -80,7 +81,7 @@ def request(state: RoleInJob, text: str, now: datetime, *, by_user: bool = True)
     if state.interruption is not None and state.interruption.requested is None:
         return state
     source = EvidenceSource.USER if by_user else EvidenceSource.AGENT
-    state = incidents.add_evidence(state, now=now, time=now, source=source, text=text)
+    state = incidents.add_evidence(state, Evidence(time=now, source=source, text=text), now=now)
     return state.replace(interruption=Interruption(since=now, requested=text, by_user=by_user))
 
 
@@ -117,7 +118,7 @@ def _suspend(state: RoleInJob, event: SuspendRequested, now: datetime) -> RoleIn
     """Suspends the job. One incident lasts from here until the resumed job steps: the cost of the suspension."""
     text = f"suspended by a user{_because(event.reason)}"
     state = incidents.abandon(state, now, text)
-    state = incidents.add_evidence(state, now=now, time=now, source=EvidenceSource.USER, text=text)
+    state = incidents.add_evidence(state, Evidence(time=now, source=EvidenceSource.USER, text=text), now=now)
     return actions.apply(state, Verdict(rule=RULE, title=text, actions=(Suspend(),)), now)
 
 

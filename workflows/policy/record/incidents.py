@@ -26,6 +26,7 @@ from perdure.contract import (
 )
 from perdure.contract.base import shorten
 from perdure.workflows.policy.checkpoints import memory_findings
+from perdure.workflows.policy.diagnosis.failures import failed_by_themselves
 from perdure.workflows.policy.diagnosis.suspicion import without
 from perdure.workflows.policy.record.action_words import words
 from perdure.workflows.policy.record.incident_texts import within_budget
@@ -41,26 +42,17 @@ _LOG_TAIL = 2000
 
 
 def add_evidence(
-    state: RoleInJob,
-    *,
-    now: datetime,
-    time: datetime,
-    source: EvidenceSource,
-    text: str,
-    rank: int | None = None,
-    log_tail: str = "",
-    is_cause: bool = False,
+    state: RoleInJob, evidence: Evidence, *, now: datetime, log_tail: str = "", is_cause: bool = False
 ) -> RoleInJob:
     """Adds evidence to the open incident, or opens one. The output of the first node is kept, and that of the first
     cause instead of it."""
-    evidence = Evidence(time=time, source=source, rank=rank, text=text)
     incident = state.open_incident
     if incident is None:
         incident = IncidentView(
             number=state.incident_count + 1,
             role=state.role,
-            title=shorten(text),
-            started_at=time,
+            title=shorten(evidence.text),
+            started_at=evidence.time,
             noticed_at=now,
             evidence=(evidence,),
             generation_before=state.generation,
@@ -78,7 +70,7 @@ def add_evidence(
         incident.model_copy(
             update={
                 "evidence": known if evidence in known else (*known, evidence)[-KEPT_EVIDENCE:],
-                "started_at": min(incident.started_at, time),
+                "started_at": min(incident.started_at, evidence.time),
                 "log_tail": (is_cause and log_tail[-_LOG_TAIL:]) or incident.log_tail or log_tail[-_LOG_TAIL:],
             }
         ),
@@ -250,14 +242,16 @@ def follow_with_another(state: RoleInJob, time: datetime) -> RoleInJob:
     return _replace(state, incident.model_copy(update={"closed_at": at, "followed_by": state.incident_count + 1}))
 
 
-def add_late_evidence(
-    state: RoleInJob, evidence: Evidence, failure: NodeFailure, *, generation: int, also_failed: Collection[int]
-) -> RoleInJob:
-    """Adds evidence to the incident that ended an earlier world, and the nodes that failed by themselves, and takes
-    ranks that report their own end from its suspects; drops all that where there is no such incident."""
+def explain_earlier_world(state: RoleInJob, failure: NodeFailure, *, generation: int) -> RoleInJob:
+    """Takes in a report about a world that is over, which does not end the current one.
+
+    It becomes evidence of the incident that ended that world, a node that failed by itself is named there, and ranks
+    that report their own end are no suspects. All that is dropped where there is no such incident.
+    """
+    evidence = failure.evidence
     for incident in reversed(state.own_incidents):
         if incident.generation_before == generation and incident.failure is not None:
-            more = set(also_failed) - {incident.culprit, *incident.also_failed}
+            more = failed_by_themselves([failure]) - {incident.culprit, *incident.also_failed}
             update: dict[str, object] = {
                 "also_failed": (*incident.also_failed, *sorted(more)),
                 "suspects": without(incident.suspects, failure.rank, failure.ranks),

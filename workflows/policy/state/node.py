@@ -7,17 +7,28 @@ from typing import Self
 
 from pydantic import Field
 
-from perdure.contract import FailureClass, Incarnation, LossCause, Message, NodePhase, RuleMatch
+from perdure.contract import (
+    Evidence,
+    EvidenceSource,
+    FailureClass,
+    Incarnation,
+    LossCause,
+    Message,
+    NodePhase,
+    RuleMatch,
+)
 from perdure.contract.base import LogTail, ShortText
 
 
 class NodeFailure(Message):
-    """One node's report about the generation that broke."""
+    """The failure of one node that broke a generation, as the job has judged it."""
 
     rank: int
     failure: FailureClass
     time: datetime
     """When it happened."""
+    source: EvidenceSource = EvidenceSource.AGENT
+    """The reporter."""
     exit_code: int | None = None
     signal: int | None = None
     """The signal that ended the rank, or the command."""
@@ -33,6 +44,18 @@ class NodeFailure(Message):
     """False where only an exit code is known: the node may be a victim that did not report why it failed."""
     ranks: tuple[int, ...] = ()
     """The global ranks that failed, as far as they are known."""
+
+    @classmethod
+    def unresponsive(
+        cls, rank: int, text: str, time: datetime, *, source: EvidenceSource = EvidenceSource.LEASE
+    ) -> NodeFailure:
+        """Returns the failure of a node that does not answer."""
+        return cls(rank=rank, failure=FailureClass.NODE_UNRESPONSIVE, time=time, source=source, text=text)
+
+    @property
+    def evidence(self) -> Evidence:
+        """The failure as an incident shows it."""
+        return Evidence(time=self.time, source=self.source, rank=self.rank, text=self.text)
 
 
 class NodeState(Incarnation):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from perdure.contract import EvidenceSource, FailureClass
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.diagnosis.interruptions import interrupt
 from perdure.workflows.policy.facts.agent_messages import CONTROL_LAG, CONTROL_LAG_GRACE
@@ -35,8 +34,7 @@ def inquire(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
     silent = [node for node in state.members if node.rank in due and not node.reachable]
     for node in silent:
         text = f"node {node.rank} is silent, and not known to run in generation {state.generation}: {node.reason}"
-        failure = NodeFailure(rank=node.rank, failure=FailureClass.NODE_UNRESPONSIVE, time=now, text=text)
-        state = interrupt(state, failure, now=now, source=EvidenceSource.LEASE)
+        state = interrupt(state, NodeFailure.unresponsive(node.rank, text, now), now=now)
     if silent:
         return state
     return state.replace(inquiry=state.inquiry + 1, inquired_at=now)
