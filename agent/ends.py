@@ -17,7 +17,8 @@ from perdure.agent.printed_lines import printed_lines
 from perdure.agent.protocol import time_of, time_or_arrival
 from perdure.agent.state import AgentState
 from perdure.contract import Failure, FailureKind, NodeCredentials, PrintedLines, Progress, RankExit, RuleMatch
-from perdure.contract.agents import MOST_RANKS, UNKNOWN_RANK
+from perdure.contract.agents import UNKNOWN_RANK
+from perdure.contract.nodes import MOST_RANKS
 from perdure.spec.durations import format_duration
 from perdure.workflows.policy.diagnosis import claims
 from perdure_training.node_api.bodies import CommandExit, ReadyReport, UnmanagedReport

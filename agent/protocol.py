@@ -18,7 +18,8 @@ from pydantic_core import from_json
 
 from perdure.contract import Member
 from perdure.contract import World as DesiredWorld
-from perdure.contract.agents import LARGEST_NUMBER, MOST_RANKS
+from perdure.contract.agents import LARGEST_NUMBER
+from perdure.contract.nodes import MOST_RANKS
 from perdure_training.node_api.bodies import POSTS, Body, World
 
 logger = logging.getLogger(__name__)

@@ -14,30 +14,27 @@ from perdure.contract import (
     Message,
     NodeCredentials,
     NodeDesired,
+    NodeFacts,
     NodePhase,
     NodeView,
     Ready,
     Stall,
 )
 from perdure.contract.base import Time
+from perdure.contract.identity import identity_of
 from perdure.contract.transitions import AnyTransition
 from perdure.spec.accepted import AcceptedSpec
 
 
-class NodeRecord(Message):
+class NodeRecord(NodeFacts):
     """The newest incarnation of one node, with its agent's latest reports."""
 
     node: NodeCredentials
-    phase: NodePhase = NodePhase.REQUESTED
-    since: datetime
-    reason: str = ""
     obstacle: str = ""
     """Why its backend cannot start its command, although the node has a machine; its agent may report nevertheless."""
     created: CreatedNode | None = None
     watched: bool = False
     """The backend's watch has reported the node, or knew it when it began: the watch will not miss its end."""
-    address: str = ""
-    host: str = ""
     log_path: str = ""
     """The path that its agent reports, where the backend does not know it."""
     joined: bool = False
@@ -53,10 +50,6 @@ class NodeRecord(Message):
     reworded_at: Time | None = None
     renewed: bool = False
     """The agent has reported since the current lease was scheduled: a loss of that lease is stale."""
-    processes: int = 1
-    store_ports: tuple[int, ...] = ()
-    command_nodes: str | None = None
-    """As in `Ready`."""
     joining: Ready | None = None
     """Its report that it is ready for a world that trains already, kept until it has proved that it can connect."""
     waits: str = ""
@@ -94,26 +87,16 @@ class NodeRecord(Message):
         """Whether its agent has reported, and it is not known to be lost."""
         return self.joined and self.phase is not NodePhase.LOST
 
-    def replace(self, **fields: object) -> NodeRecord:
-        return self.model_copy(update=fields)
-
     def view(self, *, group_rank: int | None, avoids: tuple[str, ...], with_token: bool = False) -> NodeView:
+        shown = self.replace(reason=self.reason or self.obstacle or self.waits)
         return NodeView(
-            rank=self.node.rank,
-            incarnation=self.node.incarnation,
-            phase=self.phase,
+            **identity_of(self.node),
+            **shown.part(NodeFacts),
             token=self.node.token if with_token else "",
             reachable=self.reachable,
-            host=self.host,
-            address=self.address,
-            reason=self.reason or self.obstacle or self.waits,
             generation=self.generation,
             group_rank=group_rank,
-            processes=self.processes,
             stalled_since=self.stall.since if self.stall and self.stall.generation == self.generation else None,
-            store_ports=self.store_ports,
-            command_nodes=self.command_nodes,
-            since=self.since,
             avoids=avoids,
             log_path=self.log_path or (self.created.log_path if self.created else ""),
         )

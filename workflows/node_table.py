@@ -32,6 +32,8 @@ from perdure.contract import (
     Stepping,
     StoreNeeded,
     World,
+    WorldRequest,
+    WorldStart,
 )
 from perdure.contract.identity import identity_of
 from perdure.contract.names import node_name, node_task_queue
@@ -262,11 +264,9 @@ class NodeTable:
                 reason="",
                 obstacle="",
                 waits="",
-                processes=message.processes,
-                store_ports=message.store_ports,
-                command_nodes=message.command_nodes,
                 joining=message,
                 cut_off="",
+                **message.part(WorldRequest),
             )
         )
         if self.world_to_join(record.node) is None:
@@ -291,12 +291,10 @@ class NodeTable:
         self.report(
             NodeReady(
                 **identity_of(node),
+                **message.part(WorldRequest),
                 time=message.time,
                 detail=problem,
                 generation=message.after_generation,
-                store_ports=message.store_ports,
-                processes=message.processes,
-                command_nodes=message.command_nodes,
                 stage=message.stage,
             )
         )
@@ -310,12 +308,9 @@ class NodeTable:
         self.report(
             NodeStepping(
                 **identity_of(record.node),
+                **message.part(WorldStart),
                 time=message.time,
                 generation=message.generation,
-                entered_at=message.entered_at,
-                counted=message.counted,
-                starts=message.starts,
-                saves=message.saves,
             )
         )
 

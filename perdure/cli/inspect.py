@@ -227,7 +227,7 @@ def nodes(name: JobArgument, role: RoleOption = None, *, here: Session) -> None:
             f"{progress.loss:.4g}" if progress and progress.loss is not None else "",
             f"{metrics.cpu_cores:.1f}" if metrics and metrics.cpu_cores is not None else "",
             text.bytes_(metrics.memory_bytes) if metrics and metrics.memory_bytes is not None else "",
-            text.age(node.since) if node.since else "",
+            text.age(node.since),
             escape(node.reason or (f"avoids {', '.join(node.avoids)}" if node.avoids else "")),
         )
     out.print(table if views else f"{name} has no nodes now")

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field
 
 from perdure.contract.base import LONGEST_ERROR, ErrorText, LogTail, Message, ShortText, Time, Vocabulary, shorten
 from perdure.contract.logs import LogPosition
+from perdure.contract.nodes import LARGEST_PORT, Ports, WorldRequest
 from perdure.contract.routes import Destination, Route, RoutedMessage
 from perdure.contract.vocabulary import ProgressSource
 from perdure.spec.durations import Duration
@@ -42,18 +43,15 @@ __all__ = [
     "RuleMatch",
     "Stall",
     "Stepping",
+    "WorldStart",
 ]
 
-MOST_RANKS = 4_096
-"""Ranks of one node. It bounds what a node can claim: a job adds these numbers up."""
 LARGEST_NUMBER = 2**53
 """Generations, stages and steps that an agent accepts from its node's processes."""
 UNKNOWN_RANK = -1
 """The local rank of an exit whose node does not have the rank that was named."""
 LONGEST_TRACEBACK = 2_000
 """Characters of a rank's traceback, which keeps its end."""
-LARGEST_PORT = 2**16 - 1
-MOST_PORTS = 64
 MOST_EXITS = 256
 MOST_DEVICES = 64
 MOST_STEPS = 64
@@ -66,11 +64,6 @@ LONGEST_RARE_LINE = 300
 """Characters of one line of output that is compared with those of other nodes."""
 
 
-def _possible_ports(ports: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(port for port in ports if 0 < port <= LARGEST_PORT)[:MOST_PORTS]
-
-
-Ports = Annotated[tuple[int, ...], AfterValidator(_possible_ports)]
 Texts = Annotated[tuple[ShortText, ...], AfterValidator(lambda texts: texts[:MOST_STEPS])]
 Steps = Annotated[tuple[int, ...], AfterValidator(lambda steps: steps[:MOST_STEPS])]
 
@@ -156,17 +149,11 @@ class Leaving(AgentMessage, route=Route(Destination.GROUP, "leaving", newest_onl
     reason: ShortText = ""
 
 
-class Ready(AgentMessage, route=Route(Destination.GROUP, "ready", newest_only=True)):
+class Ready(WorldRequest, AgentMessage, route=Route(Destination.GROUP, "ready", newest_only=True)):
     """The node's command waits for a world."""
 
     after_generation: int = 0
     """The newest generation that the node has entered before."""
-    store_ports: Ports = ()
-    """Ports on which this node already listens, each for the store of one generation."""
-    processes: int = Field(default=1, ge=1, le=MOST_RANKS)
-    """Ranks that this node will start."""
-    command_nodes: ShortText | None = None
-    """The command's own `--nnodes`, if it differs from the job's number of nodes."""
     stage: int | None = None
     """The number of the command's torchruns that exited with 0 before the one that waits. None from an agent of an
     older release, which cannot skip torchruns that the job has finished."""
@@ -195,11 +182,9 @@ class RankStarts(Message):
         )
 
 
-class Stepping(AgentMessage, route=Route(Destination.GROUP, "stepping", newest_only=True, spread=True)):
-    """All ranks of the node made their first step in a generation, or have stayed alive in it without one. A
-    first step that comes later is reported again."""
+class WorldStart(Message):
+    """How the ranks of a node began in a world."""
 
-    generation: int
     counted: bool = True
     """A step of every rank was seen."""
     entered_at: Time | None = None
@@ -209,6 +194,13 @@ class Stepping(AgentMessage, route=Route(Destination.GROUP, "stepping", newest_o
     saves: bool | None = None
     """Whether a rank of the node had begun to save into the job's storage before its first step; None where the job has
     no storage, no step was seen yet, or the agent does not know."""
+
+
+class Stepping(WorldStart, AgentMessage, route=Route(Destination.GROUP, "stepping", newest_only=True, spread=True)):
+    """All ranks of the node made their first step in a generation, or have stayed alive in it without one. A
+    first step that comes later is reported again."""
+
+    generation: int
 
 
 class Stall(AgentMessage, route=Route(Destination.GROUP, "stall", newest_only=True)):

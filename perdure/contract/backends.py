@@ -72,8 +72,7 @@ class NodesRequest(NodesOwner):
     @property
     def each(self) -> tuple[NodeRequest, ...]:
         """One request per node."""
-        shared = {name: getattr(self, name) for name in NodesOwner.model_fields}
-        return tuple(NodeRequest.model_validate({**dict(order), **shared}) for order in self.orders)
+        return tuple(NodeRequest(**order.part(NodeOrder), **self.part(NodesOwner)) for order in self.orders)
 
 
 class NodeRef(NodeId):

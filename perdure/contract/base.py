@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
@@ -61,6 +61,14 @@ class Message(BaseModel):
         validate_by_alias=True,
         serialize_by_alias=True,
     )
+
+    def replace(self, **fields: object) -> Self:
+        """Returns the message with other values of these fields, which are not validated."""
+        return self.model_copy(update=fields)
+
+    def part(self, base: type[Message]) -> dict[str, Any]:
+        """Returns the fields of a base class, as another message with that base takes them."""
+        return {name: getattr(self, name) for name in base.model_fields}
 
 
 class Vocabulary(StrEnum):

@@ -148,9 +148,6 @@ class StoredCheckpoint(Message):
     order: int = 0
     """The number of the newest request for a checkpoint that it answers; 0 for none."""
 
-    def replace(self, **fields: object) -> Self:
-        return self.model_copy(update=fields)
-
 
 class Restore(Message):
     """With what the ranks of a generation continue: a saved state, or none although there are some."""

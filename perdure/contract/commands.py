@@ -82,9 +82,6 @@ class NodeDesired(Message):
     stop: StopRequest | None = None
     """The incarnation is no longer desired: it ends its command, and exits."""
 
-    def replace(self, **fields: object) -> NodeDesired:
-        return self.model_copy(update=fields)
-
 
 class ApplyDesired(Message):
     """Argument of `apply_desired`: below a kilobyte, beside checkpoints that are distrusted or inherited."""

@@ -9,10 +9,11 @@ from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import BeforeValidator, Field
 
-from perdure.contract.agents import RankStarts
+from perdure.contract.agents import WorldStart
 from perdure.contract.base import ShortText, Time
 from perdure.contract.checkpoints import CheckpointRef, Restore, StoredCheckpoint
 from perdure.contract.identity import Incarnation
+from perdure.contract.nodes import WorldRequest
 from perdure.contract.vocabulary import LossCause
 
 __all__ = [
@@ -79,28 +80,20 @@ class NodeJoined(NodeTransition):
     """What the node's command waits for before it starts; None where that has not changed."""
 
 
-class NodeReady(NodeTransition):
+class NodeReady(NodeTransition, WorldRequest):
     """Its command waits for a world."""
 
     kind: Literal["READY"] = "READY"
     detail: ShortText = ""
     """Why it cannot connect to the world that trains; empty if it can."""
-    processes: int = 1
-    store_ports: tuple[int, ...] = ()
-    command_nodes: str | None = None
     stage: int | None = None
-    """These four as in `Ready`."""
+    """As in `Ready`."""
 
 
-class NodeStepping(NodeTransition):
+class NodeStepping(NodeTransition, WorldStart):
     """Its ranks step, or have run for long enough to be taken for healthy."""
 
     kind: Literal["STEPPING"] = "STEPPING"
-    entered_at: Time | None = None
-    counted: bool = True
-    starts: RankStarts | None = None
-    saves: bool | None = None
-    """These four as in `Stepping`."""
 
 
 class NodeStalled(NodeTransition):

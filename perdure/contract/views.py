@@ -11,27 +11,22 @@ from perdure.contract.checkpoints import CheckpointView, RestoreSource
 from perdure.contract.datasets import UnprocessedSamples
 from perdure.contract.identity import Incarnation
 from perdure.contract.logs import LogPosition
-from perdure.contract.vocabulary import EvidenceSource, FailureClass, JobPhase, NodePhase
+from perdure.contract.nodes import NodeFacts
+from perdure.contract.vocabulary import EvidenceSource, FailureClass, JobPhase
 from perdure.spec.durations import Duration
 
 __all__ = ["Considered", "Evidence", "IncidentView", "JobResult", "JobStatus", "NodeView", "Observation", "Suspect"]
 
 
-class NodeView(Incarnation):
+class NodeView(NodeFacts, Incarnation):
     """A node as the query `nodes` shows it."""
 
-    phase: NodePhase
     token: str = Field(default="", repr=False)
     """Empty in queries: only `adopted` carries it."""
     reachable: bool = True
-    host: str = ""
-    address: str = ""
-    reason: str = ""
-    """Why the node is PENDING or LOST."""
     generation: int = 0
     group_rank: int | None = None
     """Its rank in the current world; None where it is not a member."""
-    processes: int = 1
     progress: Progress | None = None
     """The newest progress in the agent's lease, in answers of `Client.nodes`."""
     metrics: ResourceUse | None = None
@@ -42,11 +37,6 @@ class NodeView(Incarnation):
     """The usual time of a step in that report; set by `Client.nodes`."""
     stalled_since: Time | None = None
     """When its stalled ranks made their last step."""
-    store_ports: tuple[int, ...] = ()
-    command_nodes: str | None = None
-    """The number of nodes that its command requests from torchrun, as MIN:MAX, if it differs from the job's."""
-    since: Time | None = None
-    """When the phase began."""
     avoids: tuple[str, ...] = ()
     """Suspect machines that its request avoids."""
     log_path: str = ""

@@ -11,8 +11,9 @@ import pytest
 
 from perdure.agent.protocol import Malformed, read_body, time_of, time_or_arrival
 from perdure.contract import Failure, Ready
-from perdure.contract.agents import LONGEST_TRACEBACK, MOST_RANKS
+from perdure.contract.agents import LONGEST_TRACEBACK
 from perdure.contract.base import LONGEST_ERROR
+from perdure.contract.nodes import MOST_RANKS
 from perdure_training.node_api.bodies import (
     POSTS,
     CommandExit,

@@ -29,10 +29,11 @@ from perdure.contract import (
 )
 
 REPORTED, COUNTED = ProgressSource.REPORTED, ProgressSource.COUNTED
+SINCE = datetime(2026, 11, 26, tzinfo=UTC)
 
 
 def node(rank: int, *, incarnation: int = 1, group_rank: int | None = None, **fields: object) -> NodeView:
-    view = NodeView(rank=rank, incarnation=incarnation, phase=NodePhase.READY, group_rank=group_rank)
+    view = NodeView(rank=rank, incarnation=incarnation, phase=NodePhase.READY, since=SINCE, group_rank=group_rank)
     return view.model_copy(update=fields)
 
 

@@ -144,7 +144,9 @@ def test_every_phase_is_shown(phase: JobPhase):
 @pytest.mark.parametrize("phase", NodePhase)
 def test_every_node_is_shown_and_every_progress_counts(phase: NodePhase):
     views = [
-        NodeView(rank=0, incarnation=1, phase=phase, group_rank=0, progress=Progress(step=3, source=source))
+        NodeView(
+            rank=0, incarnation=1, phase=phase, since=START, group_rank=0, progress=Progress(step=3, source=source)
+        )
         for source in ProgressSource
     ]
     assert all(text.node_state(view)[2] for view in views)

@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from perdure.agent.config import CONFIG_VARIABLE, AgentConfig, ConfigError
-from perdure.contract import DesiredNode, LeaseRequest, NodeCredentials, NodePhase, NodeRequest, NodeView
+from perdure.contract import DesiredNode, LeaseRequest, NodeCredentials, NodeRequest, NodeView
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.state.node import NodeState
 from perdure_launcher.config import ConfigError as LauncherConfigError
@@ -39,7 +39,7 @@ REQUEST = {
         JobSpec.model_validate(SPEC),
         NodeRequest.model_validate(REQUEST),
         DesiredNode(incarnation=1, token=TOKEN),
-        NodeView(rank=0, incarnation=1, phase=NodePhase.REQUESTED, token=TOKEN),
+        NodeView(rank=0, incarnation=1, since=datetime.now(UTC), token=TOKEN),
         NodeState(rank=0, incarnation=1, token=TOKEN, since=datetime.now(UTC)),
     ],
     ids=lambda value: type(value).__name__,

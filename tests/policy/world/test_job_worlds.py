@@ -196,6 +196,7 @@ def test_a_reset_job_adopts_its_nodes_and_goes_on_with_a_newer_generation():
             rank=node.rank,
             incarnation=node.incarnation,
             phase=node.phase,
+            since=node.since,
             token="theirs",
             generation=2,
             address=node.address,

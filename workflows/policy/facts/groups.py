@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from perdure.contract import Evidence, EvidenceSource
+from perdure.contract import Evidence, EvidenceSource, NodeFacts
+from perdure.contract.identity import identity_of
 from perdure.workflows.policy.diagnosis import claims
 from perdure.workflows.policy.facts.events import GroupAdopted, GroupWoundDown
 from perdure.workflows.policy.record import incidents
@@ -26,18 +27,10 @@ def on_group_adopted(state: RoleInJob, event: GroupAdopted, now: datetime) -> Ro
             continue
         state = state.with_node(
             NodeState(
-                rank=view.rank,
-                incarnation=view.incarnation,
+                **identity_of(view),
+                **view.part(NodeFacts),
                 token=view.token,
-                phase=view.phase,
-                since=view.since or now,
-                reason=view.reason,
                 reachable=view.reachable,
-                host=view.host,
-                address=view.address,
-                processes=view.processes,
-                store_ports=view.store_ports,
-                command_nodes=view.command_nodes,
                 commanded=generation,
                 avoids=view.avoids,
             )

@@ -9,10 +9,12 @@ from perdure.contract import (
     JobPhase,
     JobResult,
     JobStatus,
+    NodeFacts,
     NodePhase,
     NodeView,
     ProgressSource,
 )
+from perdure.contract.identity import identity_of
 from perdure.contract.names import group_index
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.capacity import planned_changes
@@ -185,17 +187,11 @@ def node_views(state: RoleInJob, *, first: int | None = None, group: int | None 
     stalled = {node.rank for node in state.stalled}
     return tuple(
         NodeView(
-            rank=node.rank,
-            incarnation=node.incarnation,
-            phase=node.phase,
+            **identity_of(node),
+            **node.replace(reason=node.reason or stages.describe_command(state, node), store_ports=()).part(NodeFacts),
             reachable=node.reachable,
-            host=node.host,
-            address=node.address,
-            reason=node.reason or stages.describe_command(state, node),
             generation=node.commanded,
             group_rank=members[node.rank].group_rank if state.is_member(node) and node.alive else None,
-            processes=node.processes,
-            since=node.since,
             stalled_since=node.stalled_since if node.rank in stalled else None,
             avoids=node.avoids,
         )

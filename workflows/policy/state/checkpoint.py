@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Self
 
 from perdure.contract import CheckpointRef, Commit, Message, RestoreSource, StoredCheckpoint
 from perdure.contract.base import ShortText
@@ -60,6 +59,3 @@ class CheckpointState(Message):
     """The newest one of another run from which this run has continued, for each place in the storage."""
     kept_before: int = 0
     """As in `Commit`."""
-
-    def replace(self, **fields: object) -> Self:
-        return self.model_copy(update=fields)

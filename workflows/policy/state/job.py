@@ -79,9 +79,6 @@ class JobFacts(Message):
     last_dropped: str = ""
     """The type and the error of the last dropped event."""
 
-    def replace(self, **fields: object) -> Self:
-        return self.model_copy(update=fields)
-
     @property
     def held(self) -> bool:
         """It has failed, and its nodes are kept for inspection."""
@@ -165,10 +162,8 @@ class JobState(JobFacts):
 
     def with_view(self, view: RoleInJob) -> Self:
         """Returns the job with what a decision on one role has made of it."""
-        known = vars(view)
-        facts = {name: known[name] for name in JobFacts.model_fields}
-        own = {name: known[name] for name in RoleState.model_fields}
-        return self.replace(**facts, roles={**self.roles, view.role: self.roles[view.role].replace(**own)})
+        role = self.roles[view.role].replace(**view.part(RoleState))
+        return self.replace(**view.part(JobFacts), roles={**self.roles, view.role: role})
 
     def with_role(self, role: RoleState) -> Self:
         return self.replace(roles={**self.roles, role.role: role})

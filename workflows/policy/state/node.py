@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Self
 
 from pydantic import Field
 
@@ -14,6 +13,7 @@ from perdure.contract import (
     Incarnation,
     LossCause,
     Message,
+    NodeFacts,
     NodePhase,
     RuleMatch,
 )
@@ -58,14 +58,10 @@ class NodeFailure(Message):
         return Evidence(time=self.time, source=self.source, rank=self.rank, text=self.text)
 
 
-class NodeState(Incarnation):
-    """The newest incarnation of one node."""
+class NodeState(NodeFacts, Incarnation):
+    """The newest incarnation of one node. Its `store_ports` are those that no generation of this job has used."""
 
     token: str = Field(repr=False)
-    phase: NodePhase = NodePhase.REQUESTED
-    since: datetime
-    """When the phase began."""
-    reason: str = ""
     loss_cause: LossCause = LossCause.WANTED
     """Why a LOST node was lost."""
     avoids: tuple[str, ...] = ()
@@ -75,11 +71,6 @@ class NodeState(Incarnation):
     reachable: bool = True
     silent_since: datetime | None = None
     """When it last became unreachable."""
-    host: str = ""
-    address: str = ""
-    processes: int = 1
-    store_ports: tuple[int, ...] = ()
-    """Ports that it listens on and that no generation of this job has used."""
     used_ports: tuple[int, ...] = ()
     """Ports that generations have used, which late reports may still list."""
     commanded: int = 0
@@ -138,8 +129,6 @@ class NodeState(Incarnation):
     """The older incarnation whose processes may still run; 0 for none. Until they have ended it enters no world."""
     predecessor_until: datetime | None = None
     """When the predecessor is presumed gone without proof."""
-    command_nodes: str | None = None
-    """The command's own `--nnodes`, if it differs from the job's."""
     sequences: tuple[int, ...] = ()
     """Sequence numbers of its last messages to the job: exact repeats are dropped, late ones are not."""
 
@@ -147,9 +136,6 @@ class NodeState(Incarnation):
     def alive(self) -> bool:
         """No evidence shows that it is gone."""
         return self.phase not in (NodePhase.LOST, NodePhase.REMOVED)
-
-    def replace(self, **fields: object) -> Self:
-        return self.model_copy(update=fields)
 
 
 class Holder(Message):

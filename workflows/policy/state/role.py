@@ -150,9 +150,6 @@ class RoleState(Message):
     first_ranks_before: dict[int, int] = Field(default={})
     """The global ranks of the members' first ranks in the world before this one, by node (slot)."""
 
-    def replace(self, **fields: object) -> Self:
-        return self.model_copy(update=fields)
-
     @property
     def between_stages(self) -> bool:
         """All ranks have finished, and the commands continue by themselves: no world is needed, and none can break."""
