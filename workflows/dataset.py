@@ -64,8 +64,7 @@ class Dataset:
         ended = await accompany(self._input.owner)
         reporting.cancel()
         if not ended:
-            carried = {"state": self._state, "reported": self._reported}
-            workflow.continue_as_new(pack(self._input.model_copy(update=carried)))
+            workflow.continue_as_new(pack(self._input.replace(state=self._state, reported=self._reported)))
         return view(self._state)
 
     @workflow.update(description="What ranks have done, for what they need next")

@@ -119,7 +119,7 @@ class JobGroups:
         try:
             while (desire := self._sent.get(group)) is not None and desire != sent:
                 self._unsent.pop(group, None)
-                versioned = desire.model_copy(update={"version": self._role(group.role).desire_version})
+                versioned = desire.replace(version=self._role(group.role).desire_version)
                 if await self._deliver(group, versioned):
                     sent = desire
                 else:

@@ -145,7 +145,7 @@ class NodeTable:
             datasets=self._datasets,
             copy_holders=self._copy_holders,
         )
-        return self.group.model_copy(update={"desire": self.desire, "table": table})
+        return self.group.replace(desire=self.desire, table=table)
 
     # Messages of the job
 
@@ -157,7 +157,7 @@ class NodeTable:
     def adopt(self, adopt: Adopt) -> None:
         """Sends the whole table to a job that adopts the group."""
         # Versions count per run of the job, and the new one begins again.
-        self.desire = self.desire.model_copy(update={"version": 0})
+        self.desire = self.desire.replace(version=0)
         views = tuple(self._view(record, with_token=True) for record in self.records.values())
         self.transitions.report_adoption(views, ownership_epoch=adopt.ownership_epoch)
 

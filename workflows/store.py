@@ -59,7 +59,7 @@ class Store:
         for task in self._notifying.values():
             task.cancel()
         if not ended:
-            workflow.continue_as_new(pack(self._input.model_copy(update={"state": self._state})))
+            workflow.continue_as_new(pack(self._input.replace(state=self._state)))
         return view(self._state)
 
     @workflow.update(description="Calls of a node's ranks")

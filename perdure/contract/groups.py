@@ -91,7 +91,7 @@ class World(Message):
 
     def of(self, members: Mapping[int, Member]) -> World:
         """The world as those see it who need to know these members only."""
-        return self.model_copy(update={"members": dict(members)})
+        return self.replace(members=dict(members))
 
     def member(self, node: Incarnation) -> Member | None:
         """The place of a node's incarnation in the world; None if it has none."""

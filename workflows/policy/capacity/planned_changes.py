@@ -36,7 +36,7 @@ def postpone(
     if waits is None or waits.postponed is None:
         return None
     if isinstance(request, RelaunchRequested):
-        request = request.model_copy(update={"incarnation": state.nodes[request.rank].incarnation})
+        request = request.replace(incarnation=state.nodes[request.rank].incarnation)
     return waits.replace(postponed=waits.postponed.with_request(request))
 
 
@@ -54,7 +54,7 @@ def end_node(state: RoleInJob, event: Event, job: JobSpec, now: datetime) -> Rol
         return state.with_node(node.replace(released=True))
     ending = Incarnation(**identity_of(event))
     others = (one for one in waits.postponed.endings if one.key != ending.key)
-    return waits.replace(postponed=waits.postponed.model_copy(update={"endings": (*others, ending)}))
+    return waits.replace(postponed=waits.postponed.replace(endings=(*others, ending)))
 
 
 def release_nodes(state: RoleInJob, endings: Iterable[Incarnation]) -> RoleInJob:
@@ -84,7 +84,7 @@ def withdraw_suspension(state: RoleInJob) -> RoleInJob:
     postponed = state.postponed
     if postponed is None or not (postponed.relaunches or postponed.endings):
         return state.replace(postponed=None)
-    return state.replace(postponed=postponed.model_copy(update={"suspend": None}))
+    return state.replace(postponed=postponed.replace(suspend=None))
 
 
 def is_due(state: RoleInJob, now: datetime) -> bool:

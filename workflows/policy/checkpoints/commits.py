@@ -88,7 +88,7 @@ def commit_of(state: RoleInJob) -> Commit | None:
     if commit is None:
         return None
     reachable = [node.rank for node in (*state.members, *state.nodes.values()) if node.alive and node.reachable]
-    return commit.model_copy(update={"rank": reachable[0]}) if reachable else commit
+    return commit.replace(rank=reachable[0]) if reachable else commit
 
 
 def interval(state: RoleInJob, checkpoint: Checkpoint, took: timedelta, now: datetime) -> timedelta | None:

@@ -33,7 +33,7 @@ def judge(state: RoleInJob, failure: FailureClass | None, now: datetime) -> Role
     reported = progress.source is ProgressSource.REPORTED
     known = known.replace(failed_at=max(known.failed_at, progress.step) if reported else known.failed_at)
     if loaded is not None and not reported:
-        known = known.replace(loaded=loaded.model_copy(update={"failed_after": progress.generation_steps}))
+        known = known.replace(loaded=loaded.replace(failed_after=progress.generation_steps))
     state = state.replace(checkpoints=known)
     if loaded is None or not reason or loaded.checkpoint in known.distrusted:
         return state

@@ -63,7 +63,7 @@ def verify_failure(state: RoleInJob, node: NodeState, failure: Failure) -> tuple
         known.add(before)
     exits, wrong = own_exits(reported, first_ranks=known, processes=processes)
     if wrong:
-        failure = failure.model_copy(update={"ranks": exits})
+        failure = failure.replace(ranks=exits)
     if wrong := wrong + min(max(failure.wrong_claims, 0), MOST_EXITS):
         state = count(state, f"node {node.rank} has reported the end of ranks that it does not have", wrong)
     return state, failure

@@ -99,7 +99,7 @@ def _withdraw(state: RoleInJob, rank: int, now: datetime) -> RoleInJob:
         return state
     left = tuple(one for one in interruption.failures if (one.rank, one.failure) != (rank, FailureClass.HANG))
     if left or interruption.requested is not None:
-        return state.replace(interruption=interruption.model_copy(update={"failures": left}))
+        return state.replace(interruption=interruption.replace(failures=left))
     state = incidents.abandon(state, now, "the ranks have made their first step after all")
     return state.replace(interruption=None)
 

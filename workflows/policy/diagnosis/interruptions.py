@@ -50,14 +50,11 @@ def interrupt(state: RoleInJob, failure: NodeFailure, *, now: datetime, generati
         evidence = Evidence(time=failure.time, source=EvidenceSource.AGENT, rank=failure.rank, text=text)
         state = incidents.add_evidence(state, evidence, now=now)
     return state.replace(
-        interruption=interruption.model_copy(
-            update={
-                # The incident keeps the output.
-                "failures": (*interruption.failures, failure.model_copy(update={"log_tail": ""})),
-                # A new culprit was reported before the next world is formed: decide again with everything that is
-                # known.
-                "actions": interruption.actions if failure.failure in VICTIMS else (),
-            }
+        interruption=interruption.replace(
+            # The incident keeps the output.
+            failures=(*interruption.failures, failure.replace(log_tail="")),
+            # A new culprit was reported before the next world is formed: decide again with everything that is known.
+            actions=interruption.actions if failure.failure in VICTIMS else (),
         )
     )
 
@@ -98,7 +95,7 @@ def record_command_failure(state: RoleInJob, failure: NodeFailure, now: datetime
     is_known_try = memory.times(state, RestartCommands, node) < memory.most_times(state, RestartCommands)
     counted = fails and state.interruption is None and is_known_try
     # Between two worlds the nodes depend on no peers.
-    state = interrupt(state, failure.model_copy(update={"source": EvidenceSource.AGENT}), now=now)
+    state = interrupt(state, failure.replace(source=EvidenceSource.AGENT), now=now)
     if not counted or state.interruption is None:
         return state
-    return state.replace(interruption=state.interruption.model_copy(update={"counted": True}))
+    return state.replace(interruption=state.interruption.replace(counted=True))

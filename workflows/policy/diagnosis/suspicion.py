@@ -64,9 +64,7 @@ def without(suspects: tuple[Suspect, ...], rank: int, failed: Iterable[int]) -> 
     """The suspects after a late report: ranks that timed out themselves are no longer suspected."""
     gone = set(failed)
     left = (
-        one.model_copy(update={"ranks": tuple(number for number in one.ranks if number not in gone)})
-        if one.rank == rank
-        else one
+        one.replace(ranks=tuple(number for number in one.ranks if number not in gone)) if one.rank == rank else one
         for one in suspects
     )
     return tuple(one for one in left if one.ranks or one.rank != rank)

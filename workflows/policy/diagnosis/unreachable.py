@@ -47,7 +47,7 @@ def _because_of(interruption: Interruption, failure: NodeFailure) -> Interruptio
     """Adds a failure to the interruption; what a request began becomes the story of a failure."""
     if interruption.requested is not None:
         return Interruption(since=interruption.since, failures=(failure,))
-    return interruption.model_copy(update={"failures": (*interruption.failures, failure), "actions": ()})
+    return interruption.replace(failures=(*interruption.failures, failure), actions=())
 
 
 def _may_still_train(state: RoleInJob, interruption: Interruption) -> bool:

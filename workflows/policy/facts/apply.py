@@ -74,7 +74,7 @@ def on_transition(state: RoleInJob, transition: AnyTransition, now: datetime) ->
     if not claims.is_possible(state, transition.generation):
         what = f"node {transition.rank} has reported generation {transition.generation}, and the job is in"
         state = claims.count(state, f"{what} generation {state.generation}")
-        transition = transition.model_copy(update={"generation": state.generation})
+        transition = transition.replace(generation=state.generation)
     state = newer_generation(state, transition.generation, now)
     if isinstance(transition, NodeLost | NodeRemoved):
         state = succession.observe_end(state, transition)

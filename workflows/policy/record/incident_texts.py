@@ -35,23 +35,19 @@ def within_budget(incidents: tuple[IncidentView, ...]) -> tuple[IncidentView, ..
 def _shorten(incident: IncidentView) -> IncidentView:
     count = max(0, len(incident.evidence) - _EVIDENCE)
     dropped = f", and {count} pieces of its evidence left out" if count else ""
-    return incident.model_copy(
-        update={
-            "title": shorten(incident.title, _SHORT),
-            "action": shorten(incident.action, _SHORT),
-            "actions": (),
-            "waited_for": shorten(incident.waited_for, _SHORT),
-            "evidence": tuple(_short_evidence(one) for one in incident.evidence[:_EVIDENCE]),
-            "considered": tuple(
-                one.model_copy(update={"why_not": shorten(one.why_not, _SHORT)}) for one in incident.considered
-            ),
-            "starts": None,
-            "own_lines": tuple(shorten(line, _SHORT) for line in incident.own_lines),
-            "log_tail": incident.log_tail[-_SHORT:],
-            "left_out": f"the texts of this older incident were shortened{dropped}: the workflow's history has them",
-        }
+    return incident.replace(
+        title=shorten(incident.title, _SHORT),
+        action=shorten(incident.action, _SHORT),
+        actions=(),
+        waited_for=shorten(incident.waited_for, _SHORT),
+        evidence=tuple(_short_evidence(one) for one in incident.evidence[:_EVIDENCE]),
+        considered=tuple(one.replace(why_not=shorten(one.why_not, _SHORT)) for one in incident.considered),
+        starts=None,
+        own_lines=tuple(shorten(line, _SHORT) for line in incident.own_lines),
+        log_tail=incident.log_tail[-_SHORT:],
+        left_out=f"the texts of this older incident were shortened{dropped}: the workflow's history has them",
     )
 
 
 def _short_evidence(evidence: Evidence) -> Evidence:
-    return evidence.model_copy(update={"text": shorten(evidence.text, _SHORT)})
+    return evidence.replace(text=shorten(evidence.text, _SHORT))

@@ -67,12 +67,10 @@ def add_evidence(
     known = incident.evidence
     return _replace(
         state,
-        incident.model_copy(
-            update={
-                "evidence": known if evidence in known else (*known, evidence)[-KEPT_EVIDENCE:],
-                "started_at": min(incident.started_at, evidence.time),
-                "log_tail": (is_cause and log_tail[-_LOG_TAIL:]) or incident.log_tail or log_tail[-_LOG_TAIL:],
-            }
+        incident.replace(
+            evidence=known if evidence in known else (*known, evidence)[-KEPT_EVIDENCE:],
+            started_at=min(incident.started_at, evidence.time),
+            log_tail=(is_cause and log_tail[-_LOG_TAIL:]) or incident.log_tail or log_tail[-_LOG_TAIL:],
         ),
     )
 
@@ -101,28 +99,26 @@ def record_decision(
     if incident.failure is not None and failure is None:
         # A request, or a node that became ready, while a failure is being repaired: the failure stays the title.
         text = shorten(f"{incident.action}; {words(actions)}")
-        return _replace(state, incident.model_copy(update={"action": text, "actions": (*incident.actions, *actions)}))
+        return _replace(state, incident.replace(action=text, actions=(*incident.actions, *actions)))
     same = incident.decided_at is not None and (incident.failure, incident.culprit) == (failure, culprit)
     also = {*also_failed, *incident.also_failed} - {culprit}
     return _replace(
         state,
-        incident.model_copy(
-            update={
-                "title": shorten(title),
-                "failure": failure,
-                "culprit": culprit,
-                "also_failed": tuple(sorted(also)),
-                "suspects": suspects,
-                "own_lines": incident.own_lines if incident.culprit == culprit else (),
-                "stopped": any(isinstance(action, Stop) for action in actions),
-                "decided_at": incident.decided_at if same else now,
-                "rule": rule,
-                "action": shorten(words(actions)),
-                "actions": actions,
-                "considered": considered,
-                "commanded_at": None,
-                "entered_at": None,
-            }
+        incident.replace(
+            title=shorten(title),
+            failure=failure,
+            culprit=culprit,
+            also_failed=tuple(sorted(also)),
+            suspects=suspects,
+            own_lines=incident.own_lines if incident.culprit == culprit else (),
+            stopped=any(isinstance(action, Stop) for action in actions),
+            decided_at=incident.decided_at if same else now,
+            rule=rule,
+            action=shorten(words(actions)),
+            actions=actions,
+            considered=considered,
+            commanded_at=None,
+            entered_at=None,
         ),
     )
 
@@ -132,13 +128,13 @@ def record_avoided_machines(state: RoleInJob, machines: tuple[str, ...]) -> Role
     incident = state.open_incident
     if incident is None or not machines:
         return state
-    return _replace(state, incident.model_copy(update={"avoided": machines}))
+    return _replace(state, incident.replace(avoided=machines))
 
 
 def waits(state: RoleInJob, text: str) -> RoleInJob:
     """Records why a node that is needed to continue is not available; the newest reason stays."""
     incident = state.open_incident
-    return state if incident is None else _replace(state, incident.model_copy(update={"waited_for": shorten(text)}))
+    return state if incident is None else _replace(state, incident.replace(waited_for=shorten(text)))
 
 
 def record_world(state: RoleInJob) -> RoleInJob:
@@ -149,9 +145,7 @@ def record_world(state: RoleInJob) -> RoleInJob:
     return _replace(
         state,
         # Starts of ranks are counted per world, and this world may follow another that ended the same incident.
-        incident.model_copy(
-            update={"generation_after": state.world.generation, "nodes_after": state.world.nodes, "starts": None}
-        ),
+        incident.replace(generation_after=state.world.generation, nodes_after=state.world.nodes, starts=None),
     )
 
 
@@ -160,7 +154,7 @@ def record_commands(state: RoleInJob, time: datetime) -> RoleInJob:
     incident = _of_current_world(state)
     if incident is None:
         return state
-    return _replace(state, incident.model_copy(update={"commanded_at": _later(incident.commanded_at, time)}))
+    return _replace(state, incident.replace(commanded_at=_later(incident.commanded_at, time)))
 
 
 def record_entry(state: RoleInJob, time: datetime) -> RoleInJob:
@@ -168,7 +162,7 @@ def record_entry(state: RoleInJob, time: datetime) -> RoleInJob:
     incident = _of_current_world(state)
     if incident is None:
         return state
-    return _replace(state, incident.model_copy(update={"entered_at": _later(incident.entered_at, time)}))
+    return _replace(state, incident.replace(entered_at=_later(incident.entered_at, time)))
 
 
 def record_starts(state: RoleInJob, starts: RankStarts) -> RoleInJob:
@@ -177,7 +171,7 @@ def record_starts(state: RoleInJob, starts: RankStarts) -> RoleInJob:
     if incident is None:
         return state
     known = incident.starts
-    return _replace(state, incident.model_copy(update={"starts": known + starts if known else starts}))
+    return _replace(state, incident.replace(starts=known + starts if known else starts))
 
 
 def record_restore(state: RoleInJob, restored: Restore, *, generation: int, rank: int, time: datetime) -> RoleInJob:
@@ -200,7 +194,7 @@ def record_restore(state: RoleInJob, restored: Restore, *, generation: int, rank
         evidence.append(Evidence(time=time, source=EvidenceSource.AGENT, text=found))
     if evidence:
         update["evidence"] = (*incident.evidence, *evidence)[-KEPT_EVIDENCE:]
-    return _replace(state, incident.model_copy(update=update))
+    return _replace(state, incident.replace(**update))
 
 
 def follow_running(state: RoleInJob, now: datetime) -> RoleInJob:
@@ -211,16 +205,16 @@ def follow_running(state: RoleInJob, now: datetime) -> RoleInJob:
         return state
     state = state.replace(lines=())
     if state.stepped:
-        return _replace(state, incident.model_copy(update={"stepping_at": now}))
+        return _replace(state, incident.replace(stepping_at=now))
     if incident.running_at is not None:
         return state
-    return _replace(state, incident.model_copy(update={"running_at": incident.entered_at or now}))
+    return _replace(state, incident.replace(running_at=incident.entered_at or now))
 
 
 def caught_up(state: RoleInJob, now: datetime) -> RoleInJob:
     """Closes the open incident between two worlds: the failed command has caught up with the others, or has ended."""
     incident = state.open_incident
-    return state if incident is None else _replace(state, incident.model_copy(update={"running_at": now}))
+    return state if incident is None else _replace(state, incident.replace(running_at=now))
 
 
 def abandon(state: RoleInJob, time: datetime, how: str) -> RoleInJob:
@@ -230,7 +224,7 @@ def abandon(state: RoleInJob, time: datetime, how: str) -> RoleInJob:
         return state
     # Nothing else was decided.
     how_decided = {"decided_at": time, "rule": how, "action": shorten(how)} if incident.decided_at is None else {}
-    return _replace(state, incident.model_copy(update={**how_decided, "closed_at": time}))
+    return _replace(state, incident.replace(**how_decided, closed_at=time))
 
 
 def follow_with_another(state: RoleInJob, time: datetime) -> RoleInJob:
@@ -239,7 +233,7 @@ def follow_with_another(state: RoleInJob, time: datetime) -> RoleInJob:
     if incident is None:
         return state
     at = max(incident.started_at, time)
-    return _replace(state, incident.model_copy(update={"closed_at": at, "followed_by": state.incident_count + 1}))
+    return _replace(state, incident.replace(closed_at=at, followed_by=state.incident_count + 1))
 
 
 def explain_earlier_world(state: RoleInJob, failure: NodeFailure, *, generation: int) -> RoleInJob:
@@ -258,7 +252,7 @@ def explain_earlier_world(state: RoleInJob, failure: NodeFailure, *, generation:
             }
             if evidence not in incident.evidence and not incident.left_out:
                 update["evidence"] = (*incident.evidence, evidence)[-KEPT_EVIDENCE:]
-            return _replace(state, incident.model_copy(update=update))
+            return _replace(state, incident.replace(**update))
     return state
 
 
@@ -266,7 +260,7 @@ def record_own_lines(state: RoleInJob, incident: IncidentView, lines: tuple[str,
     """Records what the culprit's node alone has printed."""
     if lines == incident.own_lines:
         return state
-    return _replace(state, incident.model_copy(update={"own_lines": lines}))
+    return _replace(state, incident.replace(own_lines=lines))
 
 
 def _of_current_world(state: RoleInJob) -> IncidentView | None:

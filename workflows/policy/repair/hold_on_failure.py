@@ -32,7 +32,7 @@ def begin(state: JobState, job: JobSpec, now: datetime) -> JobState:
         return state
     if not any(can_be_looked_at(node) for role in state.roles.values() for node in role.nodes.values()):
         return state
-    return state.replace(outcome=outcome.model_copy(update={"held_until": now + hold}))
+    return state.replace(outcome=outcome.replace(held_until=now + hold))
 
 
 def end_when_due(state: JobState, now: datetime) -> JobState:
@@ -47,4 +47,4 @@ def release(state: _Facts) -> _Facts:
     """Ends the hold, so that the nodes are wound down."""
     if state.outcome is None:
         return state
-    return state.replace(outcome=state.outcome.model_copy(update={"held_until": None}))
+    return state.replace(outcome=state.outcome.replace(held_until=None))

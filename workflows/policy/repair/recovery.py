@@ -24,7 +24,7 @@ def recover(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
     if verdict.wait is not None:
         return state
     counts = verdict.failure is None or FAILURE_CLASSES[verdict.failure].counts
-    decided = interruption.model_copy(update={"actions": verdict.actions, "counted": counts or interruption.counted})
+    decided = interruption.replace(actions=verdict.actions, counted=counts or interruption.counted)
     if not interruption.counted:
         case = replace(case, state=trust.judge(state, verdict.failure, now))
     charged = charges.charge(case, verdict).replace(interruption=decided)

@@ -209,7 +209,7 @@ def _grow(state: DatasetState, request: ShardRequest) -> DatasetState:
     ends = state.ends
     if len(request.grown) == len(ends):
         ends = tuple(map(max, ends, request.grown))
-    return state.model_copy(update={"ends": ends, "complete": state.complete or request.complete})
+    return state.replace(ends=ends, complete=state.complete or request.complete)
 
 
 def _may_grow(state: DatasetState) -> bool:
@@ -221,20 +221,18 @@ def _begin_term(state: DatasetState, term: Term, loaded: Position | None) -> Dat
         base = state.position
     else:
         end = state.parameters.end
-        base = loaded if end is None else loaded.model_copy(update={"next": min(loaded.next, end)})
+        base = loaded if end is None else loaded.replace(next=min(loaded.next, end))
     if state.parameters.partitions:
         unread = begin(state.parameters)
         rest = ((base.next, unread.next),) if base.next < unread.next else ()
         base = Position(next=unread.next, holes=intersection(union(base.holes, rest), unread.free))
-    return state.model_copy(
-        update={
-            "term": term,
-            "loaded": loaded,
-            "base": base,
-            "next": base.next,
-            "free": difference(intersection(base.holes, ((0, base.next),) if base.next else ()), state.aside),
-            "leases": {},
-        }
+    return state.replace(
+        term=term,
+        loaded=loaded,
+        base=base,
+        next=base.next,
+        free=difference(intersection(base.holes, ((0, base.next),) if base.next else ()), state.aside),
+        leases={},
     )
 
 
@@ -249,7 +247,7 @@ def _take_in(state: DatasetState, request: ShardRequest) -> DatasetState:
             state = _fail(state, request.rank, span, failed)
     if state.failures and request.done:
         open_failures = tuple(one for one in state.failures if not intersection((one.span,), request.done))
-        state = state.model_copy(update={"failures": open_failures})
+        state = state.replace(failures=open_failures)
     return state
 
 
@@ -260,14 +258,10 @@ def _fail(state: DatasetState, rank: int, span: Spans, failed: FailedShard) -> D
     tries = (before.tries if before else 0) + 1
     if tries < MOST_TRIES and len(others) < MOST_FAILURES:
         counted = (*others, FailedTries(span=failed.span, tries=tries))
-        return state.model_copy(update={"free": union(state.free, span), "failures": counted})
+        return state.replace(free=union(state.free, span), failures=counted)
     details = tuple(_detail(state.parameters, one, failed.error) for one in span)
-    return state.model_copy(
-        update={
-            "aside": union(state.aside, span),
-            "details": (*state.details, *details)[:MOST_DETAILS],
-            "failures": others,
-        }
+    return state.replace(
+        aside=union(state.aside, span), details=(*state.details, *details)[:MOST_DETAILS], failures=others
     )
 
 
@@ -291,12 +285,10 @@ def _grant(state: DatasetState, request: ShardRequest, held: Spans) -> tuple[Dat
     if not granted:
         return state, ()
     spans = union(granted)
-    state = state.model_copy(
-        update={
-            "next": max(state.next, spans[-1][1]),
-            "free": difference(state.free, spans),
-            "turn": granted[-1][0] // state.parameters.size + 1 if state.parameters.partitions else 0,
-        }
+    state = state.replace(
+        next=max(state.next, spans[-1][1]),
+        free=difference(state.free, spans),
+        turn=granted[-1][0] // state.parameters.size + 1 if state.parameters.partitions else 0,
     )
     return _with_lease(state, request.rank, union(held, spans)), spans
 
@@ -323,7 +315,7 @@ def _fair_share(state: DatasetState, request: ShardRequest) -> int:
 
 
 def _with_lease(state: DatasetState, rank: int, spans: Spans) -> DatasetState:
-    return state.model_copy(update={"leases": {**state.leases, rank: spans}})
+    return state.replace(leases={**state.leases, rank: spans})
 
 
 def _difference(known: DatasetParameters, named: DatasetParameters) -> str:

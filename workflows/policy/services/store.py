@@ -125,9 +125,9 @@ def record_notification(state: StoreState, path: str, changes: int) -> StoreStat
     if watch is None:
         return state
     if watch.changes <= changes and not watch.keys:
-        return state.model_copy(update={"watches": {p: w for p, w in state.watches.items() if p != path}})
-    reached = watch.model_copy(update={"notified": max(watch.notified, changes)})
-    return state.model_copy(update={"watches": {**state.watches, path: reached}})
+        return state.replace(watches={p: w for p, w in state.watches.items() if p != path})
+    reached = watch.replace(notified=max(watch.notified, changes))
+    return state.replace(watches={**state.watches, path: reached})
 
 
 def nodes_to_notify(state: StoreState) -> Mapping[str, Watch]:
@@ -167,7 +167,7 @@ def _repeat(known: Change, call: StoreCall) -> StoreAnswer:
     if call.sequence < known.sequence:
         return StoreAnswer(superseded=True)
     # A change that COMPARE_SET has made answers with the value that the call itself holds.
-    return known.answer.model_copy(update={"values": call.values[1:2]})
+    return known.answer.replace(values=call.values[1:2])
 
 
 def _carry_out(state: StoreState, call: StoreCall) -> tuple[StoreState | None, StoreAnswer]:
@@ -244,11 +244,11 @@ def _join(state: StoreState, call: StoreCall, space: Namespace) -> tuple[StoreSt
     members = barrier.members | {call.member}
     complete = len(members) >= call.size
     barrier = Barrier(size=call.size, round=round_joined + complete, members=frozenset() if complete else members)
-    changed = space.model_copy(update={"barriers": {**space.barriers, name: barrier}})
+    changed = space.replace(barriers={**space.barriers, name: barrier})
     weight = state.bytes + _weight(changed) - _weight(space)
     if weight > state.bytes:
         weight = _bounded(weight, call)
-    state = state.model_copy(update={"bytes": weight})
+    state = state.replace(bytes=weight)
     return _with_space(state, call, changed), StoreAnswer(number=round_joined, complete=complete)
 
 
@@ -278,12 +278,12 @@ def _with_values(state: StoreState, call: StoreCall, new: Mapping[str, bytes], *
     weight = state.bytes + _weight_of_values(new) - _weight_of_values(before)
     if weight > state.bytes:
         weight = _bounded(weight, call)
-    changed = space.model_copy(update={"values": values})
-    return _with_space(state.model_copy(update={"bytes": weight}), call, changed)
+    changed = space.replace(values=values)
+    return _with_space(state.replace(bytes=weight), call, changed)
 
 
 def _with_space(state: StoreState, call: StoreCall, space: Namespace) -> StoreState:
-    return state.model_copy(update={"lasting" if call.lasting else "own": space})
+    return state.replace(lasting=space) if call.lasting else state.replace(own=space)
 
 
 def _bounded(weight: int, call: StoreCall) -> int:
@@ -328,11 +328,11 @@ def _report_change(state: StoreState, call: StoreCall) -> StoreState:
         return state
     changed = {_name(call, key) for key in call.keys} | {_WATCH_ALL}
     hit = {
-        path: watch.model_copy(update={"changes": watch.changes + 1, "keys": frozenset()})
+        path: watch.replace(changes=watch.changes + 1, keys=frozenset())
         for path, watch in state.watches.items()
         if watch.keys & changed
     }
-    return state.model_copy(update={"watches": {**state.watches, **hit}}) if hit else state
+    return state.replace(watches={**state.watches, **hit}) if hit else state
 
 
 def _watch(state: StoreState, node: NodeCredentials, keys: set[str]) -> StoreState:
@@ -343,14 +343,14 @@ def _watch(state: StoreState, node: NodeCredentials, keys: set[str]) -> StoreSta
     wanted = watch.keys | keys
     if others + sum(map(len, wanted)) > MOST_WATCHED:
         wanted = frozenset({_WATCH_ALL})
-    changed = watch.model_copy(update={"node": node, "keys": wanted})
-    return state.model_copy(update={"watches": {**state.watches, node.path: changed}})
+    changed = watch.replace(node=node, keys=wanted)
+    return state.replace(watches={**state.watches, node.path: changed})
 
 
 def _remember(state: StoreState, call: StoreCall, answer: StoreAnswer) -> StoreState:
     clients = dict(state.clients)
     clients.pop(call.client, None)
-    clients[call.client] = Change(sequence=call.sequence, answer=answer.model_copy(update={"values": ()}))
+    clients[call.client] = Change(sequence=call.sequence, answer=answer.replace(values=()))
     if len(clients) > MOST_CLIENTS:
         del clients[next(iter(clients))]
-    return state.model_copy(update={"clients": clients})
+    return state.replace(clients=clients)

@@ -22,7 +22,7 @@ class RaisedError(Message):
 
     def on(self, *machines: str) -> Self:
         """The error, seen on these machines, too."""
-        return self.model_copy(update={"machines": tuple(dict.fromkeys((*self.machines, *machines)))[:_MACHINES]})
+        return self.replace(machines=tuple(dict.fromkeys((*self.machines, *machines)))[:_MACHINES])
 
 
 class Repair(Message):
@@ -53,6 +53,3 @@ class RepairMemory(Message):
     """The highest step reported before a failure."""
     last_generation_steps: int = -1
     """Steps counted in the attempt before the last failure."""
-
-    def replace(self, **fields: object) -> Self:
-        return self.model_copy(update=fields)

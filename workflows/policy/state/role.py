@@ -85,9 +85,9 @@ class PostponedChange(Message):
 
     def with_request(self, request: SuspendRequested | RelaunchRequested) -> Self:
         if isinstance(request, SuspendRequested):
-            return self.model_copy(update={"suspend": request})
+            return self.replace(suspend=request)
         others = (one for one in self.relaunches if one.rank != request.rank)
-        return self.model_copy(update={"relaunches": (*others, request)})
+        return self.replace(relaunches=(*others, request))
 
 
 class RoleState(Message):

@@ -42,11 +42,8 @@ def desires_of(state: RoleInJob) -> dict[int, GroupDesire]:
         reason=_reason(state),
     )
     return {
-        group: common.model_copy(
-            update={
-                "nodes": _desired_nodes(state, nodes.get(group, {})),
-                "world": world.of(members.get(group, {})) if world else None,
-            }
+        group: common.replace(
+            nodes=_desired_nodes(state, nodes.get(group, {})), world=world.of(members.get(group, {})) if world else None
         )
         for group in groups_of(state)
     }
