@@ -56,6 +56,9 @@ _LINE = 100
 _PACKAGES = ("perdure", "perdure_training")
 """Packages that define public names and the types that calls return."""
 
+_BASE = "perdure.contract.base.Message"
+"""The base of all results: what it has is used by Perdure itself."""
+
 
 def reference() -> str:
     """Returns the reference as Markdown."""
@@ -123,8 +126,9 @@ def _members(thing: Object) -> Iterator[Object]:
     """Yields the public members of a class, inherited ones first; nothing for other objects."""
     if isinstance(thing, Class):
         for name, member in {**thing.inherited_members, **thing.members}.items():
-            if not name.startswith("_") and name != "model_config":
-                yield _target(member)
+            found = _target(member)
+            if not name.startswith("_") and name != "model_config" and not found.path.startswith(f"{_BASE}."):
+                yield found
 
 
 def _methods(thing: Object) -> list[Function]:
