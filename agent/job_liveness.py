@@ -10,7 +10,8 @@ from enum import StrEnum
 
 from temporalio.client import Client
 
-from perdure.base.executions import began_at, find
+from perdure.base.executions import OPEN, began_at, find
+from perdure.contract.names import NODE_GROUP
 
 MISSING_FOR_GOOD = 3
 """Answers in a row without a job, from a server that knows the job's group, that count as proof that it was deleted.
@@ -41,6 +42,12 @@ async def query_job_liveness(client: Client, *, job_id: str, first_run_id: str, 
         return JobLiveness.CLOSED
     ours = await find(client, job_id, run_id=first_run_id, rpc_timeout=rpc_timeout)
     return JobLiveness.NOT_FOUND if ours is None else JobLiveness.CLOSED
+
+
+async def has_groups(client: Client, job_id: str, uid: str, *, rpc_timeout: timedelta) -> bool:
+    """Returns whether groups of a job's run are open: those of a job that was terminated wind down by themselves."""
+    query = f"WorkflowType = '{NODE_GROUP}' AND {OPEN} AND WorkflowId STARTS_WITH '{job_id}/{uid}/'"
+    return (await client.count_workflows(query, rpc_timeout=rpc_timeout)).count > 0
 
 
 class OwnerLiveness:

@@ -133,6 +133,11 @@ class Removed:
 Change = Listed | Changed | Removed
 
 
+def core_path(namespace: str, collection: str) -> str:
+    """Returns the path of a namespace's objects of one of Kubernetes' own kinds, such as `pods`."""
+    return f"/api/v1/namespaces/{namespace}/{collection}"
+
+
 class KubernetesApi:
     """A client of one cluster's API server, for one event loop."""
 
@@ -200,6 +205,21 @@ class KubernetesApi:
         """
         query = ({"dryRun": "All"} if dry_run else {}) | ({"fieldValidation": "Strict"} if strict else {})
         return await self._request("POST", path, query=query, content=content)
+
+    async def create_or_get(self, path: str, content: Object) -> Object:
+        """Creates the object in the collection, or returns the one of its name, which an earlier attempt or another
+        process may have created.
+
+        Raises:
+            KubernetesError: if it is refused.
+        """
+        try:
+            return await self.create(path, content)
+        except KubernetesError as error:
+            found = await self.get(f"{path}/{content['metadata']['name']}") if error.reason == "AlreadyExists" else None
+            if found is None:
+                raise
+            return found
 
     async def patch(
         self, path: str, content: Object, *, strategic: bool = False, dry_run: bool = False

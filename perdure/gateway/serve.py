@@ -18,7 +18,7 @@ from perdure.activities.nodes.kubernetes.settings import own_namespace
 from perdure.base.credentials.keyring import AUTHORITY, AUTHORITY_KEY, SIGNING_KEYS, Keyring, KeyringInvalid
 from perdure.base.errors import Refused
 from perdure.base.files import write_private_file
-from perdure.base.kubernetes import KubernetesApi, KubernetesError, Object
+from perdure.base.kubernetes import KubernetesApi, KubernetesError, Object, core_path
 from perdure.base.services import health_endpoint
 from perdure.client.connection import connect, find_endpoint, payload_encryption
 from perdure.gateway.callers import ApiTokenReviewer, Callers, NoTokenReviewer
@@ -137,11 +137,17 @@ def read_keyring(folder: Path) -> Keyring:
 
 async def _keyring(api: KubernetesApi, namespace: str, name: str) -> Keyring:
     """Reads the key ring's Secret; creates it if it does not exist. Of several gateways that start, one creates it."""
-    secrets = f"/api/v1/namespaces/{namespace}/secrets"
+    secrets = core_path(namespace, "secrets")
     try:
         secret = await api.get(f"{secrets}/{name}")
         if secret is None:
-            secret = await _create(api, secrets, name)
+            content: Object = {
+                "apiVersion": "v1",
+                "kind": "Secret",
+                "metadata": {"name": name, "labels": {"app.kubernetes.io/name": "perdure"}},
+                "stringData": Keyring.new().to_entries(),
+            }
+            secret = await api.create_or_get(secrets, content)
             logger.info("created the Secret %s/%s with new keys", namespace, name)
     except KubernetesError as error:
         raise Refused(f"the Secret {namespace}/{name} cannot be read: {error}", remedy=_REMEDY) from error
@@ -153,19 +159,3 @@ async def _keyring(api: KubernetesApi, namespace: str, name: str) -> Keyring:
 
 
 _REMEDY: Final = "See docs/gateway.md."
-
-
-async def _create(api: KubernetesApi, secrets: str, name: str) -> Object:
-    content: Object = {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {"name": name, "labels": {"app.kubernetes.io/name": "perdure"}},
-        "stringData": Keyring.new().to_entries(),
-    }
-    try:
-        return await api.create(secrets, content)
-    except KubernetesError as error:
-        created = await api.get(f"{secrets}/{name}") if error.reason == "AlreadyExists" else None
-        if created is None:
-            raise
-        return created

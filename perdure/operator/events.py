@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from perdure.base.kubernetes import TRANSIENT, KubernetesApi, KubernetesError
+from perdure.base.kubernetes import TRANSIENT, KubernetesApi, KubernetesError, core_path
 from perdure.contract import JobPhase
 from perdure.operator.resource import GROUP, KIND, VERSION, TrainingJobResource
 from perdure.operator.status import ADOPTED, REFUSED, ResourceStatus, Truth
@@ -98,7 +98,7 @@ class Events:
         metadata, now = resource.metadata, datetime.now(UTC).replace(microsecond=0).isoformat()
         digest = hashlib.sha256(f"{metadata.uid}\n{one.reason}\n{one.message}".encode()).hexdigest()[:16]
         name = f"{metadata.name}.{digest}"
-        path = f"/api/v1/namespaces/{metadata.namespace}/events"
+        path = core_path(metadata.namespace, "events")
         event: dict[str, Any] = {
             "apiVersion": "v1",
             "kind": "Event",

@@ -17,15 +17,16 @@ from temporalio.api.workflowservice.v1 import GetWorkflowExecutionHistoryRequest
 from temporalio.client import WorkflowHandle
 from temporalio.service import RPCError, RPCStatusCode
 
+from perdure.agent.job_liveness import has_groups
 from perdure.base.errors import ExitCode, PerdureError, Refused
-from perdure.base.executions import OPEN, converter_for, describe_all, find, memo_value
+from perdure.base.executions import converter_for, describe_all, find, memo_value
 from perdure.client.client import Client
 from perdure.client.connection import CALL_TIMEOUT
 from perdure.client.error_mapping import map_errors
 from perdure.client.leases import leases_of
 from perdure.client.views import Submission, comparable, training_step
 from perdure.contract import JobPhase, JobResult, JobStatus
-from perdure.contract.names import NODE_GROUP, uid_of
+from perdure.contract.names import uid_of
 from perdure.operator.resource import TrainingJobResource
 from perdure.operator.status import KnownStep
 from perdure.spec.accepted import read_accepted
@@ -161,10 +162,8 @@ class Runs:
     async def has_nodes(self, run: Run) -> bool:
         """Whether groups of the run still wind down: those of a terminated run do that by themselves."""
         temporal = await self._client.connect()
-        groups = f"{run.workflow_id}/{uid_of(run.first_run_id)}/"
-        query = f"WorkflowType = '{NODE_GROUP}' AND {OPEN} AND WorkflowId STARTS_WITH '{groups}'"
         async with map_errors(self._client):
-            return (await temporal.count_workflows(query, rpc_timeout=CALL_TIMEOUT)).count > 0
+            return await has_groups(temporal, run.workflow_id, uid_of(run.first_run_id), rpc_timeout=CALL_TIMEOUT)
 
     async def edges(self) -> Mapping[str, object]:
         """A value for every running job, by workflow ID, that differs after something has happened to the job."""

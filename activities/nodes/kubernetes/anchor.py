@@ -15,7 +15,7 @@ from perdure.activities.nodes.backend import NodeRefused
 from perdure.activities.nodes.kubernetes.gangs import SharedObject
 from perdure.activities.nodes.kubernetes.naming import JOB, OURS, UID, is_ours, run_name, selector
 from perdure.activities.nodes.kubernetes.workdir import adopt, archive_of
-from perdure.base.kubernetes import KubernetesApi, KubernetesError, Object
+from perdure.base.kubernetes import KubernetesApi, KubernetesError, Object, core_path
 from perdure.contract import NodeRequest
 
 _REMEMBERED = 10.0
@@ -57,7 +57,7 @@ class Anchors:
     async def remove(self, namespace: str, uid: str) -> None:
         """Deletes the anchor of a job without pods. If the job runs again, its anchor is created again."""
         self._owners = {key: owner for key, owner in self._owners.items() if key[0] != uid}
-        path = _anchors(namespace)
+        path = core_path(namespace, "configmaps")
         for anchor in await self._api.list(path, labels=f"{selector(OURS)},{UID}={uid}"):
             await self._api.delete(f"{path}/{anchor['metadata']['name']}", uid=anchor["metadata"]["uid"])
 
@@ -72,7 +72,7 @@ class Anchors:
         Raises:
             KubernetesError: if the API server refuses the request.
         """
-        path = _anchors(namespace)
+        path = core_path(namespace, "configmaps")
         found = await self._api.get(f"{path}/{name}")
         try:
             # The worker may not read namespaces; a dry-run create shows whether this one still exists.
@@ -85,7 +85,6 @@ class Anchors:
 
     async def _ensure(self, request: NodeRequest, shared: Sequence[SharedObject]) -> dict[str, Any]:
         spec = request.spec
-        path = _anchors(spec.namespace)
         name = run_name(spec.name, request.node.uid)
         content = _config_map(
             {
@@ -94,20 +93,12 @@ class Anchors:
                 "annotations": {"perdure.dev/workflow": request.job_id, "perdure.dev/run": request.job_first_run_id},
             }
         )
-        try:
-            made = await self._api.create(path, content)
-        except KubernetesError as error:
-            if error.status != 409:
-                raise
-            found = await self._api.get(f"{path}/{name}")
-            if found is None:
-                raise
-            if not is_ours(found, {UID: request.node.uid}):
-                raise NodeRefused(
-                    f"a ConfigMap {name} that does not belong to this job exists in namespace {spec.namespace}; "
-                    "remove it, or give the job another name"
-                ) from error
-            made = found
+        made = await self._api.create_or_get(core_path(spec.namespace, "configmaps"), content)
+        if not is_ours(made, {UID: request.node.uid}):
+            raise NodeRefused(
+                f"a ConfigMap {name} that does not belong to this job exists in namespace {spec.namespace}; "
+                "remove it, or give the job another name"
+            )
         owner = {
             "apiVersion": "v1",
             "kind": "ConfigMap",
@@ -144,10 +135,6 @@ class Anchors:
 
 def _owners(found: Object) -> list[str]:
     return [one["uid"] for one in found["metadata"].get("ownerReferences", ())]
-
-
-def _anchors(namespace: str) -> str:
-    return f"/api/v1/namespaces/{namespace}/configmaps"
 
 
 def _config_map(metadata: Mapping[str, Any]) -> Object:

@@ -18,10 +18,10 @@ from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.activities.nodes.kubernetes.naming import OURS, UID, selector
-from perdure.agent.job_liveness import JobLiveness, query_job_liveness
-from perdure.base.executions import OPEN, list_executions
-from perdure.base.kubernetes import TRANSIENT, KubernetesApi, KubernetesError, Object
-from perdure.contract.names import NODE_GROUP, TRAINING_JOB
+from perdure.agent.job_liveness import JobLiveness, has_groups, query_job_liveness
+from perdure.base.executions import list_executions
+from perdure.base.kubernetes import TRANSIENT, KubernetesApi, KubernetesError, Object, core_path
+from perdure.contract.names import TRAINING_JOB
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Leftover:
     @property
     def path(self) -> str:
         """The API's path of the object."""
-        return f"{_config_maps(self.namespace)}/{self.name}"
+        return f"{core_path(self.namespace, 'configmaps')}/{self.name}"
 
 
 async def keep_tidy(
@@ -93,7 +93,7 @@ async def find_leftovers(
     found: list[Leftover] = []
     for namespace in await _namespaces(client) if namespaces is None else namespaces:
         try:
-            anchors = await api.list(_config_maps(namespace), labels=f"{selector(OURS)},{UID}")
+            anchors = await api.list(core_path(namespace, "configmaps"), labels=f"{selector(OURS)},{UID}")
         except (KubernetesError, *TRANSIENT) as error:
             logger.info("the leftovers in namespace %s are unknown: %s", namespace, error or type(error).__name__)
             continue
@@ -126,9 +126,7 @@ async def _is_left_over(anchor: Object, client: Client, *, young: timedelta) -> 
     if liveness is not JobLiveness.CLOSED:
         # A job that this Temporal namespace does not know may be another namespace's.
         return False
-    groups = f"{job_id}/{metadata['labels'][UID]}/"
-    query = f"WorkflowType = '{NODE_GROUP}' AND {OPEN} AND WorkflowId STARTS_WITH '{groups}'"
-    return not (await client.count_workflows(query, rpc_timeout=_CALL_TIMEOUT)).count
+    return not await has_groups(client, job_id, metadata["labels"][UID], rpc_timeout=_CALL_TIMEOUT)
 
 
 def _leftover(anchor: Object) -> Leftover:
@@ -139,7 +137,3 @@ def _leftover(anchor: Object) -> Leftover:
         uid=metadata["uid"],
         job_id=metadata["annotations"]["perdure.dev/workflow"],
     )
-
-
-def _config_maps(namespace: str) -> str:
-    return f"/api/v1/namespaces/{namespace}/configmaps"

@@ -25,7 +25,7 @@ from pydantic import Field, JsonValue, ValidationError, field_validator
 from perdure.activities.nodes.kubernetes.merge import merge, paths
 from perdure.activities.nodes.kubernetes.site_policy import PolicyAddition
 from perdure.activities.runtime import PresetRefused
-from perdure.base.kubernetes import KubernetesApi
+from perdure.base.kubernetes import KubernetesApi, core_path
 from perdure.spec.base import Section
 from perdure.spec.errors import format_path, format_value, unknown_name
 from perdure.spec.fields import Location
@@ -83,7 +83,7 @@ async def find_presets(api: KubernetesApi, namespace: str) -> dict[str, Preset]:
         PresetRefused: if two have the same name.
         KubernetesError: if the API server does not answer, or does not permit the worker to read them.
     """
-    found = await api.list(f"/api/v1/namespaces/{namespace}/configmaps", labels=RUNTIME)
+    found = await api.list(core_path(namespace, "configmaps"), labels=RUNTIME)
     presets: dict[str, Preset] = {}
     for one in found:
         metadata = one["metadata"]

@@ -20,7 +20,7 @@ from perdure.activities.nodes.backend import NodeNotYet
 from perdure.activities.nodes.kubernetes.naming import OURS, RANK, selector
 from perdure.activities.nodes.kubernetes.resources import requests_of
 from perdure.activities.nodes.kubernetes.site_policy import SitePolicy, matches
-from perdure.base.kubernetes import TRANSIENT, KubernetesApi, KubernetesError, Object
+from perdure.base.kubernetes import TRANSIENT, KubernetesApi, KubernetesError, Object, core_path
 
 LEDGER: Final = "perdure-limits"
 """The ConfigMap with the places of pods that are being created."""
@@ -69,7 +69,7 @@ class Room:
         while True:
             ledger = await self._ledger(namespace)
             # Read after the ledger: a pod whose place was left before is among these.
-            listed = await self._api.list(_path(namespace, "pods"), labels=f"{selector(OURS)},{RANK}")
+            listed = await self._api.list(core_path(namespace, "pods"), labels=f"{selector(OURS)},{RANK}")
             places = _open_places(ledger, listed)
             others = [
                 *(gpus_of(self._policy, one) for one in listed if not _is_over(one) and _name(one) != name),
@@ -88,16 +88,11 @@ class Room:
                 return
 
     async def _ledger(self, namespace: str) -> Object:
-        path = _path(namespace, "configmaps")
+        path = core_path(namespace, "configmaps")
         if found := await self._api.get(f"{path}/{LEDGER}"):
             return found
         metadata = {"name": LEDGER, "labels": {"app.kubernetes.io/part-of": "perdure"}}
-        try:
-            return await self._api.create(path, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata})
-        except KubernetesError as error:
-            if error.reason != "AlreadyExists":
-                raise
-        return await self._ledger(namespace)
+        return await self._api.create_or_get(path, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata})
 
     async def _write(self, namespace: str, ledger: Object, places: Mapping[str, Any]) -> bool:
         """Returns whether the ledger is still the one that was read, and now has these places."""
@@ -107,7 +102,7 @@ class Room:
             "data": {**left, **{name: json.dumps(place) for name, place in places.items()}},
         }
         try:
-            return await self._api.patch(f"{_path(namespace, 'configmaps')}/{LEDGER}", content) is not None
+            return await self._api.patch(f"{core_path(namespace, 'configmaps')}/{LEDGER}", content) is not None
         except KubernetesError as error:
             if error.status != 409:
                 raise
@@ -162,7 +157,3 @@ def _is_over(pod: Mapping[str, Any]) -> bool:
 
 def _name(pod: Mapping[str, Any]) -> str:
     return pod["metadata"]["name"]
-
-
-def _path(namespace: str, collection: str) -> str:
-    return f"/api/v1/namespaces/{namespace}/{collection}"

@@ -13,7 +13,7 @@ from typing import Any
 
 from perdure.activities.nodes.backend import NodeRefused
 from perdure.activities.nodes.kubernetes.naming import OURS, is_ours
-from perdure.base.kubernetes import KubernetesApi, KubernetesError, Object
+from perdure.base.kubernetes import KubernetesApi, KubernetesError, Object, core_path
 from perdure.contract import WorkdirRequest
 from perdure.spec.data import WorkdirArchive
 from perdure.spec.job import JobSpec
@@ -65,7 +65,7 @@ async def keep_part(api: KubernetesApi, request: WorkdirRequest, index: int, con
         NodeRefused: if the API server can never create it.
         KubernetesError: if a later attempt may succeed.
     """
-    path, archive = _config_maps(request.namespace), request.archive
+    path, archive = core_path(request.namespace, "configmaps"), request.archive
     head: Object = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -80,7 +80,7 @@ async def keep_part(api: KubernetesApi, request: WorkdirRequest, index: int, con
         },
     }
     try:
-        there = await _create_or_get(api, path, head)
+        there = await api.create_or_get(path, head)
         if not _is_head(there, archive):
             raise NodeRefused(f"the ConfigMap {archive.name} in namespace {request.namespace} is not of this upload")
         owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": archive.name, "uid": there["metadata"]["uid"]}
@@ -91,7 +91,7 @@ async def keep_part(api: KubernetesApi, request: WorkdirRequest, index: int, con
             "immutable": True,
             "binaryData": {_KEY: base64.b64encode(content).decode()},
         }
-        await _create_or_get(api, path, part)
+        await api.create_or_get(path, part)
     except KubernetesError as error:
         _refuse(error, request.namespace)
         raise
@@ -109,10 +109,10 @@ async def adopt(api: KubernetesApi, namespace: str, archive: WorkdirArchive, anc
     Raises:
         NodeRefused: if the archive does not exist.
     """
-    path = f"{_config_maps(namespace)}/{archive.name}"
     head = await _head(api, namespace, archive)
     others = [one for one in head["metadata"].get("ownerReferences", ()) if one["uid"] != anchor["uid"]] if head else []
     owners: Object = {"ownerReferences": [*others, anchor | {"controller": False}]}
+    path = _path(namespace, archive)
     if head is None or await api.patch(path, {"metadata": {"uid": head["metadata"]["uid"], **owners}}) is None:
         raise NodeRefused(
             f"workdir.archive: the uploaded code {archive.name} is not in namespace {namespace} any more; it is "
@@ -123,30 +123,19 @@ async def adopt(api: KubernetesApi, namespace: str, archive: WorkdirArchive, anc
 async def remove(api: KubernetesApi, namespace: str, archive: WorkdirArchive) -> None:
     """Deletes the head, and with it all parts."""
     if head := await _head(api, namespace, archive):
-        await api.delete(f"{_config_maps(namespace)}/{archive.name}", uid=head["metadata"]["uid"])
+        await api.delete(_path(namespace, archive), uid=head["metadata"]["uid"])
 
 
 async def _head(api: KubernetesApi, namespace: str, archive: WorkdirArchive) -> Object | None:
     """Returns the archive's head. A specification may name any ConfigMap: one that is not an archive's head is not
     returned."""
-    found = await api.get(f"{_config_maps(namespace)}/{archive.name}")
+    found = await api.get(_path(namespace, archive))
     return found if found and _is_head(found, archive) else None
 
 
 def _is_head(found: Object, archive: WorkdirArchive) -> bool:
     annotations: dict[str, str] = found["metadata"].get("annotations") or {}
     return is_ours(found) and annotations.get(_DIGEST) == archive.digest
-
-
-async def _create_or_get(api: KubernetesApi, path: str, content: Object) -> Object:
-    """Creates an object whose content is determined by its name, or returns it if an earlier attempt created it."""
-    try:
-        return await api.create(path, content)
-    except KubernetesError as error:
-        found = await api.get(f"{path}/{content['metadata']['name']}") if error.reason == "AlreadyExists" else None
-        if found is None:
-            raise
-        return found
 
 
 def _refuse(error: KubernetesError, namespace: str) -> None:
@@ -158,9 +147,9 @@ def _refuse(error: KubernetesError, namespace: str) -> None:
         raise NodeRefused(f"the API server rejects the code: {error.message}") from error
 
 
+def _path(namespace: str, archive: WorkdirArchive) -> str:
+    return f"{core_path(namespace, 'configmaps')}/{archive.name}"
+
+
 def _part_name(archive: str, index: int) -> str:
     return f"{archive}-{index}"
-
-
-def _config_maps(namespace: str) -> str:
-    return f"/api/v1/namespaces/{namespace}/configmaps"
