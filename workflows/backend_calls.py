@@ -129,11 +129,8 @@ async def delete(table: NodeTable, records: Sequence[NodeRecord]) -> None:
         ended = await asyncio.gather(*(_release(table, record) for record in records))
     nodes = tuple(
         NodeRef(
+            **dict(record.node),
             name=table.name(record.node),
-            uid=record.node.uid,
-            role=record.node.role,
-            rank=record.node.rank,
-            incarnation=record.node.incarnation,
             backend=spec.backend,
             namespace=spec.namespace,
             grace=spec.limits.termination_grace_period,

@@ -38,6 +38,7 @@ from perdure.contract import (
     NodesRef,
     NodesRequest,
     WatchRequest,
+    identity_of,
 )
 from perdure.contract.names import REMOVAL_DENIED
 
@@ -207,14 +208,13 @@ class NodeActivities:
         not visible to its workflow. If the signal fails, the next attempt sends it again."""
         events: list[NodeEvent] = []
         for request, error in waiting:
-            node, reason = request.node, _why_waiting(error)
+            reason = _why_waiting(error)
             logger.info("%s waits: %s", request.name, reason)
             if self._waits_for.get(request.name) != reason:
                 events.append(
                     NodeEvent(
+                        **identity_of(request.node),
                         kind=NodeEventKind.PENDING,
-                        rank=node.rank,
-                        incarnation=node.incarnation,
                         time=datetime.now(UTC),
                         reason=reason,
                         queued=isinstance(error, NodeNotYet) and error.queued,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from perdure.agent.config import AgentConfig, GatewayConnection
+from perdure.base.credentials.grants import Grant, PodName
 from perdure.contract import NodeRequest
 
 MONITORS_VARIABLE = "PERDURE_MONITORS"
@@ -94,3 +95,25 @@ def launcher_configuration(request: NodeRequest, *, address: str, workdir: str |
         "watch": spec.checkpoint.watch if spec.checkpoint else None,
         "log_max_bytes": spec.timing.processes.log_max_bytes,
     }
+
+
+def agent_grant(
+    request: NodeRequest, *, temporal_namespace: str, pod: PodName | None = None, machine: str = ""
+) -> Grant:
+    """Returns the rights of the agent at the gateway.
+
+    Args:
+        request: the node.
+        temporal_namespace: that of the job.
+        pod: the holder, if it is a pod.
+        machine: else the digest of the token of the machine that has joined.
+    """
+    return Grant(
+        **dict(request.node),
+        temporal_namespace=temporal_namespace,
+        job_id=request.job_id,
+        group_id=request.group_id,
+        task_queue=request.task_queue,
+        pod=pod,
+        machine=machine,
+    )

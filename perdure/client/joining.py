@@ -31,6 +31,7 @@ from perdure.contract import (
     NodeEventKind,
     NodeEvents,
     NodeRequest,
+    identity_of,
 )
 from perdure.contract.base import Time
 from perdure.contract.names import job_workflow_id
@@ -142,19 +143,11 @@ class DirectJobConnection:
     async def report_departure(
         self, place: NodeRequest, *, time: Time, reason: str, cause: LossCause = LossCause.UNKNOWN
     ) -> None:
-        node = Incarnation(rank=place.node.rank, incarnation=place.node.incarnation)
-        await self.report_gone(place.group_id, node, time=time, reason=reason, cause=cause)
+        await self.report_gone(place.group_id, place.node, time=time, reason=reason, cause=cause)
 
     async def report_gone(self, group: str, node: Incarnation, *, time: Time, reason: str, cause: LossCause) -> None:
         """Sends a group the departure of one of its nodes; a group that is over needs none."""
-        gone = NodeEvent(
-            kind=NodeEventKind.GONE,
-            rank=node.rank,
-            incarnation=node.incarnation,
-            time=time,
-            reason=reason,
-            cause=cause,
-        )
+        gone = NodeEvent(**identity_of(node), kind=NodeEventKind.GONE, time=time, reason=reason, cause=cause)
         temporal = await self._client.connect()
         async with map_errors(self._client):
             try:

@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 from pydantic import SecretBytes, ValidationError
 from temporalio.client import Client as TemporalClient
 
+from perdure.activities.nodes.configurations import agent_grant
 from perdure.base.credentials.grants import Grant
 from perdure.base.credentials.names import JOIN, LEAVE, RESULT, TICKET_HEADER
 from perdure.base.credentials.tickets import digest_of
@@ -140,17 +141,7 @@ class Machines:
             *(node.job_id, place.uid, place.role, place.rank, place.incarnation),
             extra={"job": node.job_id.removeprefix("job/"), "node": f"{place.role}-{place.rank}/{place.incarnation}"},
         )
-        return Grant(
-            temporal_namespace=self._temporal.namespace,
-            job_id=node.job_id,
-            group_id=node.group_id,
-            task_queue=node.task_queue,
-            uid=place.uid,
-            role=place.role,
-            rank=place.rank,
-            incarnation=place.incarnation,
-            machine=session,
-        )
+        return agent_grant(node, temporal_namespace=self._temporal.namespace, machine=session)
 
     async def _leave(self, call: DepartureCall, headers: Mapping[str, str]) -> Message:
         grant = self._machine(headers)

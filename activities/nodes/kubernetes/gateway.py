@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from perdure.activities.nodes.configurations import agent_grant
 from perdure.agent.config import GatewayConnection
-from perdure.base.credentials.grants import Grant, PodName
+from perdure.base.credentials.grants import PodName
 from perdure.base.credentials.keyring import AUTHORITY, SIGNING_KEYS, KeyringInvalid, read_signing_keys
 from perdure.base.credentials.names import AUDIENCE
 from perdure.contract import NodeRequest
@@ -44,18 +45,8 @@ class GatewayAccess:
             KeyringInvalid: if it has no usable keys.
         """
         keys = read_signing_keys((self.keyring / SIGNING_KEYS).read_text(encoding="ascii"))
-        node = request.node
-        grant = Grant(
-            temporal_namespace=self.temporal_namespace,
-            job_id=request.job_id,
-            group_id=request.group_id,
-            task_queue=request.task_queue,
-            uid=node.uid,
-            role=node.role,
-            rank=node.rank,
-            incarnation=node.incarnation,
-            pod=PodName(namespace=request.spec.namespace, name=request.name),
-        )
+        pod = PodName(namespace=request.spec.namespace, name=request.name)
+        grant = agent_grant(request, temporal_namespace=self.temporal_namespace, pod=pod)
         return GatewayConnection(
             address=self.address,
             authority=(self.keyring / AUTHORITY).read_text(encoding="ascii"),

@@ -12,7 +12,7 @@ from perdure.activities.nodes.local.folders import Ending, FolderOwner, NodeFold
 from perdure.activities.nodes.local.keeper import NodeKeeper
 from perdure.activities.nodes.local.launch import agent_backoff
 from perdure.activities.nodes.local.processes import ProcessIdentity
-from perdure.contract import NodeEvent, NodeEventKind, WatchRequest
+from perdure.contract import NodeEvent, NodeEventKind, WatchRequest, identity_of
 from perdure.contract.names import group_index
 
 logger = logging.getLogger(__name__)
@@ -23,18 +23,12 @@ _LOOK_AGAIN = 1.0
 
 def node_event(record: FolderOwner, kind: NodeEventKind, *, time: datetime, reason: str = "") -> NodeEvent:
     """Returns an event of the node of a record."""
-    return NodeEvent(kind=kind, rank=record.rank, incarnation=record.incarnation, time=time, reason=reason)
+    return NodeEvent(**identity_of(record), kind=kind, time=time, reason=reason)
 
 
 def gone_event(record: FolderOwner, ending: Ending) -> NodeEvent:
     """Returns the event that the node has ended, with how it ended."""
-    return NodeEvent(
-        kind=NodeEventKind.GONE,
-        rank=record.rank,
-        incarnation=record.incarnation,
-        time=ending.time.astimezone(UTC),
-        reason=ending.reason,
-    )
+    return node_event(record, NodeEventKind.GONE, time=ending.time.astimezone(UTC), reason=ending.reason)
 
 
 class GroupWatch:
