@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import AsyncGenerator
 from datetime import timedelta
 from enum import StrEnum
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -81,6 +82,13 @@ class Check(BaseModel, frozen=True):
     """What was found, in full; empty where `detail` has it all."""
 
 
+def _check(verdict: Verdict, name: str, detail: str, remedy: str = "") -> Check:
+    return Check(name=name, verdict=verdict, detail=detail, remedy=remedy)
+
+
+_ok, _warning, _failed = (partial(_check, verdict) for verdict in (Verdict.OK, Verdict.WARNING, Verdict.FAILED))
+
+
 async def run_checks(address: str | None) -> AsyncGenerator[Check]:
     """Runs all checks, in the order in which they depend on each other."""
     local = configured_endpoint(address) is None
@@ -93,7 +101,7 @@ async def run_checks(address: str | None) -> AsyncGenerator[Check]:
         endpoint = find_endpoint(address)
         client = await connect(endpoint)
     except ControlPlaneUnreachable as error:
-        yield Check(name="temporal server", verdict=Verdict.FAILED, detail=str(error), remedy=error.remedy)
+        yield _failed("temporal server", str(error), error.remedy)
         return
     yield await check_server(client, endpoint)
     yield await check_ui(endpoint)
@@ -125,30 +133,29 @@ def check_encryption(endpoint: Endpoint) -> Check:
         detail = (
             "payloads are not encrypted: anyone who can read from the Temporal server can read commands and variables"
         )
-        return Check(name=name, verdict=Verdict.OK, detail=detail, remedy=remedy)
+        return _ok(name, detail, remedy)
     number = len(encryption.keys.all)
     plain = "plain ones are refused" if encryption.plain is Plain.REFUSE else "plain ones are accepted"
     detail = f"payloads are encrypted, {number} {'key' if number == 1 else 'keys'} in {encryption.keys.path}; {plain}"
-    return Check(name=name, verdict=Verdict.OK, detail=detail)
+    return _ok(name, detail)
 
 
 def check_state(state: StateFolder) -> Check:
     name = "state folder"
     if not state.path.exists():
-        return Check(name=name, verdict=Verdict.OK, detail=f"{state.path} (created when first needed)")
+        return _ok(name, f"{state.path} (created when first needed)")
     try:
         state.check_version()
         state.check_space()
     except StateFolderError as error:
-        return Check(name=name, verdict=Verdict.FAILED, detail=str(error), remedy=error.remedy)
+        return _failed(name, str(error), error.remedy)
     if not os.access(state.path, os.W_OK):
-        remedy = "Set PERDURE_STATE to a folder that you may write."
-        return Check(name=name, verdict=Verdict.FAILED, detail=f"{state.path} cannot be written", remedy=remedy)
+        return _failed(name, f"{state.path} cannot be written", "Set PERDURE_STATE to a folder that you may write.")
     free = state.free_bytes()
     detail = f"{state.path}, {text.bytes_(free)} free"
     if free < 8 * LEAST_FREE_BYTES:
-        return Check(name=name, verdict=Verdict.WARNING, detail=detail, remedy="Free some space there soon.")
-    return Check(name=name, verdict=Verdict.OK, detail=detail)
+        return _warning(name, detail, "Free some space there soon.")
+    return _ok(name, detail)
 
 
 def check_binary() -> Check:
@@ -156,11 +163,10 @@ def check_binary() -> Check:
     try:
         found = temporal_binary.find()
     except temporal_binary.TemporalBinaryMissing as error:
-        return Check(name=name, verdict=Verdict.FAILED, detail=str(error))
+        return _failed(name, str(error))
     if found is None:
-        detail = "not here yet; `perdure run` downloads or builds it"
-        return Check(name=name, verdict=Verdict.WARNING, detail=detail, remedy="pip install 'perdure[local]'")
-    return Check(name=name, verdict=Verdict.OK, detail=str(found))
+        return _warning(name, "not here yet; `perdure run` downloads or builds it", "pip install 'perdure[local]'")
+    return _ok(name, str(found))
 
 
 def check_torch() -> Check:
@@ -170,17 +176,16 @@ def check_torch() -> Check:
         installed = version("torch")
     except PackageNotFoundError:
         detail = "not installed beside perdure; nodes may have their own"
-        return Check(name=name, verdict=Verdict.WARNING, detail=detail, remedy="pip install 'perdure[torch]'")
+        return _warning(name, detail, "pip install 'perdure[torch]'")
     numbers = re.match(r"(\d+)\.(\d+)", installed)
     oldest = ".".join(str(number) for number in OLDEST_TORCH)
     if numbers and (int(numbers[1]), int(numbers[2])) < OLDEST_TORCH:
-        remedy = f"pip install --upgrade 'torch>={oldest}'"
-        return Check(name=name, verdict=Verdict.FAILED, detail=f"{installed}; {oldest} is the oldest", remedy=remedy)
+        return _failed(name, f"{installed}; {oldest} is the oldest", f"pip install --upgrade 'torch>={oldest}'")
     torchrun = shutil.which("torchrun") or shutil.which("torchrun", path=str(Path(sys.executable).parent))
     if torchrun is None:
         remedy = "Activate the environment that torch is installed in."
-        return Check(name=name, verdict=Verdict.WARNING, detail=f"{installed}; torchrun is not on PATH", remedy=remedy)
-    return Check(name=name, verdict=Verdict.OK, detail=f"{installed}, torchrun at {torchrun}")
+        return _warning(name, f"{installed}; torchrun is not on PATH", remedy)
+    return _ok(name, f"{installed}, torchrun at {torchrun}")
 
 
 async def check_server(client: TemporalClient, endpoint: Endpoint) -> Check:
@@ -193,20 +198,16 @@ async def check_server(client: TemporalClient, endpoint: Endpoint) -> Check:
         request = DescribeNamespaceRequest(namespace=endpoint.namespace)
         await client.workflow_service.describe_namespace(request, timeout=CALL_TIMEOUT)
     except RPCError as error:
-        return Check(name=name, verdict=Verdict.FAILED, detail=f"{where}: {error.message}")
+        return _failed(name, f"{where}: {error.message}")
     milliseconds = 1000 * (time.monotonic() - started)
-    return Check(
-        name=name,
-        verdict=Verdict.OK,
-        detail=f"{where}, version {info.server_version or 'unknown'}, answers in {milliseconds:.0f} ms",
-    )
+    return _ok(name, f"{where}, version {info.server_version or 'unknown'}, answers in {milliseconds:.0f} ms")
 
 
 async def check_ui(endpoint: Endpoint) -> Check:
     name = "temporal ui"
     if not endpoint.ui:
         remedy = "Set PERDURE_UI to its address: commands then show the pages of jobs."
-        return Check(name=name, verdict=Verdict.WARNING, detail="its address is not known", remedy=remedy)
+        return _warning(name, "its address is not known", remedy)
 
     def fetch() -> int:
         with urllib.request.urlopen(endpoint.ui, timeout=CALL_TIMEOUT.total_seconds()) as response:
@@ -215,8 +216,8 @@ async def check_ui(endpoint: Endpoint) -> Check:
     try:
         await asyncio.to_thread(fetch)
     except OSError as error:
-        return Check(name=name, verdict=Verdict.WARNING, detail=f"{endpoint.ui} does not answer: {error}")
-    return Check(name=name, verdict=Verdict.OK, detail=endpoint.ui)
+        return _warning(name, f"{endpoint.ui} does not answer: {error}")
+    return _ok(name, endpoint.ui)
 
 
 async def check_search_attributes(client: TemporalClient) -> Check:
@@ -225,25 +226,24 @@ async def check_search_attributes(client: TemporalClient) -> Check:
         missing = await missing_search_attributes(client)
     except RPCError as error:
         remedy = "Ask an administrator of the namespace whether they exist; jobs run without them."
-        return Check(name=name, verdict=Verdict.WARNING, detail=f"cannot be listed: {error.message}", remedy=remedy)
+        return _warning(name, f"cannot be listed: {error.message}", remedy)
     if missing:
         words = " ".join(f"--name {attribute} --type {kind}" for attribute, kind in missing.items())
         remedy = f"temporal operator search-attribute create {words}. Jobs run without them, but are not searchable."
-        return Check(name=name, verdict=Verdict.WARNING, detail=f"missing: {', '.join(missing)}", remedy=remedy)
-    return Check(name=name, verdict=Verdict.OK, detail="all there")
+        return _warning(name, f"missing: {', '.join(missing)}", remedy)
+    return _ok(name, "all there")
 
 
 def check_poller_limit(endpoint: Endpoint) -> Check:
     name = "poller limit"
     option = next(value for _, value in SERVER_OPTIONS if value.startswith("frontend.namespaceCount="))
     if endpoint.is_local_default:
-        return Check(name=name, verdict=Verdict.OK, detail=f"{option.split('=')[1]} long polls")
-    return Check(
-        name=name,
-        verdict=Verdict.WARNING,
-        detail="a server's dynamic configuration cannot be seen from here; its default carries about "
+        return _ok(name, f"{option.split('=')[1]} long polls")
+    return _warning(
+        name,
+        "a server's dynamic configuration cannot be seen from here; its default carries about "
         f"{NODES_OF_DEFAULT_LIMIT:,} nodes",
-        remedy=f"For more nodes set {option.replace('=', ': ')} there.",
+        f"For more nodes set {option.replace('=', ': ')} there.",
     )
 
 
@@ -255,14 +255,12 @@ async def check_pollers(
     try:
         seen = await pollers(client, task_queue, kind)
     except RPCError as error:
-        return Check(name=name, verdict=Verdict.FAILED, detail=error.message, remedy=f"Start one: {start}")
+        return _failed(name, error.message, f"Start one: {start}")
     oldest = time.time() - _FRESH.total_seconds()
     fresh = sorted(identity for identity, last in seen.items() if last >= oldest)
     if not fresh:
-        return Check(
-            name=name, verdict=Verdict.FAILED, detail="no worker polls it: jobs wait", remedy=f"Start one: {start}"
-        )
-    return Check(name=name, verdict=Verdict.OK, detail=", ".join(fresh))
+        return _failed(name, "no worker polls it: jobs wait", f"Start one: {start}")
+    return _ok(name, ", ".join(fresh))
 
 
 async def check_site_policies(client: TemporalClient, task_queue: str) -> AsyncGenerator[Check]:
@@ -272,7 +270,7 @@ async def check_site_policies(client: TemporalClient, task_queue: str) -> AsyncG
         report = await read_site(client, task_queue=task_queue)
     except (WorkflowFailureError, RPCError) as error:
         detail = f"no worker reports the policy in force: {error}; workers of earlier releases cannot"
-        yield Check(name=name, verdict=Verdict.WARNING, detail=detail, remedy="Upgrade the workers.")
+        yield _warning(name, detail, "Upgrade the workers.")
         return
     for backend, policy in report.policies.items():
         detail = f"of the backend {backend}, as a worker reports it"
@@ -298,17 +296,15 @@ async def check_leftovers(client: TemporalClient) -> Check | None:
     try:
         found = await find_leftovers(api, client)
     except RPCError as error:
-        return Check(name=name, verdict=Verdict.WARNING, detail=f"the search failed: {error.message}")
+        return _warning(name, f"the search failed: {error.message}")
     finally:
         await api.close()
     if not found:
-        return Check(name=name, verdict=Verdict.OK, detail="none that this user can see")
+        return _ok(name, "none that this user can see")
     named = ", ".join(f"{one.namespace}/{one.name}" for one in found[:_NAMED])
     more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
     remedy = "Workers remove them every 10 minutes; or `kubectl delete configmap` them, which also deletes their pods."
-    return Check(
-        name=name, verdict=Verdict.WARNING, detail=f"ConfigMaps of jobs that are over: {named}{more}", remedy=remedy
-    )
+    return _warning(name, f"ConfigMaps of jobs that are over: {named}{more}", remedy)
 
 
 async def check_pauses(client: TemporalClient) -> AsyncGenerator[Check]:
@@ -317,14 +313,14 @@ async def check_pauses(client: TemporalClient) -> AsyncGenerator[Check]:
     try:
         found = [workflow_id async for workflow_id in task_failures.open_workflows(client, limit=MOST_WORKFLOWS)]
     except RPCError as error:
-        yield Check(name=name, verdict=Verdict.WARNING, detail=f"open jobs cannot be listed: {error.message}")
+        yield _warning(name, f"open jobs cannot be listed: {error.message}")
         return
     described = await describe_all(client, found, rpc_timeout=CALL_TIMEOUT)
     paused = [pause for workflow in described for pause in pauses.pauses_of(workflow)]
     for pause in paused:
-        yield Check(name=name, verdict=Verdict.WARNING, detail=pauses.explain(pause), remedy=pauses.remedy(pause))
+        yield _warning(name, pauses.explain(pause), pauses.remedy(pause))
     if not paused:
-        yield Check(name=name, verdict=Verdict.OK, detail="nothing of open jobs is paused in Temporal")
+        yield _ok(name, "nothing of open jobs is paused in Temporal")
 
 
 async def check_workflow_tasks(client: TemporalClient) -> AsyncGenerator[Check]:
@@ -333,29 +329,24 @@ async def check_workflow_tasks(client: TemporalClient) -> AsyncGenerator[Check]:
     try:
         found = [workflow_id async for workflow_id in task_failures.open_workflows(client, limit=MOST_WORKFLOWS)]
     except RPCError as error:
-        yield Check(name=name, verdict=Verdict.WARNING, detail=f"open jobs cannot be listed: {error.message}")
+        yield _warning(name, f"open jobs cannot be listed: {error.message}")
         return
     failing = await task_failures.failures_among(client, found)
     for failure in failing.values():
-        detail = f"{failure.workflow_id}: {task_failures.explain(failure)}"
-        yield Check(name=name, verdict=Verdict.FAILED, detail=detail, remedy=task_failures.remedy(failure))
+        yield _failed(name, f"{failure.workflow_id}: {task_failures.explain(failure)}", task_failures.remedy(failure))
     if not failing:
         newest = "the newest " if len(found) == MOST_WORKFLOWS else ""
-        detail = f"{newest}{text.count(len(found), 'open workflow')}, none fails"
-        yield Check(name=name, verdict=Verdict.OK, detail=detail)
+        yield _ok(name, f"{newest}{text.count(len(found), 'open workflow')}, none fails")
 
 
 def check_worker_code(state: StateFolder) -> Check:
     name = "worker's code"
     record = read_record(state.worker_record, WorkerRecord)
     if record is None or not record.alive:
-        remedy = "perdure worker --detach"
-        return Check(name=name, verdict=Verdict.FAILED, detail="no local worker runs", remedy=remedy)
+        return _failed(name, "no local worker runs", "perdure worker --detach")
     if is_of_newer_release(record.code):
-        return Check(
-            name=name, verdict=Verdict.OK, detail=f"{record.code}, newer than this command's, which it serves too"
-        )
+        return _ok(name, f"{record.code}, newer than this command's, which it serves too")
     if not LocalStatus(server=None, worker=record).worker_is_current:
         remedy = "perdure worker --detach restarts it; jobs continue."
-        return Check(name=name, verdict=Verdict.WARNING, detail=f"{record.code}, not this command's", remedy=remedy)
-    return Check(name=name, verdict=Verdict.OK, detail=record.code)
+        return _warning(name, f"{record.code}, not this command's", remedy)
+    return _ok(name, record.code)

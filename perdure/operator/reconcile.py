@@ -22,7 +22,7 @@ from perdure.operator.events import Events
 from perdure.operator.owners import Owners
 from perdure.operator.resource import FINALIZER, TrainingJobResource
 from perdure.operator.runs import Run, Runs
-from perdure.operator.status import ResourceStatus
+from perdure.operator.status import Observed, ResourceStatus
 from perdure.spec.errors import SpecError
 from perdure.spec.job import JobSpec
 
@@ -84,7 +84,7 @@ class Reconciler:
         return await self._show(resource, _unknown(resource, reason, f"{error}. {remedy}".strip()))
 
     async def _begin(self, resource: TrainingJobResource, other: Run | None) -> Looked:
-        generation, now = resource.metadata.generation, _now()
+        at = _observed(resource)
         try:
             job, warnings = resource.job()
         except SpecError as error:
@@ -96,11 +96,11 @@ class Reconciler:
             # Only others can change that: those who grant rights.
             return await self._refuse(resource, "Forbidden", refusal, again=RETRY)
         message = "\n".join(str(warning) for warning in warnings)
-        status = statuses.accepted_status(resource.status, message, generation=generation, now=now)
+        status = statuses.accepted_status(resource.status, message, at)
         if adopted is not None:
             return await self._adopt(resource, adopted, status)
         if resource.suspended:
-            return await self._show(resource, statuses.held_status(status, generation=generation, now=now))
+            return await self._show(resource, statuses.held_status(status, at))
         resource = await self._protected(resource)
         try:
             submission = await self._runs.start(job, resource, owner=self._owners.name_of(resource))
@@ -125,9 +125,7 @@ class Reconciler:
     async def _adopt(self, resource: TrainingJobResource, run: Run, status: ResourceStatus) -> Looked:
         resource = await self._protected(resource)
         logger.info("%s: adopted run %s of an earlier object", run.workflow_id, run.first_run_id)
-        status = statuses.adopted_status(
-            status, run.workflow_id, run.first_run_id, generation=resource.metadata.generation, now=_now()
-        )
+        status = statuses.adopted_status(status, run.workflow_id, run.first_run_id, _observed(resource))
         return await self._show(resource, status, again=SOON)
 
     async def _protected(self, resource: TrainingJobResource) -> TrainingJobResource:
@@ -145,7 +143,7 @@ class Reconciler:
             result, job = await self._runs.result(resource)
             logger.info("%s: %s", run.workflow_id, result.phase)
             status = statuses.update_status(status, observed_generation=generation)
-            status = statuses.ended_status(status, result, job, generation=generation, now=_now())
+            status = statuses.ended_status(status, result, job, _observed(resource))
             return await self._show(resource, status, again=SOON)
         if resource.status.observed_generation != generation:
             status = await self._judge(resource, run, status)
@@ -155,23 +153,23 @@ class Reconciler:
                 if await self._carry(resource, job):
                     job = await self._runs.status(resource)
             except (Refused, SpecError) as error:
-                status = statuses.refused_status(status, "ChangeRefused", str(error), generation=generation, now=_now())
+                status = statuses.refused_status(status, "ChangeRefused", str(error), _observed(resource))
         step = await self._runs.step(job)
-        status = statuses.running_status(status, job, step=step, generation=generation, now=_now())
+        status = statuses.running_status(status, job, step, _observed(resource))
         return await self._show(resource, status, again=REFRESH if job.phase in _AT_REST else SOON)
 
     async def _judge(self, resource: TrainingJobResource, run: Run, status: ResourceStatus) -> ResourceStatus:
         """Sets the condition that says whether the running job can follow its object's current specification."""
-        generation, now = resource.metadata.generation, _now()
+        at = _observed(resource)
         try:
             desired, warnings = resource.job()
             refusal = refusal_of_changes(await self._runs.spec_of(run), desired)
         except SpecError as error:
-            return statuses.refused_status(status, "InvalidSpec", str(error), generation=generation, now=now)
+            return statuses.refused_status(status, "InvalidSpec", str(error), at)
         if refusal:
-            return statuses.refused_status(status, "ChangeRefused", refusal, generation=generation, now=now)
+            return statuses.refused_status(status, "ChangeRefused", refusal, at)
         message = "\n".join(str(warning) for warning in warnings)
-        return statuses.accepted_status(status, message, generation=generation, now=now)
+        return statuses.accepted_status(status, message, at)
 
     async def _carry(self, resource: TrainingJobResource, job: JobStatus) -> bool:
         """Applies the object's changes to the running job; returns whether there were any."""
@@ -198,7 +196,7 @@ class Reconciler:
         run = await self._runs.find(resource)
         if run is not None and _belongs(run, resource):
             if run.open and await self._definition.deletes(resource):
-                kept = statuses.kept_status(resource.status, generation=resource.metadata.generation, now=_now())
+                kept = statuses.kept_status(resource.status, _observed(resource))
                 return await self._mirror(resource, run, kept)
             if run.open:
                 await self._runs.cancel(run)
@@ -227,8 +225,7 @@ class Reconciler:
     async def _refuse(
         self, resource: TrainingJobResource, reason: str, message: str, *, again: float | None = None
     ) -> Looked:
-        generation = resource.metadata.generation
-        status = statuses.refused_status(resource.status, reason, message, generation=generation, now=_now())
+        status = statuses.refused_status(resource.status, reason, message, _observed(resource))
         return await self._show(resource, status, again=again)
 
     async def _show(
@@ -263,8 +260,7 @@ def _belongs(run: Run, resource: TrainingJobResource) -> bool:
 
 
 def _unknown(resource: TrainingJobResource, reason: str, message: str) -> ResourceStatus:
-    generation = resource.metadata.generation
-    return statuses.unknown_status(resource.status, reason, message, generation=generation, now=_now())
+    return statuses.unknown_status(resource.status, reason, message, _observed(resource))
 
 
 def _name_taken(resource: TrainingJobResource) -> str:
@@ -280,6 +276,10 @@ def _time_left(resource: TrainingJobResource) -> float | None:
     """Seconds for which the object of an ended job is kept; None where it is kept indefinitely."""
     lifetime, finished_at = resource.time_to_live, resource.status.finished_at
     return None if lifetime is None or finished_at is None else (lifetime - (_now() - finished_at)).total_seconds()
+
+
+def _observed(resource: TrainingJobResource) -> Observed:
+    return Observed(resource.metadata.generation, _now())
 
 
 def _now() -> datetime:

@@ -68,6 +68,15 @@ class KnownStep:
     """0 where it is not known."""
 
 
+@dataclass(frozen=True)
+class Observed:
+    """What a status is about: an object as it is now."""
+
+    generation: int
+    """The object's generation."""
+    time: datetime
+
+
 class ResourceStatus(Part):
     """The job's state as far as the operator knows; `perdure status` and `perdure explain` show more."""
 
@@ -131,44 +140,40 @@ def update_status(status: ResourceStatus, **fields: Any) -> ResourceStatus:
 
 
 def with_condition(
-    status: ResourceStatus, kind: str, truth: Truth, reason: str, message: str, *, generation: int, now: datetime
+    status: ResourceStatus, kind: str, truth: Truth, reason: str, message: str, at: Observed
 ) -> ResourceStatus:
     """Returns the status with one condition set; the condition keeps its time unless its value changes."""
     before = status.condition(kind)
-    since = before.last_transition_time if before and before.status is truth else now.replace(microsecond=0)
+    since = before.last_transition_time if before and before.status is truth else at.time.replace(microsecond=0)
     condition = Condition(
         type=kind,
         status=truth,
         reason=reason,
         message=message,
-        observed_generation=generation,
+        observed_generation=at.generation,
         last_transition_time=since,
     )
     others = {one.type: one for one in status.conditions}
     return update_status(status, conditions=tuple((others | {kind: condition}).values()))
 
 
-def accepted_status(status: ResourceStatus, message: str, *, generation: int, now: datetime) -> ResourceStatus:
+def accepted_status(status: ResourceStatus, message: str, at: Observed) -> ResourceStatus:
     """The status of an object that is valid."""
-    status = update_status(status, observed_generation=generation)
-    return with_condition(status, "Accepted", Truth.TRUE, "Valid", message, generation=generation, now=now)
+    status = update_status(status, observed_generation=at.generation)
+    return with_condition(status, "Accepted", Truth.TRUE, "Valid", message, at)
 
 
-def adopted_status(
-    status: ResourceStatus, workflow_id: str, run_id: str, *, generation: int, now: datetime
-) -> ResourceStatus:
+def adopted_status(status: ResourceStatus, workflow_id: str, run_id: str, at: Observed) -> ResourceStatus:
     """The status of an object that becomes that of a running job, which an earlier object of its name started."""
     status = update_status(status, workflow_id=workflow_id, run_id=run_id)
     accepted = status.condition("Accepted")
     message = accepted.message if accepted else ""
-    return with_condition(status, "Accepted", Truth.TRUE, ADOPTED, message, generation=generation, now=now)
+    return with_condition(status, "Accepted", Truth.TRUE, ADOPTED, message, at)
 
 
-def kept_status(status: ResourceStatus, *, generation: int, now: datetime) -> ResourceStatus:
+def kept_status(status: ResourceStatus, at: Observed) -> ResourceStatus:
     """The status of an object that the removal of the definition deletes, while its job runs."""
-    return with_condition(
-        status, "Kept", Truth.TRUE, "DefinitionRemoved", _DEFINITION_REMOVED, generation=generation, now=now
-    )
+    return with_condition(status, "Kept", Truth.TRUE, "DefinitionRemoved", _DEFINITION_REMOVED, at)
 
 
 _DEFINITION_REMOVED = (
@@ -177,35 +182,29 @@ _DEFINITION_REMOVED = (
 )
 
 
-def refused_status(
-    status: ResourceStatus, reason: str, message: str, *, generation: int, now: datetime
-) -> ResourceStatus:
+def refused_status(status: ResourceStatus, reason: str, message: str, at: Observed) -> ResourceStatus:
     """The status of an object that is not valid; a running job continues unchanged."""
-    status = update_status(status, observed_generation=generation, phase=status.phase if status.run_id else REFUSED)
-    return with_condition(status, "Accepted", Truth.FALSE, reason, message, generation=generation, now=now)
+    status = update_status(status, observed_generation=at.generation, phase=status.phase if status.run_id else REFUSED)
+    return with_condition(status, "Accepted", Truth.FALSE, reason, message, at)
 
 
-def held_status(status: ResourceStatus, *, generation: int, now: datetime) -> ResourceStatus:
+def held_status(status: ResourceStatus, at: Observed) -> ResourceStatus:
     """The status of an object that was suspended before its job was started."""
     status = update_status(status, phase=JobPhase.SUSPENDED.value)
     message = "it has not been started; set spec.suspend to false"
-    return with_condition(status, "Running", Truth.FALSE, "Suspended", message, generation=generation, now=now)
+    return with_condition(status, "Running", Truth.FALSE, "Suspended", message, at)
 
 
-def unknown_status(
-    status: ResourceStatus, reason: str, message: str, *, generation: int, now: datetime
-) -> ResourceStatus:
+def unknown_status(status: ResourceStatus, reason: str, message: str, at: Observed) -> ResourceStatus:
     """The status while nothing is known about the job, such as while no worker answers: it probably continues, and
     other fields keep their last values. The reason names what a job that has not been started waits for."""
     if not status.run_id:
         status = update_status(status, phase=PENDING)
-        return with_condition(status, "Accepted", Truth.UNKNOWN, reason, message, generation=generation, now=now)
-    return with_condition(status, "Running", Truth.UNKNOWN, reason, message, generation=generation, now=now)
+        return with_condition(status, "Accepted", Truth.UNKNOWN, reason, message, at)
+    return with_condition(status, "Running", Truth.UNKNOWN, reason, message, at)
 
 
-def running_status(
-    status: ResourceStatus, job: JobStatus, *, step: KnownStep | None, generation: int, now: datetime
-) -> ResourceStatus:
+def running_status(status: ResourceStatus, job: JobStatus, step: KnownStep | None, at: Observed) -> ResourceStatus:
     """The status of a running job, from its workflow's answer."""
     status = update_status(
         _with_step(_with_counts(status, job), step),
@@ -213,21 +212,21 @@ def running_status(
         started_at=job.started_at.replace(microsecond=0),
     )
     truth = Truth.TRUE if job.phase is JobPhase.RUNNING else Truth.FALSE
-    status = _with_refusals(status, job, generation=generation, now=now)
-    return with_condition(status, "Running", truth, job.phase.capitalize(), job.reason, generation=generation, now=now)
+    status = _with_refusals(status, job, at)
+    return with_condition(status, "Running", truth, job.phase.capitalize(), job.reason, at)
 
 
-def _with_refusals(status: ResourceStatus, job: JobStatus, *, generation: int, now: datetime) -> ResourceStatus:
+def _with_refusals(status: ResourceStatus, job: JobStatus, at: Observed) -> ResourceStatus:
     """Sets the condition that says whether nodes cannot be created; a job whose nodes never were refused has none."""
     kind = "NodesRefused"
     if job.uncreated:
         first, *others = job.uncreated
         several = f" and {len(others)} more" if others else ""
         message = f"node {first}{several} cannot be created: {job.refusal}"
-        return with_condition(status, kind, Truth.TRUE, "CannotCreate", message, generation=generation, now=now)
+        return with_condition(status, kind, Truth.TRUE, "CannotCreate", message, at)
     if status.condition(kind) is None:
         return status
-    return with_condition(status, kind, Truth.FALSE, "Created", "", generation=generation, now=now)
+    return with_condition(status, kind, Truth.FALSE, "Created", "", at)
 
 
 _REASONS: dict[int, str] = {
@@ -240,17 +239,14 @@ _REASONS: dict[int, str] = {
 }
 
 
-def ended_status(
-    status: ResourceStatus, result: JobResult, job: JobStatus | None, *, generation: int, now: datetime
-) -> ResourceStatus:
+def ended_status(status: ResourceStatus, result: JobResult, job: JobStatus | None, at: Observed) -> ResourceStatus:
     """The status of a job that has ended.
 
     Args:
         status: The status before.
         result: The job's result.
         job: The last status of its workflow, if a worker answers for it.
-        generation: The object's generation.
-        now: The time.
+        at: What the status is about.
     """
     status = _with_counts(status, job) if job else status
     step_generation = job.progress.generation if job and job.progress else 0
@@ -263,10 +259,8 @@ def ended_status(
     )
     reason = _REASONS.get(result.exit_code, "Other")
     kind = "Succeeded" if result.phase is JobPhase.SUCCEEDED else "Failed"
-    status = with_condition(
-        status, "Running", Truth.FALSE, result.phase.capitalize(), "", generation=generation, now=now
-    )
-    return with_condition(status, kind, Truth.TRUE, reason, result.reason, generation=generation, now=now)
+    status = with_condition(status, "Running", Truth.FALSE, result.phase.capitalize(), "", at)
+    return with_condition(status, kind, Truth.TRUE, reason, result.reason, at)
 
 
 def _with_counts(status: ResourceStatus, job: JobStatus) -> ResourceStatus:

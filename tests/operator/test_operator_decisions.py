@@ -13,7 +13,7 @@ from perdure.operator import status as statuses
 from perdure.operator.changes import refusal_of_changes
 from perdure.operator.events import occurrences
 from perdure.operator.resource import TrainingJobResource
-from perdure.operator.status import KnownStep, ResourceStatus, Truth
+from perdure.operator.status import KnownStep, Observed, ResourceStatus, Truth
 from perdure.operator.workqueue import Workqueue
 from perdure.spec.errors import SpecError
 from perdure.spec.job import Backend
@@ -102,13 +102,13 @@ def test_a_running_job_takes_other_numbers_of_nodes_and_nothing_else(
 def test_a_condition_keeps_its_time_while_it_is_the_same():
     def refused(status: ResourceStatus, message: str, minutes: int) -> ResourceStatus:
         now = NOW + timedelta(minutes=minutes)
-        return statuses.refused_status(status, "InvalidSpec", message, generation=minutes, now=now)
+        return statuses.refused_status(status, "InvalidSpec", message, Observed(minutes, now))
 
     twice = refused(refused(ResourceStatus(), "one", 1), "two", 2)
     (condition,) = twice.conditions
     assert (condition.message, condition.last_transition_time) == ("two", NOW + timedelta(minutes=1))
     assert (twice.phase, twice.accepts(2)) == ("REFUSED", False)
-    right = statuses.accepted_status(twice, "", generation=3, now=NOW + timedelta(minutes=3))
+    right = statuses.accepted_status(twice, "", Observed(3, NOW + timedelta(minutes=3)))
     (condition,) = right.conditions
     assert (condition.status, condition.last_transition_time) == (Truth.TRUE, NOW + timedelta(minutes=3))
     assert (right.accepts(3), right.accepts(4)) == (True, False)
@@ -171,7 +171,7 @@ def test_the_step_is_the_newest_worlds_and_a_late_answer_does_not_take_it_back()
     late_and_none = [None, KnownStep(40, generation=1), KnownStep(3, generation=1), None, KnownStep(41, generation=1)]
     newer_world = [KnownStep(7, generation=2), KnownStep(41, generation=1), None, KnownStep(8, generation=2)]
     for step in (*late_and_none, *newer_world):
-        status = statuses.running_status(status, job, step=step, generation=1, now=NOW)
+        status = statuses.running_status(status, job, step, Observed(1, NOW))
         shown.append(status.step)
     assert shown == [None, 40, 40, 40, 41, 7, 7, 7, 8]
     ended = JobResult(
@@ -186,12 +186,12 @@ def test_the_step_is_the_newest_worlds_and_a_late_answer_does_not_take_it_back()
     )
     for generation, expected in ((1, 8), (2, 41)):
         last = job.model_copy(update={"progress": Progress(step=41, generation=generation)})
-        assert statuses.ended_status(status, ended, last, generation=1, now=NOW).step == expected
+        assert statuses.ended_status(status, ended, last, Observed(1, NOW)).step == expected
 
 
 def test_nodes_that_are_refused_are_a_condition_and_an_event_for_as_long_as_they_are() -> None:
     def shown(status: ResourceStatus, job: JobStatus) -> ResourceStatus:
-        return statuses.running_status(status, job, step=None, generation=1, now=NOW)
+        return statuses.running_status(status, job, None, Observed(1, NOW))
 
     before = shown(ResourceStatus(), running_job())
     assert before.condition("NodesRefused") is None

@@ -10,7 +10,7 @@ import pytest
 from perdure.operator import status as statuses
 from perdure.operator.events import occurrences
 from perdure.operator.references import references
-from perdure.operator.status import ResourceStatus, Truth
+from perdure.operator.status import Observed, ResourceStatus, Truth
 from perdure.spec.validate import validate_spec
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -94,16 +94,16 @@ def test_a_job_names_the_upload_that_another_user_may_have_made() -> None:
 
 def test_each_change_that_people_should_notice_is_one_event() -> None:
     new = ResourceStatus()
-    refused = statuses.refused_status(new, "Forbidden", "no right", generation=1, now=NOW)
+    refused = statuses.refused_status(new, "Forbidden", "no right", Observed(1, NOW))
     [refusal] = occurrences(new, refused)
     assert (refusal.reason, refusal.message, refusal.warning) == ("Refused", "Forbidden: no right", True)
-    assert occurrences(refused, statuses.refused_status(refused, "Forbidden", "no right", generation=2, now=NOW)) == ()
+    assert occurrences(refused, statuses.refused_status(refused, "Forbidden", "no right", Observed(2, NOW))) == ()
 
     started = statuses.update_status(
-        statuses.accepted_status(refused, "", generation=2, now=NOW), run_id="r", workflow_id="w", phase="STARTING"
+        statuses.accepted_status(refused, "", Observed(2, NOW)), run_id="r", workflow_id="w", phase="STARTING"
     )
     assert [one.reason for one in occurrences(refused, started)] == ["Submitted"]
-    running = statuses.with_condition(started, "Running", Truth.TRUE, "Running", "", generation=2, now=NOW)
+    running = statuses.with_condition(started, "Running", Truth.TRUE, "Running", "", Observed(2, NOW))
     running = statuses.update_status(running, nodes="2/2", world_size=16)
     [runs] = occurrences(started, running)
     assert (runs.reason, runs.message) == ("Running", "All members of the world step: 2/2 nodes, 16 ranks")
@@ -115,7 +115,7 @@ def test_each_change_that_people_should_notice_is_one_event() -> None:
     repaired = statuses.update_status(broken, last_incident="#1 rank 3 failed; stepping again after 0.5 s")
     assert occurrences(broken, repaired) == ()
 
-    failed = statuses.with_condition(repaired, "Failed", Truth.TRUE, "UserCode", "exit 7", generation=2, now=NOW)
+    failed = statuses.with_condition(repaired, "Failed", Truth.TRUE, "UserCode", "exit 7", Observed(2, NOW))
     [end] = occurrences(repaired, statuses.update_status(failed, phase="FAILED", finished_at=NOW))
     assert (end.reason, end.message, end.warning) == ("Failed", "exit 7", True)
     [end] = occurrences(repaired, statuses.update_status(repaired, phase="SUCCEEDED", finished_at=NOW, restarts=1))

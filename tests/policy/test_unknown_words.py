@@ -29,7 +29,7 @@ from perdure.contract import (
 )
 from perdure.contract.base import Vocabulary
 from perdure.contract.transitions import KINDS, AnyTransition, NodeChangedOtherwise, NodeLost
-from perdure.operator.status import ResourceStatus
+from perdure.operator.status import Observed, ResourceStatus
 from perdure.operator.status import running_status as resource_of
 from perdure.workflows.policy.record.action_words import words
 from perdure.workflows.policy.record.projections import details_of, status_of
@@ -138,7 +138,7 @@ def test_every_phase_is_shown(phase: JobPhase):
     assert phase in text.phase(phase)
     assert text.nodes(status)
     assert details_of(job.state, phase)
-    assert resource_of(ResourceStatus(), status, step=None, generation=1, now=START).phase == phase
+    assert resource_of(ResourceStatus(), status, None, Observed(1, START)).phase == phase
 
 
 @pytest.mark.parametrize("phase", NodePhase)
