@@ -65,10 +65,12 @@ def add_evidence(
             incident_count=state.incident_count + 1,
         )
     known = incident.evidence
+    # A thousand nodes may fail at once: most of their texts differ, and texts are compared fast.
+    repeated = any(one.text == evidence.text and one == evidence for one in known)
     return _replace(
         state,
         incident.replace(
-            evidence=known if evidence in known else (*known, evidence)[-KEPT_EVIDENCE:],
+            evidence=known if repeated else (*known, evidence)[-KEPT_EVIDENCE:],
             started_at=min(incident.started_at, evidence.time),
             log_tail=(is_cause and log_tail[-_LOG_TAIL:]) or incident.log_tail or log_tail[-_LOG_TAIL:],
         ),

@@ -58,6 +58,9 @@ class NodeFailure(Message):
         return Evidence(time=self.time, source=self.source, rank=self.rank, text=self.text)
 
 
+_GONE = (NodePhase.LOST, NodePhase.REMOVED)
+
+
 class NodeState(NodeFacts, Incarnation):
     """The newest incarnation of one node. Its `store_ports` are those that no generation of this job has used."""
 
@@ -135,7 +138,7 @@ class NodeState(NodeFacts, Incarnation):
     @property
     def alive(self) -> bool:
         """No evidence shows that it is gone."""
-        return self.phase not in (NodePhase.LOST, NodePhase.REMOVED)
+        return self.phase not in _GONE
 
 
 class Holder(Message):
