@@ -69,11 +69,12 @@ class Scene:
         errors = (text for rank in ranks for text in (rank.traceback, rank.error) if text)
         return matches_in("\n".join((self.output, tail, *errors)), self.log_patterns)
 
-    def printed(self, failed_at: datetime | None) -> PrintedLines | None:
+    def printed(self, generation: int, failed_at: datetime | None) -> PrintedLines | None:
         """What a report tells of the output; the time is now where it is not known."""
         if self.is_alone:
             return None
-        return printed_lines(self.run_dir, self.output, failed_at=failed_at or datetime.now(UTC))
+        failed_at = failed_at or datetime.now(UTC)
+        return printed_lines(self.run_dir, self.output, generation=generation, failed_at=failed_at)
 
 
 def is_news(state: AgentState, body: CommandExit) -> bool:
@@ -111,7 +112,7 @@ def ranks_failure(scene: Scene, body: ReadyReport) -> Failure:
         message=_rank_message(ranks),
         log_tail=scene.log_tail,
         matches=scene.matches(ranks),
-        printed=scene.printed(earliest(body)),
+        printed=scene.printed(body.after_generation, earliest(body)),
         progress=scene.progress,
         store_ports=body.store_ports,
         out_of_memory=body.out_of_memory,
@@ -139,7 +140,7 @@ def command_failure(scene: Scene, body: CommandExit, generation: int, *, starts_
         error=exceptions_in(output).get(None) if failed else None,
         log_tail=body.log_tail[-LOG_TAIL_MAX:],
         matches=scene.matches(ranks, tail=body.log_tail),
-        printed=scene.printed(time_or_arrival(body.time)),
+        printed=scene.printed(generation, time_or_arrival(body.time)),
         progress=scene.progress,
         store_ports=scene.state.store_ports,
         out_of_memory=body.out_of_memory,

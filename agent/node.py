@@ -20,6 +20,7 @@ from perdure.agent.log_reader import end_of_log
 from perdure.agent.node_events import NodeEventEmitter
 from perdure.agent.notifier import Notifier
 from perdure.agent.outbox import envelope
+from perdure.agent.printed_lines import printed_before
 from perdure.agent.protocol import bounded_ranks, time_or_arrival, world_of
 from perdure.agent.state import StateFile
 from perdure.contract import (
@@ -113,6 +114,7 @@ class Node:
                 refusal=f"desired state {command.version} is older than the one that this node follows"
             )
         desired, state = command.desired, self.state
+        printed = printed_before(self.config, state, desired.world)
         self._keep(
             desired_version=command.version,
             complete=max(desired.complete_generation, state.complete),
@@ -126,7 +128,7 @@ class Node:
         self._restart_command(desired.command_restarts)
         if desired.stop is not None:
             self.leave(desired.stop.reason or "stopped by the job", grace=desired.stop.grace)
-        return self.state.reached(refusal=refusal)
+        return self.state.reached(refusal=refusal).replace(printed=printed)
 
     def _take_world(self, desired: DesiredWorld) -> str:
         """Accepts a newer world, and starts the command if it does not run; returns why it does not accept it."""

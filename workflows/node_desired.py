@@ -178,6 +178,7 @@ def record_answer(
             entered=reached.entered,
             preparing=preparing,
             inquiry=desired.inquiry,
+            printed=reached.printed,
         )
     )
 

@@ -305,6 +305,8 @@ class RareLine(Message):
 class PrintedLines(Message):
     """What a node has printed, for a comparison with other nodes: lines that differ in numbers only have one key."""
 
+    generation: int = 0
+    """The generation in which it has."""
     keys: Annotated[tuple[int, ...], AfterValidator(lambda keys: keys[:MOST_KEYS])] = ()
     """The keys of all its lines, the newest first."""
     rare: Annotated[tuple[RareLine, ...], AfterValidator(lambda lines: lines[:MOST_RARE_LINES])] = ()

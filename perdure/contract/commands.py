@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from perdure.contract.agents import PrintedLines
 from perdure.contract.base import Message
 from perdure.contract.checkpoints import CheckpointRef, Commit
 from perdure.contract.groups import World
@@ -108,6 +109,9 @@ class NodeReached(Message):
     """The command runs, and has not started its torchrun yet."""
     committed: CheckpointRef | None = None
     """The checkpoint that the node has committed last."""
+    printed: PrintedLines | None = None
+    """What the node has printed in the world that it leaves for a newer one, of a few nodes whose ranks had not
+    failed."""
     detail: str = ""
     """Why the agent does not follow; where it does, what the node is doing."""
 

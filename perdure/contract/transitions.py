@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import BeforeValidator, Field
 
-from perdure.contract.agents import WorldStart
+from perdure.contract.agents import PrintedLines, WorldStart
 from perdure.contract.base import ShortText, Time
 from perdure.contract.checkpoints import CheckpointRef, Restore, StoredCheckpoint
 from perdure.contract.identity import Incarnation
@@ -127,6 +127,8 @@ class NodeCommanded(NodeTransition):
     """The newest generation that the node has entered; None where its agent does not report it."""
     inquiry: int = 0
     """The newest inquiry that the command answers."""
+    printed: PrintedLines | None = None
+    """What the node has printed in the world before."""
     preparing: bool = False
     """The node's command runs, and has not started its torchrun yet."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 from perdure.agent.printed_lines import printed_lines
@@ -10,7 +11,8 @@ from perdure.contract import Failure, PrintedLines
 from perdure_launcher.log_times import TimesWriter
 from perdure_training.node_api.bodies import ReadyReport
 from perdure_training.node_api.layout import LOG_TIMES, LOGS, OUTPUT_LOG
-from tests.agent.bench import NOW, Bench, rank
+from tests.agent.bench import IDENTITY, NOW, Bench, rank
+from tests.support.desired import desired_world
 
 
 def printed(run_dir: Path, *pieces: tuple[float, str]) -> PrintedLines:
@@ -24,7 +26,7 @@ def printed(run_dir: Path, *pieces: tuple[float, str]) -> PrintedLines:
         writer.note(offset)
         writer.close()
         offset += len(text.encode())
-    return printed_lines(run_dir, "".join(text for _, text in pieces), failed_at=NOW)
+    return printed_lines(run_dir, "".join(text for _, text in pieces), generation=1, failed_at=NOW)
 
 
 def told(found: PrintedLines) -> list[str]:
@@ -62,7 +64,7 @@ E1126 13:00:00.1 4711 torch/distributed/elastic/multiprocessing/api.py:874] fail
 
 
 def test_a_node_without_a_log_tells_nothing(tmp_path: Path):
-    assert printed_lines(tmp_path, "", failed_at=NOW) == PrintedLines()
+    assert printed_lines(tmp_path, "", generation=1, failed_at=NOW) == PrintedLines(generation=1)
 
 
 def test_a_report_carries_it_in_a_job_of_several_nodes_only(tmp_path: Path):
@@ -79,3 +81,16 @@ def test_a_report_carries_it_in_a_job_of_several_nodes_only(tmp_path: Path):
         assert (failure.printed is not None) is (nodes != "1")
         if failure.printed is not None:
             assert told(failure.printed) == ["the disk is slow"]
+
+
+def test_a_node_whose_ranks_a_newer_world_ends_tells_its_keys_if_it_is_one_of_the_first(tmp_path: Path):
+    bench = Bench(tmp_path)
+    (tmp_path / LOGS).mkdir()
+    (tmp_path / LOGS / OUTPUT_LOG).write_text("the disk is slow\n")
+    world = partial(desired_world, IDENTITY, nodes=2, processes=2, store_port=29500)
+    assert bench.desire(world=world(generation=1)).printed is None, "it was in no world"
+    bench.enter(1)
+    printed = bench.desire(world=world(generation=2)).printed
+    assert printed is not None
+    assert (printed.generation, len(printed.keys), printed.rare) == (1, 1, ())
+    assert bench.desire(world=world(generation=2)).printed is None

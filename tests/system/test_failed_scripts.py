@@ -62,7 +62,10 @@ async def test_the_same_error_at_the_same_step_stops_the_job_with_its_traceback(
     assert (result.phase, result.exit_code, result.generations) == (JobPhase.FAILED, 1, 2)
     assert "it failed again after a restart (ValueError at raises.py:13): rank 1" in result.reason
     assert f'File "{program}", line 13' in result.log_tail
-    assert (await job.incidents())[-1].rule.startswith("same-error/1")
+    first, second = await job.incidents()
+    assert second.rule.startswith("same-error/1")
+    assert PORT_ERROR in first.own_lines
+    assert not [line for line in first.own_lines if line.startswith("step")]
 
 
 async def test_a_rule_for_a_line_of_the_output_decides_at_once(site: Site):

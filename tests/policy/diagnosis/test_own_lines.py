@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from perdure.cli.explain import explanation
 from perdure.contract import PrintedLines, RareLine
+from perdure.contract.transitions import NodeCommanded
 from tests.policy.scenario import Scenario
 
 COMMON = 1
 """The key of a line that every node prints."""
 
 
-def printed(*rare: str, keys: tuple[int, ...] = ()) -> PrintedLines:
+def printed(*rare: str, keys: tuple[int, ...] = (), generation: int = 1) -> PrintedLines:
     """The newest line first."""
     lines = tuple(RareLine(text=text, key=hash_of(text)) for text in rare)
-    return PrintedLines(keys=(*(line.key for line in lines), COMMON, *keys), rare=lines)
+    return PrintedLines(generation=generation, keys=(*(line.key for line in lines), COMMON, *keys), rare=lines)
 
 
 def hash_of(text: str) -> int:
@@ -73,7 +74,7 @@ def test_they_are_forgotten_once_the_next_world_runs_and_never_mixed_with_those_
     assert job.state.lines
     job.steps()
     assert not job.state.lines
-    job.rank_raised(1, printed=printed("b"))
+    job.rank_raised(1, printed=printed("b", generation=2))
     job.peer_failed(0, printed=printed("late"), generation=1)
     assert own_lines(job) == ()
 
@@ -83,3 +84,10 @@ def test_explain_shows_them():
     job.peer_failed(0, printed=printed(), generation=1)
     told = explanation(job.incident, job="job", flag="").plain
     assert "ONLY  node 1 printed: first\n      node 1 printed: second\n" in told
+
+
+def test_nodes_that_did_not_fail_are_compared_when_they_take_the_next_world():
+    job = Scenario("2").running().rank_raised(1, printed=printed("link is down", "saving"))
+    told = PrintedLines(generation=1, keys=(hash_of("saving"),))
+    job.transition(0, NodeCommanded, generation=job.generation, printed=told)
+    assert own_lines(job) == ("link is down",)

@@ -1,12 +1,13 @@
 """Finds what the culprit's node alone has printed before it failed, by comparison with the other nodes that reported.
 
 The reports come one by one, and most of them after the decision, so they are kept until the next world runs, and
-compared again with each one that comes. Of many victims a few are enough.
+compared again with each one that comes. Where a failure decides at once, the others do not fail: a few of them say
+what they have printed when they take the next world. Of many victims a few are enough, too.
 """
 
 from __future__ import annotations
 
-from perdure.contract import Failure, IncidentView
+from perdure.contract import IncidentView, PrintedLines
 from perdure.workflows.policy.record import incidents
 from perdure.workflows.policy.state.job import RoleInJob
 from perdure.workflows.policy.state.role import NodeLines
@@ -18,15 +19,13 @@ _COMPARED = 8
 """Nodes whose lines are kept: the first ones, and the newest, which may be the culprit."""
 
 
-def take(state: RoleInJob, failure: Failure) -> RoleInJob:
+def take(state: RoleInJob, rank: int, printed: PrintedLines) -> RoleInJob:
     """Keeps what a node reports of its output, and compares it with that of the others."""
-    if failure.printed is None:
+    kept = tuple(one for one in state.lines if one.printed.generation == printed.generation)
+    newer = any(one.printed.generation > printed.generation for one in state.lines)
+    if newer or any(one.rank == rank for one in kept):
         return state
-    kept = tuple(one for one in state.lines if one.generation == failure.generation)
-    newer = any(one.generation > failure.generation for one in state.lines)
-    if newer or any(one.rank == failure.sender.rank for one in kept):
-        return state
-    known = NodeLines(rank=failure.sender.rank, generation=failure.generation, printed=failure.printed)
+    known = NodeLines(rank=rank, printed=printed)
     return compare(state.replace(lines=(known, *kept[len(kept) == _COMPARED :])))
 
 
@@ -45,5 +44,5 @@ def compare(state: RoleInJob) -> RoleInJob:
 
 
 def _is_about(state: RoleInJob, incident: IncidentView) -> bool:
-    about = state.lines[0].generation if state.lines else None
+    about = state.lines[0].printed.generation if state.lines else None
     return incident.observation is None and incident.failure is not None and incident.generation_before == about

@@ -6,6 +6,7 @@ from datetime import datetime
 
 from perdure.contract import EvidenceSource, FailureClass
 from perdure.contract.transitions import NodeCommanded, NodeUnresponsive
+from perdure.workflows.policy.diagnosis import own_lines
 from perdure.workflows.policy.diagnosis.interruptions import interrupt
 from perdure.workflows.policy.facts.nodes import silence, with_preparation
 from perdure.workflows.policy.record import incidents
@@ -15,6 +16,8 @@ from perdure.workflows.policy.state.node import NodeFailure, NodeState
 
 def on_commanded(state: RoleInJob, node: NodeState, commanded: NodeCommanded, now: datetime) -> RoleInJob:
     """Takes in that the node's agent has accepted a world, and whether the node has entered it."""
+    if commanded.printed is not None:
+        state = own_lines.take(state, node.rank, commanded.printed)
     node = node.replace(
         commanded=max(node.commanded, commanded.generation),
         entered=max(node.entered, commanded.entered or 0),

@@ -27,7 +27,8 @@ def on_failure(state: RoleInJob, failure: Failure, now: datetime) -> RoleInJob:
         return state
     state, node = known
     state, failure = claims.verify_failure(state, node, failure)
-    state = own_lines.take(state, failure)
+    if failure.printed is not None:
+        state = own_lines.take(state, node.rank, failure.printed)
     reported = node_failure(failure, before_steps=not state.has_stepped and failure.progress is None)
     node = _after(node, failure, now)
     state = state.with_node(node).replace(progress=newest_progress(state, failure.progress))

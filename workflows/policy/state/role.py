@@ -45,10 +45,9 @@ class Interruption(Message):
 
 
 class NodeLines(Message):
-    """What a node that failed has printed in a generation."""
+    """What a node has printed in a generation that is over."""
 
     rank: int
-    generation: int
     printed: PrintedLines
 
 
