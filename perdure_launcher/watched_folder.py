@@ -130,7 +130,7 @@ class WatchedFolder:
 
     def look(self) -> bool:
         """Copies what is new and has not changed since the last look; returns whether something is left."""
-        if (place := self._link.orders().get("place")) != self._place:
+        if (place := self._link.desired().get("place")) != self._place:
             # Another node keeps the copies now, and has none.
             self._place, self._copied, self._again_at = place, {}, 0.0
         now = read_entries(self._folder)
@@ -173,7 +173,7 @@ class WatchedFolder:
     def _restore(self) -> bool:
         """Brings back what the folder lacks; returns whether that is done."""
         staging = self._folder / _RESTORED
-        self._place = self._link.orders().get("place")
+        self._place = self._link.desired().get("place")
         try:
             damaged: list[tuple[str, str]] = []
             while True:

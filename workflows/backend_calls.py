@@ -20,13 +20,13 @@ with workflow.unsafe.imports_passed_through():
         CreatedNode,
         GroupRef,
         NodeCredentials,
-        NodeOrder,
         NodePhase,
         NodeRef,
         NodeRequest,
         NodesCreated,
         NodesRef,
         NodesRequest,
+        RequestedNode,
         WatchRequest,
     )
     from perdure.contract.identity import identity_of
@@ -87,8 +87,10 @@ async def _execute_creation(
 def _request(table: NodeTable, nodes: Sequence[NodeCredentials]) -> NodesRequest:
     group = table.group
     return NodesRequest(
-        orders=tuple(
-            NodeOrder(node=node, name=table.name(node), task_queue=table.queue(node), avoids=table.avoids(node.rank))
+        nodes=tuple(
+            RequestedNode(
+                node=node, name=table.name(node), task_queue=table.queue(node), avoids=table.avoids(node.rank)
+            )
             for node in nodes
         ),
         spec=group.spec,

@@ -261,7 +261,7 @@ class TrainingJob:
         self._take_request(CheckpointRequested())
         return Accepted(
             message=f"{self.state.name} makes a checkpoint; `perdure status` shows when it is durable",
-            order=max(role.checkpoints.orders for role in self.state.roles.values()),
+            checkpoint_request=max(role.checkpoints.requests for role in self.state.roles.values()),
         )
 
     @save_checkpoint.validator

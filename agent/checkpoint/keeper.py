@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from perdure.agent.checkpoint import names
 from perdure.agent.checkpoint.commits import CheckpointedNode, Commits
 from perdure.agent.checkpoint.connections import Answer, CheckpointSocket, Content, Json, Refused
-from perdure.agent.checkpoint.orders import orders_of, write_orders
+from perdure.agent.checkpoint.desired_file import desired_of, write_desired
 from perdure.agent.checkpoint.part import Part, PartRequest, SnapshotChanged
 from perdure.agent.checkpoint.peer_copies import PeerCopies, WatchedOnNodes
 from perdure.agent.checkpoint.records import FileRecord, NodeFiles, damage
@@ -162,17 +162,17 @@ class Checkpoints:
         Raises:
             OSError: if they cannot be told.
         """
-        orders, copies = desired = self._desired
+        content, copies = desired = self._desired
         if copies is not None and self._peers is not None and self._peers.hold(copies) and self._watched is not None:
             self._watched.forget()
-        if orders != self._followed[0]:
-            write_orders(self._config.run_dir, orders)
+        if content != self._followed[0]:
+            write_desired(self._config.run_dir, content)
         self._followed = desired
 
     @property
     def _desired(self) -> tuple[dict[str, float], CopyHolder | None]:
         state = self._node.state
-        return orders_of(state), state.copies
+        return desired_of(state), state.copies
 
     def _report_commit(self, commit: Commit, problem: str) -> None:
         """Reports that a checkpoint is committed, and answers the ranks that wait for it; or why it is not yet."""
@@ -346,7 +346,7 @@ class Checkpoints:
         with self._changed:
             progress = self._of(saved.folder)
             progress.parts |= records
-            progress.order = max(progress.order, request.order)
+            progress.answers = max(progress.answers, request.answers)
             progress.metrics |= {name: value for name, value in request.metrics.items() if math.isfinite(value)}
             self._kept.write(self._progress)
             stored = sum(name != names.METADATA for name in progress.parts)
@@ -374,7 +374,7 @@ class Checkpoints:
             CheckpointStored(
                 **envelope(self._config.node),
                 stored=StoredCheckpoint(
-                    checkpoint=saved, size=progress.size, took=timedelta(seconds=took), order=progress.order
+                    checkpoint=saved, size=progress.size, took=timedelta(seconds=took), answers=progress.answers
                 ),
             )
         )

@@ -51,7 +51,7 @@ class PartRequest(BaseModel):
     name: str
     size: Number
     """The size of the part in bytes."""
-    order: Number = 0
+    answers: Number = 0
     """The newest request for a checkpoint that this one answers; rank 0 knows it."""
     snapshot: Snapshot
     metrics: dict[str, float] = Field(default={}, max_length=64)

@@ -23,7 +23,7 @@ class UploadState(BaseModel):
     begun: float
     """The monotonic time of the first request."""
     parts: dict[str, FileRecord] = Field(default={})
-    order: int = 0
+    answers: int = 0
     """The newest request for a checkpoint that it answers."""
     metrics: dict[str, float] = {}
     """What the script measured at its step."""

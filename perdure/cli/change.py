@@ -164,13 +164,13 @@ async def _until_durable(client: Client, name: str, patience: timedelta, reason:
     """
     from perdure.base.errors import Refused
 
-    order = (await client.save_checkpoint(name, reason=reason)).order
+    request = (await client.save_checkpoint(name, reason=reason)).checkpoint_request
     known = (await client.status(name)).checkpoint
     try:
         async with asyncio.timeout(patience.total_seconds()), aclosing(client.watch(name)) as snapshots:
             async for snapshot in snapshots:
                 known = snapshot.status.checkpoint if snapshot.status else known
-                if known.order >= order:
+                if known.answered >= request:
                     return known
     except TimeoutError:
         pass

@@ -20,19 +20,19 @@ __all__ = [
     "NodeEvent",
     "NodeEventKind",
     "NodeEvents",
-    "NodeOrder",
     "NodeRef",
     "NodeRequest",
     "NodesCreated",
     "NodesRef",
     "NodesRequest",
+    "RequestedNode",
     "SiteFacts",
     "SiteReport",
     "WatchRequest",
 ]
 
 
-class NodeOrder(Message):
+class RequestedNode(Message):
     """The part of a request that differs between the nodes of a group."""
 
     node: NodeCredentials
@@ -60,19 +60,19 @@ class NodesOwner(Message):
         return self.nodes_min or self.spec.role[1].nodes.min
 
 
-class NodeRequest(NodeOrder, NodesOwner):
+class NodeRequest(RequestedNode, NodesOwner):
     """Argument of `create_node`: everything that a backend needs. Repeating the request creates no second node."""
 
 
 class NodesRequest(NodesOwner):
     """Argument of `create_nodes`: many nodes of one group."""
 
-    orders: tuple[NodeOrder, ...]
+    nodes: tuple[RequestedNode, ...]
 
     @property
     def each(self) -> tuple[NodeRequest, ...]:
         """One request per node."""
-        return tuple(NodeRequest(**order.part(NodeOrder), **self.part(NodesOwner)) for order in self.orders)
+        return tuple(NodeRequest(**node.part(RequestedNode), **self.part(NodesOwner)) for node in self.nodes)
 
 
 class NodeRef(NodeId):

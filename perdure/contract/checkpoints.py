@@ -145,7 +145,7 @@ class StoredCheckpoint(Message):
     """The size of these parts in bytes."""
     took: Duration = timedelta()
     """The longest time of a node from its first rank's request until all its parts were durable."""
-    order: int = 0
+    answers: int = 0
     """The number of the newest request for a checkpoint that it answers; 0 for none."""
 
 
@@ -199,7 +199,7 @@ class Commit(Message):
     """The node (slot) that carries it out."""
     interval: Duration | None = None
     """The time until the next checkpoint, where the job chooses it."""
-    order: int = 0
+    answers: int = 0
     """The newest request for a checkpoint that it or an earlier one answers; 0 for none."""
     inherited: tuple[CheckpointRef, ...] = ()
     """Those of other runs from which this run has continued: they, and what is older, are the run's to delete."""
@@ -225,7 +225,7 @@ class CheckpointView(Message):
     problem: ShortText = ""
     """Why the last checkpoint could not be stored; empty since one was."""
     problem_since: Time | None = None
-    order: int = 0
+    answered: int = 0
     """The number of the newest request for a checkpoint (`perdure checkpoint`) that was answered by a durable one."""
     restored_step: int | None = None
     """The step with which the newest world continued; None where it loaded none by a checkpointer."""

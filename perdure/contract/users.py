@@ -47,5 +47,5 @@ class Accepted(Message):
 
     message: str
     """The action that the job takes now, in one sentence."""
-    order: int = 0
-    """The number of the requested checkpoint, by which `CheckpointView.order` shows that it is durable."""
+    checkpoint_request: int = 0
+    """The number of the requested checkpoint, by which `CheckpointView.answered` shows that it is durable."""

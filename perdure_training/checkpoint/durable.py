@@ -107,7 +107,7 @@ class DurableCheckpoints:
         self._in_progress = ""
         """The folder of the checkpoint that is being stored."""
         self._announced = -1
-        self._order = 0
+        self._answers = 0
         """The newest request that the announced step answers."""
         self._metrics: dict[int, dict[str, float]] = {}
         self._waits: Counter[int] = Counter()
@@ -162,8 +162,8 @@ class DurableCheckpoints:
         schedule = self._schedule
         if schedule is None or self._own.rank or self._requests.is_busy or step <= self._announced:
             return
-        if (target := schedule.next_target(step, every=every, orders=self._link.orders())) is not None:
-            self._announced, self._order = target, schedule.order
+        if (target := schedule.next_target(step, every=every, desired=self._link.desired())) is not None:
+            self._announced, self._answers = target, schedule.request
             self._announcing.set(_announcement(target), "")
 
     def measured(self, step: int, metrics: Metrics) -> None:
@@ -296,7 +296,7 @@ class DurableCheckpoints:
         """Stores this rank's part, and as rank 0 waits until the checkpoint is committed."""
         own, snapshot = self._own, request.taken()
         header = snapshot.header
-        order = self._order if header.step >= self._announced else 0
+        answers = self._answers if header.step >= self._announced else 0
         checksum = crc32(snapshot.content) if snapshot.crc32 is None else snapshot.crc32
         parts = read_parts(snapshot.content, index_at=header.index_at, meshes=self._meshes)
         planner = planner_of(parts, rank=own.rank, each_rank=self._each_rank)
@@ -322,7 +322,7 @@ class DurableCheckpoints:
             "ranks": own.world_size,
             "name": file.name,
             "size": file.size,
-            "order": order,
+            "answers": answers,
             "metrics": self._metrics.get(header.step, {}),
             "snapshot": {"offset": PAGE, "size": header.size, "checksum": checksum},
         }
@@ -332,7 +332,7 @@ class DurableCheckpoints:
             self._until_committed(ranks, folder)
             logger.info("perdure: step %d is durable after %.1f s", header.step, time.monotonic() - begun)
             if self._schedule is not None:
-                self._schedule.finish(order)
+                self._schedule.finish(answers)
             self._storing.delete_key(_announcement(header.step))
             ranks.forget()
 

@@ -41,7 +41,7 @@ class Schedule:
         self._every_steps = every_steps
         self._every_seconds = every_seconds
         self._clock = clock
-        self._tried = self._done = 0
+        self._tried = self._answered = 0
         self._next_try = 0.0
         self._last_step: int | None = None
         self._last = clock()
@@ -52,39 +52,39 @@ class Schedule:
         self._last = self._clock()
 
     @property
-    def order(self) -> int:
+    def request(self) -> int:
         """The newest request that the announced step answers."""
         return self._tried
 
-    def finish(self, order: int) -> None:
-        """Records that the requests up to this one are answered by a durable checkpoint."""
-        self._done = max(self._done, order)
+    def finish(self, request: int) -> None:
+        """Marks all requests up to `request` as answered by a durable checkpoint."""
+        self._answered = max(self._answered, request)
 
-    def next_target(self, step: int, *, every: int, orders: Mapping[str, Any]) -> int | None:
+    def next_target(self, step: int, *, every: int, desired: Mapping[str, Any]) -> int | None:
         """Returns the step to announce; None if none is due yet.
 
         Args:
             step: The step that is being saved.
             every: Steps between two saves: the announced step is a multiple of it.
-            orders: The control plane's orders.
+            desired: As `StorageLink.desired` returns it.
         """
         soonest = step + _LEAD
-        requested, now = int(orders.get("number", 0)), self._clock()
-        done = max(self._done, int(orders.get("done", 0)))
+        requested, now = int(desired.get("request", 0)), self._clock()
+        answered = max(self._answered, int(desired.get("answered", 0)))
         if self._last_step is None:
             self._last_step = step - 1
-        if requested > done and (requested > self._tried or now >= self._next_try):
+        if requested > answered and (requested > self._tried or now >= self._next_try):
             self._tried, self._next_try = requested, now + _NEXT_TRY
         elif self._every_steps is not None:
             due = (self._last_step // self._every_steps + 1) * self._every_steps
             if due > soonest + every:
                 return None
             soonest = max(soonest, due)
-        elif now - self._last < self._interval(orders):
+        elif now - self._last < self._interval(desired):
             return None
         target = math.ceil(soonest / every) * every
         self._last_step, self._last = target, now
         return target
 
-    def _interval(self, orders: Mapping[str, Any]) -> float:
-        return self._every_seconds or float(orders.get("interval_s") or _FIRST_INTERVAL)
+    def _interval(self, desired: Mapping[str, Any]) -> float:
+        return self._every_seconds or float(desired.get("interval_s") or _FIRST_INTERVAL)

@@ -14,9 +14,9 @@ AGENT_SOCKET: Final = "agent.sock"
 
 CHECKPOINT_SOCKET: Final = "saves.sock"
 """The socket through which ranks reach the storage for checkpoints; its name is not longer than the agent's."""
-CHECKPOINT_ORDERS: Final = "checkpoint-orders.json"
+CHECKPOINT_DESIRED: Final = "checkpoint-desired.json"
 CHECKPOINT_PROGRESS: Final = "checkpoint-progress.json"
-"""What the control plane orders about checkpoints, for the rank that announces them."""
+"""The desired state of checkpoints, for the rank that announces them."""
 
 LOGS: Final = "logs"
 OUTPUT_LOG: Final = "output.log"

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from perdure_training.node_api.agent_client import Json, connect, pauses
-from perdure_training.node_api.layout import CHECKPOINT_ORDERS, CHECKPOINT_SOCKET
+from perdure_training.node_api.layout import CHECKPOINT_DESIRED, CHECKPOINT_SOCKET
 from perdure_training.node_api.rank_environment import run_directory_of
 
 logger = logging.getLogger(__name__)
@@ -49,18 +49,18 @@ class StorageLink:
             run_directory: The folder that the node's processes share.
         """
         self._socket = run_directory / CHECKPOINT_SOCKET
-        self._orders = run_directory / CHECKPOINT_ORDERS
+        self._file = run_directory / CHECKPOINT_DESIRED
         self._read_at = -1
         self._known: Json = {}
 
-    def orders(self) -> Json:
-        """Returns what the control plane orders: `number` grows with each checkpoint that is requested, `done` is the
-        newest request that a durable one answers, `interval_s` is the time between two where the job chooses it. Costs
-        a system call, unless there is news."""
+    def desired(self) -> Json:
+        """Returns the desired state: `request` grows with each checkpoint that is requested, `answered` is the newest
+        request that a durable one answers, `interval_s` is the time between two where the job chooses it. Costs a
+        system call, unless there is news."""
         try:
-            changed = os.stat(self._orders).st_mtime_ns
+            changed = os.stat(self._file).st_mtime_ns
             if changed != self._read_at:
-                self._known = json.loads(self._orders.read_bytes())
+                self._known = json.loads(self._file.read_bytes())
                 self._read_at = changed
         except (OSError, ValueError):
             return self._known

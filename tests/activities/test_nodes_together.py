@@ -20,10 +20,10 @@ from perdure.contract import (
     CreatedNode,
     NodeEvent,
     NodeEvents,
-    NodeOrder,
     NodeRef,
     NodeRequest,
     NodesRequest,
+    RequestedNode,
     WatchRequest,
 )
 from tests.activities.local_nodes import LocalJob
@@ -59,7 +59,7 @@ async def test_one_nodes_trouble_is_not_anothers(temporal_client: Client, tmp_pa
     job = LocalJob(tmp_path)
     requests = [job.request(rank) for rank in range(5)]
     together = NodesRequest(
-        orders=tuple(NodeOrder(node=one.node, name=one.name, task_queue=one.task_queue) for one in requests),
+        nodes=tuple(RequestedNode(node=one.node, name=one.name, task_queue=one.task_queue) for one in requests),
         spec=job.spec,
         job_id=job.job_id,
         job_first_run_id=job.job_first_run_id,
@@ -97,7 +97,7 @@ async def test_a_group_is_told_once_what_its_nodes_wait_for(tmp_path: Path) -> N
     activities = NodeActivities(cast("Client", group), [Moody()])
     requests = [job.request(rank) for rank in range(5)]
     together = NodesRequest(
-        orders=tuple(NodeOrder(node=one.node, name=one.name, task_queue=one.task_queue) for one in requests),
+        nodes=tuple(RequestedNode(node=one.node, name=one.name, task_queue=one.task_queue) for one in requests),
         spec=job.spec,
         job_id=job.job_id,
         job_first_run_id=job.job_first_run_id,

@@ -149,28 +149,30 @@ def test_a_file_that_becomes_shorter_does_not_end_the_agent(tmp_path: Path):
         list(part.content())
 
 
-def test_a_link_in_the_place_of_the_orders_leads_the_agent_nowhere(agent: CheckpointAgent, tmp_path: Path):
+def test_a_link_in_the_place_of_the_desired_state_leads_the_agent_nowhere(agent: CheckpointAgent, tmp_path: Path):
     victim = tmp_path / "victim"
     victim.write_text("untouched")
-    (agent.run_dir / "checkpoint-orders.json").symlink_to(victim)
-    agent.order(3)
+    (agent.run_dir / "checkpoint-desired.json").symlink_to(victim)
+    agent.request_checkpoint(3)
     assert victim.read_text() == "untouched"
-    assert json.loads((agent.run_dir / "checkpoint-orders.json").read_text())["number"] == 3
+    assert json.loads((agent.run_dir / "checkpoint-desired.json").read_text())["request"] == 3
 
 
 @pytest.mark.parametrize("private", ['{"token": "secret", "number": 1}', "[1]", "secret", "[" * 1000])
-def test_a_link_in_the_place_of_the_orders_publishes_nothing(agent: CheckpointAgent, tmp_path: Path, private: str):
+def test_a_link_in_the_place_of_the_desired_state_publishes_nothing(
+    agent: CheckpointAgent, tmp_path: Path, private: str
+):
     (tmp_path / "agent.json").write_text(private)
-    (agent.run_dir / "checkpoint-orders.json").symlink_to(tmp_path / "agent.json")
-    agent.order(3)
-    assert json.loads((agent.run_dir / "checkpoint-orders.json").read_text()) == {"number": 3}
+    (agent.run_dir / "checkpoint-desired.json").symlink_to(tmp_path / "agent.json")
+    agent.request_checkpoint(3)
+    assert json.loads((agent.run_dir / "checkpoint-desired.json").read_text()) == {"request": 3}
 
 
 @pytest.mark.parametrize("found", [b'{"number": 1, "x": "y"}', b"[1]", b"[" * 2000, b'{"number": "x"}', b"\xff"])
-def test_orders_of_another_writer_do_no_harm(agent: CheckpointAgent, found: bytes):
-    (agent.run_dir / "checkpoint-orders.json").write_bytes(found)
-    agent.order(3)
-    assert json.loads((agent.run_dir / "checkpoint-orders.json").read_text()) == {"number": 3}
+def test_a_desired_state_of_another_writer_does_no_harm(agent: CheckpointAgent, found: bytes):
+    (agent.run_dir / "checkpoint-desired.json").write_bytes(found)
+    agent.request_checkpoint(3)
+    assert json.loads((agent.run_dir / "checkpoint-desired.json").read_text()) == {"request": 3}
 
 
 def saved(*steps: int, generation: int = 1) -> list[CheckpointRef]:

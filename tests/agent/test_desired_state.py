@@ -30,9 +30,9 @@ STOP = StopRequest(reason="scaled down", grace=timedelta(seconds=5))
 WITHIN = 60.0
 
 
-def commit_of(step: int, *, order: int = 0) -> Commit:
+def commit_of(step: int, *, answers: int = 0) -> Commit:
     checkpoint = CheckpointRef(step=step, run="run", generation=1)
-    return Commit(checkpoint=checkpoint, rank=IDENTITY.rank, order=order)
+    return Commit(checkpoint=checkpoint, rank=IDENTITY.rank, answers=answers)
 
 
 @pytest.fixture
@@ -134,9 +134,9 @@ class Saving(Bench):
         return sorted(path.parent.name for path in self.storage.glob("*/.metadata"))
 
     @property
-    def orders(self) -> dict[str, float]:
+    def desired(self) -> dict[str, float]:
         """What rank 0 and the launcher can read."""
-        path = self.config.run_dir / "checkpoint-orders.json"
+        path = self.config.run_dir / "checkpoint-desired.json"
         return json.loads(path.read_bytes()) if path.is_file() else {}
 
     @property
@@ -171,11 +171,11 @@ async def test_a_node_that_missed_desired_states_does_what_the_newest_says_of_ch
     saving.complete(5, 7)
     saving.desires.next(checkpoint_request=1, commit=commit_of(5))
     saving.desires.next(checkpoint_request=2)
-    saving.desires.next(commit=commit_of(7, order=1))
+    saving.desires.next(commit=commit_of(7, answers=1))
     async with saving.followed():
         assert saving.desire(command_restarts=1).accepted
         await saving.until_committed(7)
-        assert await eventually(lambda: saving.orders == {"number": 2, "done": 1})
+        assert await eventually(lambda: saving.desired == {"request": 2, "answered": 1})
     assert (saving.committed, saving.reports) == (["step-7-run-1"], [(7, "")])
 
 
@@ -202,7 +202,7 @@ async def test_an_older_commit_is_ignored(saving: Saving) -> None:
         saving.desire(checkpoint_request=5, commit=commit_of(7))
         assert not saving.node.apply_desired(older).accepted
         await saving.until_committed(7)
-        assert await eventually(lambda: saving.orders == {"number": 5})
+        assert await eventually(lambda: saving.desired == {"request": 5})
     assert saving.committed == ["step-7-run-1"]
 
 
@@ -235,13 +235,13 @@ async def test_a_commit_that_is_withdrawn_is_not_tried_again(saving: Saving) -> 
 async def test_requests_that_cannot_be_written_are_written_later(
     saving: Saving, caplog: pytest.LogCaptureFixture
 ) -> None:
-    orders = saving.config.run_dir / "checkpoint-orders.json"
-    orders.mkdir()
+    file = saving.config.run_dir / "checkpoint-desired.json"
+    file.mkdir()
     async with saving.followed():
         saving.desire(checkpoint_request=3)
         assert await eventually(lambda: "cannot be told what is desired" in caplog.text, within=WITHIN)
-        orders.rmdir()
-        assert await eventually(lambda: saving.orders == {"number": 3}, within=WITHIN)
+        file.rmdir()
+        assert await eventually(lambda: saving.desired == {"request": 3}, within=WITHIN)
 
 
 async def test_the_holder_of_copies_that_an_agent_knows_survives_it(tmp_path: Path) -> None:

@@ -30,9 +30,9 @@ async def train(site: Site, folder: Path, **checkpoint: Any) -> Job:
 
 async def store(job: Job) -> int:
     """Has a checkpoint stored; returns its step."""
-    before = (await job.status()).checkpoint.order
+    before = (await job.status()).checkpoint.answered
     await job.client.save_checkpoint(job.name)
-    known = await job.until(lambda status: status.checkpoint.order > before)
+    known = await job.until(lambda status: status.checkpoint.answered > before)
     assert known.checkpoint.step is not None
     return known.checkpoint.step
 

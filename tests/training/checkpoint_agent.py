@@ -119,7 +119,7 @@ class CheckpointAgent:
         """The job decides that a checkpoint is complete."""
         self._in_loop(lambda: self._desire_commit(stored))
 
-    def order(self, number: int) -> None:
+    def request_checkpoint(self, number: int) -> None:
         """A user requests a checkpoint."""
         self.requested = number
         self._in_loop(self.checkpoints.follow)
@@ -183,7 +183,7 @@ class CheckpointAgent:
         self.desired_commit = Commit(
             checkpoint=message.stored.checkpoint,
             rank=self.node.rank,
-            order=message.stored.order,
+            answers=message.stored.answers,
             inherited=self.inherited,
             kept_before=self.kept_before,
         )

@@ -339,7 +339,7 @@ def test_a_requested_checkpoint_is_made_at_one_of_the_next_steps(site: Site):
     state = trained(steps=1)
     checkpointer, _ = site.begin(state)
     checkpointer.save(1, state)
-    site.agent.order(1)
+    site.agent.request_checkpoint(1)
     for step in range(2, 9):
         checkpointer.save(step, state)
         checkpointer.flush()
@@ -354,44 +354,44 @@ def test_a_scheduled_checkpoint_does_not_answer_a_later_request(site: Site):
     checkpointer.save(1, state)
     assert checkpointer.save(2, state, durable=True)
     assert checkpointer.wait_until_durable(WITHIN)
-    site.agent.order(1)
+    site.agent.request_checkpoint(1)
     for step in range(3, 9):
         checkpointer.save(step, state)
         checkpointer.flush()
     assert checkpointer.wait_until_durable(WITHIN)
     found = wait_for(lambda: (stored := site.agent.of(CheckpointStored))[1:] and stored)
-    assert [one.stored.order for one in found] == [0, 1]
+    assert [one.stored.answers for one in found] == [0, 1]
 
 
 def test_a_request_that_its_world_did_not_answer_is_answered_by_the_next_one(site: Site):
     state = trained(steps=1)
     site.begin(state)
-    site.agent.order(1)
+    site.agent.request_checkpoint(1)
     checkpointer, _ = site.begin(state)
     for step in range(2, 9):
         checkpointer.save(step, state)
         checkpointer.flush()
     assert checkpointer.wait_until_durable(WITHIN)
     [stored] = site.agent.of(CheckpointStored)
-    assert (stored.stored.order, stored.stored.checkpoint.generation) == (1, 2)
+    assert (stored.stored.answers, stored.stored.checkpoint.generation) == (1, 2)
 
 
 def test_a_request_is_tried_again_after_a_while_until_one_is_durable():
     now = 0.0
     schedule = Schedule(every_steps=None, every_seconds=10_000, clock=lambda: now)
-    orders = {"number": 1}
-    assert schedule.next_target(1, every=1, orders=orders) == 3
-    assert schedule.next_target(4, every=1, orders=orders) is None
+    desired = {"request": 1}
+    assert schedule.next_target(1, every=1, desired=desired) == 3
+    assert schedule.next_target(4, every=1, desired=desired) is None
     now = 31.0
-    assert schedule.next_target(5, every=1, orders=orders) == 7
-    schedule.finish(schedule.order)
+    assert schedule.next_target(5, every=1, desired=desired) == 7
+    schedule.finish(schedule.request)
     now = 70.0
-    assert schedule.next_target(8, every=1, orders=orders) is None
+    assert schedule.next_target(8, every=1, desired=desired) is None
 
 
 def test_a_request_that_an_earlier_world_answered_is_not_due_again():
     schedule = Schedule(every_steps=None, every_seconds=10_000)
-    assert schedule.next_target(1, every=1, orders={"number": 2, "done": 2}) is None
+    assert schedule.next_target(1, every=1, desired={"request": 2, "answered": 2}) is None
 
 
 def test_another_state_is_refused_with_both_names(site: Site):
@@ -419,7 +419,7 @@ def test_without_a_storage_nothing_is_stored(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize("every", [1, 3])
 def test_steps_are_announced_ahead_and_stored_at_their_multiples(every: int):
     schedule = Schedule(every_steps=30, every_seconds=None)
-    targets = [(step, schedule.next_target(step, every=every, orders={})) for step in range(every, 100, every)]
+    targets = [(step, schedule.next_target(step, every=every, desired={})) for step in range(every, 100, every)]
     announced = [(step, target) for step, target in targets if target is not None]
     assert [target for _, target in announced] == [30, 60, 90]
     assert all(2 <= target - step <= 2 + every for step, target in announced)
@@ -428,13 +428,13 @@ def test_steps_are_announced_ahead_and_stored_at_their_multiples(every: int):
 def test_the_time_between_two_is_the_jobs_where_it_chooses():
     now = 0.0
     schedule = Schedule(every_steps=None, every_seconds=None, clock=lambda: now)
-    assert schedule.next_target(10, every=5, orders={"interval_s": 100.0}) is None
+    assert schedule.next_target(10, every=5, desired={"interval_s": 100.0}) is None
     now = 99.0
-    assert schedule.next_target(15, every=5, orders={"interval_s": 100.0}) is None
+    assert schedule.next_target(15, every=5, desired={"interval_s": 100.0}) is None
     now = 101.0
-    assert schedule.next_target(20, every=5, orders={"interval_s": 100.0}) == 25
-    assert schedule.next_target(25, every=5, orders={"interval_s": 100.0}) is None
-    assert schedule.next_target(30, every=5, orders={"interval_s": 100.0, "number": 1}) == 35
+    assert schedule.next_target(20, every=5, desired={"interval_s": 100.0}) == 25
+    assert schedule.next_target(25, every=5, desired={"interval_s": 100.0}) is None
+    assert schedule.next_target(30, every=5, desired={"interval_s": 100.0, "request": 1}) == 35
 
 
 def test_an_optimizer_that_had_made_no_step_is_new_after_a_restore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

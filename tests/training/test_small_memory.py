@@ -38,18 +38,18 @@ def test_what_is_due_is_stored_where_memory_is_too_small_for_snapshots(
             assert checkpointer.save(step, state) == (step <= snapshots)
             checkpointer.flush()
         assert durable(checkpointer, 5, state)
-        agent.order(1)
+        agent.request_checkpoint(1)
         for step in range(6, 30):
             checkpointer.save(step, state)
         assert checkpointer.wait_until_durable(60)
-        ordered, first = (one.step for one in Storage(str(site.storage)).saved(""))
-        assert 6 < ordered < 30
+        requested, first = (one.step for one in Storage(str(site.storage)).saved(""))
+        assert 6 < requested < 30
         assert first == 5
         [warning] = [record.message for record in caplog.records if "resources.shm" in record.message]
         assert NEEDED in warning
         assert "checkpoints are stored without snapshots" in warning
         again = trained(seed=2)
-        assert site.begin(again)[1] == ordered
+        assert site.begin(again)[1] == requested
         assert (again["model"].weight == state["model"].weight).all()
         wait_for(lambda: agent.of(CheckpointRestored))
         assert agent.of(CheckpointRestored)[-1].restored.source is RestoreSource.STORAGE

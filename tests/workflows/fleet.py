@@ -224,7 +224,7 @@ class Fleet:
 
     @activity.defn(name="create_nodes")
     async def create_nodes(self, request: NodesRequest) -> NodesCreated:
-        self.together.append(tuple(order.node.rank for order in request.orders))
+        self.together.append(tuple(requested.node.rank for requested in request.nodes))
         created: dict[int, CreatedNode] = {}
         refused: dict[int, str] = {}
         for one in request.each:

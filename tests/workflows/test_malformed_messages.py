@@ -43,7 +43,7 @@ OF_A_NODE: dict[str, list[dict[str, Any]]] = {
     "lease_taken": [{"agent_started_at": LAST, "epoch": LARGE}],
     "ports_changed": [{"store_ports": [LARGE, *range(60_000)], "time": LAST}],
     "checkpoint_stored": [
-        {"stored": {"checkpoint": CHECKPOINT, "size": LARGE, "took": "9999d", "order": LARGE}},
+        {"stored": {"checkpoint": CHECKPOINT, "size": LARGE, "took": "9999d", "answers": LARGE}},
         {"stored": {"checkpoint": CHECKPOINT | {"place": "../.."}}},
         {"stored": {"checkpoint": CHECKPOINT | {"step": LARGE}}},
     ],

@@ -26,7 +26,7 @@ from tests.policy.scenario import Scenario
 SUSPEND = SuspendRequested(reason="making room")
 
 
-def order(job: Scenario) -> int:
+def request(job: Scenario) -> int:
     return desires_of(job.state)[0].checkpoint_request
 
 
@@ -41,11 +41,11 @@ def make_durable(job: Scenario, *, step: int = 30, **facts: Any) -> Scenario:
 
 def test_a_job_is_suspended_once_its_checkpoint_is_durable():
     job = scenario().take(SUSPEND)
-    assert (job.state.phase, order(job)) == (JobPhase.RUNNING, 1)
+    assert (job.state.phase, request(job)) == (JobPhase.RUNNING, 1)
     assert "a checkpoint, then the job is suspended, at " in next_action(job.state)
-    make_durable(job, order=1)
+    make_durable(job, answers=1)
     assert job.state.phase is JobPhase.SUSPENDED
-    assert order(job) == 0
+    assert request(job) == 0
     texts = [one.text for one in job.incident.evidence]
     assert any("the checkpoint of step 30, requested at" in text for text in texts)
     assert "suspended by a user: making room" in texts
@@ -53,9 +53,9 @@ def test_a_job_is_suspended_once_its_checkpoint_is_durable():
 
 def test_a_scheduled_checkpoint_that_was_on_its_way_is_not_enough():
     job = scenario().take(SUSPEND)
-    make_durable(job, step=10, order=0)
+    make_durable(job, step=10, answers=0)
     assert job.state.phase is JobPhase.RUNNING
-    make_durable(job, step=12, order=1)
+    make_durable(job, step=12, answers=1)
     assert job.state.phase is JobPhase.SUSPENDED
 
 
@@ -84,7 +84,7 @@ def test_a_change_does_not_wait_longer_than_it_is_told(problem: str):
 def test_where_nothing_is_saved_nothing_waits(job: Scenario):
     job.take(SUSPEND)
     assert job.state.phase is JobPhase.SUSPENDED
-    assert order(job) == 0
+    assert request(job) == 0
 
 
 def test_a_script_that_uses_no_checkpointer_is_not_waited_for():
@@ -92,7 +92,7 @@ def test_a_script_that_uses_no_checkpointer_is_not_waited_for():
     assert any("use a Checkpointer" in warning for warning in warnings_of(job.state, job.job))
     job.take(SUSPEND)
     assert job.state.phase is JobPhase.SUSPENDED
-    assert order(job) == 0
+    assert request(job) == 0
 
 
 @pytest.mark.parametrize("how", ["it saves", "it saves later", "an older agent", "an older world"])
@@ -109,7 +109,7 @@ def test_a_script_that_may_save_is_waited_for(how: str):
             job = scenario().steps(saves=False).rank_killed(1).steps(saves=True)
     assert not warnings_of(job.state, job.job)
     job.take(SUSPEND)
-    assert (job.state.phase, order(job)) == (JobPhase.RUNNING, 1)
+    assert (job.state.phase, request(job)) == (JobPhase.RUNNING, 1)
 
 
 def test_a_broken_world_is_not_waited_for():
@@ -122,9 +122,9 @@ def test_a_failure_while_it_waits_costs_no_request():
     job = scenario().take(SUSPEND)
     job.rank_killed(1).peer_failed(0)
     assert job.generation == 2
-    assert order(job) == 1
+    assert request(job) == 1
     job.steps()
-    make_durable(job, order=1)
+    make_durable(job, answers=1)
     assert job.state.phase is JobPhase.SUSPENDED
 
 
@@ -137,7 +137,7 @@ def test_a_job_whose_nodes_are_all_lost_meanwhile_is_suspended():
 def test_a_resume_withdraws_what_still_waits():
     job = scenario().take(SUSPEND)
     job.take(ResumeRequested())
-    make_durable(job, order=1)
+    make_durable(job, answers=1)
     job.wait(300)
     assert job.state.phase is JobPhase.RUNNING
     assert job.generation == 1
@@ -154,9 +154,9 @@ def test_a_node_is_replaced_once_the_checkpoint_is_durable():
     job.take(RelaunchRequested(rank=1))
     job.take(RelaunchRequested(rank=1))
     assert job.node(1).incarnation == 1
-    make_durable(job, order=1)
+    make_durable(job, answers=1)
     assert job.node(1).incarnation == 2
-    assert order(job) == 0
+    assert request(job) == 0
 
 
 def test_a_node_that_was_replaced_meanwhile_is_not_replaced_again():
@@ -176,10 +176,10 @@ def test_a_node_that_was_replaced_meanwhile_is_not_replaced_again():
 def test_a_world_grows_and_shrinks_after_its_checkpoint(event: Event, size: int):
     job = scenario("3").take(event)
     if size == 4:
-        assert order(job) == 0, "there is no node to grow with yet"
+        assert request(job) == 0, "there is no node to grow with yet"
         job.ready(3)
-    assert (order(job), job.generation) == (1, 1)
-    make_durable(job, order=1)
+    assert (request(job), job.generation) == (1, 1)
+    make_durable(job, answers=1)
     job.those_that_leave_end()
     assert job.state.world is not None
     assert (job.generation, job.state.world.nodes) == (2, size)
@@ -207,9 +207,9 @@ def released(job: Scenario) -> list[int]:
 
 def test_a_node_that_another_party_ends_is_released_once_its_checkpoint_is_durable():
     job = ending(ending(scenario("3"), 1), 2)
-    assert (released(job), order(job)) == ([], 1)
+    assert (released(job), request(job)) == ([], 1)
     assert "node 1 ends, as the launcher got SIGTERM" in next_action(job.state)
-    make_durable(job, order=1)
+    make_durable(job, answers=1)
     assert released(job) == [1, 2]
     job.ended_from_outside(1).lost_together(1, 2)
     assert released(job) == []
@@ -227,7 +227,7 @@ def test_a_node_that_ended_before_its_checkpoint_was_durable_changes_nothing_els
     job.ended_from_outside(1).lost(1)
     assert job.node(1).incarnation == 2
     job.removed(1).ready(1).steps()
-    make_durable(job, order=1)
+    make_durable(job, answers=1)
     assert released(job) == []
     assert job.state.phase is JobPhase.RUNNING
 
@@ -236,7 +236,7 @@ def test_requests_of_users_count_together():
     job = scenario()
     job.take(CheckpointRequested())
     job.take(SUSPEND)
-    make_durable(job, order=1)
+    make_durable(job, answers=1)
     assert job.state.phase is JobPhase.RUNNING
-    make_durable(job, order=2, step=40)
+    make_durable(job, answers=2, step=40)
     assert job.state.phase is JobPhase.SUSPENDED

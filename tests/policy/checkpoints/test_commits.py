@@ -30,11 +30,11 @@ def scenario(nodes: str = "2", **checkpoint: object) -> Scenario:
 
 
 def stored(
-    job: Scenario, rank: int, *, step: int = 7, generation: int | None = None, problem: str = "", order: int = 0
+    job: Scenario, rank: int, *, step: int = 7, generation: int | None = None, problem: str = "", answers: int = 0
 ) -> Scenario:
     of = job.generation if generation is None else generation
     checkpoint = CheckpointRef(step=step, run="run", generation=of)
-    parts = StoredCheckpoint(checkpoint=checkpoint, size=100, took=timedelta(seconds=2), order=order)
+    parts = StoredCheckpoint(checkpoint=checkpoint, size=100, took=timedelta(seconds=2), answers=answers)
     return job.transition(rank, NodeStoredCheckpoint, generation=of, stored=parts, problem=problem)
 
 

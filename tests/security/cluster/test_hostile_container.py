@@ -36,7 +36,7 @@ traps = [
     lambda path: path.mkdir(),
 ]
 expected = ["logs/output.log", "logs/output.log.1", "logs/output.times", "progress/0", "events/torchrun.jsonl"]
-expected += ["errors/rank-exits.json", "exit.json", "checkpoint-orders.json", "agent-state.json"]
+expected += ["errors/rank-exits.json", "exit.json", "checkpoint-desired.json", "agent-state.json"]
 sockets = [str(path) for path in run.rglob("*") if path.is_socket()]
 stored = pathlib.Path("/storage")
 

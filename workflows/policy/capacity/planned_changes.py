@@ -94,7 +94,7 @@ def is_due(state: RoleInJob, now: datetime) -> bool:
     if postponed is None:
         return False
     over = now >= postponed.until or state.outcome is not None or not any(node.alive for node in state.members)
-    return over or state.checkpoints.orders_done >= postponed.order
+    return over or state.checkpoints.answered >= postponed.checkpoint_request
 
 
 def settle(state: RoleInJob, now: datetime) -> RoleInJob:
@@ -128,7 +128,7 @@ def _begin(state: RoleInJob, job: JobSpec, now: datetime, *, title: str) -> Role
     return state.replace(
         postponed=PostponedChange(
             title=title,
-            order=state.checkpoints.orders,
+            checkpoint_request=state.checkpoints.requests,
             since=now,
             until=now + job.stored.save_timeout,
             generation=state.generation,
@@ -144,7 +144,7 @@ def _title(request: SuspendRequested | RelaunchRequested) -> str:
 
 def _outcome(state: RoleInJob, postponed: PostponedChange) -> str:
     durable, waited = state.checkpoints.durable, f"requested at {postponed.since:%H:%M:%S} UTC before this change"
-    if durable is not None and state.checkpoints.orders_done >= postponed.order:
+    if durable is not None and state.checkpoints.answered >= postponed.checkpoint_request:
         return f"the checkpoint of step {durable.checkpoint.step:,}, {waited}, is durable"
     why = state.checkpoints.problem or "the ranks reported none"
     return f"the checkpoint {waited} was not durable in time, and the change did not wait longer: {why}"

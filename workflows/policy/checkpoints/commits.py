@@ -66,14 +66,14 @@ def apply(state: RoleInJob, event: Event, job: JobSpec, now: datetime) -> RoleIn
 
 
 def request(state: RoleInJob) -> RoleInJob:
-    """Requests a checkpoint of one of the next steps; its number is `orders` from now on."""
-    return state.replace(checkpoints=state.checkpoints.replace(orders=state.checkpoints.orders + 1))
+    """Requests a checkpoint of one of the next steps; its number is `requests` from now on."""
+    return state.replace(checkpoints=state.checkpoints.replace(requests=state.checkpoints.requests + 1))
 
 
-def open_order(state: RoleInJob) -> int:
+def open_request(state: RoleInJob) -> int:
     """The newest request that no durable checkpoint has answered yet; 0 for none."""
     known = state.checkpoints
-    return known.orders if known.orders > known.orders_done else 0
+    return known.requests if known.requests > known.answered else 0
 
 
 def saves_nothing(state: RoleInJob) -> bool:
@@ -124,7 +124,7 @@ def view(state: RoleInJob, job: JobSpec) -> CheckpointView:
         took=durable.took if durable else None,
         problem=known.problem,
         problem_since=known.problem_since,
-        order=known.orders_done,
+        answered=known.answered,
         restored_step=known.restored_step,
         restored_from=known.restored_from,
         restored_generation=known.restored_generation,
@@ -154,7 +154,7 @@ def _stored(
         checkpoint=parts.checkpoint,
         rank=node.rank,
         interval=interval(state, job.stored, parts.took, now),
-        order=max(parts.order, known.orders_done),
+        answers=max(parts.answers, known.answered),
         inherited=known.inherited,
         kept_before=known.kept_before,
     )
@@ -178,7 +178,7 @@ def _add_part(parts: StoredParts | None, node: NodeState, stored: StoredCheckpoi
         nodes=tuple(sorted({*parts.nodes, node.rank})),
         size=parts.size + (stored.size if node.rank not in parts.nodes else 0),
         took=max(parts.took, stored.took),
-        order=max(parts.order, stored.order),
+        answers=max(parts.answers, stored.answers),
     )
 
 
@@ -232,8 +232,8 @@ def _committed(state: RoleInJob, transition: NodeCommittedCheckpoint, now: datet
         size=parts.size if parts is not None else 0,
         took=parts.took if parts is not None else timedelta(),
     )
-    done = max(known.orders_done, min(commit.order, known.orders))
-    known = known.replace(commit=None, parts=None, durable=durable, problem="", problem_since=None, orders_done=done)
+    answered = max(known.answered, min(commit.answers, known.requests))
+    known = known.replace(commit=None, parts=None, durable=durable, problem="", problem_since=None, answered=answered)
     return state.replace(checkpoints=known)
 
 

@@ -38,9 +38,9 @@ class CheckpointState(Message):
     """The decision that it is complete, until it is carried out."""
     durable: DurableCheckpoint | None = None
     """The newest one."""
-    orders: int = 0
+    requests: int = 0
     """The number of checkpoints that were requested."""
-    orders_done: int = 0
+    answered: int = 0
     """The newest of these requests that a durable checkpoint answers."""
     problem: ShortText = ""
     """Why the last one could not be stored; empty since one was."""

@@ -65,7 +65,7 @@ class PostponedChange(Message):
 
     title: str
     """What follows, in words."""
-    order: int
+    checkpoint_request: int
     """The number of the requested checkpoint."""
     since: datetime
     until: datetime

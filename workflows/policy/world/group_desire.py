@@ -37,7 +37,7 @@ def desires_of(state: RoleInJob) -> dict[int, GroupDesire]:
         complete_generation=state.complete_generation,
         stages_complete=state.stages_complete,
         commit=commits.commit_of(state),
-        checkpoint_request=commits.open_order(state),
+        checkpoint_request=commits.open_request(state),
         wind_down=state.outcome is not None and not state.held,
         reason=_reason(state),
     )
