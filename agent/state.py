@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from perdure.agent.files import KeptFile
-from perdure.contract import CheckpointRef, Commit, CopyHolder, LogPosition, NodeReached
+from perdure.contract import CheckpointRef, Commit, CopyTarget, LogPosition, NodeReached
 from perdure_training.node_api.bodies import Desired, World, WorldAnswer
 from perdure_training.node_api.layout import AGENT_STATE
 
@@ -71,7 +71,7 @@ class AgentState(BaseModel):
     """The checkpoint that this node is to commit."""
     committed: Commit | None = None
     """The one that it has committed last."""
-    copies: CopyHolder | None = None
+    copies: CopyTarget | None = None
     """The node that keeps the copies of what its script saves."""
     superseded: int = 0
     """The newest generation in whose exit barrier torchrun requested a restart of the command."""

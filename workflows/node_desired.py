@@ -56,7 +56,7 @@ def desired_of(table: NodeTable, record: NodeRecord) -> NodeDesired:
         command_restarts=target.command_restarts,
         checkpoint_request=request,
         commit=_commit(table, record),
-        copies=table.copy_holder(node) or taken.copies,
+        copies=table.copy_target(node) or taken.copies,
         released=taken.released or target.released,
         **complete,
     )
@@ -159,7 +159,7 @@ def record_answer(
         "generation": max(record.generation, reached.generation),
     }
     # An agent that was started again meanwhile does not carry on all of it.
-    if before.holder_started_at in (None, record.holder_started_at):
+    if before.agent_started_at in (None, record.agent_started_at):
         changes["acknowledged"] = desired
     if not asks_of_world(desired, before):
         table.put(record.replace(**changes))

@@ -43,7 +43,7 @@ class NodeRecord(NodeFacts):
     """When its lease lapsed; None while it holds."""
     epoch: int = 0
     """The epoch of its newest lease."""
-    holder_started_at: datetime | None = None
+    agent_started_at: datetime | None = None
     """Start time of the agent that reported last: a different one means that the agent was restarted."""
     rewordings: int = 0
     """The number of times that the job was sent another reason why the node is pending."""
@@ -125,7 +125,7 @@ class GroupTable(Message):
     """The job has closed without telling the group to wind down."""
     datasets: tuple[str, ...] = ()
     """Datasets that the group was asked to start."""
-    copy_holders: dict[int, int] = Field(default={})
+    copy_targets: dict[int, int] = Field(default={})
     """By rank, the rank that keeps the copies of what its script has saved."""
 
 

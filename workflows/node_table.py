@@ -15,7 +15,7 @@ from perdure.contract import (
     CheckpointRef,
     CheckpointRestored,
     CheckpointStored,
-    CopyHolder,
+    CopyTarget,
     DatasetNeeded,
     DesiredNode,
     GroupDesire,
@@ -55,7 +55,7 @@ from perdure.contract.transitions import (
 from perdure.spec.capabilities import CAPABILITIES
 from perdure.workflows import options
 from perdure.workflows.node_record import GroupInput, GroupTable, NodeRecord, TransitionsCarried
-from perdure.workflows.policy.checkpoints.copies import choose_holder, copies_token
+from perdure.workflows.policy.checkpoints.copies import choose_target, copies_token
 from perdure.workflows.transitions import TransitionBatch
 
 
@@ -88,7 +88,7 @@ class NodeTable:
         )
         self.owner_closed = carried.owner_closed if carried else False
         self._datasets = carried.datasets if carried else ()
-        self._copy_holders = dict(carried.copy_holders) if carried else {}
+        self._copy_targets = dict(carried.copy_targets) if carried else {}
         self.dirty = True
         """The group may have work to do because of new information."""
 
@@ -143,7 +143,7 @@ class NodeTable:
             transitions=self.transitions.carried,
             owner_closed=self.owner_closed,
             datasets=self._datasets,
-            copy_holders=self._copy_holders,
+            copy_targets=self._copy_targets,
         )
         return self.group.replace(desire=self.desire, table=table)
 
@@ -180,7 +180,7 @@ class NodeTable:
         record = self._accept_message(message)
         if record is None:
             return
-        restarted = record.holder_started_at is not None and record.holder_started_at != message.agent_started_at
+        restarted = record.agent_started_at is not None and record.agent_started_at != message.agent_started_at
         obstructed = bool(record.obstacle) and record.phase is NodePhase.PENDING
         keeps_phase = obstructed or record.phase is NodePhase.READY
         self.put(
@@ -195,7 +195,7 @@ class NodeTable:
                 host=message.host,
                 log_path=message.log_path,
                 renewed=record.renewed or restarted or not record.reachable,
-                holder_started_at=message.agent_started_at,
+                agent_started_at=message.agent_started_at,
                 acknowledged=NodeDesired() if restarted else record.acknowledged,
                 generation=max(record.generation, message.generation),
                 copies=message.copies,
@@ -221,7 +221,7 @@ class NodeTable:
             self.report(NodeJoined(**known, time=message.time, waits=message.waits))
         self.dirty = True
 
-    def copy_holder(self, node: NodeCredentials) -> CopyHolder | None:
+    def copy_target(self, node: NodeCredentials) -> CopyTarget | None:
         """The node that keeps the copies of what this node's script has saved; None where there is none yet, or the
         job has a storage for them."""
         record = self.current(node)
@@ -229,13 +229,13 @@ class NodeTable:
             return None
         receivers = {rank: other for rank, other in self.records.items() if other.copies and other.reports}
         racks = {rank: other.copies.rack for rank, other in receivers.items() if other.copies}
-        rank = choose_holder(node.rank, holders=self._copy_holders, receivers=racks)
+        rank = choose_target(node.rank, targets=self._copy_targets, receivers=racks)
         if rank is None:
             return None
-        self._copy_holders = {**self._copy_holders, node.rank: rank}
+        self._copy_targets = {**self._copy_targets, node.rank: rank}
         chosen = receivers[rank]
         assert chosen.copies is not None
-        return CopyHolder(
+        return CopyTarget(
             rank=rank,
             incarnation=chosen.node.incarnation,
             address=chosen.address,
@@ -248,7 +248,7 @@ class NodeTable:
         record = self._accept_message(message)
         if record is None or message.epoch < record.epoch:
             return
-        self.put(record.replace(unreachable_since=None, reason="", holder_started_at=message.agent_started_at))
+        self.put(record.replace(unreachable_since=None, reason="", agent_started_at=message.agent_started_at))
         if not record.reachable:
             self.report(NodeReachable(**identity_of(record.node), time=message.time))
             self.report_obstacle(record)

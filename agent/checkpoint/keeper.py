@@ -37,8 +37,8 @@ from perdure.contract import (
     CheckpointRestored,
     CheckpointStored,
     Commit,
-    CopyHolder,
     CopyReceiver,
+    CopyTarget,
     Restore,
     RestoreSource,
     StoredCheckpoint,
@@ -110,7 +110,7 @@ class Checkpoints:
         self._kept = UploadStateFile(config.private_dir)
         self._progress: dict[str, UploadState] = self._kept.read()
         self._writing = threading.BoundedSemaphore(_AT_ONCE)
-        self._followed: tuple[dict[str, float], CopyHolder | None] = {}, None
+        self._followed: tuple[dict[str, float], CopyTarget | None] = {}, None
         """The desired state that ranks and the launcher know."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self.newest: NewestPart | None = None
@@ -170,7 +170,7 @@ class Checkpoints:
         self._followed = desired
 
     @property
-    def _desired(self) -> tuple[dict[str, float], CopyHolder | None]:
+    def _desired(self) -> tuple[dict[str, float], CopyTarget | None]:
         state = self._node.state
         return desired_of(state), state.copies
 

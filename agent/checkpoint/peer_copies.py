@@ -20,7 +20,7 @@ from perdure.agent.checkpoint.connections import Refused
 from perdure.agent.checkpoint.copy_service import LONGEST_LINE, PIECE, SILENCE, CopyService
 from perdure.agent.checkpoint.watched import Json, Pieces, WatchedFiles
 from perdure.agent.config import AgentConfig
-from perdure.contract import CopyHolder, CopyReceiver
+from perdure.contract import CopyReceiver, CopyTarget
 from perdure.spec.network import read_ports
 from perdure_launcher.system.ports import PortPool
 from perdure_training.snapshots.copies import RACK_VARIABLE
@@ -28,13 +28,13 @@ from perdure_training.snapshots.copies import RACK_VARIABLE
 logger = logging.getLogger(__name__)
 
 _CONNECT_WITHIN = 10.0
-WAITS_FOR_HOLDER = 30.0
+WAITS_FOR_TARGET = 30.0
 """Seconds for which the command of a replaced node waits for the node that keeps its copies, if that is not reached.
 It may have been lost together with this one."""
 _LARGEST_RECORD = 1 << 24
 
 
-class HolderAway(OSError):
+class TargetAway(OSError):
     """The node that keeps the copies is not known yet, or is not reached."""
 
 
@@ -46,7 +46,7 @@ class PeerCopies:
         self._config = config
         self._owner = f"{config.node.role}-{config.node.rank}"
         self._lock = threading.Lock()
-        self._holder: CopyHolder | None = None
+        self._target: CopyTarget | None = None
         self._service: CopyService | None = None
 
     def start(self) -> None:
@@ -77,12 +77,12 @@ class PeerCopies:
         if self._service is not None:
             self._service.close()
 
-    def hold(self, holder: CopyHolder) -> bool:
+    def hold(self, target: CopyTarget) -> bool:
         """Takes note of the node that keeps the copies; returns whether they are at another place than before."""
         with self._lock:
-            before, self._holder = self._holder, holder
-        if before is None or before.place != holder.place:
-            logger.info("node %d keeps copies of what this node saves", holder.rank)
+            before, self._target = self._target, target
+        if before is None or before.place != target.place:
+            logger.info("node %d keeps copies of what this node saves", target.rank)
             return True
         return False
 
@@ -145,16 +145,16 @@ class PeerCopies:
     @contextmanager
     def _ask(self, **request: Any) -> Generator[tuple[Json, socket.socket, socket.SocketIO]]:
         with self._lock:
-            holder = self._holder
-        if holder is None:
-            raise HolderAway("no other node is known yet that keeps its copies")
+            target = self._target
+        if target is None:
+            raise TargetAway("no other node is known yet that keeps its copies")
         try:
-            connection = socket.create_connection((holder.address, holder.port), timeout=_CONNECT_WITHIN)
+            connection = socket.create_connection((target.address, target.port), timeout=_CONNECT_WITHIN)
         except (OSError, OverflowError) as error:
-            raise HolderAway(f"node {holder.rank}, which keeps its copies, is not reached: {error}") from error
+            raise TargetAway(f"node {target.rank}, which keeps its copies, is not reached: {error}") from error
         with connection, connection.makefile("rb") as incoming:
             connection.settimeout(SILENCE)
-            fields = {"owner": self._owner, "token": holder.token} | request
+            fields = {"owner": self._owner, "token": target.token} | request
             connection.sendall(json.dumps(fields).encode() + b"\n")
             answer = _read_line(incoming)
             if answer.get("missing"):
@@ -183,7 +183,7 @@ class WatchedOnNodes(WatchedFiles):
         except OSError as error:
             now = time.monotonic()
             self._away_since = now if self._away_since is None else self._away_since
-            if now - self._away_since < WAITS_FOR_HOLDER:
+            if now - self._away_since < WAITS_FOR_TARGET:
                 raise
             logger.warning("what the script has saved is not restored: %s", error)
             return len(nothing), iter([nothing])

@@ -14,7 +14,7 @@ from perdure.spec.durations import Duration
 __all__ = [
     "ApplyDesired",
     "CheckConnection",
-    "CopyHolder",
+    "CopyTarget",
     "LeaseRequest",
     "NodeDesired",
     "NodeReached",
@@ -39,7 +39,7 @@ class StopRequest(Message):
     """The time from SIGTERM to SIGKILL; a later request can only shorten it."""
 
 
-class CopyHolder(Message):
+class CopyTarget(Message):
     """The node that keeps copies of what another node's script has saved."""
 
     rank: int
@@ -76,7 +76,7 @@ class NodeDesired(Message):
     """The newest request for a checkpoint, of which the node of rank 0 has its ranks make one; 0 for none."""
     commit: Commit | None = None
     """The checkpoint that this node is to commit: it tries again until its storage takes it."""
-    copies: CopyHolder | None = None
+    copies: CopyTarget | None = None
     """The node that keeps the copies of what this node's script saves; None where there is none."""
     released: bool = False
     """A node that is being ended from outside need not wait for a checkpoint any longer."""

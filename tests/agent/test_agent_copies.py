@@ -189,7 +189,7 @@ def test_a_command_waits_for_the_node_with_its_copies_and_says_so(
 def test_a_command_does_not_wait_for_ever_for_a_node_that_is_lost_too(
     nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(peer_copies, "WAITS_FOR_HOLDER", 1.0)
+    monkeypatch.setattr(peer_copies, "WAITS_FOR_TARGET", 1.0)
     holder, replacement = nodes.start(0), nodes.start(1, incarnation=2)
     replacement.hold_copies(holder)
     holder.checkpoints.close()

@@ -17,7 +17,7 @@ from perdure.contract import (
     CheckpointCommitted,
     CheckpointRef,
     Commit,
-    CopyHolder,
+    CopyTarget,
     NodeDesired,
     StopRequest,
 )
@@ -246,7 +246,7 @@ async def test_requests_that_cannot_be_written_are_written_later(
 
 async def test_the_holder_of_copies_that_an_agent_knows_survives_it(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    holder = CopyHolder(rank=1, incarnation=1, address="10.0.0.1", port=7, folder="new", token="token")
+    holder = CopyTarget(rank=1, incarnation=1, address="10.0.0.1", port=7, folder="new", token="token")
     bench.desire(copies=holder)
     assert bench.start().state.copies == holder
     bench.desire(copies=None)

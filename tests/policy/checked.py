@@ -83,10 +83,10 @@ class CheckedScenario(Scenario):
                 self.signs[rank, before.nodes[rank].incarnation].add("RELAUNCH")
             case JoinRequest() as request:
                 patience = self.job.timing.rendezvous.enter_timeout
-                for rank, holder in before.holders.items():
-                    if holder.node_id == request.node_id or self.now - holder.since >= patience:
-                        self.signs[rank, holder.incarnation].add("JOINED ANEW")
-                        self.ended.add((rank, holder.incarnation))
+                for rank, owner in before.slot_owners.items():
+                    if owner.node_id == request.node_id or self.now - owner.since >= patience:
+                        self.signs[rank, owner.incarnation].add("JOINED ANEW")
+                        self.ended.add((rank, owner.incarnation))
             case _:
                 pass
 

@@ -404,12 +404,12 @@ class JobMachine(RuleBasedStateMachine):
             return
         self.job.take(request)
         assert self.job.state == after, "the same request twice gets one place"
-        (rank,) = (rank for rank, holder in after.holders.items() if (holder.session, holder.stay) == (session, stay))
+        (rank,) = (rank for rank, owner in after.slot_owners.items() if (owner.session, owner.stay) == (session, stay))
         node = place_of(after, request)
         if node is not None:
-            assert (node.rank, node.incarnation) == (rank, after.holders[rank].incarnation)
+            assert (node.rank, node.incarnation) == (rank, after.slot_owners[rank].incarnation)
             given = self.places.setdefault((node.rank, node.incarnation), (session, stay))
-            assert given == (session, stay), "a token has one holder"
+            assert given == (session, stay), "a token has one owner"
 
     # Time
 

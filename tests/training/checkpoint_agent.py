@@ -22,7 +22,7 @@ from perdure.contract import (
     CheckpointRestored,
     CheckpointStored,
     Commit,
-    CopyHolder,
+    CopyTarget,
     NodeCredentials,
     Restore,
 )
@@ -65,7 +65,7 @@ class CheckpointAgent:
         """The generations of ranks that have begun to save."""
         self.requested = 0
         """The newest request of a user for a checkpoint."""
-        self.copies: CopyHolder | None = None
+        self.copies: CopyTarget | None = None
         self.desired_commit: Commit | None = None
         self.committed: Commit | None = None
         self.changed = Notifier()
@@ -101,7 +101,7 @@ class CheckpointAgent:
         """The group says which node keeps this one's copies."""
         receiver = holder.checkpoints.receiver
         assert receiver is not None
-        self.copies = CopyHolder(
+        self.copies = CopyTarget(
             rank=holder.node.rank,
             incarnation=holder.node.incarnation,
             address="127.0.0.1",

@@ -173,10 +173,10 @@ def test_an_agent_that_knows_an_earlier_groups_versions_is_sent_a_newer_one(monk
 
 
 def test_an_agent_that_was_started_again_meanwhile_is_sent_all_of_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    table, agent = table_of(joined(holder_started_at=NOW)), Agent(monkeypatch)
+    table, agent = table_of(joined(agent_started_at=NOW)), Agent(monkeypatch)
 
     async def start_again() -> None:
-        table.put(table.records[0].replace(holder_started_at=NOW + timedelta(seconds=1)))
+        table.put(table.records[0].replace(agent_started_at=NOW + timedelta(seconds=1)))
 
     agent.then = start_again
     asyncio.run(node_desired.converge(table, NODE))

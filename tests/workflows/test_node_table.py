@@ -209,7 +209,7 @@ class Copies:
         self.table.put(self.table.records[rank].replace(phase=NodePhase.LOST))
 
     def holder(self, rank: int, incarnation: int = 1) -> tuple[int, int] | None:
-        found = self.table.copy_holder(self.node(rank, incarnation))
+        found = self.table.copy_target(self.node(rank, incarnation))
         return None if found is None else (found.rank, found.incarnation)
 
 
@@ -231,7 +231,7 @@ def test_a_replacement_is_told_the_node_that_has_kept_the_copies_also_in_the_nex
     copies.lose(1)
     copies.join(1, 2)
     assert copies.holder(1, 2) == (2, 1)
-    found = copies.table.copy_holder(copies.node(1, 2))
+    found = copies.table.copy_target(copies.node(1, 2))
     assert found is not None
     assert (found.address, found.port, found.folder) == ("10.0.0.2", 1, "folder-2-1")
     assert found.token == copies_token("secret-2-1", role="worker", rank=1)
@@ -254,7 +254,7 @@ def test_an_agent_that_was_started_again_is_told_again() -> None:
     desired, of_other = differing(copies.table, node), differing(copies.table, other)
     assert desired is not None
     assert of_other is not None
-    assert desired.copies == copies.table.copy_holder(node)
+    assert desired.copies == copies.table.copy_target(node)
     for rank, taken in ((0, desired), (1, of_other)):
         copies.table.put(copies.table.records[rank].replace(acknowledged=taken))
     copies.join(0)
@@ -270,4 +270,4 @@ def test_an_agent_that_was_started_again_is_told_again() -> None:
 def test_the_agents_of_an_earlier_release_are_told_nothing() -> None:
     table = Table()
     table.joined()
-    assert table.table.copy_holder(NODE) is None
+    assert table.table.copy_target(NODE) is None

@@ -29,7 +29,7 @@ from perdure.spec.job import JobSpec
 from perdure.workflows.policy.facts.apply import on_transition
 from perdure.workflows.policy.facts.events import Event, TicketIssued, TicketRevoked
 from perdure.workflows.policy.state.job import JobState, RoleInJob
-from perdure.workflows.policy.state.node import Holder, NodeState
+from perdure.workflows.policy.state.node import NodeState, SlotOwner
 from perdure.workflows.policy.state.role import RoleState
 from perdure.workflows.policy.world import stages
 
@@ -66,7 +66,7 @@ def refusal(state: RoleInJob, request: JoinRequest, job: JobSpec, now: datetime)
         if (newer := _newer_than(state, rank, request)) is not None:
             text = f"a newer process on {newer.host} has joined as {newer.node_id} and is node {rank}"
             return Refusal(JoinRefusal.DISPLACED, text)
-        if (known := state.holders.get(rank)) and _is_of(known, request) and _holder(state, rank) is None:
+        if (known := state.slot_owners.get(rank)) and _is_of(known, request) and _owner_of(state, rank) is None:
             return Refusal(
                 JoinRefusal.OVER, f"its earlier place, incarnation {known.incarnation} of node {rank}, is over"
             )
@@ -86,20 +86,20 @@ def accept_machine(state: RoleInJob, event: Event, job: JobSpec, now: datetime) 
     rank = _choose(state, request, job, now)
     if rank is None:
         return state
-    node, holder = state.nodes.get(rank), _holder(state, rank)
-    if holder is not None and _is_of(holder, request):
+    node, owner = state.nodes.get(rank), _owner_of(state, rank)
+    if owner is not None and _is_of(owner, request):
         return state
     if node is not None and node.alive:
-        if holder is None:
+        if owner is None:
             node = node.replace(reason=f"{request.host or request.node_id} is joining")
             state = state.with_node(node)
         else:
-            state = _record_loss(state, node, holder, request, now)
-    known = state.holders.get(rank)
+            state = _record_loss(state, node, owner, request, now)
+    known = state.slot_owners.get(rank)
     return state.replace(
-        holders={
-            **state.holders,
-            rank: Holder(
+        slot_owners={
+            **state.slot_owners,
+            rank: SlotOwner(
                 node_id=request.node_id,
                 session=request.session,
                 stay=request.stay,
@@ -123,12 +123,12 @@ def apply_ticket(state: RoleInJob, event: Event, now: datetime) -> RoleInJob:
         case TicketRevoked(id=revoked):
             state = state.replace(tickets=tuple(one for one in state.tickets if one.id != revoked))
             for rank in _places(state):
-                holder, node = _holder(state, rank), state.nodes.get(rank)
-                if holder is None or holder.ticket != revoked:
+                owner, node = _owner_of(state, rank), state.nodes.get(rank)
+                if owner is None or owner.ticket != revoked:
                     continue
                 if node is not None and node.alive:
-                    state = _lose(state, node, f"the ticket of {holder.node_id} was revoked", now)
-                state = state.replace(holders={key: one for key, one in state.holders.items() if key != rank})
+                    state = _lose(state, node, f"the ticket of {owner.node_id} was revoked", now)
+                state = state.replace(slot_owners={key: one for key, one in state.slot_owners.items() if key != rank})
             return state
         case _:
             return state
@@ -136,14 +136,14 @@ def apply_ticket(state: RoleInJob, event: Event, now: datetime) -> RoleInJob:
 
 def machines_view(state: JobState) -> MachinesView:
     """What the gateway has to know: the tickets, and which machine has which incarnation."""
-    held = ((role, rank, _holder(role, rank)) for role in state.roles.values() for rank in _places(role))
+    held = ((role, rank, _owner_of(role, rank)) for role in state.roles.values() for rank in _places(role))
     return MachinesView(
         uid=state.uid,
         tickets=state.tickets,
         machines=tuple(
-            JoinedMachine(role=role.role, rank=rank, incarnation=holder.incarnation, session=holder.session)
-            for role, rank, holder in held
-            if holder is not None
+            JoinedMachine(role=role.role, rank=rank, incarnation=owner.incarnation, session=owner.session)
+            for role, rank, owner in held
+            if owner is not None
         ),
     )
 
@@ -151,9 +151,9 @@ def machines_view(state: JobState) -> MachinesView:
 def place_of(state: RoleInJob, request: JoinRequest) -> NodeState | None:
     """The node that the request was given; None while there is none, or while its group does not know the node yet."""
     for rank in _places(state):
-        holder, node = _holder(state, rank), state.nodes.get(rank)
-        if holder is not None and _is_of(holder, request):
-            there = node is not None and node.alive and node.incarnation == holder.incarnation
+        owner, node = _owner_of(state, rank), state.nodes.get(rank)
+        if owner is not None and _is_of(owner, request):
+            there = node is not None and node.alive and node.incarnation == owner.incarnation
             return node if node is not None and there and node.phase is not NodePhase.REQUESTED else None
     return None
 
@@ -161,8 +161,8 @@ def place_of(state: RoleInJob, request: JoinRequest) -> NodeState | None:
 def describe_wait(state: RoleInJob, request: JoinRequest) -> str:
     """Why `place_of` has no node yet for a request that was granted."""
     for rank in _places(state):
-        holder, node = _holder(state, rank), state.nodes.get(rank)
-        if holder is not None and _is_of(holder, request) and node is not None and node.not_before is not None:
+        owner, node = _owner_of(state, rank), state.nodes.get(rank)
+        if owner is not None and _is_of(owner, request) and node is not None and node.not_before is not None:
             return f"node {rank} was lost several times before it was ready; its place opens after a pause"
     return "its place is being prepared"
 
@@ -171,20 +171,20 @@ def _places(role: RoleState) -> range:
     return range(role.nodes_max)
 
 
-def _holder(role: RoleState, rank: int) -> Holder | None:
+def _owner_of(role: RoleState, rank: int) -> SlotOwner | None:
     """The machine that holds the place, or will hold it once its next incarnation exists."""
-    holder, node = role.holders.get(rank), role.nodes.get(rank)
-    if holder is None or node is None or holder.incarnation > node.incarnation:
-        return holder
-    return holder if node.alive and holder.incarnation == node.incarnation else None
+    owner, node = role.slot_owners.get(rank), role.nodes.get(rank)
+    if owner is None or node is None or owner.incarnation > node.incarnation:
+        return owner
+    return owner if node.alive and owner.incarnation == node.incarnation else None
 
 
-def _is_of(holder: Holder, request: JoinRequest) -> bool:
-    return (holder.session, holder.stay) == (request.session, request.stay) and _is_same_machine(holder, request)
+def _is_of(owner: SlotOwner, request: JoinRequest) -> bool:
+    return (owner.session, owner.stay) == (request.session, request.stay) and _is_same_machine(owner, request)
 
 
-def _is_same_machine(holder: Holder, request: JoinRequest) -> bool:
-    return (holder.ticket, holder.node_id) == (request.ticket, request.node_id)
+def _is_same_machine(owner: SlotOwner, request: JoinRequest) -> bool:
+    return (owner.ticket, owner.node_id) == (request.ticket, request.node_id)
 
 
 def _ticket_refusal(state: RoleInJob, request: JoinRequest, now: datetime) -> Refusal | None:
@@ -192,18 +192,17 @@ def _ticket_refusal(state: RoleInJob, request: JoinRequest, now: datetime) -> Re
     ticket = next((one for one in state.tickets if one.id == request.ticket), None)
     if ticket is None:
         return Refusal(JoinRefusal.TICKET, f"the ticket {request.ticket} was revoked")
-    known = [holder for holder in state.holders.values() if holder.ticket == ticket.id]
-    if now >= ticket.expires_at and request.session not in {holder.session for holder in known}:
+    known = [owner for owner in state.slot_owners.values() if owner.ticket == ticket.id]
+    if now >= ticket.expires_at and request.session not in {owner.session for owner in known}:
         return Refusal(JoinRefusal.TICKET, f"the ticket {ticket.id} expired at {ticket.expires_at:%Y-%m-%d %H:%M} UTC")
     return None if _places_of_others(state, ticket, request) < ticket.nodes else _ticket_is_used_up(ticket)
 
 
 def _places_of_others(state: RoleInJob, ticket: Ticket, request: JoinRequest) -> int:
     """The number of places that other machines with the same ticket have."""
-    holders = (_holder(state, rank) for rank in _places(state))
+    owners = (_owner_of(state, rank) for rank in _places(state))
     return sum(
-        holder is not None and holder.ticket == ticket.id and not _is_same_machine(holder, request)
-        for holder in holders
+        owner is not None and owner.ticket == ticket.id and not _is_same_machine(owner, request) for owner in owners
     )
 
 
@@ -220,23 +219,25 @@ def _incarnation(node: NodeState | None) -> int:
     return node.incarnation if node.alive else node.incarnation + 1
 
 
-def _newer_than(state: RoleInJob, rank: int, request: JoinRequest) -> Holder | None:
-    """The holder that has replaced the requesting session."""
-    known = state.holders.get(rank)
+def _newer_than(state: RoleInJob, rank: int, request: JoinRequest) -> SlotOwner | None:
+    """The owner that has replaced the requesting session."""
+    known = state.slot_owners.get(rank)
     if known is None or not _is_same_machine(known, request):
         return None
     if request.session in known.displaced or (known.session == request.session and request.stay < known.stay):
         return known
     # Clocks of different machines do not tell which session came first.
     older = known.session != request.session and known.host == request.host and request.started_at < known.started_at
-    return known if older and _holder(state, rank) is not None else None
+    return known if older and _owner_of(state, rank) is not None else None
 
 
 def _choose(state: RoleInJob, request: JoinRequest, job: JobSpec, now: datetime) -> int | None:
     """Chooses a place: the one that the request has, had under its node ID, prefers, or the first free one."""
-    own = [rank for rank in _places(state) if (known := state.holders.get(rank)) and _is_same_machine(known, request)]
+    own = [
+        rank for rank in _places(state) if (known := state.slot_owners.get(rank)) and _is_same_machine(known, request)
+    ]
     for rank in own:
-        if _holder(state, rank) is not None:
+        if _owner_of(state, rank) is not None:
             return rank
     for rank in own:
         if _is_free(state, rank, job, now) or _comes_back(state, rank):
@@ -246,14 +247,14 @@ def _choose(state: RoleInJob, request: JoinRequest, job: JobSpec, now: datetime)
 
 
 def _is_free(state: RoleInJob, rank: int, job: JobSpec, now: datetime) -> bool:
-    holder, node = _holder(state, rank), state.nodes.get(rank)
+    owner, node = _owner_of(state, rank), state.nodes.get(rank)
     if node is None or not node.alive:
-        return node is None and holder is None
+        return node is None and owner is None
     if node.phase not in _OPEN_PHASES:
         return False
     patience = job.timing.rendezvous.enter_timeout
     # A machine that took the place and never reported has probably died before it could.
-    return holder is None or bool(patience and now - max(holder.since, node.since) >= patience)
+    return owner is None or bool(patience and now - max(owner.since, node.since) >= patience)
 
 
 def _comes_back(state: RoleInJob, rank: int) -> bool:
@@ -264,12 +265,12 @@ def _comes_back(state: RoleInJob, rank: int) -> bool:
     return not stages.is_done(state, node)
 
 
-def _record_loss(state: RoleInJob, node: NodeState, holder: Holder, request: JoinRequest, now: datetime) -> RoleInJob:
+def _record_loss(state: RoleInJob, node: NodeState, owner: SlotOwner, request: JoinRequest, now: datetime) -> RoleInJob:
     """Records that the predecessor is gone."""
-    if _is_same_machine(holder, request):
+    if _is_same_machine(owner, request):
         detail = f"{request.node_id} has joined again{f' from {request.host}' if request.host else ''}"
     else:
-        detail = f"{holder.node_id} took the place and its agent never reported"
+        detail = f"{owner.node_id} took the place and its agent never reported"
     return _lose(state, node, detail, now)
 
 
@@ -279,7 +280,7 @@ def _lose(state: RoleInJob, node: NodeState, detail: str, now: datetime) -> Role
     return on_transition(state, lost, now)
 
 
-def _displaced_sessions(known: Holder | None, request: JoinRequest) -> tuple[str, ...]:
+def _displaced_sessions(known: SlotOwner | None, request: JoinRequest) -> tuple[str, ...]:
     if known is None or not _is_same_machine(known, request):
         return ()
     sessions = known.displaced if known.session == request.session else (*known.displaced, known.session)

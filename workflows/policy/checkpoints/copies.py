@@ -22,7 +22,7 @@ def copies_token(receiver_token: str, *, role: str, rank: int) -> str:
     return hmac.new(receiver_token.encode(), f"copies/{role}-{rank}".encode(), "sha256").hexdigest()
 
 
-def choose_holder(rank: int, *, holders: Mapping[int, int], receivers: Mapping[int, str]) -> int | None:
+def choose_target(rank: int, *, targets: Mapping[int, int], receivers: Mapping[int, str]) -> int | None:
     """Chooses the rank that keeps a node's copies: the one that does, while it can, so that a replacement finds them.
 
     Otherwise one with the fewest, in another rack if one there does not keep many more, and of these the next in the
@@ -30,12 +30,12 @@ def choose_holder(rank: int, *, holders: Mapping[int, int], receivers: Mapping[i
 
     Args:
         rank: The node whose copies they are.
-        holders: By rank, the rank that keeps its copies.
+        targets: By rank, the rank that keeps its copies.
         receivers: The ranks that can keep copies, with their racks; empty where that is unknown.
     """
-    if (known := holders.get(rank)) is not None and known in receivers:
+    if (known := targets.get(rank)) is not None and known in receivers:
         return known
-    load = Counter(holder for owner, holder in holders.items() if owner != rank)
+    load = Counter(target for owner, target in targets.items() if owner != rank)
     others = [other for other in receivers if other != rank]
 
     def cost(other: int) -> int:

@@ -141,8 +141,8 @@ class NodeState(NodeFacts, Incarnation):
         return self.phase not in _GONE
 
 
-class Holder(Message):
-    """The process of `perdure join` that took a place, on a backend that only keeps places open."""
+class SlotOwner(Message):
+    """The process of `perdure join` that owns a slot, on a backend that only keeps slots open."""
 
     node_id: str
     session: str
@@ -150,7 +150,7 @@ class Holder(Message):
     host: str
     started_at: datetime
     since: datetime
-    """When it took the place."""
+    """When it took the slot."""
     incarnation: int
     """The incarnation that it was given, or will be given once there is one."""
     displaced: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ from perdure.spec.durations import Duration
 from perdure.workflows.policy.facts.events import RelaunchRequested, SuspendRequested
 from perdure.workflows.policy.state.checkpoint import CheckpointState
 from perdure.workflows.policy.state.memory import RepairMemory
-from perdure.workflows.policy.state.node import Holder, LeavingNode, NodeFailure, NodeState
+from perdure.workflows.policy.state.node import LeavingNode, NodeFailure, NodeState, SlotOwner
 
 
 class Interruption(Message):
@@ -102,8 +102,8 @@ class RoleState(Message):
     nodes_max: int
     unit: int = 1
     nodes: dict[int, NodeState] = Field(default={})
-    holders: dict[int, Holder] = Field(default={})
-    """The last holder of each place, by node (slot), if nodes join by themselves."""
+    slot_owners: dict[int, SlotOwner] = Field(default={})
+    """The last owner of each slot, if nodes join by themselves."""
     generation: int = 0
     """The newest generation given to any node."""
     world: World | None = None
