@@ -404,7 +404,7 @@ class _World:
                 try:
                     return self._copy(layout, slot, step, replicated=replicated, durable=durable)
                 except NoRoom as error:
-                    if not self.slots.leased:
+                    if not self.slots.pinned:
                         size = self.slots.count * layout.size
                         direct.announce_need(f"{error}. A rank needs {size:,} bytes for its three snapshots")
                         return self._store_directly(direct).save(
@@ -471,7 +471,7 @@ class _World:
             self._complete.add(header.step)
             # Until `finish` below, no other step is written there.
             if durably is not None:
-                durably.store(header, content, slot.lease(), crc32=crc)
+                durably.store(header, content, slot.pin(), crc32=crc)
             self.finishing_seconds += time.thread_time() - begun
         except (OSError, RuntimeError) as error:
             # The store ends with its generation, and this process with it.

@@ -20,7 +20,7 @@ from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 from perdure_training.checkpoint.durable import DurableCheckpoints
 from perdure_training.checkpoint.staging import Layout
 from perdure_training.checkpoint.world import RankIdentity, snapshot_header
-from perdure_training.snapshots.arena import PAGE, Arena, Lease
+from perdure_training.snapshots.arena import PAGE, Arena, SnapshotPin
 
 logger = logging.getLogger(__name__)
 
@@ -105,15 +105,15 @@ class DirectSaves:
             self._problem = problem
             durably.refuse(step, problem)
             return False
-        lease = _Room(descriptor)
+        pin = _Room(descriptor)
         try:
             content = memoryview(mmap.mmap(descriptor, PAGE + layout.size))[PAGE:]
             layout.copy_into(content)
         except BaseException:
-            lease.end()
+            pin.release()
             raise
         header = snapshot_header(self._own, step, layout, replicated=replicated)
-        durably.store(header, content, lease, crc32=None)
+        durably.store(header, content, pin, crc32=None)
         return True
 
     def _room(self, size: int) -> int:
@@ -128,15 +128,15 @@ class DirectSaves:
             return _unnamed_file(Path(tempfile.gettempdir()), size)
 
 
-class _Room(Lease):
-    """An open file that takes no room when it has ended, even if something still maps it, such as tensors that wait for
-    Python's garbage collection."""
+class _Room(SnapshotPin):
+    """An open file that takes no room once it is released, even if something still maps it, such as tensors that wait
+    for Python's garbage collection."""
 
-    def end(self) -> None:
+    def release(self) -> None:
         if self.descriptor >= 0:
             with contextlib.suppress(OSError):
                 os.ftruncate(self.descriptor, 0)
-        super().end()
+        super().release()
 
 
 def _unnamed_file(folder: Path, size: int) -> int:

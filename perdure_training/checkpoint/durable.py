@@ -40,7 +40,7 @@ from perdure_training.checkpoint.stored import PATIENCE, StoredCheckpoints
 from perdure_training.checkpoint.world import RankIdentity, connect
 from perdure_training.node_api.agent_client import Json
 from perdure_training.node_api.storage_link import StorageAway, StorageLink, StorageProblem, find_storage
-from perdure_training.snapshots.arena import PAGE, Header, Lease, crc32
+from perdure_training.snapshots.arena import PAGE, Header, SnapshotPin, crc32
 from perdure_training.snapshots.findings import Finding
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class DurableCheckpoints:
 
     Invariants:
         - No call waits for storage, except for `restore` and `wait`.
-        - A snapshot is leased from before it may be overwritten until the agent has copied it.
+        - A snapshot is pinned from before it may be overwritten until the agent has copied it.
         - All ranks store the same steps: the newest that was requested when the one before it was stored.
     """
 
@@ -183,12 +183,12 @@ class DurableCheckpoints:
         if self._schedule is not None:
             self._requests.expect(step)
 
-    def store(self, header: Header, content: memoryview, lease: Lease, *, crc32: int | None) -> None:
+    def store(self, header: Header, content: memoryview, pin: SnapshotPin, *, crc32: int | None) -> None:
         """Has a snapshot stored, by another thread, unless a newer one is to be stored by then."""
         if self._schedule is None:
-            lease.end()
+            pin.release()
             return
-        self._requests.add(Request(header.step, Snapshot(header, content, lease, crc32)))
+        self._requests.add(Request(header.step, Snapshot(header, content, pin, crc32)))
 
     def refuse(self, step: int, problem: str) -> None:
         """Records that this rank cannot store a step that all ranks are to store, so that the others do not wait."""
@@ -326,8 +326,8 @@ class DurableCheckpoints:
             "metrics": self._metrics.get(header.step, {}),
             "snapshot": {"offset": PAGE, "size": header.size, "checksum": checksum},
         }
-        self._hand_over(message, snapshot.lease, [file.recipe, *others])
-        snapshot.lease.end()
+        self._hand_over(message, snapshot.pin, [file.recipe, *others])
+        snapshot.pin.release()
         if results is not None:
             self._until_committed(ranks, folder)
             logger.info("perdure: step %d is durable after %.1f s", header.step, time.monotonic() - begun)
@@ -351,7 +351,7 @@ class DurableCheckpoints:
                 names,
             )
 
-    def _hand_over(self, request: Json, lease: Lease, contents: Sequence[bytes]) -> None:
+    def _hand_over(self, request: Json, pin: SnapshotPin, contents: Sequence[bytes]) -> None:
         """Has the agent copy this rank's part, and waits until it has."""
         files = [_in_memory(content) for content in contents]
         until = time.monotonic() + _AGENT_RESTARTS
@@ -359,7 +359,7 @@ class DurableCheckpoints:
             while True:
                 begun = time.monotonic()
                 try:
-                    self._link.ask(request, files=[lease.descriptor, *files], within=None)
+                    self._link.ask(request, files=[pin.descriptor, *files], within=None)
                     return
                 except StorageAway:
                     # An agent that ends loses what it copies; the next one gets it again.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from perdure_training.checkpoint.store_round import Superseded
 from perdure_training.node_api.storage_link import StorageProblem
-from perdure_training.snapshots.arena import Header, Lease
+from perdure_training.snapshots.arena import Header, SnapshotPin
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Snapshot:
 
     header: Header
     content: memoryview
-    lease: Lease
+    pin: SnapshotPin
     crc32: int | None
     """Of the content, for the agent; None if it is not known yet."""
 
@@ -53,7 +53,7 @@ class Request:
     def end(self) -> None:
         """Gives the snapshot free."""
         if self.snapshot is not None:
-            self.snapshot.lease.end()
+            self.snapshot.pin.release()
 
 
 class DurableRequests:

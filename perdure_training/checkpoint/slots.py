@@ -1,5 +1,5 @@
 """Which slot a rank writes next: never the one with the newest step that all ranks have, nor one whose snapshot another
-thread still makes valid, nor one that is leased because its snapshot is being copied to storage, nor one that the state
+thread still makes valid, nor one that is pinned because its snapshot is being copied to storage, nor one that the state
 which was restored from it still reads."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _COUNT = 3
 rank that is ahead would overwrite the only step that it has in common with the others."""
 
 _LEASED = 1
-"""Slots beside these for snapshots that are being copied to storage: they are used only while others are leased, so
+"""Slots beside these for snapshots that are being copied to storage: they are used only while others are pinned, so
 that a slow storage costs memory and no snapshots."""
 
 _PATIENCE = 10.0
@@ -85,7 +85,7 @@ class Slots:
 
     def free_slot(self) -> Slot:
         """Returns a slot for a snapshot that another rank sends: the one with the oldest step."""
-        return self._slots[min(self._unleased(), key=lambda number: self._steps.get(number, -1))]
+        return self._slots[min(self._unpinned(), key=lambda number: self._steps.get(number, -1))]
 
     def take_over(self, slot: Slot, *, world_size: int) -> Slot:
         """Makes another rank's snapshot, whose state is the same, this rank's; returns its slot."""
@@ -94,26 +94,26 @@ class Slots:
         return own
 
     @property
-    def leased(self) -> bool:
+    def pinned(self) -> bool:
         """Whether a snapshot is being copied to storage."""
-        return any(slot.is_leased for slot in self._slots)
+        return any(slot.is_pinned for slot in self._slots)
 
-    def _unleased(self) -> list[int]:
+    def _unpinned(self) -> list[int]:
         """The slots that may be written, as many as there are where nothing is copied to storage, and those in use."""
-        free = [number for number, slot in enumerate(self._slots) if not slot.is_leased]
+        free = [number for number, slot in enumerate(self._slots) if not slot.is_pinned]
         return free[:_COUNT] + [number for number in free[_COUNT:] if number in self._steps]
 
     def choose(self) -> Slot | None:
         """Returns the slot for the next step; None if writing any of them could cost the step that all ranks have."""
-        unleased = self._unleased()
-        for number in unleased:
+        unpinned = self._unpinned()
+        for number in unpinned:
             if number not in self._steps:
                 return self._slots[number]
         for step in sorted(self._steps.values(), reverse=True):
             if step == self._complete or self._is_complete(step):
                 self._complete = step
                 break
-        free = [number for number in unleased if number in self._steps and not self._is_in_use(number)]
+        free = [number for number in unpinned if number in self._steps and not self._is_in_use(number)]
         older = [number for number in free if self._complete is not None and self._steps[number] < self._complete]
         if older:
             self._full_since = None

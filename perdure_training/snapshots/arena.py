@@ -6,8 +6,8 @@ A file begins with a header of one page, then has the state's bytes. The header 
 and written again when all bytes and their checksum are known. A process may be killed at any time: a file without a
 valid header is free.
 
-A process that copies a snapshot elsewhere holds a lease on it: a shared lock on the open file, which the kernel
-releases when that process ends, however it ends. It can be passed on to another process together with the open file.
+A process that copies a snapshot elsewhere pins it: a shared lock on the open file, which the kernel releases when that
+process ends, however it ends. The lock can be passed on to another process together with the open file.
 """
 
 from __future__ import annotations
@@ -63,16 +63,16 @@ class Header:
     """The number of worlds that have loaded it."""
 
 
-class Lease:
-    """Keeps a snapshot from being overwritten until it ends, or until all processes that have the file open are
+class SnapshotPin:
+    """Keeps a snapshot from being overwritten until it is released, or until all processes that have the file open are
     gone."""
 
     def __init__(self, descriptor: int) -> None:
         """Takes over an open file that is locked."""
         self.descriptor = descriptor
 
-    def end(self) -> None:
-        """Gives the slot free, also where another process still has the file open. Ending it twice does nothing."""
+    def release(self) -> None:
+        """Frees the slot, also where another process still has the file open. Releasing it twice does nothing."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             with contextlib.suppress(OSError):
@@ -108,19 +108,19 @@ class Slot:
         header = _decode(page)
         return header if header is not None and PAGE + header.size <= size else None
 
-    def lease(self) -> Lease:
-        """Keeps the snapshot as it is until the lease ends. The rank that writes the slot calls it, while it does not.
+    def pin(self) -> SnapshotPin:
+        """Keeps the snapshot as it is until the pin is released. The rank that writes the slot pins it, between writes.
 
         Raises:
             OSError: if there is no such file.
         """
         descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        # It waits for `is_leased` at most, which holds the lock for microseconds.
+        # It waits for `is_pinned` at most, which holds the lock for microseconds.
         fcntl.flock(descriptor, fcntl.LOCK_SH)
-        return Lease(descriptor)
+        return SnapshotPin(descriptor)
 
     @property
-    def is_leased(self) -> bool:
+    def is_pinned(self) -> bool:
         """Whether a process copies the snapshot elsewhere, so that it must not be overwritten."""
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)

@@ -22,7 +22,7 @@ from perdure.agent.checkpoint.storage import Storage
 from perdure.contract import CheckpointStored, RestoreSource
 from perdure_training.checkpoint import Checkpointer, Generators
 from perdure_training.checkpoint.schedule import Schedule
-from perdure_training.snapshots.arena import Lease, Slot
+from perdure_training.snapshots.arena import Slot, SnapshotPin
 from tests.support.waiting import wait_for
 from tests.training.checkpoint_agent import CheckpointAgent, checkpoint_agent
 
@@ -254,13 +254,13 @@ def test_a_hundred_saves_in_a_row_are_more_than_the_storage_takes_and_what_it_to
 def test_a_snapshot_that_is_damaged_in_memory_is_not_stored(site: Site, monkeypatch: pytest.MonkeyPatch):
     state = trained(steps=1)
     checkpointer, _ = site.begin(state)
-    lease = Slot.lease
+    pin = Slot.pin
 
-    def flip_and_lease(slot: Slot) -> Lease:
+    def flip_and_pin(slot: Slot) -> SnapshotPin:
         flip(slot.path, 5000)
-        return lease(slot)
+        return pin(slot)
 
-    monkeypatch.setattr(Slot, "lease", flip_and_lease)
+    monkeypatch.setattr(Slot, "pin", flip_and_pin)
     assert not durable(checkpointer, 1, state)
     # The rank is answered before the report has passed through the agent's event loop.
     [problem] = wait_for(lambda: site.agent.problems)

@@ -16,7 +16,7 @@ from perdure.agent.checkpoint.storage import Storage
 from perdure.contract import CheckpointStored
 from perdure_training.checkpoint.durable_requests import DurableRequests, Request, Snapshot
 from perdure_training.checkpoint.store_round import Superseded
-from perdure_training.snapshots.arena import Header, Lease
+from perdure_training.snapshots.arena import Header, SnapshotPin
 from tests.support.waiting import wait_for
 from tests.training.ranks_in_threads import RankThreads, rank_threads
 
@@ -161,30 +161,30 @@ def test_a_rank_that_is_ahead_stores_what_the_others_reach(ranks: RankThreads):
     assert not ranks.agent.problems
 
 
-class FreedLease(Lease):
+class FreedPin(SnapshotPin):
     def __init__(self) -> None:
         super().__init__(-1)
         self.is_free = False
 
-    def end(self) -> None:
+    def release(self) -> None:
         self.is_free = True
 
 
 def test_a_rank_keeps_what_it_has_offered_and_the_newest_and_gives_the_others_free():
     requests = DurableRequests()
-    leases = [FreedLease() for _ in range(4)]
-    for step, lease in enumerate(leases[:3]):
+    pins = [FreedPin() for _ in range(4)]
+    for step, pin in enumerate(pins[:3]):
         header = Header(step=step, rank=0, world_size=2, generation=1, replicated=False, index_at=0, size=0, checksum=0)
-        requests.add(Request(step, Snapshot(header, memoryview(b""), lease, None)))
+        requests.add(Request(step, Snapshot(header, memoryview(b""), pin, None)))
         if step == 0:
             assert requests.offer() == 0
-    assert [lease.is_free for lease in leases[:3]] == [False, True, False]
+    assert [pin.is_free for pin in pins[:3]] == [False, True, False]
     with pytest.raises(Superseded, match="step 2 was requested since"):
         requests.take(1, within=0).taken()
     requests.finish(1)
-    assert [lease.is_free for lease in leases[:3]] == [True, True, False]
+    assert [pin.is_free for pin in pins[:3]] == [True, True, False]
     assert requests.offer() == 2
     assert requests.take(2, within=0).taken().header.step == 2
     requests.finish(2)
-    assert leases[2].is_free
+    assert pins[2].is_free
     assert not requests.is_busy
