@@ -14,7 +14,7 @@ from perdure.agent.lease import Lease
 from perdure.agent.log_reader import read_log
 from perdure.agent.node import Node
 from perdure.agent.stacks import StackReader, StacksUnknown
-from perdure.agent.store import StoreCalls
+from perdure.agent.store import StoreRelay
 from perdure.contract import (
     ApplyDesired,
     CheckConnection,
@@ -31,7 +31,7 @@ from perdure.contract import (
 class Commands:
     """The agent's activities. A command for another incarnation is answered with a refusal."""
 
-    def __init__(self, node: Node, lease: Lease, store: StoreCalls, stacks: StackReader) -> None:
+    def __init__(self, node: Node, lease: Lease, store: StoreRelay, stacks: StackReader) -> None:
         self._node = node
         self._lease = lease
         self._store = store

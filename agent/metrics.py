@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
-from perdure.agent.checkpoint.keeper import Checkpoints
+from perdure.agent.checkpoint.keeper import CheckpointService
 from perdure.agent.config import AgentConfig
 from perdure.agent.datasets import Datasets
 from perdure.agent.lease import Lease
@@ -82,7 +82,7 @@ class NodeMetrics:
         telemetry: Telemetry,
         lease: Lease,
         outboxes: Mapping[str, Outbox],
-        checkpoints: Checkpoints,
+        checkpoints: CheckpointService,
         datasets: Datasets,
         events: Sequence[AsyncExporter],
         progress: Callable[[], Progress | None],

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from perdure.agent.checkpoint.keeper import Checkpoints
+from perdure.agent.checkpoint.keeper import CheckpointService
 from perdure.agent.commands import Commands
 from perdure.agent.config import AgentConfig
 from perdure.agent.datasets import Datasets
@@ -26,7 +26,7 @@ from perdure.agent.progress import ProgressReader
 from perdure.agent.server import NodeServer
 from perdure.agent.stacks import StackReader
 from perdure.agent.state import StateFile
-from perdure.agent.store import StoreCalls
+from perdure.agent.store import StoreRelay
 from perdure.agent.telemetry import Telemetry
 from perdure.agent.transport import ControlPlane
 from perdure.base.tracing import tracing_of
@@ -103,14 +103,14 @@ class Agent:
         datasets = Datasets(
             config.node, send=control.exchange, state=lambda: self.node.state, to_group=self._to_group.put
         )
-        self._store = StoreCalls(
+        self._store = StoreRelay(
             config.node,
             send=control.call_store,
             state=lambda: self.node.state,
             changed=self.node.changed,
             to_group=self._to_group.put,
         )
-        self._checkpoints = Checkpoints(config, self.node, to_group=self._to_group.put)
+        self._checkpoints = CheckpointService(config, self.node, to_group=self._to_group.put)
         self._stacks = StackReader(self.node)
         self._metrics: NodeMetrics | None = None
         self._make_metrics = partial(

@@ -23,7 +23,7 @@ from perdure.agent.protocol import Malformed, bounded_wait, read_body
 from perdure.agent.pump import NotNow, RefusedRequest
 from perdure.agent.sockets import listen_beneath
 from perdure.agent.stacks import StackReader
-from perdure.agent.store import StoreCalls
+from perdure.agent.store import StoreRelay
 from perdure.agent.telemetry import Telemetry
 from perdure.contract import Message
 from perdure_training.node_api.bodies import (
@@ -73,7 +73,7 @@ class NodeServer:
         run_dir: Path,
         *,
         datasets: Datasets,
-        store: StoreCalls,
+        store: StoreRelay,
         stacks: StackReader,
         metrics: Callable[[], Awaitable[bytes]] | None = None,
         on_hello: Callable[[LauncherHello], None],

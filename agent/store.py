@@ -76,7 +76,7 @@ class _Call:
     """Requests that wait for the answer."""
 
 
-class StoreCalls:
+class StoreRelay:
     """The calls of one node's ranks.
 
     Invariant: each client has one call; a newer one replaces it.

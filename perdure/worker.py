@@ -58,7 +58,7 @@ from perdure.workflows.policy.record.job_events import JobEvent
 from perdure.workflows.policy.state.job import JobState
 from perdure.workflows.read_site import ReadSite
 from perdure.workflows.scheduled_job import ScheduledJob
-from perdure.workflows.store import Store
+from perdure.workflows.store import KeyValueStore
 from perdure.workflows.training_job import TrainingJob
 from perdure.workflows.workdir_upload import WorkdirUpload
 
@@ -117,7 +117,7 @@ async def running_worker(
                 ScheduledJob,
                 NodeGroup,
                 Dataset,
-                Store,
+                KeyValueStore,
                 AskNode,
                 ReadSite,
                 WorkdirUpload,

@@ -282,7 +282,7 @@ async def until_overlooked(table: NodeTable) -> bool:
     """Whether the watch fails to report a node that was created, because it came and went unseen."""
     try:
         await workflow.wait_condition(
-            lambda: not table.overlooks or table.winding_down,
+            lambda: not table.has_unwatched_nodes or table.winding_down,
             timeout=options.OVERLOOKED,
             timeout_summary="the watch reports every node that was created",
         )

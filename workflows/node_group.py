@@ -183,7 +183,7 @@ class NodeGroup:
         self._create_together()
         for record in list(table.records.values()):
             node = record.node
-            if record.phase is NodePhase.REQUESTED or table.was_not_made(record):
+            if record.phase is NodePhase.REQUESTED or table.creation_pending(record):
                 self._start(("create", *node.key), backend_calls.create(table, node))
             elif record.phase is not NodePhase.LOST:
                 if record.joined:
@@ -193,7 +193,7 @@ class NodeGroup:
                 elif record.joining is not None and not record.cut_off:
                     table.record_connection(node)
                 self._converge(record)
-        if table.overlooks:
+        if table.has_unwatched_nodes:
             self._start(_LOOK, self._look_again())
         for record in table.retiring.values():
             self._converge(record)
@@ -291,7 +291,7 @@ class NodeGroup:
                 task.cancel()
 
     def _may_continue(self) -> bool:
-        """Whether the group can continue as new now: nothing is in flight that the next run does not begin again."""
+        """Whether the group can continue as new now: every task in flight is one that the next run restarts."""
         info = workflow.info()
         full = info.get_current_history_length() > options.HISTORY_LIMIT
         if not (info.is_continue_as_new_suggested() or full):

@@ -97,14 +97,14 @@ class NodeTable:
         return self.desire.wind_down or self.owner_closed
 
     @property
-    def overlooks(self) -> bool:
+    def has_unwatched_nodes(self) -> bool:
         """Whether the backend has created nodes that its watch has not reported yet."""
         return not self.adopts and any(
             record.created is not None and not record.watched and record.phase is not NodePhase.LOST
             for record in self.records.values()
         )
 
-    def was_not_made(self, record: NodeRecord) -> bool:
+    def creation_pending(self, record: NodeRecord) -> bool:
         """Whether the backend has reported an obstacle to creating the node, but not that it created it: the group asks
         until it answers, and the group's next run continues to ask."""
         return record.phase is NodePhase.PENDING and record.created is None and not record.watched

@@ -43,7 +43,7 @@ class StoreInput(Message):
 
 
 @workflow.defn(name=STORE)
-class Store:
+class KeyValueStore:
     """The workflow of one job's store; see the module."""
 
     @workflow.init

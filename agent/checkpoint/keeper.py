@@ -72,7 +72,7 @@ class NewestPart:
     """Bytes."""
 
 
-class Checkpoints:
+class CheckpointService:
     """The checkpoints of one node.
 
     Invariants:

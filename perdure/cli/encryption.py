@@ -86,7 +86,7 @@ async def _codec_server(command: list[str], *, port: int, address: str | None) -
 
 
 def _origins(ui: str) -> list[str]:
-    """The origins of the UI's pages: a browser calls loopback by either name."""
+    """The allowed origins of the UI's pages: localhost and 127.0.0.1."""
     return [ui, ui.replace("//127.0.0.1:", "//localhost:")] if ui else []
 
 

@@ -193,7 +193,7 @@ class GatewayFacts(Message):
     """How machines reach the site's gateway."""
 
     address: str = ""
-    """Host and port; empty if the worker knows none that machines outside the cluster reach."""
+    """`host:port` that machines outside of the cluster reach; empty if unknown."""
     authority: str
     """The certificate, in PEM, of the authority that issues the gateway's certificate."""
     server_name: str = ""

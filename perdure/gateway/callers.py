@@ -38,8 +38,8 @@ for as long."""
 _STALE_SECONDS: Final = 3600.0
 """The time for which it is accepted while the API server does not answer: leases must outlast an outage of it."""
 _PATIENCE_SECONDS: Final = 1.0
-"""The time for which a call waits for the review of a token that has been valid: heartbeats must not wait while the API
-server leaves a request without an answer."""
+"""How long a call waits for the review of a token that was valid before. A stuck API server must not hold up
+heartbeats."""
 _INVALID_SECONDS: Final = 5.0
 _REMEMBERED: Final = 20_000
 """Reviews and grants kept; each takes about 1 KB."""

@@ -124,7 +124,7 @@ class Memberships:
         except Unavailable:
             if known is None or known.age > _STALE_SECONDS:
                 raise
-            logger.warning("%s does not answer; its machines keep the places that it reported last", job_id)
+            logger.warning("job %s does not answer: its machines keep the slots that it reported last", job_id)
             return known.view
 
     async def _query(self, job_id: str) -> _Known:

@@ -211,7 +211,7 @@ class Gateway:
         last = self._logged.get((who, reason))
         if last is None or now - last > _LOG_INTERVAL:
             self._logged.put((who, reason), now)
-            logger.warning("refused %s of %s: %s", method, who, reason)
+            logger.warning("rejected %s from %s: %s", method, who, reason)
 
 
 class _Methods(grpc.GenericRpcHandler):

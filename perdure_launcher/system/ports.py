@@ -153,7 +153,7 @@ def _local_address(address: str) -> tuple[socket.AddressFamily, str]:
                 probe.bind((host, 0))
         except OSError as error:
             if error.errno != errno.EADDRNOTAVAIL:
-                logger.warning("%s cannot be listened on: %s", host, error)
+                logger.warning("cannot listen on %s: %s", host, error)
             continue
         return family, host
     if any(family == socket.AF_INET6 for family, *_ in candidates):

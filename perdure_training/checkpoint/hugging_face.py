@@ -77,7 +77,7 @@ class MemoryCheckpoints(TrainerCallback):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Saves the step. The Trainer calls it."""
         if self._folder is not None:
-            # By now the Trainer has read all of it.
+            # The Trainer has loaded the checkpoint: its temporary folder can go.
             self._folder.cleanup()
             self._folder = None
         self._checkpointer.save(

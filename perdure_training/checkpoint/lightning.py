@@ -89,7 +89,7 @@ class MemoryCheckpoints(Callback):
         """Continues with the batch that comes next. The Trainer calls it."""
         if self._folder is None:
             return
-        # By now the Trainer has read all of it.
+        # The Trainer has loaded the checkpoint: its temporary folder can go.
         self._folder.cleanup()
         self._folder = None
         _skip_batches(trainer, then=self._generators.continue_drawing)

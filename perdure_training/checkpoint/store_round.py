@@ -126,7 +126,7 @@ class StoreRound:
 
     def _tell(self, key: str, value: object) -> None:
         self._told.add(key)
-        # Its stub lacks bytes.
+        # The type stub of `Store.set` does not list bytes.
         self._store.set(f"{self._prefix}/{key}", cast("Any", pickle.dumps(value)))
 
     def _read(self, key: str) -> Any:

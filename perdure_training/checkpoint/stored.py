@@ -147,7 +147,7 @@ class StoredCheckpoints:
         target |= {name: {mark: state[name]} for name in differs}
         for name, value in target.items():
             if isinstance(value, dict) and value.keys() >= {"state", "param_groups"} and "state" not in saved[name]:
-                # An optimizer that had made no step was saved without state, and is new again.
+                # An optimizer that had not stepped was saved without state; it stays freshly initialized.
                 target[name] = {**value, "state": {}}
         loading = Loading(target, view.metadata)
         problem = self._of_another_world(view, loading) or loading.problem

@@ -93,7 +93,7 @@ class Connection:
             with HTTPResponse(sock, method="POST") as response:
                 response.begin()
                 content = response.read(_LONGEST_ANSWER)
-                # What is left of a longer answer would be taken for the next one.
+                # Unread bytes of this response would be parsed as the next one.
                 complete = response.isclosed() and not response.will_close
                 return Answer(response.status, response.headers.get("Retry-After", ""), content)
         finally:

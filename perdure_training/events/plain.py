@@ -21,7 +21,7 @@ MOST_ITEMS = 256
 """Items of one attribute, however they are nested; the rest is left out."""
 _DEEPEST = 8
 _LARGEST = 2**63
-"""Integers beyond are written as texts: readers of JSON would round or refuse them."""
+"""Larger integers are written as strings: parsers of JSON round or reject them."""
 
 
 IMMUTABLE = frozenset({int, float, bool, type(None)})

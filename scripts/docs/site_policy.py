@@ -32,7 +32,7 @@ sitePolicy:
 
 Outside the chart, `PERDURE_KUBERNETES_POLICY_FILE` names a YAML file with these fields for the worker. A worker does
 not start with a policy that it cannot read. Names are glob patterns, such as `team-*`; a pattern that begins with `!`
-excludes what others include. `perdure doctor` shows the policy in force, as a worker answers it; its JSON (`-o json`)
+excludes what others include. `perdure doctor` shows the policy in force, as a worker reports it; its JSON (`-o json`)
 has the fields under `facts`. A [preset](kubernetes.md#presets) may allow more to the namespaces that may use it.
 
 The policy is complete by construction. One table, `activities/nodes/kubernetes/pod_fields.py`, has a decision on every

@@ -12,7 +12,7 @@ from perdure.agent.node import Node
 from perdure.agent.outbox import ControlPlaneBusy
 from perdure.agent.stacks import StackReader
 from perdure.agent.state import StateFile
-from perdure.agent.store import StoreCalls
+from perdure.agent.store import StoreRelay
 from perdure.contract import (
     AgentMessage,
     DatasetAnswer,
@@ -75,7 +75,7 @@ class Bench:
         self.desires = Desires(IDENTITY)
         self.node = self.start()
         self.node.on_launcher_hello(LauncherHello(pid=1, attempt=1, mode=mode, processes=1))
-        self.store = StoreCalls(
+        self.store = StoreRelay(
             IDENTITY,
             send=_no_call,
             state=lambda: self.node.state,

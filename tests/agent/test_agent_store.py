@@ -18,7 +18,7 @@ from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 from perdure.agent import store as agent_store
 from perdure.agent.outbox import ControlPlaneBusy, DestinationNotFound
 from perdure.agent.pump import NotNow, RefusedRequest
-from perdure.agent.store import RankCall, StoreCalls
+from perdure.agent.store import RankCall, StoreRelay
 from perdure.agent.transport import UpdateRefused
 from perdure.contract import (
     StoreAction,
@@ -32,7 +32,7 @@ from perdure.contract import (
 from perdure.contract.names import store_workflow_id
 from perdure.workflows.companion import JobOwner
 from perdure.workflows.policy.services.store import StoreState, answer_calls, nodes_to_notify, record_notification
-from perdure.workflows.store import Store, StoreInput
+from perdure.workflows.store import KeyValueStore, StoreInput
 from tests.agent.bench import IDENTITY, Bench
 from tests.agent.harness import RunningAgent, Workflows, recording, running_agent
 from tests.support.temporal_server import DevServer, dev_server
@@ -49,9 +49,9 @@ async def store_of(workflows: Workflows, uid: str) -> AsyncIterator[WorkflowHand
     assert job.first_execution_run_id
     owner = JobOwner(job_id=job.id, job_first_run_id=job.first_execution_run_id, check=timedelta(seconds=30))
     runner = UnsandboxedWorkflowRunner()
-    async with Worker(workflows.client, task_queue=queue, workflows=[Store], workflow_runner=runner):
+    async with Worker(workflows.client, task_queue=queue, workflows=[KeyValueStore], workflow_runner=runner):
         handle = await workflows.client.start_workflow(
-            Store.run, StoreInput(owner=owner, uid=uid), id=store_workflow_id(job.id, uid), task_queue=queue
+            KeyValueStore.run, StoreInput(owner=owner, uid=uid), id=store_workflow_id(job.id, uid), task_queue=queue
         )
         yield handle
         await handle.terminate()
@@ -169,7 +169,7 @@ class Ranks:
         self.bench = Bench(tmp_path)
         self.bench.apply(1)
         self.played = PlayedStore()
-        self.store = StoreCalls(
+        self.store = StoreRelay(
             IDENTITY,
             send=self.played.call,
             state=lambda: self.bench.node.state,

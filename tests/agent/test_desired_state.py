@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.agent.checkpoint.keeper import Checkpoints
+from perdure.agent.checkpoint.keeper import CheckpointService
 from perdure.contract import (
     ApplyDesired,
     CheckpointCommitted,
@@ -153,7 +153,7 @@ class Saving(Bench):
     @asynccontextmanager
     async def followed(self) -> AsyncIterator[None]:
         """An agent that follows what is desired of checkpoints, until it ends."""
-        checkpoints = Checkpoints(self.config, self.node, to_group=self.group.put)
+        checkpoints = CheckpointService(self.config, self.node, to_group=self.group.put)
         running = asyncio.create_task(checkpoints.run())
         try:
             yield

@@ -189,7 +189,7 @@ class Site:
 
     def _create(self, node: NodeCredentials) -> None:
         record = self.table.current(node)
-        if record is None or not (record.phase is NodePhase.REQUESTED or self.table.was_not_made(record)):
+        if record is None or not (record.phase is NodePhase.REQUESTED or self.table.creation_pending(record)):
             return
         if self.clock < self.refuses_until:
             self._refuse(record)

@@ -12,7 +12,7 @@ from pathlib import Path
 from perdure.agent.progress import ProgressReader
 from perdure.agent.server import NodeServer
 from perdure.agent.stacks import StackReader
-from perdure.agent.store import StoreCalls
+from perdure.agent.store import StoreRelay
 from perdure.agent.telemetry import Telemetry
 from perdure.contract import StoreAnswers, StoreRequest
 from perdure.workflows.policy.services.store import StoreState, answer_calls, nodes_to_notify, record_notification
@@ -49,7 +49,7 @@ class AgentInThread:
 
     async def _serve(self) -> None:
         bench = self._bench
-        self._store = StoreCalls(
+        self._store = StoreRelay(
             IDENTITY,
             send=self._call,
             state=lambda: bench.node.state,

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from perdure.agent.checkpoint.keeper import Checkpoints
+from perdure.agent.checkpoint.keeper import CheckpointService
 from perdure.agent.config import AgentConfig
 from perdure.agent.notifier import Notifier
 from perdure.agent.state import AgentState
@@ -93,7 +93,7 @@ class CheckpointAgent:
         )
         if self._serving is not None:
             self._serving.cancel()
-        self.checkpoints = Checkpoints(config, self, to_group=self._take)
+        self.checkpoints = CheckpointService(config, self, to_group=self._take)
         self._in_loop(self.checkpoints.start)
         self._serving = asyncio.run_coroutine_threadsafe(self.checkpoints.run(), self._loop)
 

@@ -47,7 +47,7 @@ from perdure.workflows.dataset import Dataset
 from perdure.workflows.delivery import Delivery
 from perdure.workflows.node_group import NodeGroup
 from perdure.workflows.scheduled_job import ScheduledJob
-from perdure.workflows.store import Store
+from perdure.workflows.store import KeyValueStore
 from perdure.workflows.training_job import TrainingJob
 from tests.workflows.left_out import no_event_left_out
 from tests.workflows.played_node import PlayedNode, now
@@ -147,7 +147,7 @@ class Fleet:
             Worker(
                 self.client,
                 task_queue=self.task_queue,
-                workflows=[TrainingJob, ScheduledJob, NodeGroup, Dataset, Store],
+                workflows=[TrainingJob, ScheduledJob, NodeGroup, Dataset, KeyValueStore],
                 activities=[
                     self.create_node,
                     self.create_nodes,

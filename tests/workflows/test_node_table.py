@@ -142,7 +142,7 @@ def test_a_node_that_its_backend_has_not_made_is_not_taken_for_one_that_is_gone(
     table.event(PENDING, "its namespace's quota is used up", queued=True, absent=True)
     assert table.shown == (NodePhase.PENDING, "its namespace's quota is used up")
     assert not begin_watch(table.table)
-    assert table.table.was_not_made(table.table.records[0]), "the next run of the group asks for it"
+    assert table.table.creation_pending(table.table.records[0]), "the next run of the group asks for it"
 
 
 @pytest.mark.parametrize("kind", [PENDING, NodeEventKind.GONE])

@@ -8,7 +8,7 @@ from temporalio import workflow
 from perdure.contract import Destination, routed_to
 from perdure.workflows.dataset import Dataset
 from perdure.workflows.node_group import NodeGroup
-from perdure.workflows.store import Store
+from perdure.workflows.store import KeyValueStore
 from perdure.workflows.training_job import TrainingJob
 
 
@@ -18,7 +18,7 @@ from perdure.workflows.training_job import TrainingJob
         (Destination.JOB, TrainingJob),
         (Destination.GROUP, NodeGroup),
         (Destination.DATASET, Dataset),
-        (Destination.STORE, Store),
+        (Destination.STORE, KeyValueStore),
     ],
 )
 def test_each_message_of_agents_has_a_handler_of_its_type(destination: Destination, receiver: type) -> None:

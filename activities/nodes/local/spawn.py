@@ -49,7 +49,7 @@ def _claim(identity_file: str) -> bool:
 
 def _become(identity_file: str, output: str, directory: str, command: list[str]) -> None:
     os.setsid()
-    # A worker that was started in the background ignores SIGINT and would pass that on.
+    # A worker in the background ignores SIGINT, and its children inherit that.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     null = os.open(os.devnull, os.O_RDONLY)

@@ -20,7 +20,7 @@ _DEADLINE = 5
 """The exit code of a job that has only reached its deadline."""
 
 
-def can_be_looked_at(node: NodeState) -> bool:
+def is_inspectable(node: NodeState) -> bool:
     """Whether the node has anything left to inspect."""
     return node.alive and node.phase not in (NodePhase.REQUESTED, NodePhase.PENDING)
 
@@ -30,7 +30,7 @@ def begin(state: JobState, job: JobSpec, now: datetime) -> JobState:
     outcome, hold = state.outcome, job.hold_on_failure
     if outcome is None or not hold or outcome.phase is not JobPhase.FAILED or outcome.exit_code == _DEADLINE:
         return state
-    if not any(can_be_looked_at(node) for role in state.roles.values() for node in role.nodes.values()):
+    if not any(is_inspectable(node) for role in state.roles.values() for node in role.nodes.values()):
         return state
     return state.replace(outcome=outcome.replace(held_until=now + hold))
 

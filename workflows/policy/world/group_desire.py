@@ -67,7 +67,7 @@ def _desired_nodes(state: RoleInJob, nodes: Mapping[int, NodeState]) -> dict[int
         )
         for rank, node in sorted(nodes.items())
         # A group that winds down desires nothing, and is not sent that again whenever a node has gone.
-        if node.alive and (state.outcome is None or (state.held and hold_on_failure.can_be_looked_at(node)))
+        if node.alive and (state.outcome is None or (state.held and hold_on_failure.is_inspectable(node)))
     }
 
 
