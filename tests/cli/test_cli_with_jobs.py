@@ -122,7 +122,8 @@ def test_a_script_that_always_fails_is_exit_code_1_with_its_own_words(command_li
         assert f"\n{label} " in told.out, told.out
     incidents = command_line.run("explain", job_name, "-o", "json").json
     assert command_line.run("explain", job_name, "1", "-o", "json").json == incidents[0]
-    assert [action["kind"] for action in incidents[0]["actions"]] == ["STOP"]
+    assert [action["kind"] for action in incidents[0]["actions"]] == ["RESTART_RANKS"]
+    assert [action["kind"] for action in incidents[-1]["actions"]] == ["STOP"]
     none = command_line.run("explain", job_name, "99")
     assert none.code == 2
     assert "its incidents are: 1" in none.err
