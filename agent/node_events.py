@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from perdure.agent.protocol import time_or_arrival
-from perdure.contract import Failure, FailureKind
+from perdure.contract import BadNumber, Failure, FailureKind
 from perdure.events import AgentEvents, AsyncExporter, Span
 from perdure_training.node_api.bodies import CommandExit, World
 
@@ -90,3 +90,10 @@ class NodeEventEmitter(AgentEvents):
             self._end_rendezvous(failure.message)
         self.failures[failure.kind.value] += 1
         self.fault_detected(generation=failure.generation, kind=failure.kind, message=failure.message)
+
+    def on_bad_number(self, found: BadNumber) -> None:
+        """Emits a number that is not finite."""
+        number = found.number
+        self.bad_number(
+            generation=found.generation, rank=number.rank, kind=number.kind, value=number.value, step=number.step
+        )

@@ -20,7 +20,7 @@ from perdure.contract import Member
 from perdure.contract import World as DesiredWorld
 from perdure.contract.agents import LARGEST_NUMBER
 from perdure.contract.nodes import MOST_RANKS
-from perdure_training.node_api.bodies import POSTS, Body, World
+from perdure_training.node_api.bodies import POSTS, Body, UnsoundSteps, World
 
 logger = logging.getLogger(__name__)
 
@@ -171,4 +171,7 @@ def world_of(world: DesiredWorld, rank: int, member: Member) -> World:
         store_port=world.store_port,
         store_host=world.store_rank == rank,
         stage=world.stage,
+        unsound=None
+        if world.unsound is None
+        else UnsoundSteps(generation=world.unsound.generation, after=world.unsound.after),
     )

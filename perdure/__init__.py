@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from perdure.contract import RestartCommands as RestartCommands
     from perdure.contract import RestartRanks as RestartRanks
     from perdure.contract import RestoreSource as RestoreSource
+    from perdure.contract import RollBack as RollBack
     from perdure.contract import SetAside as SetAside
     from perdure.contract import Shrink as Shrink
     from perdure.contract import StackFrame as StackFrame
@@ -140,6 +141,7 @@ _HOMES = {
         "ResourceUse",
         "RestartCommands",
         "RestartRanks",
+        "RollBack",
         "RestoreSource",
         "SetAside",
         "Shrink",
@@ -208,6 +210,7 @@ __all__ = [
     "RestartCommands",
     "RestartRanks",
     "RestoreSource",
+    "RollBack",
     "SecretUnavailable",
     "SetAside",
     "Shrink",

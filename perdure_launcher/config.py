@@ -57,6 +57,10 @@ class LauncherConfig:
     """Time from SIGTERM to SIGKILL when the command ends for good."""
     save_grace: timedelta = timedelta()
     """The part of it, after a signal to the launcher, in which the ranks train on until a checkpoint is durable."""
+    rolls_back: bool = False
+    """Whether the job goes back to a sound state when a loss is not a number."""
+    reports_spikes: bool = False
+    """Whether spikes of the loss and of the gradient norm are reported."""
     watch: str = ""
     """The folder to which the script saves by itself; empty for none."""
     log_max_bytes: int = 64 * 1024 * 1024
@@ -153,6 +157,8 @@ def parse_config(fields: dict[str, Any], *, run_directory: Path) -> LauncherConf
         stop_grace=_seconds(fields, "stop_grace_s", 2.0),
         termination_grace=_seconds(fields, "termination_grace_s", 30.0),
         save_grace=_seconds(fields, "save_grace_s", 0.0),
+        rolls_back=bool(fields.get("rolls_back", False)),
+        reports_spikes=bool(fields.get("reports_spikes", False)),
         watch=str(fields.get("watch") or ""),
         log_max_bytes=_log_size(fields.get("log_max_bytes", 64 * 1024 * 1024)),
         warm_starts=bool(fields.get("warm_starts", True)),

@@ -13,10 +13,17 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from perdure_training.node_api.layout import INJECTED, WARM
-from perdure_training.node_api.rank_environment import GENERATION_VARIABLE, PROGRESS_VARIABLE, RUN_ID_VARIABLE
+from perdure_training.node_api.rank_environment import (
+    GENERATION_VARIABLE,
+    PROGRESS_VARIABLE,
+    ROLLS_BACK_VARIABLE,
+    RUN_ID_VARIABLE,
+    SPIKES_VARIABLE,
+    UNSOUND_VARIABLE,
+)
 
 from . import __version__
 from .config import CONFIG_VARIABLE, LauncherConfig
@@ -24,6 +31,9 @@ from .supervisor.commands import BACKEND
 from .system.interfaces import interface_of
 from .system.processes import pid_namespace
 from .torch_internals import UNLIMITED_RESTARTS
+
+if TYPE_CHECKING:
+    from perdure_training.node_api.bodies import World
 
 TORCHRUN_VARIABLE = "PERDURE_TORCHRUN"
 """Variable with the settings for the rendezvous handler; ranks do not inherit it."""
@@ -120,6 +130,9 @@ def base_environment(config: LauncherConfig, injected: Path, inherited: Mapping[
     environment.update(config.env)
     if config.secrets:
         environment[SECRETS_VARIABLE] = ",".join(config.secrets)
+    for variable, is_set in ((ROLLS_BACK_VARIABLE, config.rolls_back), (SPIKES_VARIABLE, config.reports_spikes)):
+        if is_set:
+            environment[variable] = "1"
     # Buffered output would be lost when a process dies, and with it the reason of its death.
     environment.setdefault("PYTHONUNBUFFERED", "1")
     if interface := interface_of(config.address):
@@ -171,12 +184,12 @@ def expected_environment(torchrun: Mapping[str, str], *, processes: int) -> dict
     return environment
 
 
-def generation_environment(
-    *, generation: int, progress: Path, run_id: str, parent: int, stage: int = 0
-) -> dict[str, str]:
+def generation_environment(world: World, *, progress: Path, run_id: str, parent: int, stage: int = 0) -> dict[str, str]:
     """Returns the variables of the ranks of one generation."""
+    unsound = world.unsound
     return {
-        GENERATION_VARIABLE: str(generation),
+        GENERATION_VARIABLE: str(world.generation),
+        UNSOUND_VARIABLE: f"{unsound.generation}:{unsound.after}" if unsound is not None else "",
         STAGE_VARIABLE: str(stage),
         PROGRESS_VARIABLE: str(progress),
         RUN_ID_VARIABLE: run_id,

@@ -22,6 +22,7 @@ from typing import SupportsFloat, SupportsIndex
 
 from perdure_training.node_api.progress_file import REPORTED, ProgressFile, own_progress_path
 from perdure_training.node_api.rank_environment import generation_of
+from perdure_training.numbers import watch
 
 __all__ = ["report"]
 
@@ -38,7 +39,10 @@ class _Reporter:
         self._warned = False
         os.register_at_fork(after_in_child=self._forget)
 
-    def report(self, step: int, total: int | None, loss: float | None, mfu: float | None) -> None:
+    def report(
+        self, step: int, total: int | None, loss: float | None, gradient_norm: float | None, mfu: float | None
+    ) -> None:
+        watch.follow(step, loss=loss, gradient_norm=gradient_norm)
         with self._lock:
             if not self._opened:
                 self._opened = True
@@ -46,17 +50,21 @@ class _Reporter:
             if self._file is not None:
                 self._file.write(step, time=time.time(), total=total, loss=loss, mfu=mfu)
 
-    def number(self, loss: SupportsFloat) -> float | None:
-        """The loss as a number; None if reading it would make the program wait for a GPU."""
-        device = getattr(getattr(loss, "device", None), "type", "cpu")
+    def number(self, name: str, value: SupportsFloat | None) -> float | None:
+        """A value as a number; None if reading it would make the program wait for a GPU."""
+        if value is None:
+            return None
+        device = getattr(getattr(value, "device", None), "type", "cpu")
         if device == "cpu":
-            return float(loss)
+            return float(value)
         if not self._warned:
             self._warned = True
             logger.warning(
-                "report(loss=…) was given a tensor on %r and ignores it: reading it would make every step wait for the "
-                "device. Pass loss.item() in the steps in which you read it anyway",
+                "report(%s=…) was given a tensor on %r and ignores it: reading it would make every step wait for the "
+                "device. Pass %s.item() in the steps in which you read it anyway",
+                name,
                 device,
+                name,
             )
         return None
 
@@ -81,22 +89,25 @@ def report(
     step: SupportsIndex,
     total: SupportsIndex | None = None,
     loss: SupportsFloat | None = None,
+    grad_norm: SupportsFloat | None = None,
     mfu: float | None = None,
 ) -> None:
     """Reports this rank's progress. Call it once per step, on every rank: the slowest one counts.
 
-    May be called by any thread. Never fails because of the disk or of Perdure.
+    May be called by any thread. Never fails because of the disk or of Perdure. A loss or a gradient norm that is not a
+    finite number is reported to the job: see docs/numbers.md.
 
     Args:
         step: The step just done, counted over the whole training: after a restart it continues from the checkpoint.
         total: The planned number of steps, once known; kept until another one is given.
         loss: A number, or a tensor in main memory; kept until another one is given. A tensor on a GPU is ignored, since
             reading it would make the program wait for the GPU.
+        grad_norm: The norm of the step's gradients, as `clip_grad_norm_` returns it; as for `loss`.
         mfu: The model FLOPs utilization, as the script computes it: its floating point operations per second as a share
             of what the GPUs could do, such as 0.4. Kept until another one is given.
 
     Raises:
-        TypeError: if `step` or `total` is not a whole number, or `loss` or `mfu` not a number.
+        TypeError: if `step` or `total` is not a whole number, or `loss`, `grad_norm` or `mfu` not a number.
         ValueError: if `step` or `mfu` is negative or `total` less than 1.
     """
     step_number = operator.index(step)
@@ -108,4 +119,5 @@ def report(
     share = None if mfu is None else float(mfu)
     if share is not None and share < 0:
         raise ValueError(f"mfu: expected a share such as 0.4, found {mfu}")
-    _reporter.report(step_number, total_number, None if loss is None else _reporter.number(loss), share)
+    numbers = _reporter.number("loss", loss), _reporter.number("grad_norm", grad_norm)
+    _reporter.report(step_number, total_number, *numbers, share)

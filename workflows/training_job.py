@@ -24,6 +24,7 @@ from temporalio.exceptions import ApplicationError
 with workflow.unsafe.imports_passed_through():
     from perdure.contract import (
         Accepted,
+        BadNumber,
         Failure,
         Finished,
         GroupMissing,
@@ -154,6 +155,10 @@ class TrainingJob:
 
     @workflow.signal(description="All ranks of a node ended with 0")
     def finished(self, message: Finished) -> None:
+        self.events.append(message)
+
+    @workflow.signal(description="A loss or a gradient norm that is not a finite number")
+    def bad_number(self, message: BadNumber) -> None:
         self.events.append(message)
 
     @workflow.signal(description="A dataset has set shards aside that failed repeatedly")

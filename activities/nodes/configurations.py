@@ -10,6 +10,7 @@ from typing import Any
 from perdure.agent.config import AgentConfig, GatewayConnection
 from perdure.base.credentials.grants import Grant, PodName
 from perdure.contract import NodeRequest
+from perdure.spec.recovery import OnNan
 
 MONITORS_VARIABLE = "PERDURE_MONITORS"
 """Where the worker or `perdure join` finds the endpoints that agents read: URLs with spaces between them."""
@@ -92,6 +93,8 @@ def launcher_configuration(request: NodeRequest, *, address: str, workdir: str |
         "warm_starts": spec.recovery.warm_starts,
         "termination_grace_s": grace.total_seconds(),
         "save_grace_s": saves.total_seconds(),
+        "rolls_back": spec.recovery.on_nan is OnNan.ROLLBACK,
+        "reports_spikes": spec.recovery.report_spikes,
         "watch": spec.checkpoint.watch if spec.checkpoint else None,
         "log_max_bytes": spec.timing.processes.log_max_bytes,
     }

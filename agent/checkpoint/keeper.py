@@ -233,14 +233,21 @@ class CheckpointService:
         damaged, and was not left unfinished.
         """
         found = [one for one in storage.saved(place) if storage.is_committed(one) or storage.has_lost_metadata(one)]
-        distrusted = set(self._node.state.distrusted_checkpoints)
-        trusted = [one for one in found if one not in distrusted] or found[-1:]
+        trusted = [one for one in found if self._is_trusted(one)] or found[-1:]
         others = [one for one in found if one not in trusted]
         return {
             "checkpoints": [{"folder": one.folder, "step": one.step} for one in (*trusted, *reversed(others))],
             "distrusted": [one.step for one in others],
             "start_over": self._spec is not None and self._spec.on_unusable == "start_over",
         }
+
+    def _is_trusted(self, saved: CheckpointRef) -> bool:
+        """Whether the job has not failed after the checkpoint was loaded, and its state is sound."""
+        state = self._node.state
+        unsound = state.world.unsound if state.world is not None else None
+        own = saved.run == self._config.node.uid
+        spoiled = own and unsound is not None and unsound.has(generation=saved.generation, step=saved.step)
+        return not spoiled and saved not in state.distrusted_checkpoints
 
     def _hello(self, request: Json) -> Json:
         if self._spec is None:

@@ -71,6 +71,8 @@ def _meaning(incident: IncidentView) -> str:
         return "nothing was interrupted: the world trains without it"
     if incident.observation and incident.observation.started_over:
         return "the training began at its first step, beside checkpoints that are damaged"
+    if incident.observation and incident.observation.bad_number:
+        return "nothing was interrupted; what is computed from such a number is none, either"
     if incident.observation:
         return "no rank failed, and nothing was interrupted" + (
             "; ranks that wait for others over an interrupted network step again when it is back"
@@ -118,6 +120,8 @@ def _decision(incident: IncidentView) -> str:
         return "request it again, with growing pauses"
     if incident.observation and incident.observation.started_over:
         return "start over, and delete none of these checkpoints"
+    if incident.observation and incident.observation.bad_number:
+        return "nothing: the training continued with it"
     if incident.observation:
         return "the agents tried again" if incident.observation.storage else "nothing: it ended by itself"
     if incident.decided_at is None:
@@ -184,6 +188,8 @@ def _advice(incident: IncidentView, *, job: str, flag: str, ended: JobPhase | No
         return "change what refuses it, which the text above names: docs/kubernetes.md, What the job learns"
     if incident.observation and incident.observation.started_over:
         return "remove these checkpoints once no one needs them: this job does not"
+    if incident.observation and incident.observation.bad_number:
+        return "recovery.on_nan in the job's file has a job go back by itself, or stop: docs/numbers.md"
     if ended is not None and (incident.failure is None or not incident.stopped):
         return f"nothing to do: the job has ended since ({ended.lower()}); perdure status {job}{flag}"
     if incident.failure is None:

@@ -24,6 +24,7 @@ __all__ = [
     "RestartCommands",
     "RestartRanks",
     "RoleAction",
+    "RollBack",
     "Shrink",
     "StartCommands",
     "StartOver",
@@ -122,6 +123,16 @@ class AwaitNodes(RoleAction):
     patience: Duration | None = None
 
 
+class RollBack(RoleAction):
+    """Have the next world load no state that was saved after a step, since such a state may not be sound."""
+
+    kind: Literal["ROLL_BACK"] = "ROLL_BACK"
+    after: int = -1
+    """The newest step that it may load; below 0 for none."""
+    found_at: int = 0
+    """The step whose loss was not a number."""
+
+
 class ExtendFirstStep(RoleAction):
     """Give the next world twice the time for its first step."""
 
@@ -153,6 +164,7 @@ _AnyAction = (
     | ExtendFirstStep
     | StartOver
     | Suspend
+    | RollBack
 )
 
 _KINDS = {kind_of(model) for model in get_args(_AnyAction)}

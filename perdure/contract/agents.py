@@ -22,6 +22,7 @@ from perdure_training.node_api.bodies import RankExit
 
 __all__ = [
     "AgentMessage",
+    "BadNumber",
     "CopyReceiver",
     "DeviceUsage",
     "Failure",
@@ -32,10 +33,12 @@ __all__ = [
     "LeaseTaken",
     "LeaseView",
     "Leaving",
+    "NumberKind",
     "PortsChanged",
     "PrintedLines",
     "Progress",
     "RankExit",
+    "RankNumber",
     "RankStarts",
     "RareLine",
     "Ready",
@@ -346,6 +349,44 @@ class Failure(AgentMessage, route=Route(Destination.JOB, "failure", first=True, 
     """The limit of that memory controller, in bytes, if it has one."""
     wrong_claims: int = 0
     """Ranks that the agent was told of and that the node does not have: they are unknown here, or left out."""
+
+
+class NumberKind(Vocabulary):
+    """The numbers of a script that are followed."""
+
+    LOSS = "LOSS"
+    """It is computed from the state of the step before: where it is not finite, that state may not be sound."""
+    GRADIENT_NORM = "GRADIENT_NORM"
+    """It may overflow in a step that is then left out, as with scaled losses in half precision."""
+    LOSS_SPIKE = "LOSS_SPIKE"
+    """It is finite, and far above what it was in the last steps."""
+    GRADIENT_NORM_SPIKE = "GRADIENT_NORM_SPIKE"
+    UNKNOWN = "UNKNOWN"
+    """A number that only a newer release knows."""
+
+
+class RankNumber(Message):
+    """The first number of its kind of a rank: not finite, or a spike."""
+
+    rank: int
+    """The global rank."""
+    kind: NumberKind
+    value: ShortText
+    """As text, since no message carries a number that is not finite: `nan`, `inf` or `-inf`."""
+    step: int
+    last_finite: int | None = None
+    """The newest step before it whose loss was finite; None where the rank has reported none in this world."""
+    samples: Texts = ()
+    """The samples of that step, one text for each leased dataset."""
+
+
+class BadNumber(AgentMessage, route=Route(Destination.JOB, "bad_number", first=True, urgent=True)):
+    """A rank of the node has reported a loss or a gradient norm that is not a finite number. An agent reports one loss
+    and one norm for each generation, those of the earliest step."""
+
+    generation: int
+    number: RankNumber
+    progress: Progress | None = None
 
 
 class GroupMissing(AgentMessage, route=Route(Destination.JOB, "group_missing", newest_only=True, journaled=False)):

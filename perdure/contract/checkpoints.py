@@ -53,6 +53,8 @@ class MemoryProblem(Vocabulary):
     """It is a part of the state of a world of another size."""
     NOT_COMMON = "NOT_COMMON"
     """It is sound, and some rank lacks this step."""
+    UNSOUND = "UNSOUND"
+    """It is of a step from which a loss followed that was not a number."""
     NO_ROOM = "NO_ROOM"
     """The node has no room for the snapshot that another node would send."""
     UNKNOWN = "UNKNOWN"

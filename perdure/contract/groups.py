@@ -19,6 +19,7 @@ __all__ = [
     "GroupDesire",
     "GroupTransitions",
     "Member",
+    "UnsoundSteps",
     "World",
 ]
 
@@ -68,6 +69,15 @@ class Member(Message):
     """Its command did not enter the last world; the agent starts it again for this one."""
 
 
+class UnsoundSteps(Message):
+    """Saved states that may not be sound: those that generations up to `generation` saved after the step `after`."""
+
+    generation: int
+    after: int
+    found_at: int
+    """The step whose loss was not a number."""
+
+
 class World(Message):
     """One generation: the nodes that train together. The same for all members, except for their own `Member`."""
 
@@ -88,6 +98,8 @@ class World(Message):
     """The time that its ranks have to make their first step; None for no limit."""
     distrusted_checkpoints: tuple[CheckpointRef, ...] = ()
     """Those in the job's storage that its ranks do not load."""
+    unsound: UnsoundSteps | None = None
+    """The saved states, in memory and in storage, that its ranks do not load; None for none."""
 
     def of(self, members: Mapping[int, Member]) -> World:
         """The world as those see it who need to know these members only."""

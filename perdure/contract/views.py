@@ -79,6 +79,8 @@ class Observation(Message):
     """Nodes (slots) that the backend could not create. Its entry is open until they are created."""
     started_over: bool = False
     """No checkpoint in the storage could be loaded, and the script started over."""
+    bad_number: bool = False
+    """A rank reported a number that is not finite, and the training continued."""
 
 
 class Suspect(Message):

@@ -78,6 +78,8 @@ class FailureClass(Vocabulary):
     """A server outside of the job that the script uses could not be reached, or could not answer."""
     DEVICE_FAULT = "DEVICE_FAULT"
     """A kernel failed on a GPU: an assertion in it, an access to memory that is not its own, or a fault of the GPU."""
+    NUMERIC = "NUMERIC"
+    """A loss was not a finite number, and the job does not continue with it."""
     PEER_LOST = "PEER_LOST"
     """A victim: the rank failed because another one went away."""
     COLLECTIVE_TIMEOUT = "COLLECTIVE_TIMEOUT"

@@ -24,6 +24,17 @@ class CapacityLoss(StrEnum):
     """Stops the job."""
 
 
+class OnNan(StrEnum):
+    """Reactions of a job whose loss is not a finite number."""
+
+    REPORT = "report"
+    """Continues, and keeps the step, the rank and the samples for `perdure explain`."""
+    ROLLBACK = "rollback"
+    """Restarts the ranks, and has them load a state from before it."""
+    STOP = "stop"
+    """Stops the job."""
+
+
 class Recovery(Section):
     """Replacement of lost nodes, and restarts of ranks."""
 
@@ -34,6 +45,13 @@ class Recovery(Section):
     """The longest wait for a replacement. A job with fewer than `nodes.min` nodes then stops; a job that waits because
     `on_capacity_loss` is `wait` continues with the nodes that it has. The wait for the first world is
     `timing.rendezvous.join_timeout`."""
+    on_nan: OnNan = OnNan.REPORT
+    """What follows when a rank reports a loss that is not a finite number: `report` only records it, `rollback`
+    restarts the ranks from a state that was saved before it, `stop` stops the job. Where the same step fails again
+    after a rollback, the job stops: see docs/numbers.md."""
+    report_spikes: bool = False
+    """Whether losses and gradient norms far above those of the last steps are shown in `perdure explain`. They lead to
+    nothing else."""
     warm_starts: bool = True
     """Whether ranks are started from an interpreter on the node that has already imported torch. That saves seconds per
     restart and takes about 0.7 GB of memory per node; beside GPUs the same again per rank, if that memory is free.

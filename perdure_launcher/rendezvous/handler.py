@@ -212,7 +212,7 @@ class PerdureRendezvous(RendezvousHandler):
         # Ranks inherit this process's environment.
         os.environ.update(
             generation_environment(
-                generation=world.generation,
+                world,
                 progress=self._progress,
                 run_id=self._settings.run_id,
                 parent=os.getpid(),

@@ -230,9 +230,7 @@ class EnvMode:
             error_file.unlink(missing_ok=True)
         return {
             **self._environment,
-            **generation_environment(
-                generation=world.generation, progress=config.progress, run_id=config.run_id, parent=os.getpid()
-            ),
+            **generation_environment(world, progress=config.progress, run_id=config.run_id, parent=os.getpid()),
             "MASTER_ADDR": world.store_address,
             "MASTER_PORT": str(world.store_port),
             "RANK": str(rank),

@@ -77,9 +77,9 @@ def agree_on_step(
             held = {rank: [Holding(**one) for one in report["holdings"]] for rank, report in enumerate(reports)}
             without_room = [rank for rank, report in enumerate(reports) if report["full"]]
             made_before = max((report["made"] for report in reports if report["made"]), default=(0, None))[1]
-            made_decision = decide(held, own.world_size, full=without_room)
+            made_decision = decide(held, own.world_size, full=without_room, unsound=own.unsound)
             looks = {rank: _look(report, held[rank]) for rank, report in enumerate(reports)}
-            obstacles = find_obstacles(looks, own.world_size, made_decision, full=without_room)
+            obstacles = find_obstacles(looks, own.world_size, made_decision, full=without_room, unsound=own.unsound)
             store.set(f"decision/{attempt}", json.dumps(asdict(made_decision)))
         fields = json.loads(store.get(f"decision/{attempt}"))
         sources = {int(rank): source for rank, source in fields.pop("sources").items()}

@@ -30,6 +30,7 @@ from perdure_training.checkpoint.verification import fingerprint, verified_crc32
 from perdure_training.checkpoint.world import Completeness, RankIdentity, connect, own_identity, snapshot_header
 from perdure_training.events import TrainerEvents
 from perdure_training.node_api.progress_file import SaveStall
+from perdure_training.numbers import watch
 from perdure_training.snapshots.arena import Arena, Header, NoRoom, Slot
 from perdure_training.snapshots.copies import lower_thread_priority
 from perdure_training.snapshots.findings import Finding
@@ -169,6 +170,7 @@ class Checkpointer:
         Returns:
             Whether this rank has saved the step. It counts once all ranks have. A `durable` one waits for up to a
             minute for memory that older ones use, and is stored unless a newer one is requested before that begins.
+            With `recovery.on_nan: rollback` a rank that has reported a loss that is not a number saves nothing more.
 
         Raises:
             RuntimeError: if `restore` was not called before: the first save would replace what can be restored.
@@ -179,6 +181,10 @@ class Checkpointer:
         if world is None:
             return False
         world.made.write(step)
+        if watch.spoils_state:
+            # So that snapshots from before it are not overwritten.
+            world.refuse(step, "the loss was not a number", durable=durable)
+            return False
         agreed = world.cadence.every(step) if self._cadence.is_auto else None
         if not (durable or self._cadence.is_due(step, agreed=agreed)):
             return False
@@ -385,6 +391,12 @@ class _World:
         except BaseException as error:
             self._durable.refuse(step, f"{type(error).__name__}: {error}")
             raise
+
+    def refuse(self, step: int, problem: str, *, durable: bool) -> None:
+        """Records that this rank does not save a step, so that the others do not wait for it."""
+        if durable and self._durable is not None:
+            self._durable.expect(step)
+            self._durable.refuse(step, problem)
 
     def _save(self, step: int, plan: Callable[[], Layout], *, replicated: bool, durable: bool) -> bool:
         if self._direct is not None:

@@ -25,6 +25,7 @@ import torch
 from transformers import TrainerCallback
 
 from perdure_training.checkpoint.checkpointer import Checkpointer
+from perdure_training.numbers import watch
 
 if TYPE_CHECKING:
     from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
@@ -73,6 +74,22 @@ class MemoryCheckpoints(TrainerCallback):
         self._folder = tempfile.TemporaryDirectory(prefix="perdure-resume-")
         _write(Path(self._folder.name), state, arguments=trainer.args)
         return self._folder.name
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Follows the loss and the norm of the gradients. The Trainer calls it every `logging_steps` steps."""
+        loss, gradient_norm = ((logs or {}).get(name) for name in ("loss", "grad_norm"))
+        watch.follow(
+            state.global_step,
+            loss=None if loss is None else float(loss),
+            gradient_norm=None if gradient_norm is None else float(gradient_norm),
+        )
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Saves the step. The Trainer calls it."""

@@ -22,6 +22,7 @@ import torch
 
 from perdure_training.checkpoint.checkpointer import Checkpointer
 from perdure_training.checkpoint.generators import Generators
+from perdure_training.numbers import watch
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -101,9 +102,19 @@ class MemoryCheckpoints(Callback):
         # Other batches only add to gradients.
         if trainer.global_step > self._saved_step:
             self._saved_step = trainer.global_step
+            watch.follow(trainer.global_step, loss=_loss(trainer, outputs))
             self._checkpointer.save(
                 trainer.global_step, {"trainer": _Checkpoint(trainer), "generators": self._generators}
             )
+
+
+def _loss(trainer: Any, outputs: Any) -> float | None:
+    """The batch's loss; None where it is not known, or reading it would make most steps wait for a GPU."""
+    loss = cast("dict[str, Any]", outputs).get("loss") if isinstance(outputs, dict) else outputs
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        return None
+    read = loss.device.type == "cpu" or trainer.global_step % trainer.log_every_n_steps == 0
+    return float(loss) if read else None
 
 
 class _Checkpoint:

@@ -70,7 +70,8 @@ class StoredCheckpoints:
             answer = self._link.insist(request, patience=PATIENCE)
             if steps := answer.get("distrusted"):
                 logger.warning(
-                    "perdure: checkpoints in storage are not loaded, as the job failed after their restore: step%s %s",
+                    "perdure: checkpoints in storage are not loaded, as the job failed after their restore, or a loss "
+                    "that is not a number followed: step%s %s",
                     "s" if len(steps) > 1 else "",
                     ", ".join(map(str, steps)),
                 )

@@ -17,7 +17,8 @@ from pathlib import Path
 from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from perdure_training.checkpoint.staging import Layout
-from perdure_training.node_api.rank_environment import generation_of, has_job_rank
+from perdure_training.node_api.bodies import UnsoundSteps
+from perdure_training.node_api.rank_environment import UNSOUND_VARIABLE, generation_of, has_job_rank
 from perdure_training.snapshots.arena import Header
 
 FOLDER_VARIABLE = "PERDURE_MEMORY_DIR"
@@ -50,6 +51,8 @@ class RankIdentity:
     """The node (slot), which a rank may share with others; None where that is unknown."""
     memory_origin: str = ""
     """Where the node's memory folder comes from, as the launcher says."""
+    unsound: UnsoundSteps | None = None
+    """The saved states that this world does not load; None for none."""
 
     @property
     def ranks_of_node(self) -> range:
@@ -76,7 +79,13 @@ def identity(environment: Mapping[str, str]) -> RankIdentity | None:
         store=(address, int(port)),
         node=int(node[1]) if (node := _NODE.fullmatch(environment.get(NODE_VARIABLE, ""))) else None,
         memory_origin=environment.get(ORIGIN_VARIABLE, ""),
+        unsound=_unsound_steps(environment.get(UNSOUND_VARIABLE, "")),
     )
+
+
+def _unsound_steps(text: str) -> UnsoundSteps | None:
+    generation, _, after = text.partition(":")
+    return UnsoundSteps(generation=int(generation), after=int(after)) if text else None
 
 
 def own_identity() -> RankIdentity | None:

@@ -41,6 +41,11 @@ class EventEmitter:
         self._place = Place(exporters, rank, generation) if exporters else None
         self._failed = False
 
+    @property
+    def is_of_this_process(self) -> bool:
+        """Whether its events are those of this process, and not told on behalf of another one."""
+        return self._place is None
+
     def instant(
         self,
         name: str,

@@ -11,6 +11,7 @@ from typing import Any
 from perdure_training.events.background import AsyncExporter
 from perdure_training.events.emitter import EventEmitter, Span
 from perdure_training.events.plain import describe_error
+from perdure_training.numbers import watch
 
 
 class TrainerEvents(EventEmitter):
@@ -55,8 +56,10 @@ class TrainerEvents(EventEmitter):
         return self.span("step", step=step, **attributes)
 
     def metrics(self, *, step: int, **attributes: Any) -> None:
-        """Figures of a step, such as its loss."""
+        """Figures of a step. Of this process's, `loss` and `grad_norm` are followed as those of `report` are."""
         self.instant("metrics", step=step, **attributes)
+        if self.is_of_this_process:
+            watch.follow(step, loss=_number(attributes.get("loss")), gradient_norm=_number(attributes.get("grad_norm")))
 
     def evaluate(self, **attributes: Any) -> Span:
         """The script evaluates the model."""
@@ -147,6 +150,10 @@ class AgentEvents(EventEmitter):
         """The agent reports a failure to the job."""
         self.instant("fault_detected", generation=generation, **attributes)
 
+    def bad_number(self, *, generation: int, **attributes: Any) -> None:
+        """A rank of the node has a loss or a gradient norm that is not a finite number."""
+        self.instant("bad_number", generation=generation, **attributes)
+
     def command_exited(self, *, attempt: int, **attributes: Any) -> None:
         """The node's command ended."""
         self.instant("command_exited", attempt=attempt, **attributes)
@@ -222,3 +229,8 @@ class JobEvents(EventEmitter):
     def outcome(self, *, phase: str, exit_code: int, **attributes: Any) -> None:
         """The job's end is decided: it succeeded, failed or was cancelled."""
         self.instant("outcome", phase=phase, exit_code=exit_code, **attributes)
+
+
+def _number(value: Any) -> float | None:
+    """A number; None for a tensor, since reading it may make the program wait for a GPU."""
+    return float(value) if isinstance(value, float) else None

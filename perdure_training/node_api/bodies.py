@@ -49,6 +49,18 @@ class RankExit(Body):
 
 
 @dataclass(frozen=True, kw_only=True)
+class UnsoundSteps(Body):
+    """Saved states that may not be sound: those that generations up to `generation` saved after the step `after`."""
+
+    generation: int
+    after: int
+
+    def has(self, *, generation: int, step: int) -> bool:
+        """Whether a state that a generation saved at this step is one of them."""
+        return generation <= self.generation and step > self.after
+
+
+@dataclass(frozen=True, kw_only=True)
 class World(Body):
     """One generation, as one node enters it."""
 
@@ -62,6 +74,8 @@ class World(Body):
     store_host: bool
     stage: int | None = None
     """The index of the command's torchrun that it is for, from 0; None from older workers."""
+    unsound: UnsoundSteps | None = None
+    """The saved states that its ranks do not load; None for none."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,12 @@ from typing import Final
 GENERATION_VARIABLE: Final = "PERDURE_GENERATION"
 PROGRESS_VARIABLE: Final = "PERDURE_PROGRESS_DIR"
 RUN_ID_VARIABLE: Final = "PERDURE_RUN_ID"
+ROLLS_BACK_VARIABLE: Final = "PERDURE_ROLLS_BACK"
+"""Set where the job goes back to a sound state when a loss is not a number, so that such a state is not saved."""
+SPIKES_VARIABLE: Final = "PERDURE_REPORT_SPIKES"
+"""Set where spikes of the loss and of the gradient norm are reported."""
+UNSOUND_VARIABLE: Final = "PERDURE_UNSOUND"
+"""`UnsoundSteps` as GENERATION:AFTER; empty for none."""
 
 
 def is_rank(environment: Mapping[str, str]) -> bool:

@@ -21,8 +21,9 @@ from typing import Any, Generic, TypeVar
 
 from perdure_training.node_api.agent_client import AgentAway, AgentRefused, Json, pauses
 from perdure_training.node_api.rank_environment import generation_of
+from perdure_training.numbers import watch
 from perdure_training.shards.link import Link, find_link
-from perdure_training.shards.shard import Shard, StreamShard
+from perdure_training.shards.shard import Shard, StreamShard, describe
 from perdure_training.shards.spans import Span, advance, length, merge, without
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,8 @@ _MOST_SHARDS = 200_000
 _MOST_SPANS = 200
 """Spans in one list of a request; the agent takes 256."""
 _MOST_FAILED = 100
+_DESCRIBED = 4
+"""Spans of samples that `describe_step` names."""
 _pauses = partial(pauses, first=0.1, longest=3.0)
 _WARN_INTERVAL = 60.0
 _NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9._-]{0,62}")
@@ -95,6 +98,9 @@ class ShardClient(ABC, Generic[_Leased]):
         """How many of these a complete exchange has answered."""
         self._count = 0
         """Shards handed out, ever."""
+        self._stepped: list[Span] = []
+        """What was consumed in the newest step."""
+        watch.name_samples(self.describe_step)
         self._begin(None)
         self._target = _FIRST_SHARDS
         self._rate = 0.0
@@ -216,7 +222,8 @@ class ShardClient(ABC, Generic[_Leased]):
         with self._changed:
             self._finish(self._handed)
             self._handed = []
-            own, base = merge(self._consumed), self._base
+            own = self._stepped = merge(self._consumed)
+            base = self._base
         parts: list[tuple[list[Span], Json | None]] = [(own, base)]
         if self._world_size > 1:
             parts = _gather(parts[0], self._world_size, group)
@@ -225,6 +232,13 @@ class ShardClient(ABC, Generic[_Leased]):
             with self._changed:
                 self._base = self._agreed = advance(known, merge(*(consumed for consumed, _ in parts)))
                 self._consumed = []
+
+    def describe_step(self) -> str:
+        """Describes the samples that this rank has used in the current step, or else in the newest one."""
+        with self._changed:
+            spans = merge(self._consumed, self._handed) or self._stepped
+        samples = "; ".join(describe(self._shard(span)) for span in spans[:_DESCRIBED])
+        return f"{self._name}: {samples}" if samples else ""
 
     def active_ranks(self, is_active: bool, *, group: Any = None) -> tuple[int, int]:
         """Returns how many ranks are active, and how many there are. A collective, as `step`."""

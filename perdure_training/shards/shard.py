@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from perdure_training.shards.permutation import Permutation
+
+_NAMED = 8
+"""Samples of one shard that are named."""
 
 
 @dataclass(frozen=True)
@@ -43,3 +47,11 @@ class StreamShard:
     def __iter__(self) -> Iterator[int]:
         """Yields the samples' offsets."""
         return iter(range(self.first, self.end))
+
+
+def describe(shard: Shard | StreamShard) -> str:
+    """Names the samples of a shard, for people."""
+    samples = ", ".join(map(str, islice(shard, _NAMED)))
+    more = f" and {len(shard) - _NAMED} more" if len(shard) > _NAMED else ""
+    where = f"epoch {shard.epoch}" if isinstance(shard, Shard) else f"partition {shard.partition}"
+    return f"samples {samples}{more} of {where}"

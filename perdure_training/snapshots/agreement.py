@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from perdure_training.node_api.bodies import UnsoundSteps
+
 TRUSTED_RESTORES = 3
 """The number of worlds that may load a snapshot. A further failure before a newer snapshot is complete speaks against
 its content: an older one is loaded then."""
@@ -60,13 +62,20 @@ class _Saved:
     restores: int = 0
 
 
-def decide(held: Mapping[int, Iterable[Holding]], world_size: int, *, full: Collection[int] = ()) -> Decision:
+def decide(
+    held: Mapping[int, Iterable[Holding]],
+    world_size: int,
+    *,
+    full: Collection[int] = (),
+    unsound: UnsoundSteps | None = None,
+) -> Decision:
     """Decides what a world loads.
 
     Args:
         held: The snapshots that each rank of the new world found on its node.
         world_size: The size of the new world.
         full: The ranks that have no room for a snapshot from another rank.
+        unsound: The saved states that are not loaded; None for none.
     """
     saved: dict[tuple[int, int], _Saved] = {}
     for holder, holdings in sorted(held.items()):
@@ -80,6 +89,8 @@ def decide(held: Mapping[int, Iterable[Holding]], world_size: int, *, full: Coll
                 entry.holders.setdefault(one.rank, set()).add(holder)
     distrusted: list[int] = []
     for (step, generation), entry in sorted(saved.items(), reverse=True):
+        if unsound is not None and unsound.has(generation=generation, step=step):
+            continue
         sources = _sources(entry, world_size)
         if sources is None or not sources.keys().isdisjoint(full):
             continue

@@ -4,8 +4,9 @@ used."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from perdure_training.node_api.bodies import UnsoundSteps
 from perdure_training.snapshots.agreement import Decision, Holding
 
 _MOST_RANKS = 4
@@ -22,6 +23,8 @@ OTHER_WORLD_SIZE = "other_world_size"
 """It is one part of the state of a world of another size."""
 NOT_COMMON = "not_common"
 """It is sound, and some rank lacks this step."""
+UNSOUND = "unsound"
+"""It is of a step from which a loss followed that was not a number."""
 NO_ROOM = "no_room"
 """The node has no room for the snapshot that another node would send."""
 
@@ -54,7 +57,12 @@ class Finding:
 
 
 def find_obstacles(
-    looks: Mapping[int, Look], world_size: int, decision: Decision, *, full: Collection[int] = ()
+    looks: Mapping[int, Look],
+    world_size: int,
+    decision: Decision,
+    *,
+    full: Collection[int] = (),
+    unsound: UnsoundSteps | None = None,
 ) -> list[Finding]:
     """Finds out why memory is not used, as far as it is not; what is damaged, in any case.
 
@@ -63,14 +71,16 @@ def find_obstacles(
         world_size: The size of the new world.
         decision: What all ranks load.
         full: The ranks that have no room for a snapshot from another rank.
+        unsound: The saved states that are not loaded; None for none.
     """
     damaged = {rank for look in looks.values() for rank, _ in look.damaged}
     if decision.step is not None:
         ranks = sorted(damaged)[:_MOST_RANKS]
         return [finding for rank in ranks for finding in _damages(looks.values(), rank)[:_MOST_NODES]]
-    nearest = _nearest(looks.values(), world_size)
+    sound = [replace(look, holdings=_sound(look.holdings, unsound)) for look in looks.values()]
+    nearest = _nearest(sound, world_size)
     lacking = [rank for rank in range(world_size) if rank in damaged or rank not in nearest]
-    found = [finding for rank in lacking[:_MOST_RANKS] for finding in _of_rank(looks, rank, world_size)]
+    found = [finding for rank in lacking[:_MOST_RANKS] for finding in _of_rank(looks, rank, world_size, unsound)]
     without_room = [
         Finding(rank=rank, node=looks[rank].node, problem=NO_ROOM) for rank in sorted(full) if rank in looks
     ]
@@ -94,14 +104,20 @@ def _nearest(looks: Iterable[Look], world_size: int) -> Collection[int]:
     return ranks[nearest] if nearest else ()
 
 
-def _of_rank(looks: Mapping[int, Look], rank: int, world_size: int) -> list[Finding]:
+def _sound(holdings: Iterable[Holding], unsound: UnsoundSteps | None) -> list[Holding]:
+    return [one for one in holdings if unsound is None or not unsound.has(generation=one.generation, step=one.step)]
+
+
+def _of_rank(looks: Mapping[int, Look], rank: int, world_size: int, unsound: UnsoundSteps | None) -> list[Finding]:
     """Why what all nodes have of one rank's state is not loaded."""
     found = _damages(looks.values(), rank)
     steps: dict[tuple[int | None, str], set[int]] = {}
     for look in looks.values():
+        sound = _sound(look.holdings, unsound)
         for one in look.holdings:
             if one.rank == rank:
                 problem = NOT_COMMON if one.world_size == world_size else OTHER_WORLD_SIZE
+                problem = problem if one in sound else UNSOUND
                 steps.setdefault((look.node, problem), set()).add(one.step)
     found += [
         Finding(rank=rank, node=node, problem=problem, steps=_newest(some)) for (node, problem), some in steps.items()

@@ -8,6 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from perdure.contract import (
+    BadNumber,
     CheckpointRef,
     Failure,
     FailureKind,
@@ -16,9 +17,11 @@ from perdure.contract import (
     LossCause,
     NodeCredentials,
     NodePhase,
+    NumberKind,
     Progress,
     ProgressSource,
     RankExit,
+    RankNumber,
     Restore,
     RestoreSource,
     StoredCheckpoint,
@@ -166,6 +169,28 @@ class Scenario:
     def rank_raised(self, rank: int, error: str | None = "ValueError: bad batch", **fields: Any) -> Scenario:
         exits = (RankExit(local_rank=0, global_rank=rank, exit_code=fields.pop("exit_code", 1), error=error),)
         return self.take(self.failure(rank, ranks=exits, **fields))
+
+    def bad_loss(self, rank: int, step: int, *, kind: NumberKind = NumberKind.LOSS, **fields: Any) -> Scenario:
+        """The node's first rank reports a number that is not finite."""
+        assert self.state.world is not None
+        base_rank = self.state.world.members[rank].base_rank
+        number = RankNumber(
+            rank=fields.pop("global_rank", base_rank),
+            kind=kind,
+            value=fields.pop("value", "nan"),
+            step=step,
+            last_finite=fields.pop("last_finite", step - 1),
+            samples=fields.pop("samples", ()),
+        )
+        report = BadNumber(
+            sender=self.identity(rank),
+            sequence=next(self._sequence),
+            time=self.now,
+            generation=fields.pop("generation", self.generation),
+            number=number,
+            **fields,
+        )
+        return self.take(report)
 
     def peer_failed(self, rank: int, **fields: Any) -> Scenario:
         return self.rank_raised(rank, "RuntimeError: [gloo] Connection closed by peer [10.0.0.1]:123", **fields)

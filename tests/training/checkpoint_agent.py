@@ -28,7 +28,7 @@ from perdure.contract import (
 )
 from perdure.spec.checkpoint import Checkpoint
 from perdure.workflows.policy.checkpoints.copies import copies_token
-from perdure_training.node_api.bodies import World
+from perdure_training.node_api.bodies import UnsoundSteps, World
 
 NODE = NodeCredentials(uid="run", role="worker", rank=0, incarnation=1, token="secret")
 
@@ -57,6 +57,8 @@ class CheckpointAgent:
         self.generation = 0
         self.distrusted: tuple[CheckpointRef, ...] = ()
         """Those that the job distrusts."""
+        self.unsound: UnsoundSteps | None = None
+        """What the job does not load because its loss was not a number."""
         self.kept_before = 0
         """The generation in which the ranks started over."""
         self.inherited: tuple[CheckpointRef, ...] = ()
@@ -155,6 +157,7 @@ class CheckpointAgent:
             store_address="127.0.0.1",
             store_port=1,
             store_host=True,
+            unsound=self.unsound,
         )
         return AgentState(
             world=world,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 from collections.abc import Iterator
@@ -14,8 +15,10 @@ import torch
 from torch import nn
 
 from perdure_training.checkpoint import Checkpointer, Generators
+from perdure_training.checkpoint import checkpointer as checkpointer_module
 from perdure_training.checkpoint.staging import Layout, read_state
 from perdure_training.events import TrainerEvents, process
+from perdure_training.numbers import NumberWatch
 from perdure_training.snapshots.agreement import TRUSTED_RESTORES
 from perdure_training.snapshots.arena import Arena
 from tests.training.checkpoint_agent import checkpoint_agent
@@ -231,6 +234,33 @@ def test_a_state_that_fails_after_each_load_is_distrusted(world: World):
     for step in (1, 2):
         save(checkpointer, step, {"step": step})
     assert [world.begin(state)[1] for _ in range(TRUSTED_RESTORES + 1)] == [2] * TRUSTED_RESTORES + [1]
+
+
+@pytest.mark.parametrize("rolls_back", [True, False])
+def test_nothing_is_saved_after_a_loss_that_is_no_number_where_the_job_goes_back(
+    world: World, monkeypatch: pytest.MonkeyPatch, rolls_back: bool
+):
+    numbers = NumberWatch({"PERDURE_ROLLS_BACK": "1"} if rolls_back else {})
+    monkeypatch.setattr(checkpointer_module, "watch", numbers)
+    checkpointer, _ = world.begin({"step": 0})
+    numbers.follow(1, loss=0.5, gradient_norm=math.inf)
+    save(checkpointer, 1, {"step": 1})
+    numbers.follow(2, loss=math.nan)
+    assert checkpointer.save(2, {"step": 2}) is not rolls_back
+    checkpointer.flush()
+    assert world.begin({"step": 0})[1] == (1 if rolls_back else 2)
+
+
+def test_a_world_does_not_load_what_may_not_be_sound(world: World, monkeypatch: pytest.MonkeyPatch):
+    state: dict[str, Any] = {"step": 0}
+    checkpointer, _ = world.begin(state)
+    for step in (1, 2, 3):
+        save(checkpointer, step, {"step": step})
+    monkeypatch.setenv("PERDURE_UNSOUND", "1:2")
+    checkpointer, step = world.begin(state)
+    assert step == 2
+    save(checkpointer, 3, {"step": 3})
+    assert world.begin(state)[1] == 3, "it was made again"
 
 
 def test_another_state_is_refused_with_both_names(world: World):

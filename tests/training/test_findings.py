@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from perdure_training.node_api.bodies import UnsoundSteps
 from perdure_training.snapshots.agreement import Holding, decide
 from perdure_training.snapshots.findings import (
     DAMAGED,
@@ -9,6 +10,7 @@ from perdure_training.snapshots.findings import (
     NO_ROOM,
     NOT_COMMON,
     OTHER_WORLD_SIZE,
+    UNSOUND,
     Finding,
     Look,
     find_obstacles,
@@ -19,10 +21,11 @@ def held(rank: int, step: int, *, world_size: int = 2, replicated: bool = False)
     return Holding(rank=rank, step=step, generation=1, world_size=world_size, replicated=replicated, size=1, restores=0)
 
 
-def found(*looks: Look, full: tuple[int, ...] = ()) -> list[Finding]:
+def found(*looks: Look, full: tuple[int, ...] = (), unsound: UnsoundSteps | None = None) -> list[Finding]:
     by_rank = dict(enumerate(looks))
-    decision = decide({rank: list(look.holdings) for rank, look in by_rank.items()}, len(looks), full=full)
-    return find_obstacles(by_rank, len(looks), decision, full=full)
+    held = {rank: list(look.holdings) for rank, look in by_rank.items()}
+    decision = decide(held, len(looks), full=full, unsound=unsound)
+    return find_obstacles(by_rank, len(looks), decision, full=full, unsound=unsound)
 
 
 def test_nothing_is_found_where_a_step_is_loaded_and_nothing_was_damaged():
@@ -80,3 +83,11 @@ def test_a_large_world_that_lost_everything_reports_a_few_ranks():
     obstacles = found(*(Look(node=number, origin="new") for number in range(1000)))
     assert [one.rank for one in obstacles] == [0, 1, 2, 3]
     assert {one.problem for one in obstacles} == {MISSING}
+
+
+def test_snapshots_from_which_a_bad_loss_followed_are_named_as_such():
+    looks = Look(node=0, holdings=[held(0, 5), held(0, 6)]), Look(node=1, holdings=[held(1, 5), held(1, 6)])
+    assert found(*looks, unsound=UnsoundSteps(generation=1, after=5)) == []
+    assert found(*looks, unsound=UnsoundSteps(generation=1, after=4)) == [
+        Finding(rank=rank, node=rank, problem=UNSOUND, steps=(6, 5)) for rank in (0, 1)
+    ]

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from perdure_training.checkpoint.slots import Slots
 from perdure_training.checkpoint.verification import fingerprint, is_intact
+from perdure_training.node_api.bodies import UnsoundSteps
 from perdure_training.snapshots.agreement import TRUSTED_RESTORES, Holding, decide
 from perdure_training.snapshots.arena import PAGE, Arena, Header, Mapping, NoRoom, Slot
 
@@ -288,6 +289,15 @@ def test_nothing_is_loaded_if_one_rank_has_nothing():
     decision = decide({0: held(7), 1: []}, 2)
     assert (decision.step, decision.reason) == (None, "no step is in memory for all ranks")
     assert decide({0: [], 1: []}, 2).reason == ""
+
+
+def test_what_generations_so_far_have_saved_after_the_last_sound_step_is_not_loaded():
+    unsound = UnsoundSteps(generation=1, after=6)
+    spoiled = held(6, 7, world_size=1)
+    assert decide({0: spoiled}, 1, unsound=unsound).step == 6
+    assert decide({0: held(7, world_size=1)}, 1, unsound=unsound).step is None
+    made_again = held(7, world_size=1, generation=2)
+    assert decide({0: spoiled + made_again}, 1, unsound=unsound).generation == 2
 
 
 def test_a_step_after_whose_load_the_world_failed_again_and_again_is_distrusted():

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from perdure.contract import CheckpointRef, CheckpointRestored
+from perdure_training.node_api.bodies import UnsoundSteps
 from perdure_training.node_api.storage_link import CheckpointsUnusable
 from tests.support.waiting import wait_for
 from tests.training.ranks_in_threads import RankThreads, rank_threads
@@ -110,6 +111,15 @@ def test_a_distrusted_checkpoint_is_loaded_where_the_others_are_damaged(
     tear(older)
     assert ranks.begin(states(), lose_memory=True) == [2] * RANKS
     assert "step 2 is loaded nevertheless" in caplog.text
+
+
+def test_what_was_saved_after_the_last_sound_step_is_not_loaded_but_what_is_made_again_is(ranks: RankThreads):
+    stored(ranks, 1, 2, 3)
+    ranks.agent.unsound = UnsoundSteps(generation=ranks.agent.generation, after=2)
+    assert ranks.begin(states(), lose_memory=True) == [2] * RANKS
+    assert ranks.save(3, states(), durable=True) == [True] * RANKS
+    assert ranks.wait_until_durable(30) == [True] * RANKS
+    assert ranks.begin(states(), lose_memory=True) == [3] * RANKS
 
 
 def test_a_storage_without_checkpoints_is_no_reason_to_stop(ranks: RankThreads):

@@ -13,13 +13,13 @@ from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
 
-from perdure.contract import Failure, Finished, JobPhase, JoinRequest
+from perdure.contract import BadNumber, Failure, Finished, JobPhase, JoinRequest
 from perdure.contract.transitions import NodeTransition
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.capacity import joining, planned_changes, staffing
 from perdure.workflows.policy.capacity.staffing import TokenSource
 from perdure.workflows.policy.checkpoints import commits
-from perdure.workflows.policy.diagnosis import unreachable
+from perdure.workflows.policy.diagnosis import bad_numbers, unreachable
 from perdure.workflows.policy.facts import user_requests
 from perdure.workflows.policy.facts.apply import apply_facts
 from perdure.workflows.policy.facts.events import (
@@ -110,7 +110,7 @@ def _addressees(state: JobState, event: AddressedEvent) -> tuple[str, ...]:
     match event:
         case ForRole(role=role):
             return (state.role_named(role),)
-        case Failure(sender=sender) | Finished(sender=sender):
+        case Failure(sender=sender) | Finished(sender=sender) | BadNumber(sender=sender):
             # Like other senders that do not belong to the job, one of an unknown role is ignored.
             return (sender.role,) if sender.role in state.roles else ()
         case (
@@ -149,7 +149,7 @@ def advance_role(state: RoleInJob, job: JobSpec, now: datetime, *, new_token: To
     state = user_requests.apply_postponed(state, job, now)
     if state.suspended:
         return staffing.dismiss_all(state, job, now)
-    state = stages.advance(state, now)
+    state = stages.advance(bad_numbers.judge(state, job, now), now)
     if state.completed:
         return state
     state = entering.inquire(state, job, now)

@@ -11,7 +11,7 @@ from perdure.contract import NodePhase
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.capacity.waiting import limit_of
 from perdure.workflows.policy.decide import end_of_limits
-from perdure.workflows.policy.diagnosis import unreachable
+from perdure.workflows.policy.diagnosis import bad_numbers, unreachable
 from perdure.workflows.policy.repair import ladder
 from perdure.workflows.policy.state.job import JobState, RoleInJob
 from perdure.workflows.policy.world import forming, succession
@@ -43,7 +43,7 @@ def _deadlines_of_role(state: RoleInJob, job: JobSpec, now: datetime) -> list[da
 
 def _deadlines_of_the_world(state: RoleInJob, job: JobSpec, now: datetime) -> list[datetime | None]:
     times = [entry_deadline(state, job), ladder.next_look(state, job, now), unreachable.next_look(state, job)]
-    times.append(forming.next_look(state, job))
+    times += [forming.next_look(state, job), bad_numbers.next_look(state, job)]
     if limit := limit_of(state, job):
         times.append(limit.at)
     return times

@@ -47,6 +47,8 @@ def _describe(finding: MemoryFinding) -> str:
             return f"{owned} {are} of a world of another size"
         case MemoryProblem.NOT_COMMON:
             return f"{owned} {are} not there for all ranks"
+        case MemoryProblem.UNSOUND:
+            return f"{owned} {are} of before a loss that was not a number"
         case MemoryProblem.NO_ROOM:
             return f"{node} has no room for what another node would send"
         case MemoryProblem.UNKNOWN:

@@ -5,6 +5,8 @@ loss that turns NaN some steps after each load. So the next restore takes an old
 failures of the ranks themselves count; the loss of a machine says nothing about a state. Snapshots in memory are
 distrusted by the ranks themselves (docs/checkpoints.md).
 
+A state from which a loss followed that was not a number is not loaded, either, if the job goes back for that.
+
 How far a world came is known where the script reports its steps. Where they are counted, a number means something only
 beside that of an earlier world which loaded the same checkpoint.
 """
@@ -13,7 +15,16 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from perdure.contract import CheckpointRef, Evidence, EvidenceSource, FailureClass, Progress, ProgressSource
+from perdure.contract import (
+    CheckpointRef,
+    Evidence,
+    EvidenceSource,
+    FailureClass,
+    Progress,
+    ProgressSource,
+    RollBack,
+    UnsoundSteps,
+)
 from perdure.workflows.policy.diagnosis.failures import USERS_OWN
 from perdure.workflows.policy.record import incidents
 from perdure.workflows.policy.state.checkpoint import LoadedCheckpoint
@@ -26,7 +37,7 @@ REMEMBERED = 16
 def judge(state: RoleInJob, failure: FailureClass | None, now: datetime) -> RoleInJob:
     """Records how far the world came that a failure ended, and distrusts the checkpoint from which it continued."""
     progress, known = state.progress, state.checkpoints
-    if failure not in USERS_OWN or progress is None:
+    if failure not in USERS_OWN or failure is FailureClass.NUMERIC or progress is None:
         return state
     loaded = known.loaded
     reason = _reason(state, loaded, progress) if loaded is not None else ""
@@ -43,6 +54,12 @@ def judge(state: RoleInJob, failure: FailureClass | None, now: datetime) -> Role
     )
     state = state.replace(checkpoints=known.replace(distrusted=distrusted, loaded=None))
     return incidents.add_evidence(state, Evidence(time=now, source=EvidenceSource.AGENT, text=text), now=now)
+
+
+def distrust_unsound(state: RoleInJob, back: RollBack) -> RoleInJob:
+    """Keeps later worlds from what the worlds so far have saved after a step; what later ones save is new."""
+    unsound = UnsoundSteps(generation=state.generation, after=back.after, found_at=back.found_at)
+    return state.replace(checkpoints=state.checkpoints.replace(unsound=unsound))
 
 
 def load(state: RoleInJob, checkpoint: CheckpointRef) -> RoleInJob:

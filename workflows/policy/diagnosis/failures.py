@@ -54,6 +54,10 @@ _FIND_HANG = (
     "perdure logs {job}{flag}{node} --tail 50 shows what it did last; a shorter timeout in init_process_group() ends a "
     "hang sooner"
 )
+_FIND_NUMBER = (
+    "perdure logs {job}{flag}{node} --tail 50; look at the samples of that step, if they are named, and at the "
+    "learning rate"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,6 +182,12 @@ FAILURE_CLASSES = complete(
             users_own=True,
             once_more=True,
             among_ranks=2,
+        ),
+        FailureClass.NUMERIC: FailureTraits(
+            meaning="a loss was not a finite number: the script's numbers, its data, or a device that computes wrongly",
+            advice=_FIND_NUMBER,
+            remedy=_FIND_NUMBER,
+            users_own=True,
         ),
         FailureClass.DEVICE_FAULT: FailureTraits(
             meaning="a kernel failed on a GPU: an index out of range, an access to memory that is not its own, or a "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perdure.contract import (
+    BadNumber,
     Failure,
     Finished,
     JoinRequest,
@@ -85,6 +86,7 @@ Event = (
     RoleEvent
     | Failure
     | Finished
+    | BadNumber
     | TimePassed
     | SuspendRequested
     | ResumeRequested

@@ -14,6 +14,7 @@ from perdure.contract import (
     ReplaceNodes,
     RestartCommands,
     RestartRanks,
+    RollBack,
     Shrink,
     StartCommands,
     StartOver,
@@ -25,6 +26,12 @@ from perdure.contract import (
 
 def words(actions: tuple[Action, ...]) -> str:
     """What a job does, as one sentence for `perdure explain`."""
+    back = [option(action) for action in actions if isinstance(action, RollBack)]
+    rest = tuple(action for action in actions if not isinstance(action, RollBack))
+    return "; ".join([*([_words(rest)] if rest else []), *back])
+
+
+def _words(actions: tuple[Action, ...]) -> str:
     match actions:
         case (Stop(), *_):
             return "stop the job"
@@ -89,6 +96,8 @@ def option(action: Action) -> str:
             return "wait"
         case ExtendFirstStep():
             return "give the first step more time"
+        case RollBack(after=step):
+            return f"load a state of step {step:,} or before" if step >= 0 else "load no state of this run"
 
 
 def replacement(action: ReplaceNodes) -> str:

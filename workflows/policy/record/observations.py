@@ -1,5 +1,5 @@
 """Records what interrupted nothing: nodes that could not be reached, ranks that stalled and stepped again, a storage
-that took no checkpoints or has only damaged ones, a backend that created no nodes.
+that took no checkpoints or has only damaged ones, a backend that created no nodes, a loss that was not a number.
 
 Nothing was interrupted and nothing was done, so an observation is not an interruption: it is written when it is over,
 as a closed entry among the incidents, so that `perdure explain` can account for a pause that nothing else explains.
@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from perdure.contract import Considered, Evidence, EvidenceSource, IncidentView, Observation
+from perdure.contract import Considered, Evidence, EvidenceSource, IncidentView, NumberKind, Observation
+from perdure.contract.base import shorten
 from perdure.spec.durations import format_duration
 from perdure.workflows.policy.record.incidents import KEPT_EVIDENCE, KEPT_INCIDENTS
 from perdure.workflows.policy.state.job import RoleInJob
 from perdure.workflows.policy.state.node import NodeState
+from perdure.workflows.policy.state.role import SeenNumber
 
 SHORTEST = timedelta(seconds=10)
 """Shorter silences are left out: a restart of an agent or of a worker looks the same."""
@@ -31,6 +33,19 @@ _NO_REPLACEMENT = Considered(
 _NO_RESTART = Considered(
     option="restart the ranks", why_not="a long evaluation or a slow disk looks the same from outside"
 )
+
+_NO_ROLLBACK = {
+    kind: (Considered(option="go back to a state from before it", why_not=why_not),)
+    for kinds, why_not in (
+        ((NumberKind.LOSS,), "recovery.on_nan is report"),
+        (
+            (NumberKind.GRADIENT_NORM,),
+            "a step whose gradients overflow may be left out by the script, and the next one is sound",
+        ),
+        ((NumberKind.LOSS_SPIKE, NumberKind.GRADIENT_NORM_SPIKE), "most spikes pass by themselves"),
+    )
+    for kind in kinds
+}
 
 _NO_STOP = Considered(
     option="stop the training", why_not="snapshots in memory are made on; the agents try to store the next one again"
@@ -149,6 +164,30 @@ def observe_start_over(
     return _append(state, state.incidents, entry)
 
 
+def observe_bad_number(state: RoleInJob, seen: SeenNumber, text: str, now: datetime) -> RoleInJob:
+    """Records a number that is not finite and interrupts nothing. Those of one world are one entry."""
+    samples = f"; {'; '.join(seen.number.samples)}" if seen.number.samples else ""
+    sign = Evidence(time=seen.time, source=EvidenceSource.AGENT, rank=seen.node, text=shorten(f"{text}{samples}"))
+    begun = next((one for one in reversed(state.own_incidents) if _of_bad_number(state, one)), None)
+    if begun is not None:
+        entry = begun.replace(evidence=(*begun.evidence, sign)[:KEPT_EVIDENCE])
+        return state.replace(incidents=tuple(entry if one.number == entry.number else one for one in state.incidents))
+    entry = IncidentView(
+        number=state.incident_count + 1,
+        role=state.role,
+        title=f"{text}; training continued",
+        started_at=seen.time,
+        noticed_at=now,
+        closed_at=now,
+        observation=Observation(bad_number=True),
+        evidence=(sign,),
+        considered=_NO_ROLLBACK.get(seen.number.kind, ()),
+        generation_before=state.generation,
+        nodes_before=state.world.nodes if state.world else 0,
+    )
+    return _append(state, state.incidents, entry)
+
+
 def uncreated_nodes(state: RoleInJob) -> list[NodeState]:
     """Returns the nodes that the backend cannot create for now, other than for lack of capacity."""
     nodes = (node for node in state.nodes.values() if node.uncreated_since is not None)
@@ -197,7 +236,9 @@ def observe_uncreated(state: RoleInJob, now: datetime) -> RoleInJob:
 def _of_pause(state: RoleInJob, entry: IncidentView) -> bool:
     """Whether the entry is about a pause of the role's present world."""
     in_this_world = (entry.role, entry.generation_before) == (state.role, state.generation)
-    return in_this_world and not (_of_storage(entry) or _of_uncreated(entry) or _of_start_over(entry))
+    return in_this_world and not (
+        _of_storage(entry) or _of_uncreated(entry) or _of_start_over(entry) or _of_bad_number(state, entry)
+    )
 
 
 def _of_uncreated(entry: IncidentView) -> bool:
@@ -206,6 +247,12 @@ def _of_uncreated(entry: IncidentView) -> bool:
 
 def _of_storage(entry: IncidentView) -> bool:
     return entry.observation is not None and entry.observation.storage
+
+
+def _of_bad_number(state: RoleInJob, entry: IncidentView) -> bool:
+    """Whether the entry is about a number of the role's present world."""
+    is_one = entry.observation is not None and entry.observation.bad_number
+    return is_one and entry.generation_before == state.generation
 
 
 def _of_start_over(entry: IncidentView) -> bool:

@@ -17,9 +17,11 @@ from perdure.contract import (
     NodePhase,
     ReplaceNodes,
     RestartCommands,
+    RollBack,
     Stop,
     Suspend,
 )
+from perdure.workflows.policy.checkpoints import trust
 from perdure.workflows.policy.record import incidents
 from perdure.workflows.policy.record.action_words import option
 from perdure.workflows.policy.repair import memory
@@ -69,6 +71,8 @@ def carry_out(state: RoleInJob, verdict: Verdict, now: datetime) -> RoleInJob:
                 state = state.replace(suspended=True, reason=verdict.title, request_reasons={})
             case ReplaceNodes() if interruption is not None:
                 state = _give_up(state, action, interruption, verdict.title, now)
+            case RollBack():
+                state = trust.distrust_unsound(state, action)
             case RestartCommands() if state.between_stages:
                 state = stages.restart_commands(state, action.nodes)
             case _:

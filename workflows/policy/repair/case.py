@@ -70,7 +70,13 @@ class Case:
         """The failures in the order of their classes, causes before their effects."""
         order = sorted(
             self.interruption.failures,
-            key=lambda failure: (precedence(failure.failure), not failure.certain, failure.time),
+            key=lambda failure: (
+                precedence(failure.failure),
+                not failure.certain,
+                # Clocks of machines differ, and steps do not.
+                failure.number.step if failure.number is not None else 0,
+                failure.time,
+            ),
         )
         return tuple(order)
 

@@ -10,12 +10,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 
-from perdure.contract import RestartCommands
+from perdure.contract import RestartCommands, RollBack
 from perdure.spec.job import JobSpec
+from perdure.workflows.policy.diagnosis.bad_numbers import newest_sound
 from perdure.workflows.policy.repair.case import Case, Verdict
 from perdure.workflows.policy.repair.rungs import (
     another_machine,
     await_reports,
+    bad_number,
     capacity_loss,
     collective_timeout,
     failed_command,
@@ -44,6 +46,7 @@ RUNGS: tuple[Rung, ...] = (
     repeated_failure.decide,
     spent_budget.decide,
     capacity_loss.decide,
+    bad_number.decide,
     first_step.decide,
     collective_timeout.decide,
     peers_lost.decide,
@@ -58,8 +61,9 @@ RUNGS: tuple[Rung, ...] = (
 def decide(case: Case) -> Verdict:
     """The verdict on an interruption; while it is too early for one, to wait."""
     verdict = next(verdict for rung in RUNGS if (verdict := rung(case)) is not None)
-    commands = _other_commands(case, verdict)
-    return replace(verdict, actions=(*verdict.actions, RestartCommands(nodes=commands))) if commands else verdict
+    if verdict.stop or verdict.wait:
+        return verdict
+    return replace(verdict, actions=(*verdict.actions, *_roll_back(case), *_other_commands(case, verdict)))
 
 
 def next_look(state: RoleInJob, job: JobSpec, now: datetime) -> datetime | None:
@@ -71,10 +75,17 @@ def next_look(state: RoleInJob, job: JobSpec, now: datetime) -> datetime | None:
     return wait.until if wait is not None else None
 
 
-def _other_commands(case: Case, verdict: Verdict) -> tuple[int, ...]:
-    """Nodes whose command must start over, too, whatever is done about the culprit."""
-    if verdict.stop or verdict.wait:
+def _roll_back(case: Case) -> tuple[RollBack, ...]:
+    """Keeps the next world from states that may not be sound, whatever is done about the culprit."""
+    numbers = [failure.number for failure in case.interruption.failures if failure.number is not None]
+    if not numbers:
         return ()
+    first = min(numbers, key=newest_sound)
+    return (RollBack(after=newest_sound(first), found_at=min(number.step for number in numbers)),)
+
+
+def _other_commands(case: Case, verdict: Verdict) -> tuple[RestartCommands, ...]:
+    """Starts commands over that must, too, whatever is done about the culprit."""
     state = case.state
     if state.between_stages:
         failed = {failure.rank for failure in case.interruption.failures}
@@ -82,4 +93,5 @@ def _other_commands(case: Case, verdict: Verdict) -> tuple[int, ...]:
     else:
         over = case.missed
     known = {rank for action in verdict.actions if isinstance(action, RestartCommands) for rank in action.nodes}
-    return tuple(sorted(over - known - verdict.replaced))
+    nodes = tuple(sorted(over - known - verdict.replaced))
+    return (RestartCommands(nodes=nodes),) if nodes else ()

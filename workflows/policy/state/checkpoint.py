@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from perdure.contract import CheckpointRef, Commit, Message, RestoreSource, StoredCheckpoint
+from perdure.contract import CheckpointRef, Commit, Message, RestoreSource, StoredCheckpoint, UnsoundSteps
 from perdure.contract.base import ShortText
 
 
@@ -55,6 +55,8 @@ class CheckpointState(Message):
     """The highest reported step at which the job failed by itself."""
     distrusted: tuple[CheckpointRef, ...] = ()
     """Those that are not loaded any more: see `perdure.workflows.policy.checkpoints.trust`."""
+    unsound: UnsoundSteps | None = None
+    """Those that are not loaded because the job went back from a loss that was not a number."""
     inherited: tuple[CheckpointRef, ...] = ()
     """The newest one of another run from which this run has continued, for each place in the storage."""
     kept_before: int = 0

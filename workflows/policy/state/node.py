@@ -15,6 +15,7 @@ from perdure.contract import (
     Message,
     NodeFacts,
     NodePhase,
+    RankNumber,
     RuleMatch,
 )
 from perdure.contract.base import LogTail, ShortText
@@ -44,6 +45,8 @@ class NodeFailure(Message):
     """False where only an exit code is known: the node may be a victim that did not report why it failed."""
     ranks: tuple[int, ...] = ()
     """The global ranks that failed, as far as they are known."""
+    number: RankNumber | None = None
+    """The loss for which the world ends, if it is that."""
 
     @classmethod
     def unresponsive(

@@ -11,7 +11,17 @@ from typing import Self
 
 from pydantic import Field
 
-from perdure.contract import Actions, FailureClass, Incarnation, JobPhase, Message, PrintedLines, Progress, World
+from perdure.contract import (
+    Actions,
+    FailureClass,
+    Incarnation,
+    JobPhase,
+    Message,
+    PrintedLines,
+    Progress,
+    RankNumber,
+    World,
+)
 from perdure.spec.durations import Duration
 from perdure.workflows.policy.facts.events import RelaunchRequested, SuspendRequested
 from perdure.workflows.policy.state.checkpoint import CheckpointState
@@ -49,6 +59,23 @@ class NodeLines(Message):
 
     rank: int
     printed: PrintedLines
+
+
+class SeenNumber(Message):
+    """A number of a rank that is not finite: see `perdure.workflows.policy.diagnosis.bad_numbers`."""
+
+    node: int
+    """The node (slot) that reported it."""
+    generation: int
+    number: RankNumber
+    time: datetime
+    arrived_at: datetime
+    recorded: bool = False
+    """It interrupts nothing, and users can read it."""
+
+    def is_about(self, other: SeenNumber) -> bool:
+        """Whether both are of the same node and kind, of which an agent that was started again reports one again."""
+        return (self.node, self.number.kind) == (other.node, other.number.kind)
 
 
 class TransitionsTaken(Message):
@@ -114,6 +141,8 @@ class RoleState(Message):
     inquired_at: datetime | None = None
     interruption: Interruption | None = None
     """Set from the first evidence that the current world is over until the next one is sent out."""
+    bad_numbers: tuple[SeenNumber, ...] = ()
+    """Numbers of the current world that are not finite; those of an older one count no more."""
     complete_generation: int = 0
     """The newest generation that all ranks of the job have finished."""
     stages_complete: int = 0

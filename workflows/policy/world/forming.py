@@ -117,6 +117,7 @@ def _form_due_world(
         stage=state.stages_complete,
         first_step=first_steps.limit_of(remembering, job),
         distrusted_checkpoints=state.checkpoints.distrusted,
+        unsound=state.checkpoints.unsound,
     )
     if formed is None:
         return state if trains else _wait_for_port(state, job, now, available=len(available))

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
-from perdure.contract import CheckpointRef, Member, World
+from perdure.contract import CheckpointRef, Member, UnsoundSteps, World
 from perdure.spec.network import FEWEST_PORTS, Network, read_ports
 from perdure.workflows.policy.state.node import NodeState
 
@@ -78,6 +78,7 @@ def form_world(
     stage: int = 0,
     first_step: timedelta | None = None,
     distrusted_checkpoints: tuple[CheckpointRef, ...] = (),
+    unsound: UnsoundSteps | None = None,
 ) -> World | None:
     """Forms the next world; returns None while no member offers a port for its store.
 
@@ -90,6 +91,7 @@ def form_world(
         stage: The torchrun of the command that it is for, from 0.
         first_step: The time that its ranks have to make their first step; None for no limit.
         distrusted_checkpoints: Those in the job's storage that its ranks do not load.
+        unsound: The saved states that its ranks do not load; None for none.
     """
     group_ranks = assign_group_ranks(ranks, previous)
     store = choose_store(nodes, group_ranks)
@@ -118,4 +120,5 @@ def form_world(
         stage=stage,
         first_step=first_step,
         distrusted_checkpoints=distrusted_checkpoints,
+        unsound=unsound,
     )

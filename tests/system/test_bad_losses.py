@@ -1,0 +1,81 @@
+"""Trainings of real ranks whose loss becomes NaN: once, at one step always, and in a report only."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from perdure.cli.explain import explanation
+from perdure.contract import FailureClass, JobPhase, RestoreSource
+from tests.support.allocation import REPOSITORY
+from tests.system.made_steps import steps
+from tests.system.site import PATIENCE, Job, Site
+
+SCRIPT = Path(__file__).with_name("bad_losses.py")
+STEPS = 60
+
+
+async def submit(site: Site, *arguments: str, on_nan: str) -> Job:
+    out = site.folder / f"bad-{on_nan}-{len(site.jobs)}"
+    out.mkdir()
+    command = ["torchrun", str(SCRIPT), str(out), *arguments]
+    job = await site.submit(command=command, recovery={"on_nan": on_nan})
+    job.out = out
+    return job
+
+
+@pytest.mark.timeout(400)
+async def test_a_gradient_that_is_spoiled_once_costs_the_steps_since_and_changes_no_parameter(
+    site: Site, tmp_path: Path
+):
+    undisturbed = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(SCRIPT)]
+    run = [*undisturbed, str(tmp_path), "--pause", "0"]
+    await asyncio.to_thread(subprocess.run, run, cwd=REPOSITORY, check=True, timeout=PATIENCE, capture_output=True)
+    job = await submit(site, "--spoil-at", "20", on_nan="rollback")
+    result = await job.client.wait(job.name)
+    assert result.phase is JobPhase.SUCCEEDED, result
+    [incident] = await job.incidents()
+    assert incident.failure is FailureClass.NUMERIC
+    assert " is nan at step 21; numbers: samples " in incident.title
+    assert (incident.restored_step, incident.restored_from) == (19, RestoreSource.MEMORY)
+    for rank in (0, 1):
+        made = steps(job, rank)
+        assert sorted(set(made)) == list(range(1, STEPS + 1))
+        assert made.count(19) == 1
+        assert made.count(20) == 2
+    assert (job.out / "digest").read_text() == (tmp_path / "digest").read_text()
+    told = explanation(incident, job=job.name, flag="").plain
+    assert "load a state of step 19 or before" in told
+    assert {node.incarnation for node in await site.client.nodes(job.name)} == {1}
+
+
+async def test_a_gradient_that_is_spoiled_each_time_stops_the_job_with_its_step(site: Site):
+    job = await submit(site, "--spoil-at", "20", "--always", on_nan="rollback")
+    result = await job.client.wait(job.name)
+    assert (result.phase, result.exit_code) == (JobPhase.FAILED, 1)
+    assert "is nan at step 21" in result.reason
+    assert "it was no number at step 21 before the job went back" in result.reason
+    assert [one.failure for one in await job.incidents()] == [FailureClass.NUMERIC] * 2
+
+
+async def test_a_rank_that_reports_nan_once_is_shown_and_nothing_is_repaired(site: Site):
+    job = await submit(site, "--misreport-at", "20", on_nan="report")
+    result = await job.client.wait(job.name)
+    assert result.phase is JobPhase.SUCCEEDED
+    [entry] = await job.incidents()
+    assert entry.observation is not None
+    assert entry.title == "the loss of rank 1 is nan at step 20; training continued"
+    assert [sign.rank for sign in entry.evidence] == [1]
+    assert steps(job, 1) == list(range(1, STEPS + 1))
+
+
+async def test_a_job_that_is_to_stop_names_rank_and_step(site: Site):
+    job = await submit(site, "--spoil-at", "20", on_nan="stop")
+    result = await job.client.wait(job.name)
+    assert (result.phase, result.exit_code) == (JobPhase.FAILED, 1)
+    assert "is nan at step 21" in result.reason
+    assert "recovery.on_nan is stop" in result.reason
