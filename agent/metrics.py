@@ -17,57 +17,35 @@ from perdure.agent.node import Node
 from perdure.agent.outbox import Outbox
 from perdure.agent.telemetry import Telemetry
 from perdure.agent.torch_events import TorchEvents
-from perdure.base.metrics.machine import HostMonitor
+from perdure.base.metrics.machine import GpuMonitor, HostMonitor
 from perdure.base.metrics.monitors import Reading
 from perdure.base.metrics.reports import MetricsToEvents, endpoint_monitors
-from perdure.base.metrics.samples import Sample
+from perdure.base.metrics.samples import Monitor, Sample
 from perdure.base.metrics.series import CurrentSamples, job_labels, text_of
 from perdure.contract import FailureKind, Progress
 from perdure.contract.names import job_of
 from perdure.events import AsyncExporter, EventEmitter
-from perdure_training.node_api.bodies import DeviceUsage, UsageReport
+from perdure_training.node_api.bodies import DeviceUsage
 
 _FRESH: Final = 1.0
 """Seconds for which a scrape gets the answer of the one before: the socket is open to the training code."""
 _SHARED_MEMORY: Final = Path("/dev/shm")
-_SLOWDOWNS: Final[Mapping[str, int]] = {
-    "thermal": 0x20 | 0x40,  # software and hardware thermal slowdown
-    "power": 0x04 | 0x80,  # power cap, power brake
-    "hardware": 0x08,  # hardware slowdown, for any of its reasons
-}
-"""Bits of NVML's `nvmlClocksEventReasons`, by the value of the label `reason`."""
 
 
-class GpuMonitor:
-    """The node's GPUs, as its launcher has read them last: in a pod they belong to the training's container."""
-
-    name = "gpu"
-
-    def __init__(self, usage: Callable[[], UsageReport | None]) -> None:
-        self._usage = usage
-
-    def read(self) -> Sequence[Sample]:
-        """Returns what the driver reports of each GPU; what it does not report is left out."""
-        usage = self._usage()
-        return [sample for device in usage.devices for sample in _of_device(device)] if usage is not None else []
+def machine_monitors(config: AgentConfig) -> tuple[Monitor, ...]:
+    """Returns monitors of the machine of a node."""
+    return HostMonitor({"run": config.run_dir, "shm": _SHARED_MEMORY}), GpuMonitor()
 
 
-def _host_monitor(config: AgentConfig) -> HostMonitor:
-    return HostMonitor({"run": config.run_dir, "shm": _SHARED_MEMORY})
-
-
-def machine_reports(
-    config: AgentConfig, exporter: AsyncExporter, *, usage: Callable[[], UsageReport | None], interval: timedelta
-) -> MetricsToEvents:
+def machine_reports(config: AgentConfig, exporter: AsyncExporter, *, interval: timedelta) -> MetricsToEvents:
     """Returns what emits the figures of a node's machine, and of the endpoints that its configuration names, as events.
 
     Args:
         config: The agent's configuration.
         exporter: The destination of the events.
-        usage: Returns the launcher's newest figures.
         interval: The time between two events.
     """
-    monitors = (_host_monitor(config), GpuMonitor(usage), *endpoint_monitors(config.monitors))
+    monitors = (*machine_monitors(config), *endpoint_monitors(config.monitors))
     return MetricsToEvents(monitors, EventEmitter("agent", exporter), interval=interval)
 
 
@@ -111,7 +89,7 @@ class NodeMetrics:
         self._events = events
         self._progress = progress
         self._stall = stall
-        self._readings = [Reading(monitor) for monitor in (_host_monitor(config), TorchEvents(config.run_dir))]
+        self._readings = [Reading(monitor) for monitor in (*machine_monitors(config), TorchEvents(config.run_dir))]
         identity = config.node
         namespace, name = job_of(config.job_id)
         self._labels = {
@@ -204,12 +182,6 @@ def _of_device(device: DeviceUsage) -> Iterable[Sample]:
     yield from _known("perdure_gpu_memory_used_bytes", device.memory_used_bytes, labels)
     yield from _known("perdure_gpu_memory_total_bytes", device.memory_total_bytes, labels)
     yield from _known("perdure_gpu_temperature_celsius", device.temperature_celsius, labels)
-    yield from _known("perdure_gpu_power_watts", device.power_watts, labels)
-    if device.slowdowns is not None:
-        for reason, bits in _SLOWDOWNS.items():
-            yield Sample("perdure_gpu_slowed", float(bool(device.slowdowns & bits)), {**labels, "reason": reason})
-    for kind, errors in (("corrected", device.corrected_errors), ("uncorrected", device.uncorrected_errors)):
-        yield from _known("perdure_gpu_memory_errors_total", errors, {**labels, "kind": kind})
 
 
 def _known(name: str, value: float | None, labels: Mapping[str, str] | None = None) -> Iterable[Sample]:

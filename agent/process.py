@@ -248,9 +248,7 @@ class Agent:
         await asyncio.sleep(_METRICS_INTERVAL.total_seconds())
         from perdure.agent.metrics import machine_reports
 
-        await machine_reports(
-            self._config, self._machine, usage=lambda: self._telemetry.newest_usage, interval=_METRICS_INTERVAL
-        ).run()
+        await machine_reports(self._config, self._machine, interval=_METRICS_INTERVAL).run()
 
     async def _until_leave_is_requested(self) -> None:
         stopped = asyncio.create_task(self._stop.wait())

@@ -13,8 +13,6 @@ from perdure_training.node_api.bodies import DeviceUsage
 LIBRARY = "libnvidia-ml.so.1"
 _NAME_BYTES = 96
 _TEMPERATURE_GPU = 0
-_CORRECTED, _UNCORRECTED = 0, 1
-_SINCE_LOADED = 0
 
 
 class _Memory(ctypes.Structure):
@@ -66,30 +64,19 @@ class Devices:
     def _device(self, index: int, handle: ctypes.c_void_p) -> DeviceUsage:
         name = ctypes.create_string_buffer(_NAME_BYTES)
         memory = _Memory(version=ctypes.sizeof(_Memory) | 2 << 24)
-        utilization = _Utilization()
+        utilization, temperature = _Utilization(), ctypes.c_uint()
         named = self._ask("nvmlDeviceGetName", handle, name, ctypes.c_uint(_NAME_BYTES))
         measured = self._ask("nvmlDeviceGetMemoryInfo_v2", handle, ctypes.byref(memory))
         used = self._ask("nvmlDeviceGetUtilizationRates", handle, ctypes.byref(utilization))
-        temperature = self._number("nvmlDeviceGetTemperature", handle, _TEMPERATURE_GPU)
-        power = self._number("nvmlDeviceGetPowerUsage", handle)
+        warm = self._ask("nvmlDeviceGetTemperature", handle, ctypes.c_uint(_TEMPERATURE_GPU), ctypes.byref(temperature))
         return DeviceUsage(
             index=index,
             name=name.value.decode(errors="replace") if named else "",
             utilization_percent=float(utilization.gpu) if used else None,
             memory_used_bytes=int(memory.used) if measured else None,
             memory_total_bytes=int(memory.total) if measured else None,
-            temperature_celsius=None if temperature is None else float(temperature),
-            power_watts=None if power is None else power / 1000,
-            slowdowns=self._number("nvmlDeviceGetCurrentClocksThrottleReasons", handle),
-            corrected_errors=self._number("nvmlDeviceGetTotalEccErrors", handle, _CORRECTED, _SINCE_LOADED),
-            uncorrected_errors=self._number("nvmlDeviceGetTotalEccErrors", handle, _UNCORRECTED, _SINCE_LOADED),
+            temperature_celsius=float(temperature.value) if warm else None,
         )
-
-    def _number(self, function: str, handle: ctypes.c_void_p, *arguments: int) -> int | None:
-        """Returns a number that the driver writes; None if it does not report it."""
-        # Of a smaller number the driver fills the first bytes: the low ones on every machine that it supports.
-        number = ctypes.c_ulonglong()
-        return number.value if self._ask(function, handle, *arguments, ctypes.byref(number)) else None
 
     def _ask(self, function: str, *arguments: Any) -> bool:
         if self._library is None:

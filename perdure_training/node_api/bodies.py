@@ -204,12 +204,6 @@ class DeviceUsage(Body):
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
     temperature_celsius: float | None = None
-    power_watts: float | None = None
-    slowdowns: int | None = None
-    """Why its clocks are reduced: the bits of NVML's `nvmlClocksEventReasons`."""
-    corrected_errors: int | None = None
-    """Memory errors since the driver was loaded."""
-    uncorrected_errors: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

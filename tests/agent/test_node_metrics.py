@@ -13,13 +13,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from perdure.agent.config import AgentConfig
-from perdure.agent.metrics import GpuMonitor, machine_reports
+from perdure.agent.metrics import machine_reports
 from perdure.agent.progress import SaveStalls
 from perdure.base.metrics.endpoint import serving_metrics
-from perdure.base.metrics.table import AGENT_METRICS, BOTH, METRICS
+from perdure.base.metrics.table import AGENT_METRICS, BOTH
 from perdure.contract import NodeCredentials
 from perdure.events import AsyncExporter, FileExporter
-from perdure_training.node_api.bodies import DeviceUsage, UsageReport
 from perdure_training.node_api.progress_file import (
     REPORTED,
     ProgressFile,
@@ -165,7 +164,6 @@ async def test_what_endpoints_on_the_machine_tell_is_on_the_bus_beside_its_own_f
     async def dcgm() -> bytes:
         return b'DCGM_FI_DEV_GPU_TEMP{gpu="0"} 61\ngo_goroutines 12\n'
 
-    usage = UsageReport(devices=(DeviceUsage(index=0, temperature_celsius=60.0),))
     exporter = AsyncExporter(FileExporter(folder / "metrics.jsonl"))
     async with serving_metrics(dcgm, 0) as port:
         config = AgentConfig(
@@ -179,33 +177,10 @@ async def test_what_endpoints_on_the_machine_tell_is_on_the_bus_beside_its_own_f
             run_dir=folder,
             monitors=(f"http://127.0.0.1:{port}/metrics#DCGM_FI_DEV_",),
         )
-        await machine_reports(config, exporter, usage=lambda: usage, interval=timedelta(minutes=1)).emit()
+        await machine_reports(config, exporter, interval=timedelta(minutes=1)).emit()
     exporter.close()
     event = json.loads((folder / "metrics.jsonl").read_text())
     assert (event["target"], event["name"]) == ("agent", "metrics")
     assert event["attributes"]['DCGM_FI_DEV_GPU_TEMP{gpu="0"}'] == 61
     assert event["attributes"]["perdure_host_memory_total_bytes"] > 0
-    assert event["attributes"]['perdure_gpu_temperature_celsius{gpu="0"}'] == 60
     assert "go_goroutines" not in event["attributes"]
-
-
-def test_gpus_are_shown_as_far_as_their_driver_reports_them() -> None:
-    complete = DeviceUsage(
-        index=0, name="NVIDIA H100", utilization_percent=97.0, slowdowns=0x41, corrected_errors=5, uncorrected_errors=1
-    )
-    lacking = DeviceUsage(index=1, name="NVIDIA H100", corrected_errors=5, uncorrected_errors=1)
-    monitor = GpuMonitor(lambda: UsageReport(devices=(complete, lacking)))
-    found = {(sample.name, *sample.labels.values()): sample.value for sample in monitor.read()}
-    assert found["perdure_gpu_info", "0", "NVIDIA H100"] == 1
-    assert found["perdure_gpu_utilization_ratio", "0"] == 0.97
-    assert ("perdure_gpu_utilization_ratio", "1") not in found
-    assert found["perdure_gpu_slowed", "0", "thermal"] == 1
-    assert found["perdure_gpu_slowed", "0", "power"] == 0
-    assert ("perdure_gpu_slowed", "1", "thermal") not in found
-    assert found["perdure_gpu_memory_errors_total", "1", "uncorrected"] == 1
-    assert all(name in METRICS for name, *_ in found)
-
-
-def test_a_node_without_gpus_or_without_a_report_shows_none() -> None:
-    assert list(GpuMonitor(UsageReport).read()) == []
-    assert list(GpuMonitor(lambda: None).read()) == []

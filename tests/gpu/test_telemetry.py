@@ -8,9 +8,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from perdure.agent.metrics import GpuMonitor
+from perdure.base.metrics.machine import GpuMonitor
 from perdure_launcher.system.nvml import Devices
-from perdure_training.node_api.bodies import UsageReport
 from tests.gpu.nvidia import reported
 from tests.support.waiting import wait_for
 
@@ -43,17 +42,11 @@ def busy() -> Iterator[None]:
     torch.cuda.empty_cache()
 
 
-def read() -> dict[tuple[str, ...], float]:
-    """The figures of the first GPU that an agent shows, after its launcher has read them."""
-    usage = UsageReport(devices=tuple(Devices().usage()[:1]))
-    samples = GpuMonitor(lambda: usage).read()
-    return {(sample.name, *list(sample.labels.values())[1:]): sample.value for sample in samples}
-
-
 @pytest.mark.usefixtures("busy")
 def test_the_agents_figures_are_those_of_the_driver(gpu: str) -> None:
+    monitor = GpuMonitor()
     expected = reported("name", "memory.used", "memory.total", "utilization.gpu", "temperature.gpu", "power.limit")
-    found = read()
+    found = {(sample.name, *list(sample.labels.values())[1:]): sample.value for sample in monitor.read()}
     assert found["perdure_gpu_info", gpu] == 1
     assert expected["name"] == gpu
     assert found[("perdure_gpu_memory_total_bytes",)] / MIB == pytest.approx(float(expected["memory.total"]), abs=1)
@@ -70,7 +63,7 @@ def test_the_agents_counters_are_those_of_the_driver() -> None:
         "thermal": ("clocks_event_reasons.sw_thermal_slowdown", "clocks_event_reasons.hw_thermal_slowdown"),
         "hardware": ("clocks_event_reasons.hw_slowdown",),
     }
-    found = read()
+    found = {(sample.name, *list(sample.labels.values())[1:]): sample.value for sample in GpuMonitor().read()}
     for reason, fields in names.items():
         expected = reported(*fields)
         assert found["perdure_gpu_slowed", reason] == any(value == "Active" for value in expected.values())

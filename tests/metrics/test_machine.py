@@ -1,4 +1,4 @@
-"""Tests of what is read of the machine, with monitors that raise and hang."""
+"""Tests of what is read of the machine, with drivers that lie, raise and hang."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import psutil
 import pytest
 
-from perdure.base.metrics.machine import HostMonitor
+from perdure.base.metrics.machine import GpuMonitor, HostMonitor
 from perdure.base.metrics.monitors import Reading
 from perdure.base.metrics.samples import Sample
+from perdure.base.metrics.table import METRICS
 
 
 def values(samples: Sequence[Sample]) -> dict[tuple[str, ...], float]:
@@ -55,6 +57,53 @@ def test_a_clock_that_jumps_back_is_counted_once(tmp_path: Path) -> None:
     assert steps() == 0
     now[:] = [1_000_020.0 - 3600, 70.0]
     assert [steps(), steps()] == [1, 1]
+
+
+class Driver:
+    """A stand-in of pynvml with two GPUs, of which one reports little."""
+
+    def __getattr__(self, name: str) -> Any:
+        def missing(*_: Any) -> Any:
+            raise RuntimeError(f"{name}: not supported")
+
+        return missing
+
+    def nvmlInit(self) -> None: ...  # noqa: N802
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        return index
+
+    def nvmlDeviceGetName(self, handle: int) -> str:  # noqa: N802
+        return "NVIDIA H100"
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> SimpleNamespace:  # noqa: N802
+        if handle:
+            raise RuntimeError("lost")
+        return SimpleNamespace(gpu=97)
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: int) -> int:  # noqa: N802
+        return 0x40 | 0x01
+
+    def nvmlDeviceGetTotalEccErrors(self, handle: int, kind: int, since: int) -> int:  # noqa: N802
+        return (5, 1)[kind]
+
+
+def test_gpus_are_read_as_far_as_their_driver_reports_them() -> None:
+    found = values(GpuMonitor(cast("Any", Driver())).read())
+    assert found["perdure_gpu_info", "0", "NVIDIA H100"] == 1
+    assert found["perdure_gpu_utilization_ratio", "0"] == 0.97
+    assert ("perdure_gpu_utilization_ratio", "1") not in found
+    assert found["perdure_gpu_slowed", "0", "thermal"] == 1
+    assert found["perdure_gpu_slowed", "0", "power"] == 0
+    assert found["perdure_gpu_memory_errors_total", "1", "uncorrected"] == 1
+    assert all(name in METRICS for name, *_ in found)
+
+
+def test_a_machine_without_a_driver_has_no_gpus() -> None:
+    assert list(GpuMonitor(cast("Any", SimpleNamespace())).read()) == []
 
 
 async def test_a_monitor_that_hangs_or_raises_delays_no_other() -> None:

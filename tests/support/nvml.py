@@ -12,6 +12,7 @@ SOURCE = """
 typedef struct { unsigned version; unsigned long long total, reserved, free, used; } memory_t;
 typedef struct { unsigned gpu, memory; } utilization_t;
 int nvmlInit_v2(void) { return %(init)d; }
+int nvmlInitWithFlags(unsigned flags) { return %(init)d; }
 int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
   *device = (void *)(0x7f0000000000UL + index); return 0; }
@@ -25,9 +26,8 @@ int nvmlDeviceGetUtilizationRates(void *device, utilization_t *rates) { rates->g
 int nvmlDeviceGetTemperature(void *device, int sensor, unsigned *temperature) {
   if (index_of(device)) return 3; *temperature = 61; return 0; }
 int nvmlDeviceGetPowerUsage(void *device, unsigned *milliwatts) { *milliwatts = 350000; return 0; }
-int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *reasons) { *reasons = 0x01; return 0; }
-int nvmlDeviceGetTotalEccErrors(void *device, int kind, int since, unsigned long long *count) {
-  *count = kind ? 1 : 5; return 0; }
+int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *reasons) { *reasons = 0; return 0; }
+int nvmlDeviceGetTotalEccErrors(void *device, int kind, int since, unsigned long long *count) { *count = 0; return 0; }
 """
 
 
