@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from tests.support.source import parse
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("perdure", "workflows", "activities", "agent")
 HOME = ROOT / "perdure" / "base" / "executions.py"
@@ -13,7 +15,7 @@ HOME = ROOT / "perdure" / "base" / "executions.py"
 def findings(path: Path, *, below: Path = ROOT) -> list[str]:
     """Places that compare statuses of the SDK, filter by status, or use calls that fail for unknown statuses."""
     found: list[str] = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parse(path)):
         match node:
             case ast.ImportFrom(module="temporalio.client", names=names):
                 words = [name.name for name in names if name.name == "WorkflowExecutionStatus"]

@@ -17,6 +17,7 @@ from perdure.activities.nodes.kubernetes.settings import VARIABLES
 from perdure.spec.fields import field_at
 from scripts.docs import PAGES as GENERATED
 from tests.docs.pages import PAGES, ROOT, Page
+from tests.support.source import parse
 
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
@@ -156,7 +157,7 @@ def importable(name: str) -> bool:
     source = find_spec(module)
     if source is None or source.origin is None:
         return False
-    tree = ast.parse(Path(source.origin).read_text(encoding="utf-8"))
+    tree = parse(Path(source.origin))
     return thing in {getattr(node, "name", "") or getattr(node, "id", "") for node in ast.walk(tree)}
 
 

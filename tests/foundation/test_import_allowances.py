@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.source import parse
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def imports(path: Path) -> Iterator[str]:
     """Every absolute import of a file, wherever in the file it stands."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parse(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
@@ -60,7 +62,7 @@ def test_imports_only_what_it_may(folder: str, allowed: tuple[str, ...]):
 
 def test_importing_the_package_is_cheap():
     """`perdure --version` and every launched agent import it."""
-    tree = ast.parse((ROOT / "perdure" / "__init__.py").read_text(encoding="utf-8"))
+    tree = parse(ROOT / "perdure" / "__init__.py")
     eager = [ast.unparse(node) for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     expensive = [line for line in eager if "temporalio" in line or "pydantic" in line or "client" in line]
     assert expensive == []

@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.support.source import parse
+
 ROOT = Path(__file__).resolve().parents[2]
 
 SLEEPS = {
@@ -37,7 +39,7 @@ SLEEPS = {
 
 def sleeps(path: Path) -> Iterator[int]:
     """Lines that sleep for longer than until other tasks had their turn."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parse(path)):
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Name(id="time" | "asyncio"), attr="sleep"), args=[seconds]):
                 if not (isinstance(seconds, ast.Constant) and seconds.value == 0):

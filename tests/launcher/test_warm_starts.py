@@ -32,6 +32,7 @@ from tests.launcher.nodes import (
 )
 from tests.launcher.test_torchrun_worlds import pair
 from tests.launcher.warmth import STUB_TORCH, Warmth, warmth
+from tests.support.source import parse
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timeout(300)
@@ -54,7 +55,7 @@ def test_the_stub_is_a_part_of_torch() -> None:
         module = path.relative_to(STUB_TORCH).with_suffix("")
         name = ".".join(module.parts).removesuffix(".__init__")
         real = importlib.import_module(name)
-        tree = ast.parse(path.read_text())
+        tree = parse(path)
         made = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
         assert {one for one in made if not hasattr(real, one)} == set(), name
 
