@@ -359,7 +359,8 @@ async def test_a_wrong_object_says_so_and_can_be_mended(
         assert (known.status.phase, known.metadata.finalizers) == ("REFUSED", ())
 
         await resources.patch("job", {"retry": {"max_restart": None, "max_restarts": 1}})
-        failed = await resources.until("job", lambda known: known.status.finished)
+        # Until the operator has seen the change, the object is refused, and finished with that.
+        failed = await resources.until("job", lambda known: known.status.finished and known.status.phase != "REFUSED")
         why = failed.status.condition("Failed")
         assert why is not None
         assert (why.status, why.reason) == ("True", "UserCode")
