@@ -157,6 +157,7 @@ async def test_a_paused_lease_is_named_with_its_node_and_held_again_once_it_is_u
         await lease_is_held(fleet, job)
         taken = len(played.lease_epochs)
         await operator.pause_activity(group, f"lease/1/1/{played.lease_epochs[-1]}", reason="what is that?")
+        await eventually(lambda: played.leases_left == taken, what="the agent has heard of the pause")
         status = await asyncio.to_thread(commands.run, "status", name_of(job))
         assert status.code == 0, status.err
         remedy = f"perdure temporal activity unpause --workflow-id {group} --activity-id lease/1/1/"
@@ -175,6 +176,24 @@ async def test_a_paused_lease_is_named_with_its_node_and_held_again_once_it_is_u
         assert any(remedy in check.remedy for check in warnings)
         await operator.unpause_activity(group, f"lease/1/1/{played.lease_epochs[-1]}")
         await eventually(lambda: len(played.lease_epochs) > taken, what="the lease is held again")
+        assert await client.pauses(name_of(job)) == ()
+        assert all(view.reachable for view in await client.nodes(name_of(job)))
+        await job.cancel()
+        await ended(job)
+
+
+async def test_a_lease_whose_agent_heard_nothing_of_its_pause_stays_held(temporal_client: TemporalClient):
+    client, operator = Client(temporal=temporal_client), Operator(temporal_client)
+    async with running_fleet(temporal_client) as fleet:
+        job = await submit(fleet, job_spec("2"))
+        [group] = (await running(job, nodes=2)).groups
+        played = await node(fleet, job, 1)
+        await lease_is_held(fleet, job)
+        lease = f"lease/1/1/{played.lease_epochs[-1]}"
+        await operator.pause_activity(group, lease)
+        await operator.unpause_activity(group, lease)
+        renewed = played.renewals
+        await eventually(lambda: played.renewals > renewed + 2, what="the lease is renewed")
         assert await client.pauses(name_of(job)) == ()
         assert all(view.reachable for view in await client.nodes(name_of(job)))
         await job.cancel()

@@ -77,6 +77,8 @@ class PlayedNode:
     """When the newest lease came."""
     renewals: int = 0
     """The number of times that it renewed a lease, whether or not the server heard it."""
+    leases_left: int = 0
+    """The number of leases that it no longer holds."""
     _client: Client | None = None
     _to_job: Any = field(default_factory=lambda: count(1))
     _to_group: Any = field(default_factory=lambda: count(1))
@@ -200,10 +202,13 @@ class PlayedNode:
         self.lease_taken_at = now()
         self.fleet.changed()
         await self.to_group("lease_taken", LeaseTaken, agent_started_at=self.started_at, epoch=request.epoch)
-        while True:
-            activity.heartbeat({"epoch": request.epoch})
-            self.renewals += 1
-            await asyncio.sleep(request.heartbeat.total_seconds())
+        try:
+            while True:
+                activity.heartbeat({"epoch": request.epoch})
+                self.renewals += 1
+                await asyncio.sleep(request.heartbeat.total_seconds())
+        finally:
+            self.leases_left += 1
 
     @activity.defn(name="apply_desired")
     async def apply_desired(self, command: ApplyDesired) -> NodeReached:
