@@ -163,8 +163,7 @@ class NodeServer:
     async def _world(self, request: web.Request) -> web.Response:
         after = _number(request, "after", 0)
         complete = _number(request, "complete", self._node.state.complete)
-        # A handler that names no stage has found an agent of another release at its start, and takes any world.
-        stage = _number(request, "stage", -1)
+        stage = _number(request, "stage", 0)
         stages = _number(request, "stages", self._node.state.stages_complete)
         await self._node.changed.wait_for(
             lambda: self._node.state.has_news(after=after, complete=complete, stage=stage, stages=stages),

@@ -185,15 +185,15 @@ class AgentState(BaseModel):
         )
 
     def world_for(self, stage: int) -> World | None:
-        """Returns the newest world that the torchrun of this stage may enter; a negative stage means any."""
+        """Returns the newest world that the torchrun of this stage may enter."""
         world = self._open_world
-        return None if world and stage >= 0 and world.stage not in (None, stage) else world
+        return world if world is not None and world.stage == stage else None
 
     def world_answer(self, stage: int) -> WorldAnswer:
         """Returns what the handler in the torchrun of this stage is told."""
         return WorldAnswer(world=self.world_for(stage), complete=self.complete, stages_complete=self.stages_complete)
 
-    def has_news(self, *, after: int, complete: int, stage: int = -1, stages: int = 0) -> bool:
+    def has_news(self, *, after: int, complete: int, stage: int = 0, stages: int = 0) -> bool:
         """Returns whether there is news for a handler that left world `after` and knows `complete` and `stages`."""
         world = self.world_for(stage)
         newer = world is not None and world.generation > max(after, self.left)

@@ -157,9 +157,8 @@ class Ready(WorldRequest, AgentMessage, route=Route(Destination.GROUP, "ready", 
 
     after_generation: int = 0
     """The newest generation that the node has entered before."""
-    stage: int | None = None
-    """The number of the command's torchruns that exited with 0 before the one that waits. None from an agent of an
-    older release, which cannot skip torchruns that the job has finished."""
+    stage: int = 0
+    """The number of the command's torchruns that exited with 0 before the one that waits."""
 
 
 class RankStarts(Message):

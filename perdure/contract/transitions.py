@@ -86,7 +86,7 @@ class NodeReady(NodeTransition, WorldRequest):
     kind: Literal["READY"] = "READY"
     detail: ShortText = ""
     """Why it cannot connect to the world that trains; empty if it can."""
-    stage: int | None = None
+    stage: int = 0
     """As in `Ready`."""
 
 

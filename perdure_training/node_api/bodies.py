@@ -72,8 +72,8 @@ class World(Body):
     store_address: str
     store_port: int
     store_host: bool
-    stage: int | None = None
-    """The index of the command's torchrun that it is for, from 0; None from older workers."""
+    stage: int = 0
+    """The index of the command's torchrun that it is for, from 0."""
     unsound: UnsoundSteps | None = None
     """The saved states that its ranks do not load; None for none."""
 

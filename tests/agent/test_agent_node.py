@@ -87,12 +87,12 @@ def test_a_new_torchrun_never_gets_the_world_that_the_last_one_left(bench: Bench
     bench.exit(generation=1, signal=9)
     node.on_handler_hello(HandlerHello(pid=6, min_nodes=2, max_nodes=4, processes=1))
     assert not node.state.has_news(after=0, complete=0)
-    assert node.state.world_for(-1) is None
+    assert node.state.world_for(0) is None
     node.on_ready(ReadyReport(after_generation=0))
     assert bench.group.of(Ready)[-1].after_generation == 1
     bench.apply(2)
     assert node.state.has_news(after=0, complete=0)
-    world = node.state.world_for(-1)
+    world = node.state.world_for(0)
     assert world is not None
     assert (world.generation, node.state.desired.attempt) == (2, 2)
 

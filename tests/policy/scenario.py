@@ -95,11 +95,13 @@ class Scenario:
     # What agents and groups say
 
     def ready(self, *ranks: int, after: int = 0, processes: int = 1, stage: int | None = None) -> Scenario:
+        """Nodes request a world of the given stage, or of the current one."""
+        at = self.state.stages_complete if stage is None else stage
         for rank in ranks:
             if self.node(rank).phase is not NodePhase.JOINED:
                 self.transition(rank, NodeJoined, address=f"10.0.0.{rank}", host=f"host-{rank}")
             ports = tuple(next(self._ports) for _ in range(4))
-            self.transition(rank, NodeReady, store_ports=ports, processes=processes, generation=after, stage=stage)
+            self.transition(rank, NodeReady, store_ports=ports, processes=processes, generation=after, stage=at)
         return self
 
     def steps(self, *ranks: int, saves: bool | None = None) -> Scenario:

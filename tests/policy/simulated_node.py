@@ -215,7 +215,7 @@ class SimulatedNode:
         self.follow()
 
     def _enter(self, process: _Process) -> None:
-        world = self.node.state.world_for(-1)
+        world = self.node.state.world_for(0)
         if world is not None and world.generation > max(process.after, process.inside):
             process.waits, process.inside, process.steps = False, world.generation, False
             self.entered = world.generation

@@ -148,7 +148,7 @@ class PlayedNode:
         """The server knows no open group."""
         await self.to_job("group_missing", GroupMissing)
 
-    async def ready(self, after: int = 0, *, stage: int | None = None) -> None:
+    async def ready(self, after: int = 0, *, stage: int = 0) -> None:
         await self.to_group("ready", Ready, after_generation=after, store_ports=self.ports(), stage=stage)
 
     async def step(self) -> None:

@@ -214,7 +214,7 @@ class TrainingNode(PlayedNode):
         elif desired.exit or desired.attempt > command.attempt:
             self.end_command(signal=15)
         elif command.asks:
-            world = node.state.world_for(-1)
+            world = node.state.world_for(0)
             if world is not None and world.generation > command.left:
                 self._enter(command, world.generation)
         elif command.finished and node.state.complete >= command.world:

@@ -218,7 +218,7 @@ def test_an_elastic_node_that_came_too_late_does_its_own_work_before_the_job_end
     job.steps(0)
     job.transition(1, NodeJoined, address="10.0.0.1", host="host-1")
     job.torchrun_finished(0).command_ended(0)
-    assert job.state.outcome is None or not job.state.nodes[1].counts_stages
+    assert job.state.outcome is None or not job.state.nodes[1].requested_world
     job.ready(1, stage=0).command_ended(1, generation=0)
     assert job.state.outcome is not None
     assert job.state.outcome.phase is JobPhase.SUCCEEDED
@@ -256,23 +256,12 @@ def test_a_command_that_starts_no_torchrun_beside_one_that_does_stops_the_job() 
     assert "fewer than nodes.min = 2" in job.state.outcome.reason
 
 
-def test_agents_of_the_first_release_end_the_job_with_their_ranks() -> None:
+def test_a_job_succeeds_when_the_commands_of_all_nodes_end_with_their_ranks() -> None:
     job = CheckedScenario("2")
     job.running()
     job.finish(0, 1)
     assert job.state.outcome is not None
     assert job.state.outcome.phase is JobPhase.SUCCEEDED
-
-
-def test_an_older_agent_that_cannot_pass_over_a_stage_is_named_and_not_waited_for_without_end() -> None:
-    job = second_stage(trained())
-    job.lost(1)
-    job.transition(1, NodeJoined, address="10.0.0.1", host="old").ready(1)
-    assert job.generation == 2
-    assert "older release" in job.node(1).reason
-    job.wait(job.job.recovery.replace_timeout)
-    assert job.state.outcome is not None
-    assert "older release" in job.state.outcome.reason
 
 
 def test_a_suspended_job_goes_on_with_the_stage_that_it_was_in() -> None:

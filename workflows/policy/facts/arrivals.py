@@ -12,8 +12,6 @@ from perdure.workflows.policy.record import incidents
 from perdure.workflows.policy.state.job import RoleInJob
 from perdure.workflows.policy.state.node import NodeFailure, NodeState
 
-_OLD_AGENT = "its agent is of an older release and cannot skip torchruns that have finished; update it"
-
 
 def on_joined(state: RoleInJob, node: NodeState, joined: NodeJoined, now: datetime) -> RoleInJob:
     """Takes in that the node's agent runs, and what its command does before it requests a world."""
@@ -33,10 +31,9 @@ def on_joined(state: RoleInJob, node: NodeState, joined: NodeJoined, now: dateti
 def on_ready(state: RoleInJob, node: NodeState, ready: NodeReady, now: datetime) -> RoleInJob:
     """Takes in that the node's command waits for a world: its ranks, if it had any, are down."""
     world = state.world
-    if ready.stage is not None:
-        # Only the job decides that a stage is complete. A node that has passed more stages knows what a reset job has
-        # lost.
-        state = state.replace(stages_complete=max(state.stages_complete, ready.stage))
+    # Only the job decides that a stage is complete. A node that has passed more stages knows what a reset job has lost.
+    state = state.replace(stages_complete=max(state.stages_complete, ready.stage))
+    caught_up = ready.stage + 1 >= state.stages_complete
     node = with_preparation(node, preparing=False).replace(
         phase=NodePhase.READY,
         since=now,
@@ -49,8 +46,11 @@ def on_ready(state: RoleInJob, node: NodeState, ready: NodeReady, now: datetime)
         reachable=True,
         failed_starts=0,
         uncreated_since=None,
+        stage=ready.stage,
+        requested_world=True,
+        ended=False,
+        catching_up=node.catching_up and not caught_up,
     )
-    node = _request_world(state, node, ready.stage, ready.generation)
     state = state.with_node(node)
     if state.between_stages:
         return state
@@ -71,22 +71,3 @@ def on_ready(state: RoleInJob, node: NodeState, ready: NodeReady, now: datetime)
 def on_ports_changed(state: RoleInJob, node: NodeState, changed: NodePortsChanged) -> RoleInJob:
     """Takes in the ports on which the node listens for the store."""
     return state.with_node(node.replace(store_ports=fresh_ports(node, changed.store_ports)))
-
-
-def _request_world(state: RoleInJob, node: NodeState, stage: int | None, after_generation: int) -> NodeState:
-    """Updates a node whose command requests a world.
-
-    Args:
-        state: The job.
-        node: The node before the request.
-        stage: The number of torchruns of the command that ended before the one that requests; None where its agent
-            cannot tell.
-        after_generation: The newest generation that the node has entered.
-    """
-    if stage is None:
-        reached = after_generation >= state.complete_generation
-        return node.replace(
-            stage=state.stages_complete if reached else 0, ended=False, reason=node.reason if reached else _OLD_AGENT
-        )
-    caught_up = stage + 1 >= state.stages_complete
-    return node.replace(stage=stage, counts_stages=True, ended=False, catching_up=node.catching_up and not caught_up)

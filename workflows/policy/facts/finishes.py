@@ -20,7 +20,6 @@ def on_finished(state: RoleInJob, finished: Finished, now: datetime) -> RoleInJo
         node = node.replace(
             finished=finished.generation,
             ended=node.ended or ended,
-            counts_stages=node.counts_stages or finished.command_runs,
             catching_up=node.catching_up and not ended,
         )
         return state.with_node(node).replace(progress=newest_progress(state, finished.progress))

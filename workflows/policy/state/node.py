@@ -93,8 +93,8 @@ class NodeState(NodeFacts, Incarnation):
     """The newest generation that all its ranks finished."""
     stage: int = 0
     """The number of torchruns of its command that had ended with 0 when it last requested a world."""
-    counts_stages: bool = False
-    """Its agent reports the stage of its command, and the command's end."""
+    requested_world: bool = False
+    """Its command has requested a world."""
     ended: bool = False
     """Its command has ended with 0."""
     failed: NodeFailure | None = None

@@ -149,8 +149,7 @@ def _nodes(state: RoleInJob) -> tuple[NodeState, ...]:
 def _works(state: RoleInJob, node: NodeState) -> bool:
     if node.ended or node.phase in _ON_ITS_WAY:
         return False
-    # An older agent never skips complete stages: its command has no other work.
-    return node.phase is not NodePhase.READY or (node.counts_stages and node.stage < state.stages_complete)
+    return node.phase is not NodePhase.READY or node.stage < state.stages_complete
 
 
 def _all_ended(state: RoleInJob) -> bool:
@@ -163,7 +162,7 @@ def _all_ended(state: RoleInJob) -> bool:
         return False
     kept = (state.nodes[rank] for rank in world.members if rank < state.nodes_max)
     others = (
-        node for node in _nodes(state) if node.counts_stages and node.phase in (NodePhase.JOINED, NodePhase.READY)
+        node for node in _nodes(state) if node.requested_world and node.phase in (NodePhase.JOINED, NodePhase.READY)
     )
     return all(node.ended for node in (*kept, *others))
 
