@@ -59,14 +59,14 @@ async def at_rest(seconds: float) -> AtRest:
         before = await _settled(handle, *groups)
         said = len(site.sent)
         await asyncio.sleep(seconds)
-        after = await _lengths(handle, *groups)
+        after, messages = await _lengths(handle, *groups), len(site.sent) - said
         for one in site.training_nodes:
             one.finish()
         await handle.result()
     return AtRest(
         job_per_minute=(after[0] - before[0]) * 60 / seconds,
         node_per_hour=(sum(after) - sum(before)) / NODES_AT_REST * 3600 / seconds,
-        messages=len(site.sent) - said,
+        messages=messages,
     )
 
 

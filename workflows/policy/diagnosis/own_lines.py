@@ -26,7 +26,8 @@ def take(state: RoleInJob, rank: int, printed: PrintedLines) -> RoleInJob:
     if newer or any(one.rank == rank for one in kept):
         return state
     known = NodeLines(rank=rank, printed=printed)
-    return compare(state.replace(lines=(known, *kept[len(kept) == _COMPARED :])))
+    first_ones = kept if len(kept) < _COMPARED else kept[1:]
+    return compare(state.replace(lines=(known, *first_ones)))
 
 
 def compare(state: RoleInJob) -> RoleInJob:
