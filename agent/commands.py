@@ -9,6 +9,7 @@ from typing import Any
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
+from perdure.agent.checks import Checker
 from perdure.agent.connection import why_cut_off
 from perdure.agent.lease import Lease
 from perdure.agent.log_reader import read_log
@@ -18,8 +19,10 @@ from perdure.agent.store import StoreRelay
 from perdure.contract import (
     ApplyDesired,
     CheckConnection,
+    CheckNode,
     LeaseRequest,
     LogChunk,
+    NodeChecks,
     NodeReached,
     NodeStacks,
     ReadLog,
@@ -31,11 +34,12 @@ from perdure.contract import (
 class Commands:
     """The agent's activities. A command for another incarnation is answered with a refusal."""
 
-    def __init__(self, node: Node, lease: Lease, store: StoreRelay, stacks: StackReader) -> None:
+    def __init__(self, node: Node, lease: Lease, store: StoreRelay, stacks: StackReader, checks: Checker) -> None:
         self._node = node
         self._lease = lease
         self._store = store
         self._stacks = stacks
+        self._checks = checks
 
     @property
     def activities(self) -> Sequence[Callable[..., Any]]:
@@ -46,6 +50,7 @@ class Commands:
             self.check_connection,
             self.read_log,
             self.read_stacks,
+            self.check_node,
             self.store_changed,
         )
 
@@ -99,6 +104,11 @@ class Commands:
             return await self._stacks.read()
         except StacksUnknown as error:
             raise ApplicationError(str(error), type="StacksUnknown", non_retryable=True) from error
+
+    @activity.defn(name="check_node")
+    async def check_node(self, question: CheckNode) -> NodeChecks:
+        """Returns what checks of the node's machine find."""
+        return await self._checks.answer(question, handed_out=activity.info().started_time)
 
     @activity.defn(name="store_changed")
     async def store_changed(self, command: StoreChanged) -> None:

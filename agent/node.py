@@ -41,6 +41,7 @@ from perdure.contract import (
 )
 from perdure.contract import World as DesiredWorld
 from perdure_training.node_api.bodies import (
+    CheckRequest,
     CommandExit,
     EnteredReport,
     FinishedReport,
@@ -195,6 +196,12 @@ class Node:
         """Has the launcher report where the ranks are; returns the number of the request."""
         self._keep(stacks_requested=self.state.stacks_requested + 1)
         return self.state.stacks_requested
+
+    def request_checks(self, request: CheckRequest) -> int:
+        """Has the launcher measure the machine; returns the number of the request."""
+        number = self.state.checks.number + 1 if self.state.checks is not None else 1
+        self._keep(checks=replace(request, number=number))
+        return number
 
     @property
     def _saves_first(self) -> bool:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perdure.agent.checkpoint.keeper import CheckpointService
+from perdure.agent.checks import Checker
 from perdure.agent.commands import Commands
 from perdure.agent.config import AgentConfig
 from perdure.agent.datasets import Datasets
@@ -112,6 +113,7 @@ class Agent:
         )
         self._checkpoints = CheckpointService(config, self.node, to_group=self._to_group.put)
         self._stacks = StackReader(self.node)
+        self._checks = Checker(self.node)
         self._metrics: NodeMetrics | None = None
         self._make_metrics = partial(
             _node_metrics,
@@ -136,6 +138,7 @@ class Agent:
             datasets=datasets,
             store=self._store,
             stacks=self._stacks,
+            checks=self._checks,
             metrics=self._read_metrics,
             on_hello=self._follow_launcher,
             on_waits=self._join,
@@ -214,7 +217,9 @@ class Agent:
             _together(
                 self._to_job.run(),
                 self._to_group.run(),
-                self._control.serve(Commands(self.node, self._lease, self._store, self._stacks).activities),
+                self._control.serve(
+                    Commands(self.node, self._lease, self._store, self._stacks, self._checks).activities
+                ),
                 self._telemetry.run(),
                 self._checkpoints.run(),
                 self._lease.watch_owner(),

@@ -17,6 +17,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from pydantic_core import to_json
 
+from perdure.agent.checks import Checker
 from perdure.agent.datasets import Datasets
 from perdure.agent.node import Node
 from perdure.agent.protocol import Malformed, bounded_wait, read_body
@@ -29,6 +30,7 @@ from perdure.contract import Message
 from perdure_training.node_api.bodies import (
     PROTOCOL,
     Body,
+    ChecksReport,
     CommandExit,
     EnteredReport,
     FinishedReport,
@@ -75,6 +77,7 @@ class NodeServer:
         datasets: Datasets,
         store: StoreRelay,
         stacks: StackReader,
+        checks: Checker,
         metrics: Callable[[], Awaitable[bytes]] | None = None,
         on_hello: Callable[[LauncherHello], None],
         on_waits: Callable[[], None],
@@ -124,6 +127,7 @@ class NodeServer:
                 web.post("/v1/launcher/usage", _post(UsageReport, telemetry.usage)),
                 web.post("/v1/launcher/unmanaged", _post(UnmanagedReport, node.on_unmanaged)),
                 web.post("/v1/launcher/stacks", _post(StacksReport, stacks.on_report)),
+                web.post("/v1/launcher/checks", _post(ChecksReport, checks.on_report)),
                 web.post("/v1/leave", _post(LeaveRequest, leave)),
                 web.post("/v1/rendezvous/hello", _post(HandlerHello, handler_hello)),
                 web.post("/v1/rendezvous/ready", _post(ReadyReport, node.on_ready)),

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from perdure.agent.files import KeptFile
 from perdure.contract import CheckpointRef, Commit, CopyTarget, LogPosition, NodeReached
-from perdure_training.node_api.bodies import Desired, World, WorldAnswer
+from perdure_training.node_api.bodies import CheckRequest, Desired, World, WorldAnswer
 from perdure_training.node_api.layout import AGENT_STATE
 
 logger = logging.getLogger(__name__)
@@ -59,6 +59,8 @@ class AgentState(BaseModel):
     """Those in the job's storage that its ranks do not load."""
     stacks_requested: int = 0
     """Counts the requests for the ranks' stacks."""
+    checks: CheckRequest | None = None
+    """The newest request to measure the machine."""
     complete: int = 0
     """The newest generation that every rank of the job finished."""
     stages_complete: int = 0
@@ -182,6 +184,7 @@ class AgentState(BaseModel):
             exit_grace_s=self.leaving_grace if self.leaving is not None else None,
             reason=self.leaving or "",
             stacks=self.stacks_requested,
+            checks=self.checks,
         )
 
     def world_for(self, stage: int) -> World | None:

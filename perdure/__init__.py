@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from perdure.client.views import TaskFailure as TaskFailure
     from perdure.contract import Accepted as Accepted
     from perdure.contract import AwaitNodes as AwaitNodes
+    from perdure.contract import Check as Check
     from perdure.contract import CheckpointView as CheckpointView
     from perdure.contract import Considered as Considered
     from perdure.contract import DeviceUsage as DeviceUsage
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from perdure.contract import JobStatus as JobStatus
     from perdure.contract import LogPosition as LogPosition
     from perdure.contract import NewWorld as NewWorld
+    from perdure.contract import NodeChecks as NodeChecks
     from perdure.contract import NodePhase as NodePhase
     from perdure.contract import NodeStacks as NodeStacks
     from perdure.contract import NodeView as NodeView
@@ -116,6 +118,7 @@ _HOMES = {
     "perdure.contract": (
         "Accepted",
         "AwaitNodes",
+        "Check",
         "CheckpointView",
         "Considered",
         "DeviceUsage",
@@ -129,6 +132,7 @@ _HOMES = {
         "JobStatus",
         "LogPosition",
         "NewWorld",
+        "NodeChecks",
         "NodePhase",
         "NodeStacks",
         "NodeView",
@@ -165,6 +169,7 @@ _HOMES = {
 __all__ = [
     "Accepted",
     "AwaitNodes",
+    "Check",
     "CheckpointView",
     "Client",
     "Considered",
@@ -192,6 +197,7 @@ __all__ = [
     "LogsUnavailable",
     "NewWorld",
     "NoWorker",
+    "NodeChecks",
     "NodePhase",
     "NodeStacks",
     "NodeView",

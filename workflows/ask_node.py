@@ -11,7 +11,7 @@ from temporalio import workflow
 from temporalio.common import RawValue
 
 with workflow.unsafe.imports_passed_through():
-    from perdure.contract import ReadLog, ReadStacks
+    from perdure.contract import CheckNode, ReadLog, ReadStacks
     from perdure.contract.names import ASK_NODE, node_task_queue
     from perdure.workflows import options
 
@@ -21,13 +21,13 @@ class AskNode:
     """The workflow that asks one question; see the module."""
 
     @workflow.run
-    async def run(self, question: ReadLog | ReadStacks) -> RawValue:
+    async def run(self, question: ReadLog | ReadStacks | CheckNode) -> RawValue:
         return await workflow.execute_activity(
             question.activity,
             question,
             result_type=RawValue,
             task_queue=node_task_queue(question),
-            schedule_to_close_timeout=options.ANSWER_PATIENCE,
+            schedule_to_close_timeout=options.ANSWER_PATIENCE + question.takes,
             retry_policy=options.COMMAND_RETRY,
             summary=question.summary,
         )

@@ -13,6 +13,7 @@ from perdure.base.errors import ExitCode, PerdureError
 from perdure.base.services import leave
 from perdure.cli import (
     change,
+    check,
     common,
     encryption,
     importing,
@@ -60,6 +61,7 @@ app.command("logs", rich_help_panel=_LOOK)(logs.logs)
 app.command("explain", rich_help_panel=_LOOK)(inspect.explain)
 app.command("nodes", rich_help_panel=_LOOK)(inspect.nodes)
 app.command("stacks", rich_help_panel=_LOOK)(stacks.stacks)
+app.command("check", rich_help_panel=_LOOK)(check.check)
 app.command("shell", rich_help_panel=_LOOK)(shell.shell)
 app.command("scale", rich_help_panel=_CHANGE)(change.scale)
 app.command("suspend", rich_help_panel=_CHANGE)(change.suspend)

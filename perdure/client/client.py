@@ -30,7 +30,7 @@ from perdure.base.errors import ControlPlaneUnreachable, JobAlreadyRunning, NoWo
 from perdure.base.executions import OPEN, ExecutionDescription, ExecutionStatus, describe, describe_all, query
 from perdure.client.connection import CALL_TIMEOUT, Connection
 from perdure.client.error_mapping import map_errors, why_silent
-from perdure.client.nodes import read_nodes
+from perdure.client.nodes import read_nodes, running_nodes
 from perdure.client.pauses import describe_pauses, pause_of, pauses_below
 from perdure.client.results import result_of
 from perdure.client.task_failures import failures_among
@@ -49,8 +49,7 @@ from perdure.contract import (
     IncidentView,
     JobResult,
     JobStatus,
-    NodeId,
-    NodePhase,
+    NodeChecks,
     NodeStacks,
     NodeView,
     ReasonRequest,
@@ -378,16 +377,29 @@ class Client(Connection):
         """
         from perdure.client.stacks import read_stacks
 
-        chosen = (node,) if isinstance(node, int) else node
         status, views = await self._look(name, namespace, role)
-        nodes = [
-            NodeId(uid=status.uid, role=status.role, rank=view.rank, incarnation=view.incarnation)
-            for view in views
-            if view.phase in (NodePhase.JOINED, NodePhase.READY) and (chosen is None or view.rank in chosen)
-        ]
-        if not nodes:
-            raise Refused(f"{name} has no such node that runs now", remedy=f"The nodes it has: `perdure nodes {name}`.")
+        nodes = [running.id for running in running_nodes(status, views, node)]
         return await read_stacks(self, job_workflow_id(namespace or self.namespace, name), nodes)
+
+    async def check(
+        self,
+        name: str,
+        *,
+        namespace: str | None = None,
+        node: int | Collection[int] | None = None,
+        role: str | None = None,
+        full: bool = False,
+    ) -> tuple[NodeChecks, ...]:
+        """Checks the machines of these running nodes, or of all, beside each other; `full` adds devices and links.
+
+        Raises:
+            Refused: if no such node runs.
+        """
+        from perdure.client.checks import check_nodes
+
+        status, views = await self._look(name, namespace, role)
+        job_id = job_workflow_id(namespace or self.namespace, name)
+        return await check_nodes(self, job_id, running_nodes(status, views, node), full=full)
 
     # Changing jobs
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from temporalio.client import Client as TemporalClient
 from temporalio.client import WorkflowQueryFailedError
 from temporalio.service import RPCError
 
+from perdure.base.errors import Refused
 from perdure.base.executions import QueryRejected, describe, query
 from perdure.client.connection import CALL_TIMEOUT, Connection
 from perdure.client.error_mapping import map_errors
 from perdure.client.leases import leases_of
 from perdure.client.views import NodeLease, merge_nodes
-from perdure.contract import JobStatus, NodesQuery, NodeView
+from perdure.contract import JobStatus, NodeId, NodePhase, NodesQuery, NodeView
 from perdure.contract.names import job_workflow_id, role_of_group
 
 _GROUPS_TOGETHER = 8
@@ -34,6 +37,33 @@ async def read_nodes(connection: Connection, name: str, namespace: str, status: 
     views = [view for group_views, _ in answers for view in group_views]
     leases = [lease for _, group_leases in answers for lease in group_leases]
     return merge_nodes(job, views, leases)
+
+
+class RunningNode(NamedTuple):
+    """A node whose agent can be asked."""
+
+    id: NodeId
+    view: NodeView
+
+
+def running_nodes(
+    status: JobStatus, views: Sequence[NodeView], node: int | Collection[int] | None
+) -> tuple[RunningNode, ...]:
+    """Chooses the nodes with agents, of these numbers or of all.
+
+    Raises:
+        Refused: if there is none.
+    """
+    chosen = (node,) if isinstance(node, int) else node
+    found = tuple(
+        RunningNode(NodeId(uid=status.uid, role=status.role, rank=view.rank, incarnation=view.incarnation), view)
+        for view in views
+        if view.phase in (NodePhase.JOINED, NodePhase.READY) and (chosen is None or view.rank in chosen)
+    )
+    if not found:
+        remedy = f"The nodes it has: `perdure nodes {status.name}`."
+        raise Refused(f"{status.name} has no such node that runs now", remedy=remedy)
+    return found
 
 
 async def _nodes_of_job(temporal: TemporalClient, job_id: str, role: str, groups: list[str]) -> list[NodeView]:

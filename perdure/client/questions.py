@@ -11,11 +11,11 @@ from temporalio.exceptions import ActivityError, ApplicationError
 
 from perdure.client.connection import Connection
 from perdure.client.error_mapping import map_errors
-from perdure.contract import Message, ReadLog, ReadStacks
+from perdure.contract import CheckNode, Message, ReadLog, ReadStacks
 from perdure.contract.names import ASK_NODE, question_workflow_id
 
 _TIMEOUT = timedelta(seconds=20)
-"""The limit for an answer; the agent has 10 s."""
+"""The limit for an answer; the agent has 10 s, and what the question takes."""
 
 _Answer = TypeVar("_Answer", bound=Message)
 
@@ -25,7 +25,7 @@ class Unanswered(Exception):
 
 
 async def ask_node(
-    connection: Connection, job_id: str, question: ReadLog | ReadStacks, answer: type[_Answer]
+    connection: Connection, job_id: str, question: ReadLog | ReadStacks | CheckNode, answer: type[_Answer]
 ) -> _Answer:
     """Has a node's agent answer a question.
 
@@ -42,9 +42,9 @@ async def ask_node(
                 result_type=answer,
                 id=question_workflow_id(job_id, question, uuid4().hex),
                 task_queue=connection.endpoint.task_queue,
-                execution_timeout=_TIMEOUT,
+                execution_timeout=_TIMEOUT + question.takes,
                 static_summary=question.summary,
-                rpc_timeout=_TIMEOUT,
+                rpc_timeout=_TIMEOUT + question.takes,
             )
     except WorkflowFailureError as error:
         refusal = error.cause.cause if isinstance(error.cause, ActivityError) else None

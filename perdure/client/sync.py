@@ -88,6 +88,7 @@ class SyncClient:
     watch = _iterating(Client.watch)
     logs = _iterating(Client.logs)
     stacks = _blocking(Client.stacks)
+    check = _blocking(Client.check)
     scale = _blocking(Client.scale)
     suspend = _blocking(Client.suspend)
     resume = _blocking(Client.resume)

@@ -13,6 +13,7 @@
 | `nodes` | what groups, jobs and users know alike of a node |
 | `logs` | from users to agents: requests for a node's log |
 | `stacks` | from users to agents: where a node's ranks are |
+| `checks` | from users to agents: checks of a node's machine |
 | `joining` | between a job and machines that a user or a scheduler started |
 | `users` | from users to jobs |
 | `workdirs` | from clients to uploads of code, and on to backends |
@@ -32,6 +33,7 @@ from perdure.contract.agents import *
 from perdure.contract.backends import *
 from perdure.contract.base import *
 from perdure.contract.checkpoints import *
+from perdure.contract.checks import *
 from perdure.contract.commands import *
 from perdure.contract.datasets import *
 from perdure.contract.groups import *

@@ -3,6 +3,7 @@ activity that it names."""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import ClassVar
 
 from perdure.contract.identity import NodeId
@@ -12,6 +13,11 @@ class Question(NodeId):
     """Base of all questions. They change nothing and need no token."""
 
     subject: ClassVar[str]
+
+    @property
+    def takes(self) -> timedelta:
+        """The time that the answer may take once the agent has the question."""
+        return timedelta()
 
     @property
     def summary(self) -> str:

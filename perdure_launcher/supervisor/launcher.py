@@ -19,7 +19,15 @@ from datetime import timedelta
 from pathlib import Path
 
 from perdure_training.node_api import layout
-from perdure_training.node_api.bodies import Desired, LauncherHello, LeavingReport, StacksReport, UnmanagedReport
+from perdure_training.node_api.bodies import (
+    CheckRequest,
+    ChecksReport,
+    Desired,
+    LauncherHello,
+    LeavingReport,
+    StacksReport,
+    UnmanagedReport,
+)
 from perdure_training.node_api.storage_link import StorageLink
 from perdure_training.snapshots.copies import CopyReceiver
 
@@ -27,7 +35,7 @@ from ..agent_link.desired_state import NOTHING_DESIRED, DesiredFeed
 from ..agent_link.session import AgentSession, Outbox
 from ..config import LauncherConfig
 from ..environment import COPIES_VARIABLE, MEMORY_ORIGIN_VARIABLE, MEMORY_VARIABLE, base_environment, inject
-from ..probes import stacks
+from ..probes import checks, stacks
 from ..state import StateFile
 from ..system import processes
 from ..system.cgroups import MemoryController
@@ -156,6 +164,7 @@ class Launcher:
         """The monotonic time when the grace period of the command ends, once it is being ended for good."""
         self._stopped_generation = 0
         self._stacks_requested = 0
+        self._checks_requested = 0
         self._stop_at: float | None = None
         self._done = threading.Event()
 
@@ -241,10 +250,17 @@ class Launcher:
         if desired.stacks != self._stacks_requested:
             self._stacks_requested = desired.stacks
             threading.Thread(target=self._report_stacks, args=(desired.stacks,), name="stacks", daemon=True).start()
+        if desired.checks is not None and desired.checks.number != self._checks_requested:
+            self._checks_requested = desired.checks.number
+            threading.Thread(target=self._report_checks, args=(desired.checks,), name="checks", daemon=True).start()
 
     def _report_stacks(self, request: int) -> None:
         ranks = stacks.collect(self._config.run_directory)
         self._outbox.post("/v1/launcher/stacks", StacksReport(request=request, ranks=ranks))
+
+    def _report_checks(self, request: CheckRequest) -> None:
+        figures = checks.run(self._config, request, {**os.environ, **self._config.env})
+        self._outbox.post("/v1/launcher/checks", ChecksReport(request=request.number, figures=figures))
 
     def _step(self) -> None:
         self._mode.observe(self._tree.reap())

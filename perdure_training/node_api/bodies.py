@@ -245,6 +245,46 @@ class StacksReport(Body):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckRequest(Body):
+    """The request to measure the node's machine: see `perdure_launcher.probes.checks`."""
+
+    number: int = 0
+    """Counts the requests: a new number asks for one `ChecksReport`."""
+    kind: str = "quick"
+    """`quick`; `full`, with its devices; `link`, the bandwidth to another node."""
+    address: str = ""
+    """The address at which the node of rank 0 listens, for `link`."""
+    port: int = 0
+    """The port there."""
+    rank: int = 0
+    """0 for the node that listens, 1 for the other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckFigure(Body):
+    """What one check has measured."""
+
+    name: str
+    subject: str = ""
+    """What was checked, where there are several: a folder, a device."""
+    value: float | None = None
+    unit: str = ""
+    seconds: float = 0.0
+    """How long the check took."""
+    problem: str = ""
+    """Why there is no value."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChecksReport(Body):
+    """What the checks have measured."""
+
+    request: int
+    """The number in `Desired.checks` that it answers."""
+    figures: tuple[CheckFigure, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class UnmanagedReport(Body):
     """Ranks train outside of the job's world."""
 
@@ -278,6 +318,8 @@ class Desired(Body):
     reason: str = ""
     stacks: int = 0
     """Counts the requests for the stacks of the ranks: a new number asks for one `StacksReport`."""
+    checks: CheckRequest | None = None
+    """The newest request to measure the machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,6 +345,7 @@ POSTS: Final[Mapping[str, type[Body]]] = MappingProxyType(
         "/v1/launcher/usage": UsageReport,
         "/v1/launcher/unmanaged": UnmanagedReport,
         "/v1/launcher/stacks": StacksReport,
+        "/v1/launcher/checks": ChecksReport,
         "/v1/leave": LeaveRequest,
         "/v1/rendezvous/hello": HandlerHello,
         "/v1/rendezvous/ready": ReadyReport,

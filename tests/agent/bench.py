@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from perdure.agent.checks import Checker
 from perdure.agent.config import AgentConfig
 from perdure.agent.datasets import Datasets
 from perdure.agent.node import Node
@@ -87,7 +88,12 @@ class Bench:
     @property
     def of_ranks(self) -> dict[str, Any]:
         """What serves requests of ranks, as a server takes it."""
-        return {"datasets": self.datasets, "store": self.store, "stacks": StackReader(self.node)}
+        return {
+            "datasets": self.datasets,
+            "store": self.store,
+            "stacks": StackReader(self.node),
+            "checks": Checker(self.node),
+        }
 
     def start(self) -> Node:
         """An agent that has just started, perhaps again."""

@@ -44,6 +44,7 @@ HELD_ELSEWHERE = {
     **dict.fromkeys(("list", "status", "watch", "logs", "explain", "nodes", "scale"), ON_JOBS),
     **dict.fromkeys(("suspend", "resume", "restart", "cancel"), ON_JOBS),
     "stacks": "tests/system/test_hangs.py",
+    "check": "tests/system/test_checks.py",
     "shell": "tests/cli/test_cli_shell.py",
     "join": "tests/cli/test_cli_join.py",
     "ticket": "tests/system/test_joining_by_ticket.py",

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from perdure.agent.checks import Checker
 from perdure.agent.progress import ProgressReader
 from perdure.agent.server import NodeServer
 from perdure.agent.stacks import StackReader
@@ -64,6 +65,7 @@ class AgentInThread:
             datasets=bench.datasets,
             store=self._store,
             stacks=StackReader(bench.node),
+            checks=Checker(bench.node),
             on_hello=lambda _: None,
             on_waits=lambda: None,
         )

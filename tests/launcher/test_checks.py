@@ -1,0 +1,88 @@
+"""Tests of what the launcher measures of its machine: real folders, names and processes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from perdure_launcher.config import LauncherConfig
+from perdure_launcher.probes import checks
+from perdure_training.node_api.bodies import CheckFigure, CheckRequest
+from tests.support.small_disks import small_disk
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> LauncherConfig:
+    return LauncherConfig(
+        command=(sys.executable, "train.py"), run_id="r", run_directory=tmp_path, env={}, workdir=tmp_path
+    )
+
+
+def checked(config: LauncherConfig, *, kind: str = "quick", **environment: str) -> dict[tuple[str, str], CheckFigure]:
+    figures = checks.run(config, CheckRequest(kind=kind), {**os.environ, **environment})
+    return {(figure.name, figure.subject): figure for figure in figures}
+
+
+def test_quick_checks_measure_and_leave_nothing_behind(config: LauncherConfig, tmp_path: Path):
+    found = checked(config)
+    assert {name for name, _ in found} == {"processor", "memory", "names", "room", "disk"}
+    assert not [figure for figure in found.values() if figure.problem or not figure.value]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_folder_has_failed_with_its_reason(config: LauncherConfig, tmp_path: Path):
+    with small_disk(tmp_path / "small", "1m") as folder:
+        found = checked(config, TMPDIR=str(folder))
+    assert found["disk", "temporary folder"].problem == f"{folder}: No space left on device"
+    assert (found["room", "temporary folder"].value or 0) < 2
+    assert not found["disk", "run directory"].problem
+
+
+def test_a_folder_that_cannot_be_written_has_failed_with_its_reason(config: LauncherConfig):
+    assert "/proc" in checked(config, TMPDIR="/proc")["disk", "temporary folder"].problem
+
+
+def test_the_watched_folder_is_checked_before_it_exists(tmp_path: Path):
+    config = LauncherConfig(
+        command=("python",), run_id="r", run_directory=tmp_path, env={}, watch=str(tmp_path / "saves" / "new")
+    )
+    assert not checked(config)["disk", "checkpoint.watch"].problem
+    assert not (tmp_path / "saves").exists()
+
+
+def test_a_check_that_does_not_end_in_time_has_failed(config: LauncherConfig, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(checks, "CHECK_WITHIN", 0.2)
+    monkeypatch.setattr(checks, "_resolve", threading.Event().wait)
+    found = {name: figure for (name, _), figure in checked(config).items()}
+    assert found["names"].problem == "it has not ended within 0.2 s"
+    assert 0.2 <= found["names"].seconds < 2
+    assert not found["memory"].problem
+
+
+def test_devices_are_measured_by_the_interpreter_of_the_command(config: LauncherConfig):
+    figure = checked(config, kind="full")["matmul", "cpu"]
+    assert (figure.problem, figure.unit) == ("", "GFLOP/s")
+    assert (figure.value or 0) > 0.1
+
+
+def test_an_interpreter_without_torch_is_a_failed_check_with_its_reason(config: LauncherConfig, tmp_path: Path):
+    (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
+    figure = checked(config, kind="full", PYTHONPATH=str(tmp_path))["matmul", ""]
+    assert figure.problem == "ImportError: no torch here"
+
+
+def test_a_process_that_does_not_end_is_ended(config: LauncherConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(checks, "TORCH_WITHIN", 1.0)
+    (tmp_path / "torch.py").write_text("import time; time.sleep(60)")
+    figure = checked(config, kind="full", PYTHONPATH=str(tmp_path))["matmul", ""]
+    assert figure.problem == "it has not ended within 1 s"
+
+
+def test_output_that_is_no_figure_is_left_out(config: LauncherConfig, tmp_path: Path):
+    lines = ("hello", "[1]", '{"name": "matmul", "value": 1.0}', '{"unknown": 1}')
+    (tmp_path / "torch.py").write_text(f"print({chr(10).join(lines)!r}, flush=True); raise SystemExit")
+    assert list(checked(config, kind="full", PYTHONPATH=str(tmp_path)))[-1] == ("matmul", "")
