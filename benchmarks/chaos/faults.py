@@ -83,14 +83,14 @@ def inject(kind: Kind, *, uid: str, nodes: tuple[int, ...]) -> tuple[float, list
     Returns:
         The time in seconds since the epoch, and the processes that were signalled.
     """
-    victims = [process for node in nodes for process in _victims(kind, f"{uid}/worker-{node}/")]
+    hit = [process for node in nodes for process in victims(kind, f"{uid}/worker-{node}/")]
     number = signal.SIGSTOP if kind is Kind.FROZEN_AGENT else signal.SIGKILL
     if kind is Kind.NODE:
         # At once, like a power loss: no process of the node may report the end of the others.
-        for process in victims:
+        for process in hit:
             _signal(process, signal.SIGSTOP)
     when = time.time()
-    return when, [process for process in victims if _signal(process, number)]
+    return when, [process for process in hit if _signal(process, number)]
 
 
 def thaw(processes: list[psutil.Process]) -> None:
@@ -105,7 +105,8 @@ def _signal(process: psutil.Process, number: signal.Signals) -> bool:
     return False
 
 
-def _victims(kind: Kind, node: str) -> Iterator[psutil.Process]:
+def victims(kind: Kind, node: str) -> Iterator[psutil.Process]:
+    """Finds the processes of a kind on a node, whose `PERDURE_NODE` begins so."""
     wanted = _TESTS.get(kind)
     for process in node_processes(node):
         with suppress(psutil.Error):

@@ -1,0 +1,120 @@
+"""Tests that only what must come out of a fault passes in the matrix."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import typer
+
+from benchmarks.faults.__main__ import chosen, matrix
+from benchmarks.faults.judgement import Expected, Outcome, Story, judge
+from benchmarks.faults.rows import ROWS
+from perdure.contract import Evidence, EvidenceSource, FailureClass, IncidentView, Observation
+from perdure.contract.actions import Actions, RestartRanks, Stop
+
+FAULT = datetime(2026, 1, 1, tzinfo=UTC)
+ONE = frozenset({1})
+KILLED = Expected("KILLED", ONE, frozenset({"RESTART_RANKS"}))
+
+
+RESTARTED: Actions = (RestartRanks(nodes=(1,)),)
+
+
+def incident(*, after: float = 0.25, actions: Actions = RESTARTED, **fields: Any) -> IncidentView:
+    seen = FAULT + timedelta(seconds=after)
+    told = {"number": 1, "title": "node 1: rank 1 SIGKILL", "failure": FailureClass.KILLED, "culprit": 1}
+    times = {"started_at": FAULT, "noticed_at": seen, "decided_at": seen + timedelta(seconds=0.5)}
+    return IncidentView(**{**told, **times, "actions": actions, **fields})
+
+
+def judged(*incidents: IncidentView, expected: Expected = KILLED, trains: bool = True, **story: Any) -> Outcome:
+    made = Story(FAULT.timestamp(), incidents, trains=trains, **story)
+    return judge(expected, made, name="fault", backend="local")
+
+
+def test_a_fault_that_is_told_and_repaired_as_expected_passes():
+    outcome = judged(incident(), steps_lost=3)
+    assert outcome.passed
+    assert (outcome.detected_s, outcome.decided_s, outcome.steps_lost, outcome.problem) == (0.25, 0.75, 3, "")
+
+
+@pytest.mark.parametrize(
+    ("told", "trains", "wrong"),
+    [
+        ([], True, ["class_ok", "culprit_ok", "action_ok"]),
+        ([incident(after=-30)], True, ["class_ok", "culprit_ok", "action_ok"]),
+        ([incident(failure=FailureClass.PEER_LOST)], True, ["class_ok"]),
+        ([incident(culprit=0)], True, ["culprit_ok"]),
+        ([incident(culprit=None)], True, ["culprit_ok"]),
+        ([incident(also_failed=(0,))], True, ["culprit_ok"]),
+        ([incident(actions=(Stop(),))], True, ["action_ok"]),
+        ([incident()], False, ["action_ok"]),
+        ([incident(stopped=True)], True, ["action_ok"]),
+        ([incident(), incident(number=2)], True, ["action_ok"]),
+    ],
+)
+def test_each_wrong_claim_and_each_further_interruption_is_found(
+    told: list[IncidentView], trains: bool, wrong: list[str]
+):
+    outcome = judged(*told, trains=trains)
+    assert not outcome.passed
+    assert [name for name in ("class_ok", "culprit_ok", "action_ok") if not getattr(outcome, name)] == wrong
+    assert outcome.problem
+
+
+def test_a_fault_that_is_found_late_does_not_pass():
+    outcome = judged(incident(after=1.5))
+    assert (outcome.class_ok, outcome.culprit_ok, outcome.action_ok) == (True, True, True)
+    assert not outcome.passed
+
+
+def test_a_fault_that_comes_again_must_stop_the_job_at_the_right_time():
+    always = Expected("KILLED", ONE, frozenset({"STOP"}), interruptions=2, stops=True)
+    stopped = incident(number=2, actions=(Stop(),), stopped=True)
+    assert judged(incident(), stopped, expected=always, trains=False).passed
+    assert not judged(stopped, expected=always, trains=False).passed
+    assert not judged(incident(), incident(number=2), expected=always, trains=True).passed
+
+
+SILENT = Expected("", ONE, within=10.0, shown="unreachable")
+
+
+def observation(*nodes: int) -> IncidentView:
+    return incident(after=8.0, failure=None, culprit=None, actions=(), observation=Observation(unreachable=nodes))
+
+
+def test_what_interrupts_nothing_is_an_observation_or_in_the_status():
+    assert judged(observation(1), expected=SILENT).passed
+    assert judged(expected=SILENT, shown_at=FAULT.timestamp() + 8, shown=ONE).passed
+    for wrong in (
+        judged(expected=SILENT),
+        judged(observation(0), expected=SILENT),
+        judged(observation(1), incident(), expected=SILENT),
+        judged(observation(1), expected=SILENT, trains=False),
+    ):
+        assert not wrong.passed
+        assert wrong.problem
+
+
+def test_an_observation_that_has_no_nodes_names_those_of_its_evidence():
+    sign = Evidence(time=FAULT, source=EvidenceSource.AGENT, rank=1, text="the loss is nan")
+    seen = incident(failure=None, culprit=None, observation=Observation(bad_number=True), evidence=(sign,))
+    assert judged(seen, expected=Expected("", ONE, shown="bad_number")).passed
+
+
+def test_a_class_that_this_release_does_not_have_is_not_built_and_never_passes():
+    assert Expected("MADE_UP", ONE).missing == "MADE_UP"
+    assert not KILLED.missing
+    outcome = Outcome(name="fault", backend="local", not_built="MADE_UP")
+    assert not outcome.passed
+    assert matrix([outcome]).columns[1]._cells == ["not built"]
+
+
+def test_names_are_chosen_and_an_unknown_one_is_an_error():
+    assert chosen("") == list(ROWS)
+    assert [row.name for row in chosen("kill-node,kill-rank")] == ["kill-rank", "kill-node"]
+    with pytest.raises(typer.BadParameter, match="kill-everything"):
+        chosen("kill-rank,kill-everything")
+    assert len({row.name for row in ROWS}) == len(ROWS)
