@@ -22,7 +22,7 @@ from perdure.base.metrics.monitors import Reading
 from perdure.base.metrics.reports import MetricsToEvents, endpoint_monitors
 from perdure.base.metrics.samples import Monitor, Sample
 from perdure.base.metrics.series import CurrentSamples, job_labels, text_of
-from perdure.contract import FailureKind, Progress
+from perdure.contract import FailureKind, Progress, RankStepTimes
 from perdure.contract.names import job_of
 from perdure.events import AsyncExporter, EventEmitter
 from perdure_training.node_api.bodies import DeviceUsage
@@ -65,6 +65,7 @@ class NodeMetrics:
         events: Sequence[AsyncExporter],
         progress: Callable[[], Progress | None],
         stall: Callable[[], float],
+        step_times: Callable[[], Sequence[RankStepTimes]],
     ) -> None:
         """Creates the object.
 
@@ -79,6 +80,7 @@ class NodeMetrics:
             events: Export the agent's events.
             progress: Returns the node's newest progress.
             stall: Returns the seconds for which saves have stopped the training.
+            step_times: Returns how the steps of the ranks split.
         """
         self._node = node
         self._telemetry = telemetry
@@ -89,6 +91,7 @@ class NodeMetrics:
         self._events = events
         self._progress = progress
         self._stall = stall
+        self._step_times = step_times
         self._readings = [Reading(monitor) for monitor in (*machine_monitors(config), TorchEvents(config.run_dir))]
         identity = config.node
         namespace, name = job_of(config.job_id)
@@ -151,6 +154,10 @@ class NodeMetrics:
             yield from _known("perdure_node_mfu_ratio", progress.mfu)
             if progress.last_step_at is not None:
                 yield Sample("perdure_node_last_step_time_seconds", progress.last_step_at.timestamp())
+        slowest = max(self._step_times(), key=lambda times: times.compute, default=None)
+        if slowest is not None:
+            yield Sample("perdure_node_step_compute_seconds", slowest.compute)
+            yield Sample("perdure_node_step_wait_seconds", slowest.wait)
         yield Sample("perdure_node_checkpoint_stall_seconds_total", self._stall())
 
     def _storing(self) -> Iterator[Sample]:

@@ -127,6 +127,7 @@ class Agent:
             events=self._events,
             progress=lambda: ranks.newest,
             stall=lambda: ranks.save_stall,
+            step_times=lambda: ranks.step_times,
         )
         self._machine = AsyncExporter(
             FileExporter(config.private_dir / layout.EVENTS / layout.AGENT_METRICS, max_bytes=_METRICS_MAX, kept=1)

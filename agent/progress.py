@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from perdure.agent.stall_detector import StallDetector
-from perdure.contract import Progress, ProgressSource, RankStarts
+from perdure.contract import Progress, ProgressSource, RankStarts, RankStepTimes
 from perdure_launcher.warm_start.starts import read_starts, read_why_all_cold
 from perdure_training.node_api import layout
 from perdure_training.node_api.progress_file import RankProgress, is_without_process_group, progress_path, read_progress
@@ -65,6 +65,8 @@ class ProgressReader:
         """The progress at the last sample; None before all ranks have stepped."""
         self.all_stepped = False
         """Whether every local rank has made a step in the generation last sampled."""
+        self.step_times: tuple[RankStepTimes, ...] = ()
+        """How the steps of the local ranks split, as far as they have measured it in the generation last sampled."""
         self._save_stalls = SaveStalls()
 
     @property
@@ -96,10 +98,18 @@ class ProgressReader:
             self._samples.clear()
             self.stall_detector = StallDetector()
             self.all_stepped = False
-        paths = (progress_path(self._folder, base_rank + local) for local in range(processes))
-        files = (read_progress(path, beneath=self._run_dir) for path in paths)
-        ranks = [rank for rank in files if rank is not None and rank.generation == generation]
+        numbers = range(base_rank, base_rank + processes)
+        files = (
+            (number, read_progress(progress_path(self._folder, number), beneath=self._run_dir)) for number in numbers
+        )
+        by_number = {number: file for number, file in files if file is not None and file.generation == generation}
+        ranks = list(by_number.values())
         self._save_stalls.follow(ranks)
+        self.step_times = tuple(
+            RankStepTimes(rank=number, compute=times.compute, wait=times.wait, rest=times.rest)
+            for number, rank in by_number.items()
+            if (times := rank.step_times) is not None and times.known
+        )
         stepped = [rank for rank in ranks if _has_stepped(rank)]
         self.all_stepped = len(stepped) == processes
         self.stall_detector.follow(tuple(rank.step for rank in stepped), now)

@@ -75,6 +75,7 @@ class Telemetry:
             state=self._node.state.summary,
             progress=self._ranks.newest,
             **self._pause(),
+            step_times=self._ranks.step_times,
             metrics=ResourceUse.model_validate(asdict(self._usage)) if self._usage else None,
             log_end=end_of_log(self._node.config.run_dir),
             time=datetime.now(UTC),

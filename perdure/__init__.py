@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from perdure.contract import ProgressSource as ProgressSource
     from perdure.contract import RankPosition as RankPosition
     from perdure.contract import RankStarts as RankStarts
+    from perdure.contract import RankStepTimes as RankStepTimes
     from perdure.contract import ReplaceNodes as ReplaceNodes
     from perdure.contract import ResourceUse as ResourceUse
     from perdure.contract import RestartCommands as RestartCommands
@@ -141,6 +142,7 @@ _HOMES = {
         "ProgressSource",
         "RankPosition",
         "RankStarts",
+        "RankStepTimes",
         "ReplaceNodes",
         "ResourceUse",
         "RestartCommands",
@@ -210,6 +212,7 @@ __all__ = [
     "ProgressSource",
     "RankPosition",
     "RankStarts",
+    "RankStepTimes",
     "Refused",
     "ReplaceNodes",
     "ResourceUse",

@@ -58,6 +58,19 @@ def replace_rendezvous_backends(create: RendezvousHandlerCreator) -> None:
         registry[name] = create
 
 
+def dump_flight_recorder() -> bytes | None:
+    """Returns the pickled collectives over gloo of this process, without their stacks.
+
+    `_dump_fr_trace`; read in torch 2.15. Returns None if it is missing: the steps of ranks are then not split.
+    """
+    try:
+        from torch._C._distributed_c10d import _dump_fr_trace  # pyright: ignore[reportPrivateUsage]
+
+        return _dump_fr_trace(True, False, False)
+    except (ImportError, TypeError):
+        return None
+
+
 def current_launch() -> Launch | None:
     """Returns the launch of the torchrun that requests a handler, from the stack frame of `launch_agent`.
 

@@ -161,6 +161,7 @@ def _merge(job: NodeView, group: NodeView | None, lease: NodeLease | None) -> No
                 "log_end": view.log_end,
                 "idle": view.idle,
                 "usual_step": view.usual_step,
+                "step_times": view.step_times,
                 "metrics": view.metrics,
             }
             if lease.view.progress:

@@ -40,6 +40,7 @@ __all__ = [
     "RankExit",
     "RankNumber",
     "RankStarts",
+    "RankStepTimes",
     "RareLine",
     "Ready",
     "ResourceUse",
@@ -58,6 +59,7 @@ LONGEST_TRACEBACK = 2_000
 MOST_EXITS = 256
 MOST_DEVICES = 64
 MOST_STEPS = 64
+MOST_STEP_TIMES = 64
 MOST_KEYS = 200
 MOST_RARE_LINES = 12
 """Items of one list. A job carries them in its state, which the server limits; further ones are left out."""
@@ -251,6 +253,22 @@ class ResourceUse(Message):
     devices: Annotated[tuple[DeviceUsage, ...], AfterValidator(lambda devices: devices[:MOST_DEVICES])] = ()
 
 
+class RankStepTimes(Message):
+    """How the usual step of a rank splits, in seconds, over the last seconds."""
+
+    rank: int
+    """The global rank."""
+    compute: float
+    """The time from the end of a step, or of a collective right after it, to the first collective of the next."""
+    wait: float
+    """The time from there to the optimizer's step: the rank waits for others, or computes while collectives run."""
+    rest: float
+    """The optimizer's step, and what follows it."""
+
+
+StepTimesOfRanks = Annotated[tuple[RankStepTimes, ...], AfterValidator(lambda ranks: ranks[:MOST_STEP_TIMES])]
+
+
 class LeaseView(Message):
     """An agent's latest report, in the heartbeat details of its lease, which add nothing to the history."""
 
@@ -262,6 +280,8 @@ class LeaseView(Message):
     """The time since a rank of the node made a step, by the agent's clock; None where its ranks need not step."""
     usual_step: Duration | None = None
     """The usual time of a step in this generation."""
+    step_times: StepTimesOfRanks = ()
+    """How steps split, of the ranks that can tell it."""
     metrics: ResourceUse | None = None
     """None before the launcher's first report."""
     log_end: LogPosition | None = None

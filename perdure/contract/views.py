@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from perdure.contract.actions import Actions
-from perdure.contract.agents import Progress, RankStarts, ResourceUse
+from perdure.contract.agents import Progress, RankStarts, RankStepTimes, ResourceUse
 from perdure.contract.base import LogTail, Message, ShortText, Time
 from perdure.contract.checkpoints import CheckpointView, RestoreSource
 from perdure.contract.datasets import UnprocessedSamples
@@ -35,6 +35,9 @@ class NodeView(NodeFacts, Incarnation):
     """The time without a step of its ranks in the agent's latest report; set by `Client.nodes`."""
     usual_step: Duration | None = None
     """The usual time of a step in that report; set by `Client.nodes`."""
+    step_times: tuple[RankStepTimes, ...] = ()
+    """How the steps of its ranks split, in that report; set by `Client.nodes`. Empty where ranks cannot tell it: they
+    have made too few steps, use no gloo, or their torch does not record collectives."""
     stalled_since: Time | None = None
     """When its stalled ranks made their last step."""
     avoids: tuple[str, ...] = ()

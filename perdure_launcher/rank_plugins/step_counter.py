@@ -1,4 +1,4 @@
-"""Plugin that `import torch` loads in every rank: counts optimizer steps, and records uncaught exceptions.
+"""Plugin that `import torch` loads in every rank: counts and times optimizer steps, and records uncaught exceptions.
 
 It does not touch the user's code, and must not fail: torch turns an exception of a plugin into a failure of `import
 torch`. Counts are relative (0 after each start): they show that a rank is alive, not the progress of the training,
@@ -35,6 +35,7 @@ def autoload() -> None:
             _keep_uncaught_exceptions()
             _answer_with_stacks()
             StepCounter().install()
+            _time_steps()
 
 
 class StepCounter:
@@ -124,6 +125,14 @@ def _answer_with_stacks() -> None:
     # A full disk, for example: the rank trains, and is only not asked.
     with contextlib.suppress(OSError, ValueError):
         answer_with_stacks()
+
+
+def _time_steps() -> None:
+    # One rank has nobody to wait for.
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        from .step_times import StepTimer
+
+        StepTimer().install()
 
 
 def _stay_with_parent() -> None:

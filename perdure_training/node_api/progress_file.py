@@ -1,6 +1,6 @@
 """Progress files: each rank's progress, written without a system call per step and polled by the agent.
 
-A file has 72 bytes, little endian (docs/node-protocol.md). `time` is written before `step`, so a reader that sees a
+A file has 104 bytes, little endian (docs/node-protocol.md). `time` is written before `step`, so a reader that sees a
 step sees a time that is not older.
 """
 
@@ -13,6 +13,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from perdure_training.node_api.rank_environment import PROGRESS_VARIABLE, generation_of, is_rank
 from perdure_training.node_api.untrusted_files import read_below
@@ -22,16 +23,34 @@ COUNTED = 0
 REPORTED = 1
 
 _WITHOUT_PROCESS_GROUP = "without-process-group"
-_LAYOUT = struct.Struct("<IIQQQQdddd")
+_LAYOUT = struct.Struct("<IIQQQQdddddddQ")
 _SOURCE = struct.Struct("<I")
 _NUMBER = struct.Struct("<Q")
 _REAL = struct.Struct("<d")
+_STEP_TIMES = struct.Struct("<dddQ")
 _LARGEST = 2**63 - 1
 """Steps, at most: what reads them further on counts in 64 bits with a sign."""
 _LATEST = 2.0**36
 """Seconds since the epoch, in the year 4147: any program may write to the file."""
+_NOTHING = (0, 0, math.nan, *(0.0,) * 6, 0)
 _SOURCE_AT, _GENERATION_AT, _STEP_AT, _TOTAL_AT = 4, 8, 24, 32
-_LOSS_AT, _TIME_AT, _SAVE_STALL_AT, _MFU_AT = 40, 48, 56, 64
+_LOSS_AT, _TIME_AT, _SAVE_STALL_AT, _MFU_AT, _STEP_TIMES_AT = 40, 48, 56, 64, 72
+
+
+class StepTimes(NamedTuple):
+    """How a rank's usual step splits, in seconds. All are NaN where the rank cannot tell it."""
+
+    compute: float
+    """From the end of a step, or of a collective right after it, to the first collective of the next."""
+    wait: float
+    """From there to the optimizer: in collectives, or in computation that overlaps with them."""
+    rest: float
+    readings: int
+    """Counts the rank's measurements, from 1."""
+
+    @property
+    def known(self) -> bool:
+        return all(0 <= part < _LATEST for part in self[:3])
 
 
 @dataclass(frozen=True)
@@ -51,6 +70,8 @@ class RankProgress:
     """Seconds for which saves of the process have stopped it."""
     mfu: float | None = None
     """The model FLOPs utilization that the script reported."""
+    step_times: StepTimes | None = None
+    """None before the first measurement."""
 
     @property
     def reported(self) -> bool:
@@ -75,7 +96,7 @@ def read_progress(path: Path, *, beneath: Path | None = None) -> RankProgress | 
         return None
     if len(content) < _LAYOUT.size:
         return None
-    magic, source, generation, pid, step, total, loss, time, save_stall, mfu = _LAYOUT.unpack(content)
+    magic, source, generation, pid, step, total, loss, time, save_stall, mfu, *step_times = _LAYOUT.unpack(content)
     if magic != MAGIC or not 0 <= time < _LATEST or max(step, total) > _LARGEST:
         return None
     return RankProgress(
@@ -88,6 +109,7 @@ def read_progress(path: Path, *, beneath: Path | None = None) -> RankProgress | 
         time=time,
         save_stall=save_stall if 0 <= save_stall < _LATEST else 0.0,
         mfu=mfu if 0 < mfu < math.inf else None,
+        step_times=StepTimes(*step_times) if step_times[-1] else None,
     )
 
 
@@ -137,7 +159,7 @@ class ProgressFile:
             os.close(descriptor)
         magic, _, generation_before, pid_before, *_ = _LAYOUT.unpack_from(self._map)
         if source == REPORTED or (magic, generation_before, pid_before) != (MAGIC, generation, pid):
-            empty = _LAYOUT.pack(MAGIC, source, generation, pid, 0, 0, math.nan, 0.0, 0.0, 0.0)
+            empty = _LAYOUT.pack(MAGIC, source, generation, pid, *_NOTHING)
             self._map[: _LAYOUT.size] = empty
 
     @property
@@ -159,19 +181,17 @@ class ProgressFile:
         _NUMBER.pack_into(self._map, _STEP_AT, step)
 
 
-class SaveStall:
-    """The time for which saves have stopped this process, in the progress file that the rank has anyway."""
+class _OwnFile:
+    """The progress file that the rank has anyway, for what others than its step counter write there."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         """Creates the object; the file is opened when it exists."""
         self._path = own_progress_path(environment)
         self._generation = generation_of(environment) if self._path else 0
         self._map: mmap.mmap | None = None
-        self._seconds = 0.0
 
-    def add(self, seconds: float) -> None:
-        """Adds the duration of one save. Without a file it does nothing: the training is more important."""
-        self._seconds += seconds
+    def put(self, layout: struct.Struct, offset: int, *values: float) -> None:
+        """Writes values. Without a file it does nothing: the training is more important."""
         if self._path is None:
             return
         try:
@@ -179,12 +199,36 @@ class SaveStall:
         except (OSError, ValueError):
             return
         if _NUMBER.unpack_from(self._map, _GENERATION_AT)[0] == self._generation:
-            _REAL.pack_into(self._map, _SAVE_STALL_AT, self._seconds)
+            layout.pack_into(self._map, offset, *values)
 
     @staticmethod
     def _open(path: Path) -> mmap.mmap:
         with path.open("r+b") as file:
             return mmap.mmap(file.fileno(), _LAYOUT.size)
+
+
+class SaveStall:
+    """The time for which saves have stopped this process."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._file = _OwnFile(environment)
+        self._seconds = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Adds the duration of one save."""
+        self._seconds += seconds
+        self._file.put(_REAL, _SAVE_STALL_AT, self._seconds)
+
+
+class OwnStepTimes:
+    """How the steps of this process split."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._file = _OwnFile(environment)
+
+    def write(self, times: StepTimes) -> None:
+        """Writes the newest measurement."""
+        self._file.put(_STEP_TIMES, _STEP_TIMES_AT, *times)
 
 
 def own_progress_path(environment: Mapping[str, str]) -> Path | None:

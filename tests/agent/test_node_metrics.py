@@ -21,9 +21,11 @@ from perdure.contract import NodeCredentials
 from perdure.events import AsyncExporter, FileExporter
 from perdure_training.node_api.progress_file import (
     REPORTED,
+    OwnStepTimes,
     ProgressFile,
     RankProgress,
     SaveStall,
+    StepTimes,
     progress_path,
     read_progress,
 )
@@ -76,6 +78,7 @@ async def test_a_node_exports_its_training_its_lease_and_its_machine(
         writer.write(40, time=time.time(), total=1000, loss=0.5, mfu=0.4)
         environment = {"PERDURE_PROGRESS_DIR": str(path.parent), "RANK": "0", "PERDURE_GENERATION": "1"}
         SaveStall(environment).add(2.5)
+        OwnStepTimes(environment).write(StepTimes(0.2, 0.1, 0.01, readings=1))
         await workflows.expect(workflows.group, "stepping")
         device = {"index": 0, "name": "NVIDIA H100", "utilization_percent": 97.0, "temperature_celsius": 61.0}
         await agent.post("/v1/launcher/usage", cpu_cores=1.5, memory_bytes=1000, devices=[device])
@@ -91,6 +94,8 @@ async def test_a_node_exports_its_training_its_lease_and_its_machine(
         assert found[("perdure_node_mfu_ratio",)] == 0.4
         assert found[("perdure_node_generation",)] == 1
         assert found[("perdure_node_checkpoint_stall_seconds_total",)] == 2.5
+        assert found[("perdure_node_step_compute_seconds",)] == 0.2
+        assert found[("perdure_node_step_wait_seconds",)] == 0.1
         assert found[("perdure_node_lease_held",)] == 0
         assert found[("perdure_node_cpu_cores",)] == 1.5
         assert found["perdure_gpu_utilization_ratio", "0"] == 0.97

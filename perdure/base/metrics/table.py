@@ -268,6 +268,17 @@ AGENT_METRICS: Final = (
         "Unix time",
         "When the slowest rank made its last step.",
     ),
+    _agent(
+        "perdure_node_step_compute_seconds",
+        "s",
+        "Computation in a usual step before its first collective, of the rank that computes longest, over gloo.",
+        "a tenth more than that of other nodes",
+    ),
+    _agent(
+        "perdure_node_step_wait_seconds",
+        "s",
+        "The time of that rank from there to the optimizer's step: it waits for others.",
+    ),
     _agent("perdure_node_stalled", "0 or 1", "1 while the ranks are stalled.", "1"),
     _agent(
         "perdure_node_lease_held",

@@ -1,0 +1,149 @@
+"""Splits the steps of a rank into the time in which it computes and the time in which it waits for others, so that a
+slow rank can be told from those that wait for it: in synchronous training all ranks step equally often.
+
+The hooks of an optimizer tell when its step begins and ends, torch's flight recorder when each collective was called.
+Only intervals of one process are used, since clocks of machines differ. What stops one rank stops all, so they read
+their recorders after the same steps.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from perdure_training.node_api.progress_file import OwnStepTimes, StepTimes
+
+from .flight_recorder import read_collectives
+
+_INTERVAL = 5.0
+"""Seconds between two readings, at least."""
+_SHARE = 1 / 250
+"""The share of the time that readings may take of the processor, at most."""
+_FEWEST_STEPS = 8
+"""Steps between two readings, at least."""
+_MARKS = 1024
+"""Steps that are remembered, at most: more than the recorder has."""
+_SHARE_OF_LONGEST = 1 / 4
+"""A time between two collectives is no computation if it is shorter than this share of the longest one."""
+
+
+class OptimizerStep(NamedTuple):
+    """When a step of an optimizer began and ended, in nanoseconds since the epoch."""
+
+    began: int
+    ended: int
+
+
+def split_steps(steps: Sequence[OptimizerStep], calls: Sequence[int]) -> tuple[float, float, float] | None:
+    """Returns the seconds of a usual step in which the rank computes, waits, and does the rest.
+
+    Args:
+        steps: The newest steps of optimizers.
+        calls: When collectives were called, in nanoseconds since the epoch, ascending.
+
+    Returns:
+        None where no collective was called between two steps.
+    """
+    found: list[tuple[int, int, int]] = []
+    since = steps[0].ended if steps else 0
+    for step in steps[1:]:
+        between = calls[bisect_right(calls, since) : bisect_left(calls, step.began)]
+        if not between:
+            # Several optimizers step after one another, or gradients are accumulated without the others.
+            continue
+        # Whether the recorder still has the first collective of an older step is unknown.
+        if calls[0] <= since:
+            found.append(_split(since, between, step))
+        since = step.ended
+    if not found:
+        return None
+    compute, wait, rest = (sorted(part)[len(part) // 2] / 1e9 for part in zip(*found, strict=True))
+    return compute, wait, rest
+
+
+def _split(since: int, calls: Sequence[int], step: OptimizerStep) -> tuple[int, int, int]:
+    """Splits the time from the end of one optimizer step to the end of the next.
+
+    A collective right after a step, such as the mean of the losses, is no end of a computation. The time from the last
+    call to the optimizer is what is waited in any case, and may be the longest.
+    """
+    gaps = [later - earlier for earlier, later in pairwise((since, *calls))]
+    first = next(at for at, gap in enumerate(gaps) if gap >= max(gaps) * _SHARE_OF_LONGEST)
+    wait = step.began - calls[first]
+    return gaps[first], wait, step.ended - since - gaps[first] - wait
+
+
+class StepTimer:
+    """Follows the steps of this process's optimizers, and tells the agent how they split."""
+
+    def __init__(self) -> None:
+        self._file = OwnStepTimes(os.environ)
+        self._steps: deque[OptimizerStep] = deque(maxlen=_MARKS)
+        self._began = 0
+        self._count = 0
+        self._every = 0
+        """Steps from one reading to the next: a power of two, so that ranks which differ in it read together."""
+        self._read_at = 0.0
+        self._readings = 0
+        self._stopped = False
+        """As in `StepCounter`."""
+        self._compiling: Any = None
+
+    def install(self) -> None:
+        import torch
+        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+        self._compiling = torch.compiler.is_compiling
+        register_optimizer_step_pre_hook(self.on_begin)
+        register_optimizer_step_post_hook(self.on_end)
+        os.register_at_fork(after_in_child=self._stop)
+
+    def on_begin(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Remembers the time; the hook that torch calls before a step of an optimizer."""
+        if not self._stopped and not self._compiling():
+            self._began = time.time_ns()
+
+    def on_end(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Remembers the step, and seldom reads the recorder; the hook that torch calls after it."""
+        if self._stopped or self._compiling():
+            return
+        self._steps.append(OptimizerStep(self._began, time.time_ns()))
+        self._count += 1
+        if self._is_due():
+            try:
+                self._read()
+            except Exception:
+                self._stop()
+
+    def _is_due(self) -> bool:
+        if self._every:
+            return self._count % self._every == 0
+        if self._count < _FEWEST_STEPS or self._count.bit_count() > 1:
+            self._read_at = self._read_at or time.monotonic()
+            return False
+        return time.monotonic() - self._read_at >= _INTERVAL
+
+    def _read(self) -> None:
+        began = time.thread_time()
+        usual = (time.monotonic() - self._read_at) / (self._every or self._count)
+        collectives = read_collectives()
+        self._readings += 1
+        if collectives is None:
+            self._stop()
+        parts = split_steps(list(self._steps), [one.called_at for one in collectives or ()])
+        unknown = (math.nan, math.nan, math.nan)
+        self._file.write(StepTimes(*(parts or unknown), readings=self._readings))
+        self._steps = deque([self._steps[-1]], maxlen=_MARKS)
+        self._read_at = time.monotonic()
+        interval = max(_INTERVAL, (time.thread_time() - began) / _SHARE)
+        fewest = max(_FEWEST_STEPS, interval / max(usual, 1e-6))
+        self._every = 1 << math.ceil(math.log2(fewest))
+
+    def _stop(self) -> None:
+        self._stopped = True
