@@ -13,7 +13,6 @@ from datetime import datetime, timedelta
 from typing import Protocol
 
 from perdure.agent import ends
-from perdure.agent.bad_numbers import BadNumbers
 from perdure.agent.config import AgentConfig
 from perdure.agent.ends import Meaning, Scene
 from perdure.agent.files import log_tail
@@ -23,6 +22,7 @@ from perdure.agent.notifier import Notifier
 from perdure.agent.outbox import envelope
 from perdure.agent.printed_lines import printed_before
 from perdure.agent.protocol import bounded_ranks, time_or_arrival, world_of
+from perdure.agent.rank_findings import RankFindings
 from perdure.agent.state import StateFile
 from perdure.contract import (
     AgentMessage,
@@ -90,7 +90,7 @@ class Node:
         self._to_job = to_job
         self._to_group = to_group
         self._progress = progress
-        self._bad_numbers = BadNumbers(config.node, config.run_dir)
+        self._findings = RankFindings(config.node, config.run_dir)
         self.wrong_claims = 0
         """What the node's processes have reported of ranks or worlds that are not theirs."""
         self.state = state_file.load()
@@ -339,12 +339,10 @@ class Node:
             self._keep(stalled=0)
             self._to_group.put(Stall(**envelope(self.config.node), generation=self.state.entered))
 
-    def report_bad_numbers(self) -> None:
-        """Reports that a rank has a loss or a gradient norm that is not a finite number, if one has."""
-        if (found := self._bad_numbers.find(self.state, self._progress())) is not None:
-            number = found.number
-            logger.warning("rank %d: %s is %s at step %d", number.rank, number.kind, number.value, number.step)
-            self.events.on_bad_number(found)
+    def report_findings(self) -> None:
+        """Reports what ranks have found about their own numbers, if it is new."""
+        for found in self._findings.find(self.state, self._progress()):
+            self.events.on_finding(found)
             self._to_job.put(found)
 
     def on_finished(self, body: FinishedReport) -> None:
@@ -495,7 +493,7 @@ class Node:
         if identity in self.state.failures:
             return
         # A script may end because of it.
-        self.report_bad_numbers()
+        self.report_findings()
         self.wrong_claims += failure.wrong_claims
         logger.warning("failure in generation %d: %s", failure.generation, failure.message)
         self.events.on_failure(failure)

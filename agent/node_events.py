@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from perdure.agent.protocol import time_or_arrival
-from perdure.contract import BadNumber, Failure, FailureKind
+from perdure.contract import BadNumber, Corruption, Failure, FailureKind
 from perdure.events import AgentEvents, AsyncExporter, Span
 from perdure_training.node_api.bodies import CommandExit, World
 
@@ -91,9 +91,13 @@ class NodeEventEmitter(AgentEvents):
         self.failures[failure.kind.value] += 1
         self.fault_detected(generation=failure.generation, kind=failure.kind, message=failure.message)
 
-    def on_bad_number(self, found: BadNumber) -> None:
-        """Emits a number that is not finite."""
-        number = found.number
-        self.bad_number(
-            generation=found.generation, rank=number.rank, kind=number.kind, value=number.value, step=number.step
-        )
+    def on_finding(self, report: BadNumber | Corruption) -> None:
+        """Emits what a rank has found about its own numbers."""
+        if isinstance(report, BadNumber):
+            number = report.number
+            self.bad_number(
+                generation=report.generation, rank=number.rank, kind=number.kind, value=number.value, step=number.step
+            )
+        else:
+            found = report.found
+            self.corruption(generation=report.generation, rank=found.rank, kind=found.kind, step=found.step)

@@ -134,7 +134,7 @@ class Telemetry:
             processes=state.processes or 1,
             now=now,
         )
-        self._node.report_bad_numbers()
+        self._node.report_findings()
         counted = self._ranks.all_stepped
         known = state.stepped if counted else state.stepping
         if known < state.entered and (counted or self._runs()):

@@ -48,6 +48,7 @@ class NumberWatch:
         self._found: dict[str, FoundNumber] = {}
         self._recent: dict[str, RecentNumbers] | None = None
         """By name, where spikes are followed; None before the first number."""
+        self._spoiled_by = ""
         self._samples: list[weakref.WeakMethod[Callable[[], str]]] = []
         os.register_at_fork(after_in_child=self._forget)
 
@@ -66,9 +67,15 @@ class NumberWatch:
         return tuple(self._found.values())
 
     @property
-    def spoils_state(self) -> bool:
-        """Whether the state may not be sound, and the job goes back for that: it is not saved any more."""
-        return LOSS in self._found and bool(self._environment.get(ROLLS_BACK_VARIABLE))
+    def spoiled_by(self) -> str:
+        """Why the state may not be sound and is not saved any more, in a job that goes back for that; else empty."""
+        if LOSS in self._found and self._environment.get(ROLLS_BACK_VARIABLE):
+            return "the loss was not a number"
+        return self._spoiled_by
+
+    def spoil(self, reason: str) -> None:
+        """Records that the state may not be sound for another reason, for which every job goes back."""
+        self._spoiled_by = reason
 
     def name_samples(self, method: Callable[[], str]) -> None:
         """Has an object's method asked which samples a step had, for as long as the object lives."""

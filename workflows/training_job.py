@@ -25,6 +25,7 @@ with workflow.unsafe.imports_passed_through():
     from perdure.contract import (
         Accepted,
         BadNumber,
+        Corruption,
         Failure,
         Finished,
         GroupMissing,
@@ -159,6 +160,10 @@ class TrainingJob:
 
     @workflow.signal(description="A loss or a gradient norm that is not a finite number")
     def bad_number(self, message: BadNumber) -> None:
+        self.events.append(message)
+
+    @workflow.signal(description="A rank does not compute what the other ranks compute")
+    def corruption(self, message: Corruption) -> None:
         self.events.append(message)
 
     @workflow.signal(description="A dataset has set shards aside that failed repeatedly")

@@ -73,6 +73,8 @@ def _meaning(incident: IncidentView) -> str:
         return "the training began at its first step, beside checkpoints that are damaged"
     if incident.observation and incident.observation.bad_number:
         return "nothing was interrupted; what is computed from such a number is none, either"
+    if incident.observation and incident.observation.not_deterministic:
+        return "nothing was interrupted; a step that differs with itself says nothing about devices"
     if incident.observation:
         return "no rank failed, and nothing was interrupted" + (
             "; ranks that wait for others over an interrupted network step again when it is back"
@@ -122,6 +124,8 @@ def _decision(incident: IncidentView) -> str:
         return "start over, and delete none of these checkpoints"
     if incident.observation and incident.observation.bad_number:
         return "nothing: the training continued with it"
+    if incident.observation and incident.observation.not_deterministic:
+        return "nothing: the training continued, and its steps are not replayed"
     if incident.observation:
         return "the agents tried again" if incident.observation.storage else "nothing: it ended by itself"
     if incident.decided_at is None:
@@ -190,6 +194,8 @@ def _advice(incident: IncidentView, *, job: str, flag: str, ended: JobPhase | No
         return "remove these checkpoints once no one needs them: this job does not"
     if incident.observation and incident.observation.bad_number:
         return "recovery.on_nan in the job's file has a job go back by itself, or stop: docs/numbers.md"
+    if incident.observation and incident.observation.not_deterministic:
+        return "torch.use_deterministic_algorithms(True) in the script: docs/corruption.md"
     if ended is not None and (incident.failure is None or not incident.stopped):
         return f"nothing to do: the job has ended since ({ended.lower()}); perdure status {job}{flag}"
     if incident.failure is None:

@@ -130,7 +130,7 @@ class RollBack(RoleAction):
     after: int = -1
     """The newest step that it may load; below 0 for none."""
     found_at: int = 0
-    """The step whose loss was not a number."""
+    """The step whose loss was not a number; below 0 where the job goes back for another reason."""
 
 
 class ExtendFirstStep(RoleAction):

@@ -24,10 +24,13 @@ __all__ = [
     "AgentMessage",
     "BadNumber",
     "CopyReceiver",
+    "Corruption",
+    "CorruptionKind",
     "DeviceUsage",
     "Failure",
     "FailureKind",
     "Finished",
+    "FoundCorruption",
     "GroupMissing",
     "Joined",
     "LeaseTaken",
@@ -405,6 +408,51 @@ class BadNumber(AgentMessage, route=Route(Destination.JOB, "bad_number", first=T
 
     generation: int
     number: RankNumber
+    progress: Progress | None = None
+
+
+class CorruptionKind(Vocabulary):
+    """What ranks that should compute the same have compared."""
+
+    GRADIENTS = "GRADIENTS"
+    """The gradients of one rank's batch, which another rank has computed again."""
+    PARAMETERS = "PARAMETERS"
+    """The parameters, which are the same on all ranks."""
+    NOT_DETERMINISTIC = "NOT_DETERMINISTIC"
+    """The comparison says nothing about devices: the script's step differs with itself."""
+    UNKNOWN = "UNKNOWN"
+    """A comparison that only a newer release knows."""
+
+
+class FoundCorruption(Message):
+    """What a rank's check has found: see `perdure_training.replay`."""
+
+    rank: int
+    """The global rank that reports it; no rank reports it of another one."""
+    kind: CorruptionKind
+    step: int
+    """The step that was checked."""
+    sound: int | None = None
+    """The newest step whose state is known to be sound; None where no check of this world says so."""
+    suspects: tuple[int, ...] = ()
+    """The global ranks of which one has computed wrongly; only this one if that is known."""
+    repeats: bool = False
+    """Its replays are wrong, too: not only this step."""
+    device: ShortText = ""
+    checksums: Texts = ()
+    """One text for each result, for people."""
+
+    @property
+    def is_named(self) -> bool:
+        """Whether it is known that this rank has computed wrongly."""
+        return self.suspects == (self.rank,)
+
+
+class Corruption(AgentMessage, route=Route(Destination.JOB, "corruption", first=True, urgent=True)):
+    """A rank of the node does not compute what the other ranks compute. Reported once for each world."""
+
+    generation: int
+    found: FoundCorruption
     progress: Progress | None = None
 
 

@@ -54,7 +54,7 @@ class MemoryProblem(Vocabulary):
     NOT_COMMON = "NOT_COMMON"
     """It is sound, and some rank lacks this step."""
     UNSOUND = "UNSOUND"
-    """It is of a step from which a loss followed that was not a number."""
+    """It may not be sound: a loss that was not a number followed from it, or a rank had computed wrongly."""
     NO_ROOM = "NO_ROOM"
     """The node has no room for the snapshot that another node would send."""
     UNKNOWN = "UNKNOWN"

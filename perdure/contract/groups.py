@@ -75,7 +75,7 @@ class UnsoundSteps(Message):
     generation: int
     after: int
     found_at: int
-    """The step whose loss was not a number."""
+    """The step whose loss was not a number; below 0 where the job went back for another reason."""
 
 
 class World(Message):

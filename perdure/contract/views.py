@@ -84,6 +84,8 @@ class Observation(Message):
     """No checkpoint in the storage could be loaded, and the script started over."""
     bad_number: bool = False
     """A rank reported a number that is not finite, and the training continued."""
+    not_deterministic: bool = False
+    """The script's step differs with itself, so that replays say nothing about devices."""
 
 
 class Suspect(Message):

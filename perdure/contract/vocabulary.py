@@ -80,6 +80,8 @@ class FailureClass(Vocabulary):
     """A kernel failed on a GPU: an assertion in it, an access to memory that is not its own, or a fault of the GPU."""
     NUMERIC = "NUMERIC"
     """A loss was not a finite number, and the job does not continue with it."""
+    CORRUPTION = "CORRUPTION"
+    """A device computes wrongly without an error: a rank's gradients or parameters are not those of the others."""
     PEER_LOST = "PEER_LOST"
     """A victim: the rank failed because another one went away."""
     COLLECTIVE_TIMEOUT = "COLLECTIVE_TIMEOUT"

@@ -181,9 +181,9 @@ class Checkpointer:
         if world is None:
             return False
         world.made.write(step)
-        if watch.spoils_state:
+        if spoiled_by := watch.spoiled_by:
             # So that snapshots from before it are not overwritten.
-            world.refuse(step, "the loss was not a number", durable=durable)
+            world.refuse(step, spoiled_by, durable=durable)
             return False
         agreed = world.cadence.every(step) if self._cadence.is_auto else None
         if not (durable or self._cadence.is_due(step, agreed=agreed)):

@@ -154,6 +154,10 @@ class AgentEvents(EventEmitter):
         """A rank of the node has a loss or a gradient norm that is not a finite number."""
         self.instant("bad_number", generation=generation, **attributes)
 
+    def corruption(self, *, generation: int, **attributes: Any) -> None:
+        """A rank of the node does not compute what the other ranks compute."""
+        self.instant("corruption", generation=generation, **attributes)
+
     def command_exited(self, *, attempt: int, **attributes: Any) -> None:
         """The node's command ended."""
         self.instant("command_exited", attempt=attempt, **attributes)

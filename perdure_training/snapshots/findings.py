@@ -24,7 +24,7 @@ OTHER_WORLD_SIZE = "other_world_size"
 NOT_COMMON = "not_common"
 """It is sound, and some rank lacks this step."""
 UNSOUND = "unsound"
-"""It is of a step from which a loss followed that was not a number."""
+"""It may not be sound: a loss that was not a number followed from it, or a rank had computed wrongly."""
 NO_ROOM = "no_room"
 """The node has no room for the snapshot that another node would send."""
 

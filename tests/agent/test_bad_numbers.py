@@ -34,7 +34,7 @@ def loss(step: int, **fields: object) -> FoundNumber:
 
 
 def reports(node: Bench) -> list[BadNumber]:
-    node.node.report_bad_numbers()
+    node.node.report_findings()
     return node.job.of(BadNumber)
 
 

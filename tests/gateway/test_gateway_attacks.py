@@ -372,7 +372,7 @@ def test_agents_send_the_declared_messages_and_no_others() -> None:
     group = {"joined", "ready", "stepping", "stall", "lease_taken", "ports_changed", "leaving"}
     checkpoints = {"checkpoint_stored", "checkpoint_committed", "checkpoint_restored"}
     assert {
-        Destination.JOB: {"bad_number", "failure", "finished", "group_missing"},
+        Destination.JOB: {"bad_number", "corruption", "failure", "finished", "group_missing"},
         Destination.GROUP: group | checkpoints | {"dataset_needed", "store_needed"},
         Destination.DATASET: {"exchange"},
         Destination.STORE: {"call"},

@@ -10,9 +10,12 @@ from uuid import UUID
 from perdure.contract import (
     BadNumber,
     CheckpointRef,
+    Corruption,
+    CorruptionKind,
     Failure,
     FailureKind,
     Finished,
+    FoundCorruption,
     IncidentView,
     LossCause,
     NodeCredentials,
@@ -191,6 +194,24 @@ class Scenario:
             generation=fields.pop("generation", self.generation),
             number=number,
             **fields,
+        )
+        return self.take(report)
+
+    def wrong_result(self, rank: int, step: int, **fields: Any) -> Scenario:
+        """The node's first rank reports that it does not compute what the others compute."""
+        assert self.state.world is not None
+        own = fields.pop("global_rank", self.state.world.members[rank].base_rank)
+        generation = fields.pop("generation", self.generation)
+        found = FoundCorruption(
+            **{"rank": own, "kind": CorruptionKind.GRADIENTS, "step": step, "suspects": (own,), "device": "cpu"}
+            | fields
+        )
+        report = Corruption(
+            sender=self.identity(rank),
+            sequence=next(self._sequence),
+            time=self.now,
+            generation=generation,
+            found=found,
         )
         return self.take(report)
 

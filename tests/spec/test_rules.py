@@ -36,7 +36,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "an unknown class": (
         {"match": {"failures": ["CRSH"]}, **STOP},
-        '.match.failures[0]: got "CRSH"; expected CANNOT_RUN, COLLECTIVE_TIMEOUT, COMMAND_LOST, CRASH',
+        '.match.failures[0]: got "CRSH"; expected CANNOT_RUN, COLLECTIVE_TIMEOUT, COMMAND_LOST, CORRUPTION, CRASH',
     ),
     "an exit code beyond": (
         {"match": {"exit_codes": [256]}, **STOP},

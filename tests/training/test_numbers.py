@@ -85,7 +85,7 @@ def test_only_a_loss_of_a_job_that_goes_back_spoils_the_state():
     ):
         watch = NumberWatch(environment)
         watch.follow(1, loss=loss, gradient_norm=math.inf)
-        assert watch.spoils_state is spoils
+        assert bool(watch.spoiled_by) is spoils
 
 
 def test_spikes_are_found_against_the_recent_numbers_where_the_job_wants_them(tmp_path: Path):

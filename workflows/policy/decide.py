@@ -13,7 +13,7 @@ from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
 
-from perdure.contract import BadNumber, Failure, Finished, JobPhase, JoinRequest
+from perdure.contract import BadNumber, Corruption, Failure, Finished, JobPhase, JoinRequest
 from perdure.contract.transitions import NodeTransition
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.capacity import joining, planned_changes, staffing
@@ -110,7 +110,7 @@ def _addressees(state: JobState, event: AddressedEvent) -> tuple[str, ...]:
     match event:
         case ForRole(role=role):
             return (state.role_named(role),)
-        case Failure(sender=sender) | Finished(sender=sender) | BadNumber(sender=sender):
+        case Failure(sender=sender) | Finished(sender=sender) | BadNumber(sender=sender) | Corruption(sender=sender):
             # Like other senders that do not belong to the job, one of an unknown role is ignored.
             return (sender.role,) if sender.role in state.roles else ()
         case (

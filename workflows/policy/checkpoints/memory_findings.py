@@ -48,7 +48,7 @@ def _describe(finding: MemoryFinding) -> str:
         case MemoryProblem.NOT_COMMON:
             return f"{owned} {are} not there for all ranks"
         case MemoryProblem.UNSOUND:
-            return f"{owned} {are} of before a loss that was not a number"
+            return f"{owned} may not be sound"
         case MemoryProblem.NO_ROOM:
             return f"{node} has no room for what another node would send"
         case MemoryProblem.UNKNOWN:

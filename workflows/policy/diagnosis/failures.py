@@ -59,6 +59,8 @@ _FIND_NUMBER = (
     "learning rate"
 )
 
+_CHECK_DEVICE = "have the processor, the GPU and the memory of the machine tested; perdure nodes {job}{flag}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class GiveUp:
@@ -157,6 +159,12 @@ FAILURE_CLASSES = complete(
             advice="have the GPU of the machine checked; perdure nodes {job}{flag}",
             among_ranks=0,
             give_up=GiveUp(what="has a GPU that failed", why_not_in_place="its GPU cannot be used", at_once=True),
+        ),
+        FailureClass.CORRUPTION: FailureTraits(
+            meaning="a device computes wrongly without an error: ranks that should have the same numbers have not",
+            advice=_CHECK_DEVICE,
+            remedy=_CHECK_DEVICE,
+            needs_progress=True,
         ),
         FailureClass.UNPROTECTED: FailureTraits(
             meaning="ranks ran without Perdure's rendezvous",

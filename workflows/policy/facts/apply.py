@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from perdure.contract import BadNumber, Failure, Finished, ShardsSetAside
+from perdure.contract import BadNumber, Corruption, Failure, Finished, ShardsSetAside
 from perdure.contract.transitions import (
     AnyTransition,
     NodeChangedOtherwise,
@@ -37,6 +37,7 @@ from perdure.workflows.policy.diagnosis import claims
 from perdure.workflows.policy.facts.arrivals import on_joined, on_ports_changed, on_ready
 from perdure.workflows.policy.facts.bad_numbers import on_bad_number
 from perdure.workflows.policy.facts.commands import on_commanded, on_unresponsive
+from perdure.workflows.policy.facts.corruption import on_corruption
 from perdure.workflows.policy.facts.creation import on_created, on_pending
 from perdure.workflows.policy.facts.datasets import on_shards_set_aside
 from perdure.workflows.policy.facts.ends import on_create_failed, on_lost, on_removed
@@ -60,6 +61,8 @@ def apply_facts(state: RoleInJob, event: Event, now: datetime) -> RoleInJob:
             return on_finished(state, event, now)
         case BadNumber():
             return on_bad_number(state, event, now)
+        case Corruption():
+            return on_corruption(state, event, now)
         case NodeTransition():
             return on_transition(state, event, now)
         case GroupAdopted():

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from perdure.contract import (
     BadNumber,
+    Corruption,
     Failure,
     Finished,
     JoinRequest,
@@ -87,6 +88,7 @@ Event = (
     | Failure
     | Finished
     | BadNumber
+    | Corruption
     | TimePassed
     | SuspendRequested
     | ResumeRequested

@@ -10,7 +10,15 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from perdure.contract import Considered, Evidence, EvidenceSource, IncidentView, NumberKind, Observation
+from perdure.contract import (
+    Considered,
+    Evidence,
+    EvidenceSource,
+    FoundCorruption,
+    IncidentView,
+    NumberKind,
+    Observation,
+)
 from perdure.contract.base import shorten
 from perdure.spec.durations import format_duration
 from perdure.workflows.policy.record.incidents import KEPT_EVIDENCE, KEPT_INCIDENTS
@@ -46,6 +54,10 @@ _NO_ROLLBACK = {
     )
     for kind in kinds
 }
+
+_NO_BLAME = Considered(
+    option="replace a node", why_not="what differs with itself, or on several ranks, is no fault of one device"
+)
 
 _NO_STOP = Considered(
     option="stop the training", why_not="snapshots in memory are made on; the agents try to store the next one again"
@@ -188,6 +200,31 @@ def observe_bad_number(state: RoleInJob, seen: SeenNumber, text: str, now: datet
     return _append(state, state.incidents, entry)
 
 
+def observe_not_deterministic(
+    state: RoleInJob, node: int, found: FoundCorruption, time: datetime, now: datetime
+) -> RoleInJob:
+    """Records, once for a job, that replays of its steps say nothing about devices."""
+    if any(map(_of_replays, state.own_incidents)):
+        return state
+    entry = IncidentView(
+        number=state.incident_count + 1,
+        role=state.role,
+        title=f"step {found.step:,} cannot be replayed: no device is checked",
+        started_at=time,
+        noticed_at=now,
+        closed_at=now,
+        observation=Observation(not_deterministic=True),
+        evidence=tuple(
+            Evidence(time=time, source=EvidenceSource.AGENT, rank=node, text=text)
+            for text in found.checksums[:KEPT_EVIDENCE]
+        ),
+        considered=(_NO_BLAME,),
+        generation_before=state.generation,
+        nodes_before=state.world.nodes if state.world else 0,
+    )
+    return _append(state, state.incidents, entry)
+
+
 def uncreated_nodes(state: RoleInJob) -> list[NodeState]:
     """Returns the nodes that the backend cannot create for now, other than for lack of capacity."""
     nodes = (node for node in state.nodes.values() if node.uncreated_since is not None)
@@ -237,7 +274,11 @@ def _of_pause(state: RoleInJob, entry: IncidentView) -> bool:
     """Whether the entry is about a pause of the role's present world."""
     in_this_world = (entry.role, entry.generation_before) == (state.role, state.generation)
     return in_this_world and not (
-        _of_storage(entry) or _of_uncreated(entry) or _of_start_over(entry) or _of_bad_number(state, entry)
+        _of_storage(entry)
+        or _of_uncreated(entry)
+        or _of_start_over(entry)
+        or _of_bad_number(state, entry)
+        or _of_replays(entry)
     )
 
 
@@ -253,6 +294,10 @@ def _of_bad_number(state: RoleInJob, entry: IncidentView) -> bool:
     """Whether the entry is about a number of the role's present world."""
     is_one = entry.observation is not None and entry.observation.bad_number
     return is_one and entry.generation_before == state.generation
+
+
+def _of_replays(entry: IncidentView) -> bool:
+    return entry.observation is not None and entry.observation.not_deterministic
 
 
 def _of_start_over(entry: IncidentView) -> bool:

@@ -113,7 +113,8 @@ def _give_up(
 
 def _cause(rank: int, interruption: Interruption) -> LossCause:
     """The cause of the loss of a node that is given up although it is not known to be gone."""
-    if rank in interruption.ranks_with(FailureClass.NODE_UNRESPONSIVE, FailureClass.CANNOT_RUN, FailureClass.HARDWARE):
+    machine = (FailureClass.NODE_UNRESPONSIVE, FailureClass.CANNOT_RUN, FailureClass.HARDWARE, FailureClass.CORRUPTION)
+    if rank in interruption.ranks_with(*machine):
         return LossCause.MACHINE
     # The node itself reports that something ends it. If its machine were the reason, the backend would have reported
     # it.

@@ -13,6 +13,7 @@ from datetime import datetime
 from perdure.contract import RestartCommands, RollBack
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.diagnosis.bad_numbers import newest_sound
+from perdure.workflows.policy.diagnosis.corruption import newest_loaded
 from perdure.workflows.policy.repair.case import Case, Verdict
 from perdure.workflows.policy.repair.rungs import (
     another_machine,
@@ -20,6 +21,7 @@ from perdure.workflows.policy.repair.rungs import (
     bad_number,
     capacity_loss,
     collective_timeout,
+    corruption,
     failed_command,
     failed_start,
     fatal_exit_code,
@@ -46,6 +48,7 @@ RUNGS: tuple[Rung, ...] = (
     repeated_failure.decide,
     spent_budget.decide,
     capacity_loss.decide,
+    corruption.decide,
     bad_number.decide,
     first_step.decide,
     collective_timeout.decide,
@@ -77,11 +80,13 @@ def next_look(state: RoleInJob, job: JobSpec, now: datetime) -> datetime | None:
 
 def _roll_back(case: Case) -> tuple[RollBack, ...]:
     """Keeps the next world from states that may not be sound, whatever is done about the culprit."""
-    numbers = [failure.number for failure in case.interruption.failures if failure.number is not None]
-    if not numbers:
+    failures = case.interruption.failures
+    numbers = [failure.number for failure in failures if failure.number is not None]
+    wrong = [failure.corruption for failure in failures if failure.corruption is not None]
+    sound = [newest_sound(one) for one in numbers] + [newest_loaded(one, case.state.checkpoints) for one in wrong]
+    if not sound:
         return ()
-    first = min(numbers, key=newest_sound)
-    return (RollBack(after=newest_sound(first), found_at=min(number.step for number in numbers)),)
+    return (RollBack(after=min(sound), found_at=min((number.step for number in numbers), default=-1)),)
 
 
 def _other_commands(case: Case, verdict: Verdict) -> tuple[RestartCommands, ...]:

@@ -56,7 +56,7 @@ class CheckpointState(Message):
     distrusted: tuple[CheckpointRef, ...] = ()
     """Those that are not loaded any more: see `perdure.workflows.policy.checkpoints.trust`."""
     unsound: UnsoundSteps | None = None
-    """Those that are not loaded because the job went back from a loss that was not a number."""
+    """Those that are not loaded because the job went back from a loss that was not a number, or from a wrong result."""
     inherited: tuple[CheckpointRef, ...] = ()
     """The newest one of another run from which this run has continued, for each place in the storage."""
     kept_before: int = 0

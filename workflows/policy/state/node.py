@@ -10,6 +10,7 @@ from perdure.contract import (
     Evidence,
     EvidenceSource,
     FailureClass,
+    FoundCorruption,
     Incarnation,
     LossCause,
     Message,
@@ -47,6 +48,8 @@ class NodeFailure(Message):
     """The global ranks that failed, as far as they are known."""
     number: RankNumber | None = None
     """The loss for which the world ends, if it is that."""
+    corruption: FoundCorruption | None = None
+    """The wrong result for which the world ends, if it is that."""
 
     @classmethod
     def unresponsive(
