@@ -119,6 +119,13 @@ def test_it_waits_a_moment_for_a_rank_that_was_first_and_is_reported_later():
     assert (job.generation, job.state.bad_numbers) == (2, ())
 
 
+def test_ranks_that_take_in_the_loss_of_another_one_a_step_later_have_not_failed_by_themselves():
+    job = scenario().bad_loss(0, 58).bad_loss(1, 57)
+    assert (job.incident.culprit, job.incident.also_failed) == (1, ())
+    job = scenario().bad_loss(0, 57).bad_loss(1, 57)
+    assert (job.incident.culprit, job.incident.also_failed) == (0, (1,))
+
+
 def test_a_script_that_ends_because_of_its_loss_goes_back_too():
     job = scenario().bad_loss(1, 57).rank_raised(1, "AssertionError: loss is nan")
     assert job.generation == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from datetime import UTC, datetime
 from typing import Any
 
@@ -119,6 +120,7 @@ STORAGE = {
     "read-only": "OSError: [Errno 30] Read-only file system: '/ckpt'",
     "fuse": "OSError: [Errno 107] Transport endpoint is not connected: '/mnt/bucket'",
     "torch": "RuntimeError: PytorchStreamWriter failed writing file data/3: file write failed",
+    "torch's stream": "RuntimeError: basic_ios::clear: iostream error",
     "safetensors": "SafetensorError: Error while serializing: I/O error: No space left on device (os error 28)",
     "s3": "botocore.exceptions.ClientError: An error occurred (SlowDown) when calling the PutObject operation: Please "
     "reduce your request rate.",
@@ -191,6 +193,13 @@ def test_a_gpu_that_is_missing_has_failed_only_where_the_job_has_used_one(text: 
     exit = RankExit(local_rank=0, exit_code=1, error=text)
     assert classify_rank(exit) is FailureClass.HARDWARE
     assert classify_rank(exit, before_steps=True) is FailureClass.USER_CODE
+
+
+def test_tensors_of_different_sizes_are_the_scripts_own_fault_also_where_gloo_aborts_the_rank():
+    text = (
+        "gloo::EnforceNotMet: [enforce fail at gloo/transport/tcp/pair.cc:464] op.preamble.length <= op.nbytes. 8 vs 4"
+    )
+    assert classify_rank(RankExit(local_rank=0, signal=signal.SIGABRT, error=text)) is FailureClass.USER_CODE
 
 
 @pytest.mark.parametrize("text", STORAGE.values(), ids=STORAGE)

@@ -46,12 +46,14 @@ def judge(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
     state = _record_others(state, job, now)
     if not losses or (state.interruption is None and now < _due_at(state, job, losses)):
         return state
-    for seen in sorted(losses, key=lambda one: (newest_sound(one.number), one.number.step))[:_NAMED]:
+    ordered = sorted(losses, key=lambda one: _begins(one.number))
+    for seen in ordered[:_NAMED]:
         failure = NodeFailure(
             rank=seen.node,
             failure=FailureClass.NUMERIC,
             time=seen.time,
             text=describe(seen.number, samples=True),
+            certain=_begins(seen.number) == _begins(ordered[0].number),
             ranks=(seen.number.rank,),
             number=seen.number,
         )
@@ -68,6 +70,11 @@ def next_look(state: RoleInJob, job: JobSpec) -> datetime | None:
 def newest_sound(number: RankNumber) -> int:
     """The newest step whose state is known to be sound, as far as one rank can say; below 0 for none."""
     return (number.step if number.last_finite is None else number.last_finite + 1) - 2
+
+
+def _begins(number: RankNumber) -> tuple[int, int]:
+    """Orders numbers by the steps at which the states of their ranks were spoiled: later ones follow from the first."""
+    return newest_sound(number), number.step
 
 
 def describe(number: RankNumber, *, samples: bool = False) -> str:

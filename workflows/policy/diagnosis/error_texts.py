@@ -72,10 +72,12 @@ _STORAGE = re.compile(
     r"\[errno (5|28|30|107|116|121|122)\]|\(os error (5|28|30|107|116|121|122)\)|no space left on device"
     r"|disk quota exceeded|stale (nfs )?file handle|read-only file system|input/output error"
     r"|transport endpoint is not connected|pytorchstreamwriter failed writing|enforce fail at inline_container\.cc"
+    r"|basic_ios::clear: iostream error"
     r"|an error occurred \((slowdown|internalerror|serviceunavailable|requesttimeout|50[0234])\)",
     re.IGNORECASE,
 )
-"""Errors of the system, of torch's file format and of S3's clients about a disk, a mount or an object store."""
+"""Errors of the system, of torch's file format and its streams in C++, and of S3's clients about a disk, a mount or an
+object store."""
 
 _NETWORK = re.compile(
     r"^([\w.]+\.)?(gaierror|URLError|ProxyError|ConnectTimeout(Error)?|ReadTimeout(Error)?|ConnectError"
@@ -145,6 +147,11 @@ def is_collective_timeout(text: str) -> bool:
     return _COLLECTIVE_TIMEOUT.search(text) is not None
 
 
+def is_unequal(text: str) -> bool:
+    """Whether ranks brought tensors of different sizes to one collective."""
+    return _UNEQUAL.search(text) is not None
+
+
 def is_peer_lost(text: str) -> bool:
     """Whether a connection to another process broke, which is the effect of that one's end."""
-    return _PEER_LOST.search(text) is not None and _UNEQUAL.search(text) is None
+    return _PEER_LOST.search(text) is not None and not is_unequal(text)

@@ -28,6 +28,7 @@ from perdure.workflows.policy.diagnosis.error_texts import (
     is_out_of_memory,
     is_peer_lost,
     is_storage,
+    is_unequal,
 )
 from perdure.workflows.policy.diagnosis.raised_errors import raised_at
 from perdure.workflows.policy.state.node import NodeFailure
@@ -339,7 +340,7 @@ def classify_rank(exit: RankExit, *, out_of_memory: bool = False, before_steps: 
         return FailureClass.PEER_LOST
     if is_storage(text):
         return FailureClass.STORAGE
-    if number in _CRASH_SIGNALS:
+    if number in _CRASH_SIGNALS and not is_unequal(text):
         return FailureClass.CRASH
     return FailureClass.CANNOT_RUN if before_steps and cannot_run(text) else FailureClass.USER_CODE
 

@@ -43,7 +43,8 @@ class NodeFailure(Message):
     """The rules of the job whose `match.log` fits the node's output."""
     log_tail: LogTail = ""
     certain: bool = True
-    """False where only an exit code is known: the node may be a victim that did not report why it failed."""
+    """False where only an exit code is known, or a loss that another rank may have spoiled: the node may be a victim
+    that did not report why it failed."""
     ranks: tuple[int, ...] = ()
     """The global ranks that failed, as far as they are known."""
     number: RankNumber | None = None
