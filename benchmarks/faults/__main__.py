@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from itertools import cycle, islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -17,21 +22,40 @@ from benchmarks.recovery.perdure_job import ControlPlane, control_plane
 from benchmarks.recovery.processes import TrialFailed
 from perdure.base.errors import PerdureError
 from perdure.cli.explain import explanation
+from perdure.spec.timing import StallTiming
 
-from .judgement import Outcome, judge
-from .rows import ROWS, Row
+from .judgement import CleanRun, Outcome, judge, judge_clean
+from .rows import DDP, PROFILES, ROWS, STRAGGLER, Row
 from .site import Run
 
 OUT = Path(__file__).with_name("out")
 LOCAL = "local"
+SHORTEST_PATIENCE = 30.0
+"""The shortest time to wait for a verdict, in seconds."""
+LONGEST_STALL = 900.0
+"""Seconds after which each kind of hang has been found, with the default times."""
+CLEAN_NODES = 3
+CLEAN_SECONDS = 30.0
+"""Seconds of steps of a run without faults, at least."""
+LONGEST_PAUSE = 600.0
+"""Seconds in which each pause of a profile comes twice, with the default times."""
+
+
+def stall_timing(scale: float) -> dict[str, Any]:
+    """The fields of a job whose stalls are judged in a fraction of the default times."""
+    default = StallTiming()
+    scaled = {name: getattr(default, name, None) for name in ("after", "first_look")}
+    times = {name: f"{time.total_seconds() * scale:.3f}s" for name, time in scaled.items() if time is not None}
+    return {"timing": {"stall": times}}
 
 
 class Bench:
     """One run of the benchmark."""
 
-    def __init__(self, folder: Path, plane: ControlPlane, console: Console) -> None:
+    def __init__(self, folder: Path, plane: ControlPlane, console: Console, *, scale: float) -> None:
         self.folder = folder
         """For the explanations of the jobs."""
+        self.scale = scale
         self.plane = plane
         self.console = console
         self._began = time.monotonic()
@@ -39,22 +63,45 @@ class Bench:
     async def fault(self, row: Row) -> Outcome:
         """Tries one fault, and returns its line of the matrix."""
         expected = row.expected
-        if expected.missing:
-            return Outcome(name=row.name, backend=LOCAL, within_s=expected.within, not_built=expected.missing)
-        with tempfile.TemporaryDirectory(prefix="pf-") as parent:
-            run = Run(self.plane, f"fault-{row.name}-{int(time.time()) % 100_000}", Path(parent) / "out", row.nodes)
+        line = Outcome(name=row.name, backend=LOCAL, within_s=expected.within)
+        if lacks := row.injection.lacks or expected.missing:
+            return line.model_copy(update={"not_built": lacks})
+        patience = max(3 * expected.within, SHORTEST_PATIENCE, LONGEST_STALL * self.scale)
+        async with self._run(f"fault-{row.name}", row.nodes) as run:
+            try:
+                row.injection.prepare(run)
+                await run.start(row.program, {**stall_timing(self.scale), **row.spec}, {})
+                fault_at = await row.injection.inject(run)
+                story = await run.follow(expected, fault_at, lambda: row.injection.heal(run), patience=patience)
+                return judge(expected, story, name=row.name, backend=LOCAL)
+            except (TrialFailed, PerdureError) as failed:
+                return line.model_copy(update={"problem": f"not tried: {failed}"})
+            finally:
+                with suppress(TrialFailed):
+                    row.injection.clear(run)
+
+    async def clean(self, profile: str) -> CleanRun:
+        """Trains without a fault for a while, and returns what was said of it."""
+        async with self._run(f"clean-{profile}", CLEAN_NODES) as run:
+            environment = {"FAULTS_PROFILE": json.dumps({"kind": profile, "scale": self.scale})}
+            try:
+                await run.start(DDP, stall_timing(self.scale), environment)
+                await asyncio.sleep(max(CLEAN_SECONDS, LONGEST_PAUSE * self.scale))
+                return judge_clean(profile, await run.incidents())
+            except (TrialFailed, PerdureError) as failed:
+                return CleanRun(profile=profile, problem=f"{failed}")
+
+    @asynccontextmanager
+    async def _run(self, name: str, nodes: int) -> AsyncGenerator[Run]:
+        """Provides a job to start; ends it, and keeps what it said."""
+        with tempfile.TemporaryDirectory(prefix="pf-", ignore_cleanup_errors=True) as parent:
+            run = Run(self.plane, f"{name}-{int(time.time()) % 100_000}", Path(parent) / "out", nodes)
             run.out.mkdir()
             run.folder.mkdir()
             try:
-                await run.start(row.program, row.spec, {})
-                fault_at = await row.injection.inject(run)
-                story = await run.follow(expected, fault_at, lambda: row.injection.heal(run))
-                return judge(expected, story, name=row.name, backend=LOCAL)
-            except (TrialFailed, PerdureError) as failed:
-                return Outcome(name=row.name, backend=LOCAL, within_s=expected.within, problem=f"{failed}")
+                yield run
             finally:
                 await self._keep(run)
-                row.injection.clear(run)
                 await run.end()
 
     async def _keep(self, run: Run) -> None:
@@ -101,8 +148,28 @@ def chosen(only: str) -> list[Row]:
     return [row for row in ROWS if not names or row.name in names]
 
 
+def closing(outcomes: list[Outcome], clean: list[CleanRun], overhead: float | None) -> dict[str, object]:
+    """The values of the closing line."""
+    slow = next((outcome for outcome in outcomes if outcome.name == STRAGGLER), None)
+    return {
+        "faults": [outcome.model_dump() for outcome in outcomes],
+        "clean_runs": sum(not run.problem for run in clean),
+        "false_alarms": sum(len(run.alarms) for run in clean),
+        "false_repairs": sum(run.repairs for run in clean),
+        "evidence_overhead_pct": overhead,
+        "straggler_named_s": slow.detected_s if slow is not None and slow.culprit_ok else None,
+    }
+
+
 def main(
     only: Annotated[str, typer.Option(help="Names of faults, separated by commas; all by default.")] = "",
+    clean_runs: Annotated[int, typer.Option(help="Runs without faults, of the profiles in turn.", min=0)] = len(
+        PROFILES
+    ),
+    scale: Annotated[
+        float, typer.Option(help="Factor for pauses, and for the times of stalls; 1: the defaults.")
+    ] = 0.05,
+    overhead_minutes: Annotated[float, typer.Option(help="For the cost of evidence; 0: not measured.", min=0)] = 1.0,
     backend: Annotated[str, typer.Option(help="The backend of the jobs' nodes.")] = LOCAL,
     out: Annotated[Path | None, typer.Option(help="Folder for the explanations.")] = None,
 ) -> None:
@@ -114,19 +181,32 @@ def main(
     folder.mkdir(parents=True, exist_ok=True)
     console = Console(highlight=False, soft_wrap=True, width=120)
     outcomes: list[Outcome] = []
+    clean: list[CleanRun] = []
 
     async def run() -> None:
         async with control_plane() as plane:
-            bench = Bench(folder, plane, console)
+            bench = Bench(folder, plane, console, scale=scale)
             for row in rows:
                 bench.say(f"{row.name} on {row.program.name} ...")
                 outcomes.append(await bench.fault(row))
                 bench.say(f"{row.name}: {outcomes[-1].summary}")
+            for profile in islice(cycle(PROFILES), clean_runs):
+                clean.append(await bench.clean(profile))
+                found = clean[-1].problem or "; ".join(clean[-1].alarms) or "no alarm"
+                bench.say(f"without a fault, {profile}: {found}")
 
     asyncio.run(run())
+    overhead = measure_overhead(overhead_minutes) if overhead_minutes else None
     console.print(matrix(outcomes))
     console.print(f"explanations: {folder}")
-    print(json.dumps({"faults": [outcome.model_dump() for outcome in outcomes]}, separators=(",", ":")))
+    print(json.dumps(closing(outcomes, clean, overhead), separators=(",", ":")))
+
+
+def measure_overhead(minutes: float) -> float:
+    """The share of a step that the evidence takes in the ranks, in percent: blocks with and without it in one run."""
+    command = [sys.executable, "-m", "benchmarks.step_times", "--minutes", f"{minutes}"]
+    measured = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(measured.stdout.splitlines()[-1])["overhead_pct"]
 
 
 if __name__ == "__main__":

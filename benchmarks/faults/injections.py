@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,6 +25,16 @@ HIT_SECONDS = 30.0
 
 class Injection:
     """What is done to a job."""
+
+    lacks: str = ""
+    """What is missing to make it here."""
+
+    def prepare(self, run: Run) -> None:
+        """Prepares the machine, before the job starts.
+
+        Raises:
+            TrialFailed: if it does not allow that.
+        """
 
     async def inject(self, run: Run) -> float:
         """Makes the fault, and returns its time in seconds since the epoch.
@@ -77,6 +88,65 @@ class Freeze(Injection):
         for process in victims(self.kind, f"{run.uid}/worker-{self.node}/"):
             if process.status() == psutil.STATUS_STOPPED:
                 process.send_signal(signal.SIGCONT)
+
+
+@dataclass(frozen=True)
+class Missing(Injection):
+    """A fault that cannot be made here."""
+
+    lacks: str = ""
+
+
+@dataclass(frozen=True)
+class FullDisk(Injection):
+    """The disk to which a program saves has no room any more, until there is a verdict."""
+
+    size: str = "1m"
+
+    def prepare(self, run: Run) -> None:
+        _run("mount", "-t", "tmpfs", "-o", f"size={self.size}", "tmpfs", str(run.out))
+
+    async def inject(self, run: Run) -> float:
+        with suppress(OSError), (run.out / "filler").open("wb", buffering=0) as filler:
+            while True:
+                filler.write(bytes(4096))
+        return time.time()
+
+    def heal(self, run: Run) -> None:
+        (run.out / "filler").unlink(missing_ok=True)
+
+    def clear(self, run: Run) -> None:
+        _run("umount", "-l", str(run.out))
+
+
+@dataclass(frozen=True)
+class HangingStorage(Injection):
+    """The disk to which a program saves answers no write, until there is a verdict."""
+
+    def prepare(self, run: Run) -> None:
+        image = str(run.out.with_name("image"))
+        _run("truncate", "-s", "64M", image)
+        _run("mkfs.ext4", "-q", image)
+        _run("mount", "-o", "loop", image, str(run.out))
+
+    async def inject(self, run: Run) -> float:
+        _run("fsfreeze", "--freeze", str(run.out))
+        return time.time()
+
+    def heal(self, run: Run) -> None:
+        _run("fsfreeze", "--unfreeze", str(run.out))
+
+    def clear(self, run: Run) -> None:
+        with suppress(TrialFailed):
+            self.heal(run)
+        _run("umount", "-l", str(run.out))
+
+
+def _run(*command: str) -> None:
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise TrialFailed(f"{' '.join(command)}: {getattr(error, 'stderr', '') or error}") from error
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from pydantic import BaseModel
 
-from perdure.contract import FailureClass, IncidentView
+from perdure.contract import FailureClass, IncidentView, JobStatus, Observation
 
 EARLY = 1.0
 """Seconds by which an incident may begin before the fault was noted: the ranks note it just before it happens."""
@@ -42,8 +42,11 @@ class Expected:
 
     @property
     def missing(self) -> str:
-        """The failure class that this release does not have, and so cannot find; empty where it has it."""
-        return "" if not self.failure or self.failure in FailureClass.__members__ else self.failure
+        """The failure class or observation that this release does not have, and so cannot find; empty where it has."""
+        if self.failure:
+            return "" if self.failure in FailureClass.__members__ else self.failure
+        known = {AGENTS, *JobStatus.model_fields, *Observation.model_fields}
+        return "" if self.shown in known else self.shown
 
 
 class Outcome(BaseModel):
@@ -52,7 +55,7 @@ class Outcome(BaseModel):
     name: str
     backend: str
     not_built: str = ""
-    """What this release lacks to find such a fault; the fault was not injected."""
+    """What is missing to find such a fault, or to make it here; it was not injected."""
     problem: str = ""
     """Why the fault could not be tried, or what came instead of what was expected."""
     detected_s: float | None = None
@@ -75,7 +78,7 @@ class Outcome(BaseModel):
     @property
     def summary(self) -> str:
         if self.not_built:
-            return f"not built: nothing finds {self.not_built}"
+            return f"not built: {self.not_built}"
         return "passed" if self.passed else self.problem or f"detected after {self.detected_s} s"
 
 
@@ -183,3 +186,24 @@ def _nodes_of(incident: IncidentView, shown: str) -> Sequence[int]:
     if isinstance(nodes, tuple):
         return nodes
     return [sign.rank for sign in incident.evidence if sign.rank is not None]
+
+
+class CleanRun(BaseModel):
+    """A training without any fault."""
+
+    profile: str
+    alarms: tuple[str, ...] = ()
+    """The titles of its incidents and observations: each of them is false."""
+    repairs: int = 0
+    """The number of times that it was interrupted."""
+    problem: str = ""
+    """Why it could not be run."""
+
+
+def judge_clean(profile: str, incidents: Sequence[IncidentView]) -> CleanRun:
+    """Returns what a job without faults was said to have."""
+    return CleanRun(
+        profile=profile,
+        alarms=tuple(one.title for one in incidents),
+        repairs=sum(one.observation is None for one in incidents),
+    )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from benchmarks.chaos.faults import Kind
-from benchmarks.chaos.programs import PROGRAMS, Program
+from benchmarks.chaos.programs import BIN, PROGRAMS, Program
 
-from .injections import Freeze, Injection, InRank, Kill
+from .injections import Freeze, FullDisk, HangingStorage, Injection, InRank, Kill, Missing
 from .judgement import AGENTS, Expected
 
 _KNOWN = {program.name: program for program in PROGRAMS}
@@ -29,11 +30,32 @@ class Row:
     """Further fields of the job."""
 
 
+_REPORTS = Path(__file__).parents[2] / "tests" / "system" / "bad_losses.py"
+REPORTING = Program(
+    "reporting",
+    lambda out, length: [str(BIN / "torchrun"), str(_REPORTS), str(out), "--steps", str(length)],
+    length=60,
+    result=str,
+)
+"""A program that reports its losses and has checkpoints in memory."""
+_REPLAYS = Path(__file__).with_name("programs") / "replayed.py"
+REPLAYED = Program(
+    "replayed", lambda _, length: [str(BIN / "torchrun"), str(_REPLAYS), str(length)], length=60, result=str
+)
+"""A program whose ranks compare what they compute."""
 RESTART = ("RESTART_RANKS",)
+PACE = 0.05
+"""Seconds of a step of the programs, which sleep instead of computing."""
+STRAGGLER = "slow-rank"
+"""The row whose time is that of naming a slow rank: it makes a step in 1/0.8 of the time of the others."""
 
 
-def _one(failure: str, *actions: str, culprit: int = 1, within: float = 1.0) -> Expected:
-    return Expected(failure, frozenset({culprit}), frozenset(actions or RESTART), within)
+def _one(failure: str, *actions: str, culprit: int = 1, within: float = 1.0, hang: str = "") -> Expected:
+    return Expected(failure, frozenset({culprit}), frozenset(actions or RESTART), within, hang=hang)
+
+
+def _hang(kind: str) -> Expected:
+    return _one("RANK_HANG", "END_HANG", within=15.0, hang=kind)
 
 
 def _stop(failure: str, *, after: int) -> Expected:
@@ -58,4 +80,53 @@ ROWS = (
     Row("segfault", DDP, InRank("segfault", ends=True), _one("CRASH")),
     Row("memory-limit", LIGHTNING, InRank("exceed_memory", ends=True), _one("OUT_OF_MEMORY")),
     Row("another-size", DDP, InRank("bring_another_size"), _one("USER_CODE")),
+    Row("stopped-rank", DDP, Freeze(Kind.RANK), _hang("STOPPED"), 3),
+    Row("deadlock", TRAINER, InRank("wait_for_a_lock"), _hang("ASLEEP"), 3),
+    Row("infinite-loop", DDP, InRank("loop"), _hang("LOOP"), 3),
+    Row("blocked-interpreter", DDP, InRank("block_the_interpreter"), _hang("ASLEEP"), 3),
+    Row("thread-keeps-interpreter", DDP, InRank("block_the_interpreter_in_a_thread"), _hang("INTERPRETER"), 3),
+    Row("deadlocked-loader", LIGHTNING, InRank("load_from_a_stuck_worker"), _hang("DATA_LOADER"), 3),
+    Row("mismatched-collective", DDP, InRank("enter_one_more_collective"), _hang("MISMATCH"), 3),
+    Row("skipped-collective", DDP, InRank("enter_one_more_collective", others=True), _hang("MISMATCH"), 3),
+    Row("full-disk", DDP, FullDisk(), _one("STORAGE", culprit=0, within=5.0)),
+    Row(
+        "hanging-storage",
+        DDP,
+        HangingStorage(),
+        _one("RANK_HANG", "REPLACE_NODES", "RESTART_RANKS", culprit=0, within=15.0, hang="KERNEL"),
+        3,
+    ),
+    Row(
+        "nan-loss",
+        REPORTING,
+        InRank("spoil"),
+        _one("NUMERIC", "ROLL_BACK", "RESTART_RANKS", within=5.0),
+        spec={"recovery": {"on_nan": "rollback"}},
+    ),
+    Row(
+        "bit-flip",
+        REPLAYED,
+        InRank("flip", arguments={"bit": 30}),
+        _one("CORRUPTION", "REPLACE_NODES", "RESTART_RANKS", "ROLL_BACK", within=10.0),
+        3,
+    ),
+    Row(STRAGGLER, DDP, InRank("slow", arguments={"seconds": 0.25 * PACE}), _shown("slow", within=30.0), 4),
+    Row("half-speed", DDP, InRank("slow", arguments={"seconds": PACE}), _shown("slow", within=30.0), 4),
+    Row("slow-link", DDP, Missing("no link of the local backend can be slowed"), _shown("slow")),
+    Row("partition", DDP, Missing("nodes of the local backend share one network"), _shown("unreachable")),
+    Row("clock-skew", DDP, Missing("nodes of the local backend share one clock"), _one("KILLED")),
 )
+
+PROFILES = (
+    "steady",
+    "warm-up",
+    "evaluation-on-all",
+    "evaluation-on-one",
+    "bursty-input",
+    "compilation",
+    "long-saves",
+    "gradual-slow-down",
+    "long-sequences",
+    "end-of-epoch",
+)
+"""The ways in which a training without a fault makes its steps, which `programs/injected.py` knows."""

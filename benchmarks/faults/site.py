@@ -37,8 +37,6 @@ REPAIR_SECONDS = 60.0
 """The longest time from the verdict until all ranks step again, with a replacement that imports torch."""
 LOOK_SECONDS = 0.2
 LOOK = timedelta(seconds=LOOK_SECONDS)
-SHORTEST_PATIENCE = 30.0
-"""The shortest time to wait for a verdict, in seconds."""
 KEPT_PAUSE = 2.0
 """Seconds for which what the status shows is left as it is."""
 
@@ -140,12 +138,19 @@ class Run:
             for rank in range(ranks or self.nodes)
         )
 
-    async def follow(self, expected: Expected, fault_at: float, heal: Callable[[], None]) -> Story:
-        """Waits for the verdict, heals what the fault broke, waits for the repair, and returns what was seen."""
+    async def follow(self, expected: Expected, fault_at: float, heal: Callable[[], None], *, patience: float) -> Story:
+        """Waits for the verdict, heals what the fault broke, waits for the repair, and returns what was seen.
+
+        Args:
+            expected: what must come out.
+            fault_at: when the fault happened.
+            heal: undoes what no repair can undo.
+            patience: seconds to wait for the verdict.
+        """
         if expected.shown:
-            return await self._observe(expected, fault_at, heal)
+            return await self._observe(expected, fault_at, heal, patience=patience)
         story = Story(fault_at, await self.incidents(), trains=False)
-        deadline = time.time() + max(3 * expected.within, SHORTEST_PATIENCE)
+        deadline = time.time() + patience
         while time.time() < deadline and not any(one.decided_at for one in story.interruptions):
             await asyncio.sleep(LOOK_SECONDS)
             story = replace(story, incidents=await self.incidents())
@@ -164,10 +169,12 @@ class Run:
             story = replace(story, incidents=await self.incidents(), trains=trains)
         return replace(story, steps_lost=self._lost(fault_at))
 
-    async def _observe(self, expected: Expected, fault_at: float, heal: Callable[[], None]) -> Story:
+    async def _observe(
+        self, expected: Expected, fault_at: float, heal: Callable[[], None], *, patience: float
+    ) -> Story:
         """Looks at what must interrupt nothing until it is over, and until all ranks have stepped afterwards."""
         story = Story(fault_at, await self.incidents(), trains=False)
-        deadline = time.time() + max(3 * expected.within, SHORTEST_PATIENCE)
+        deadline = time.time() + patience
         shown: tuple[int, ...] = ()
         while time.time() < deadline and (shown or not (story.shown_at or story.observations)):
             await asyncio.sleep(LOOK_SECONDS)

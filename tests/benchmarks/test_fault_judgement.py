@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import typer
 
-from benchmarks.faults.__main__ import chosen, matrix
-from benchmarks.faults.judgement import Expected, Outcome, Story, judge
-from benchmarks.faults.rows import ROWS
+from benchmarks.faults.__main__ import chosen, closing, matrix
+from benchmarks.faults.judgement import CleanRun, Expected, Outcome, Story, judge, judge_clean
+from benchmarks.faults.rows import ROWS, STRAGGLER
 from perdure.contract import Evidence, EvidenceSource, FailureClass, IncidentView, Observation
 from perdure.contract.actions import Actions, RestartRanks, Stop
 
@@ -110,6 +110,31 @@ def test_a_class_that_this_release_does_not_have_is_not_built_and_never_passes()
     outcome = Outcome(name="fault", backend="local", not_built="MADE_UP")
     assert not outcome.passed
     assert matrix([outcome]).columns[1]._cells == ["not built"]
+
+
+def test_so_is_an_observation_that_this_release_does_not_make():
+    assert Expected("", ONE, shown="made_up").missing == "made_up"
+    assert not SILENT.missing
+
+
+def test_each_entry_of_a_job_without_a_fault_is_a_false_alarm_and_each_interruption_a_false_repair():
+    run = judge_clean("steady", [incident(), observation(1)])
+    assert (len(run.alarms), run.repairs) == (2, 1)
+    line = closing([], [run, judge_clean("warm-up", []), CleanRun(profile="bursty", problem="not started")], 0.2)
+    assert line == {
+        "faults": [],
+        "clean_runs": 2,
+        "false_alarms": 2,
+        "false_repairs": 1,
+        "evidence_overhead_pct": 0.2,
+        "straggler_named_s": None,
+    }
+
+
+def test_a_slow_rank_is_named_only_where_it_is_the_right_one():
+    named = Outcome(name=STRAGGLER, backend="local", detected_s=12.0, culprit_ok=True)
+    assert closing([named], [], None)["straggler_named_s"] == 12.0
+    assert closing([named.model_copy(update={"culprit_ok": False})], [], None)["straggler_named_s"] is None
 
 
 def test_names_are_chosen_and_an_unknown_one_is_an_error():

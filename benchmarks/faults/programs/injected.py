@@ -14,6 +14,7 @@ import ctypes
 import json
 import math
 import os
+import random
 import re
 import resource
 import runpy
@@ -91,7 +92,7 @@ def load_from_a_stuck_worker() -> None:
 
 
 def enter_one_more_collective() -> None:
-    dist.all_reduce(torch.zeros(3))
+    dist.barrier()
 
 
 def bring_another_size() -> None:
@@ -184,8 +185,45 @@ def step_of(optimizer: torch.optim.Optimizer) -> int:
     return 0
 
 
+def evaluate(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def save_checkpoint(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def compile_graph(seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        sum(range(10_000))
+
+
 def pause(profile: dict[str, Any], step: int) -> None:
     """Pauses as a healthy training does at some steps."""
+    scale = profile.get("scale", 0.0)
+    match profile.get("kind"):
+        case "warm-up" if step <= 30:
+            time.sleep(0.3)
+        case "evaluation-on-all" if step % 80 == 0:
+            evaluate(180 * scale)
+        case "evaluation-on-one" if step % 80 == 0 and RANK == 0:
+            evaluate(180 * scale)
+        case "bursty-input":
+            if random.random() < 0.1:
+                time.sleep(0.5)
+        case "compilation" if step == 60:
+            compile_graph(90 * scale)
+        case "long-saves" if step % 60 == 0 and RANK == 0:
+            save_checkpoint(100 * scale)
+        case "gradual-slow-down":
+            time.sleep(min(0.002 * step, 0.5))
+        case "long-sequences" if step > 80:
+            time.sleep(0.6)
+        case "end-of-epoch" if step == 100:
+            time.sleep(110 * scale)
+        case _:
+            pass
 
 
 if __name__ == "__main__":
