@@ -16,7 +16,13 @@ from perdure.agent.stall_detector import StallDetector
 from perdure.contract import Progress, ProgressSource, RankStarts, RankStepTimes
 from perdure_launcher.warm_start.starts import read_starts, read_why_all_cold
 from perdure_training.node_api import layout
-from perdure_training.node_api.progress_file import RankProgress, is_without_process_group, progress_path, read_progress
+from perdure_training.node_api.progress_file import (
+    RankProgress,
+    StepTimes,
+    is_without_process_group,
+    progress_path,
+    read_progress,
+)
 
 _RATE_WINDOW = 60.0
 _RATE_SAMPLE = 1.0
@@ -67,6 +73,8 @@ class ProgressReader:
         """Whether every local rank has made a step in the generation last sampled."""
         self.step_times: tuple[RankStepTimes, ...] = ()
         """How the steps of the local ranks split, as far as they have measured it in the generation last sampled."""
+        self.measured: dict[int, StepTimes] = {}
+        """The same as the ranks have measured it, by rank."""
         self._save_stalls = SaveStalls()
 
     @property
@@ -105,10 +113,11 @@ class ProgressReader:
         by_number = {number: file for number, file in files if file is not None and file.generation == generation}
         ranks = list(by_number.values())
         self._save_stalls.follow(ranks)
+        self.measured = {number: rank.step_times for number, rank in by_number.items() if rank.step_times is not None}
         self.step_times = tuple(
             RankStepTimes(rank=number, compute=times.compute, wait=times.wait, rest=times.rest)
-            for number, rank in by_number.items()
-            if (times := rank.step_times) is not None and times.known
+            for number, times in self.measured.items()
+            if times.known
         )
         stepped = [rank for rank in ranks if _has_stepped(rank)]
         self.all_stepped = len(stepped) == processes

@@ -13,7 +13,9 @@ from perdure.agent.log_reader import end_of_log
 from perdure.agent.node import MessageSink, Node
 from perdure.agent.outbox import envelope
 from perdure.agent.progress import ProgressReader
-from perdure.contract import LeaseView, PortsChanged, ResourceUse
+from perdure.agent.state import AgentState
+from perdure.agent.step_times import StepTimesReports
+from perdure.contract import LeaseView, PortsChanged, ResourceUse, StepTimesReport
 from perdure_training.node_api.bodies import UsageReport
 
 _LOOK = 0.5
@@ -57,6 +59,7 @@ class Telemetry:
         self._entered_at = 0.0
         self._on_preparing = on_preparing
         self._preparing_due: float | None = None
+        self._step_times = StepTimesReports()
 
     def usage(self, usage: UsageReport) -> None:
         """Stores the launcher's newest usage for the next `view`."""
@@ -134,6 +137,7 @@ class Telemetry:
             processes=state.processes or 1,
             now=now,
         )
+        self._report_step_times(state, now)
         self._node.report_findings()
         counted = self._ranks.all_stepped
         known = state.stepped if counted else state.stepping
@@ -166,6 +170,18 @@ class Telemetry:
         limit = state.first_step
         if limit is not None and now - self._entered_at >= limit.total_seconds():
             self._node.report_stall(since=state.entered_at or datetime.now(UTC) - limit, usual_step=None, at_start=True)
+
+    def _report_step_times(self, state: AgentState, now: float) -> None:
+        ranks = self._step_times.follow(
+            self._ranks.measured,
+            generation=state.entered,
+            processes=state.processes or 1,
+            nodes=self._node.config.most_nodes,
+            now=now,
+        )
+        if ranks:
+            report = StepTimesReport(**envelope(self._node.config.node), generation=state.entered, ranks=ranks)
+            self._to_group.put(report)
 
     def _runs(self) -> bool:
         state = self._node.state

@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from perdure.contract import StartCommands as StartCommands
     from perdure.contract import StartOver as StartOver
     from perdure.contract import Stop as Stop
+    from perdure.contract import Straggler as Straggler
     from perdure.contract import Suspect as Suspect
     from perdure.contract import Suspend as Suspend
     from perdure.contract import ThreadStack as ThreadStack
@@ -155,6 +156,7 @@ _HOMES = {
         "StartCommands",
         "StartOver",
         "Stop",
+        "Straggler",
         "Suspect",
         "Suspend",
         "ThreadStack",
@@ -229,6 +231,7 @@ __all__ = [
     "StartOver",
     "StateFolderError",
     "Stop",
+    "Straggler",
     "Submission",
     "Suspect",
     "Suspend",

@@ -30,6 +30,7 @@ from perdure.contract import (
     Ready,
     Stall,
     Stepping,
+    StepTimesReport,
     StoreNeeded,
     World,
     WorldRequest,
@@ -50,6 +51,7 @@ from perdure.contract.transitions import (
     NodeStalled,
     NodeStallEnded,
     NodeStepping,
+    NodeStepTimes,
     NodeStoredCheckpoint,
 )
 from perdure.spec.capabilities import CAPABILITIES
@@ -328,6 +330,15 @@ class NodeTable:
             self.report(NodeStallEnded(**known, time=message.time, generation=generation))
         else:
             self.report(NodeStalled(**known, time=message.since, generation=generation, at_start=message.at_start))
+
+    def step_times(self, message: StepTimesReport) -> None:
+        record = self._accept_message(message)
+        if record is not None:
+            self.report(
+                NodeStepTimes(
+                    **identity_of(record.node), time=message.time, generation=message.generation, ranks=message.ranks
+                )
+            )
 
     def ports_changed(self, message: PortsChanged) -> None:
         record = self._accept_message(message)

@@ -75,6 +75,8 @@ def _meaning(incident: IncidentView) -> str:
         return "nothing was interrupted; what is computed from such a number is none, either"
     if incident.observation and incident.observation.not_deterministic:
         return "nothing was interrupted; a step that differs with itself says nothing about devices"
+    if incident.observation and incident.observation.stragglers:
+        return "nothing was interrupted; all ranks step as often as the slowest one"
     if incident.observation:
         return "no rank failed, and nothing was interrupted" + (
             "; ranks that wait for others over an interrupted network step again when it is back"
@@ -126,6 +128,8 @@ def _decision(incident: IncidentView) -> str:
         return "nothing: the training continued with it"
     if incident.observation and incident.observation.not_deterministic:
         return "nothing: the training continued, and its steps are not replayed"
+    if incident.observation and incident.observation.stragglers:
+        return "nothing: the training continues at the pace of that rank"
     if incident.observation:
         return "the agents tried again" if incident.observation.storage else "nothing: it ended by itself"
     if incident.decided_at is None:
@@ -198,6 +202,11 @@ def _advice(incident: IncidentView, *, job: str, flag: str, ended: JobPhase | No
         return "torch.use_deterministic_algorithms(True) in the script: docs/corruption.md"
     if ended is not None and (incident.failure is None or not incident.stopped):
         return f"nothing to do: the job has ended since ({ended.lower()}); perdure status {job}{flag}"
+    if incident.observation and incident.observation.stragglers:
+        slow = incident.observation.stragglers[0].node
+        return (
+            f"if its data are like the others', move it to another machine: perdure restart {job} --node {slow}{flag}"
+        )
     if incident.failure is None:
         return f"nothing to do; perdure status {job}{flag}"
     named = incident.culprit if incident.culprit is not None else next((s.rank for s in incident.suspects), None)

@@ -49,6 +49,7 @@ __all__ = [
     "ResourceUse",
     "RuleMatch",
     "Stall",
+    "StepTimesReport",
     "Stepping",
     "WorldStart",
 ]
@@ -270,6 +271,15 @@ class RankStepTimes(Message):
 
 
 StepTimesOfRanks = Annotated[tuple[RankStepTimes, ...], AfterValidator(lambda ranks: ranks[:MOST_STEP_TIMES])]
+
+
+class StepTimesReport(
+    AgentMessage, route=Route(Destination.GROUP, "step_times", newest_only=True, journaled=False, spread=True)
+):
+    """How the steps of the node's ranks split: sent once in a world, and again where that has changed."""
+
+    generation: int
+    ranks: StepTimesOfRanks
 
 
 class LeaseView(Message):

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import BeforeValidator, Field
 
-from perdure.contract.agents import PrintedLines, WorldStart
+from perdure.contract.agents import PrintedLines, StepTimesOfRanks, WorldStart
 from perdure.contract.base import ShortText, Time
 from perdure.contract.checkpoints import CheckpointRef, Restore, StoredCheckpoint
 from perdure.contract.identity import Incarnation
@@ -34,6 +34,7 @@ __all__ = [
     "NodeRestoredCheckpoint",
     "NodeStallEnded",
     "NodeStalled",
+    "NodeStepTimes",
     "NodeStepping",
     "NodeStoredCheckpoint",
     "NodeTransition",
@@ -108,6 +109,13 @@ class NodeStallEnded(NodeTransition):
     """Its ranks step again after a stall."""
 
     kind: Literal["STALL_ENDED"] = "STALL_ENDED"
+
+
+class NodeStepTimes(NodeTransition):
+    """How the steps of its ranks split has changed."""
+
+    kind: Literal["STEP_TIMES"] = "STEP_TIMES"
+    ranks: StepTimesOfRanks = ()
 
 
 class NodePortsChanged(NodeTransition):
@@ -227,6 +235,7 @@ _ANY = (
     | NodeStepping
     | NodeStalled
     | NodeStallEnded
+    | NodeStepTimes
     | NodePortsChanged
     | NodeCommanded
     | NodeUnreachable

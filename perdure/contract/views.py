@@ -15,7 +15,17 @@ from perdure.contract.nodes import NodeFacts
 from perdure.contract.vocabulary import EvidenceSource, FailureClass, JobPhase
 from perdure.spec.durations import Duration
 
-__all__ = ["Considered", "Evidence", "IncidentView", "JobResult", "JobStatus", "NodeView", "Observation", "Suspect"]
+__all__ = [
+    "Considered",
+    "Evidence",
+    "IncidentView",
+    "JobResult",
+    "JobStatus",
+    "NodeView",
+    "Observation",
+    "Straggler",
+    "Suspect",
+]
 
 
 class NodeView(NodeFacts, Incarnation):
@@ -69,6 +79,23 @@ class Considered(Message):
     """Why it did not."""
 
 
+class Straggler(Message):
+    """A rank for which all others wait, step after step."""
+
+    node: int = 0
+    """The node (slot)."""
+    rank: int
+    """The global rank."""
+    host: str = ""
+    """Its machine, where that is known."""
+    compute: float
+    """Seconds of a step in which it computes."""
+    usual: float
+    """Seconds of a step in which the others do, as a median."""
+    lost: float
+    """The share of each step that the others wait for it."""
+
+
 class Observation(Message):
     """An event that interrupted nothing: a pause that ended by itself, a storage or a backend that refuses requests."""
 
@@ -86,6 +113,8 @@ class Observation(Message):
     """A rank reported a number that is not finite, and the training continued."""
     not_deterministic: bool = False
     """The script's step differs with itself, so that replays say nothing about devices."""
+    stragglers: tuple[Straggler, ...] = ()
+    """Ranks for which all others wait, as they were found."""
 
 
 class Suspect(Message):

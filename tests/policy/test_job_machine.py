@@ -41,6 +41,7 @@ from perdure.contract.transitions import (
     NodeStalled,
     NodeStallEnded,
     NodeStepping,
+    NodeStepTimes,
     NodeUnreachable,
     NodeUnresponsive,
 )
@@ -210,7 +211,7 @@ class JobMachine(RuleBasedStateMachine):
             self._transition(node, NodeStepping, generation=self.job.generation)
 
     @precondition(lambda self: self._alive() and self.job.state.stepping)
-    @rule(data=st.data(), kind=st.sampled_from([NodeStalled, NodeStallEnded]))
+    @rule(data=st.data(), kind=st.sampled_from([NodeStalled, NodeStallEnded, NodeStepTimes]))
     def stalls_or_steps_again(self, data: st.DataObject, kind: type[AnyTransition]) -> None:
         before = self.job.generation
         self._transition(self._pick(data), kind, generation=before)

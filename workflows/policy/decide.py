@@ -19,7 +19,7 @@ from perdure.spec.job import JobSpec
 from perdure.workflows.policy.capacity import joining, planned_changes, staffing
 from perdure.workflows.policy.capacity.staffing import TokenSource
 from perdure.workflows.policy.checkpoints import commits
-from perdure.workflows.policy.diagnosis import bad_numbers, unreachable
+from perdure.workflows.policy.diagnosis import bad_numbers, stragglers, unreachable
 from perdure.workflows.policy.facts import user_requests
 from perdure.workflows.policy.facts.apply import apply_facts
 from perdure.workflows.policy.facts.events import (
@@ -149,7 +149,7 @@ def advance_role(state: RoleInJob, job: JobSpec, now: datetime, *, new_token: To
     state = user_requests.apply_postponed(state, job, now)
     if state.suspended:
         return staffing.dismiss_all(state, job, now)
-    state = stages.advance(bad_numbers.judge(state, job, now), now)
+    state = stages.advance(bad_numbers.judge(stragglers.judge(state, now), job, now), now)
     if state.completed:
         return state
     state = entering.inquire(state, job, now)

@@ -28,6 +28,7 @@ from perdure.contract.transitions import (
     NodeStalled,
     NodeStallEnded,
     NodeStepping,
+    NodeStepTimes,
     NodeStoredCheckpoint,
     NodeTransition,
     NodeUnreachable,
@@ -46,7 +47,7 @@ from perdure.workflows.policy.facts.failures import on_failure
 from perdure.workflows.policy.facts.finishes import on_finished
 from perdure.workflows.policy.facts.groups import newer_generation, on_group_adopted, on_group_wound_down
 from perdure.workflows.policy.facts.leases import on_reachable, on_unreachable
-from perdure.workflows.policy.facts.steps import on_stall_ended, on_stalled, on_stepping
+from perdure.workflows.policy.facts.steps import on_stall_ended, on_stalled, on_step_times, on_stepping
 from perdure.workflows.policy.state.job import RoleInJob
 from perdure.workflows.policy.state.node import NodeState
 from perdure.workflows.policy.world import succession
@@ -108,6 +109,8 @@ def _on_current(state: RoleInJob, node: NodeState, transition: AnyTransition, no
             return on_stalled(state, node, transition, now)
         case NodeStallEnded():
             return on_stall_ended(state, node, transition, now)
+        case NodeStepTimes():
+            return on_step_times(state, node, transition)
         case NodeCommanded():
             return on_commanded(state, node, transition, now)
         case NodeUnresponsive():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from perdure.contract import RestartCommands
-from perdure.contract.transitions import NodeStalled, NodeStallEnded, NodeStepping
+from perdure.contract.transitions import NodeStalled, NodeStallEnded, NodeStepping, NodeStepTimes
 from perdure.workflows.policy.diagnosis import first_steps
 from perdure.workflows.policy.facts.nodes import with_preparation
 from perdure.workflows.policy.record import incidents, observations
@@ -43,3 +43,15 @@ def on_stall_ended(state: RoleInJob, node: NodeState, ended: NodeStallEnded, now
     """Takes in that the node's ranks step again."""
     state = observations.observe_stall_ended(state, node, ended.time, now)
     return state.with_node(node.replace(stalled_in=0, stalled_since=None, stalled_at_start=False))
+
+
+def on_step_times(state: RoleInJob, node: NodeState, reported: NodeStepTimes) -> RoleInJob:
+    """Takes in how the steps of the node's own ranks split, in the current world."""
+    world = state.world
+    if world is None or reported.generation != world.generation or not state.is_member(node):
+        return state
+    member = world.members[node.rank]
+    own = range(member.base_rank, member.base_rank + member.processes)
+    times = tuple(one for one in reported.ranks if one.rank in own)
+    state = state.with_node(node.replace(step_times=times, step_times_in=world.generation))
+    return state.replace(new_step_times=True)

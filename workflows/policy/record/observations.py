@@ -1,5 +1,6 @@
 """Records what interrupted nothing: nodes that could not be reached, ranks that stalled and stepped again, a storage
-that took no checkpoints or has only damaged ones, a backend that created no nodes, a loss that was not a number.
+that took no checkpoints or has only damaged ones, a backend that created no nodes, a loss that was not a number, a slow
+rank.
 
 Nothing was interrupted and nothing was done, so an observation is not an interruption: it is written when it is over,
 as a closed entry among the incidents, so that `perdure explain` can account for a pause that nothing else explains.
@@ -18,6 +19,7 @@ from perdure.contract import (
     IncidentView,
     NumberKind,
     Observation,
+    Straggler,
 )
 from perdure.contract.base import shorten
 from perdure.spec.durations import format_duration
@@ -40,6 +42,10 @@ _NO_REPLACEMENT = Considered(
 )
 _NO_RESTART = Considered(
     option="restart the ranks", why_not="a long evaluation or a slow disk looks the same from outside"
+)
+
+_NO_REPLACEMENT_OF_SLOW = Considered(
+    option="replace the node", why_not="a rank that is given longer samples than the others looks the same"
 )
 
 _NO_ROLLBACK = {
@@ -225,6 +231,33 @@ def observe_not_deterministic(
     return _append(state, state.incidents, entry)
 
 
+def observe_straggler(state: RoleInJob, found: Straggler, text: str, now: datetime) -> RoleInJob:
+    """Records a rank for which all others wait, once in a world. Those of one world are one entry."""
+    sign = Evidence(time=now, source=EvidenceSource.AGENT, rank=found.node, text=text)
+    begun = next((one for one in reversed(state.own_incidents) if _of_straggler(state, one)), None)
+    if begun is not None and begun.observation is not None:
+        known = begun.observation.stragglers
+        if any(one.rank == found.rank for one in known):
+            return state
+        seen = begun.observation.replace(stragglers=(*known, found)[:KEPT_EVIDENCE])
+        entry = begun.replace(observation=seen, evidence=(*begun.evidence, sign)[:KEPT_EVIDENCE])
+        return state.replace(incidents=tuple(entry if one.number == entry.number else one for one in state.incidents))
+    entry = IncidentView(
+        number=state.incident_count + 1,
+        role=state.role,
+        title=f"rank {found.rank} is slow, and the others wait for it; training continued",
+        started_at=now,
+        noticed_at=now,
+        closed_at=now,
+        observation=Observation(stragglers=(found,)),
+        evidence=(sign,),
+        considered=(_NO_REPLACEMENT_OF_SLOW,),
+        generation_before=state.generation,
+        nodes_before=state.world.nodes if state.world else 0,
+    )
+    return _append(state, state.incidents, entry)
+
+
 def uncreated_nodes(state: RoleInJob) -> list[NodeState]:
     """Returns the nodes that the backend cannot create for now, other than for lack of capacity."""
     nodes = (node for node in state.nodes.values() if node.uncreated_since is not None)
@@ -279,6 +312,7 @@ def _of_pause(state: RoleInJob, entry: IncidentView) -> bool:
         or _of_start_over(entry)
         or _of_bad_number(state, entry)
         or _of_replays(entry)
+        or _of_straggler(state, entry)
     )
 
 
@@ -298,6 +332,12 @@ def _of_bad_number(state: RoleInJob, entry: IncidentView) -> bool:
 
 def _of_replays(entry: IncidentView) -> bool:
     return entry.observation is not None and entry.observation.not_deterministic
+
+
+def _of_straggler(state: RoleInJob, entry: IncidentView) -> bool:
+    """Whether the entry is about slow ranks of the role's present world."""
+    found = entry.observation is not None and bool(entry.observation.stragglers)
+    return found and entry.generation_before == state.generation
 
 
 def _of_start_over(entry: IncidentView) -> bool:

@@ -17,6 +17,7 @@ from perdure.contract import (
     NodeFacts,
     NodePhase,
     RankNumber,
+    RankStepTimes,
     RuleMatch,
 )
 from perdure.contract.base import LogTail, ShortText
@@ -120,6 +121,10 @@ class NodeState(NodeFacts, Incarnation):
     """When the stalled ranks made their last step, or entered their world if they have made none in it."""
     stalled_at_start: bool = False
     """The stalled ranks have made no step in their world."""
+    step_times: tuple[RankStepTimes, ...] = ()
+    """How the steps of its ranks split, in the latest report."""
+    step_times_in: int = 0
+    """The generation of that report."""
     cut_off: bool = False
     """It waits for a world, and cannot connect to the current one; `reason` names the address."""
     failed_starts: int = 0

@@ -143,6 +143,8 @@ class RoleState(Message):
     """Set from the first evidence that the current world is over until the next one is sent out."""
     bad_numbers: tuple[SeenNumber, ...] = ()
     """Numbers of the current world that are not finite; those of an older one count no more."""
+    new_step_times: bool = False
+    """A node has reported how its steps split, and the ranks are not compared yet."""
     complete_generation: int = 0
     """The newest generation that all ranks of the job have finished."""
     stages_complete: int = 0

@@ -1,0 +1,28 @@
+"""A training over gloo that does not end, and of which one rank computes longer in each step than the others."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+COMPUTES = 0.11
+"""Seconds of a step: the noise of a busy machine is small beside it."""
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--slow", type=int)
+options = parser.parse_args()
+torch.set_num_threads(1)
+distributed.init_process_group("gloo")
+model = DistributedDataParallel(nn.Linear(16, 16))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+factor = 1.5 if distributed.get_rank() == options.slow else 1.0
+while True:
+    loss = model(torch.randn(4, 16)).square().mean()
+    time.sleep(factor * COMPUTES)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()

@@ -1,0 +1,79 @@
+"""Finds ranks for which all others wait, step after step: in synchronous training nobody is faster than the slowest.
+
+Ranks are compared with each other at the same time, never with their own past: where all become slower together,
+because sequences grow or a storage is slow, no rank stands out. What a rank computes longer must be seen as a wait of
+the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from statistics import median
+
+from perdure.contract import RankStepTimes, Straggler
+from perdure.workflows.policy.record import observations
+from perdure.workflows.policy.state.job import RoleInJob
+
+FEWEST_RANKS = 3
+"""Of two ranks with different times, either may be the unusual one."""
+SHARE_OF_STEP = 0.1
+"""What a rank must cost the others of each step: data differ in length from rank to rank, too."""
+DEVIATIONS = 5
+"""By how many median deviations of the others it must stand out."""
+SEEN_AS_WAIT = 0.5
+"""The share of its longer computation by which it must wait for a shorter time than the others."""
+MOST_OF_RANKS = 0.25
+"""Where more of the ranks stand out, they have other work, as the stages of a pipeline have."""
+
+
+def judge(state: RoleInJob, now: datetime) -> RoleInJob:
+    """Records the ranks that are found to be slow, once in a world; the training continues."""
+    world = state.world
+    if not state.new_step_times or world is None:
+        return state
+    state = state.replace(new_step_times=False)
+    reported = [node for node in state.members if node.alive and node.step_times_in == world.generation]
+    if len(reported) < len(state.members):
+        return state
+    owners = {times.rank: node for node in reported for times in node.step_times}
+    for slow in find([times for node in reported for times in node.step_times]):
+        node = owners[slow.rank]
+        found = slow.replace(node=node.rank, host=node.host)
+        state = observations.observe_straggler(state, found, describe(found), now)
+    return state
+
+
+def find(times: Sequence[RankStepTimes]) -> list[Straggler]:
+    """Returns the ranks that compute for longer than the others while these wait, the slowest first."""
+    found = [slow for one in times if (slow := _compare(one, [other for other in times if other is not one]))]
+    if len(found) > max(1, MOST_OF_RANKS * len(times)):
+        return []
+    return sorted(found, key=lambda slow: slow.usual - slow.compute)
+
+
+def describe(found: Straggler) -> str:
+    """Describes a slow rank, for people."""
+    where = f"on node {found.node}" + (f" ({found.host})" if found.host else "")
+    factor = found.compute / found.usual if found.usual else 0.0
+    longer = f", {factor:.2f} times as long" if factor else ""
+    return (
+        f"rank {found.rank} {where} computes for {_seconds(found.compute)} a step and the others for "
+        f"{_seconds(found.usual)}{longer}; they wait for it, {round(60 * found.lost)} min of each hour"
+    )
+
+
+def _compare(one: RankStepTimes, others: Sequence[RankStepTimes]) -> Straggler | None:
+    if len(others) + 1 < FEWEST_RANKS:
+        return None
+    usual = median(other.compute for other in others)
+    deviation = median(abs(other.compute - usual) for other in others)
+    longer, step = one.compute - usual, one.compute + one.wait + one.rest
+    waits = median(other.wait for other in others) - one.wait
+    if longer < max(SHARE_OF_STEP * step, DEVIATIONS * deviation) or longer <= 0 or waits < SEEN_AS_WAIT * longer:
+        return None
+    return Straggler(rank=one.rank, compute=one.compute, usual=usual, lost=longer / step)
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
