@@ -14,6 +14,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Annotated, Any
 
+import psutil
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -74,7 +75,7 @@ class Bench:
                 fault_at = await row.injection.inject(run)
                 story = await run.follow(expected, fault_at, lambda: row.injection.heal(run), patience=patience)
                 return judge(expected, story, name=row.name, backend=LOCAL)
-            except (TrialFailed, PerdureError) as failed:
+            except (TrialFailed, PerdureError, psutil.Error, OSError) as failed:
                 return line.model_copy(update={"problem": f"not tried: {failed}"})
             finally:
                 with suppress(TrialFailed):

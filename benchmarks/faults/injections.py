@@ -177,17 +177,19 @@ class InRank(Injection):
         partial.rename(run.folder / "fault")
         hit = run.folder / f"hit-{1 - min(self.rank, 1) if self.others else self.rank}"
         time_and_pid = await eventually(
-            lambda: hit.read_text().split() if hit.exists() else None, seconds=HIT_SECONDS, otherwise=f"no {self.kind}"
+            lambda: (hit.read_text().split() or None) if hit.exists() else None,
+            seconds=HIT_SECONDS,
+            otherwise=f"no {self.kind}",
         )
         if not self.ends:
             return float(time_and_pid[0])
-        process = psutil.Process(int(time_and_pid[1]))
-        return await eventually(lambda: _ended(process), seconds=HIT_SECONDS, otherwise="the rank stayed")
+        pid = int(time_and_pid[1])
+        return await eventually(lambda: _ended(pid), seconds=HIT_SECONDS, otherwise="the rank stayed")
 
 
-def _ended(process: psutil.Process) -> float | None:
+def _ended(pid: int) -> float | None:
     """The present time, if a process is gone."""
     with suppress(psutil.NoSuchProcess):
-        if process.status() != psutil.STATUS_ZOMBIE:
+        if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
             return None
     return time.time()
