@@ -8,7 +8,7 @@ from datetime import datetime
 
 from pydantic import BaseModel
 
-from perdure.contract import FailureClass, IncidentView, JobStatus, Observation
+from perdure.contract import FailureClass, IncidentView, JobStatus, Observation, Straggler
 
 EARLY = 1.0
 """Seconds by which an incident may begin before the fault was noted: the ranks note it just before it happens."""
@@ -184,7 +184,7 @@ def _culprits_of(incident: IncidentView) -> set[int]:
 def _nodes_of(incident: IncidentView, shown: str) -> Sequence[int]:
     nodes = getattr(incident.observation, shown)
     if isinstance(nodes, tuple):
-        return nodes
+        return [one.node if isinstance(one, Straggler) else one for one in nodes]
     return [sign.rank for sign in incident.evidence if sign.rank is not None]
 
 

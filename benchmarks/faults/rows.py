@@ -110,9 +110,9 @@ ROWS = (
         _one("CORRUPTION", "REPLACE_NODES", "RESTART_RANKS", "ROLL_BACK", within=10.0),
         3,
     ),
-    Row(STRAGGLER, DDP, InRank("slow", arguments={"seconds": 0.25 * PACE}), _shown("slow", within=30.0), 4),
-    Row("half-speed", DDP, InRank("slow", arguments={"seconds": PACE}), _shown("slow", within=30.0), 4),
-    Row("slow-link", DDP, Missing("no link of the local backend can be slowed"), _shown("slow")),
+    Row(STRAGGLER, DDP, InRank("slow", arguments={"seconds": 0.25 * PACE}), _shown("stragglers", within=30.0), 4),
+    Row("half-speed", DDP, InRank("slow", arguments={"seconds": PACE}), _shown("stragglers", within=30.0), 4),
+    Row("slow-link", DDP, Missing("no link of the local backend can be slowed"), _shown("stragglers")),
     Row("partition", DDP, Missing("nodes of the local backend share one network"), _shown("unreachable")),
     Row("clock-skew", DDP, Missing("nodes of the local backend share one clock"), _one("KILLED")),
 )

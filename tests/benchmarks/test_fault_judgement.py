@@ -11,7 +11,7 @@ import typer
 from benchmarks.faults.__main__ import chosen, closing, matrix
 from benchmarks.faults.judgement import CleanRun, Expected, Outcome, Story, judge, judge_clean
 from benchmarks.faults.rows import ROWS, STRAGGLER
-from perdure.contract import Evidence, EvidenceSource, FailureClass, IncidentView, Observation
+from perdure.contract import Evidence, EvidenceSource, FailureClass, IncidentView, Observation, Straggler
 from perdure.contract.actions import Actions, RestartRanks, Stop
 
 FAULT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -102,6 +102,12 @@ def test_an_observation_that_has_no_nodes_names_those_of_its_evidence():
     sign = Evidence(time=FAULT, source=EvidenceSource.AGENT, rank=1, text="the loss is nan")
     seen = incident(failure=None, culprit=None, observation=Observation(bad_number=True), evidence=(sign,))
     assert judged(seen, expected=Expected("", ONE, shown="bad_number")).passed
+
+
+def test_a_slow_rank_is_named_by_its_node():
+    slow = Observation(stragglers=(Straggler(node=1, rank=3, compute=0.1, usual=0.05, lost=0.4),))
+    seen = incident(failure=None, culprit=None, observation=slow)
+    assert judged(seen, expected=Expected("", ONE, shown="stragglers")).passed
 
 
 def test_a_class_that_this_release_does_not_have_is_not_built_and_never_passes():

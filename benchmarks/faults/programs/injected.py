@@ -137,19 +137,18 @@ class Injector:
         self._steps = (FOLDER / f"steps-{RANK}").open("a", buffering=1)
         self._slow = 0.0
         """Seconds by which each step takes longer from now on."""
-        self._ended = time.monotonic()
         self._profile: dict[str, Any] = json.loads(os.environ.get("FAULTS_PROFILE", "{}"))
 
     def before(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if fault := self._due(step_of(optimizer) + 1):
             self._begin(fault, optimizer)
-        if self._slow:
-            time.sleep(self._slow)
 
     def after(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         step = step_of(optimizer)
         self._steps.write(f"{time.time():.3f} {step} {GENERATION}\n")
         pause(self._profile, step)
+        # Before the next collective, where a slow rank computes.
+        time.sleep(self._slow)
 
     def _due(self, step: int) -> dict[str, Any] | None:
         try:
