@@ -7,7 +7,7 @@ methods are plain functions of the state, so that nothing can interleave; they s
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Protocol
@@ -57,6 +57,7 @@ from perdure_training.node_api.bodies import (
 logger = logging.getLogger(__name__)
 
 _FAILURES_REMEMBERED = 64
+_PAUSES_REMEMBERED = 10
 
 
 class MessageSink(Protocol):
@@ -192,9 +193,10 @@ class Node:
         else:
             self.leave(reason)
 
-    def request_stacks(self) -> int:
-        """Has the launcher report where the ranks are; returns the number of the request."""
-        self._keep(stacks_requested=self.state.stacks_requested + 1)
+    def request_stacks(self, *, by_signal: bool = True) -> int:
+        """Has the launcher report where the ranks are, or only the kernel's account of them; returns the number of the
+        request."""
+        self._keep(stacks_requested=self.state.stacks_requested + 1, stacks_by_signal=by_signal)
         return self.state.stacks_requested
 
     def request_checks(self, request: CheckRequest) -> int:
@@ -344,6 +346,11 @@ class Node:
         for found in self._findings.find(self.state, self._progress()):
             self.events.on_finding(found)
             self._to_job.put(found)
+
+    def keep_pauses(self, pauses: Sequence[float]) -> None:
+        """Remembers how long pauses between steps were, across worlds: an evaluation comes again."""
+        if pauses:
+            self._keep(pauses=(*self.state.pauses, *pauses)[-_PAUSES_REMEMBERED:])
 
     def on_finished(self, body: FinishedReport) -> None:
         """Records that all local ranks ended with 0 in this generation."""

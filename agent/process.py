@@ -26,6 +26,7 @@ from perdure.agent.outbox import Outbox, envelope, spread_of
 from perdure.agent.progress import ProgressReader
 from perdure.agent.server import NodeServer
 from perdure.agent.stacks import StackReader
+from perdure.agent.stall_watch import StallWatch
 from perdure.agent.state import StateFile
 from perdure.agent.store import StoreRelay
 from perdure.agent.telemetry import Telemetry
@@ -90,8 +91,13 @@ class Agent:
             progress=lambda: ranks.newest,
             events=NodeEventEmitter(*self._events),
         )
+        self._stacks = StackReader(self.node)
         self._telemetry = Telemetry(
-            self.node, ranks, to_group=self._to_group, on_preparing=partial(self._join, preparing=True)
+            self.node,
+            ranks,
+            to_group=self._to_group,
+            watch=StallWatch(self.node, self._stacks, progress=lambda: ranks.newest, to_group=self._to_group),
+            on_preparing=partial(self._join, preparing=True),
         )
         self._lease = Lease(
             self.node,
@@ -112,7 +118,6 @@ class Agent:
             to_group=self._to_group.put,
         )
         self._checkpoints = CheckpointService(config, self.node, to_group=self._to_group.put)
-        self._stacks = StackReader(self.node)
         self._checks = Checker(self.node)
         self._metrics: NodeMetrics | None = None
         self._make_metrics = partial(

@@ -31,25 +31,26 @@ class StackReader:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._report: StacksReport | None = None
-        self._reading: asyncio.Task[NodeStacks] | None = None
+        self._reading: dict[bool, asyncio.Task[NodeStacks]] = {}
 
-    async def read(self) -> NodeStacks:
-        """Returns where the ranks are.
+    async def read(self, *, by_signal: bool = True) -> NodeStacks:
+        """Returns where the ranks are; without a signal to them, only what the kernel says of them.
 
         Raises:
             StacksUnknown: if the launcher does not answer in time.
         """
-        if self._reading is None or self._reading.done():
-            self._reading = asyncio.create_task(self._read())
-        return await asyncio.shield(self._reading)
+        reading = self._reading.get(by_signal)
+        if reading is None or reading.done():
+            reading = self._reading[by_signal] = asyncio.create_task(self._read(by_signal=by_signal))
+        return await asyncio.shield(reading)
 
     def on_report(self, report: StacksReport) -> None:
         """Takes the launcher's answer."""
         self._report = report
         self._node.changed.fire()
 
-    async def _read(self) -> NodeStacks:
-        request = self._node.request_stacks()
+    async def _read(self, *, by_signal: bool) -> NodeStacks:
+        request = self._node.request_stacks(by_signal=by_signal)
         answered = await self._node.changed.wait_for(
             lambda: self._report is not None and self._report.request == request, within=ANSWER_WITHIN
         )
@@ -75,6 +76,9 @@ def _position(rank: RankStacks, *, everything: bool) -> RankPosition:
         generation=rank.generation,
         state=rank.state[:1],
         cpu_percent=rank.cpu_percent,
+        cpu_seconds=rank.cpu_seconds,
+        switches=rank.switches,
+        transferred_bytes=rank.transferred_bytes,
         threads=known if everything else known[:1],
         problem=rank.problem or ("" if known else "its answer holds no stack"),
     )

@@ -61,6 +61,8 @@ class AgentState(BaseModel):
     """Counts the requests for the ranks' stacks."""
     checks: CheckRequest | None = None
     """The newest request to measure the machine."""
+    stacks_by_signal: bool = True
+    """The newest request is for the ranks' own answers, and not only for what the kernel says of them."""
     complete: int = 0
     """The newest generation that every rank of the job finished."""
     stages_complete: int = 0
@@ -94,6 +96,8 @@ class AgentState(BaseModel):
     """The newest generation in which a rank began to save into the job's storage."""
     stalled: int = 0
     """The generation that was reported as stalled; 0 once it was reported to step again."""
+    pauses: tuple[float, ...] = ()
+    """Seconds of the newest pauses between steps that ended by themselves."""
     finished: int = 0
     """The newest generation that was reported as finished on this node."""
     failures: list[str] = []
@@ -185,6 +189,7 @@ class AgentState(BaseModel):
             reason=self.leaving or "",
             stacks=self.stacks_requested,
             checks=self.checks,
+            stacks_by_signal=self.stacks_by_signal,
         )
 
     def world_for(self, stage: int) -> World | None:

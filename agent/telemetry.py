@@ -13,6 +13,7 @@ from perdure.agent.log_reader import end_of_log
 from perdure.agent.node import MessageSink, Node
 from perdure.agent.outbox import envelope
 from perdure.agent.progress import ProgressReader
+from perdure.agent.stall_watch import StallLimits, StallWatch
 from perdure.agent.state import AgentState
 from perdure.agent.step_times import StepTimesReports
 from perdure.contract import LeaseView, PortsChanged, ResourceUse, StepTimesReport
@@ -43,11 +44,13 @@ class Telemetry:
         ranks: ProgressReader,
         *,
         to_group: MessageSink,
+        watch: StallWatch | None = None,
         on_preparing: Callable[[], None] = lambda: None,
     ) -> None:
         self._node = node
         self._ranks = ranks
         self._to_group = to_group
+        self._watch = watch
         self._reported_ports: tuple[int, ...] = ()
         self._usage: UsageReport | None = None
         self._handed_out = 0
@@ -92,6 +95,12 @@ class Telemetry:
 
     async def run(self) -> None:
         """Samples and reports until cancelled."""
+        try:
+            await self._sample()
+        finally:
+            self._end_watch()
+
+    async def _sample(self) -> None:
         loop = asyncio.get_running_loop()
         keep_at = 0.0
         while True:
@@ -150,18 +159,31 @@ class Telemetry:
     def _look_for_stall(self, now: float) -> None:
         stall, detector = self._node.config.timing.stall, self._ranks.stall_detector
         idle = detector.idle(now)
+        self._node.keep_pauses(detector.take_pauses())
         if idle is None:
+            self._end_watch()
             self._look_for_first_step(now)
             return
         if not stall.after or not self._node.state.trains:
+            self._end_watch()
             return
-        if idle >= max(stall.after.total_seconds(), stall.steps * (detector.usual or 0.0)):
+        usual = detector.usual or 0.0
+        limits = StallLimits.of(stall, usual=usual, pauses=self._node.state.pauses)
+        if idle < limits.first_look:
+            self._end_watch()
+        elif self._watch is not None:
+            self._watch.begin(limits, idle=idle, usual=usual)
+        if idle >= limits.stalled:
             self._node.report_stall(
                 since=datetime.now(UTC) - timedelta(seconds=idle),
                 usual_step=_duration(detector.usual),
             )
-        else:
+        elif idle < limits.first_look:
             self._node.report_stall_end()
+
+    def _end_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.end()
 
     def _look_for_first_step(self, now: float) -> None:
         state = self._node.state

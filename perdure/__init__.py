@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from perdure.contract import EvidenceSource as EvidenceSource
     from perdure.contract import ExtendFirstStep as ExtendFirstStep
     from perdure.contract import FailureClass as FailureClass
+    from perdure.contract import Hang as Hang
+    from perdure.contract import HangKind as HangKind
     from perdure.contract import IncidentView as IncidentView
     from perdure.contract import JobPhase as JobPhase
     from perdure.contract import JobResult as JobResult
@@ -128,6 +130,8 @@ _HOMES = {
         "EvidenceSource",
         "ExtendFirstStep",
         "FailureClass",
+        "Hang",
+        "HangKind",
         "IncidentView",
         "JobPhase",
         "JobResult",
@@ -184,6 +188,8 @@ __all__ = [
     "ExitCode",
     "ExtendFirstStep",
     "FailureClass",
+    "Hang",
+    "HangKind",
     "IncidentView",
     "IssuedTicket",
     "JobAlreadyRunning",

@@ -29,6 +29,7 @@ from perdure.contract import (
     PortsChanged,
     Ready,
     Stall,
+    StallEvidence,
     Stepping,
     StepTimesReport,
     StoreNeeded,
@@ -50,6 +51,7 @@ from perdure.contract.transitions import (
     NodeRestoredCheckpoint,
     NodeStalled,
     NodeStallEnded,
+    NodeStallLook,
     NodeStepping,
     NodeStepTimes,
     NodeStoredCheckpoint,
@@ -339,6 +341,12 @@ class NodeTable:
                     **identity_of(record.node), time=message.time, generation=message.generation, ranks=message.ranks
                 )
             )
+
+    def stall_evidence(self, message: StallEvidence) -> None:
+        record, look = self._accept_message(message), message.look
+        if record is not None:
+            known = identity_of(record.node)
+            self.report(NodeStallLook(**known, time=message.time, generation=look.generation, look=look))
 
     def ports_changed(self, message: PortsChanged) -> None:
         record = self._accept_message(message)

@@ -109,6 +109,8 @@ def _suspect(suspect: Suspect) -> str:
 
 def _confidence(incident: IncidentView) -> str:
     """How sure the verdict is. Only reports about the culprit itself, from several sources, make it sure."""
+    if incident.hang is not None:
+        return f"high confidence: {text.count(len(incident.hang.signs), 'independent sign')} agree"
     if incident.culprit is None:
         # Those that report are the ones that waited: however many they are, they do not know for whom.
         independent = any(one.stalled_first and one.ranks for one in incident.suspects)

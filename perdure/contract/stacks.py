@@ -10,6 +10,9 @@ from perdure.contract.questions import Question
 __all__ = ["NodeStacks", "RankPosition", "ReadStacks", "StackFrame", "ThreadStack"]
 
 
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "/perdure_launcher/")
+
+
 class ReadStacks(Question):
     """Asks where a node's ranks are."""
 
@@ -23,6 +26,11 @@ class StackFrame(Message):
     function: str
     file: str
     line: int
+
+    @property
+    def of_library(self) -> bool:
+        """Whether it is the call of an installed package or of Python's own library, and not of a user's script."""
+        return any(part in self.file for part in _LIBRARIES) or self.file.startswith("<frozen")
 
 
 class ThreadStack(Message):
@@ -44,6 +52,12 @@ class RankPosition(Message):
     stopped."""
     cpu_percent: float | None = None
     """Its use of processors while it was asked; 100 for one whole processor."""
+    cpu_seconds: float | None = None
+    """Processor time that it and its living descendants have used since they began."""
+    switches: int | None = None
+    """How often its main thread had left a processor before it was asked."""
+    transferred_bytes: int | None = None
+    """What it and its living descendants have read from files and written to them."""
     threads: tuple[ThreadStack, ...] = ()
     """The main thread first."""
     problem: str = ""

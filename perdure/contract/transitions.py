@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field
 from perdure.contract.agents import PrintedLines, StepTimesOfRanks, WorldStart
 from perdure.contract.base import ShortText, Time
 from perdure.contract.checkpoints import CheckpointRef, Restore, StoredCheckpoint
+from perdure.contract.hangs import StallLook
 from perdure.contract.identity import Incarnation
 from perdure.contract.nodes import WorldRequest
 from perdure.contract.vocabulary import LossCause
@@ -33,6 +34,7 @@ __all__ = [
     "NodeRemoved",
     "NodeRestoredCheckpoint",
     "NodeStallEnded",
+    "NodeStallLook",
     "NodeStalled",
     "NodeStepTimes",
     "NodeStepping",
@@ -103,6 +105,13 @@ class NodeStalled(NodeTransition):
     kind: Literal["STALLED"] = "STALLED"
     at_start: bool = False
     """As in `Stall`."""
+
+
+class NodeStallLook(NodeTransition):
+    """Where its stalled ranks are."""
+
+    kind: Literal["STALL_LOOK"] = "STALL_LOOK"
+    look: StallLook
 
 
 class NodeStallEnded(NodeTransition):
@@ -234,6 +243,7 @@ _ANY = (
     | NodeReady
     | NodeStepping
     | NodeStalled
+    | NodeStallLook
     | NodeStallEnded
     | NodeStepTimes
     | NodePortsChanged

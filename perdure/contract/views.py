@@ -9,6 +9,7 @@ from perdure.contract.agents import Progress, RankStarts, RankStepTimes, Resourc
 from perdure.contract.base import LogTail, Message, ShortText, Time
 from perdure.contract.checkpoints import CheckpointView, RestoreSource
 from perdure.contract.datasets import UnprocessedSamples
+from perdure.contract.hangs import Hang
 from perdure.contract.identity import Incarnation
 from perdure.contract.logs import LogPosition
 from perdure.contract.nodes import NodeFacts
@@ -146,6 +147,8 @@ class IncidentView(Message):
     """Other nodes (slots) that failed in the same generation by themselves."""
     suspects: tuple[Suspect, ...] = ()
     """Nodes that may have begun it, where no node is known to have."""
+    hang: Hang | None = None
+    """The ranks that hang, where that was found."""
     started_at: Time
     """When it happened."""
     noticed_at: Time

@@ -89,6 +89,8 @@ class FailureClass(Vocabulary):
     is alive did not come. Who reports it is not the one that hangs."""
     HANG = "HANG"
     """The ranks of a node are alive and have made no first step in the time that the job gave them."""
+    RANK_HANG = "RANK_HANG"
+    """A rank that has stepped hangs: independent signs agree that the others wait for it in vain."""
     LAUNCH = "LAUNCH"
     """The command could not be started: not found, not executable, or it rejected its options."""
     COMMAND_LOST = "COMMAND_LOST"

@@ -35,6 +35,17 @@ class OnNan(StrEnum):
     """Stops the job."""
 
 
+class HangAction(StrEnum):
+    """Reactions of a job to a rank that hangs after it has stepped."""
+
+    REPORT = "report"
+    """Shows it, and waits."""
+    RESTART = "restart"
+    """Restarts the ranks in place; replaces the node that hangs again."""
+    REPLACE = "replace"
+    """Replaces the node at once."""
+
+
 class Recovery(Section):
     """Replacement of lost nodes, and restarts of ranks."""
 
@@ -52,6 +63,10 @@ class Recovery(Section):
     report_spikes: bool = False
     """Whether losses and gradient norms far above those of the last steps are shown in `perdure explain`. They lead to
     nothing else."""
+    on_hang: HangAction = HangAction.RESTART
+    """What follows where two independent signs agree that a rank hangs (docs/hangs.md): `restart` restarts the ranks in
+    place, and replaces the node if it hangs again, `replace` does so at once, `report` waits for users. Fewer signs are
+    only shown."""
     warm_starts: bool = True
     """Whether ranks are started from an interpreter on the node that has already imported torch. That saves seconds per
     restart and takes about 0.7 GB of memory per node; beside GPUs the same again per rank, if that memory is free.

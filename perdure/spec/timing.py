@@ -118,14 +118,24 @@ class ProcessTiming(Section):
 
 
 class StallTiming(Section):
-    """When a node that does not step is reported as stalled. A node that has stepped in its world is not restarted for
-    that; ranks that make no first step in time are."""
+    """When a node that does not step is looked at and reported as stalled. Ranks that have stepped in their world are
+    restarted where the looks agree that one of them hangs (`recovery.on_hang`); ranks that make no first step in time
+    are in any case."""
 
     after: Duration = timedelta(minutes=2)
-    """The least time without a step of any rank of the node; 0: never reported. Evaluation and checkpoints are pauses,
-    too."""
+    """The least time without a step of any rank of the node; 0: never reported, and no hang is found. Evaluation and
+    checkpoints are pauses, too."""
     steps: int = Field(default=20, ge=1)
     """The least time without a step, as a multiple of the node's usual step, for nodes with slow steps."""
+    pauses: int = Field(default=2, ge=1)
+    """The least time without a step, as a multiple of the longest of the node's last ten pauses that ended by
+    themselves: an evaluation that comes again is no stall."""
+    first_look: Duration = timedelta(seconds=15)
+    """When the ranks are looked at for the first time, which finds a process that was stopped; at least five usual
+    steps, and at most half of the time after which a stall is reported."""
+    elsewhere: int = Field(default=3, ge=1)
+    """How many times as long as for the report of a stall a rank may be in calls of its own while the others wait for
+    it: before that it may work."""
     first_step: Duration | None = None
     """The longest time from entering a world to its first step; then the ranks of all nodes are restarted. It doubles
     with each such restart in a row, and `retry.no_progress_limit` ends them. Unset: `first_steps` times the longest
@@ -152,7 +162,7 @@ class Timing(Section):
     processes: ProcessTiming = ProcessTiming()
     """Times of stopping processes, and of their logs."""
     stall: StallTiming = StallTiming()
-    """When a node is reported as stalled, or restarted because it makes no first step."""
+    """When a node is reported as stalled, and when its ranks are restarted because one of them hangs."""
     owner_check: Duration = timedelta(seconds=30)
     """The interval at which a group's watch checks that its job still runs; the group of a closed job winds down."""
 

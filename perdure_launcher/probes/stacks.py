@@ -37,24 +37,35 @@ class _Rank:
     mark: StackFile
     ticks: int
     """Its processor time when it was asked."""
+    switches: int | None
+    """How often its main thread had left a processor by then."""
     length: int = 0
     answered: bool = False
 
 
-def collect(run_directory: Path, *, monotonic: Callable[[], float] = time.monotonic) -> tuple[RankStacks, ...]:
-    """Asks the ranks of the newest generation that runs here for their stacks, all at once."""
+def collect(
+    run_directory: Path, *, by_signal: bool = True, monotonic: Callable[[], float] = time.monotonic
+) -> tuple[RankStacks, ...]:
+    """Asks the ranks of the newest generation that runs here for their stacks, all at once.
+
+    Args:
+        run_directory: The node's.
+        by_signal: Ask them; otherwise only the kernel is asked.
+        monotonic: The clock.
+    """
     ranks = _ranks(run_directory / STACKS)
+    asked = ranks if by_signal else ()
     begun = monotonic()
-    for rank in ranks:
+    for rank in asked:
         if _answers(rank.mark.pid):
             with contextlib.suppress(OSError):
                 os.truncate(rank.path, 0)
                 os.kill(rank.mark.pid, STACKS_SIGNAL)
-    while (passed := monotonic() - begun) < ANSWER_WITHIN and not all(_has_answered(rank) for rank in ranks):
+    while (passed := monotonic() - begun) < ANSWER_WITHIN and not all(_has_answered(rank) for rank in asked):
         time.sleep(_LOOK_EVERY)
     # Over a shorter time the kernel's ticks of 10 ms say nothing.
     time.sleep(max(0.0, 0.2 - passed))
-    return tuple(_report(rank, seconds=monotonic() - begun) for rank in ranks)
+    return tuple(_report(rank, seconds=monotonic() - begun, asked=by_signal) for rank in ranks)
 
 
 def _ranks(folder: Path) -> Sequence[_Rank]:
@@ -71,7 +82,8 @@ def _ranks(folder: Path) -> Sequence[_Rank]:
             continue
         process = own.get(mark.pid)
         if process is not None and process.start_ticks == mark.start_ticks:
-            found.append(_Rank(folder / name, mark, process.cpu_ticks))
+            switches = processes.context_switches(process.pid)
+            found.append(_Rank(folder / name, mark, process.cpu_ticks, switches))
         else:
             with contextlib.suppress(OSError):
                 os.unlink(folder / name)
@@ -101,20 +113,25 @@ def _has_answered(rank: _Rank) -> bool:
     return rank.answered
 
 
-def _report(rank: _Rank, *, seconds: float) -> RankStacks:
+def _report(rank: _Rank, *, seconds: float, asked: bool) -> RankStacks:
     process = processes.read_process(rank.mark.pid)
     same = process is not None and process.start_ticks == rank.mark.start_ticks
     if process is None or not same or process.zombie:
         return RankStacks(global_rank=rank.mark.rank, pid=rank.mark.pid, problem="it ended while it was asked")
     used = (process.cpu_ticks - rank.ticks) / processes.TICKS_PER_SECOND
+    family = (process, *processes.descendants(process.pid))
+    transferred = [size for one in family if (size := processes.transferred_bytes(one.pid)) is not None]
     return RankStacks(
         global_rank=rank.mark.rank,
         pid=rank.mark.pid,
         generation=rank.mark.generation,
         state=process.state,
         cpu_percent=round(100 * used / seconds, 1) if seconds > 0 else None,
-        text=main_thread_first(_read(rank.path)),
-        problem="" if rank.length else _why_silent(process.state),
+        cpu_seconds=sum(one.cpu_ticks for one in family) / processes.TICKS_PER_SECOND,
+        switches=rank.switches,
+        transferred_bytes=sum(transferred) if transferred else None,
+        text=main_thread_first(_read(rank.path)) if asked else "",
+        problem=("" if rank.length else _why_silent(process.state)) if asked else "it was not asked",
     )
 
 

@@ -249,14 +249,14 @@ class Launcher:
             processes.send(self._leftover_daemons(), signal.SIGTERM)
         if desired.stacks != self._stacks_requested:
             self._stacks_requested = desired.stacks
-            threading.Thread(target=self._report_stacks, args=(desired.stacks,), name="stacks", daemon=True).start()
+            threading.Thread(target=self._report_stacks, args=(desired,), name="stacks", daemon=True).start()
         if desired.checks is not None and desired.checks.number != self._checks_requested:
             self._checks_requested = desired.checks.number
             threading.Thread(target=self._report_checks, args=(desired.checks,), name="checks", daemon=True).start()
 
-    def _report_stacks(self, request: int) -> None:
-        ranks = stacks.collect(self._config.run_directory)
-        self._outbox.post("/v1/launcher/stacks", StacksReport(request=request, ranks=ranks))
+    def _report_stacks(self, desired: Desired) -> None:
+        ranks = stacks.collect(self._config.run_directory, by_signal=desired.stacks_by_signal)
+        self._outbox.post("/v1/launcher/stacks", StacksReport(request=desired.stacks, ranks=ranks))
 
     def _report_checks(self, request: CheckRequest) -> None:
         figures = checks.run(self._config, request, {**os.environ, **self._config.env})

@@ -105,6 +105,25 @@ def descendants(root: int | None = None) -> list[Process]:
     return found
 
 
+def context_switches(pid: int) -> int | None:
+    """Returns how often the process's main thread has left a processor, for whatever reason; None if it is gone."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+            return sum(int(line.split()[1]) for line in file if "voluntary_ctxt_switches:" in line)
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def transferred_bytes(pid: int) -> int | None:
+    """Returns the bytes that the process has read and written by calls for files, pipes and terminals; None if it is
+    gone or may not be read."""
+    try:
+        with open(f"/proc/{pid}/io", encoding="ascii", errors="replace") as file:
+            return sum(int(line.split()[1]) for line in file if line.startswith(("rchar:", "wchar:")))
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 def environment_of(pid: int) -> dict[str, str]:
     """Returns the environment that a process was started with; empty if it is gone or may not be read."""
     pairs = (item.split(b"=", 1) for item in read_file(pid, "environ").split(b"\0") if b"=" in item)

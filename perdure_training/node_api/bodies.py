@@ -229,6 +229,12 @@ class RankStacks(Body):
     stopped."""
     cpu_percent: float | None = None
     """Its use of processors while it was asked; 100 for one whole processor."""
+    cpu_seconds: float | None = None
+    """Processor time that it and its living descendants have used since they began."""
+    switches: int | None = None
+    """How often its main thread had given a processor up before it was asked: one that waits for a lock never does."""
+    transferred_bytes: int | None = None
+    """What it and its living descendants have read from files and written to them."""
     text: str = ""
     """The stacks of its threads as Python's faulthandler writes them, the main thread's first."""
     problem: str = ""
@@ -320,6 +326,8 @@ class Desired(Body):
     """Counts the requests for the stacks of the ranks: a new number asks for one `StacksReport`."""
     checks: CheckRequest | None = None
     """The newest request to measure the machine."""
+    stacks_by_signal: bool = True
+    """False: the newest request is for what the kernel says of the ranks alone, and signals none of them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -159,3 +159,15 @@ async def test_ranks_without_a_limit_may_take_any_time_for_their_first_step(
     await agent.start_lease(1)
     await workflows.beats(3)
     assert not await workflows.seen(workflows.group, "stall")
+
+
+def test_a_pause_is_much_longer_than_a_step_and_is_taken_once():
+    detector = StallDetector()
+    detector.follow((1,), 0.0)
+    for step in range(2, 12):
+        detector.follow((step,), float(step - 1))
+    detector.follow((12,), 13.0)
+    assert detector.take_pauses() == []
+    detector.follow((13,), 60.0)
+    assert detector.take_pauses() == [47.0]
+    assert detector.take_pauses() == []

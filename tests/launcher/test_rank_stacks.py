@@ -14,10 +14,11 @@ import pytest
 
 from perdure_launcher.probes import stacks
 from perdure_launcher.rank_plugins.stacks import STACKS_SIGNAL, StackFile
-from perdure_launcher.system.processes import read_process
+from perdure_launcher.system.processes import descendants, read_process
 from perdure_training.node_api.bodies import RankStacks
 from perdure_training.node_api.codec import LONGEST_TEXT
 from perdure_training.node_api.layout import STACKS
+from tests.support.waiting import wait_for
 
 BEGIN = """
 import re, sys, threading, time
@@ -83,6 +84,7 @@ def test_a_rank_tells_its_calls_and_goes_on(folder: Path):
             assert (told.global_rank, told.pid, told.generation, told.problem) == (5, process.pid, 1, "")
             assert told.text.count("in waits_in_python") == 1
             assert told.state == "S"
+            assert min(told.cpu_seconds or 0, told.switches or 0, told.transferred_bytes or 0) > 0
         assert process.poll() is None
 
 
@@ -101,6 +103,24 @@ def test_a_rank_that_computes_uses_a_processor_and_one_that_sleeps_none(folder: 
     assert "in computes" in computing.text
 
 
+def uses(now: tuple[RankStacks, ...], before: tuple[RankStacks, ...], *, number: int) -> tuple[RankStacks, ...]:
+    """The present answers if a rank and its children have used a processor since the earlier ones."""
+    return now if (now[number].cpu_seconds or 0.0) - (before[number].cpu_seconds or 0.0) > 0.1 else ()
+
+
+def test_a_look_shows_whether_the_main_thread_ran_and_what_children_used(folder: Path):
+    waits = "lock = threading.Lock(); lock.acquire(); say(); lock.acquire()"
+    works = "import subprocess; subprocess.Popen([sys.executable, '-c', 'while True: pass']); say(); time.sleep(120)"
+    with rank(folder, waits, number=0), rank(folder, works, number=1) as parent:
+        before = stacks.collect(folder)
+        after = wait_for(lambda: uses(stacks.collect(folder), before, number=1))
+        again = stacks.collect(folder)
+        for child_process in descendants(parent.pid):
+            os.kill(child_process.pid, signal.SIGKILL)
+    assert not uses(after, before, number=0)
+    assert (again[0].switches or 0) - (after[0].switches or 0) <= 3
+
+
 def test_a_stopped_rank_is_told_as_stopped_and_does_not_hide_the_others(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(stacks, "ANSWER_WITHIN", 0.5)
     with rank(folder, SLEEPS, number=0) as stopped, rank(folder, SLEEPS, number=1):
@@ -110,6 +130,18 @@ def test_a_stopped_rank_is_told_as_stopped_and_does_not_hide_the_others(folder: 
     assert (first.state, first.text) == ("T", "")
     assert first.problem.startswith("it is stopped")
     assert "in waits_in_python" in second.text
+
+
+def test_the_kernels_account_needs_no_signal(folder: Path):
+    with rank(folder, SLEEPS, number=0) as process:
+        asked = only(stacks.collect(folder))
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        told = only(stacks.collect(folder, by_signal=False))
+        pending = Path(f"/proc/{process.pid}/status").read_text().partition("ShdPnd:")[2].split()[0]
+    assert (told.state, told.text, told.problem) == ("T", "", "it was not asked")
+    assert asked.text
+    assert int(pending, 16) >> (STACKS_SIGNAL - 1) & 1 == 0
 
 
 def test_only_ranks_of_the_newest_generation_are_asked(folder: Path):

@@ -12,6 +12,7 @@ from perdure.contract.transitions import (
     NodeCreateFailed,
     NodeLost,
     NodeRemoved,
+    NodeStallLook,
     NodeUnreachable,
     NodeUnresponsive,
 )
@@ -70,6 +71,8 @@ class CheckedScenario(Scenario):
         match event:
             case NodeUnreachable() as transition:
                 self.unreachable.add(transition.key)
+            case NodeStallLook() as transition:
+                self.signs[transition.key].add(transition.kind)
             case NodeLost() | NodeCreateFailed() | NodeUnresponsive() | NodeRemoved() as transition:
                 self.signs[transition.key].add(transition.kind)
                 ended = not isinstance(transition, NodeUnresponsive)

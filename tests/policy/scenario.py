@@ -27,6 +27,7 @@ from perdure.contract import (
     RankNumber,
     Restore,
     RestoreSource,
+    StallLook,
     StoredCheckpoint,
 )
 from perdure.contract.transitions import (
@@ -49,12 +50,13 @@ from perdure.workflows.policy.timers import next_deadline
 UID = "0123abcd"
 START = datetime(2026, 1, 1, tzinfo=UTC)
 CHECKPOINT = CheckpointRef(step=1, run=UID, generation=1)
-CHECKPOINT_FACTS: dict[str, Any] = {
+FACTS: dict[str, Any] = {
     "checkpoint": CHECKPOINT,
     "stored": StoredCheckpoint(checkpoint=CHECKPOINT),
     "restored": Restore(step=1, source=RestoreSource.STORAGE, checkpoint=CHECKPOINT),
+    "look": StallLook(generation=1, since=START, taken_at=START),
 }
-"""The facts of any transition that is about a checkpoint; other kinds ignore them."""
+"""The facts of any transition that has no default for them; other kinds ignore them."""
 
 
 class Scenario:

@@ -24,6 +24,9 @@ from perdure.contract import (
     Progress,
     ProgressSource,
     RankExit,
+    StackFrame,
+    StalledRank,
+    StallLook,
 )
 from perdure.contract.transitions import (
     KINDS,
@@ -40,6 +43,7 @@ from perdure.contract.transitions import (
     NodeRemoved,
     NodeStalled,
     NodeStallEnded,
+    NodeStallLook,
     NodeStepping,
     NodeStepTimes,
     NodeUnreachable,
@@ -60,8 +64,10 @@ from perdure.workflows.policy.state.node import NodeState
 from perdure.workflows.policy.timers import next_deadline
 from perdure.workflows.policy.world.group_desire import groups_of
 from tests.policy.checked import CheckedScenario
-from tests.policy.scenario import CHECKPOINT_FACTS, START, UID
+from tests.policy.scenario import FACTS, START, UID
 
+WAITS = (StackFrame(function="all_reduce", file="/site-packages/torch/distributed/distributed_c10d.py", line=1),)
+ELSEWHERE = (StackFrame(function="exchange", file="/job/train.py", line=1),)
 ERRORS = (
     None,
     "ValueError: bad batch",
@@ -217,6 +223,29 @@ class JobMachine(RuleBasedStateMachine):
         self._transition(self._pick(data), kind, generation=before)
         assert self.job.generation == before
 
+    @precondition(lambda self: self._alive() and self.job.state.stepping)
+    @rule(
+        data=st.data(), state=st.sampled_from("RSDTt"), calls=st.sampled_from([WAITS, ELSEWHERE]), early=st.booleans()
+    )
+    def is_looked_at(self, data: st.DataObject, state: str, calls: tuple[StackFrame, ...], early: bool) -> None:
+        node = self._pick(data)
+        member = self.job.state.world.members.get(node.rank) if self.job.state.world else None
+        if member is None:
+            return
+        still: dict[str, Any] = {"state": state, "steady": True, "moved": False, "cpu_percent": 0.0, "stack": 0}
+        ranks = range(member.base_rank, member.base_rank + member.processes)
+        look = StallLook(
+            generation=self.job.generation,
+            since=START,
+            taken_at=self.job.now,
+            usual_steps=100,
+            ranks=tuple(StalledRank(rank=rank, **still) for rank in ranks),
+            stacks=(calls,),
+            early=early,
+            long=not early,
+        )
+        self._transition(node, NodeStallLook, generation=self.job.generation, look=look)
+
     @precondition(lambda self: self._alive() and not self.job.state.stepping)
     @rule()
     def all_step(self) -> None:
@@ -279,7 +308,7 @@ class JobMachine(RuleBasedStateMachine):
         nodes = [node for node in self.job.state.nodes.values() if node.incarnation > 1]
         node = data.draw(st.sampled_from(nodes))
         before = self.job.state
-        self.job.transition(node.rank, kind, incarnation=node.incarnation - 1, **CHECKPOINT_FACTS)
+        self.job.transition(node.rank, kind, incarnation=node.incarnation - 1, **FACTS)
         awaited = kind in (NodeLost, NodeRemoved) and node.predecessor == node.incarnation - 1
         assert self.job.state == before or awaited
 

@@ -37,7 +37,7 @@ from perdure.workflows.policy.repair.case import Case
 from perdure.workflows.policy.repair.ladder import decide
 from perdure.workflows.policy.state.node import NodeFailure
 from perdure.workflows.policy.state.role import Interruption
-from tests.policy.scenario import CHECKPOINT_FACTS, START, Scenario
+from tests.policy.scenario import FACTS, START, Scenario
 
 WORD = "A_WORD_OF_THE_NEXT_RELEASE"
 
@@ -115,7 +115,7 @@ def test_every_failure_has_a_verdict(failure: FailureClass):
 def test_every_edge_is_taken(kind: type[AnyTransition]):
     job = Scenario("2").running()
     for cause in LossCause:
-        job.transition(1, kind, cause=cause, generation=1, **CHECKPOINT_FACTS)
+        job.transition(1, kind, cause=cause, generation=1, **FACTS)
         job.wait(timedelta(seconds=10))
         job.ready(*(rank for rank, node in job.state.nodes.items() if node.phase is not NodePhase.READY))
     assert status_of(job.state, job.job, groups=(), phase=job.state.phase, now=job.now)

@@ -7,16 +7,25 @@ import os
 import signal
 from contextlib import aclosing
 
+import pytest
+
 from perdure.cli.explain import explanation
 from perdure.cli.live import line_of
 from perdure.client.views import JobSnapshot, longest_idle
-from perdure.contract import FailureClass, JobPhase
+from perdure.contract import FailureClass, HangKind, IncidentView, JobPhase
 from tests.support.command_line import CommandLine
 from tests.system.site import LOOK, PATIENCE, Job, Site
 
 TIMEOUT = "15"
 """Seconds that a collective waits: longer than a busy machine delays a step, and than `perdure status` needs to show
 that none is made."""
+
+
+REPORT = {"on_hang": "report"}
+QUICK = {
+    "rendezvous": {"last_call": "2s"},
+    "stall": {"after": "6s", "first_look": "2s", "steps": 5, "elsewhere": 2},
+}
 
 
 def signal_rank(job: Job, rank: int, number: signal.Signals) -> None:
@@ -34,7 +43,7 @@ async def idle(job: Job) -> JobSnapshot:
 
 
 async def test_the_node_that_others_waited_for_is_suspected_and_the_hanging_rank_is_restarted(site: Site):
-    job = await site.submit("--timeout", TIMEOUT, nodes="3")
+    job = await site.submit("--timeout", TIMEOUT, nodes="3", recovery=REPORT)
     await job.stepping(generation=1, ranks=3)
     signal_rank(job, 1, signal.SIGSTOP)
     shown = await idle(job)
@@ -86,7 +95,7 @@ async def test_stacks_show_the_rank_that_is_elsewhere_and_the_ranks_go_on(site: 
 
 
 async def test_a_stopped_rank_stands_out_from_those_that_wait_for_it(site: Site):
-    job = await site.submit(nodes="3")
+    job = await site.submit(nodes="3", recovery=REPORT)
     await job.stepping(generation=1, ranks=3)
     signal_rank(job, 1, signal.SIGSTOP)
     await idle(job)
@@ -99,3 +108,50 @@ async def test_a_stopped_rank_stands_out_from_those_that_wait_for_it(site: Site)
         assert any("all_reduce" in frame.function for frame in waiting.threads[0].frames)
     signal_rank(job, 1, signal.SIGCONT)
     await job.undisturbed(ranks=3, seconds=1)
+
+
+async def repaired(job: Job) -> IncidentView:
+    """The only incident of a job whose ranks hung once, and all step again."""
+    await job.until(lambda s: s.phase is JobPhase.RUNNING and s.generation >= 2)
+    await job.stepping(generation=2, ranks=3)
+    (incident,) = [one for one in await job.incidents() if one.observation is None]
+    assert {node.incarnation for node in await job.client.nodes(job.name)} == {1}
+    return incident
+
+
+async def test_a_stopped_rank_is_found_and_restarted_long_before_torchs_timeout(site: Site):
+    job = await site.submit(nodes="3", timing=QUICK)
+    await job.stepping(generation=1, ranks=3)
+    signal_rank(job, 1, signal.SIGSTOP)
+    incident = await repaired(job)
+    assert incident.hang is not None
+    assert (incident.failure, incident.culprit) == (FailureClass.RANK_HANG, 1)
+    assert (incident.hang.kind, incident.hang.ranks) == (HangKind.STOPPED, (1,))
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"), [("loop", HangKind.LOOP), ("lock", HangKind.ASLEEP), ("mismatch", HangKind.MISMATCH)]
+)
+async def test_a_rank_that_does_not_come_is_found_with_its_line_and_restarted(site: Site, fault: str, kind: HangKind):
+    job = await site.submit("--fault", fault, nodes="3", timing=QUICK)
+    incident = await repaired(job)
+    assert incident.hang is not None
+    assert (incident.failure, incident.culprit) == (FailureClass.RANK_HANG, 1)
+    assert (incident.hang.kind, incident.hang.ranks) == (kind, (1,))
+    assert "fail_to_come" in incident.hang.at
+    assert incident.hang.waiting == (0, 2)
+    told = explanation(incident, job=job.name, flag="").plain
+    assert "rank 1 of node 1" in told
+    assert "ranks 0, 2 wait in all_reduce" in told
+    assert "2 independent signs agree" in told
+
+
+@pytest.mark.parametrize("who", ["all", "first"])
+async def test_long_evaluations_are_no_hangs_and_are_learned(site: Site, who: str):
+    """They take longer than the time after which a stall is reported, the first one too."""
+    job = await site.submit("--evaluate", who, nodes="3", timing=QUICK)
+    await job.reaching(170)
+    assert (await job.status()).generation == 1
+    incidents = await job.incidents()
+    assert all(one.observation is not None for one in incidents)
+    assert len(incidents) <= 2

@@ -24,9 +24,29 @@ parser.add_argument("--steps", type=int, default=100_000)
 parser.add_argument("--fail-at", type=int, help="raise at this step, every time")
 parser.add_argument("--timeout", type=float, default=1800.0, help="seconds that a collective waits")
 parser.add_argument("--hang-in", type=int, help="the generation in which rank 1 hangs before its first step")
+parser.add_argument("--fault", choices=["loop", "lock", "mismatch"], help="how rank 1 hangs at step 40, once")
+parser.add_argument("--evaluate", choices=["all", "first"], help="the ranks that pause for seconds, every 40 steps")
 parser.add_argument("--stubborn", action="store_true", help="ignore SIGTERM")
 parser.add_argument("--linger", type=float, default=0.0, help="seconds that the last rank needs for its final save")
 options = parser.parse_args()
+
+
+def fail_to_come() -> None:
+    """Hangs in the chosen way, where no timeout ends it."""
+    match options.fault:
+        case "loop":
+            while True:
+                pass
+        case "lock":
+            threading.Event().wait()
+        case "mismatch":
+            dist.barrier()
+
+
+def evaluate() -> None:
+    """Takes much longer than a step."""
+    time.sleep(10)
+
 
 if options.stubborn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -46,6 +66,10 @@ if checkpoint.exists():
 over = torch.zeros(1)
 with (options.out / "steps").open("a", buffering=1) as log:
     while step < options.steps and not over.item():
+        if options.fault and step == 40 and rank == 1 and generation == 1:
+            fail_to_come()
+        if options.evaluate and step % 40 == 39 and (rank == 0 or options.evaluate == "all"):
+            evaluate()
         over.fill_(float((options.out / "finish").exists()))
         dist.all_reduce(over)
         model(torch.randn(4, 16)).square().mean().backward()

@@ -40,6 +40,18 @@ OF_A_NODE: dict[str, list[dict[str, Any]]] = {
     ],
     "stepping": [{"generation": 1, "time": FIRST, "entered_at": LAST, "starts": {"warm": LARGE, "cold": -LARGE}}],
     "stall": [{"generation": 1, "since": LAST, "usual_step": "999999d"}, {"generation": 1, "since": FIRST}],
+    "stall_evidence": [
+        {
+            "look": {
+                "generation": 1,
+                "since": FIRST,
+                "taken_at": LAST,
+                "usual_steps": LARGE,
+                "ranks": [{"rank": LARGE, "state": "TTTT", "steady": True, "stack": -LARGE}] * 3000,
+                "stacks": [[{"function": "x" * 500, "file": "x" * 500, "line": LARGE}] * 100] * 10,
+            }
+        }
+    ],
     "lease_taken": [{"agent_started_at": LAST, "epoch": LARGE}],
     "ports_changed": [{"store_ports": [LARGE, *range(60_000)], "time": LAST}],
     "checkpoint_stored": [

@@ -19,7 +19,7 @@ from perdure.spec.job import JobSpec
 from perdure.workflows.policy.capacity import joining, planned_changes, staffing
 from perdure.workflows.policy.capacity.staffing import TokenSource
 from perdure.workflows.policy.checkpoints import commits
-from perdure.workflows.policy.diagnosis import bad_numbers, stragglers, unreachable
+from perdure.workflows.policy.diagnosis import bad_numbers, hangs, stragglers, unreachable
 from perdure.workflows.policy.facts import user_requests
 from perdure.workflows.policy.facts.apply import apply_facts
 from perdure.workflows.policy.facts.events import (
@@ -154,7 +154,7 @@ def advance_role(state: RoleInJob, job: JobSpec, now: datetime, *, new_token: To
         return state
     state = entering.inquire(state, job, now)
     state = succession.presume_ends(state, now)
-    state = unreachable.give_up(state, job, now)
+    state = hangs.judge(unreachable.give_up(state, job, now), job, now)
     state = recover(state, job, now)
     if state.outcome is not None:
         return state

@@ -59,6 +59,10 @@ _FIND_NUMBER = (
     "perdure logs {job}{flag}{node} --tail 50; look at the samples of that step, if they are named, and at the "
     "learning rate"
 )
+_FIND_LINE = (
+    "the calls below are those of the rank; perdure logs {job}{flag}{node} --tail 50; docs/hangs.md says how a hang is "
+    "found, and recovery.on_hang: report only shows it"
+)
 
 _CHECK_DEVICE = "have the processor, the GPU and the memory of the machine tested; perdure nodes {job}{flag}"
 
@@ -259,6 +263,12 @@ FAILURE_CLASSES = complete(
         ),
         FailureClass.UNKNOWN: FailureTraits(
             meaning="a kind of failure that this release does not know", advice=_WATCH_NODES
+        ),
+        FailureClass.RANK_HANG: FailureTraits(
+            meaning="a rank hangs, and the others wait for it",
+            advice=_FIND_LINE,
+            remedy=_FIND_LINE,
+            needs_progress=True,
         ),
         FailureClass.HANG: FailureTraits(
             meaning="no rank made a first step in the time that the world had for it: a rank hangs, or the first step "

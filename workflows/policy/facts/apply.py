@@ -27,6 +27,7 @@ from perdure.contract.transitions import (
     NodeRestoredCheckpoint,
     NodeStalled,
     NodeStallEnded,
+    NodeStallLook,
     NodeStepping,
     NodeStepTimes,
     NodeStoredCheckpoint,
@@ -47,7 +48,13 @@ from perdure.workflows.policy.facts.failures import on_failure
 from perdure.workflows.policy.facts.finishes import on_finished
 from perdure.workflows.policy.facts.groups import newer_generation, on_group_adopted, on_group_wound_down
 from perdure.workflows.policy.facts.leases import on_reachable, on_unreachable
-from perdure.workflows.policy.facts.steps import on_stall_ended, on_stalled, on_step_times, on_stepping
+from perdure.workflows.policy.facts.steps import (
+    on_stall_ended,
+    on_stall_look,
+    on_stalled,
+    on_step_times,
+    on_stepping,
+)
 from perdure.workflows.policy.state.job import RoleInJob
 from perdure.workflows.policy.state.node import NodeState
 from perdure.workflows.policy.world import succession
@@ -107,6 +114,8 @@ def _on_current(state: RoleInJob, node: NodeState, transition: AnyTransition, no
             return on_stepping(state, node, transition, now)
         case NodeStalled():
             return on_stalled(state, node, transition, now)
+        case NodeStallLook():
+            return on_stall_look(state, node, transition)
         case NodeStallEnded():
             return on_stall_ended(state, node, transition, now)
         case NodeStepTimes():

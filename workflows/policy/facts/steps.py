@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 
 from perdure.contract import RestartCommands
-from perdure.contract.transitions import NodeStalled, NodeStallEnded, NodeStepping, NodeStepTimes
-from perdure.workflows.policy.diagnosis import first_steps
+from perdure.contract.transitions import NodeStalled, NodeStallEnded, NodeStallLook, NodeStepping, NodeStepTimes
+from perdure.workflows.policy.diagnosis import first_steps, hangs
 from perdure.workflows.policy.facts.nodes import with_preparation
 from perdure.workflows.policy.record import incidents, observations
 from perdure.workflows.policy.repair import memory
@@ -39,10 +39,15 @@ def on_stalled(state: RoleInJob, node: NodeState, stalled: NodeStalled, now: dat
     return first_steps.miss(state, node, stalled, now) if stalled.at_start else state
 
 
+def on_stall_look(state: RoleInJob, node: NodeState, seen: NodeStallLook) -> RoleInJob:
+    """Takes in where the stalled ranks of a node are."""
+    return state.with_node(node.replace(look=hangs.own_look(state, node, seen.look)))
+
+
 def on_stall_ended(state: RoleInJob, node: NodeState, ended: NodeStallEnded, now: datetime) -> RoleInJob:
     """Takes in that the node's ranks step again."""
     state = observations.observe_stall_ended(state, node, ended.time, now)
-    return state.with_node(node.replace(stalled_in=0, stalled_since=None, stalled_at_start=False))
+    return state.with_node(node.replace(stalled_in=0, stalled_since=None, stalled_at_start=False, look=None))
 
 
 def on_step_times(state: RoleInJob, node: NodeState, reported: NodeStepTimes) -> RoleInJob:

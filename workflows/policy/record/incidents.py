@@ -17,6 +17,7 @@ from perdure.contract import (
     Evidence,
     EvidenceSource,
     FailureClass,
+    Hang,
     IncidentView,
     RankStarts,
     Restore,
@@ -89,11 +90,12 @@ def record_decision(
     considered: tuple[Considered, ...] = (),
     also_failed: Collection[int] = (),
     suspects: tuple[Suspect, ...] = (),
+    hang: Hang | None = None,
 ) -> RoleInJob:
     """Records the decision; a later one for the same incident replaces it.
 
     `also_failed` are the nodes that failed by themselves, with or without the culprit; `suspects` those that may have
-    begun it where none is known to have.
+    begun it where none is known to have; `hang` the ranks that hang.
     """
     incident = state.open_incident
     if incident is None:
@@ -112,6 +114,7 @@ def record_decision(
             culprit=culprit,
             also_failed=tuple(sorted(also)),
             suspects=suspects,
+            hang=hang,
             own_lines=incident.own_lines if incident.culprit == culprit else (),
             stopped=any(isinstance(action, Stop) for action in actions),
             decided_at=incident.decided_at if same else now,

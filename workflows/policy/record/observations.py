@@ -23,6 +23,7 @@ from perdure.contract import (
 )
 from perdure.contract.base import shorten
 from perdure.spec.durations import format_duration
+from perdure.workflows.policy.diagnosis import hangs
 from perdure.workflows.policy.record.incidents import KEPT_EVIDENCE, KEPT_INCIDENTS
 from perdure.workflows.policy.state.job import RoleInJob
 from perdure.workflows.policy.state.node import NodeState
@@ -98,6 +99,7 @@ def observe_stall_ended(state: RoleInJob, node: NodeState, at: datetime, now: da
     since = node.stalled_since
     if since is None or state.world is None or node.stalled_in != state.world.generation:
         return state
+    found = hangs.of(state)
     evidence = (
         Evidence(
             time=since,
@@ -105,6 +107,7 @@ def observe_stall_ended(state: RoleInJob, node: NodeState, at: datetime, now: da
             rank=node.rank,
             text=f"node {node.rank} made its last step before the pause",
         ),
+        *((Evidence(time=since, source=EvidenceSource.AGENT, text=hangs.describe(found)),) if found else ()),
         Evidence(time=at, source=EvidenceSource.AGENT, rank=node.rank, text=f"node {node.rank} stepped again"),
     )
     return _add(state, node, Observation(stalled=(node.rank,)), evidence, since=since, until=max(since, at), now=now)

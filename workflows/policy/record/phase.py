@@ -5,7 +5,7 @@ from __future__ import annotations
 from perdure.contract import JobPhase, NodePhase
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.capacity import waiting
-from perdure.workflows.policy.diagnosis import first_steps
+from perdure.workflows.policy.diagnosis import first_steps, hangs
 from perdure.workflows.policy.state.job import JobState, RoleInJob
 from perdure.workflows.policy.world import stages, succession
 from perdure.workflows.policy.world.forming import candidates
@@ -42,5 +42,10 @@ def _phase(state: RoleInJob, job: JobSpec) -> tuple[JobPhase, str]:
     if not state.stepping:
         late = "".join(f"; node {node.rank}: {node.reason}" for node in state.members if node.preparing)
         return JobPhase.RENDEZVOUS, f"generation {world.generation} with {world.nodes} nodes is starting{late}"
-    parts = (f"{world.nodes} of {state.nodes_max} nodes, {world.processes} ranks", first_steps.describe(state))
+    found = hangs.of(state) if state.stalled else None
+    parts = (
+        f"{world.nodes} of {state.nodes_max} nodes, {world.processes} ranks",
+        first_steps.describe(state),
+        hangs.describe(found) if found is not None else "",
+    )
     return JobPhase.RUNNING, "; ".join(part for part in parts if part)

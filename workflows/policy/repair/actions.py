@@ -52,6 +52,7 @@ def apply(state: RoleInJob, verdict: Verdict, now: datetime, *, also_failed: Col
             Considered(option=option(rejected.action), why_not=rejected.why_not) for rejected in verdict.rejected
         ),
         suspects=verdict.suspects,
+        hang=verdict.hang,
         also_failed=also_failed,
     )
     return carry_out(state, verdict, now)

@@ -19,6 +19,7 @@ from perdure.contract import (
     RankNumber,
     RankStepTimes,
     RuleMatch,
+    StallLook,
 )
 from perdure.contract.base import LogTail, ShortText
 
@@ -125,6 +126,8 @@ class NodeState(NodeFacts, Incarnation):
     """How the steps of its ranks split, in the latest report."""
     step_times_in: int = 0
     """The generation of that report."""
+    look: StallLook | None = None
+    """Where its stalled ranks are."""
     cut_off: bool = False
     """It waits for a world, and cannot connect to the current one; `reason` names the address."""
     failed_starts: int = 0

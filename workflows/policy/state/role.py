@@ -14,6 +14,7 @@ from pydantic import Field
 from perdure.contract import (
     Actions,
     FailureClass,
+    Hang,
     Incarnation,
     JobPhase,
     Message,
@@ -39,6 +40,8 @@ class Interruption(Message):
     """Why a new world is requested although nothing has failed, in words."""
     by_user: bool = False
     """A user requested it; otherwise the capacity changed."""
+    hang: Hang | None = None
+    """What was found where it began with a rank that hangs."""
     actions: Actions = ()
     """The decision on it; without any, none is made."""
     counted: bool = False

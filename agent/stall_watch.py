@@ -1,0 +1,223 @@
+"""Looks at ranks that do not step, several times and before anything is done to them, and reports what the looks show.
+
+One look cannot tell a rank that hangs from one that works. Several can: whether its calls changed, whether its main
+thread ever ran, and how much of a processor it used meanwhile. The job compares the ranks of all nodes
+(`perdure.workflows.policy.diagnosis.hangs`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import chain, count
+from typing import NamedTuple, Self
+
+from perdure.agent.node import MessageSink, Node
+from perdure.agent.outbox import envelope
+from perdure.agent.stacks import StackReader, StacksUnknown
+from perdure.contract import NodeStacks, Progress, RankPosition, StackFrame, StalledRank, StallEvidence, StallLook
+from perdure.contract.hangs import MOST_FRAMES, MOST_RANKS, MOST_STACKS
+from perdure.spec.timing import StallTiming
+
+logger = logging.getLogger(__name__)
+
+_FIRST_LOOK_STEPS = 5
+"""Usual steps without which the ranks are looked at for the first time, where steps are slow."""
+_LOOKS = 3
+"""Looks for one report, in addition to the first look of the stall."""
+_BETWEEN_LOOKS = 1.0
+"""Seconds between them."""
+_OWN_SWITCHES = 3
+"""How often a look itself lets a main thread run, at most: it answers the signal, and sleeps again."""
+_TRANSFER = 2**20
+"""Bytes that a rank reads or writes between the first look and the last if it works with files. An answer to a look has
+a few kilobytes, and a line of a log less."""
+_SILENT = ("T", "D")
+"""States of the kernel in which a process answers no signal."""
+_INNERMOST = 6
+"""Calls of libraries that are kept: they tell what the script's own call waits for."""
+
+
+class StallLimits(NamedTuple):
+    """Seconds without a step of any rank after which a node does something about it."""
+
+    first_look: float
+    stalled: float
+    """The stall is reported, with where the ranks are."""
+    long: float
+    """A rank that is elsewhere, in the same calls all the time, does no work."""
+
+    @classmethod
+    def of(cls, timing: StallTiming, *, usual: float, pauses: Sequence[float]) -> Self:
+        """The limits of a node.
+
+        Args:
+            timing: The job's.
+            usual: Seconds of a usual step.
+            pauses: The node's newest pauses that have ended by themselves.
+        """
+        known = timing.pauses * max(pauses, default=0.0)
+        stalled = max(timing.after.total_seconds(), timing.steps * usual, known)
+        first_look = max(timing.first_look.total_seconds(), _FIRST_LOOK_STEPS * usual)
+        return cls(min(first_look, stalled / 2), stalled, timing.elsewhere * stalled)
+
+
+class _Look(NamedTuple):
+    time: float
+    """Seconds on the monotonic clock."""
+    stacks: NodeStacks
+    asked: bool
+    """The ranks were asked, and not only the kernel."""
+
+
+class Looks:
+    """The looks at the ranks of one node during one stall."""
+
+    def __init__(self) -> None:
+        self._taken: list[_Look] = []
+
+    def add(self, stacks: NodeStacks, now: float, *, asked: bool = True) -> None:
+        """Adds a look; without `asked`, only the kernel was asked."""
+        self._taken.append(_Look(now, stacks, asked))
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a rank was stopped at the newest look."""
+        return any(rank.state == "T" for look in self._taken[-1:] for rank in look.stacks.ranks)
+
+    def summarize(self) -> tuple[tuple[StalledRank, ...], tuple[tuple[StackFrame, ...], ...]]:
+        """Returns what the looks show of each rank, and the different calls of their main threads."""
+        stacks: dict[tuple[StackFrame, ...], int] = {}
+        ranks: list[StalledRank] = []
+        for position in self._taken[-1].stacks.ranks[:MOST_RANKS] if self._taken else ():
+            calls = essential(_calls(position))
+            if calls and len(stacks) < MOST_STACKS:
+                stacks.setdefault(calls, len(stacks))
+            ranks.append(self._summarize_rank(position, stack=stacks.get(calls)))
+        return tuple(ranks), tuple(stacks)
+
+    def _summarize_rank(self, newest: RankPosition, *, stack: int | None) -> StalledRank:
+        seen = [
+            (look, rank)
+            for look in self._taken
+            for rank in look.stacks.ranks
+            if (rank.rank, rank.pid, rank.generation) == (newest.rank, newest.pid, newest.generation)
+        ]
+        (begun, first), (ended, _) = seen[0], seen[-1]
+        cpu, moved, transfers = None, True, False
+        if ended.time > begun.time and first.cpu_seconds is not None and newest.cpu_seconds is not None:
+            cpu = round(100 * max(newest.cpu_seconds - first.cpu_seconds, 0.0) / (ended.time - begun.time), 1)
+        if len(seen) > 1 and first.switches is not None and newest.switches is not None:
+            moved = newest.switches - first.switches > _OWN_SWITCHES * (len(seen) - 1)
+        if first.transferred_bytes is not None and newest.transferred_bytes is not None:
+            transfers = newest.transferred_bytes - first.transferred_bytes >= _TRANSFER
+        doing = [_doing(rank) for look, rank in seen if look.asked or rank.state in _SILENT]
+        return StalledRank(
+            rank=newest.rank,
+            state=newest.state,
+            steady=len(doing) > 1 and len(set(doing)) == 1,
+            runs=all(rank.state == "R" for _, rank in seen),
+            moved=moved,
+            transfers=transfers,
+            cpu_percent=cpu,
+            stack=stack,
+        )
+
+
+class StallWatch:
+    """Watches the stalls of one node: at most one at a time."""
+
+    def __init__(
+        self, node: Node, stacks: StackReader, *, progress: Callable[[], Progress | None], to_group: MessageSink
+    ) -> None:
+        self._node = node
+        self._stacks = stacks
+        self._progress = progress
+        self._to_group = to_group
+        self._watching: asyncio.Task[None] | None = None
+
+    def begin(self, limits: StallLimits, *, idle: float, usual: float) -> None:
+        """Watches a stall, unless that is done already.
+
+        Args:
+            limits: When something is done about it.
+            idle: Seconds since the last step.
+            usual: Seconds of a usual step.
+        """
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch(limits, idle=idle, usual=usual))
+
+    def end(self) -> None:
+        """Stops to watch: a rank has stepped, or none need step any longer."""
+        if self._watching is not None:
+            self._watching.cancel()
+            self._watching = None
+
+    async def _watch(self, limits: StallLimits, *, idle: float, usual: float) -> None:
+        loop = asyncio.get_running_loop()
+        looks, generation = Looks(), self._node.state.entered
+        last_step, since = loop.time() - idle, datetime.now(UTC) - timedelta(seconds=idle)
+
+        async def until(limit: float) -> None:
+            await asyncio.sleep(max(0.0, last_step + limit - loop.time()))
+
+        def report(*, early: bool = False, long: bool = False) -> None:
+            ranks, stacks = looks.summarize()
+            if not ranks:
+                return
+            look = StallLook(
+                generation=generation,
+                since=since,
+                taken_at=datetime.now(UTC),
+                usual_steps=int((loop.time() - last_step) / usual) if usual > 0 else 0,
+                ranks=ranks,
+                stacks=stacks,
+                progress=self._progress(),
+                early=early,
+                long=long,
+            )
+            states = ", ".join(f"rank {rank.rank} {rank.state}" for rank in ranks)
+            logger.info("%d usual steps were not made: %s", look.usual_steps, states)
+            self._to_group.put(StallEvidence(**envelope(self._node.config.node), look=look))
+
+        await until(limits.first_look)
+        await self._look(looks, by_signal=False)
+        if looks.stopped:
+            await asyncio.sleep(_BETWEEN_LOOKS)
+            await self._look(looks, by_signal=False)
+            if looks.stopped:
+                self._node.report_stall(since=since, usual_step=timedelta(seconds=usual) if usual > 0 else None)
+                report(early=True)
+        # What a report leads to may be prevented: a node cannot be reached for a moment, or a report is late.
+        for limit in chain((limits.stalled,), (limits.long * 2**number for number in count())):
+            await until(limit)
+            for _ in range(_LOOKS):
+                await self._look(looks)
+                await asyncio.sleep(_BETWEEN_LOOKS)
+            report(long=limit >= limits.long)
+
+    async def _look(self, looks: Looks, *, by_signal: bool = True) -> None:
+        try:
+            stacks = await self._stacks.read(by_signal=by_signal)
+        except StacksUnknown as error:
+            logger.warning("no step is made, and where the ranks are is unknown: %s", error)
+        else:
+            looks.add(stacks, asyncio.get_running_loop().time(), asked=by_signal)
+
+
+def essential(calls: Sequence[StackFrame]) -> tuple[StackFrame, ...]:
+    """Returns the innermost calls, and those of the script itself, the innermost first."""
+    kept = [call for number, call in enumerate(calls) if number < _INNERMOST or not call.of_library]
+    return tuple(kept[:MOST_FRAMES])
+
+
+def _calls(position: RankPosition) -> tuple[StackFrame, ...]:
+    return position.threads[0].frames if position.threads else ()
+
+
+def _doing(position: RankPosition) -> object:
+    """What a rank does, comparable with what it did at another look: a loop runs through several lines."""
+    calls = tuple((call.file, call.function) for call in _calls(position))
+    return calls or (position.state if position.state in _SILENT else object())

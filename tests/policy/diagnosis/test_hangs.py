@@ -1,0 +1,365 @@
+"""Tests of how a rank that hangs is found among those that wait for it, and of what a job does about it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from perdure.cli.explain import explanation
+from perdure.contract import (
+    FailureClass,
+    Hang,
+    HangKind,
+    JobPhase,
+    Member,
+    NodePhase,
+    StackFrame,
+    StalledRank,
+    StallLook,
+)
+from perdure.contract.transitions import NodeStalled, NodeStallEnded, NodeStallLook, NodeUnreachable
+from perdure.workflows.policy.diagnosis import hangs
+from tests.policy.scenario import START, Scenario, reported
+
+SITE = "/usr/lib/python3.11/site-packages"
+TORCH = f"{SITE}/torch/distributed/distributed_c10d.py"
+
+
+def frame(function: str, line: int = 1, file: str = "/job/train.py") -> StackFrame:
+    return StackFrame(function=function, file=file, line=line)
+
+
+MAIN = frame("main", 26)
+ALL_REDUCE = (frame("all_reduce", 3018, TORCH), frame("wrapper", 83, f"{SITE}/torch/distributed/c10d_logger.py"), MAIN)
+BARRIER = (frame("barrier", 5000, TORCH), frame("main", 44))
+BACKWARD = (frame("_engine_run_backward", 1113, f"{SITE}/torch/autograd/graph.py"), MAIN)
+HANDLE = (frame("main", 31),)
+LOCK = (frame("wait", 355, "/usr/lib/python3.11/threading.py"), frame("exchange", 12), frame("main", 25))
+LOADER = (
+    frame("poll", 936, "/usr/lib/python3.11/selectors.py"),
+    frame("_try_get_data", 1275, f"{SITE}/torch/utils/data/dataloader.py"),
+    frame("main", 24),
+)
+LOOP = (frame("until_converged", 7), frame("main", 25))
+CHILD = (frame("_wait", 2011, "/usr/lib/python3.11/subprocess.py"), frame("publish", 9), frame("main", 25))
+EVALUATION = (frame("sleep_like", 3), frame("evaluate", 60), frame("main", 70))
+
+
+def sleeps(calls: tuple[StackFrame, ...], **seen: Any) -> dict[str, Any]:
+    return {"calls": calls, "state": "S", "steady": True, "moved": False, "cpu_percent": 0.2, **seen}
+
+
+def computes(calls: tuple[StackFrame, ...], **seen: Any) -> dict[str, Any]:
+    return {"calls": calls, "state": "R", "steady": True, "moved": True, "runs": True, "cpu_percent": 15.0, **seen}
+
+
+STOPPED: dict[str, Any] = {"calls": (), "state": "T", "steady": True, "moved": False, "cpu_percent": 0.0}
+IN_KERNEL: dict[str, Any] = {"calls": (), "state": "D", "steady": True, "moved": False, "cpu_percent": 0.0}
+WAITS = sleeps(ALL_REDUCE)
+REDUCES = "all_reduce, main, /job/train.py:26"
+
+
+def look(*ranks: dict[str, Any], first: int = 0, **fields: Any) -> StallLook:
+    stacks: list[tuple[StackFrame, ...]] = []
+    seen: list[StalledRank] = []
+    for number, rank in enumerate(ranks, first):
+        facts = dict(rank)
+        calls = facts.pop("calls")
+        if calls and calls not in stacks:
+            stacks.append(calls)
+        seen.append(StalledRank(rank=number, stack=stacks.index(calls) if calls else None, **facts))
+    known: dict[str, Any] = {"generation": 1, "since": START, "taken_at": START, "usual_steps": 150, "long": True}
+    known |= fields
+    return StallLook(ranks=tuple(seen), stacks=tuple(stacks), **known)
+
+
+def found(*ranks: dict[str, Any], **fields: Any) -> Hang | None:
+    """What is found where each node has one rank."""
+    looks = {number: look(rank, first=number, **fields) for number, rank in enumerate(ranks)}
+    members = {
+        number: Member(incarnation=1, group_rank=number, base_rank=number, processes=1) for number in range(len(ranks))
+    }
+    return hangs.find(looks, members)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "kind", "culprits", "signs"),
+    [
+        ([WAITS, STOPPED, WAITS], HangKind.STOPPED, (1,), 3),
+        ([STOPPED], HangKind.STOPPED, (0,), 2),
+        # Whoever stops every process does so on purpose.
+        ([STOPPED, STOPPED, STOPPED], HangKind.STOPPED, (0, 1, 2), 0),
+        ([WAITS, IN_KERNEL, WAITS], HangKind.KERNEL, (1,), 2),
+        # All may wait for one file server: no rank shows that the others wait for it.
+        ([IN_KERNEL, IN_KERNEL, sleeps(HANDLE)], HangKind.KERNEL, (0, 1), 1),
+        ([WAITS, sleeps(LOCK), WAITS], HangKind.ASLEEP, (1,), 2),
+        ([sleeps(BACKWARD), sleeps(LOCK), sleeps(BACKWARD)], HangKind.ASLEEP, (1,), 2),
+        ([sleeps(HANDLE), sleeps(LOCK), sleeps(HANDLE)], HangKind.ASLEEP, (1,), 2),
+        ([WAITS, sleeps(LOADER, moved=True)], HangKind.DATA_LOADER, (1,), 2),
+        ([WAITS, sleeps(BARRIER), WAITS], HangKind.MISMATCH, (1,), 2),
+        ([WAITS, sleeps(BARRIER)], HangKind.MISMATCH, (), 2),
+        # One of those that wait uses a processor: it may still send or receive.
+        ([WAITS, sleeps(BARRIER), sleeps(ALL_REDUCE, cpu_percent=60.0)], HangKind.MISMATCH, (1,), 1),
+        ([WAITS, WAITS, WAITS], HangKind.ALIKE, (), 0),
+        # Work, or what may be work.
+        ([WAITS, computes(LOOP), WAITS], HangKind.LOOP, (1,), 2),
+        ([WAITS, sleeps(LOOP, cpu_percent=100.0), WAITS], HangKind.INTERPRETER, (1,), 2),
+        ([WAITS, computes(EVALUATION)], HangKind.WORKS, (1,), 1),
+        ([WAITS, sleeps(CHILD)], HangKind.WORKS, (1,), 1),
+        ([WAITS, computes(LOOP, runs=False)], HangKind.WORKS, (1,), 1),
+        ([WAITS, computes(LOOP, steady=False)], HangKind.WORKS, (1,), 1),
+        ([WAITS, sleeps(LOCK, moved=True)], HangKind.WORKS, (1,), 1),
+        ([WAITS, sleeps(LOCK, cpu_percent=40.0)], HangKind.WORKS, (1,), 1),
+        ([WAITS, sleeps(LOADER, cpu_percent=40.0)], HangKind.WORKS, (1,), 1),
+        ([WAITS, sleeps(LOCK, transfers=True)], HangKind.WORKS, (1,), 1),
+        ([WAITS, computes(LOOP, transfers=True)], HangKind.WORKS, (1,), 1),
+        ([WAITS, sleeps(LOADER, transfers=True)], HangKind.WORKS, (1,), 1),
+        ([WAITS, sleeps(EVALUATION)], HangKind.WORKS, (1,), 1),
+        ([WAITS, IN_KERNEL | {"moved": True}], None, (), 0),
+        ([WAITS, WAITS, sleeps(LOCK), computes(LOOP, steady=False)], HangKind.WORKS, (3,), 1),
+        ([WAITS, {**STOPPED, "state": "t"}], HangKind.DEBUGGED, (), 0),
+        # Most are elsewhere: the one that waits may only be early.
+        ([WAITS, sleeps(LOCK), sleeps(LOCK)], None, (), 0),
+        ([computes(LOOP), computes(LOOP), computes(LOOP)], None, (), 0),
+        ([computes(BACKWARD), computes(BACKWARD), sleeps(LOCK)], None, (), 0),
+        ([sleeps(LOCK)], None, (), 0),
+        # One has not answered.
+        ([WAITS, {"calls": (), "state": "S", "steady": False}], None, (), 0),
+    ],
+)
+def test_who_hangs(ranks: list[dict[str, Any]], kind: HangKind | None, culprits: tuple[int, ...], signs: int):
+    hang = found(*ranks)
+    assert (hang.kind if hang else None) is kind
+    assert hang is None or (hang.ranks, len(hang.signs)) == (culprits, signs)
+
+
+@pytest.mark.parametrize("rank", [sleeps(LOCK), computes(LOOP), sleeps(LOOP, cpu_percent=100.0)])
+def test_a_rank_in_calls_of_its_own_may_work_until_that_lasts_longer_than_any_pause(rank: dict[str, Any]):
+    hang = found(WAITS, rank, WAITS, long=False)
+    assert hang is not None
+    assert (hang.kind, len(hang.signs)) == (HangKind.WORKS, 1)
+
+
+@pytest.mark.parametrize("rank", [sleeps(LOADER, moved=True), sleeps(BARRIER), IN_KERNEL])
+def test_what_no_work_explains_hangs_as_soon_as_a_stall_is_reported(rank: dict[str, Any]):
+    hang = found(WAITS, rank, WAITS, long=False)
+    assert hang is not None
+    assert (hang.ranks, len(hang.signs)) == ((1,), 2)
+
+
+def test_an_early_look_means_something_only_for_a_process_that_is_stopped():
+    assert found(WAITS, sleeps(LOCK), early=True) is None
+    stopped = found(WAITS, STOPPED, early=True)
+    assert stopped is not None
+    assert stopped.ranks == (1,)
+    slow = found(STOPPED, sleeps(LOCK), early=True, usual_steps=2)
+    assert slow is not None
+    assert len(slow.signs) == 1
+
+
+def test_a_node_that_was_not_seen_may_be_the_one_that_is_waited_for():
+    members = {rank: Member(incarnation=1, group_rank=rank, base_rank=rank, processes=1) for rank in range(3)}
+    looks = {0: look(WAITS), 1: look(sleeps(LOCK), first=1)}
+    assert hangs.find(looks, members) is None
+    looks[2] = look(WAITS, first=2)
+    assert hangs.find(looks, members) is not None
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        (
+            [WAITS, STOPPED, WAITS],
+            "rank 1 of node 1 is stopped (SIGSTOP); ranks 0, 2 wait in all_reduce, main, /job/train.py:26",
+        ),
+        (
+            [WAITS, sleeps(LOCK)],
+            "rank 1 of node 1 sleeps outside of any collective, in exchange, /job/train.py:12; rank 0 waits in "
+            + REDUCES,
+        ),
+        (
+            [WAITS, sleeps(BARRIER), WAITS],
+            "rank 1 of node 1 waits in another call, in main, /job/train.py:44; ranks 0, 2 wait in " + REDUCES,
+        ),
+        ([WAITS, WAITS], "all ranks wait in all_reduce, main, /job/train.py:26"),
+    ],
+)
+def test_what_was_found_is_one_sentence(ranks: list[dict[str, Any]], text: str):
+    hang = found(*ranks)
+    assert hang is not None
+    assert hangs.describe(hang) == text
+
+
+def test_a_thousand_ranks_are_compared_and_a_few_are_named():
+    hang = found(*[WAITS] * 999, sleeps(LOCK))
+    assert hang is not None
+    assert (hang.ranks, hang.waits, len(hang.waiting)) == ((999,), 999, 64)
+    assert "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 991 more wait in" in hangs.describe(hang)
+
+
+# What a job does
+
+
+def seen(job: Scenario, *ranks: dict[str, Any], **fields: Any) -> Scenario:
+    """All nodes stall, and report where their only rank is."""
+    assert job.state.world is not None
+    generation = job.generation
+    for node, member in sorted(job.state.world.members.items()):
+        told = {"generation": generation, "taken_at": job.now, **fields}
+        job.transition(node, NodeStalled, generation=generation)
+        shown = look(ranks[node], first=member.base_rank, **told)
+        job.transition(node, NodeStallLook, generation=generation, look=shown)
+    return job
+
+
+def told(job: Scenario) -> str:
+    return explanation(job.incident, job="llama", flag="").plain
+
+
+def test_a_rank_that_hangs_is_restarted_in_place_and_the_story_names_it():
+    job = Scenario("3").running()
+    seen(job, WAITS, sleeps(LOCK), WAITS, progress=reported(120))
+    assert job.generation == 2
+    assert job.incarnations == {0: 1, 1: 1, 2: 1}
+    incident = job.incident
+    assert (incident.failure, incident.culprit, incident.step_before) == (FailureClass.RANK_HANG, 1, 120)
+    assert incident.hang is not None
+    assert (incident.hang.kind, incident.hang.ranks) == (HangKind.ASLEEP, (1,))
+    text = told(job)
+    assert "rank 1 of node 1 sleeps outside of any collective, in exchange, /job/train.py:12" in text
+    assert "ranks 0, 2 wait in all_reduce, main, /job/train.py:26" in text
+    assert "culprit: node 1; high confidence: 2 independent signs agree" in text
+    assert 'rule hang/1 "a rank hangs: restart in place"' in text
+    assert "      exchange  /job/train.py:12" in text
+    assert all(node.look is None for node in job.state.nodes.values())
+
+
+def test_a_stopped_rank_is_restarted_before_the_other_nodes_have_said_anything():
+    job = Scenario("3").running()
+    job.transition(1, NodeStallLook, generation=1, look=look(STOPPED, first=1, early=True, taken_at=job.now))
+    assert job.generation == 2
+    assert job.incident.hang is not None
+    assert job.incident.hang.kind is HangKind.STOPPED
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [[WAITS, sleeps(EVALUATION), WAITS], [WAITS, WAITS, WAITS], [computes(LOOP), computes(LOOP), computes(LOOP)]],
+)
+def test_what_may_be_work_is_shown_and_left_alone(ranks: list[dict[str, Any]]):
+    job = seen(Scenario("3").running(), *ranks)
+    job.wait(timedelta(days=1))
+    assert (job.generation, job.state.incidents) == (1, ())
+    assert job.state.phase is JobPhase.RUNNING
+
+
+def test_what_was_seen_is_in_the_status_and_in_the_observation_of_the_pause():
+    job = seen(Scenario("2").running(), WAITS, sleeps(EVALUATION))
+    text = "rank 1 of node 1 does something else, in sleep_like, /job/train.py:3"
+    assert text in job.state.reason
+    job.wait(100)
+    for node in range(2):
+        job.transition(node, NodeStallEnded, generation=1)
+    assert job.incident.observation is not None
+    assert [one.text for one in job.incident.evidence if text in one.text] == [
+        f"{text}; rank 0 waits in all_reduce, main, /job/train.py:26"
+    ]
+    assert text not in job.state.reason
+
+
+def test_a_job_that_only_reports_hangs_does_nothing_about_them():
+    job = seen(Scenario("2", recovery={"on_hang": "report"}).running(), WAITS, sleeps(LOCK))
+    assert job.generation == 1
+    assert "rank 1 of node 1 sleeps outside of any collective" in job.state.reason
+
+
+def test_ranks_that_step_again_before_all_nodes_were_seen_are_left_alone():
+    job = Scenario("2").running()
+    for node in range(2):
+        job.transition(node, NodeStalled, generation=1)
+    job.transition(0, NodeStallLook, generation=1, look=look(WAITS, taken_at=job.now))
+    job.transition(0, NodeStallEnded, generation=1)
+    job.transition(1, NodeStallLook, generation=1, look=look(sleeps(LOCK), first=1, taken_at=job.now))
+    assert job.generation == 1
+
+
+def test_looks_that_come_late_are_not_acted_on():
+    """They were held up by an outage of the control plane, and say nothing of now."""
+    job = Scenario("2").running()
+    taken = job.now
+    job.wait(timedelta(minutes=10))
+    seen(job, WAITS, sleeps(LOCK), taken_at=taken)
+    assert job.generation == 1
+
+
+def test_a_node_that_cannot_be_reached_may_step_again():
+    job = Scenario("2").running().transition(0, NodeUnreachable, generation=1)
+    seen(job, WAITS, sleeps(LOCK))
+    assert job.generation == 1
+
+
+def test_a_node_tells_nothing_of_ranks_that_are_not_its_own():
+    job = Scenario("2").running()
+    job.transition(0, NodeStallLook, generation=1, look=look(WAITS, STOPPED, early=True, taken_at=job.now))
+    assert job.generation == 1
+
+
+def test_a_node_that_hangs_again_is_replaced():
+    job = Scenario("3").running()
+    for step in (100, 200):
+        seen(job, WAITS, STOPPED, WAITS, progress=reported(step))
+        if step == 100:
+            job.steps()
+            job.wait(60)
+    assert job.incident.rule == 'hang/2 "the same node again: replace the node"'
+    assert (job.node(1).incarnation, job.node(1).phase) == (2, NodePhase.REQUESTED)
+    assert job.incarnations[0] == 1
+
+
+def test_hangs_that_are_far_apart_replace_no_node():
+    job = Scenario("3").running()
+    for step in (100, 200):
+        seen(job, WAITS, STOPPED, WAITS, progress=reported(step))
+        job.steps()
+        job.wait(timedelta(hours=2))
+    assert job.incarnations == {0: 1, 1: 1, 2: 1}
+
+
+@pytest.mark.parametrize(
+    ("on_hang", "rank"), [("replace", STOPPED), ("restart", IN_KERNEL)], ids=["by request", "no signal ends it"]
+)
+def test_a_node_is_replaced_at_once(on_hang: str, rank: dict[str, Any]):
+    job = seen(Scenario("3", recovery={"on_hang": on_hang}).running(), WAITS, rank, WAITS)
+    assert (job.node(1).incarnation, job.node(1).phase) == (2, NodePhase.REQUESTED)
+
+
+def test_ranks_that_wait_for_each_other_are_restarted_although_no_node_is_named():
+    job = seen(Scenario("2").running(), WAITS, sleeps(BARRIER))
+    assert job.generation == 2
+    assert job.incident.culprit is None
+    assert "ranks wait for each other in different calls" in job.incident.title
+
+
+def test_the_same_line_on_another_node_stops_the_job_with_the_line():
+    job = Scenario("3").running()
+    seen(job, WAITS, sleeps(LOCK), WAITS, progress=reported(100))
+    job.steps()
+    job.wait(60)
+    seen(job, WAITS, WAITS, sleeps(LOCK), progress=reported(100))
+    assert job.state.outcome is not None
+    assert job.state.outcome.exit_code == 1
+    assert "the script hangs on several nodes, in exchange, /job/train.py:12" in job.state.outcome.reason
+
+
+def test_hangs_that_gain_no_step_use_up_the_budget():
+    job = Scenario("2", recovery={"on_capacity_loss": "fail"}).running()
+    for _ in range(5):
+        if job.state.outcome is None:
+            seen(job, WAITS, STOPPED, progress=reported(100))
+            job.wait(60)
+        if job.state.outcome is None:
+            job.steps()
+    assert job.state.outcome is not None
+    assert job.state.outcome.reason.startswith("no progress over 3 restarts")

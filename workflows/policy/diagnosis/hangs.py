@@ -1,0 +1,399 @@
+"""Finds the ranks that hang, in what the agents of all nodes have seen of ranks that make no step.
+
+Ranks that train together wait for each other, so most of them stand in the same call, and one that hangs stands
+elsewhere. But one that evaluates, saves or computes a long time stands elsewhere, too. So the job acts only where two
+independent signs agree: where the ranks are, and what the kernel says of the one that is elsewhere. Whatever looks like
+work is shown and left alone, since a wrong restart of a long evaluation would come again and again.
+
+All nodes must have been seen, except for a process that was stopped: that one is not doing anything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cached_property
+
+from perdure.contract import (
+    Evidence,
+    EvidenceSource,
+    FailureClass,
+    Hang,
+    HangKind,
+    Member,
+    StackFrame,
+    StalledRank,
+    StallLook,
+)
+from perdure.spec.job import JobSpec
+from perdure.spec.recovery import HangAction
+from perdure.workflows.policy.diagnosis.interruptions import interrupt
+from perdure.workflows.policy.facts.agent_messages import newest_progress
+from perdure.workflows.policy.record import incidents
+from perdure.workflows.policy.state.job import RoleInJob
+from perdure.workflows.policy.state.node import NodeFailure, NodeState
+
+SIGNS_TO_ACT = 2
+"""Independent signs that must agree before a job does anything."""
+
+_FRESH = timedelta(seconds=30)
+"""The age of the newest look at which a job still acts on it: one that was delayed by an outage says nothing of now."""
+_STALLED_STEPS = 5
+"""Usual steps that were not made, for that to be a sign: the same number as for the agents' first look."""
+_IDLE = 20.0
+"""Percent of a processor below which a rank does not compute. One that waits in gloo uses less than 1."""
+_NOTHING = 5.0
+"""Percent of a processor that a rank and its children use at most, if none of them does anything."""
+_BUSY = 80.0
+"""Percent of a processor from which on a process computes whose main thread sleeps."""
+_NAMED = 8
+
+_LONG_PHASE = re.compile(
+    r"eval|valid|infer|generat|predict|save|saving|checkpoint|restor|compil|export|upload|download|warm_?up|profil"
+    r"|(^|_)test"
+)
+"""Names of functions and files that do work which may take long: a rank in one of them is never called a hang for what
+it does there."""
+
+_DECORATORS = ("/torch/distributed/c10d_logger.py",)
+_COLLECTIVES = ("/torch/distributed/", "/torch/nn/parallel/distributed.py")
+_SAVES = ("/torch/distributed/checkpoint/", "/torch/serialization.py", "/subprocess.py")
+"""Libraries that do work which may take long, by themselves or in another process."""
+_BACKWARD = "/torch/autograd/graph.py"
+_DATA_LOADER = "/torch/utils/data/"
+
+
+@dataclass(frozen=True, eq=False)
+class _Rank:
+    """One rank, as its node has seen it."""
+
+    node: int
+    seen: StalledRank
+    calls: tuple[StackFrame, ...]
+    long: bool
+
+    @property
+    def cpu(self) -> float:
+        return self.seen.cpu_percent if self.seen.cpu_percent is not None else 100.0
+
+    @property
+    def sleeps(self) -> bool:
+        """It did not compute, and was in the same calls all the time."""
+        return self.seen.state == "S" and self.seen.steady and self.cpu < _IDLE
+
+    @cached_property
+    def waits_in(self) -> str:
+        """The collective that it waits in; empty if it is in none, as far as its calls tell."""
+        inner = next((call for call in self.calls if not call.file.endswith(_DECORATORS)), None)
+        if inner is None:
+            return ""
+        if any(part in inner.file for part in _COLLECTIVES) and _SAVES[0] not in inner.file:
+            return inner.function
+        # The engine waits there for collectives of DistributedDataParallel, and computes there as well.
+        return "backward" if inner.file.endswith(_BACKWARD) and self.sleeps else ""
+
+    @property
+    def own_call(self) -> StackFrame | None:
+        """The innermost call of the script."""
+        return next((call for call in self.calls if not call.of_library), None)
+
+    @property
+    def place(self) -> tuple[str, str, int]:
+        """Where it is, to compare with other ranks."""
+        call = self.own_call
+        return (self.waits_in, call.file if call else "", call.line if call else 0)
+
+    @property
+    def may_take_long(self) -> bool:
+        """It does something that may take long, by the names of its calls."""
+        if any(part in call.file for call in self.calls for part in _SAVES):
+            return True
+        own = (call for call in self.calls if not call.of_library)
+        return any(_LONG_PHASE.search(name) for call in own for name in (call.function.lower(), _stem(call.file)))
+
+
+def find(looks: Mapping[int, StallLook], members: Mapping[int, Member]) -> Hang | None:
+    """Compares the ranks of a world that makes no step.
+
+    Args:
+        looks: The newest look of each node (slot) that has one.
+        members: The nodes whose ranks have stepped in this world, and so should step.
+
+    Returns:
+        Who hangs, with the signs; None where too little is known.
+    """
+    states = Counter(rank.state for look in looks.values() for rank in look.ranks)
+    expected = sum(member.processes for member in members.values())
+    complete = all(node in looks and not looks[node].early for node in members) and states.total() >= max(expected, 2)
+    if not complete and not states.keys() & {"t", "T"}:
+        return None
+    ranks = [
+        _Rank(node, seen, _calls(look, seen), look.long) for node, look in sorted(looks.items()) for seen in look.ranks
+    ]
+    if any(rank.seen.state == "t" for rank in ranks):
+        return Hang(kind=HangKind.DEBUGGED)
+    if stopped := _find_stopped(ranks, looks):
+        return stopped
+    if not complete:
+        return None
+    in_kernel = [rank for rank in ranks if rank.seen.state == "D" and _does_nothing(rank)]
+    if any(not rank.calls for rank in _others(ranks, in_kernel)):
+        return None
+    return _find_in_kernel(in_kernel, ranks) if in_kernel else _compare(ranks)
+
+
+def describe(hang: Hang) -> str:
+    """What was found, as one clause for people."""
+    who = f"{_names(hang.ranks)} of node {hang.node}" if hang.node is not None else _names(hang.ranks)
+    at = f", in {hang.at}" if hang.at else ""
+    waiting = (
+        f"; {_names(hang.waiting, hang.waits)} {_verb(hang.waits, 'wait')} in {hang.waits_in}" if hang.waits else ""
+    )
+    several = len(hang.ranks) > 1
+    match hang.kind:
+        case HangKind.DEBUGGED:
+            return "a debugger is attached to a rank"
+        case HangKind.ALIKE:
+            return f"all ranks wait in {hang.waits_in}"
+        case HangKind.MISMATCH if not hang.ranks:
+            return f"ranks wait for each other in different calls{at}{waiting}"
+        case HangKind.WORKS:
+            what = "do something else" if several else "does something else"
+        case HangKind.STOPPED:
+            what = f"{'are' if several else 'is'} stopped (SIGSTOP)"
+        case HangKind.KERNEL:
+            what = f"{_verb(len(hang.ranks), 'sleep')} in the kernel, where no signal arrives"
+        case HangKind.MISMATCH:
+            what = f"{_verb(len(hang.ranks), 'wait')} in another call"
+        case HangKind.DATA_LOADER:
+            what = f"{_verb(len(hang.ranks), 'wait')} for data loader workers that do nothing"
+        case HangKind.ASLEEP:
+            what = f"{_verb(len(hang.ranks), 'sleep')} outside of any collective"
+        case HangKind.LOOP:
+            what = f"{_verb(len(hang.ranks), 'compute')} in the same calls without an end"
+        case HangKind.INTERPRETER:
+            what = f"{_verb(len(hang.ranks), 'wait')} while another thread of the process computes"
+        case HangKind.UNKNOWN:
+            what = "may hang"
+    return f"{who} {what}{at}{waiting}"
+
+
+def of(state: RoleInJob) -> Hang | None:
+    """What is found in the present looks at the ranks of a world."""
+    world = state.world
+    if world is None or all(node.look is None for node in state.nodes.values()):
+        return None
+    should_step = {node.rank for node in state.members if node.stepped >= world.generation and node.alive}
+    looks = {
+        node.rank: node.look
+        for node in state.members
+        if node.look is not None and node.look.generation == world.generation
+    }
+    hang = find(looks, {rank: member for rank, member in world.members.items() if rank in should_step})
+    if hang is None or hang.node is None:
+        return hang
+    return hang.replace(incarnation=state.nodes[hang.node].incarnation)
+
+
+def judge(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
+    """Ends a world whose ranks wait for one that hangs, where enough signs agree."""
+    hang = of(state) if _may_act(state, job, now) else None
+    world = state.world
+    if hang is None or world is None or len(hang.signs) < SIGNS_TO_ACT:
+        return state
+    progress = [node.look.progress for node in state.members if node.look is not None]
+    for known in progress:
+        state = state.replace(progress=newest_progress(state, known))
+    failure = NodeFailure(
+        rank=hang.node if hang.node is not None else state.members[0].rank,
+        failure=FailureClass.RANK_HANG,
+        time=now,
+        text=describe(hang),
+        log_tail=_stack(hang),
+    )
+    state = interrupt(state, failure, now=now, generation=world.generation)
+    interruption = state.interruption
+    if interruption is None:
+        return state
+    for sign in hang.signs:
+        evidence = Evidence(time=now, source=EvidenceSource.AGENT, rank=hang.node, text=sign)
+        state = incidents.add_evidence(state, evidence, now=now)
+    nodes = {rank: one.replace(look=None) for rank, one in state.nodes.items()}
+    return state.replace(interruption=interruption.replace(hang=hang), nodes=nodes)
+
+
+def own_look(state: RoleInJob, node: NodeState, look: StallLook) -> StallLook:
+    """A look without ranks that the node does not have: it speaks for its own ranks only."""
+    member = state.world.members.get(node.rank) if state.world is not None else None
+    own = range(member.base_rank, member.base_rank + member.processes) if member is not None else range(0)
+    return look.replace(ranks=tuple(rank for rank in look.ranks if rank.rank in own))
+
+
+def _may_act(state: RoleInJob, job: JobSpec, now: datetime) -> bool:
+    """Whether a hang would be acted on now."""
+    looks = [node.look for node in state.nodes.values() if node.look is not None]
+    if not looks or job.recovery.on_hang is HangAction.REPORT:
+        return False
+    if state.interruption is not None or state.outcome is not None or state.between_stages or state.postponed:
+        return False
+    # A node that cannot be reached may be one that steps again.
+    reachable = all(node.reachable for node in state.members)
+    return reachable and now - max(look.taken_at for look in looks) <= _FRESH
+
+
+def _find_stopped(ranks: Sequence[_Rank], looks: Mapping[int, StallLook]) -> Hang | None:
+    stopped = [rank for rank in ranks if rank.seen.state == "T" and rank.seen.steady]
+    if not stopped:
+        return None
+    others, signs = _others(ranks, stopped), tuple[str, ...]()
+    # Someone who stops all processes of a node or a job does so on purpose.
+    if len(stopped) < len(ranks) or len(stopped) == 1:
+        missed = min(looks[rank.node].usual_steps for rank in stopped)
+        names = _names([rank.seen.rank for rank in stopped])
+        signs = (f"the kernel says that {names} {_verb(len(stopped), 'be')} stopped",)
+        if missed >= _STALLED_STEPS:
+            signs = (*signs, f"no rank of the node has stepped in the time of {missed:,} usual steps")
+        if others and all(rank.waits_in for rank in others):
+            signs = (*signs, f"all ranks that were seen wait for {'them' if len(stopped) > 1 else 'it'}")
+    return _hang(HangKind.STOPPED, stopped, others, signs)
+
+
+def _find_in_kernel(in_kernel: Sequence[_Rank], ranks: Sequence[_Rank]) -> Hang:
+    others = _others(ranks, in_kernel)
+    names = _names([rank.seen.rank for rank in in_kernel])
+    signs = (f"{names} slept in the kernel and never ran between the looks",)
+    if others and all(rank.waits_in for rank in others):
+        signs = (*signs, f"all other ranks wait for {'them' if len(in_kernel) > 1 else 'it'}")
+    return _hang(HangKind.KERNEL, in_kernel, others, signs)
+
+
+def _compare(ranks: Sequence[_Rank]) -> Hang | None:
+    """Compares ranks of which none is stopped or sleeps in the kernel."""
+    waiting = [rank for rank in ranks if rank.waits_in]
+    if not waiting:
+        # They may wait for something that has no name: a handle of a collective, a device.
+        place, most = Counter(rank.place for rank in ranks).most_common(1)[0]
+        waiting = [rank for rank in ranks if rank.place == place and rank.sleeps]
+        if len(waiting) < most or 2 * most <= len(ranks):
+            return None
+    elsewhere = _others(ranks, waiting)
+    if not elsewhere:
+        return _compare_waiting(waiting)
+    if len(elsewhere) > len(waiting):
+        return None
+    names = _names([rank.seen.rank for rank in elsewhere])
+    apart = f"{names} {_verb(len(elsewhere), 'be')} not in the call in which the others wait"
+    kinds = {_kind_of(rank) for rank in elsewhere}
+    if len(kinds) > 1 or HangKind.WORKS in kinds:
+        works = [rank for rank in elsewhere if _kind_of(rank) is HangKind.WORKS] or elsewhere
+        return _hang(HangKind.WORKS, works, waiting, (apart,))
+    (kind,) = kinds
+    return _hang(kind, elsewhere, waiting, (apart, _sign_of(kind, names)))
+
+
+def _compare_waiting(waiting: Sequence[_Rank]) -> Hang:
+    """Compares ranks that all wait in collectives: if in different ones, none of them can continue."""
+    places = Counter(rank.place for rank in waiting).most_common()
+    (most, size), others = places[0], places[1:]
+    if not others:
+        return _hang(HangKind.ALIKE, (), waiting, ())
+    apart = [rank for rank in waiting if rank.place != most]
+    others_waiting = [rank for rank in waiting if rank.place == most]
+    # Half of the ranks against the other half: it is unknown which of them are wrong.
+    known = len(apart) < size
+    calls = " and ".join(dict.fromkeys(place[0] for place, _ in places[:2]))
+    lines = len({place[1:] for place, _ in places})
+    signs = (f"all ranks wait in collectives, and in {lines} different lines of the script ({calls})",)
+    if all(rank.sleeps for rank in waiting):
+        signs = (*signs, "no rank used a processor or left its call between the looks")
+    hang = _hang(HangKind.MISMATCH, apart, others_waiting, signs)
+    return hang if known else hang.replace(node=None, ranks=())
+
+
+def _kind_of(rank: _Rank) -> HangKind:
+    """What a rank does that others wait for."""
+    if not rank.seen.steady or rank.seen.transfers:
+        return HangKind.WORKS
+    inner = next((call for call in rank.calls if call.of_library), None)
+    if inner is not None and inner is rank.calls[0] and any(_DATA_LOADER in call.file for call in rank.calls):
+        return HangKind.DATA_LOADER if rank.cpu < _NOTHING else HangKind.WORKS
+    if not rank.long or rank.may_take_long:
+        return HangKind.WORKS
+    if rank.seen.state == "S" and _does_nothing(rank):
+        return HangKind.ASLEEP
+    if rank.seen.runs:
+        return HangKind.LOOP
+    return HangKind.INTERPRETER if rank.seen.state == "S" and rank.cpu >= _BUSY else HangKind.WORKS
+
+
+def _sign_of(kind: HangKind, names: str) -> str:
+    match kind:
+        case HangKind.DATA_LOADER:
+            return f"{names} and the data loader's workers used no processor between the looks"
+        case HangKind.ASLEEP:
+            return f"{names} slept in the same calls at each look, and nothing ran: for longer than any pause before"
+        case _:
+            return f"{names} computed in the same calls at each look: for longer than any pause before"
+
+
+def _does_nothing(rank: _Rank) -> bool:
+    return rank.seen.steady and not rank.seen.moved and not rank.seen.transfers and rank.cpu < _NOTHING
+
+
+def _hang(kind: HangKind, culprits: Sequence[_Rank], waiting: Sequence[_Rank], signs: Sequence[str]) -> Hang:
+    waiting = [rank for rank in waiting if rank.waits_in] or waiting
+    nodes = {rank.node for rank in culprits}
+    first = culprits[0] if culprits else None
+    return Hang(
+        kind=kind,
+        node=nodes.pop() if len(nodes) == 1 else None,
+        ranks=tuple(rank.seen.rank for rank in culprits),
+        at=_line(first.own_call) if first is not None else "",
+        stack=first.calls if first is not None else (),
+        waiting=tuple(rank.seen.rank for rank in waiting),
+        waits=len(waiting),
+        waits_in=_waits_in(waiting[0]) if waiting else "",
+        signs=tuple(signs),
+    )
+
+
+def _calls(look: StallLook, rank: StalledRank) -> tuple[StackFrame, ...]:
+    known = rank.stack is not None and 0 <= rank.stack < len(look.stacks)
+    return look.stacks[rank.stack or 0] if known else ()
+
+
+def _others(ranks: Sequence[_Rank], some: Sequence[_Rank]) -> list[_Rank]:
+    known = set(some)
+    return [rank for rank in ranks if rank not in known]
+
+
+def _waits_in(rank: _Rank) -> str:
+    return ", ".join(part for part in (rank.waits_in, _line(rank.own_call)) if part)
+
+
+def _line(call: StackFrame | None) -> str:
+    return f"{call.function}, {call.file}:{call.line}" if call is not None else ""
+
+
+def _stack(hang: Hang) -> str:
+    return "\n".join(f"{call.function}  {call.file}:{call.line}" for call in reversed(hang.stack))
+
+
+def _stem(file: str) -> str:
+    return file.rpartition("/")[2].rpartition(".")[0].lower()
+
+
+def _names(ranks: Sequence[int], number: int | None = None) -> str:
+    total = len(ranks) if number is None else number
+    shown = ", ".join(map(str, ranks[:_NAMED]))
+    more = f" and {total - _NAMED} more" if total > _NAMED else ""
+    return f"rank{'s' if total > 1 else ''} {shown}{more}"
+
+
+def _verb(number: int, verb: str) -> str:
+    if verb == "be":
+        return "are" if number > 1 else "is"
+    return verb if number > 1 else f"{verb}s"
