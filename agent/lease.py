@@ -18,9 +18,9 @@ from datetime import datetime
 from temporalio import activity
 
 from perdure.agent.job_liveness import JobLiveness
-from perdure.agent.node import MessageSink, Node
+from perdure.agent.node import Node
 from perdure.agent.notifier import Notifier
-from perdure.agent.outbox import envelope
+from perdure.agent.outbox import MessageSink, envelope
 from perdure.agent.telemetry import Telemetry
 from perdure.agent.transport import ControlPlane
 from perdure.contract import LeaseRequest, LeaseTaken

@@ -7,10 +7,9 @@ methods are plain functions of the state, so that nothing can interleave; they s
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Protocol
 
 from perdure.agent import ends
 from perdure.agent.config import AgentConfig
@@ -18,14 +17,12 @@ from perdure.agent.ends import Meaning, Scene
 from perdure.agent.files import log_tail
 from perdure.agent.log_reader import end_of_log
 from perdure.agent.node_events import NodeEventEmitter
-from perdure.agent.notifier import Notifier
-from perdure.agent.outbox import envelope
+from perdure.agent.outbox import MessageSink, envelope
 from perdure.agent.printed_lines import printed_before
 from perdure.agent.protocol import bounded_ranks, time_or_arrival, world_of
-from perdure.agent.rank_findings import RankFindings
-from perdure.agent.state import StateFile
+from perdure.agent.state import AgentState, KeptState, StateFile
+from perdure.agent.training_reports import TrainingReports
 from perdure.contract import (
-    AgentMessage,
     ApplyDesired,
     Commit,
     Failure,
@@ -34,10 +31,7 @@ from perdure.contract import (
     NodeCredentials,
     NodeReached,
     Progress,
-    RankStarts,
     Ready,
-    Stall,
-    Stepping,
 )
 from perdure.contract import World as DesiredWorld
 from perdure_training.node_api.bodies import (
@@ -57,13 +51,6 @@ from perdure_training.node_api.bodies import (
 logger = logging.getLogger(__name__)
 
 _FAILURES_REMEMBERED = 64
-_PAUSES_REMEMBERED = 10
-
-
-class MessageSink(Protocol):
-    """A receiver of messages: an outbox."""
-
-    def put(self, message: AgentMessage, *, first: bool = False) -> None: ...
 
 
 class Node:
@@ -86,17 +73,25 @@ class Node:
     ) -> None:
         self.config = config
         self.events = events or NodeEventEmitter()
-        self.changed = Notifier()
-        self._file = state_file
+        self._kept = KeptState(state_file)
+        self._keep = self._kept.keep
+        self.keep_stale = self._kept.keep_stale
+        self.changed = self._kept.changed
         self._to_job = to_job
         self._to_group = to_group
         self._progress = progress
-        self._findings = RankFindings(config.node, config.run_dir)
+        self.training = TrainingReports(
+            config, self._kept, to_job=to_job, to_group=to_group, progress=progress, events=self.events
+        )
         self.wrong_claims = 0
         """What the node's processes have reported of ranks or worlds that are not theirs."""
-        self.state = state_file.load()
         # Launchers that polled the previous agent must detect that this one may have another desired state.
         self._keep(version=self.state.version + 1)
+
+    @property
+    def state(self) -> AgentState:
+        """The newest state."""
+        return self._kept.state
 
     # Commands of the control plane
 
@@ -289,24 +284,6 @@ class Node:
                 store_ports=ports,
             )
 
-    def report_stepping(self, generation: int, *, counted: bool, starts: RankStarts | None) -> None:
-        """Records that all local ranks made a step in this generation, or have stayed alive in it without one."""
-        first = generation > self.state.stepping
-        if first or (counted and generation > self.state.stepped):
-            self.events.stepping(generation=generation, counted=counted)
-            self._keep(stepping=generation, stepped=generation if counted else self.state.stepped)
-            self._to_group.put(
-                Stepping(
-                    **envelope(self.config.node),
-                    generation=generation,
-                    counted=counted,
-                    entered_at=self.state.entered_at,
-                    starts=starts if first else None,
-                    # Without a step the ranks may still be on their way to where they begin to save.
-                    saves=self.state.saving >= generation if counted and self.config.stored else None,
-                )
-            )
-
     def on_saving(self, generation: int) -> None:
         """Records that a rank of this generation saves into the job's storage."""
         if generation > self.state.saving:
@@ -315,42 +292,6 @@ class Node:
     def on_committed(self, commit: Commit) -> None:
         """Records that the node has committed a checkpoint."""
         self._keep(committed=commit)
-
-    def report_stall(self, *, since: datetime, usual_step: timedelta | None, at_start: bool = False) -> None:
-        """Records that no local rank steps any more, or none has stepped in time, and reports it once per
-        generation."""
-        generation = self.state.entered
-        if self.state.stalled != generation:
-            logger.warning("generation %d has been stalled since %s", generation, since)
-            self.events.stalled(generation=generation, since=since, usual_step_s=usual_step)
-            self._keep(stalled=generation)
-            self._to_group.put(
-                Stall(
-                    **envelope(self.config.node),
-                    generation=generation,
-                    since=since,
-                    usual_step=usual_step,
-                    at_start=at_start,
-                )
-            )
-
-    def report_stall_end(self) -> None:
-        """Records that local ranks step, and reports it if a stall was reported before."""
-        if self.state.stalled:
-            self.events.stall_ended(generation=self.state.entered)
-            self._keep(stalled=0)
-            self._to_group.put(Stall(**envelope(self.config.node), generation=self.state.entered))
-
-    def report_findings(self) -> None:
-        """Reports what ranks have found about their own numbers, if it is new."""
-        for found in self._findings.find(self.state, self._progress()):
-            self.events.on_finding(found)
-            self._to_job.put(found)
-
-    def keep_pauses(self, pauses: Sequence[float]) -> None:
-        """Remembers how long pauses between steps were, across worlds: an evaluation comes again."""
-        if pauses:
-            self._keep(pauses=(*self.state.pauses, *pauses)[-_PAUSES_REMEMBERED:])
 
     def on_finished(self, body: FinishedReport) -> None:
         """Records that all local ranks ended with 0 in this generation."""
@@ -468,11 +409,6 @@ class Node:
 
     # Shared
 
-    def keep_stale(self) -> None:
-        """Retries to save a state that a full disk rejected."""
-        if self._file.stale:
-            self._file.save(self.state)
-
     def _scene(self) -> Scene:
         return Scene(
             node=self.config.node,
@@ -500,18 +436,9 @@ class Node:
         if identity in self.state.failures:
             return
         # A script may end because of it.
-        self.report_findings()
+        self.training.report_findings()
         self.wrong_claims += failure.wrong_claims
         logger.warning("failure in generation %d: %s", failure.generation, failure.message)
         self.events.on_failure(failure)
         self._to_job.put(failure)
         self._keep(failures=[*self.state.failures, identity][-_FAILURES_REMEMBERED:])
-
-    def _keep(self, **changes: object) -> None:
-        """Changes the state, saves it, and wakes waiting tasks."""
-        before = replace(self.state.desired, version=0)
-        self.state = self.state.model_copy(update=changes)
-        if replace(self.state.desired, version=0) != before:
-            self.state = self.state.model_copy(update={"version": self.state.version + 1})
-        self._file.save(self.state)
-        self.changed.fire()

@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Protocol, TypedDict
 
 from pydantic import BaseModel, ValidationError
 
@@ -43,6 +43,12 @@ time to a workflow, and rejects calls that wait too long (`BusyWorkflow`); 200 s
 the capacity of a Temporal server on two cores."""
 _SHORTEST_SPREAD = 0.5
 """Spreads below this number of seconds are not applied: so few nodes do not need any."""
+
+
+class MessageSink(Protocol):
+    """A receiver of messages: an outbox."""
+
+    def put(self, message: AgentMessage, *, first: bool = False) -> None: ...
 
 
 class Envelope(TypedDict):

@@ -14,8 +14,8 @@ from datetime import UTC, datetime, timedelta
 from itertools import chain, count
 from typing import NamedTuple, Self
 
-from perdure.agent.node import MessageSink, Node
-from perdure.agent.outbox import envelope
+from perdure.agent.node import Node
+from perdure.agent.outbox import MessageSink, envelope
 from perdure.agent.stacks import StackReader, StacksUnknown
 from perdure.contract import NodeStacks, Progress, RankPosition, StackFrame, StalledRank, StallEvidence, StallLook
 from perdure.contract.hangs import MOST_FRAMES, MOST_RANKS, MOST_STACKS
@@ -188,7 +188,9 @@ class StallWatch:
             await asyncio.sleep(_BETWEEN_LOOKS)
             await self._look(looks, by_signal=False)
             if looks.stopped:
-                self._node.report_stall(since=since, usual_step=timedelta(seconds=usual) if usual > 0 else None)
+                self._node.training.report_stall(
+                    since=since, usual_step=timedelta(seconds=usual) if usual > 0 else None
+                )
                 report(early=True)
         # What a report leads to may be prevented: a node cannot be reached for a moment, or a report is late.
         for limit in chain((limits.stalled,), (limits.long * 2**number for number in count())):

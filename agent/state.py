@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from perdure.agent.files import KeptFile
+from perdure.agent.notifier import Notifier
 from perdure.contract import CheckpointRef, Commit, CopyTarget, LogPosition, NodeReached
 from perdure_training.node_api.bodies import CheckRequest, Desired, World, WorldAnswer
 from perdure_training.node_api.layout import AGENT_STATE
@@ -59,10 +61,10 @@ class AgentState(BaseModel):
     """Those in the job's storage that its ranks do not load."""
     stacks_requested: int = 0
     """Counts the requests for the ranks' stacks."""
-    checks: CheckRequest | None = None
-    """The newest request to measure the machine."""
     stacks_by_signal: bool = True
     """The newest request is for the ranks' own answers, and not only for what the kernel says of them."""
+    checks: CheckRequest | None = None
+    """The newest request to measure the machine."""
     complete: int = 0
     """The newest generation that every rank of the job finished."""
     stages_complete: int = 0
@@ -188,8 +190,8 @@ class AgentState(BaseModel):
             exit_grace_s=self.leaving_grace if self.leaving is not None else None,
             reason=self.leaving or "",
             stacks=self.stacks_requested,
-            checks=self.checks,
             stacks_by_signal=self.stacks_by_signal,
+            checks=self.checks,
         )
 
     def world_for(self, stage: int) -> World | None:
@@ -251,6 +253,29 @@ class StateFile:
     def stale(self) -> bool:
         """Whether the disk rejected the newest state."""
         return self._file.stale
+
+
+class KeptState:
+    """The state of one incarnation: each change is saved, and wakes waiting tasks."""
+
+    def __init__(self, file: StateFile) -> None:
+        self._file = file
+        self.state = file.load()
+        self.changed = Notifier()
+
+    def keep(self, **changes: object) -> None:
+        """Changes fields of the state."""
+        before = replace(self.state.desired, version=0)
+        self.state = self.state.model_copy(update=changes)
+        if replace(self.state.desired, version=0) != before:
+            self.state = self.state.model_copy(update={"version": self.state.version + 1})
+        self._file.save(self.state)
+        self.changed.fire()
+
+    def keep_stale(self) -> None:
+        """Retries to save a state that a full disk rejected."""
+        if self._file.stale:
+            self._file.save(self.state)
 
 
 def _without(content: bytes, fields: set[int | str]) -> AgentState:

@@ -10,8 +10,8 @@ from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 
 from perdure.agent.log_reader import end_of_log
-from perdure.agent.node import MessageSink, Node
-from perdure.agent.outbox import envelope
+from perdure.agent.node import Node
+from perdure.agent.outbox import MessageSink, envelope
 from perdure.agent.progress import ProgressReader
 from perdure.agent.stall_watch import StallLimits, StallWatch
 from perdure.agent.state import AgentState
@@ -147,19 +147,19 @@ class Telemetry:
             now=now,
         )
         self._report_step_times(state, now)
-        self._node.report_findings()
+        self._node.training.report_findings()
         counted = self._ranks.all_stepped
         known = state.stepped if counted else state.stepping
         if known < state.entered and (counted or self._runs()):
             starts = self._ranks.starts(generation=state.entered, processes=state.processes or 1)
-            self._node.report_stepping(state.entered, counted=counted, starts=starts)
+            self._node.training.report_stepping(state.entered, counted=counted, starts=starts)
         if state.finished >= state.entered:
             self._ranks.end()
 
     def _look_for_stall(self, now: float) -> None:
         stall, detector = self._node.config.timing.stall, self._ranks.stall_detector
         idle = detector.idle(now)
-        self._node.keep_pauses(detector.take_pauses())
+        self._node.training.keep_pauses(detector.take_pauses())
         if idle is None:
             self._end_watch()
             self._look_for_first_step(now)
@@ -174,12 +174,12 @@ class Telemetry:
         elif self._watch is not None:
             self._watch.begin(limits, idle=idle, usual=usual)
         if idle >= limits.stalled:
-            self._node.report_stall(
+            self._node.training.report_stall(
                 since=datetime.now(UTC) - timedelta(seconds=idle),
                 usual_step=_duration(detector.usual),
             )
         elif idle < limits.first_look:
-            self._node.report_stall_end()
+            self._node.training.report_stall_end()
 
     def _end_watch(self) -> None:
         if self._watch is not None:
@@ -191,7 +191,9 @@ class Telemetry:
             self._entered, self._entered_at = state.entered, now
         limit = state.first_step
         if limit is not None and now - self._entered_at >= limit.total_seconds():
-            self._node.report_stall(since=state.entered_at or datetime.now(UTC) - limit, usual_step=None, at_start=True)
+            self._node.training.report_stall(
+                since=state.entered_at or datetime.now(UTC) - limit, usual_step=None, at_start=True
+            )
 
     def _report_step_times(self, state: AgentState, now: float) -> None:
         ranks = self._step_times.follow(

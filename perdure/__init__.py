@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from perdure.contract import CheckpointView as CheckpointView
     from perdure.contract import Considered as Considered
     from perdure.contract import DeviceUsage as DeviceUsage
+    from perdure.contract import EndHang as EndHang
     from perdure.contract import Evidence as Evidence
     from perdure.contract import EvidenceSource as EvidenceSource
     from perdure.contract import ExtendFirstStep as ExtendFirstStep
@@ -128,6 +129,7 @@ _HOMES = {
         "DeviceUsage",
         "Evidence",
         "EvidenceSource",
+        "EndHang",
         "ExtendFirstStep",
         "FailureClass",
         "Hang",
@@ -183,6 +185,7 @@ __all__ = [
     "Considered",
     "ControlPlaneUnreachable",
     "DeviceUsage",
+    "EndHang",
     "Evidence",
     "EvidenceSource",
     "ExitCode",

@@ -18,6 +18,7 @@ __all__ = [
     "Action",
     "Actions",
     "AwaitNodes",
+    "EndHang",
     "ExtendFirstStep",
     "NewWorld",
     "ReplaceNodes",
@@ -75,8 +76,13 @@ class RestartRanks(RoleAction):
     kind: Literal["RESTART_RANKS"] = "RESTART_RANKS"
     others: bool = False
     """Something else is done about the culprit's own ranks."""
-    ends_hang: bool = False
-    """One of them hangs, and it is not known which one."""
+
+
+class EndHang(RoleAction):
+    """Restart the ranks of the surviving nodes where they are, since one of them hangs. It names the nodes of that one,
+    as far as is known."""
+
+    kind: Literal["END_HANG"] = "END_HANG"
 
 
 class StartCommands(RoleAction):
@@ -156,6 +162,7 @@ _AnyAction = (
     | Stop
     | NewWorld
     | RestartRanks
+    | EndHang
     | StartCommands
     | RestartCommands
     | ReplaceNodes

@@ -324,10 +324,10 @@ class Desired(Body):
     reason: str = ""
     stacks: int = 0
     """Counts the requests for the stacks of the ranks: a new number asks for one `StacksReport`."""
-    checks: CheckRequest | None = None
-    """The newest request to measure the machine."""
     stacks_by_signal: bool = True
     """False: the newest request is for what the kernel says of the ranks alone, and signals none of them."""
+    checks: CheckRequest | None = None
+    """The newest request to measure the machine."""
 
 
 @dataclass(frozen=True, kw_only=True)

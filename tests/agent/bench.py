@@ -10,6 +10,7 @@ from perdure.agent.checks import Checker
 from perdure.agent.config import AgentConfig
 from perdure.agent.datasets import Datasets
 from perdure.agent.node import Node
+from perdure.agent.node_events import NodeEventEmitter
 from perdure.agent.outbox import ControlPlaneBusy
 from perdure.agent.stacks import StackReader
 from perdure.agent.state import StateFile
@@ -60,7 +61,15 @@ async def _no_call(request: StoreRequest) -> StoreAnswers:
 class Bench:
     """A node and those it talks to."""
 
-    def __init__(self, run_dir: Path, *, nodes: str = "2:4", mode: str = "torchrun", **config: Any) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        nodes: str = "2:4",
+        mode: str = "torchrun",
+        events: NodeEventEmitter | None = None,
+        **config: Any,
+    ) -> None:
         self.config = AgentConfig(
             node=IDENTITY,
             job_id="job/a/b",
@@ -72,6 +81,7 @@ class Bench:
             run_dir=run_dir,
             **config,
         )
+        self.events = events
         self.job, self.group = Received(), Received()
         self.desires = Desires(IDENTITY)
         self.node = self.start()
@@ -103,6 +113,7 @@ class Bench:
             to_job=self.job,
             to_group=self.group,
             progress=lambda: Progress(step=7),
+            events=self.events,
         )
         return self.node
 

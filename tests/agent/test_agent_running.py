@@ -46,7 +46,7 @@ async def test_a_first_step_that_comes_soon_is_all_that_is_reported(tmp_path: Pa
     bench.apply(1)
     bench.node.on_entered(EnteredReport(generation=1, time=datetime.now(UTC).timestamp()))
     for counted in (True, True, False):
-        bench.node.report_stepping(1, counted=counted, starts=None)
+        bench.node.training.report_stepping(1, counted=counted, starts=None)
     assert [message.counted for message in bench.group.of(Stepping)] == [True]
 
 
@@ -71,7 +71,7 @@ async def test_the_first_step_tells_whether_the_ranks_save_into_the_storage(
     bench.node.on_saving(saving)
     # What a rank did before an agent was started again is known.
     bench.start()
-    bench.node.report_stepping(1, counted=counted, starts=None)
+    bench.node.training.report_stepping(1, counted=counted, starts=None)
     assert [message.saves for message in bench.group.of(Stepping)] == [expected]
 
 
@@ -79,7 +79,7 @@ def test_a_lease_carries_for_how_long_no_rank_has_stepped_beside_the_usual_time_
     bench = Bench(tmp_path)
     bench.apply(1)
     bench.enter(1)
-    bench.node.report_stepping(1, counted=True, starts=None)
+    bench.node.training.report_stepping(1, counted=True, starts=None)
     ranks = ProgressReader(tmp_path)
     telemetry = Telemetry(bench.node, ranks, to_group=bench.group)
     writer = ProgressFile(progress_path(tmp_path / layout.PROGRESS, 0), generation=1, pid=100, source=COUNTED)

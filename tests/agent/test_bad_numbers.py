@@ -34,7 +34,7 @@ def loss(step: int, **fields: object) -> FoundNumber:
 
 
 def reports(node: Bench) -> list[BadNumber]:
-    node.node.report_findings()
+    node.node.training.report_findings()
     return node.job.of(BadNumber)
 
 

@@ -13,16 +13,15 @@ from tests.training.events.collected import lines
 
 
 def test_the_life_of_a_node_is_told(tmp_path: Path):
-    bench = Bench(tmp_path)
     path = tmp_path / "events" / "agent.jsonl"
     exporter = AsyncExporter(FileExporter(path))
-    bench.node.events = NodeEventEmitter(exporter)
+    bench = Bench(tmp_path, events=NodeEventEmitter(exporter))
     bench.node.on_ready(ReadyReport())
     bench.apply(1)
     bench.enter(1)
-    bench.node.report_stepping(1, counted=True, starts=None)
-    bench.node.report_stall(since=datetime(2026, 1, 2, tzinfo=UTC), usual_step=None)
-    bench.node.report_stall_end()
+    bench.node.training.report_stepping(1, counted=True, starts=None)
+    bench.node.training.report_stall(since=datetime(2026, 1, 2, tzinfo=UTC), usual_step=None)
+    bench.node.training.report_stall_end()
     culprit = RankExit(local_rank=0, global_rank=0, pid=77, signal=9, time=NOW.timestamp())
     for _ in range(2):
         bench.node.on_ready(ReadyReport(after_generation=1, ranks=(culprit,)))
@@ -63,10 +62,9 @@ def test_the_life_of_a_node_is_told(tmp_path: Path):
 
 
 def test_a_rendezvous_has_a_span_and_ranks_that_end_for_a_newer_world_an_abort(tmp_path: Path):
-    bench = Bench(tmp_path)
     path = tmp_path / "events" / "agent.jsonl"
     exporter = AsyncExporter(FileExporter(path))
-    bench.node.events = NodeEventEmitter(exporter)
+    bench = Bench(tmp_path, events=NodeEventEmitter(exporter))
     bench.node.on_ready(ReadyReport())
     bench.apply(1)
     bench.enter(1)

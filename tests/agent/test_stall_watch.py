@@ -236,6 +236,6 @@ async def test_a_launcher_that_does_not_answer_is_no_evidence(bench: Bench):
 
 
 def test_the_newest_pauses_are_remembered_by_an_agent_that_restarts(bench: Bench):
-    bench.node.keep_pauses([6.0])
-    bench.node.keep_pauses([float(number) for number in range(7, 18)])
+    bench.node.training.keep_pauses([6.0])
+    bench.node.training.keep_pauses([float(number) for number in range(7, 18)])
     assert bench.start().state.pauses == tuple(float(number) for number in range(8, 18))

@@ -278,7 +278,7 @@ class Site:
                 for one in together:
                     assert one.process is not None
                     one.process.steps = True
-                    one.node.report_stepping(process.inside, counted=True, starts=None)
+                    one.node.training.report_stepping(process.inside, counted=True, starts=None)
 
     def peers_notice(self, gone: SimulatedNode, generation: int, *, silent: bool = False) -> None:
         """Makes the peers of a lost node fail soon, or with torch's timeout if its machine is silent."""

@@ -258,7 +258,7 @@ class TrainingNode(PlayedNode):
         assert command is not None
         command.steps = True
         generation = command.world
-        self._say(lambda node: node.report_stepping(generation, counted=True, starts=None))
+        self._say(lambda node: node.training.report_stepping(generation, counted=True, starts=None))
 
     def finish(self) -> None:
         """Its ranks end with 0."""

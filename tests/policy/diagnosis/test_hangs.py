@@ -363,3 +363,31 @@ def test_hangs_that_gain_no_step_use_up_the_budget():
             job.steps()
     assert job.state.outcome is not None
     assert job.state.outcome.reason.startswith("no progress over 3 restarts")
+
+
+@pytest.mark.parametrize(("action", "incarnations"), [("restart", {0: 1, 1: 1, 2: 1}), ("replace", {0: 1, 1: 2, 2: 1})])
+def test_a_rule_of_the_job_says_what_is_done_about_a_rank_that_hangs(action: str, incarnations: dict[int, int]):
+    rule = {"match": {"failures": ["RANK_HANG"]}, "action": action}
+    job = Scenario("3", retry={"rules": [rule]}, recovery={"on_hang": "restart"}).running()
+    for step in (100, 200)[: 1 if action == "replace" else 2]:
+        seen(job, WAITS, STOPPED, WAITS, progress=reported(step))
+        job.steps()
+        job.wait(60)
+    assert job.incident.rule == 'retry-rule/1 "retry.rules[0]"'
+    assert (job.incident.culprit, job.incident.failure) == (1, FailureClass.RANK_HANG)
+    assert job.incident.hang is not None
+    assert job.incarnations == incarnations
+
+
+def test_a_rule_replaces_no_node_where_none_is_known_to_hang():
+    rule = {"match": {"failures": ["RANK_HANG"]}, "action": "replace"}
+    job = seen(Scenario("2", retry={"rules": [rule]}).running(), WAITS, sleeps(BARRIER))
+    assert (job.generation, job.incarnations, job.incident.culprit) == (2, {0: 1, 1: 1}, None)
+
+
+def test_ranks_that_were_restarted_for_another_reason_are_restarted_when_one_hangs():
+    job = Scenario("3").running().rank_raised(1)
+    job.steps()
+    job.wait(60)
+    seen(job, WAITS, STOPPED, WAITS, progress=reported(200))
+    assert job.incident.rule == 'hang/1 "a rank hangs: restart in place"'

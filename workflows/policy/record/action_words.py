@@ -9,6 +9,7 @@ from __future__ import annotations
 from perdure.contract import (
     Action,
     AwaitNodes,
+    EndHang,
     ExtendFirstStep,
     NewWorld,
     ReplaceNodes,
@@ -41,7 +42,7 @@ def _words(actions: tuple[Action, ...]) -> str:
             return f"new generation: {reason}"
         case (RestartRanks(), ExtendFirstStep(), *_):
             return "restart the ranks of every node in place; the next world has twice the time"
-        case (RestartRanks(ends_hang=True), *_):
+        case (EndHang(), *_):
             return "restart the ranks of every node in place, which ends the one that hangs"
         case (RestartRanks(), *_):
             return "restart the ranks of every node in place"
@@ -84,6 +85,8 @@ def option(action: Action) -> str:
             return "start over"
         case NewWorld():
             return "restart"
+        case EndHang():
+            return "restart in place"
         case RestartRanks():
             return "restart the others" if action.others else "restart in place"
         case StartCommands() | RestartCommands():

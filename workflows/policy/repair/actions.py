@@ -40,6 +40,7 @@ def apply(state: RoleInJob, verdict: Verdict, now: datetime, *, also_failed: Col
         now: The time.
         also_failed: Nodes that failed by themselves, with or without the culprit.
     """
+    interruption = state.interruption
     state = incidents.record_decision(
         state,
         now=now,
@@ -52,7 +53,7 @@ def apply(state: RoleInJob, verdict: Verdict, now: datetime, *, also_failed: Col
             Considered(option=option(rejected.action), why_not=rejected.why_not) for rejected in verdict.rejected
         ),
         suspects=verdict.suspects,
-        hang=verdict.hang,
+        hang=interruption.hang if interruption is not None and verdict.failure is FailureClass.RANK_HANG else None,
         also_failed=also_failed,
     )
     return carry_out(state, verdict, now)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 
-from perdure.contract import Action, FailureClass, Hang, ReplaceNodes, RestartCommands, Stop, Suspect, Wait
+from perdure.contract import Action, FailureClass, ReplaceNodes, RestartCommands, Stop, Suspect, Wait
 from perdure.spec.capabilities import CAPABILITIES
 from perdure.spec.job import JobSpec
 from perdure.spec.recovery import CapacityLoss
@@ -36,7 +36,6 @@ class Verdict:
     failure: FailureClass | None = None
     culprit: int | None = None
     suspects: tuple[Suspect, ...] = ()
-    hang: Hang | None = None
     rejected: tuple[Rejected, ...] = field(default=())
 
     @property

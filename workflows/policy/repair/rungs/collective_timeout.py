@@ -5,7 +5,7 @@ The rank that reports a timeout is not the one that hangs.
 
 from __future__ import annotations
 
-from perdure.contract import FailureClass, ReplaceNodes, RestartRanks
+from perdure.contract import EndHang, FailureClass, ReplaceNodes, RestartRanks
 from perdure.workflows.policy.diagnosis.suspicion import names, suspected_again
 from perdure.workflows.policy.record.action_words import replacement
 from perdure.workflows.policy.repair import charges
@@ -34,7 +34,7 @@ def decide(case: Case) -> Verdict | None:
     return Verdict(
         rule='collective-timeout/1 "a rank did not come: restart in place"',
         title=title,
-        actions=(RestartRanks(ends_hang=True, nodes=tuple(suspect.rank for suspect in suspects)),),
+        actions=(EndHang(nodes=tuple(suspect.rank for suspect in suspects)),),
         failure=culprit.failure,
         suspects=suspects,
         rejected=(Rejected(ReplaceNodes(), why_not),),

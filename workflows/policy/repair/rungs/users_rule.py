@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from perdure.contract import RestartRanks
+from perdure.contract import FailureClass, RestartRanks
 from perdure.spec.rules import RuleAction
 from perdure.workflows.policy.diagnosis.rules import Ruled, deciding
 from perdure.workflows.policy.repair.case import Case, Rejected, Verdict
 from perdure.workflows.policy.repair.rungs import (
     failed_command,
     failed_start,
+    hanging_rank,
     rendezvous_timeout,
     restart_in_place,
     spent_budget,
 )
 from perdure.workflows.policy.repair.rungs.permanent_failure import stop
 
-_RESTARTS = (rendezvous_timeout.decide, failed_start.decide, failed_command.decide, restart_in_place.decide)
+_RESTARTS = (
+    hanging_rank.restart,
+    rendezvous_timeout.decide,
+    failed_start.decide,
+    failed_command.decide,
+    restart_in_place.decide,
+)
 
 
 def decide(case: Case) -> Verdict | None:
@@ -37,10 +44,16 @@ def _verdict(case: Case, ruled: Ruled) -> Verdict:
     match ruled.rule.action:
         case RuleAction.STOP:
             return stop(case, "", f"{ruled.failure.text}; {ruled.name}", 1 if case.traits.users_own else 3)
-        case RuleAction.REPLACE if case.state.world is not None:
+        case RuleAction.REPLACE if case.state.world is not None and not _names_no_node(case):
             return _replace(case, ruled)
         case RuleAction.REPLACE | RuleAction.RESTART:
             return next(verdict for rung in _RESTARTS if (verdict := rung(case)) is not None)
+
+
+def _names_no_node(case: Case) -> bool:
+    """Whether ranks hang, and it is not known which node began it."""
+    hang = case.interruption.hang
+    return case.culprit.failure is FailureClass.RANK_HANG and hang is not None and hang.node is None
 
 
 def _replace(case: Case, ruled: Ruled) -> Verdict:
