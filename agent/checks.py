@@ -28,11 +28,26 @@ class Checker:
         self._node = node
         self._report: ChecksReport | None = None
         self._turn = asyncio.Lock()
+        self._clock: Check | None = None
 
     def on_report(self, report: ChecksReport) -> None:
         """Takes the launcher's answer."""
         self._report = report
         self._node.changed.fire()
+
+    def on_time(self, handed_out: datetime) -> None:
+        """Compares the clock with the server's, by the time when it handed out an activity that begins now: the least
+        difference counts, since an activity may begin late."""
+        self._clock = min((one for one in (self._clock, _clock(handed_out)) if one is not None), key=_difference)
+
+    async def preflight(self) -> None:
+        """Makes the checks that come before the node is taken into a world, once its launcher runs."""
+        node = self._node
+        while True:
+            await node.changed.wait_for(lambda: bool(node.state.mode) and node.state.checked < node.state.check_runs)
+            run = node.state.check_runs
+            found = await self.measure(CheckRequest(kind=node.config.preflight.value))
+            node.on_checked(run, (*found, *([self._clock] if self._clock is not None else [])))
 
     async def answer(self, question: CheckNode, *, handed_out: datetime) -> NodeChecks:
         """Answers a user.
@@ -85,6 +100,10 @@ def _checks(report: ChecksReport) -> Iterable[Check]:
 
 def _clock(handed_out: datetime) -> Check:
     return Check(name="clock", value=(datetime.now(UTC) - handed_out).total_seconds(), unit="s")
+
+
+def _difference(clock: Check) -> float:
+    return abs(clock.value or 0.0)
 
 
 async def _reach(peer: Peer) -> Check:

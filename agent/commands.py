@@ -63,6 +63,7 @@ class Commands:
         """
         if refusal := self._node.refusal(request.node):
             raise ApplicationError(refusal, type="WrongIncarnation", non_retryable=True)
+        self._checks.on_time(activity.info().started_time)
         await self._lease.hold(request)
 
     @activity.defn(name="apply_desired")

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from perdure.base.credentials.names import GATEWAY_NAME
 from perdure.contract import NodeCredentials
 from perdure.spec.checkpoint import Checkpoint
+from perdure.spec.preflight import Preflight
 from perdure.spec.timing import Timing
 
 CONFIG_VARIABLE = "PERDURE_AGENT_CONFIG"
@@ -83,6 +84,8 @@ class AgentConfig(BaseModel):
     """The ports that may be listened on for other nodes, as in the specification; None for any free one."""
     copies_dir: Path | None = None
     """A folder in memory of the agent alone, for what other nodes have saved; unset: the machine's shared memory."""
+    preflight: Preflight = Preflight.OFF
+    """Checks of the machine that it makes before its node is taken into a world."""
     log_patterns: dict[int, str] = {}
     """The patterns of `retry.rules`, by the number of the rule."""
     labels: dict[str, str] = {}

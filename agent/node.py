@@ -24,6 +24,8 @@ from perdure.agent.state import AgentState, KeptState, StateFile
 from perdure.agent.training_reports import TrainingReports
 from perdure.contract import (
     ApplyDesired,
+    Check,
+    Checked,
     Commit,
     Failure,
     Finished,
@@ -119,6 +121,7 @@ class Node:
             complete=max(desired.complete_generation, state.complete),
             stages_complete=max(desired.stages_complete, state.stages_complete),
             checkpoint_request=max(desired.checkpoint_request, state.checkpoint_request),
+            check_runs=max(desired.check_runs, state.check_runs),
             commit=desired.commit,
             copies=desired.copies or state.copies,
             released=state.released or (desired.released and bool(state.ended_by)),
@@ -199,6 +202,11 @@ class Node:
         number = self.state.checks.number + 1 if self.state.checks is not None else 1
         self._keep(checks=replace(request, number=number))
         return number
+
+    def on_checked(self, run: int, checks: tuple[Check, ...]) -> None:
+        """Reports what the checks of the machine have found."""
+        self._keep(checked=run)
+        self._to_group.put(Checked(**envelope(self.config.node), run=run, checks=checks))
 
     @property
     def _saves_first(self) -> bool:

@@ -63,6 +63,10 @@ class AgentState(BaseModel):
     """Counts the requests for the ranks' stacks."""
     stacks_by_signal: bool = True
     """The newest request is for the ranks' own answers, and not only for what the kernel says of them."""
+    check_runs: int = 1
+    """The number of runs of the checks of its machine that the node is to make before it is taken into a world."""
+    checked: int = 0
+    """The last one that it has reported."""
     checks: CheckRequest | None = None
     """The newest request to measure the machine."""
     complete: int = 0

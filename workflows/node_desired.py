@@ -54,6 +54,7 @@ def desired_of(table: NodeTable, record: NodeRecord) -> NodeDesired:
         world=world,
         inquiry=inquiry,
         command_restarts=target.command_restarts,
+        check_runs=target.check_runs,
         checkpoint_request=request,
         commit=_commit(table, record),
         copies=table.copy_target(node) or taken.copies,

@@ -11,6 +11,7 @@ from datetime import datetime
 from perdure.contract import (
     Adopt,
     AgentMessage,
+    Checked,
     CheckpointCommitted,
     CheckpointRef,
     CheckpointRestored,
@@ -41,6 +42,7 @@ from perdure.contract.identity import identity_of
 from perdure.contract.names import node_name, node_task_queue
 from perdure.contract.transitions import (
     AnyTransition,
+    NodeChecked,
     NodeCommittedCheckpoint,
     NodeEnding,
     NodeJoined,
@@ -356,6 +358,12 @@ class NodeTable:
         self.put(record.replace(store_ports=ports))
         if ports != record.store_ports:
             self.report(NodePortsChanged(**identity_of(record.node), time=message.time, store_ports=ports))
+
+    def checked(self, message: Checked) -> None:
+        record = self._accept_message(message)
+        if record is not None:
+            known = identity_of(record.node)
+            self.report(NodeChecked(**known, time=message.time, run=message.run, checks=message.checks))
 
     def checkpoint_stored(self, message: CheckpointStored) -> None:
         record = self._accept_message(message)

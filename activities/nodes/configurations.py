@@ -56,6 +56,7 @@ def agent_configuration(
         timing=spec.timing,
         termination_grace=spec.limits.termination_grace_period.total_seconds(),
         outputs_logs=spec.outputs.logs,
+        preflight=spec.preflight,
         log_patterns={number: rule.match.log for number, rule in enumerate(spec.retry.rules) if rule.match.log},
         labels=dict(spec.labels),
         metrics_port=metrics_port,

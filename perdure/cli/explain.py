@@ -71,6 +71,8 @@ def _meaning(incident: IncidentView) -> str:
         return "nothing was interrupted: the world trains without it"
     if incident.observation and incident.observation.started_over:
         return "the training began at its first step, beside checkpoints that are damaged"
+    if incident.observation and incident.observation.failed_check:
+        return "nothing was interrupted: the machine was checked before the node was taken into a world"
     if incident.observation and incident.observation.bad_number:
         return "nothing was interrupted; what is computed from such a number is none, either"
     if incident.observation and incident.observation.not_deterministic:
@@ -126,6 +128,9 @@ def _decision(incident: IncidentView) -> str:
         return "request it again, with growing pauses"
     if incident.observation and incident.observation.started_over:
         return "start over, and delete none of these checkpoints"
+    if incident.observation and incident.observation.failed_check:
+        refused = incident.observation.refused
+        return "replace the node, on another machine if one has room" if refused else "take the node in"
     if incident.observation and incident.observation.bad_number:
         return "nothing: the training continued with it"
     if incident.observation and incident.observation.not_deterministic:
@@ -198,6 +203,8 @@ def _advice(incident: IncidentView, *, job: str, flag: str, ended: JobPhase | No
         return "change what refuses it, which the text above names: docs/kubernetes.md, What the job learns"
     if incident.observation and incident.observation.started_over:
         return "remove these checkpoints once no one needs them: this job does not"
+    if incident.observation and incident.observation.failed_check:
+        return f"have that machine looked at; perdure check {job}{flag} shows the others: docs/checks.md"
     if incident.observation and incident.observation.bad_number:
         return "recovery.on_nan in the job's file has a job go back by itself, or stop: docs/numbers.md"
     if incident.observation and incident.observation.not_deterministic:

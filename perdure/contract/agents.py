@@ -12,6 +12,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from perdure.contract.base import LONGEST_ERROR, ErrorText, LogTail, Message, ShortText, Time, Vocabulary, shorten
+from perdure.contract.checks import MOST_CHECKS, Check
 from perdure.contract.logs import LogPosition
 from perdure.contract.nodes import LARGEST_PORT, Ports, WorldRequest
 from perdure.contract.routes import Destination, Route, RoutedMessage
@@ -23,6 +24,7 @@ from perdure_training.node_api.bodies import RankExit
 __all__ = [
     "AgentMessage",
     "BadNumber",
+    "Checked",
     "CopyReceiver",
     "Corruption",
     "CorruptionKind",
@@ -234,6 +236,14 @@ class PortsChanged(AgentMessage, route=Route(Destination.GROUP, "ports_changed",
     """A world has taken a port, so the ports that the node offers for the store of the next one have changed."""
 
     store_ports: Ports = ()
+
+
+class Checked(AgentMessage, route=Route(Destination.GROUP, "checked", newest_only=True)):
+    """The node has checked its machine before it is taken into a world."""
+
+    run: int = Field(ge=1)
+    """Counts the runs; a second one decides where the first has failed."""
+    checks: Annotated[tuple[Check, ...], AfterValidator(lambda checks: checks[:MOST_CHECKS])] = ()
 
 
 class DeviceUsage(Message):

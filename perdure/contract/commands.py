@@ -72,6 +72,8 @@ class NodeDesired(Message):
     command_restarts: int = 0
     """The number of times that the command was to be started again on its node after it had ended between two
     worlds."""
+    check_runs: int = 0
+    """The number of runs of the checks of its machine that the job has requested."""
     checkpoint_request: int = 0
     """The newest request for a checkpoint, of which the node of rank 0 has its ranks make one; 0 for none."""
     commit: Commit | None = None

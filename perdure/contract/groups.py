@@ -55,6 +55,8 @@ class DesiredNode(Message):
     """The number of restarts of its command between two worlds that the job has requested."""
     released: bool = False
     """It is being ended from outside, and need not wait for a checkpoint any longer."""
+    check_runs: int = 0
+    """The number of runs of its checks that the job has requested, where the first one is not enough."""
 
 
 class Member(Message):

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field
 from perdure.contract.agents import PrintedLines, StepTimesOfRanks, WorldStart
 from perdure.contract.base import ShortText, Time
 from perdure.contract.checkpoints import CheckpointRef, Restore, StoredCheckpoint
+from perdure.contract.checks import Check
 from perdure.contract.hangs import StallLook
 from perdure.contract.identity import Incarnation
 from perdure.contract.nodes import WorldRequest
@@ -20,6 +21,7 @@ from perdure.contract.vocabulary import LossCause
 __all__ = [
     "AnyTransition",
     "NodeChangedOtherwise",
+    "NodeChecked",
     "NodeCommanded",
     "NodeCommittedCheckpoint",
     "NodeCreateFailed",
@@ -125,6 +127,15 @@ class NodeStepTimes(NodeTransition):
 
     kind: Literal["STEP_TIMES"] = "STEP_TIMES"
     ranks: StepTimesOfRanks = ()
+
+
+class NodeChecked(NodeTransition):
+    """It has checked its machine."""
+
+    kind: Literal["CHECKED"] = "CHECKED"
+    run: int = 1
+    """As in `Checked`."""
+    checks: tuple[Check, ...] = ()
 
 
 class NodePortsChanged(NodeTransition):
@@ -247,6 +258,7 @@ _ANY = (
     | NodeStallEnded
     | NodeStepTimes
     | NodePortsChanged
+    | NodeChecked
     | NodeCommanded
     | NodeUnreachable
     | NodeReachable

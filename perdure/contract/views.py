@@ -116,6 +116,10 @@ class Observation(Message):
     """The script's step differs with itself, so that replays say nothing about devices."""
     stragglers: tuple[Straggler, ...] = ()
     """Ranks for which all others wait, as they were found."""
+    failed_check: bool = False
+    """The machine of a node failed a check before the node was taken into a world."""
+    refused: bool = False
+    """That node was not taken in."""
 
 
 class Suspect(Message):

@@ -16,6 +16,7 @@ from .checkpoint import Checkpoint
 from .data import Outputs, Volume, Workdir
 from .durations import Duration
 from .network import Network
+from .preflight import Preflight
 from .recovery import CapacityLoss, Limits, Recovery, Retry
 from .roles import Role
 from .rules import RuleAction
@@ -107,6 +108,9 @@ class JobSpec(Section):
     """Replacement of lost nodes, and restarts of ranks."""
     retry: Retry = Retry()
     """Limits on the number of repairs before the job stops."""
+    preflight: Preflight = Preflight.OFF
+    """Checks of each new node's machine: `off`, `quick`, or `full` with its devices. A node that fails one which other
+    nodes pass is not taken in, and its machine is avoided: see docs/checks.md."""
     limits: Limits = Limits()
     """Time limits of the job and its parts."""
     outputs: Outputs = Outputs()

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
 from perdure.agent import checks
 from perdure.agent.checks import Checker
-from perdure.contract import CheckKind, CheckNode, NodeChecks, NodeLink, Peer
+from perdure.contract import Checked, CheckKind, CheckNode, NodeChecks, NodeLink, Peer
 from perdure.contract.checks import MOST_CHECKS
-from perdure_training.node_api.bodies import CheckFigure, CheckRequest, ChecksReport
+from perdure.spec.preflight import Preflight
+from perdure_training.node_api.bodies import CheckFigure, CheckRequest, ChecksReport, LauncherHello
 from tests.agent.bench import IDENTITY, Bench
 
 QUESTION = CheckNode(uid=IDENTITY.uid, role=IDENTITY.role, rank=IDENTITY.rank, incarnation=IDENTITY.incarnation)
@@ -96,3 +98,55 @@ async def test_a_restarted_agent_counts_on(bench: Bench):
     """The launcher answers a number once."""
     first = bench.node.request_checks(CheckRequest())
     assert bench.start().request_checks(CheckRequest(kind="full")) == first + 1
+
+
+@pytest.fixture
+def checking(tmp_path: Path) -> Bench:
+    """A node of a job with `preflight: quick`."""
+    return Bench(tmp_path, preflight=Preflight.QUICK)
+
+
+async def test_checks_before_a_world_are_reported_once_with_the_clock(checking: Bench):
+    bench, checker = checking, Checker(checking.node)
+    checker.on_time(datetime.now(UTC) - timedelta(seconds=9))
+    checker.on_time(datetime.now(UTC) - timedelta(seconds=3))
+    running = asyncio.create_task(checker.preflight())
+    assert await bench.node.changed.wait_for(lambda: bench.node.state.checks is not None, within=5)
+    checker.on_report(report(bench, CheckFigure(name="memory", value=9.0)))
+    assert await bench.node.changed.wait_for(lambda: bench.node.state.checked == 1, within=5)
+    (message,) = bench.group.of(Checked)
+    memory, clock = message.checks
+    assert (message.run, memory.name, clock.name) == (1, "memory", "clock")
+    # An activity may begin late, so the least difference counts.
+    assert 3.0 <= clock.value < 8.0
+    running.cancel()
+    # An agent that was started again has nothing left to check.
+    again = Checker(bench.start())
+    assert bench.node.state.checked == 1
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await again.preflight()
+
+
+async def test_the_job_can_ask_for_a_second_run(checking: Bench):
+    bench, checker = checking, Checker(checking.node)
+    running = asyncio.create_task(checker.preflight())
+    for run in (1, 2):
+        assert await bench.node.changed.wait_for(
+            lambda run=run: bench.node.state.checks is not None and bench.node.state.checks.number == run, within=5
+        )
+        checker.on_report(report(bench))
+        assert await bench.node.changed.wait_for(lambda run=run: bench.node.state.checked == run, within=5)
+        bench.node.apply_desired(bench.desires.next(check_runs=2))
+    assert [message.run for message in bench.group.of(Checked)] == [1, 2]
+    running.cancel()
+
+
+async def test_nothing_is_measured_before_the_launcher_runs(tmp_path: Path):
+    """Its container may take minutes to start."""
+    bench = Bench(tmp_path, preflight=Preflight.QUICK, mode="")
+    running = asyncio.create_task(Checker(bench.node).preflight())
+    assert not await bench.node.changed.wait_for(lambda: bench.node.state.checks is not None, within=0.2)
+    bench.node.on_launcher_hello(LauncherHello(pid=1, mode="torchrun", processes=1))
+    assert await bench.node.changed.wait_for(lambda: bench.node.state.checks is not None, within=5)
+    running.cancel()

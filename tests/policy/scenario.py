@@ -9,6 +9,7 @@ from uuid import UUID
 
 from perdure.contract import (
     BadNumber,
+    Check,
     CheckpointRef,
     Corruption,
     CorruptionKind,
@@ -32,6 +33,7 @@ from perdure.contract import (
 )
 from perdure.contract.transitions import (
     AnyTransition,
+    NodeChecked,
     NodeCommanded,
     NodeJoined,
     NodeLost,
@@ -57,6 +59,7 @@ FACTS: dict[str, Any] = {
     "look": StallLook(generation=1, since=START, taken_at=START),
 }
 """The facts of any transition that has no default for them; other kinds ignore them."""
+GOOD_DISK = Check(name="disk", subject="run directory", unit="MB/s", value=500.0)
 
 
 class Scenario:
@@ -108,6 +111,11 @@ class Scenario:
             ports = tuple(next(self._ports) for _ in range(4))
             self.transition(rank, NodeReady, store_ports=ports, processes=processes, generation=after, stage=at)
         return self
+
+    def checked(self, rank: int, processor: float = 1000.0, *, run: int = 1, disk: Check = GOOD_DISK) -> Scenario:
+        """The node has checked its machine."""
+        checks = (Check(name="processor", value=processor, unit="MB/s"), disk)
+        return self.transition(rank, NodeChecked, run=run, checks=checks)
 
     def steps(self, *ranks: int, saves: bool | None = None) -> Scenario:
         """The given members, or all, step in the current world."""

@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from tests.support.command_line import CommandLine
+from perdure.client.connection import payload_encryption
+from perdure.contract import IncidentView, JobPhase
+from tests.support.command_line import PERDURE, CommandLine
 from tests.support.small_disks import small_disk
+from tests.support.waiting import eventually
+from tests.system.joined import machines
 from tests.system.site import WALK, Site
 
 
@@ -46,3 +50,39 @@ async def test_a_folder_without_room_is_named_and_the_command_fails(site: Site, 
     assert shown.code == 3, shown.out + shown.err
     assert "No space left on device" in shown.out
     assert "is less than 64 MB: the log of a node takes so many MB" in shown.out
+
+
+async def test_a_machine_whose_disk_is_full_is_not_taken_in_and_another_one_is(site: Site, tmp_path: Path):
+    endpoint = site.client.endpoint
+    environment = {"TEMPORAL_ADDRESS": endpoint.address, **payload_encryption(endpoint).environment}
+    with small_disk(tmp_path / "small", "1m") as folder:
+        async with machines(tmp_path, environment) as here:
+            job = await site.submit(script=WALK, backend="joined", preflight="quick")
+            here.join(job.name, "good")
+            full = here.start(*PERDURE, "join", job.name, "--node-id", "full", environment={"TMPDIR": str(folder)})
+            incidents: list[IncidentView] = []
+
+            async def refused() -> bool:
+                incidents[:] = await job.incidents()
+                return bool(incidents)
+
+            await eventually(refused, what="a machine is refused")
+            await full.leave()
+            here.join(job.name, "spare")
+            await job.running(nodes=2)
+            (incident,) = await job.incidents()
+            assert "was not taken in" in incident.title
+            full_disk = f"disk of temporary folder: {folder}: No space left on device"
+            assert any(sign.text.endswith(full_disk) for sign in incident.evidence)
+            assert incident.observation is not None
+            assert incident.observation.refused
+            assert (await job.status()).generation == 1
+            job.finish()
+            assert (await site.client.wait(job.name)).phase is JobPhase.SUCCEEDED
+
+
+async def test_a_job_whose_nodes_are_checked_trains_and_nothing_is_said(site: Site):
+    job = await site.submit(script=WALK, preflight="full")
+    status = await job.running(nodes=2)
+    assert status.generation == 1
+    assert not await job.incidents()

@@ -54,6 +54,7 @@ OF_A_NODE: dict[str, list[dict[str, Any]]] = {
     ],
     "lease_taken": [{"agent_started_at": LAST, "epoch": LARGE}],
     "ports_changed": [{"store_ports": [LARGE, *range(60_000)], "time": LAST}],
+    "checked": [{"run": 1, "checks": [{"name": "x" * 500, "value": 1e308}] * 3000}, {"run": LARGE}],
     "checkpoint_stored": [
         {"stored": {"checkpoint": CHECKPOINT, "size": LARGE, "took": "9999d", "answers": LARGE}},
         {"stored": {"checkpoint": CHECKPOINT | {"place": "../.."}}},

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from perdure.contract import (
+    Check,
+    Checked,
     CopyReceiver,
     DatasetNeeded,
     DatasetParameters,
@@ -24,7 +26,7 @@ from perdure.contract import (
     PortsChanged,
     Ready,
 )
-from perdure.contract.transitions import AnyTransition, NodeCreateFailed, NodeJoined, NodePending
+from perdure.contract.transitions import AnyTransition, NodeChecked, NodeCreateFailed, NodeJoined, NodePending
 from perdure.spec.validate import parse_spec
 from perdure.workflows import options
 from perdure.workflows.backend_reports import begin_watch, take_watch_events
@@ -126,6 +128,16 @@ def test_ports_are_those_of_the_newest_report() -> None:
         table.table.ports_changed(PortsChanged(sender=NODE, sequence=sequence, time=NOW, store_ports=ports))
     [view] = table.table.views()
     assert view.store_ports == (7, 8)
+
+
+def test_each_run_of_checks_is_reported_once() -> None:
+    table = Table()
+    table.joined()
+    checks = (Check(name="memory", value=9.0),)
+    for sequence in (9, 9, 10):
+        table.table.checked(Checked(sender=NODE, sequence=sequence, time=NOW, run=sequence - 8, checks=checks))
+    reported = [one for one in table.table.transitions.carried.waiting if isinstance(one, NodeChecked)]
+    assert [(one.run, one.checks) for one in reported] == [(1, checks), (2, checks)]
 
 
 def test_what_a_queue_said_is_late_once_the_agent_has_joined() -> None:

@@ -16,7 +16,7 @@ from operator import itemgetter
 from perdure.contract import BadNumber, Corruption, Failure, Finished, JobPhase, JoinRequest
 from perdure.contract.transitions import NodeTransition
 from perdure.spec.job import JobSpec
-from perdure.workflows.policy.capacity import joining, planned_changes, staffing
+from perdure.workflows.policy.capacity import admission, joining, planned_changes, staffing
 from perdure.workflows.policy.capacity.staffing import TokenSource
 from perdure.workflows.policy.checkpoints import commits
 from perdure.workflows.policy.diagnosis import bad_numbers, hangs, stragglers, unreachable
@@ -160,7 +160,7 @@ def advance_role(state: RoleInJob, job: JobSpec, now: datetime, *, new_token: To
         return state
     # The next world waits for the end of the surplus, too.
     state = staffing.dismiss_idle_surplus(state, job, now)
-    state = forming.form(state, job, now)
+    state = forming.form(admission.admit(state, now), job, now)
     state = staffing.staff(state, job, now, new_token=new_token)
     return observations.observe_uncreated(_note_stepping(state, now), now)
 

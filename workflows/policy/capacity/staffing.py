@@ -11,6 +11,7 @@ from uuid import UUID
 
 from perdure.contract import NodePhase
 from perdure.spec.job import JobSpec
+from perdure.spec.preflight import Preflight
 from perdure.workflows.policy.capacity import node_avoidance
 from perdure.workflows.policy.record import incidents
 from perdure.workflows.policy.repair import memory
@@ -54,6 +55,8 @@ def staff(state: RoleInJob, job: JobSpec, now: datetime, *, new_token: TokenSour
             uncreated_since=node.uncreated_since if node else None,
             reason=succession.reason_of_successor(node) if node else "",
             avoids=avoids,
+            unchecked=job.preflight is not Preflight.OFF,
+            refusals=node.refusals if node else 0,
             catching_up=state.stages_complete > 0,
         )
         state = state.with_node(succession.succeed(state, node, newer, job, now))

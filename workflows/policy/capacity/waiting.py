@@ -30,6 +30,7 @@ _ON_THEIR_WAY = {
     NodePhase.JOINED: "its command has not reached the rendezvous",
 }
 """Reasons for nodes that give none themselves."""
+_IS_CHECKED = "its machine is being checked"
 
 
 @dataclass(frozen=True)
@@ -135,9 +136,13 @@ def blocking_node(state: RoleInJob) -> NodeState | None:
     ]
     if nodes:
         return min(nodes, key=lambda node: (not node.queued, node.uncreated_since is None, node.rank))
-    late = [node for node in state.nodes.values() if node.phase in _ON_THEIR_WAY and not state.is_member(node)]
-    found = min(late, key=lambda node: node.rank, default=None)
-    return found.replace(reason=_ON_THEIR_WAY[found.phase]) if found is not None else None
+    late = [
+        node
+        for node in state.nodes.values()
+        if (node.phase in _ON_THEIR_WAY or (node.alive and node.unchecked)) and not state.is_member(node)
+    ]
+    found = min(late, key=lambda node: (node.checked_runs, node.rank), default=None)
+    return found.replace(reason=_ON_THEIR_WAY.get(found.phase, _IS_CHECKED)) if found is not None else None
 
 
 def describe(state: RoleInJob, job: JobSpec, *, available: int) -> str:

@@ -18,7 +18,7 @@ _SHARES = {"processor": 0.5, "memory": 0.4, "disk": 0.1, "matmul": 0.7}
 """The least share of the median of other machines with which a figure passes. Disks differ most from one moment to the
 next, and devices that compute nothing else least."""
 
-_COMPARED = 32
+_MOST_COMPARED = 32
 """Machines with which one is compared: a median needs no more."""
 
 
@@ -97,7 +97,7 @@ def _figures(node: NodeChecks, check: Check, others: Sequence[NodeChecks]) -> li
     compared: set[int] = set()
     for other in others:
         own = other.node == node.node
-        if (not own and other.host and other.host == node.host) or len(compared) >= _COMPARED:
+        if (not own and other.host and other.host == node.host) or len(compared) >= _MOST_COMPARED:
             continue
         for one in other.checks:
             is_alike = one.name == check.name and (one.name != "disk" or one.subject == check.subject)

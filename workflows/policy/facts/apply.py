@@ -12,6 +12,7 @@ from perdure.contract import BadNumber, Corruption, Failure, Finished, ShardsSet
 from perdure.contract.transitions import (
     AnyTransition,
     NodeChangedOtherwise,
+    NodeChecked,
     NodeCommanded,
     NodeCommittedCheckpoint,
     NodeCreated,
@@ -36,7 +37,7 @@ from perdure.contract.transitions import (
     NodeUnresponsive,
 )
 from perdure.workflows.policy.diagnosis import claims
-from perdure.workflows.policy.facts.arrivals import on_joined, on_ports_changed, on_ready
+from perdure.workflows.policy.facts.arrivals import on_checked, on_joined, on_ports_changed, on_ready
 from perdure.workflows.policy.facts.bad_numbers import on_bad_number
 from perdure.workflows.policy.facts.commands import on_commanded, on_unresponsive
 from perdure.workflows.policy.facts.corruption import on_corruption
@@ -108,6 +109,8 @@ def _on_current(state: RoleInJob, node: NodeState, transition: AnyTransition, no
             return on_joined(state, node, transition, now)
         case NodeReady():
             return on_ready(state, node, transition, now)
+        case NodeChecked():
+            return on_checked(state, node, transition, now)
         case NodePortsChanged():
             return on_ports_changed(state, node, transition)
         case NodeStepping():

@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 
 from perdure.contract import EvidenceSource, FailureClass, NodePhase
-from perdure.contract.transitions import NodeJoined, NodePortsChanged, NodeReady
+from perdure.contract.transitions import NodeChecked, NodeJoined, NodePortsChanged, NodeReady
+from perdure.workflows.policy.diagnosis import preflight
 from perdure.workflows.policy.diagnosis.interruptions import interrupt
 from perdure.workflows.policy.facts.nodes import fresh_ports, with_address, with_preparation
 from perdure.workflows.policy.record import incidents
@@ -66,6 +67,14 @@ def on_ready(state: RoleInJob, node: NodeState, ready: NodeReady, now: datetime)
         text=f"node {node.rank} waits for a new world",
     )
     return interrupt(state, failure, now=now, generation=ready.generation)
+
+
+def on_checked(state: RoleInJob, node: NodeState, checked: NodeChecked, now: datetime) -> RoleInJob:
+    """Takes in what the checks of the node's machine have found; of several runs the better one counts."""
+    if not node.unchecked or checked.run <= node.checked_runs:
+        return state
+    checks = preflight.better(node.checks, checked.checks)
+    return state.with_node(node.replace(checks=checks, checked_runs=checked.run, checked_at=now))
 
 
 def on_ports_changed(state: RoleInJob, node: NodeState, changed: NodePortsChanged) -> RoleInJob:

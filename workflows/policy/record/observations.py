@@ -12,6 +12,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from perdure.contract import (
+    Check,
     Considered,
     Evidence,
     EvidenceSource,
@@ -24,6 +25,7 @@ from perdure.contract import (
 from perdure.contract.base import shorten
 from perdure.spec.durations import format_duration
 from perdure.workflows.policy.diagnosis import hangs
+from perdure.workflows.policy.diagnosis.preflight import describe
 from perdure.workflows.policy.record.incidents import KEPT_EVIDENCE, KEPT_INCIDENTS
 from perdure.workflows.policy.state.job import RoleInJob
 from perdure.workflows.policy.state.node import NodeState
@@ -71,6 +73,10 @@ _NO_STOP = Considered(
 )
 
 _NO_STOP_OF_JOB = Considered(option="stop the job", why_not="checkpoint.on_unusable is start_over")
+
+_NOT_TAKEN_IN = Considered(
+    option="take it in", why_not="a second run of the check says the same, and other nodes pass it"
+)
 
 _NO_END = Considered(
     option="stop the job", why_not="it has nodes.min nodes, and what refuses the others may end at any time"
@@ -261,6 +267,40 @@ def observe_straggler(state: RoleInJob, found: Straggler, text: str, now: dateti
     return _append(state, state.incidents, entry)
 
 
+def observe_failed_check(
+    state: RoleInJob, node: NodeState, checks: tuple[Check, ...], now: datetime, *, taken_in: str = ""
+) -> RoleInJob:
+    """Records that the machine of a new node fails checks.
+
+    Args:
+        state: The job.
+        node: The node.
+        checks: The checks that have failed.
+        now: The present time.
+        taken_in: Why the node is taken in nevertheless; empty where it is not.
+    """
+    texts = [shorten(f"node {node.rank}: {describe(check)}") for check in checks]
+    what = f"node {node.rank} {'was taken in although it fails a check' if taken_in else 'was not taken in'}"
+    other = Considered(option="replace the node", why_not=taken_in) if taken_in else _NOT_TAKEN_IN
+    entry = IncidentView(
+        number=state.incident_count + 1,
+        role=state.role,
+        title=shorten(f"{what}: {describe(checks[0])}"),
+        started_at=node.checked_at or now,
+        noticed_at=now,
+        closed_at=now,
+        observation=Observation(failed_check=True, refused=not taken_in),
+        evidence=tuple(
+            Evidence(time=node.checked_at or now, source=EvidenceSource.AGENT, rank=node.rank, text=text)
+            for text in texts[:KEPT_EVIDENCE]
+        ),
+        considered=(other,),
+        generation_before=state.generation,
+        nodes_before=state.world.nodes if state.world else 0,
+    )
+    return _append(state, state.incidents, entry)
+
+
 def uncreated_nodes(state: RoleInJob) -> list[NodeState]:
     """Returns the nodes that the backend cannot create for now, other than for lack of capacity."""
     nodes = (node for node in state.nodes.values() if node.uncreated_since is not None)
@@ -309,14 +349,8 @@ def observe_uncreated(state: RoleInJob, now: datetime) -> RoleInJob:
 def _of_pause(state: RoleInJob, entry: IncidentView) -> bool:
     """Whether the entry is about a pause of the role's present world."""
     in_this_world = (entry.role, entry.generation_before) == (state.role, state.generation)
-    return in_this_world and not (
-        _of_storage(entry)
-        or _of_uncreated(entry)
-        or _of_start_over(entry)
-        or _of_bad_number(state, entry)
-        or _of_replays(entry)
-        or _of_straggler(state, entry)
-    )
+    seen = entry.observation
+    return in_this_world and seen is not None and bool(seen.unreachable or seen.stalled)
 
 
 def _of_uncreated(entry: IncidentView) -> bool:
@@ -341,10 +375,6 @@ def _of_straggler(state: RoleInJob, entry: IncidentView) -> bool:
     """Whether the entry is about slow ranks of the role's present world."""
     found = entry.observation is not None and bool(entry.observation.stragglers)
     return found and entry.generation_before == state.generation
-
-
-def _of_start_over(entry: IncidentView) -> bool:
-    return entry.observation is not None and entry.observation.started_over
 
 
 def _append(state: RoleInJob, kept: tuple[IncidentView, ...], entry: IncidentView) -> RoleInJob:

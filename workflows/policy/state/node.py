@@ -7,6 +7,7 @@ from datetime import datetime
 from pydantic import Field
 
 from perdure.contract import (
+    Check,
     Evidence,
     EvidenceSource,
     FailureClass,
@@ -128,6 +129,20 @@ class NodeState(NodeFacts, Incarnation):
     """The generation of that report."""
     look: StallLook | None = None
     """Where its stalled ranks are."""
+    unchecked: bool = False
+    """Its machine is to be checked before a world includes it."""
+    check_runs: int = 0
+    """The number of runs of these checks that the job has requested; 0 where the first one is enough."""
+    checked_runs: int = 0
+    """The number of runs that it has reported."""
+    checked_at: datetime | None = None
+    """When the last of them arrived."""
+    checks: tuple[Check, ...] = ()
+    """What they have found, until the job has decided on it."""
+    figures: dict[str, float] = Field(default={})
+    """What other machines are compared with: the figures of a node that was taken in."""
+    refusals: int = 0
+    """Incarnations of this rank in a row that were not taken in because of their machines."""
     cut_off: bool = False
     """It waits for a world, and cannot connect to the current one; `reason` names the address."""
     failed_starts: int = 0

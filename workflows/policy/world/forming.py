@@ -50,13 +50,17 @@ def candidates(state: RoleInJob) -> list[NodeState]:
     While the world is stopped, a replacement counts from its agent's first report on: the others start their ranks
     while its command is still on its way to the rendezvous. A replacement whose last incarnation did not reach the
     rendezvous must first reach it. A node that is cut off from the others counts only where there is no world without
-    it, and a node whose predecessor may still train does not count at all.
+    it. A node whose predecessor may still train, or whose machine is not checked yet, does not count at all.
     """
     if state.between_stages:
         return [
             node
             for node in state.nodes.values()
-            if node.reachable and not node.predecessor and node.rank < state.nodes_max and stages.at_stage(state, node)
+            if node.reachable
+            and not node.predecessor
+            and not node.unchecked
+            and node.rank < state.nodes_max
+            and stages.at_stage(state, node)
         ]
     is_stopped = state.world is not None and state.interruption is not None
     found = [
@@ -65,6 +69,7 @@ def candidates(state: RoleInJob) -> list[NodeState]:
         if node.alive
         and node.reachable
         and not node.predecessor
+        and not node.unchecked
         and node.rank < state.nodes_max
         and (
             stages.at_stage(state, node)
