@@ -171,7 +171,5 @@ def world_of(world: DesiredWorld, rank: int, member: Member) -> World:
         store_port=world.store_port,
         store_host=world.store_rank == rank,
         stage=world.stage,
-        unsound=None
-        if world.unsound is None
-        else UnsoundSteps(generation=world.unsound.generation, after=world.unsound.after),
+        unsound=None if world.unsound is None else UnsoundSteps(**world.unsound.model_dump()),
     )

@@ -189,7 +189,7 @@ def generation_environment(world: World, *, progress: Path, run_id: str, parent:
     unsound = world.unsound
     return {
         GENERATION_VARIABLE: str(world.generation),
-        UNSOUND_VARIABLE: f"{unsound.generation}:{unsound.after}" if unsound is not None else "",
+        UNSOUND_VARIABLE: "" if unsound is None else f"{unsound.generation}:{unsound.after}:{unsound.found_at}",
         STAGE_VARIABLE: str(stage),
         PROGRESS_VARIABLE: str(progress),
         RUN_ID_VARIABLE: run_id,

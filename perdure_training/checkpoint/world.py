@@ -18,7 +18,7 @@ from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[re
 
 from perdure_training.checkpoint.staging import Layout
 from perdure_training.node_api.bodies import UnsoundSteps
-from perdure_training.node_api.rank_environment import UNSOUND_VARIABLE, generation_of, has_job_rank
+from perdure_training.node_api.rank_environment import generation_of, has_job_rank, unsound_steps_of
 from perdure_training.snapshots.arena import Header
 
 FOLDER_VARIABLE = "PERDURE_MEMORY_DIR"
@@ -79,13 +79,8 @@ def identity(environment: Mapping[str, str]) -> RankIdentity | None:
         store=(address, int(port)),
         node=int(node[1]) if (node := _NODE.fullmatch(environment.get(NODE_VARIABLE, ""))) else None,
         memory_origin=environment.get(ORIGIN_VARIABLE, ""),
-        unsound=_unsound_steps(environment.get(UNSOUND_VARIABLE, "")),
+        unsound=unsound_steps_of(environment),
     )
-
-
-def _unsound_steps(text: str) -> UnsoundSteps | None:
-    generation, _, after = text.partition(":")
-    return UnsoundSteps(generation=int(generation), after=int(after)) if text else None
 
 
 def own_identity() -> RankIdentity | None:

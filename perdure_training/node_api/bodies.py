@@ -54,6 +54,8 @@ class UnsoundSteps(Body):
 
     generation: int
     after: int
+    found_at: int = -1
+    """The step whose loss was not a number; below 0 where the job went back for another reason."""
 
     def has(self, *, generation: int, step: int) -> bool:
         """Whether a state that a generation saved at this step is one of them."""

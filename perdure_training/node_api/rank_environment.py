@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from perdure_training.node_api.bodies import UnsoundSteps
+
 GENERATION_VARIABLE: Final = "PERDURE_GENERATION"
 PROGRESS_VARIABLE: Final = "PERDURE_PROGRESS_DIR"
 RUN_ID_VARIABLE: Final = "PERDURE_RUN_ID"
@@ -14,7 +16,7 @@ ROLLS_BACK_VARIABLE: Final = "PERDURE_ROLLS_BACK"
 SPIKES_VARIABLE: Final = "PERDURE_REPORT_SPIKES"
 """Set where spikes of the loss and of the gradient norm are reported."""
 UNSOUND_VARIABLE: Final = "PERDURE_UNSOUND"
-"""`UnsoundSteps` as GENERATION:AFTER; empty for none."""
+"""`UnsoundSteps` as GENERATION:AFTER:FOUND_AT; empty for none."""
 
 
 def is_rank(environment: Mapping[str, str]) -> bool:
@@ -38,6 +40,19 @@ def generation_of(environment: Mapping[str, str]) -> int:
         ValueError: if the variable is not as the launcher sets it.
     """
     return int(environment.get(GENERATION_VARIABLE, "0"))
+
+
+def unsound_steps_of(environment: Mapping[str, str]) -> UnsoundSteps | None:
+    """Returns the saved states that the rank's world does not load; None for none.
+
+    Raises:
+        ValueError: if the variable is not as the launcher sets it.
+    """
+    text = environment.get(UNSOUND_VARIABLE)
+    if not text:
+        return None
+    generation, after, found_at = map(int, text.split(":"))
+    return UnsoundSteps(generation=generation, after=after, found_at=found_at)
 
 
 def run_directory_of(environment: Mapping[str, str]) -> Path | None:

@@ -10,7 +10,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from perdure_training.node_api.corruption_file import (
     corruption_path,
     write_corruption,
 )
-from perdure_training.node_api.rank_environment import PROGRESS_VARIABLE, generation_of, is_rank
+from perdure_training.node_api.rank_environment import PROGRESS_VARIABLE, generation_of, is_rank, unsound_steps_of
 from perdure_training.numbers import watch
 from perdure_training.replay.checksums import GradientSums, digest, sum_bits
 from perdure_training.replay.judgement import Judgement, Result, describe, judge, judge_replicas
@@ -41,6 +41,8 @@ _DISTANCES = (0, 2, 1)
 """Whose shares are computed in further replays, one after the other: each rank's own, and those of two other ranks."""
 _FAILED = 0
 """The checksum of a replay that raised an error."""
+_MADE_AGAIN = 4
+"""Steps that are checked before and at one whose loss was not a number, when it is made again."""
 _TEXTS = 8
 _MICROSECONDS = 1e6
 
@@ -92,6 +94,7 @@ class Replay:
         self._replicas = Replicas(self._parameters[0].device, group)
         self._clean: int | None = None
         """The newest step at whose check everything agreed."""
+        self._again = steps_after_a_bad_loss(os.environ)
         self._counting: tuple[int, float] | None = None
         """The number of calls since the last check ended, and the time of that."""
         self._over = False
@@ -145,7 +148,7 @@ class Replay:
             self._counting = 0, time.monotonic()
         calls, since = self._counting
         self._counting = calls + 1, since
-        return step % (self._every * self._stretch) == 0
+        return step % (self._every * self._stretch) == 0 or step in self._again
 
     def _compare(self, step: int) -> bool:
         """Compares the parameters; returns whether they agree."""
@@ -256,6 +259,14 @@ class Replay:
         cost, usual = max(one for one, _ in costs), max(1, *(one for _, one in costs))
         self._stretch = max(math.ceil(cost / (self._max_overhead * self._every * usual)), 1)
         self._counting = 0, time.monotonic()
+
+
+def steps_after_a_bad_loss(environment: Mapping[str, str]) -> range:
+    """Returns the steps that the job makes again since a loss was not a number: a device may have been the cause."""
+    unsound = unsound_steps_of(environment) if is_rank(environment) else None
+    if unsound is None or unsound.found_at < 0:
+        return range(0)
+    return range(max(unsound.after, unsound.found_at - _MADE_AGAIN) + 1, unsound.found_at + 1)
 
 
 class _Share:

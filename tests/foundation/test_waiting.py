@@ -19,6 +19,7 @@ SLEEPS = {
     "tests/system/observed.py": "a training, whose steps take time",
     "tests/system/bad_losses.py": "a training, whose steps take time",
     "tests/system/slow_rank.py": "a training, whose steps take time",
+    "tests/system/wrong_results.py": "a training, whose steps take time",
     "tests/system/saves_itself.py": "a training, whose steps take time",
     "tests/system/walk.py": "a training, whose steps take time",
     "tests/system/exact_training.py": "a training, whose steps take time",

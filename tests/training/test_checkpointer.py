@@ -256,7 +256,7 @@ def test_a_world_does_not_load_what_may_not_be_sound(world: World, monkeypatch: 
     checkpointer, _ = world.begin(state)
     for step in (1, 2, 3):
         save(checkpointer, step, {"step": step})
-    monkeypatch.setenv("PERDURE_UNSOUND", "1:2")
+    monkeypatch.setenv("PERDURE_UNSOUND", "1:2:3")
     checkpointer, step = world.begin(state)
     assert step == 2
     save(checkpointer, 3, {"step": 3})

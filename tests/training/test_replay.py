@@ -22,6 +22,7 @@ from perdure_training.node_api.corruption_file import (
 from perdure_training.replay import Replay
 from perdure_training.replay.checksums import digest, sum_bits
 from perdure_training.replay.judgement import Judgement, Result, judge, judge_replicas
+from perdure_training.replay.replay import steps_after_a_bad_loss
 from tests.training.ranks import run_ranks
 
 FAULTS = (
@@ -138,6 +139,15 @@ def test_any_bit_counts_in_a_checksum(dtype: torch.dtype):
         octets[bit // 8] ^= 1 << bit % 8
         assert digest([sum_bits(flipped), sum_bits(content)]) != usual
     assert digest([sum_bits(content), sum_bits(content)]) == usual
+
+
+@pytest.mark.parametrize(
+    ("unsound", "steps"), [("", []), ("1:55:57", [56, 57]), ("1:55:-1", []), ("1:100:200", [197, 198, 199, 200])]
+)
+def test_steps_are_checked_that_are_made_again_after_a_bad_loss(unsound: str, steps: list[int]):
+    rank = {"RANK": "0", "PERDURE_PROGRESS_DIR": "/nowhere", "PERDURE_UNSOUND": unsound}
+    assert list(steps_after_a_bad_loss(rank)) == steps
+    assert list(steps_after_a_bad_loss({"PERDURE_UNSOUND": unsound})) == []
 
 
 def test_alone_and_with_wrong_arguments():
