@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,13 +21,22 @@ from typing import Annotated, Any
 import typer
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle, WorkflowHistory
 
-from perdure.contract import JobPhase, ReasonRequest, RelaunchRequest, ScaleRequest
+from perdure.contract import (
+    JobPhase,
+    ReasonRequest,
+    RelaunchRequest,
+    ScaleRequest,
+    StalledRank,
+    StallEvidence,
+    StallLook,
+)
 from tests.histories.recorded import MANIFEST, RECORDED, freeze, write
 from tests.support.temporal_server import dev_server
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
 from tests.workflows.jobs import node, running, status, until
 from tests.workflows.joiners import WAITING, asks, join, joined_spec
+from tests.workflows.played_node import now
 
 Job = WorkflowHandle[Any, Any]
 
@@ -145,6 +155,20 @@ async def group_ends(fleet: Fleet) -> Job:
     return job
 
 
+async def rank_hangs(fleet: Fleet) -> Job:
+    """A rank is stopped while the other waits for it: both are restarted in place."""
+    job = await submit(fleet, job_spec("2"))
+    await running(job, nodes=2)
+    since = now() - timedelta(seconds=30)
+    for rank in range(2):
+        await (await node(fleet, job, rank)).stall(since)
+    stopped = StalledRank(rank=1, state="T", steady=True)
+    look = StallLook(generation=1, since=since, taken_at=now(), usual_steps=100, ranks=(stopped,), early=True)
+    await (await node(fleet, job, 1)).to_group("stall_evidence", StallEvidence, look=look)
+    await running(job, nodes=2, generation=2)
+    return await finished(fleet, job, {0: 1, 1: 1})
+
+
 SCENARIOS: tuple[Callable[[Fleet], Awaitable[Job]], ...] = (
     rank_dies,
     node_is_lost,
@@ -155,6 +179,7 @@ SCENARIOS: tuple[Callable[[Fleet], Awaitable[Job]], ...] = (
     is_joined,
     faults_overlap,
     group_ends,
+    rank_hangs,
 )
 
 
