@@ -53,6 +53,7 @@ LONG = (
     "workflows",
     "commands",
     "metrics",
+    "silent-faults",
 )
 """Groups of tests that are too long for each run. `.ci/run` adds one by turn."""
 

@@ -38,7 +38,7 @@ with workflow.unsafe.imports_passed_through():
         routed_to,
     )
     from perdure.contract.names import NODE_GROUP
-    from perdure.workflows import agent_calls, backend_calls, options
+    from perdure.workflows import agent_calls, agent_reports, backend_calls, options
     from perdure.workflows.backend_reports import take_watch_events
     from perdure.workflows.cancellation import uncancelled
     from perdure.workflows.carrying import Packed, pack, unpack
@@ -65,7 +65,7 @@ def _receive_messages_of_agents(group: _Group) -> _Group:
 
 
 def _table_handler(name: str, kind: type[RoutedMessage]) -> Callable[[NodeGroup, AgentMessage], None]:
-    update: Callable[[NodeTable, AgentMessage], None] = getattr(NodeTable, name)
+    update: Callable[[NodeTable, AgentMessage], None] = getattr(agent_reports, name)
 
     def handle(self: NodeGroup, message: AgentMessage) -> None:
         self.update_table(update, message)
@@ -137,7 +137,7 @@ class NodeGroup:
         # An agent that has no lease joins again. It may have been unreachable when it was ordered to end, and only it
         # can end a machine that joined.
         self._dismiss_if_outdated(message.sender)
-        self._table.joined(message)
+        agent_reports.joined(self._table, message)
 
     @workflow.signal(description="A rank uses a dataset whose workflow the server does not know")
     def dataset_needed(self, message: DatasetNeeded) -> None:
@@ -151,7 +151,7 @@ class NodeGroup:
 
     @workflow.signal(description="A node is being ended from outside, and waits for a checkpoint")
     def leaving(self, message: Leaving) -> None:
-        self._table.leaving(message)
+        agent_reports.leaving(self._table, message)
 
     def update_table(self, update: Callable[[NodeTable, AgentMessage], None], message: AgentMessage) -> None:
         """Takes in a message of an agent that starts no work."""

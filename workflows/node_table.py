@@ -11,52 +11,25 @@ from datetime import datetime
 from perdure.contract import (
     Adopt,
     AgentMessage,
-    Checked,
-    CheckpointCommitted,
     CheckpointRef,
-    CheckpointRestored,
-    CheckpointStored,
     CopyTarget,
     DatasetNeeded,
     DesiredNode,
     GroupDesire,
-    Joined,
-    LeaseTaken,
-    Leaving,
     NodeCredentials,
-    NodeDesired,
     NodePhase,
     NodeView,
-    PortsChanged,
-    Ready,
-    Stall,
-    StallEvidence,
-    Stepping,
-    StepTimesReport,
     StoreNeeded,
     World,
     WorldRequest,
-    WorldStart,
 )
 from perdure.contract.identity import identity_of
 from perdure.contract.names import node_name, node_task_queue
 from perdure.contract.transitions import (
     AnyTransition,
-    NodeChecked,
     NodeCommittedCheckpoint,
-    NodeEnding,
-    NodeJoined,
     NodePending,
-    NodePortsChanged,
-    NodeReachable,
     NodeReady,
-    NodeRestoredCheckpoint,
-    NodeStalled,
-    NodeStallEnded,
-    NodeStallLook,
-    NodeStepping,
-    NodeStepTimes,
-    NodeStoredCheckpoint,
 )
 from perdure.spec.capabilities import CAPABILITIES
 from perdure.workflows import options
@@ -180,52 +153,7 @@ class NodeTable:
         takes_part = world is not None and world.member(node) is not None
         self.records[rank] = NodeRecord(node=node, since=now, joined=takes_part)
 
-    # Messages of agents
-
-    def joined(self, message: Joined) -> None:
-        record = self._accept_message(message)
-        if record is None:
-            return
-        restarted = record.agent_started_at is not None and record.agent_started_at != message.agent_started_at
-        obstructed = bool(record.obstacle) and record.phase is NodePhase.PENDING
-        keeps_phase = obstructed or record.phase is NodePhase.READY
-        self.put(
-            record.replace(
-                phase=record.phase if keeps_phase else NodePhase.JOINED,
-                since=record.since if keeps_phase else message.time,
-                joined=True,
-                unreachable_since=None,
-                reason="",
-                waits=message.waits,
-                address=message.address,
-                host=message.host,
-                log_path=message.log_path,
-                renewed=record.renewed or restarted or not record.reachable,
-                agent_started_at=message.agent_started_at,
-                acknowledged=NodeDesired() if restarted else record.acknowledged,
-                generation=max(record.generation, message.generation),
-                copies=message.copies,
-            )
-        )
-        known = identity_of(record.node)
-        came_back = record.joined and not record.reachable
-        if message.preparing and not came_back and record.phase is NodePhase.JOINED:
-            self.report(NodeJoined(**known, time=message.time, preparing=True))
-        elif not record.joined or not record.reachable:
-            transition = NodeReachable if came_back else NodeJoined
-            self.report(
-                transition(
-                    **known,
-                    time=message.time,
-                    generation=message.generation,
-                    address=message.address,
-                    host=message.host,
-                )
-            )
-            self.report_obstacle(record)
-        if message.waits != record.waits:
-            self.report(NodeJoined(**known, time=message.time, waits=message.waits))
-        self.dirty = True
+    # What messages of agents change
 
     def copy_target(self, node: NodeCredentials) -> CopyTarget | None:
         """The node that keeps the copies of what this node's script has saved; None where there is none yet, or the
@@ -249,36 +177,6 @@ class NodeTable:
             folder=chosen.copies.folder,
             token=copies_token(chosen.node.token, role=node.role, rank=node.rank),
         )
-
-    def lease_taken(self, message: LeaseTaken) -> None:
-        record = self._accept_message(message)
-        if record is None or message.epoch < record.epoch:
-            return
-        self.put(record.replace(unreachable_since=None, reason="", agent_started_at=message.agent_started_at))
-        if not record.reachable:
-            self.report(NodeReachable(**identity_of(record.node), time=message.time))
-            self.report_obstacle(record)
-
-    def ready(self, message: Ready) -> None:
-        record = self._accept_message(message)
-        if record is None:
-            return
-        self.put(
-            record.replace(
-                phase=NodePhase.READY,
-                since=message.time,
-                reason="",
-                obstacle="",
-                waits="",
-                joining=message,
-                cut_off="",
-                **message.part(WorldRequest),
-            )
-        )
-        if self.world_to_join(record.node) is None:
-            self.record_connection(record.node)
-        else:
-            self.dirty = True
 
     def world_to_join(self, node: NodeCredentials) -> World | None:
         """The training world that this ready node is not a member of; None where there is none."""
@@ -305,83 +203,6 @@ class NodeTable:
             )
         )
 
-    def stepping(self, message: Stepping) -> None:
-        record = self._accept_message(message)
-        if record is None or message.generation <= (record.stepped if message.counted else record.stepping):
-            return
-        stepped = message.generation if message.counted else record.stepped
-        self.put(record.replace(stepping=message.generation, stepped=stepped))
-        self.report(
-            NodeStepping(
-                **identity_of(record.node),
-                **message.part(WorldStart),
-                time=message.time,
-                generation=message.generation,
-            )
-        )
-
-    def stall(self, message: Stall) -> None:
-        record = self._accept_message(message)
-        if record is None:
-            return
-        before = record.stall
-        self.put(record.replace(stall=message))
-        was_stalled = before is not None and before.generation == message.generation and before.since is not None
-        if was_stalled == (message.since is not None):
-            return
-        known, generation = identity_of(record.node), message.generation
-        if message.since is None:
-            self.report(NodeStallEnded(**known, time=message.time, generation=generation))
-        else:
-            self.report(NodeStalled(**known, time=message.since, generation=generation, at_start=message.at_start))
-
-    def step_times(self, message: StepTimesReport) -> None:
-        record = self._accept_message(message)
-        if record is not None:
-            self.report(
-                NodeStepTimes(
-                    **identity_of(record.node), time=message.time, generation=message.generation, ranks=message.ranks
-                )
-            )
-
-    def stall_evidence(self, message: StallEvidence) -> None:
-        record, look = self._accept_message(message), message.look
-        if record is not None:
-            known = identity_of(record.node)
-            self.report(NodeStallLook(**known, time=message.time, generation=look.generation, look=look))
-
-    def ports_changed(self, message: PortsChanged) -> None:
-        record = self._accept_message(message)
-        if record is None:
-            return
-        ports = message.store_ports or record.store_ports
-        self.put(record.replace(store_ports=ports))
-        if ports != record.store_ports:
-            self.report(NodePortsChanged(**identity_of(record.node), time=message.time, store_ports=ports))
-
-    def checked(self, message: Checked) -> None:
-        record = self._accept_message(message)
-        if record is not None:
-            known = identity_of(record.node)
-            self.report(NodeChecked(**known, time=message.time, run=message.run, checks=message.checks))
-
-    def checkpoint_stored(self, message: CheckpointStored) -> None:
-        record = self._accept_message(message)
-        if record is not None:
-            self.report(
-                NodeStoredCheckpoint(
-                    **identity_of(record.node),
-                    time=message.time,
-                    generation=message.stored.checkpoint.generation,
-                    stored=message.stored,
-                    problem=message.problem,
-                )
-            )
-
-    def checkpoint_committed(self, message: CheckpointCommitted) -> None:
-        if self._accept_message(message) is not None:
-            self.record_commit(message.sender, message.checkpoint, time=message.time, problem=message.problem)
-
     def record_commit(
         self, node: NodeCredentials, checkpoint: CheckpointRef, *, time: datetime, problem: str = ""
     ) -> None:
@@ -402,18 +223,6 @@ class NodeTable:
             )
         )
 
-    def checkpoint_restored(self, message: CheckpointRestored) -> None:
-        record = self._accept_message(message)
-        if record is not None:
-            self.report(
-                NodeRestoredCheckpoint(
-                    **identity_of(record.node),
-                    time=message.time,
-                    generation=message.generation,
-                    restored=message.restored,
-                )
-            )
-
     def admits_dataset(self, message: DatasetNeeded) -> bool:
         """Takes in that a rank uses a dataset; returns whether the group is to start its workflow."""
         if self.current(message.sender) is None or self.winding_down:
@@ -427,18 +236,6 @@ class NodeTable:
     def store_is_needed(self, message: StoreNeeded) -> bool:
         """Takes in that a rank uses the job's store; returns whether the group is to start its workflow."""
         return self.current(message.sender) is not None and not self.winding_down
-
-    def leaving(self, message: Leaving) -> None:
-        """Takes in that a node is being ended from outside. The job decides how long it waits, if it is not the job
-        itself that ends it."""
-        record = self.known(message.sender)
-        if record is None:
-            return
-        self.put(record.replace(leaving=True))
-        self.dirty = True
-        if not self.winding_down and self._accept_message(message) is not None:
-            known = identity_of(record.node)
-            self.report(NodeEnding(**known, time=message.time, generation=message.generation, detail=message.reason))
 
     def report_obstacle(self, record: NodeRecord) -> None:
         """Repeats the obstacle after a report of the agent: a running agent does not mean that the command can
@@ -454,7 +251,7 @@ class NodeTable:
             return self.adopts and sender.uid == self.group.uid
         return sender.uid == self.group.uid and sender.incarnation < record.node.incarnation
 
-    def _accept_message(self, message: AgentMessage) -> NodeRecord | None:
+    def accept_message(self, message: AgentMessage) -> NodeRecord | None:
         """Returns the sender's record, with the message counted; None where the sender or the message is stale."""
         record, kind = self.current(message.sender), message.route.name
         if record is None or message.sequence <= record.sequences.get(kind, 0):

@@ -55,11 +55,11 @@ def test_the_watched_folder_is_checked_before_it_exists(tmp_path: Path):
 
 
 def test_a_check_that_does_not_end_in_time_has_failed(config: LauncherConfig, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(checks, "CHECK_WITHIN", 0.2)
+    monkeypatch.setattr(checks, "CHECK_WITHIN", 2.0)
     monkeypatch.setattr(checks, "_resolve", threading.Event().wait)
     found = {name: figure for (name, _), figure in checked(config).items()}
-    assert found["names"].problem == "it has not ended within 0.2 s"
-    assert 0.2 <= found["names"].seconds < 2
+    assert found["names"].problem == "it has not ended within 2 s"
+    assert found["names"].seconds >= 2
     assert not found["memory"].problem
 
 

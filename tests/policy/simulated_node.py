@@ -26,6 +26,7 @@ from perdure.contract import (
     Stepping,
 )
 from perdure.contract.transitions import NodeUnreachable
+from perdure.workflows import agent_reports
 from perdure_training.node_api.bodies import (
     CommandExit,
     EnteredReport,
@@ -151,15 +152,15 @@ class SimulatedNode:
         table = self.site.table
         match message:
             case Joined():
-                table.joined(message)
+                agent_reports.joined(table, message)
             case Ready():
-                table.ready(message)
+                agent_reports.ready(table, message)
             case Stepping():
-                table.stepping(message)
+                agent_reports.stepping(table, message)
             case PortsChanged():
-                table.ports_changed(message)
+                agent_reports.ports_changed(table, message)
             case LeaseTaken():
-                table.lease_taken(message)
+                agent_reports.lease_taken(table, message)
             case _:
                 pass
         self.site.reconcile()

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from perdure.client.connection import payload_encryption
 from perdure.contract import IncidentView, JobPhase
@@ -30,6 +34,14 @@ async def test_the_machines_of_a_running_job_are_checked_and_it_trains_on(site: 
     assert (await job.status()).generation == 1
 
 
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A folder whose path leaves room for that of an agent's socket, which is limited."""
+    with tempfile.TemporaryDirectory(prefix="p-") as name:
+        yield Path(name)
+
+
+@pytest.mark.long("silent-faults")
 async def test_devices_and_the_link_between_two_nodes_are_measured(site: Site):
     job = await site.submit(script=WALK)
     await job.running(nodes=2)
@@ -52,10 +64,12 @@ async def test_a_folder_without_room_is_named_and_the_command_fails(site: Site, 
     assert "is less than 64 MB: the log of a node takes so many MB" in shown.out
 
 
-async def test_a_machine_whose_disk_is_full_is_not_taken_in_and_another_one_is(site: Site, tmp_path: Path):
+async def test_a_machine_whose_disk_is_full_is_not_taken_in_and_another_one_is(
+    site: Site, tmp_path: Path, short_folder: Path
+):
     endpoint = site.client.endpoint
     environment = {"TEMPORAL_ADDRESS": endpoint.address, **payload_encryption(endpoint).environment}
-    with small_disk(tmp_path / "small", "1m") as folder:
+    with small_disk(short_folder / "small", "1m") as folder:
         async with machines(tmp_path, environment) as here:
             job = await site.submit(script=WALK, backend="joined", preflight="quick")
             here.join(job.name, "good")
@@ -81,6 +95,7 @@ async def test_a_machine_whose_disk_is_full_is_not_taken_in_and_another_one_is(s
             assert (await site.client.wait(job.name)).phase is JobPhase.SUCCEEDED
 
 
+@pytest.mark.long("silent-faults")
 async def test_a_job_whose_nodes_are_checked_trains_and_nothing_is_said(site: Site):
     job = await site.submit(script=WALK, preflight="full")
     status = await job.running(nodes=2)

@@ -66,7 +66,8 @@ async def test_a_world_whose_rank_hangs_before_its_first_step_is_restarted_in_pl
     """Nothing else ends that: the others wait for it for half an hour, which is torch's own limit."""
     timing = {"rendezvous": {"last_call": "2s"}, "stall": {"first_step_least": "8s", "first_steps": 1}}
     job = await site.submit("--hang-in", "2", timing=timing)
-    await job.stepping(generation=1, ranks=2)
+    # The limit of the second world's first step is that which the job has seen of the first one.
+    await job.until(lambda s: s.phase is JobPhase.RUNNING and "no step was seen" not in s.reason)
     signal_rank(job, 0, signal.SIGKILL)
     await job.until(lambda s: s.generation >= 3)
     await job.stepping(generation=3, ranks=2)
@@ -130,7 +131,12 @@ async def test_a_stopped_rank_is_found_and_restarted_long_before_torchs_timeout(
 
 
 @pytest.mark.parametrize(
-    ("fault", "kind"), [("loop", HangKind.LOOP), ("lock", HangKind.ASLEEP), ("mismatch", HangKind.MISMATCH)]
+    ("fault", "kind"),
+    [
+        pytest.param("loop", HangKind.LOOP, marks=pytest.mark.long("silent-faults")),
+        pytest.param("lock", HangKind.ASLEEP, marks=pytest.mark.long("silent-faults")),
+        ("mismatch", HangKind.MISMATCH),
+    ],
 )
 async def test_a_rank_that_does_not_come_is_found_with_its_line_and_restarted(site: Site, fault: str, kind: HangKind):
     job = await site.submit("--fault", fault, nodes="3", timing=QUICK)
@@ -146,6 +152,7 @@ async def test_a_rank_that_does_not_come_is_found_with_its_line_and_restarted(si
     assert "2 independent signs agree" in told
 
 
+@pytest.mark.long("silent-faults")
 @pytest.mark.parametrize("who", ["all", "first"])
 async def test_long_evaluations_are_no_hangs_and_are_learned(site: Site, who: str):
     """They take longer than the time after which a stall is reported, the first one too."""

@@ -14,6 +14,7 @@ SCRIPT = Path(__file__).with_name("slow_rank.py")
 SLOW = 2
 
 
+@pytest.mark.long("silent-faults")
 @pytest.mark.timeout(280)
 async def test_the_rank_for_which_the_others_wait_is_named_while_they_train(site: Site):
     job = await site.submit(

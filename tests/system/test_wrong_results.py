@@ -19,6 +19,7 @@ SCRIPT = Path(__file__).with_name("wrong_results.py")
 STEPS = 60
 
 
+@pytest.mark.long("silent-faults")
 @pytest.mark.timeout(400)
 async def test_the_node_is_replaced_and_the_result_is_that_of_a_sound_training(site: Site, tmp_path: Path):
     undisturbed = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(SCRIPT)]

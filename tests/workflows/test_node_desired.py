@@ -27,7 +27,7 @@ from perdure.contract import (
 )
 from perdure.contract.transitions import AnyTransition, NodeCommanded, NodeCommittedCheckpoint, NodeUnresponsive
 from perdure.spec.validate import parse_spec
-from perdure.workflows import node_desired, options
+from perdure.workflows import agent_reports, node_desired, options
 from perdure.workflows.node_record import GroupInput, NodeRecord
 from perdure.workflows.node_table import NodeTable
 from tests.workflows.fleet import job_spec
@@ -217,7 +217,7 @@ def test_a_node_that_is_being_deleted_is_released_when_it_waits_for_a_checkpoint
     table, agent = table_of(joined()), Agent(monkeypatch)
     table.retiring[NODE.key] = table.records.pop(0)
     assert node_desired.differing(table, NODE) is None
-    table.leaving(Leaving(sender=NODE, sequence=1, time=NOW, generation=2, reason="deleted"))
+    agent_reports.leaving(table, Leaving(sender=NODE, sequence=1, time=NOW, generation=2, reason="deleted"))
     asyncio.run(node_desired.converge(table, NODE))
     assert [command.desired.released for command in agent.sent] == [True]
     assert not table.transitions.carried.waiting, "the job itself ends it"
@@ -232,14 +232,15 @@ def desire(table: NodeTable, **fields: Any) -> None:
 
 
 def report_commit(table: NodeTable, *, problem: str = "") -> None:
-    table.checkpoint_committed(
+    agent_reports.checkpoint_committed(
+        table,
         CheckpointCommitted(
             sender=NODE,
             sequence=table.records[0].sequences.get("checkpoint_committed", 0) + 1,
             time=NOW,
             checkpoint=COMMIT.checkpoint,
             problem=problem,
-        )
+        ),
     )
 
 

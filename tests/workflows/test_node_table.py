@@ -28,7 +28,7 @@ from perdure.contract import (
 )
 from perdure.contract.transitions import AnyTransition, NodeChecked, NodeCreateFailed, NodeJoined, NodePending
 from perdure.spec.validate import parse_spec
-from perdure.workflows import options
+from perdure.workflows import agent_reports, options
 from perdure.workflows.backend_reports import begin_watch, take_watch_events
 from perdure.workflows.node_desired import differing
 from perdure.workflows.node_record import GroupInput, NodeRecord
@@ -65,11 +65,12 @@ class Table:
         return take_watch_events(self.table, NodeEvents(events=(event,)))
 
     def joined(self) -> None:
-        self.table.joined(
-            Joined(sender=NODE, sequence=next(self._sequence), time=NOW, agent_started_at=NOW, address="a", host="h")
+        agent_reports.joined(
+            self.table,
+            Joined(sender=NODE, sequence=next(self._sequence), time=NOW, agent_started_at=NOW, address="a", host="h"),
         )
-        self.table.lease_taken(
-            LeaseTaken(sender=NODE, sequence=next(self._sequence), time=NOW, agent_started_at=NOW, epoch=1)
+        agent_reports.lease_taken(
+            self.table, LeaseTaken(sender=NODE, sequence=next(self._sequence), time=NOW, agent_started_at=NOW, epoch=1)
         )
 
     def continue_as_new(self) -> None:
@@ -86,7 +87,7 @@ class Table:
         return self.table.admits_dataset(needed)
 
     def ready(self) -> None:
-        self.table.ready(Ready(sender=NODE, sequence=next(self._sequence), time=NOW, store_ports=(1,)))
+        agent_reports.ready(self.table, Ready(sender=NODE, sequence=next(self._sequence), time=NOW, store_ports=(1,)))
 
     @property
     def shown(self) -> tuple[NodePhase, str]:
@@ -125,7 +126,9 @@ def test_ports_are_those_of_the_newest_report() -> None:
     table = Table()
     table.joined()
     for sequence, ports in ((9, (7, 8)), (8, (5,)), (10, ())):
-        table.table.ports_changed(PortsChanged(sender=NODE, sequence=sequence, time=NOW, store_ports=ports))
+        agent_reports.ports_changed(
+            table.table, PortsChanged(sender=NODE, sequence=sequence, time=NOW, store_ports=ports)
+        )
     [view] = table.table.views()
     assert view.store_ports == (7, 8)
 
@@ -135,7 +138,9 @@ def test_each_run_of_checks_is_reported_once() -> None:
     table.joined()
     checks = (Check(name="memory", value=9.0),)
     for sequence in (9, 9, 10):
-        table.table.checked(Checked(sender=NODE, sequence=sequence, time=NOW, run=sequence - 8, checks=checks))
+        agent_reports.checked(
+            table.table, Checked(sender=NODE, sequence=sequence, time=NOW, run=sequence - 8, checks=checks)
+        )
     reported = [one for one in table.table.transitions.carried.waiting if isinstance(one, NodeChecked)]
     assert [(one.run, one.checks) for one in reported] == [(1, checks), (2, checks)]
 
@@ -206,7 +211,8 @@ class Copies:
         node = self.node(rank, incarnation)
         if self.table.current(node) is None:
             self.table.put(NodeRecord(node=node, since=NOW))
-        self.table.joined(
+        agent_reports.joined(
+            self.table,
             Joined(
                 sender=node,
                 sequence=next(self._sequence),
@@ -214,7 +220,7 @@ class Copies:
                 agent_started_at=started,
                 address=f"10.0.0.{rank}",
                 copies=CopyReceiver(port=port, folder=f"folder-{rank}-{incarnation}", rack=rack),
-            )
+            ),
         )
 
     def lose(self, rank: int) -> None:
