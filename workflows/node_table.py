@@ -49,7 +49,7 @@ class NodeTable:
 
     def __init__(self, group: GroupInput) -> None:
         carried = group.table
-        _, role = group.spec.role
+        role = group.spec.roles[group.role]
         self.group = group
         self.timing = group.spec.timing.of(role.nodes.max)
         self.desire = group.desire

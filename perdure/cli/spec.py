@@ -48,10 +48,8 @@ def validate(
         told = [{"path": one.path, "line": one.line, "message": one.message} for one in warnings]
         reports.append({"file": str(file), "valid": True, "problems": [], "warnings": told})
         if not here.json:
-            role_name, role = spec.role
-            out.print(
-                f"[bold green]{file}[/]: ok, {spec.name}: {role.nodes} nodes of {role_name}, backend {spec.backend}"
-            )
+            nodes = ", ".join(f"{role.nodes} nodes of {name}" for name, role in spec.roles.items())
+            out.print(f"[bold green]{file}[/]: ok, {spec.name}: {nodes}, backend {spec.backend}")
             for warning in warnings:
                 out.print(f"  warning: {warning}", markup=False)
     if here.json:

@@ -246,24 +246,24 @@ def _check_command(spec: JobSpec) -> None:
     from perdure.base.errors import PerdureError
     from perdure.spec.capabilities import CAPABILITIES
 
-    role_name, role = spec.role
-    if not CAPABILITIES[spec.backend].runs_beside_worker or not role.command or local_endpoint_only(None):
+    if not CAPABILITIES[spec.backend].runs_beside_worker or local_endpoint_only(None):
         return
-    program = role.command[0]
     folder = _folder_of(spec)
-    if "/" in program:
-        path = Path(folder, program)
-        found = path.is_file() and os.access(path, os.X_OK)
-        places = f"in {folder}"
-    else:
-        found = shutil.which(program, path=spec.env.get("PATH")) is not None
-        places = "on PATH"
-    if not found:
-        raise PerdureError(
-            f'roles.{role_name}.command: there is no program "{program}" {places}',
-            remedy="Give its path, or activate the environment that has it. A script needs its interpreter in front: "
-            "torchrun train.py, python train.py.",
-        )
+    for role_name, role in spec.roles.items():
+        program = role.command[0]
+        if "/" in program:
+            path = Path(folder, program)
+            found = path.is_file() and os.access(path, os.X_OK)
+            places = f"in {folder}"
+        else:
+            found = shutil.which(program, path=spec.env.get("PATH")) is not None
+            places = "on PATH"
+        if not found:
+            raise PerdureError(
+                f'roles.{role_name}.command: there is no program "{program}" {places}',
+                remedy="Give its path, or activate the environment that has it. A script needs its interpreter in "
+                "front: torchrun train.py, python train.py.",
+            )
     _check_script(spec)
 
 
@@ -273,16 +273,16 @@ def _check_script(spec: JobSpec) -> None:
     from perdure.spec.capabilities import CAPABILITIES
     from perdure.spec.importers.launchers import script_of
 
-    role_name, role = spec.role
-    if not CAPABILITIES[spec.backend].runs_beside_worker or not role.command or local_endpoint_only(None):
+    if not CAPABILITIES[spec.backend].runs_beside_worker or local_endpoint_only(None):
         return
-    script = script_of(role.command)
     folder = _folder_of(spec)
-    if script is not None and not Path(folder, script).exists():
-        raise PerdureError(
-            f'roles.{role_name}.command: there is no script "{script}" in {folder}',
-            remedy="Give its path from there, or set workdir.path to the folder that has it.",
-        )
+    for role_name, role in spec.roles.items():
+        script = script_of(role.command)
+        if script is not None and not Path(folder, script).exists():
+            raise PerdureError(
+                f'roles.{role_name}.command: there is no script "{script}" in {folder}',
+                remedy="Give its path from there, or set workdir.path to the folder that has it.",
+            )
 
 
 def _folder_of(spec: JobSpec) -> str:

@@ -39,7 +39,6 @@ async def start_job(
         WorkflowAlreadyStartedError: if it runs, or has run and the name may not be used again.
         RPCError: if the server does not accept it.
     """
-    _, role = job.role
     attributes = TypedSearchAttributes(
         [
             SearchAttributePair(JOB_OWNER, owner or _user()),
@@ -60,13 +59,19 @@ async def start_job(
                 id_reuse_policy=reuse,
                 search_attributes=search_attributes,
                 memo={**memo, **({WORKDIR_MEMO: archive.name} if archive else {})} or None,
-                static_summary=f"{role.nodes} nodes: {' '.join(role.command or ['(the image)'])}"[:200],
+                static_summary=_summary(job)[:200],
                 rpc_timeout=CALL_TIMEOUT,
             )
         except RPCError as error:
             if error.status is not RPCStatusCode.INVALID_ARGUMENT or "search attribute" not in error.message:
                 raise
     raise Refused("the namespace has only some of Perdure's search attributes", remedy="Run `perdure doctor`.")
+
+
+def _summary(job: JobSpec) -> str:
+    """The nodes and commands of the job, for the Temporal UI."""
+    roles = ((name, f"{role.nodes} nodes: {' '.join(role.command)}") for name, role in job.roles.items())
+    return "; ".join(text if len(job.roles) == 1 else f"{name}, {text}" for name, text in roles)
 
 
 def _user() -> str:

@@ -54,14 +54,14 @@ class NodesOwner(Message):
     nodes_min: int | None = None
     """The minimum number of nodes after a scale request; None where the spec's value applies."""
 
-    @property
-    def minimum(self) -> int:
-        """The minimum number of nodes that the job trains with."""
-        return self.nodes_min or self.spec.role[1].nodes.min
-
 
 class NodeRequest(RequestedNode, NodesOwner):
     """Argument of `create_node`: everything that a backend needs. Repeating the request creates no second node."""
+
+    @property
+    def minimum(self) -> int:
+        """The minimum number of nodes that the role works with."""
+        return self.nodes_min or self.spec.roles[self.node.role].nodes.min
 
 
 class NodesRequest(NodesOwner):

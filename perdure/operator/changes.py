@@ -29,8 +29,8 @@ def refusal_of_changes(running: JobSpec, desired: JobSpec) -> str:
 
 
 def _changes_live(field: str, job: JobSpec) -> bool:
-    name, _ = job.role
-    return field in (f"roles.{name}.nodes.min", f"roles.{name}.nodes.max", "ttl_after_finished")
+    counts = (f"roles.{name}.nodes.{limit}" for name in job.roles for limit in ("min", "max"))
+    return field in (*counts, "ttl_after_finished")
 
 
 def _differences(before: Any, after: Any, location: Location = ()) -> Iterator[Location]:

@@ -175,7 +175,7 @@ class Reconciler:
         """Applies the object's changes to the running job; returns whether there were any."""
         if job.phase in (JobPhase.HELD, JobPhase.STOPPING):
             return False
-        _, role = resource.job()[0].role
+        (role,) = resource.job()[0].roles.values()
         scales = (role.nodes.min, role.nodes.max) != (job.nodes_min, job.nodes_max)
         switches = resource.suspended != (job.phase is JobPhase.SUSPENDED)
         if scales:

@@ -49,23 +49,24 @@ def references(job: JobSpec) -> tuple[Reference, ...]:
 
 
 def _references(job: JobSpec) -> Iterator[Reference]:
-    role_name, role = job.role
     for variable, reference in job.secrets.items():
         yield Reference(field=f"secrets.{variable}", kind=Kind.SECRET, name=reference.split("/")[0])
     for index, volume in enumerate(job.volumes):
         yield Reference(field=f"volumes.{index}.pvc", kind=Kind.CLAIM, name=volume.pvc)
-    for name in role.image_pull_secrets:
-        yield Reference(field=f"roles.{role_name}.image_pull_secrets", kind=Kind.SECRET, name=name)
+    for role_name, role in job.roles.items():
+        for name in role.image_pull_secrets:
+            yield Reference(field=f"roles.{role_name}.image_pull_secrets", kind=Kind.SECRET, name=name)
     if archive := archive_of(job):
         for name in config_maps_of(archive):
             yield Reference(field="workdir.archive", kind=Kind.CONFIG_MAP, name=name)
-    place = f"roles.{role_name}.pod_template.spec"
-    spec = _mapping(role.pod_template.get("spec"))
-    for field in ("serviceAccountName", "serviceAccount"):
-        # Every pod of the namespace has the account `default`.
-        if isinstance(name := spec.get(field), str) and name not in ("", "default"):
-            yield Reference(field=f"{place}.{field}", kind=Kind.SERVICE_ACCOUNT, name=name)
-    yield from _references_in(spec, place)
+    for role_name, role in job.roles.items():
+        place = f"roles.{role_name}.pod_template.spec"
+        spec = _mapping(role.pod_template.get("spec"))
+        for field in ("serviceAccountName", "serviceAccount"):
+            # Every pod of the namespace has the account `default`.
+            if isinstance(name := spec.get(field), str) and name not in ("", "default"):
+                yield Reference(field=f"{place}.{field}", kind=Kind.SERVICE_ACCOUNT, name=name)
+        yield from _references_in(spec, place)
 
 
 _BY_FIELD: Mapping[str, tuple[Kind, str]] = {

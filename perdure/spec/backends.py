@@ -15,6 +15,7 @@ from .capabilities import CAPABILITIES
 from .errors import SpecError, SpecProblem, format_path, format_value, line_of
 from .fields import Location
 from .job import Backend, JobSpec
+from .roles import LARGEST_PORT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +76,7 @@ FIELD_SUPPORT: tuple[FieldSupport, ...] = (
     _field("ttl_after_finished", Backend.KUBERNETES, Backend.JOINED, harmless=True),
     _field("workdir.exclude", *_PODS, harmless=True),
     _field("workdir.archive", *_PODS, harmless=True),
+    _field("roles.*.ready", Backend.LOCAL, remedy="run the service outside of the job, or on the backend local"),
     _field("roles.*.python", *_PODS, harmless=True),
     _field("roles.*.image_pull_policy", *_PODS, harmless=True),
     _field("roles.*.image_pull_secrets", *_PODS, harmless=True),
@@ -93,6 +95,8 @@ def check_backend(spec: JobSpec) -> tuple[SpecWarning, ...]:
         SpecError: if it cannot.
     """
     problems, warnings = find_unsupported(spec.model_dump(mode="json", exclude_defaults=True), backend=spec.backend)
+    if CAPABILITIES[spec.backend].runs_beside_worker:
+        problems = (*problems, *_shared_ports(spec))
     if problems:
         raise SpecError(problems)
     return (*_warn_of_shrinking(spec), *_open_secrets(spec), *warnings)
@@ -115,6 +119,16 @@ def find_unsupported(
                 warnings.append(SpecWarning(location=location, message=f"{message} and is ignored"))
             else:
                 problems.append(SpecProblem(location=location, message=message, hint=support.remedy))
+    roles = mapping.get("roles")
+    names = list(cast("Mapping[str, Any]", roles)) if isinstance(roles, Mapping) else []
+    if len(names) > 1 and not CAPABILITIES[backend].runs_several_roles:
+        problems.append(
+            SpecProblem(
+                location=("roles",),
+                message=f"has {len(names)} roles ({', '.join(names)}); the backend {backend} runs one role per job",
+                hint="run it on the backend local, or each role as a job of its own",
+            )
+        )
     if CAPABILITIES[backend].needs_image:
         problems += _without_image(mapping)
     for location in _occurrences(mapping, ("workdir", "path")):
@@ -129,6 +143,23 @@ def find_unsupported(
                 )
             )
     return tuple(problems), tuple(warnings)
+
+
+def _shared_ports(spec: JobSpec) -> Iterator[SpecProblem]:
+    """Finds ports that several nodes of one machine would listen on."""
+    users: dict[int, str] = {}
+    for name, role in spec.roles.items():
+        first = role.ready.port if role.ready is not None else 0
+        for port in range(first, first + role.nodes.max) if first else ():
+            other = users.setdefault(port, name)
+            if other != name or port > LARGEST_PORT:
+                yield SpecProblem(
+                    location=("roles", name, "ready", "port"),
+                    message=f"is {first}, and on this backend node N of the role uses port {first} plus N: {port} is "
+                    + (f"a port of {other}, too" if other != name else "no port"),
+                    hint="set ports that are as far apart as the roles have nodes",
+                )
+                break
 
 
 def _without_image(mapping: Mapping[str, Any]) -> Iterator[SpecProblem]:

@@ -29,6 +29,8 @@ class Capabilities:
     """Nodes cannot see the submitting machine, and get the working directory as an upload."""
     needs_image: bool = False
     """Every role names a container image."""
+    runs_several_roles: bool = False
+    """A job may have more than one role, and roles that form no world."""
 
     @property
     def takes_submitted_folder(self) -> bool:
@@ -49,7 +51,7 @@ def complete(table: Mapping[Backend, Capabilities]) -> Mapping[Backend, Capabili
 
 CAPABILITIES = complete(
     {
-        Backend.LOCAL: Capabilities(creates_nodes=True, runs_beside_worker=True),
+        Backend.LOCAL: Capabilities(creates_nodes=True, runs_beside_worker=True, runs_several_roles=True),
         Backend.KUBERNETES: Capabilities(
             creates_nodes=True,
             chooses_machines=True,

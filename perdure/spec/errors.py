@@ -162,7 +162,7 @@ def _problem(details: ErrorDetails) -> SpecProblem:
             hint = f'did you mean "{nearest[0]}"?' if nearest else ""
             return SpecProblem(location=location, value=value, expected=one_of(choices), hint=hint)
         case "value_error":
-            text = str(context["error"])
+            text, location = str(context["error"]), (*location, *getattr(context["error"], "location", ()))
             if text.startswith("expected "):
                 text, _, hint = text.removeprefix("expected ").partition("; ")
                 return SpecProblem(location=location, value=value, expected=text, hint=hint)

@@ -18,6 +18,7 @@ from .durations import Duration
 from .network import Network
 from .preflight import Preflight
 from .recovery import CapacityLoss, Limits, Recovery, Retry
+from .role_relations import check_relations
 from .roles import Role
 from .rules import RuleAction
 from .timing import Timing
@@ -101,7 +102,7 @@ class JobSpec(Section):
     volumes: list[Volume] = Field(default=[])
     """Persistent volume claims, mounted in every node."""
     roles: dict[RoleName, Role]
-    """The job's nodes, by the name of their role; this release runs exactly one role."""
+    """The job's nodes, by the name of their role. Several roles run different commands."""
     network: Network = Network()
     """The network between nodes."""
     recovery: Recovery = Recovery()
@@ -128,23 +129,16 @@ class JobSpec(Section):
     """Intervals, timeouts and grace periods of Perdure itself."""
 
     @property
-    def role(self) -> tuple[str, Role]:
-        """The job's one role and its name."""
-        ((name, role),) = self.roles.items()
-        return name, role
-
-    @property
     def stored(self) -> Checkpoint | None:
         """`checkpoint`, where the ranks' own checkpoints have a storage."""
         return self.checkpoint if self.checkpoint is not None and self.checkpoint.storage is not None else None
 
     @field_validator("roles")
     @classmethod
-    def _has_one_role(cls, roles: dict[str, Role]) -> dict[str, Role]:
+    def _has_related_roles(cls, roles: dict[str, Role]) -> dict[str, Role]:
         if not roles:
             raise ValueError("expected one role, such as worker")
-        if len(roles) > 1:
-            raise ValueError(f"has {len(roles)} roles ({', '.join(roles)}); this release runs exactly one role per job")
+        check_relations(roles)
         return roles
 
     @model_validator(mode="after")

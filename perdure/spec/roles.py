@@ -12,11 +12,13 @@ from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, JsonValue, Wi
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from .base import DnsLabel, Integer, Quantity, Section, Template
+from .base import DnsLabel, Integer, Matching, Quantity, RoleName, Section, Template
 
 MAX_NODES = 2_000
 """The most nodes of one role: twice the largest job that was run. The state of a job of 5,000 nodes can continue as
 new, too, with 0.5 MB of the 2 MB that the server accepts."""
+
+LARGEST_PORT = 65_535
 
 _RANGE = re.compile(r"\s*(\d{1,9})\s*(?::\s*(\d{1,9})\s*)?")
 
@@ -205,6 +207,36 @@ Command = Annotated[list[Template], BeforeValidator(_refuse_command_text), Field
 """A program and its arguments, as a list: no shell reads it."""
 
 
+class Condition(StrEnum):
+    """States of a role that another role may wait for before it starts."""
+
+    COMPLETED = "completed"
+    """All its commands have ended with 0."""
+    READY = "ready"
+    """Its nodes answer at their port or run in their world, or it has completed."""
+
+
+class OnFailure(StrEnum):
+    """Reaches of a failure in a role."""
+
+    ROLE = "role"
+    """The role alone is repaired; if that is impossible, the job stops."""
+    JOB = "job"
+    """All roles start again with it."""
+    IGNORE = "ignore"
+    """The role alone is repaired; if that is impossible, the job continues without it."""
+
+
+class Readiness(Section):
+    """The sign by which a node that serves others is known to be ready."""
+
+    port: Integer = Field(ge=1, le=LARGEST_PORT)
+    """The port on which it accepts connections. Where nodes share a machine, node N of the role uses this port plus N;
+    its command reads it from PERDURE_PORT."""
+    http: Annotated[str, Matching(pattern=r"/\S*", expected="a path such as /health")] | None = None
+    """The path that it answers with a status of 2xx; unset: an accepted connection is enough."""
+
+
 class Role(Section):
     """Nodes that run the same command."""
 
@@ -218,6 +250,19 @@ class Role(Section):
     rendezvous: RendezvousMode = RendezvousMode.AUTO
     """The way in which processes get their world: `torchrun`; `env` for commands that read `RANK`, `WORLD_SIZE` and the
     like themselves; or `auto`, which chooses by the command."""
+    ready: Readiness | None = None
+    """Set for a role without a torch world, such as parameter servers or an inference engine: each node has one
+    process, is ready once it answers here, and depends on no other node of the role. Unset: the nodes form a world."""
+    depends_on: dict[RoleName, Condition] = Field(default={})
+    """The roles that this one waits for before it starts, each `ready` or `completed`."""
+    ends_job: bool | None = None
+    """Whether the job succeeds when this role, and all others with true, have completed; the rest is then ended. Unset
+    everywhere: the roles `trainer`, `worker` and `chief`, else all that form a world, else all."""
+    on_failure: OnFailure = OnFailure.ROLE
+    """The reach of a failure: `role`, this role alone is repaired; `job`, all roles start again with it; `ignore`, as
+    `role`, and the job continues without a role that cannot be repaired."""
+    restart_with: list[RoleName] = Field(default=[])
+    """The roles that start again whenever this one does."""
     python: str | None = None
     """The interpreter for Perdure's launcher inside the image; by default `python3`, else `python`."""
     image: str | None = None
@@ -228,7 +273,7 @@ class Role(Section):
     """Names of the secrets that the image's registry requires."""
     resources: Resources = Resources()
     """Resources that one node needs."""
-    ports: dict[DnsLabel, Annotated[Integer, Field(ge=1, le=65535)]] = Field(default={})
+    ports: dict[DnsLabel, Annotated[Integer, Field(ge=1, le=LARGEST_PORT)]] = Field(default={})
     """Ports, by name, that nodes open for people, such as `{tensorboard: 6006}`."""
     tolerations: list[Toleration] = Field(default=[])
     """Taints of machines that the nodes accept."""
@@ -237,3 +282,16 @@ class Role(Section):
     pod_template: dict[str, JsonValue] = Field(default={})
     """Kubernetes' PodTemplateSpec, merged over the one that Perdure makes, containers by name; for everything that has
     no field."""
+
+    @model_validator(mode="after")
+    def _serves_with_one_process(self) -> Role:
+        if self.ready is None:
+            return self
+        if self.nproc_per_node not in ("auto", 1):
+            raise ValueError(
+                f"nproc_per_node is {self.nproc_per_node}, and a node of a role with ready has one process; leave "
+                "nproc_per_node out, and set nodes to the number of processes"
+            )
+        if self.rendezvous is RendezvousMode.TORCHRUN:
+            raise ValueError("rendezvous is torchrun, and a role with ready forms no world; leave one of them out")
+        return self

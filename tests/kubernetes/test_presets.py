@@ -67,7 +67,7 @@ def test_the_user_s_words_lie_over_the_preset_s():
         ),
     )
     spec, _ = validate_spec(whole)
-    _, role = spec.role
+    (role,) = spec.roles.values()
     assert spec.env == {"NCCL_DEBUG": "INFO", "NCCL_NET": "ofi"}
     assert (spec.labels, spec.runtime, spec.outputs.logs) == ({"fabric": "efa"}, "efa", "s3://logs/a")
     assert spec.timing.lease.timeout.total_seconds() == 30

@@ -69,7 +69,7 @@ def test_replicas_take_the_place_of_nodes_as_kubectl_scale_sets_them(
     nodes: Any, replicas: int | None, expected: tuple[int, int, int]
 ):
     scaled = resource({"replicas": replicas}, nodes=nodes)
-    _, role = scaled.job()[0].role
+    (role,) = scaled.job()[0].roles.values()
     assert (role.nodes.min, role.nodes.max, role.nodes.unit) == expected
     assert scaled.suspended is (replicas == 0)
     assert refusal_of_changes(resource(nodes=nodes).job()[0], scaled.job()[0]) == ""

@@ -172,10 +172,6 @@ def test_lines_survive_a_file(tmp_path: Path):
             {**worker(), "env": {"A": "x"}, "secrets": {"A": "b/c"}},
             "specification: A is in env and in secrets; expected one of them",
         ),
-        (
-            {"name": "a", "roles": {name: worker()["roles"]["worker"] for name in ("chief", "worker")}},  # type: ignore[index]
-            "roles: has 2 roles (chief, worker); this release runs exactly one role per job",
-        ),
         (worker(topology={"preferred": "a", "required": "b"}), "expected exactly one of preferred and required"),
         ({**worker(), "labels": {"a/b/c": "x"}}, 'labels.a/b/c: got "a/b/c"; expected a label key'),
         ({**worker(), "labels": {"acme.org/x": "?"}}, 'labels."acme.org/x": got "?"; expected a label value'),

@@ -31,7 +31,7 @@ def test_scalars_mean_what_they_look_like():
 
 
 def test_an_unquoted_range_is_a_range():
-    nodes = load_spec("name: a\nroles: {worker: {nodes: 2:8, command: [a]}}\n").role[1].nodes
+    nodes = load_spec("name: a\nroles: {worker: {nodes: 2:8, command: [a]}}\n").roles["worker"].nodes
     assert (nodes.min, nodes.max) == (2, 8)
 
 
@@ -85,7 +85,7 @@ def test_one_line_is_enough(tmp_path: Path):
         workdir=str(tmp_path),
         env={"A": "b"},
     )
-    name, role = spec.role
+    ((name, role),) = spec.roles.items()
     assert (spec.name, name, str(role.nodes), role.nproc_per_node) == ("train-net", "worker", "2:8", 4)
     assert role.command == ["torchrun", "src/Train_Net.py", "--lr", "1e-4"]
     assert one_line_spec(command=["a"], name="given").name == "given"

@@ -68,7 +68,7 @@ def test_examples_can_run(path: Path):
     workdir = spec.workdir
     assert workdir is not None
     assert workdir.path is not None
-    scripts = [word for word in spec.role[1].command if word.endswith(".py")]
+    scripts = [word for word in next(iter(spec.roles.values())).command if word.endswith(".py")]
     assert scripts
     assert all((Path(workdir.path) / script).is_file() for script in scripts)
 
@@ -77,4 +77,4 @@ def test_the_reference_s_own_example_is_valid():
     block = re.search(r"```yaml\n(.*?)```", reference(), re.DOTALL)
     assert block is not None
     spec, _ = validate_file(block[1])
-    assert str(spec.role[1].nodes) == "2:4"
+    assert str(next(iter(spec.roles.values())).nodes) == "2:4"

@@ -145,7 +145,7 @@ def test_whatever_a_text_says_there_is_a_specification_or_a_list_of_problems(tex
 
 def test_the_full_example_is_read_whole():
     spec = load_spec(FULL_EXAMPLE)
-    name, role = spec.role
+    ((name, role),) = spec.roles.items()
     assert name == "worker"
     assert role.nodes == NodeCount(min=8, max=16, unit=2)
     assert role.nodes.elastic
@@ -168,7 +168,7 @@ def test_templates_are_filled_in_once():
         }
     )
     assert spec.env == {"OUT": "b/a", "HOME_OUT": "${HOME}/$job"}
-    assert spec.role[1].command == ["run", "--out=a"]
+    assert next(iter(spec.roles.values())).command == ["run", "--out=a"]
     assert parse_spec(to_mapping(spec)) == spec
 
 

@@ -143,7 +143,7 @@ class TrainingNode(PlayedNode):
             task_queue=request.task_queue,
             address="127.0.0.1",
             host="here",
-            nodes=str(request.spec.role[1].nodes),
+            nodes=str(request.spec.roles[request.node.role].nodes),
             run_dir=run_dir,
             timing=request.spec.timing,
             termination_grace=0.5,

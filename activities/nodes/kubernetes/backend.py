@@ -207,7 +207,7 @@ class KubernetesBackend:
         Raises:
             NodeRefused: if the job alone is too large.
         """
-        _, role = request.spec.role
+        role = request.spec.roles[request.node.role]
         policy = self._settings.policy
         try:
             gpus = gpus_of(policy, pod)

@@ -87,7 +87,7 @@ def pod_of(request: NodeRequest, settings: KubernetesSettings) -> dict[str, Any]
     Raises:
         NodeRefused: if no pod can be built from the specification.
     """
-    _, role = request.spec.role
+    role = request.spec.roles[request.node.role]
     template = role.pod_template
     try:
         _refuse_command(template)

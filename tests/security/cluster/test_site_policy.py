@@ -128,5 +128,5 @@ async def test_a_pod_that_cannot_be_created_leaves_its_place(cluster: TestCluste
 
 
 def _with_nodes(job: PodJob, nodes: int) -> Any:
-    _, role = job.spec.role
+    (role,) = job.spec.roles.values()
     return type(role).model_validate({**role.model_dump(exclude_unset=True), "nodes": nodes})

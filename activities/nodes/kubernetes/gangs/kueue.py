@@ -55,7 +55,7 @@ class Kueue(OneByOne):
         if part.start and self._elastic_priority_class:
             labels[PRIORITY_CLASS] = self._elastic_priority_class
         template: dict[str, Any] = {"metadata": {"labels": labels, "annotations": annotations}}
-        if topology := spec.role[1].topology:
+        if topology := spec.roles[request.node.role].topology:
             level = topology.required or topology.preferred or ""
             annotations[REQUIRED_TOPOLOGY if topology.required else PREFERRED_TOPOLOGY] = level
             template["spec"] = {"affinity": None}
@@ -90,7 +90,7 @@ class Kueue(OneByOne):
 
 def _nodes(request: NodeRequest) -> NodeCount:
     """Returns the node count as submitted: a job's groups do not change when it is scaled."""
-    return request.spec.role[1].nodes
+    return request.spec.roles[request.node.role].nodes
 
 
 def _part(request: NodeRequest) -> range:

@@ -33,7 +33,7 @@ class Volcano(OneByOne):
 def _network_topology(request: NodeRequest) -> dict[str, Any] | None:
     """Returns Volcano's topology constraint if the topology's level is a number, that is, a tier of HyperNodes. A level
     that is a label of machines is expressed as pod affinity instead."""
-    topology = request.spec.role[1].topology
+    topology = request.spec.roles[request.node.role].topology
     level = topology and (topology.required or topology.preferred)
     if not topology or not level or not level.isdecimal():
         return None
