@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from perdure.base.errors import SecretUnavailable as SecretUnavailable
     from perdure.base.errors import StateFolderError as StateFolderError
     from perdure.base.errors import WorkflowTaskFails as WorkflowTaskFails
+    from perdure.client.builder import JobBuilder as JobBuilder
     from perdure.client.client import Client as Client
     from perdure.client.logs.lines import LogLine as LogLine
     from perdure.client.sync import SyncClient as SyncClient
@@ -109,6 +110,7 @@ _HOMES = {
         "StateFolderError",
         "WorkflowTaskFails",
     ),
+    "perdure.client.builder": ("JobBuilder",),
     "perdure.client.client": ("Client",),
     "perdure.client.logs.lines": ("LogLine",),
     "perdure.client.sync": ("SyncClient",),
@@ -196,6 +198,7 @@ __all__ = [
     "IncidentView",
     "IssuedTicket",
     "JobAlreadyRunning",
+    "JobBuilder",
     "JobNotFound",
     "JobPaused",
     "JobPhase",

@@ -148,12 +148,11 @@ def _show_trackers(trackers: Trackers) -> None:
 
 
 def _show(imported: Imported, trackers: Trackers | None, *, as_json: bool) -> None:
-    import yaml
-
+    from perdure.spec.dump import dump_yaml
     from perdure.spec.errors import format_path
 
     if not as_json:
-        out.out(yaml.safe_dump(imported.spec, sort_keys=False, width=120), end="", highlight=False)
+        out.out(dump_yaml(imported.spec), end="", highlight=False)
         return
     warnings: list[dict[str, Any]] = [
         {

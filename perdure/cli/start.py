@@ -290,9 +290,8 @@ def _folder_of(spec: JobSpec) -> str:
 
 
 def _show_spec(here: Session, spec: JobSpec) -> None:
-    import yaml
-
     from perdure.client.workdir import pack_workdir_of
+    from perdure.spec.dump import dump_yaml
     from perdure.spec.validate import to_mapping
 
     if packed := pack_workdir_of(spec):
@@ -300,4 +299,4 @@ def _show_spec(here: Session, spec: JobSpec) -> None:
     if here.json:
         here.show(to_mapping(spec))
     else:
-        out.out(yaml.safe_dump(to_mapping(spec), sort_keys=False), end="", highlight=False)
+        out.out(dump_yaml(to_mapping(spec)), end="", highlight=False)

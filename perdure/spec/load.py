@@ -257,11 +257,10 @@ class _Loader(yaml.SafeLoader):
             raise ConstructorError(None, None, str(error), node.start_mark) from None
 
 
-def _use_scalars_of_yaml_1_2(loader: Any) -> None:
-    loader.yaml_implicit_resolvers = {}
+def use_scalars_of_yaml_1_2(resolver: Any) -> None:
+    """Has a loader or dumper of PyYAML recognize the scalars of YAML 1.2, besides those that it knows."""
     for tag, pattern, first in _SCALARS:
-        loader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(f"^(?:{pattern})$"), first)
-    loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_integer)
+        resolver.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(f"^(?:{pattern})$"), first)
 
 
 _SCALARS = (
@@ -277,7 +276,9 @@ _SCALARS = (
 )
 """Tag, pattern, and the characters that a scalar of this kind may begin with."""
 
-_use_scalars_of_yaml_1_2(_Loader)
+_Loader.yaml_implicit_resolvers = {}
+use_scalars_of_yaml_1_2(_Loader)
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_integer)
 
 
 def _json_problem(error: json.JSONDecodeError, text: str) -> SpecProblem:

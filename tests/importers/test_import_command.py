@@ -32,6 +32,13 @@ def test_stdout_is_the_specification_and_stderr_the_warnings(command_line: Comma
     assert command_line.run("validate", "job.yaml").code == 0
 
 
+def test_texts_that_look_like_other_values_stay_texts_in_the_file(command_line: CommandLine):
+    words = ["train.py", "--lr", "1e-4", "--mode", "0o17", "--flag", "on", "--layers", "2:8"]
+    done = command_line.run("import", "--backend", "local", "--", "torchrun", *words)
+    path = command_line.write("job.yaml", done.out)
+    assert load_spec(path).roles["worker"].command == ["torchrun", *words]
+
+
 def test_json_says_what_became_of_each_field(command_line: CommandLine):
     done = command_line.run("import", str(FIXTURES / "elasticjob-llama.yaml"), "--backend", "local", "-o", "json")
     assert done.code == 0

@@ -1,0 +1,227 @@
+"""The options of `perdure.JobBuilder`, for type checkers and editors.
+
+Generated from the models in `perdure.spec` by `make docs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, Literal, Required, TypedDict
+
+
+class CheckpointFields(TypedDict, total=False):
+    storage: str | None
+    every: timedelta | Literal["auto"] | int
+    save_timeout: timedelta
+    keep_last: int
+    keep_every: int | None
+    keep_best: KeepBestFields | None
+    on_unusable: Literal["stop", "start_over"]
+    watch: str | None
+
+
+class CommandTimingFields(TypedDict, total=False):
+    schedule_to_start: timedelta
+    schedule_to_start_per_node: timedelta
+    start_to_close: timedelta
+
+
+class KeepBestFields(TypedDict, total=False):
+    metric: Required[str]
+    mode: Literal["min", "max"]
+    count: int
+
+
+class LeaseTimingFields(TypedDict, total=False):
+    heartbeat: timedelta
+    timeout: timedelta
+    schedule_to_start: timedelta
+    heartbeat_per_node: timedelta
+    outage: timedelta
+
+
+class LimitsFields(TypedDict, total=False):
+    active_deadline: timedelta | None
+    queue_timeout: timedelta | None
+    termination_grace_period: timedelta
+
+
+class MatchFields(TypedDict, total=False):
+    log: str | None
+    exit_codes: list[int]
+    signals: list[str]
+    failures: list[
+        Literal[
+            "CANNOT_RUN",
+            "COLLECTIVE_TIMEOUT",
+            "COMMAND_LOST",
+            "CORRUPTION",
+            "CRASH",
+            "DEVICE_FAULT",
+            "DEVICE_OUT_OF_MEMORY",
+            "KILLED",
+            "NETWORK",
+            "NUMERIC",
+            "OUT_OF_MEMORY",
+            "PEER_LOST",
+            "RANK_HANG",
+            "STORAGE",
+            "USER_CODE",
+        ]
+    ]
+
+
+class NetworkFields(TypedDict, total=False):
+    store_ports: str | None
+
+
+class NodeCountFields(TypedDict, total=False):
+    min: Required[int]
+    max: Required[int]
+    unit: int
+
+
+class OutputsFields(TypedDict, total=False):
+    logs: str | None
+
+
+class ProcessTimingFields(TypedDict, total=False):
+    stop_grace: timedelta
+    presumed_gone: timedelta
+    orphan_grace: timedelta
+    log_max_bytes: int
+
+
+class RecoveryFields(TypedDict, total=False):
+    on_capacity_loss: Literal["shrink", "wait", "fail"]
+    replace_timeout: timedelta
+    on_nan: Literal["report", "rollback", "stop"]
+    report_spikes: bool
+    on_hang: Literal["report", "restart", "replace"]
+    warm_starts: bool
+
+
+class RendezvousTimingFields(TypedDict, total=False):
+    last_call: timedelta
+    join_timeout: timedelta
+    victim_grace: timedelta
+    settle_per_node: timedelta
+    enter_timeout: timedelta
+
+
+class ResourcesFields(TypedDict, total=False):
+    cpu: str | int | float | None
+    memory: str | int | float | None
+    gpu: int
+    gpu_type: str | None
+    shm: str | int | float | None
+
+
+class RetryFields(TypedDict, total=False):
+    max_restarts: int
+    window: timedelta
+    same_loss: timedelta
+    no_progress_limit: int
+    fatal_exit_codes: list[int]
+    rules: list[RetryRuleFields]
+
+
+class RetryRuleFields(TypedDict, total=False):
+    match: Required[MatchFields]
+    action: Required[Literal["restart", "replace", "stop"]]
+    reason: str
+
+
+class RoleFields(TypedDict, total=False):
+    nodes: Required[int | str | NodeCountFields]
+    nproc_per_node: int | Literal["gpu", "auto"]
+    command: Required[list[str]]
+    rendezvous: Literal["auto", "torchrun", "env"]
+    python: str | None
+    image: str | None
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None
+    image_pull_secrets: list[str]
+    resources: ResourcesFields
+    ports: Mapping[str, int]
+    tolerations: list[TolerationFields]
+    topology: TopologyFields | None
+    pod_template: Mapping[str, Any]
+
+
+class SignalTimingFields(TypedDict, total=False):
+    transition_batch: timedelta
+
+
+class StallTimingFields(TypedDict, total=False):
+    after: timedelta
+    steps: int
+    pauses: int
+    first_look: timedelta
+    elsewhere: int
+    first_step: timedelta | None
+    first_steps: int
+    first_step_least: timedelta
+
+
+class TimingFields(TypedDict, total=False):
+    lease: LeaseTimingFields
+    signals: SignalTimingFields
+    rendezvous: RendezvousTimingFields
+    commands: CommandTimingFields
+    processes: ProcessTimingFields
+    stall: StallTimingFields
+    owner_check: timedelta
+
+
+class TolerationFields(TypedDict, total=False):
+    key: str | None
+    operator: Literal["Exists", "Equal"]
+    value: str | None
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None
+
+
+class TopologyFields(TypedDict, total=False):
+    preferred: str | None
+    required: str | None
+
+
+class VolumeFields(TypedDict, total=False):
+    mount_path: Required[str]
+    pvc: Required[str]
+    read_only: bool
+
+
+class WorkdirFields(TypedDict, total=False):
+    path: Required[str]
+    exclude: list[str]
+    archive: WorkdirArchiveFields | None
+
+
+class WorkdirArchiveFields(TypedDict, total=False):
+    name: Required[str]
+    parts: Required[int]
+    digest: Required[str]
+
+
+class JobFields(TypedDict, total=False):
+    namespace: str
+    labels: Mapping[str, str]
+    backend: Literal["local", "kubernetes", "joined"]
+    runtime: str | None
+    queue: str | None
+    priority_class: str | None
+    workdir: WorkdirFields | None
+    env: Mapping[str, str]
+    secrets: Mapping[str, str]
+    volumes: list[VolumeFields]
+    network: NetworkFields
+    recovery: RecoveryFields
+    retry: RetryFields
+    preflight: Literal["off", "quick", "full"]
+    limits: LimitsFields
+    outputs: OutputsFields
+    checkpoint: CheckpointFields | None
+    hold_on_failure: timedelta | None
+    ttl_after_finished: timedelta | None
+    timing: TimingFields
