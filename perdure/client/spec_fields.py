@@ -93,6 +93,11 @@ class ProcessTimingFields(TypedDict, total=False):
     log_max_bytes: int
 
 
+class ReadinessFields(TypedDict, total=False):
+    port: Required[int]
+    http: str | None
+
+
 class RecoveryFields(TypedDict, total=False):
     on_capacity_loss: Literal["shrink", "wait", "fail"]
     replace_timeout: timedelta
@@ -138,6 +143,11 @@ class RoleFields(TypedDict, total=False):
     nproc_per_node: int | Literal["gpu", "auto"]
     command: Required[list[str]]
     rendezvous: Literal["auto", "torchrun", "env"]
+    ready: ReadinessFields | None
+    depends_on: Mapping[str, Literal["completed", "ready"]]
+    ends_job: bool | None
+    on_failure: Literal["role", "job", "ignore"]
+    restart_with: list[str]
     python: str | None
     image: str | None
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None
