@@ -8,8 +8,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,6 +27,7 @@ from perdure.cli.explain import explanation
 from perdure.spec.timing import StallTiming
 
 from .judgement import CleanRun, Outcome, judge, judge_clean
+from .machines import ENVIRONMENT, PLACED_WORKER, machines
 from .rows import DDP, PROFILES, ROWS, STRAGGLER, Row
 from .site import Run
 
@@ -65,13 +67,14 @@ class Bench:
         """Tries one fault, and returns its line of the matrix."""
         expected = row.expected
         line = Outcome(name=row.name, backend=LOCAL, within_s=expected.within)
-        if lacks := row.injection.lacks or expected.missing:
+        if lacks := expected.missing:
             return line.model_copy(update={"not_built": lacks})
         patience = max(3 * expected.within, SHORTEST_PATIENCE, LONGEST_STALL * self.scale)
         async with self._run(f"fault-{row.name}", row.nodes) as run:
             try:
                 row.injection.prepare(run)
-                await run.start(row.program, {**stall_timing(self.scale), **row.spec}, {})
+                environment = ENVIRONMENT if row.injection.placed else {}
+                await run.start(row.program, {**stall_timing(self.scale), **row.spec}, environment)
                 fault_at = await row.injection.inject(run)
                 story = await run.follow(expected, fault_at, lambda: row.injection.heal(run), patience=patience)
                 return judge(expected, story, name=row.name, backend=LOCAL)
@@ -137,16 +140,47 @@ def matrix(outcomes: list[Outcome]) -> Table:
     return table
 
 
-def chosen(only: str) -> list[Row]:
-    """The rows with these names, separated by commas; all without one.
+@dataclass(frozen=True)
+class Plan:
+    """What one run of the benchmark tries."""
+
+    rows: Sequence[Row]
+    profiles: Sequence[str]
+    """The profiles of the trainings without a fault, one for each of them."""
+    overhead: bool
+    """Whether the cost of the evidence is measured."""
+
+
+def plan(only: str, *, clean: bool, clean_runs: int) -> Plan:
+    """Returns what is tried.
+
+    Args:
+        only: Names of faults and of profiles without a fault, separated by commas; nothing else is tried then.
+        clean: Whether no fault is tried.
+        clean_runs: The number of trainings without a fault, whose profiles take turns, where none is named.
 
     Raises:
-        typer.BadParameter: if there is no row of such a name.
+        typer.BadParameter: if there is no fault and no profile of such a name.
     """
-    names = [name for name in only.split(",") if name]
-    if unknown := set(names) - {row.name for row in ROWS}:
-        raise typer.BadParameter(f"no fault is called {', '.join(sorted(unknown))}")
-    return [row for row in ROWS if not names or row.name in names]
+    names = {name for name in only.split(",") if name}
+    if unknown := names - {row.name for row in ROWS} - set(PROFILES):
+        raise typer.BadParameter(f"no fault and no profile is called {', '.join(sorted(unknown))}")
+    if names:
+        return Plan([row for row in ROWS if row.name in names], [one for one in PROFILES if one in names], False)
+    return Plan([] if clean else ROWS, list(islice(cycle(PROFILES), clean_runs)), not clean)
+
+
+def listed() -> Table:
+    """The table of all that can be tried, with what must come out."""
+    table = Table("name", "program", "class", "nodes", "action", "within (s)")
+    for row in ROWS:
+        due = row.expected
+        what = f"{due.failure} {due.hang}".strip() or f"shown: {due.shown}"
+        nodes = ", ".join(map(str, sorted(due.culprits)))
+        table.add_row(row.name, row.program.name, what, nodes, ", ".join(sorted(due.actions)), f"{due.within:g}")
+    for profile in PROFILES:
+        table.add_row(profile, DDP.name, "no fault: nothing is reported")
+    return table
 
 
 def closing(outcomes: list[Outcome], clean: list[CleanRun], overhead: float | None) -> dict[str, object]:
@@ -163,7 +197,10 @@ def closing(outcomes: list[Outcome], clean: list[CleanRun], overhead: float | No
 
 
 def main(
-    only: Annotated[str, typer.Option(help="Names of faults, separated by commas; all by default.")] = "",
+    only: Annotated[
+        str, typer.Option(help="Names of faults and profiles, separated by commas, to try nothing else.")
+    ] = "",
+    clean: Annotated[bool, typer.Option("--clean", help="Try the profiles without a fault only.")] = False,
     clean_runs: Annotated[int, typer.Option(help="Runs without faults, of the profiles in turn.", min=0)] = len(
         PROFILES
     ),
@@ -171,36 +208,45 @@ def main(
         float, typer.Option(help="Factor for pauses, and for the times of stalls; 1: the defaults.")
     ] = 0.05,
     overhead_minutes: Annotated[float, typer.Option(help="For the cost of evidence; 0: not measured.", min=0)] = 1.0,
-    backend: Annotated[str, typer.Option(help="The backend of the jobs' nodes.")] = LOCAL,
     out: Annotated[Path | None, typer.Option(help="Folder for the explanations.")] = None,
+    show: Annotated[bool, typer.Option("--list", help="List what can be tried, and try nothing.")] = False,
 ) -> None:
     """Injects known faults one at a time, and compares what jobs find and do with what must come out."""
-    if backend != LOCAL:
-        raise typer.BadParameter(f"faults are made on the backend {LOCAL} only")
-    rows = chosen(only)
+    console = Console(highlight=False, soft_wrap=True, width=120)
+    if show:
+        console.print(listed())
+        return
+    due = plan(only, clean=clean, clean_runs=clean_runs)
     folder = out or OUT / time.strftime("%Y%m%d-%H%M%S")
     folder.mkdir(parents=True, exist_ok=True)
-    console = Console(highlight=False, soft_wrap=True, width=120)
     outcomes: list[Outcome] = []
-    clean: list[CleanRun] = []
+    trained: list[CleanRun] = []
+
+    async def try_rows(bench: Bench, *, placed: bool) -> None:
+        for row in due.rows:
+            if row.injection.placed is placed:
+                bench.say(f"{row.name} on {row.program.name} ...")
+                outcomes.append(await bench.fault(row))
+                bench.say(f"{row.name}: {outcomes[-1].summary}")
 
     async def run() -> None:
         async with control_plane() as plane:
             bench = Bench(folder, plane, console, scale=scale)
-            for row in rows:
-                bench.say(f"{row.name} on {row.program.name} ...")
-                outcomes.append(await bench.fault(row))
-                bench.say(f"{row.name}: {outcomes[-1].summary}")
-            for profile in islice(cycle(PROFILES), clean_runs):
-                clean.append(await bench.clean(profile))
-                found = clean[-1].problem or "; ".join(clean[-1].alarms) or "no alarm"
+            await try_rows(bench, placed=False)
+            for profile in due.profiles:
+                trained.append(await bench.clean(profile))
+                found = trained[-1].problem or "; ".join(trained[-1].alarms) or "no alarm"
                 bench.say(f"without a fault, {profile}: {found}")
+        if any(row.injection.placed for row in due.rows):
+            with machines():
+                async with control_plane(worker_module=PLACED_WORKER) as plane:
+                    await try_rows(Bench(folder, plane, console, scale=scale), placed=True)
 
     asyncio.run(run())
-    overhead = measure_overhead(overhead_minutes) if overhead_minutes else None
+    overhead = measure_overhead(overhead_minutes) if due.overhead and overhead_minutes else None
     console.print(matrix(outcomes))
     console.print(f"explanations: {folder}")
-    print(json.dumps(closing(outcomes, clean, overhead), separators=(",", ":")))
+    print(json.dumps(closing(outcomes, trained, overhead), separators=(",", ":")))
 
 
 def measure_overhead(minutes: float) -> float:

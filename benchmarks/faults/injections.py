@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 
 from benchmarks.chaos.faults import Kind, inject, victims
 from benchmarks.recovery.processes import TrialFailed, eventually
 
+from .machines import INTERFACE, Machine, placement, set_right, skew
+from .machines import run as run_command
 from .site import Run
 
 AHEAD = 15
@@ -26,8 +27,8 @@ HIT_SECONDS = 30.0
 class Injection:
     """What is done to a job."""
 
-    lacks: str = ""
-    """What is missing to make it here."""
+    placed: ClassVar[bool] = False
+    """It needs nodes on machines of their own."""
 
     def prepare(self, run: Run) -> None:
         """Prepares the machine, before the job starts.
@@ -91,20 +92,13 @@ class Freeze(Injection):
 
 
 @dataclass(frozen=True)
-class Missing(Injection):
-    """A fault that cannot be made here."""
-
-    lacks: str = ""
-
-
-@dataclass(frozen=True)
 class FullDisk(Injection):
     """The disk to which a program saves has no room any more, until there is a verdict."""
 
     size: str = "1m"
 
     def prepare(self, run: Run) -> None:
-        _run("mount", "-t", "tmpfs", "-o", f"size={self.size}", "tmpfs", str(run.out))
+        run_command("mount", "-t", "tmpfs", "-o", f"size={self.size}", "tmpfs", str(run.out))
 
     async def inject(self, run: Run) -> float:
         with suppress(OSError), (run.out / "filler").open("wb", buffering=0) as filler:
@@ -116,7 +110,7 @@ class FullDisk(Injection):
         (run.out / "filler").unlink(missing_ok=True)
 
     def clear(self, run: Run) -> None:
-        _run("umount", "-l", str(run.out))
+        run_command("umount", "-l", str(run.out))
 
 
 @dataclass(frozen=True)
@@ -125,28 +119,99 @@ class HangingStorage(Injection):
 
     def prepare(self, run: Run) -> None:
         image = str(run.out.with_name("image"))
-        _run("truncate", "-s", "64M", image)
-        _run("mkfs.ext4", "-q", image)
-        _run("mount", "-o", "loop", image, str(run.out))
+        run_command("truncate", "-s", "64M", image)
+        run_command("mkfs.ext4", "-q", image)
+        run_command("mount", "-o", "loop", image, str(run.out))
 
     async def inject(self, run: Run) -> float:
-        _run("fsfreeze", "--freeze", str(run.out))
+        run_command("fsfreeze", "--freeze", str(run.out))
         return time.time()
 
     def heal(self, run: Run) -> None:
-        _run("fsfreeze", "--unfreeze", str(run.out))
+        run_command("fsfreeze", "--unfreeze", str(run.out))
 
     def clear(self, run: Run) -> None:
         with suppress(TrialFailed):
             self.heal(run)
-        _run("umount", "-l", str(run.out))
+        run_command("umount", "-l", str(run.out))
 
 
-def _run(*command: str) -> None:
-    try:
-        subprocess.run(command, check=True, capture_output=True, text=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise TrialFailed(f"{' '.join(command)}: {getattr(error, 'stderr', '') or error}") from error
+@dataclass(frozen=True)
+class Partition(Injection):
+    """A machine neither receives nor sends anything, until there is a verdict."""
+
+    node: int = 1
+    placed: ClassVar = True
+
+    async def inject(self, run: Run) -> float:
+        for chain, option in _WAYS:
+            self._machine.run("iptables", "--insert", chain, option, INTERFACE, "--jump", "DROP")
+        return time.time()
+
+    def heal(self, run: Run) -> None:
+        self.clear(run)
+
+    def clear(self, run: Run) -> None:
+        self._machine.run("iptables", "--flush")
+
+    @property
+    def _machine(self) -> Machine:
+        return placement().machines[self.node]
+
+
+_WAYS = (("INPUT", "--in-interface"), ("OUTPUT", "--out-interface"))
+
+
+@dataclass(frozen=True)
+class SlowLink(Injection):
+    """A machine sends slowly, until that was seen."""
+
+    node: int = 1
+    rate: str = "2mbit"
+    placed: ClassVar = True
+
+    async def inject(self, run: Run) -> float:
+        shape = ("tbf", "rate", self.rate, "burst", "32kbit", "latency", "400ms")
+        placement().machines[self.node].run("tc", "qdisc", "add", "dev", INTERFACE, "root", *shape)
+        return time.time()
+
+    def clear(self, run: Run) -> None:
+        placement().machines[self.node].run("tc", "qdisc", "delete", "dev", INTERFACE, "root")
+
+
+@dataclass(frozen=True)
+class SkewedClock(Injection):
+    """A fault on a machine whose clock is wrong."""
+
+    fault: Injection
+    node: int = 1
+    seconds: int = 90
+    placed: ClassVar = True
+
+    def prepare(self, run: Run) -> None:
+        skew(self.node, self.seconds)
+
+    async def inject(self, run: Run) -> float:
+        return await self.fault.inject(run)
+
+    def clear(self, run: Run) -> None:
+        set_right(self.node)
+
+
+@dataclass(frozen=True)
+class Both(Injection):
+    """Two faults at once."""
+
+    first: Injection
+    second: Injection
+
+    async def inject(self, run: Run) -> float:
+        await self.first.inject(run)
+        return await self.second.inject(run)
+
+    def clear(self, run: Run) -> None:
+        self.first.clear(run)
+        self.second.clear(run)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,10 @@ EARLY = 1.0
 
 AGENTS = "agents"
 """What is shown where an agent was started again: a process on the machine, since no job is told of it."""
+CHECKS = "checks"
+"""What is shown where a machine or its network is slow and nothing else is wrong: what `perdure check --full` finds."""
+SHOWN_ONCE = (AGENTS, CHECKS)
+"""What is looked for outside of the job's status until it was seen once."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class Expected:
         """The failure class or observation that this release does not have, and so cannot find; empty where it has."""
         if self.failure:
             return "" if self.failure in FailureClass.__members__ else self.failure
-        known = {AGENTS, *JobStatus.model_fields, *Observation.model_fields}
+        known = {*SHOWN_ONCE, *JobStatus.model_fields, *Observation.model_fields}
         return "" if self.shown in known else self.shown
 
 

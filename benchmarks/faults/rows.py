@@ -10,8 +10,19 @@ from typing import Any
 from benchmarks.chaos.faults import Kind
 from benchmarks.chaos.programs import BIN, PROGRAMS, Program
 
-from .injections import Freeze, FullDisk, HangingStorage, Injection, InRank, Kill, Missing
-from .judgement import AGENTS, Expected
+from .injections import (
+    Both,
+    Freeze,
+    FullDisk,
+    HangingStorage,
+    Injection,
+    InRank,
+    Kill,
+    Partition,
+    SkewedClock,
+    SlowLink,
+)
+from .judgement import AGENTS, CHECKS, Expected
 
 _KNOWN = {program.name: program for program in PROGRAMS}
 DDP, LIGHTNING, TRAINER = _KNOWN["ddp"], _KNOWN["lightning"], _KNOWN["trainer"]
@@ -75,7 +86,7 @@ ROWS = (
     Row("kill-agent", DDP, Kill(Kind.AGENT), _shown(AGENTS)),
     Row("freeze-agent", DDP, Freeze(Kind.FROZEN_AGENT), _shown("unreachable", within=12.0)),
     Row("exit-1", LIGHTNING, InRank("exit_with_1", ends=True), _one("USER_CODE")),
-    Row("exit-1-always", DDP, InRank("exit_with_1", each_time=True, ends=True), _stop("USER_CODE", after=4)),
+    Row("exit-1-always", DDP, InRank("exit_with_1", each_time=True, ends=True), _stop("USER_CODE", after=5)),
     Row("raise-always", TRAINER, InRank("raise_an_error", each_time=True, ends=True), _stop("USER_CODE", after=2)),
     Row("segfault", DDP, InRank("segfault", ends=True), _one("CRASH")),
     Row("memory-limit", LIGHTNING, InRank("exceed_memory", ends=True), _one("OUT_OF_MEMORY")),
@@ -112,9 +123,23 @@ ROWS = (
     ),
     Row(STRAGGLER, DDP, InRank("slow", arguments={"seconds": 0.25 * PACE}), _shown("stragglers", within=30.0), 4),
     Row("half-speed", DDP, InRank("slow", arguments={"seconds": PACE}), _shown("stragglers", within=30.0), 4),
-    Row("slow-link", DDP, Missing("no link of the local backend can be slowed"), _shown("stragglers")),
-    Row("partition", DDP, Missing("nodes of the local backend share one network"), _shown("unreachable")),
-    Row("clock-skew", DDP, Missing("nodes of the local backend share one clock"), _one("KILLED")),
+    Row(
+        "kill-beside-stopped-rank",
+        DDP,
+        Both(Freeze(Kind.RANK), Kill(Kind.RANK, (2,))),
+        _one("KILLED", culprit=2),
+        3,
+    ),
+    Row(
+        "kill-rank-and-node",
+        DDP,
+        Both(Kill(Kind.RANK), Kill(Kind.NODE, (2,))),
+        Expected("NODE_LOST", frozenset({1, 2}), frozenset({"REPLACE_NODES", "AWAIT_NODES"}), within=10.0),
+        3,
+    ),
+    Row("slow-link", DDP, SlowLink(), _shown(CHECKS, within=30.0), 3),
+    Row("partition", DDP, Partition(), _shown("unreachable", within=12.0), 3),
+    Row("clock-skew", DDP, SkewedClock(Kill(Kind.RANK)), _one("KILLED"), 3),
 )
 
 PROFILES = (

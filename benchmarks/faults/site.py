@@ -22,7 +22,8 @@ from perdure.base.errors import PerdureError
 from perdure.contract import IncidentView, JobPhase, JobStatus
 from perdure.contract.names import uid_of
 
-from .judgement import AGENTS, Expected, Story
+from . import judgement
+from .judgement import SHOWN_ONCE, Expected, Story
 
 WRAPPER = Path(__file__).with_name("programs") / "injected.py"
 FOREVER = 1_000_000
@@ -178,11 +179,7 @@ class Run:
         shown: tuple[int, ...] = ()
         while time.time() < deadline and (shown or not (story.shown_at or story.observations)):
             await asyncio.sleep(LOOK_SECONDS)
-            if expected.shown == AGENTS:
-                new = self._agents().items() - self._first_agents.items()
-                shown = () if story.shown_at else tuple(node for _, node in new)
-            else:
-                shown = getattr(await self.status(), expected.shown, ())
+            shown = () if story.shown_at and expected.shown in SHOWN_ONCE else await self._shown(expected.shown)
             story = replace(story, incidents=await self.incidents(), shown=story.shown | set(shown))
             if shown and story.shown_at is None:
                 story = replace(story, shown_at=time.time())
@@ -198,6 +195,16 @@ class Run:
             )
         trains = self._made(generation=generation, since=since) >= STEPS_AFTER
         return replace(story, incidents=await self.incidents(), trains=trains, steps_lost=self._lost(fault_at))
+
+    async def _shown(self, what: str) -> tuple[int, ...]:
+        """The nodes that are shown in this way at present."""
+        match what:
+            case judgement.AGENTS:
+                return tuple(node for _, node in self._agents().items() - self._first_agents.items())
+            case judgement.CHECKS:
+                return tuple(one.node for one in await self.plane.client.check(self.name, full=True) if one.failed)
+            case field:
+                return getattr(await self.status(), field, ())
 
     def _agents(self) -> dict[int, int]:
         """The process IDs of the agents, and the nodes (slots) of each."""

@@ -17,7 +17,7 @@ from .dlrover_environment import NotAvailable
 from .dlrover_environment import ensure as ensure_dlrover
 from .floor import run_floor
 from .peer_trial import PeerTrial, run_isolated
-from .perdure_job import ControlPlane, PerdureJob, control_plane
+from .perdure_job import DEAF_WORKER, ControlPlane, PerdureJob, control_plane
 from .plan import USUAL_SECONDS, PlannedTrial, forecast_seconds, plan
 from .processes import TrialFailed, pid_namespaces_work
 from .records import PEERS, ResultFile, Scenario, SystemName, TrialRecord
@@ -108,7 +108,8 @@ class Bench:
         """Returns the control plane for a system's trials; starts it for the first of them."""
         withhold = system is SystemName.PERDURE_WITHHELD
         if withhold not in self._planes:
-            self._planes[withhold] = await stack.enter_async_context(control_plane(withhold_evidence=withhold))
+            plane = control_plane(worker_module=DEAF_WORKER if withhold else "")
+            self._planes[withhold] = await stack.enter_async_context(plane)
         return self._planes[withhold]
 
     def report(self) -> None:

@@ -47,23 +47,26 @@ class ControlPlane:
     worker: DaemonRecord
 
 
+DEAF_WORKER = "benchmarks.recovery.deaf_worker"
+"""A worker that withholds the loss of nodes."""
+
+
 @asynccontextmanager
-async def control_plane(*, withhold_evidence: bool = False) -> AsyncGenerator[ControlPlane]:
+async def control_plane(*, worker_module: str = "") -> AsyncGenerator[ControlPlane]:
     """Runs a control plane in a folder of its own while the context is open.
 
     Args:
-        withhold_evidence: Whether the backend withholds the loss of nodes.
+        worker_module: The program that runs instead of the product's worker.
     """
     # The folder contains sockets, whose paths are limited to 108 bytes.
     with tempfile.TemporaryDirectory(prefix="pb-") as folder:
         path = Path(folder)
         local = LocalControlPlane(StateFolder(path))
-        deaf: DaemonRecord | None = None
+        own: DaemonRecord | None = None
         try:
             endpoint = await local.ensure_server()
-            if withhold_evidence:
-                deaf = await start_deaf_worker(path, endpoint.address)
-                worker: DaemonRecord = deaf
+            if worker_module:
+                worker = own = await _start_worker(worker_module, path, endpoint.address)
             else:
                 worker = await local.ensure_worker()
             server = local.status().server
@@ -71,23 +74,23 @@ async def control_plane(*, withhold_evidence: bool = False) -> AsyncGenerator[Co
             async with Client(endpoint=endpoint) as client:
                 yield ControlPlane(client, path, server, worker)
         finally:
-            if deaf is not None:
-                await deaf.stop()
+            if own is not None:
+                await own.stop()
             await local.stop_worker()
             await local.stop_server()
 
 
-async def start_deaf_worker(state: Path, address: str) -> DaemonRecord:
-    """Starts `deaf_worker`. It polls its queues within a second or two; the first job waits for that."""
+async def _start_worker(module: str, state: Path, address: str) -> DaemonRecord:
+    """Starts a worker of the benchmarks. It polls its queues within a second or two; the first job waits for that."""
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("TEMPORAL_")},
         "TEMPORAL_ADDRESS": address,
         "TEMPORAL_CONFIG_FILE": os.devnull,
         "PERDURE_STATE": str(state),
     }
-    command = [sys.executable, "-m", "benchmarks.recovery.deaf_worker"]
+    command = [sys.executable, "-m", module]
     root = Path(__file__).resolve().parents[2]
-    pid, created = spawn(command, output=state / "deaf-worker.log", folder=root, environment=environment)
+    pid, created = spawn(command, output=state / "own-worker.log", folder=root, environment=environment)
     return DaemonRecord(pid=pid, created=created)
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import typer
 
-from benchmarks.faults.__main__ import chosen, closing, matrix
+from benchmarks.faults.__main__ import closing, listed, matrix, plan
 from benchmarks.faults.judgement import CleanRun, Expected, Outcome, Story, judge, judge_clean
-from benchmarks.faults.rows import ROWS, STRAGGLER
+from benchmarks.faults.rows import PROFILES, ROWS, STRAGGLER
 from perdure.contract import Evidence, EvidenceSource, FailureClass, IncidentView, Observation, Straggler
 from perdure.contract.actions import Actions, RestartRanks, Stop
 
@@ -144,8 +144,23 @@ def test_a_slow_rank_is_named_only_where_it_is_the_right_one():
 
 
 def test_names_are_chosen_and_an_unknown_one_is_an_error():
-    assert chosen("") == list(ROWS)
-    assert [row.name for row in chosen("kill-node,kill-rank")] == ["kill-rank", "kill-node"]
+    whole = plan("", clean=False, clean_runs=12)
+    assert list(whole.rows) == list(ROWS)
+    assert list(whole.profiles) == [*PROFILES, *PROFILES[:2]]
+    assert whole.overhead
+    some = plan("steady,kill-node,kill-rank", clean=False, clean_runs=12)
+    assert ([row.name for row in some.rows], some.profiles, some.overhead) == (
+        ["kill-rank", "kill-node"],
+        ["steady"],
+        False,
+    )
+    clean = plan("", clean=True, clean_runs=len(PROFILES))
+    assert (list(clean.rows), clean.profiles, clean.overhead) == ([], list(PROFILES), False)
     with pytest.raises(typer.BadParameter, match="kill-everything"):
-        chosen("kill-rank,kill-everything")
-    assert len({row.name for row in ROWS}) == len(ROWS)
+        plan("kill-rank,kill-everything", clean=False, clean_runs=0)
+
+
+def test_all_that_can_be_tried_is_listed_once():
+    names = [*(row.name for row in ROWS), *PROFILES]
+    assert list(listed().columns[0].cells) == names
+    assert len(set(names)) == len(names)

@@ -5,18 +5,18 @@ from pathlib import Path
 import pytest
 
 from benchmarks.recovery.floor import run_floor
-from benchmarks.recovery.perdure_job import PerdureJob, control_plane, node_processes
+from benchmarks.recovery.perdure_job import DEAF_WORKER, PerdureJob, control_plane, node_processes
 from benchmarks.recovery.records import Scenario, SystemName
 from benchmarks.recovery.trial import run_trial
 
 pytestmark = pytest.mark.long("frameworks")
 
 
-@pytest.mark.parametrize(("scenario", "withhold_evidence"), [(Scenario.WORKER, False), (Scenario.NODE_REPLACED, True)])
+@pytest.mark.parametrize(("scenario", "worker_module"), [(Scenario.WORKER, ""), (Scenario.NODE_REPLACED, DEAF_WORKER)])
 async def test_what_is_killed_is_made_up_for_and_the_time_is_accounted_for(
-    tmp_path: Path, scenario: Scenario, *, withhold_evidence: bool
+    tmp_path: Path, scenario: Scenario, worker_module: str
 ):
-    async with control_plane(withhold_evidence=withhold_evidence) as plane:
+    async with control_plane(worker_module=worker_module) as plane:
         job = PerdureJob(scenario, tmp_path, plane)
         record = await run_trial(
             job,

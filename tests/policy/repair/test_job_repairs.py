@@ -243,6 +243,26 @@ def test_a_script_that_fails_at_once_every_time_stops_after_n_restarts():
     assert "no progress over 3 restarts" in job.state.outcome.reason
 
 
+def test_the_failure_that_gained_the_steps_is_none_of_those_without_progress():
+    job = Scenario("2").ready(0, 1)
+    for _ in range(4):
+        job.rank_raised(0, progress=counted(5))
+        assert job.state.outcome is None
+    job.rank_raised(0, progress=counted(5))
+    assert job.state.outcome is not None
+    assert "no progress over 3 restarts" in job.state.outcome.reason
+
+
+def test_a_killed_rank_neither_counts_as_a_failure_without_progress_nor_begins_the_count_anew():
+    job = Scenario("2").ready(0, 1)
+    for _ in range(3):
+        job.rank_raised(0).rank_killed(1)
+        assert job.state.outcome is None
+    job.rank_raised(0)
+    assert job.state.outcome is not None
+    assert "no progress over 3 restarts" in job.state.outcome.reason
+
+
 def test_reported_progress_resets_the_count_and_repetition_does_not():
     job = Scenario("2", retry={"max_restarts": 100}).ready(0, 1)
     for step in range(1, 20):
