@@ -100,8 +100,12 @@ class FailureClass(Vocabulary):
     NODE_LOST = "NODE_LOST"
     """The node's processes, pod or machine are gone."""
     DISRUPTED = "DISRUPTED"
-    """The node was ended on purpose and from outside: deleted, drained, evicted, preempted, or sent SIGTERM. It counts
-    in no budget."""
+    """The node was ended on purpose and from outside: deleted, drained, or sent SIGTERM by what evicts or
+    preempts it. It counts in no budget."""
+    PREEMPTED = "PREEMPTED"
+    """The node made room for other work of a higher priority. It counts in no budget."""
+    EVICTED = "EVICTED"
+    """The node's machine ended it for lack of memory or disk, which the job may have caused."""
     NODE_UNRESPONSIVE = "NODE_UNRESPONSIVE"
     """The node answers neither its lease nor commands while its world is stopped."""
     CREATE_FAILED = "CREATE_FAILED"
@@ -116,7 +120,11 @@ class LossCause(Vocabulary):
     """Why a node was lost. The cause decides whether the loss counts against its machine."""
 
     WANTED = "WANTED"
-    """The node was removed on purpose: deleted, drained, preempted, or replaced on request."""
+    """The node was removed on purpose: deleted, drained, or replaced on request."""
+    PREEMPTED = "PREEMPTED"
+    """It made room for other work of a higher priority."""
+    EVICTED = "EVICTED"
+    """Its machine lacked memory or disk, which the job may have caused."""
     JOB = "JOB"
     """The job caused it: it used more than it was allowed."""
     MACHINE = "MACHINE"

@@ -86,9 +86,9 @@ class Retry(Section):
     """Nodes that are lost within this time of a restart that counts do not cause another one: when a rack or a switch
     fails, the losses of its machines are reported over several seconds."""
     no_progress_limit: Integer = Field(default=3, ge=1)
-    """So many failures in a row that gained no step beyond the furthest one so far are followed by another try; the next
-    one stops the job. A failure that gained steps is none of them, and begins the count anew. Killed ranks and lost
-    nodes neither count nor begin it anew."""
+    """The job restarts after this many failures in a row without a step beyond the furthest one so far, and stops at
+    the next one. A failure after such a step is not among them: the count begins behind it. Killed ranks and lost nodes
+    leave the count as it is."""
     fatal_exit_codes: list[Annotated[Integer, Field(ge=1, le=255)]] = Field(default=[2])
     """A process that exits with one of these codes stops the job at once. Python programs exit with 2 when called with
     wrong arguments."""

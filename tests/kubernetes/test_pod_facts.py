@@ -41,14 +41,14 @@ def training_with(**state: Any) -> dict[str, Any]:
             {"phase": "Failed", "reason": "Evicted", "message": "low on memory"},
             "GONE",
             "evicted it (Evicted: low",
-            "UNKNOWN",
+            "EVICTED",
         ),
-        ({"phase": "Failed", "reason": "Preempting"}, "GONE", "made room for another pod (Preempting)", "WANTED"),
+        ({"phase": "Failed", "reason": "Preempting"}, "GONE", "made room for another pod (Preempting)", "PREEMPTED"),
         (
             {"phase": "Failed", "reason": "Evicted", "message": "low on memory", "conditions": BY_KUBELET},
             "GONE",
             "evicted it (Evicted: low on memory)",
-            "UNKNOWN",
+            "EVICTED",
         ),
         (
             {"phase": "Failed", "reason": "Terminated", "message": "node shutdown", "conditions": BY_KUBELET},
@@ -70,7 +70,7 @@ def training_with(**state: Any) -> dict[str, Any]:
             },
             "GONE",
             "preempted by a pod of higher priority",
-            "WANTED",
+            "PREEMPTED",
         ),
         (
             {
@@ -136,7 +136,7 @@ def test_a_pod_that_its_kubelet_ends_has_ended_once_the_kubelet_says_why():
         "conditions": BY_KUBELET,
     }
     gone = event_of(pod_with(evicted))
-    assert (gone.kind, gone.cause) == (NodeEventKind.GONE, LossCause.UNKNOWN)
+    assert (gone.kind, gone.cause) == (NodeEventKind.GONE, LossCause.EVICTED)
     assert gone.reason == "its machine evicted it (Evicted: The node was low on resource)"
 
     alone = event_of(pod_with(training | with_agent(running={})))

@@ -27,8 +27,8 @@ _BY_KUBELET = "TerminationByKubelet"
 
 ENDINGS: Mapping[str, Ending] = {
     "OOMKilled": Ending("it ran out of memory; its limit is {memory}", LossCause.JOB),
-    "Evicted": Ending("its machine evicted it", LossCause.UNKNOWN),
-    "Preempting": Ending("its machine made room for another pod"),
+    "Evicted": Ending("its machine evicted it", LossCause.EVICTED),
+    "Preempting": Ending("its machine made room for another pod", LossCause.PREEMPTED),
     "Terminated": Ending("its machine shut down"),
     "NodeLost": Ending("its machine was lost", LossCause.MACHINE),
     "NodeAffinity": Ending("its machine no longer matches its node affinity"),
@@ -36,7 +36,7 @@ ENDINGS: Mapping[str, Ending] = {
     "UnexpectedAdmissionError": Ending("its machine rejected it", LossCause.MACHINE),
     "DeadlineExceeded": Ending("its activeDeadlineSeconds elapsed", LossCause.JOB),
     "ContainerStatusUnknown": Ending("its machine has lost its status", LossCause.MACHINE),
-    "PreemptionByScheduler": Ending("preempted by a pod of higher priority"),
+    "PreemptionByScheduler": Ending("preempted by a pod of higher priority", LossCause.PREEMPTED),
     "DeletionByTaintManager": Ending("it does not tolerate its machine's taints"),
     "EvictionByEvictionAPI": Ending("evicted, as a drain of its machine does"),
     "DeletionByPodGC": Ending("its machine was removed"),

@@ -36,6 +36,29 @@ def test_a_rolling_upgrade_that_meets_a_job_again_and_again_does_not_end_it(node
     assert result_of(job.state, job.now).restarts == 0
 
 
+def test_a_preemption_is_named_and_counts_in_no_budget():
+    job = Scenario("2", retry={"max_restarts": 3}).running()
+    for _ in range(10):
+        job.wait(timedelta(minutes=1)).lost(1, "preempted by a pod of higher priority", LossCause.PREEMPTED)
+        assert job.incident.failure is FailureClass.PREEMPTED
+        assert job.incident.title == "node 1 preempted, replacement requested"
+        job.ready(1).steps()
+    assert job.state.outcome is None
+    assert not job.state.losses
+
+
+def test_an_eviction_by_its_machine_is_named_and_counts_as_a_loss():
+    job = Scenario("2", backend="kubernetes", retry={"max_restarts": 3}).running()
+    for _ in range(3):
+        job.wait(timedelta(minutes=1)).lost(1, "its machine evicted it", LossCause.EVICTED)
+        assert job.incident.failure is FailureClass.EVICTED
+        job.ready(1).steps()
+    assert {loss.host for loss in job.state.losses} == {"host-1"}
+    job.wait(timedelta(minutes=1)).lost(1, "its machine evicted it", LossCause.EVICTED)
+    assert job.state.outcome is not None
+    assert "3 restarts within" in job.state.outcome.reason
+
+
 def test_a_preemption_that_only_its_agent_reports_counts_in_no_budget_either():
     job = Scenario("2").running()
     for _ in range(30):

@@ -26,6 +26,8 @@ _STANDS_OUT = 2
 """A machine stands out with more than this many times the mean of unexplained losses of the job's other machines: a
 user or a script that kills processes everywhere is not a machine's fault."""
 
+_SPEAK_AGAINST_A_MACHINE = (LossCause.MACHINE, LossCause.EVICTED, LossCause.UNKNOWN)
+
 _REMEMBERED = 64
 """Losses that a job remembers, the newest: they ride through continue-as-new."""
 
@@ -68,7 +70,7 @@ def machines_to_avoid(state: RoleInJob, job: JobSpec, now: datetime) -> tuple[st
 
 def remember(state: RoleInJob, node: NodeState) -> RoleInJob:
     """Remembers the loss of this node, if it speaks against its machine."""
-    if not node.host or node.loss_cause not in (LossCause.MACHINE, LossCause.UNKNOWN):
+    if not node.host or node.loss_cause not in _SPEAK_AGAINST_A_MACHINE:
         return state
     loss = MachineLoss(host=node.host, time=node.since, cause=node.loss_cause)
     return state.replace(losses=(*state.losses, loss)[-_REMEMBERED:])

@@ -35,6 +35,7 @@ from perdure.workflows.policy.state.node import NodeFailure
 
 _READ_LOGS = "perdure logs {job}{flag}{node} --tail 50"
 _WATCH_NODES = "nothing to do, unless it repeats; perdure nodes {job}{flag}"
+_ON_PURPOSE = "nothing to do: it counts in no budget; perdure nodes {job}{flag}"
 _START_AGAIN = "start the job again once the cause is gone; perdure nodes {job}{flag} shows what became of each node"
 _CORRECT = "correct what perdure logs {job}{flag}{node} --tail 50 shows, and start the job again"
 _CHANGE_REFUSAL = "change what refuses the node, which `perdure status {job}{flag}` names; then start the job again"
@@ -137,6 +138,11 @@ FAILURE_CLASSES = complete(
             advice=_WATCH_NODES,
             give_up=GiveUp(what="lost", why_not_in_place="its processes are gone", at_once=True),
         ),
+        FailureClass.EVICTED: FailureTraits(
+            meaning="its machine ended the node for lack of memory or disk, which the job may have used",
+            advice=_WATCH_NODES,
+            give_up=GiveUp(what="evicted", why_not_in_place="its processes are gone", at_once=True),
+        ),
         FailureClass.NODE_UNRESPONSIVE: FailureTraits(
             meaning="the node answered nothing while its world was stopped (infrastructure)",
             advice=_WATCH_NODES,
@@ -149,8 +155,14 @@ FAILURE_CLASSES = complete(
         ),
         FailureClass.DISRUPTED: FailureTraits(
             meaning="the node was ended on purpose: deleted, drained, evicted or preempted",
-            advice="nothing to do: it counts in no budget; perdure nodes {job}{flag}",
+            advice=_ON_PURPOSE,
             give_up=GiveUp(what="disrupted", why_not_in_place="its processes are gone", at_once=True),
+            counts=False,
+        ),
+        FailureClass.PREEMPTED: FailureTraits(
+            meaning="the node made room for other work of a higher priority",
+            advice=_ON_PURPOSE,
+            give_up=GiveUp(what="preempted", why_not_in_place="its processes are gone", at_once=True),
             counts=False,
         ),
         FailureClass.CREATE_FAILED: FailureTraits(
@@ -303,6 +315,9 @@ NEED_PROGRESS = USERS_OWN | {failure for failure, traits in FAILURE_CLASSES.item
 NODE_FAILURES = frozenset(
     failure for failure, traits in FAILURE_CLASSES.items() if traits.give_up is not None and traits.give_up.at_once
 )
+
+GONE = frozenset({FailureClass.NODE_LOST, FailureClass.EVICTED, FailureClass.DISRUPTED, FailureClass.PREEMPTED})
+"""The failures of a node whose processes have ended with it."""
 
 VICTIMS = frozenset(failure for failure, traits in FAILURE_CLASSES.items() if traits.victim)
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from perdure.contract import Evidence, EvidenceSource, FailureClass, RestartCommands
+from perdure.contract import Evidence, EvidenceSource, RestartCommands
 from perdure.workflows.policy.diagnosis import rules
-from perdure.workflows.policy.diagnosis.failures import FAILURE_CLASSES, VICTIMS
+from perdure.workflows.policy.diagnosis.failures import FAILURE_CLASSES, GONE, VICTIMS
 from perdure.workflows.policy.record import incidents
 from perdure.workflows.policy.repair import memory
 from perdure.workflows.policy.state.job import RoleInJob
@@ -91,7 +91,7 @@ def record_command_failure(state: RoleInJob, failure: NodeFailure, now: datetime
     """Records that a command failed between two worlds. The same line of a script fails on every node, sooner or later:
     all first failures are one try of the job, all second ones another, and each try is one restart in the budgets."""
     node = state.nodes[failure.rank]
-    fails = failure.failure not in (FailureClass.NODE_LOST, FailureClass.DISRUPTED)
+    fails = failure.failure not in GONE
     is_known_try = memory.times(state, RestartCommands, node) < memory.most_times(state, RestartCommands)
     counted = fails and state.interruption is None and is_known_try
     # Between two worlds the nodes depend on no peers.

@@ -48,8 +48,15 @@ def _is_needed(state: RoleInJob, node: NodeState) -> bool:
     return state.is_member(node) and not (done and (node.ended or not state.between_stages))
 
 
+_FAILURES = {
+    LossCause.WANTED: FailureClass.DISRUPTED,
+    LossCause.PREEMPTED: FailureClass.PREEMPTED,
+    LossCause.EVICTED: FailureClass.EVICTED,
+}
+
+
 def _failure_of(cause: LossCause) -> FailureClass:
-    return FailureClass.DISRUPTED if cause is LossCause.WANTED else FailureClass.NODE_LOST
+    return _FAILURES.get(cause, FailureClass.NODE_LOST)
 
 
 def _text(end: NodeLost | NodeCreateFailed, what: str) -> str:

@@ -22,6 +22,7 @@ from perdure.contract import (
     Suspend,
 )
 from perdure.workflows.policy.checkpoints import trust
+from perdure.workflows.policy.diagnosis.failures import GONE
 from perdure.workflows.policy.record import incidents
 from perdure.workflows.policy.record.action_words import option
 from perdure.workflows.policy.repair import memory
@@ -120,5 +121,4 @@ def _cause(rank: int, interruption: Interruption) -> LossCause:
         return LossCause.MACHINE
     # The node itself reports that something ends it. If its machine were the reason, the backend would have reported
     # it.
-    ended = interruption.ranks_with(FailureClass.NODE_LOST, FailureClass.DISRUPTED)
-    return LossCause.WANTED if rank in ended else LossCause.UNKNOWN
+    return LossCause.WANTED if rank in interruption.ranks_with(*GONE) else LossCause.UNKNOWN

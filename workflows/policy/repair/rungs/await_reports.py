@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from perdure.contract import FailureClass, Wait
-from perdure.workflows.policy.diagnosis.failures import NODE_FAILURES, VICTIMS
+from perdure.workflows.policy.diagnosis.failures import GONE, NODE_FAILURES, VICTIMS
 from perdure.workflows.policy.repair.case import Case, Verdict
 
 _WORTH_WAITING = timedelta(milliseconds=100)
@@ -24,7 +24,7 @@ def _waits_until(case: Case) -> datetime | None:
     if certain:
         settles = len(case.state.members) * timing.rendezvous.settle_per_node
         return interruption.since + settles if certain & NODE_FAILURES and settles >= _WORTH_WAITING else None
-    if interruption.ranks_with(FailureClass.NODE_LOST, FailureClass.DISRUPTED):
+    if interruption.ranks_with(*GONE):
         # The node's agent reports the end. The backend learns it from a kubelet, and knows of the drain or the
         # deletion.
         return interruption.since + timing.lease.timeout
