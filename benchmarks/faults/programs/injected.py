@@ -68,8 +68,11 @@ def wait_for_a_lock() -> None:
 
 
 def block_the_interpreter() -> None:
-    """Calls a function in C that keeps the interpreter's lock: no other thread of the rank runs."""
-    ctypes.PyDLL(None).sleep(100_000)
+    """Waits in C for a lock that it holds, and keeps the interpreter's lock meanwhile: no other thread of the rank
+    runs."""
+    library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+    library.pthread_mutex_lock(mutex)
+    library.pthread_mutex_lock(mutex)
 
 
 def block_the_interpreter_in_a_thread() -> None:
