@@ -82,7 +82,7 @@ def launcher_configuration(request: NodeRequest, *, address: str, workdir: str |
     return {
         "command": list(role.command),
         "workdir": workdir,
-        "env": dict(spec.env),
+        "env": spec.env_of(request.node.role),
         "secrets": list(spec.secrets),
         "nodes": str(role.nodes),
         "processes": role.nproc_per_node,

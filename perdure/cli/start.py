@@ -256,7 +256,7 @@ def _check_command(spec: JobSpec) -> None:
             found = path.is_file() and os.access(path, os.X_OK)
             places = f"in {folder}"
         else:
-            found = shutil.which(program, path=spec.env.get("PATH")) is not None
+            found = shutil.which(program, path=spec.env_of(role_name).get("PATH")) is not None
             places = "on PATH"
         if not found:
             raise PerdureError(

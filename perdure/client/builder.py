@@ -19,10 +19,12 @@ from perdure.spec.validate import validate_spec
 
 
 class JobBuilder:
-    """A job that is being built.
+    """A job of one or several roles that is being built.
 
-        job = JobBuilder("llama", retry={"window": timedelta(hours=1)}).role(
-            "trainer", nodes="2:4", command=["torchrun", "train.py"], resources={"gpu": 8}
+        job = (
+            JobBuilder("grpo", env={"LOG_LEVEL": "info"}, limits={"active_deadline": timedelta(hours=8)})
+            .role("reward", nodes=1, command=["python", "reward.py"], ready={"port": 9000})
+            .role("trainer", nodes="2:4", command=["torchrun", "grpo.py"], depends_on={"reward": "ready"})
         )
         job.submit()
 

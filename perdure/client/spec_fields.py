@@ -142,6 +142,7 @@ class RoleFields(TypedDict, total=False):
     nodes: Required[int | str | NodeCountFields]
     nproc_per_node: int | Literal["gpu", "auto"]
     command: Required[list[str]]
+    env: Mapping[str, str]
     rendezvous: Literal["auto", "torchrun", "env"]
     ready: ReadinessFields | None
     depends_on: Mapping[str, Literal["completed", "ready"]]

@@ -193,10 +193,11 @@ _NAMES_A_PLACE = re.compile(r".*_(FILE|PATH|DIR|ID|NAME)", re.IGNORECASE)
 
 def _open_secrets(spec: JobSpec) -> Iterator[SpecWarning]:
     stored = "a Secret of its namespace" if spec.backend is Backend.KUBERNETES else "`perdure secret set NAME/KEY`"
-    for name, value in spec.env.items():
+    own = [(("roles", role, "env"), fields.env) for role, fields in spec.roles.items()]
+    for place, name, value in ((place, *pair) for place, env in [(("env",), spec.env), *own] for pair in env.items()):
         if value and _SECRET_NAME.fullmatch(name) and not _NAMES_A_PLACE.fullmatch(name):
             yield SpecWarning(
-                location=("env", name),
+                location=(*place, name),
                 message="looks like a secret, and its value becomes a part of the specification, which Temporal keeps; "
                 f"`secrets: {{{name}: NAME/KEY}}` takes it from {stored}",
             )

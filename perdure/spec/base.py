@@ -144,6 +144,44 @@ def fill_template(template: str, *, name: str, namespace: str) -> str:
 Template = Annotated[Text, AfterValidator(_knows_its_names)]
 """A text in which `${job.name}` and `${job.namespace}` are filled in."""
 
+OWN_VARIABLES = frozenset(
+    {
+        "RANK",
+        "LOCAL_RANK",
+        "GROUP_RANK",
+        "NODE_RANK",
+        "ROLE_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    }
+)
+"""Variables that the rendezvous sets for each process, and that users may not set."""
+
+USERS_VARIABLES = frozenset({"PERDURE_EVENTS"})
+"""Variables of Perdure's that are for users: where ranks write their events."""
+
+
+def _is_not_ours(name: str) -> str:
+    if name in OWN_VARIABLES:
+        raise ValueError(f"{name} is set for each process by the rendezvous; remove it")
+    if name.startswith("PERDURE_") and name not in USERS_VARIABLES:
+        raise ValueError("names that begin with PERDURE_ are Perdure's own; rename it")
+    if name.startswith("PET_"):
+        raise ValueError(f"{name} is an option of torchrun that Perdure sets; use nodes and nproc_per_node")
+    return name
+
+
+Variable = Annotated[
+    str,
+    Matching(
+        pattern=r"[A-Za-z_][A-Za-z0-9_]*", expected="the name of an environment variable: letters, digits, underscores"
+    ),
+    AfterValidator(_is_not_ours),
+]
+"""The name of an environment variable that users may set."""
+
 Quantity = Annotated[
     str,
     Matching(

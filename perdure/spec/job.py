@@ -7,11 +7,10 @@ workflows read specifications inside Temporal's sandbox.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from .base import DnsLabel, JobName, LabelKey, LabelValue, Matching, RoleName, SecretReference, Section, Template
+from .base import DnsLabel, JobName, LabelKey, LabelValue, RoleName, SecretReference, Section, Template, Variable
 from .checkpoint import Checkpoint
 from .data import Outputs, Volume, Workdir
 from .durations import Duration
@@ -35,45 +34,6 @@ class Backend(StrEnum):
     """Machines that another system started, such as Slurm, and that join by `perdure join`."""
 
 
-OWN_VARIABLES = frozenset(
-    {
-        "RANK",
-        "LOCAL_RANK",
-        "GROUP_RANK",
-        "NODE_RANK",
-        "ROLE_RANK",
-        "WORLD_SIZE",
-        "LOCAL_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-    }
-)
-"""Variables that the rendezvous sets for each process, and that users may not set."""
-
-USERS_VARIABLES = frozenset({"PERDURE_EVENTS"})
-"""Variables of Perdure's that are for users: where ranks write their events."""
-
-
-def _is_not_ours(name: str) -> str:
-    if name in OWN_VARIABLES:
-        raise ValueError(f"{name} is set for each process by the rendezvous; remove it")
-    if name.startswith("PERDURE_") and name not in USERS_VARIABLES:
-        raise ValueError("names that begin with PERDURE_ are Perdure's own; rename it")
-    if name.startswith("PET_"):
-        raise ValueError(f"{name} is an option of torchrun that Perdure sets; use nodes and nproc_per_node")
-    return name
-
-
-Variable = Annotated[
-    str,
-    Matching(
-        pattern=r"[A-Za-z_][A-Za-z0-9_]*", expected="the name of an environment variable: letters, digits, underscores"
-    ),
-    AfterValidator(_is_not_ours),
-]
-"""The name of an environment variable that users may set."""
-
-
 class JobSpec(Section):
     """A training job."""
 
@@ -95,7 +55,7 @@ class JobSpec(Section):
     workdir: Workdir | None = None
     """The folder that commands run in."""
     env: dict[Variable, Template] = Field(default={}, repr=False)
-    """Environment variables of the job's processes. `${job.name}` and `${job.namespace}` are filled in."""
+    """Environment variables of the processes of all roles. `${job.name}` and `${job.namespace}` are filled in."""
     secrets: dict[Variable, SecretReference] = Field(default={})
     """Environment variables whose value is taken from a secret, as name/key: on Kubernetes a Secret of the job's
     namespace, elsewhere a secret of each machine (`perdure secret set`); values never enter Temporal."""
@@ -127,6 +87,10 @@ class JobSpec(Section):
     without such an object leave nothing in a cluster."""
     timing: Timing = Timing()
     """Intervals, timeouts and grace periods of Perdure itself."""
+
+    def env_of(self, role: str) -> dict[str, str]:
+        """The environment variables of a role's processes."""
+        return {**self.env, **self.roles[role].env}
 
     @property
     def stored(self) -> Checkpoint | None:
@@ -163,6 +127,8 @@ class JobSpec(Section):
 
     @model_validator(mode="after")
     def _sets_each_variable_once(self) -> JobSpec:
-        if both := sorted(self.env.keys() & self.secrets.keys()):
-            raise ValueError(f"{', '.join(both)} is in env and in secrets; expected one of them")
+        own = {f"roles.{name}.env": role.env for name, role in self.roles.items()}
+        for place, env in {"env": self.env, **own}.items():
+            if both := sorted(env.keys() & self.secrets.keys()):
+                raise ValueError(f"{', '.join(both)} is in {place} and in secrets; expected one of them")
         return self

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, JsonValue, Wi
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from .base import DnsLabel, Integer, Matching, Quantity, RoleName, Section, Template
+from .base import DnsLabel, Integer, Matching, Quantity, RoleName, Section, Template, Variable
 
 MAX_NODES = 2_000
 """The most nodes of one role: twice the largest job that was run. The state of a job of 5,000 nodes can continue as
@@ -247,6 +247,8 @@ class Role(Section):
     node has any, else 1."""
     command: Command
     """The program and its arguments, such as `[torchrun, train.py]`. No shell reads it."""
+    env: dict[Variable, Template] = Field(default={}, repr=False)
+    """Environment variables of this role's processes, which replace those of the job with the same names."""
     rendezvous: RendezvousMode = RendezvousMode.AUTO
     """The way in which processes get their world: `torchrun`; `env` for commands that read `RANK`, `WORLD_SIZE` and the
     like themselves; or `auto`, which chooses by the command."""

@@ -145,11 +145,14 @@ def fill_templates(spec: JobSpec) -> JobSpec:
         return fill_template(text, name=spec.name, namespace=spec.namespace)
 
     outputs = {field: None if text is None else fill(text) for field, text in spec.outputs}
+
+    def fill_all(env: Mapping[str, str]) -> dict[str, str]:
+        return {name: fill(text) for name, text in env.items()}
+
     roles = {
-        name: role.model_copy(update={"command": [fill(word) for word in role.command]})
+        name: role.model_copy(update={"command": [fill(word) for word in role.command], "env": fill_all(role.env)})
         for name, role in spec.roles.items()
     }
-    env = {name: fill(text) for name, text in spec.env.items()}
     if spec.checkpoint is not None:
         filled = {
             "storage": spec.checkpoint.storage and fill(spec.checkpoint.storage),
@@ -157,7 +160,9 @@ def fill_templates(spec: JobSpec) -> JobSpec:
         }
         stored = spec.checkpoint.model_copy(update=filled)
         spec = spec.model_copy(update={"checkpoint": stored})
-    return spec.model_copy(update={"outputs": spec.outputs.model_copy(update=outputs), "roles": roles, "env": env})
+    return spec.model_copy(
+        update={"outputs": spec.outputs.model_copy(update=outputs), "roles": roles, "env": fill_all(spec.env)}
+    )
 
 
 def one_line_spec(

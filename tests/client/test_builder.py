@@ -35,6 +35,39 @@ def complete(name: str = "grpo") -> JobBuilder:
     )
 
 
+def of_roles(name: str) -> JobBuilder:
+    return (
+        JobBuilder(name, env={"SHARED": "job", "OWN": "job"}, workdir={"path": "/"})
+        .role("prepare", nodes=1, command=["sh", "-c", "echo $SHARED $OWN"], env={"OWN": "prepare"})
+        .role(
+            "trainer",
+            nodes=1,
+            command=["sh", "-c", "echo $SHARED $OWN"],
+            depends_on={"prepare": "completed"},
+            on_failure="job",
+            restart_with=["prepare"],
+        )
+    )
+
+
+def test_roles_are_built_with_their_relations_and_variables() -> None:
+    spec = of_roles("grpo").build()
+    assert list(spec.roles) == ["prepare", "trainer"]
+    assert spec.roles["trainer"].depends_on == {"prepare": "completed"}
+    assert (spec.env_of("prepare"), spec.env_of("trainer")) == (
+        {"SHARED": "job", "OWN": "prepare"},
+        {"SHARED": "job", "OWN": "job"},
+    )
+    with pytest.raises(SpecError, match=r"roles\.eval\.depends_on.*trainer"):
+        of_roles("grpo").role("eval", nodes=1, command=["a"], depends_on={"trainr": "ready"}).build()
+
+
+def test_a_variable_of_a_role_is_no_secret_of_the_job() -> None:
+    builder = of_roles("grpo").options(secrets={"OWN": "own/key"}, env={})
+    with pytest.raises(SpecError, match=r"OWN is in roles\.prepare\.env and in secrets; expected one of them"):
+        builder.build()
+
+
 def test_a_built_job_is_that_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "job.yaml"
@@ -95,12 +128,14 @@ def test_all_wrong_options_are_named_with_their_remedies() -> None:
 async def test_a_built_job_runs(client: Client, job_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     temporal = await client.connect()
     monkeypatch.setenv("TEMPORAL_NAMESPACE", temporal.namespace)
-    built = JobBuilder(job_name).role("worker", nodes=1, command=["sh", "-c", "echo trained"])
+    script = ["sh", "-c", "echo $FIRST $SECOND"]
+    built = JobBuilder(job_name, env={"FIRST": "job", "SECOND": "job"})
+    built.role("worker", nodes=1, command=script, env={"SECOND": "role"})
     address = temporal.service_client.config.target_host
     submission = await asyncio.to_thread(lambda: built.submit(address=address))
     assert submission.name == job_name
     assert (await client.wait(job_name)).phase is JobPhase.SUCCEEDED
-    assert [line.text async for line in client.logs(job_name)] == ["trained"]
+    assert [line.text async for line in client.logs(job_name)] == ["job role"]
 
 
 def test_the_example_prints_a_valid_file_for_each_job() -> None:

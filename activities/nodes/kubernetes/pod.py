@@ -172,7 +172,11 @@ def _default_fields(request: NodeRequest, role: Role) -> dict[str, Any]:
         "env": [
             # The launcher passes on all variables; PATH is set here because the shell finds the launcher's Python by
             # it.
-            *({"name": name, "value": value} for name, value in spec.env.items() if name == "PATH"),
+            *(
+                {"name": name, "value": value}
+                for name, value in spec.env_of(request.node.role).items()
+                if name == "PATH"
+            ),
             *(_from_secret(name, reference) for name, reference in spec.secrets.items()),
             {"name": "HOME", "value": HOME},
             # Python asks for the user's name, torch's compiler among others, and finds it nowhere else.

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..job import OWN_VARIABLES
+from ..base import OWN_VARIABLES
 from .draft import ROLE, Draft
 from .launchers import LauncherError, read_launch
 from .reader import Field, as_list, as_mapping, show_value
