@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import asdict
 
 from perdure.agent.node import Node
-from perdure.contract import NodeStacks, RankPosition, StackFrame, ThreadStack
+from perdure.contract import CollectiveCall, NodeStacks, RankPosition, StackFrame, ThreadStack
 from perdure_training.node_api.bodies import RankStacks, StacksReport
 
 ANSWER_WITHIN = 6.0
@@ -18,6 +19,8 @@ ANSWER_WITHIN = 6.0
 _MOST_TEXT = 256 * 1024
 """Characters of all stacks of one answer; beyond that only main threads are kept. Temporal takes no payload of 2 MB."""
 _MOST_RANKS = 64
+_MOST_GROUPS = 8
+_OWN_THREAD = "/perdure_launcher/rank_plugins/collectives.py"
 _FRAME = re.compile(r'^\s+File "(?P<file>.*)", line (?P<line>\d{1,9}) in (?P<function>.*)$')
 
 
@@ -69,7 +72,7 @@ def stacks_of(node: int, report: StacksReport) -> NodeStacks:
 
 def _position(rank: RankStacks, *, everything: bool) -> RankPosition:
     threads = tuple(_thread(text) for text in rank.text.split("\n\n"))
-    known = tuple(thread for thread in threads if thread.frames)
+    known = tuple(thread for thread in threads if thread.frames and not _is_own(thread))
     return RankPosition(
         rank=rank.global_rank,
         pid=rank.pid,
@@ -80,8 +83,14 @@ def _position(rank: RankStacks, *, everything: bool) -> RankPosition:
         switches=rank.switches,
         transferred_bytes=rank.transferred_bytes,
         threads=known if everything else known[:1],
+        collectives=tuple(CollectiveCall.model_validate(asdict(one)) for one in rank.collectives[:_MOST_GROUPS]),
         problem=rank.problem or ("" if known else "its answer holds no stack"),
     )
+
+
+def _is_own(thread: ThreadStack) -> bool:
+    """Whether it is the thread of Perdure that tells the rank's collectives."""
+    return any(frame.file.endswith(_OWN_THREAD) for frame in thread.frames)
 
 
 def _thread(text: str) -> ThreadStack:

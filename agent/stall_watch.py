@@ -1,7 +1,7 @@
 """Looks at ranks that do not step, several times and before anything is done to them, and reports what the looks show.
 
-One look cannot tell a rank that hangs from one that works. Several can: whether its calls changed, whether its main
-thread ever ran, and how much of a processor it used meanwhile. The job compares the ranks of all nodes
+One look cannot tell a rank that hangs from one that works. Several can: whether its calls and its collectives changed,
+whether its main thread ever ran, and how much of a processor it used meanwhile. The job compares the ranks of all nodes
 (`perdure.workflows.policy.diagnosis.hangs`).
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import chain, count
 from typing import NamedTuple, Self
@@ -17,8 +17,17 @@ from typing import NamedTuple, Self
 from perdure.agent.node import Node
 from perdure.agent.outbox import MessageSink, envelope
 from perdure.agent.stacks import StackReader, StacksUnknown
-from perdure.contract import NodeStacks, Progress, RankPosition, StackFrame, StalledRank, StallEvidence, StallLook
-from perdure.contract.hangs import MOST_FRAMES, MOST_RANKS, MOST_STACKS
+from perdure.contract import (
+    CollectiveCall,
+    NodeStacks,
+    Progress,
+    RankPosition,
+    StackFrame,
+    StalledRank,
+    StallEvidence,
+    StallLook,
+)
+from perdure.contract.hangs import MOST_COLLECTIVES, MOST_FRAMES, MOST_RANKS, MOST_STACKS
 from perdure.spec.timing import StallTiming
 
 logger = logging.getLogger(__name__)
@@ -44,6 +53,8 @@ class StallLimits(NamedTuple):
     """Seconds without a step of any rank after which a node does something about it."""
 
     first_look: float
+    compared: float
+    """The pause is longer than those that have ended by themselves: the job compares the collectives of all ranks."""
     stalled: float
     """The stall is reported, with where the ranks are."""
     long: float
@@ -60,8 +71,8 @@ class StallLimits(NamedTuple):
         """
         known = timing.pauses * max(pauses, default=0.0)
         stalled = max(timing.after.total_seconds(), timing.steps * usual, known)
-        first_look = max(timing.first_look.total_seconds(), _FIRST_LOOK_STEPS * usual)
-        return cls(min(first_look, stalled / 2), stalled, timing.elsewhere * stalled)
+        first_look = min(max(timing.first_look.total_seconds(), _FIRST_LOOK_STEPS * usual), stalled / 2)
+        return cls(first_look, max(first_look, known), stalled, timing.elsewhere * stalled)
 
 
 class _Look(NamedTuple):
@@ -70,6 +81,14 @@ class _Look(NamedTuple):
     stacks: NodeStacks
     asked: bool
     """The ranks were asked, and not only the kernel."""
+
+
+class _Summary(NamedTuple):
+    """What several looks at the ranks of a node show; the fields are those of `StallLook`."""
+
+    ranks: tuple[StalledRank, ...]
+    stacks: tuple[tuple[StackFrame, ...], ...]
+    collectives: tuple[CollectiveCall, ...]
 
 
 class Looks:
@@ -87,24 +106,47 @@ class Looks:
         """Whether a rank was stopped at the newest look."""
         return any(rank.state == "T" for look in self._taken[-1:] for rank in look.stacks.ranks)
 
-    def summarize(self) -> tuple[tuple[StalledRank, ...], tuple[tuple[StackFrame, ...], ...]]:
-        """Returns what the looks show of each rank, and the different calls of their main threads."""
+    @property
+    def waiting(self) -> bool:
+        """Whether a rank was in the same collective at each look."""
+        newest = self._taken[-1].stacks.ranks if self._taken else ()
+        return any(not call.ended for rank in newest for call in self._constant_collectives(rank))
+
+    def summarize(self) -> _Summary:
+        """Returns what the looks show of each rank, and the different calls and collectives of all."""
         stacks: dict[tuple[StackFrame, ...], int] = {}
+        collectives: dict[CollectiveCall, int] = {}
         ranks: list[StalledRank] = []
         for position in self._taken[-1].stacks.ranks[:MOST_RANKS] if self._taken else ():
             calls = essential(_calls(position))
             if calls and len(stacks) < MOST_STACKS:
                 stacks.setdefault(calls, len(stacks))
-            ranks.append(self._summarize_rank(position, stack=stacks.get(calls)))
-        return tuple(ranks), tuple(stacks)
+            for collective in self._constant_collectives(position):
+                if len(collectives) < MOST_COLLECTIVES:
+                    collectives.setdefault(collective, len(collectives))
+            ranks.append(self._summarize_rank(position, stack=stacks.get(calls), collectives=collectives))
+        return _Summary(tuple(ranks), tuple(stacks), tuple(collectives))
 
-    def _summarize_rank(self, newest: RankPosition, *, stack: int | None) -> StalledRank:
-        seen = [
+    def _constant_collectives(self, newest: RankPosition) -> tuple[CollectiveCall, ...]:
+        """The collectives in which a rank was at each look; none where they have changed or it did not tell them once:
+        it may have gone on."""
+        seen = {rank.collectives for _, rank in self._seen(newest)}
+        return newest.collectives if len(seen) == 1 else ()
+
+    def _seen(self, newest: RankPosition) -> list[tuple[_Look, RankPosition]]:
+        """The looks at a process."""
+        return [
             (look, rank)
             for look in self._taken
             for rank in look.stacks.ranks
             if (rank.rank, rank.pid, rank.generation) == (newest.rank, newest.pid, newest.generation)
         ]
+
+    def _summarize_rank(
+        self, newest: RankPosition, *, stack: int | None, collectives: Mapping[CollectiveCall, int]
+    ) -> StalledRank:
+        seen = self._seen(newest)
+        own = self._constant_collectives(newest)
         (begun, first), (ended, _) = seen[0], seen[-1]
         cpu, moved, transfers = None, True, False
         if ended.time > begun.time and first.cpu_seconds is not None and newest.cpu_seconds is not None:
@@ -123,6 +165,7 @@ class Looks:
             transfers=transfers,
             cpu_percent=cpu,
             stack=stack,
+            collectives=tuple(collectives[one] for one in own) if all(one in collectives for one in own) else (),
         )
 
 
@@ -164,21 +207,20 @@ class StallWatch:
             await asyncio.sleep(max(0.0, last_step + limit - loop.time()))
 
         def report(*, early: bool = False, long: bool = False) -> None:
-            ranks, stacks = looks.summarize()
-            if not ranks:
+            seen = looks.summarize()
+            if not seen.ranks:
                 return
             look = StallLook(
                 generation=generation,
                 since=since,
                 taken_at=datetime.now(UTC),
                 usual_steps=int((loop.time() - last_step) / usual) if usual > 0 else 0,
-                ranks=ranks,
-                stacks=stacks,
+                **seen._asdict(),
                 progress=self._progress(),
                 early=early,
                 long=long,
             )
-            states = ", ".join(f"rank {rank.rank} {rank.state}" for rank in ranks)
+            states = ", ".join(f"rank {rank.rank} {rank.state}" for rank in seen.ranks)
             logger.info("%d usual steps were not made: %s", look.usual_steps, states)
             self._to_group.put(StallEvidence(**envelope(self._node.config.node), look=look))
 
@@ -192,6 +234,13 @@ class StallWatch:
                     since=since, usual_step=timedelta(seconds=usual) if usual > 0 else None
                 )
                 report(early=True)
+        if limits.compared < limits.stalled:
+            await until(limits.compared)
+            await asyncio.sleep(_BETWEEN_LOOKS)
+            if looks.waiting:
+                await self._look(looks)
+                if looks.waiting:
+                    report(early=True)
         # What a report leads to may be prevented: a node cannot be reached for a moment, or a report is late.
         for limit in chain((limits.stalled,), (limits.long * 2**number for number in count())):
             await until(limit)

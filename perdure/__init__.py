@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from perdure.contract import AwaitNodes as AwaitNodes
     from perdure.contract import Check as Check
     from perdure.contract import CheckpointView as CheckpointView
+    from perdure.contract import CollectiveCall as CollectiveCall
     from perdure.contract import Considered as Considered
     from perdure.contract import DeviceUsage as DeviceUsage
     from perdure.contract import EndHang as EndHang
@@ -127,6 +128,7 @@ _HOMES = {
         "AwaitNodes",
         "Check",
         "CheckpointView",
+        "CollectiveCall",
         "Considered",
         "DeviceUsage",
         "Evidence",
@@ -184,6 +186,7 @@ __all__ = [
     "Check",
     "CheckpointView",
     "Client",
+    "CollectiveCall",
     "Considered",
     "ControlPlaneUnreachable",
     "DeviceUsage",

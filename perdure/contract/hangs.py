@@ -12,7 +12,7 @@ from pydantic import AfterValidator
 from perdure.contract.agents import AgentMessage, Progress
 from perdure.contract.base import Message, ShortText, Time, Vocabulary, shorten
 from perdure.contract.routes import Destination, Route
-from perdure.contract.stacks import StackFrame
+from perdure.contract.stacks import CollectiveCall, StackFrame
 
 __all__ = ["Hang", "HangKind", "StallEvidence", "StallLook", "StalledRank"]
 
@@ -21,6 +21,8 @@ MOST_RANKS = 64
 MOST_STACKS = 4
 """Different stacks of one node: ranks that wait for each other share theirs."""
 MOST_FRAMES = 10
+MOST_COLLECTIVES = 16
+"""Different collectives of one node: ranks in the same one share it."""
 _LONGEST_NAME = 80
 """Characters of a file's path and of a function's name. A longer path keeps its end."""
 
@@ -56,6 +58,9 @@ class StalledRank(Message):
     """Use of processors from the first look to the last, by it and its descendants; 100 for one whole processor."""
     stack: int | None = None
     """The index of its main thread's calls among the look's stacks; None where it did not answer."""
+    collectives: tuple[int, ...] = ()
+    """The indices of the collectives in which it was at each look, one for each process group, among the look's
+    collectives; empty where they are unknown or have changed."""
 
 
 class StallLook(Message):
@@ -71,10 +76,15 @@ class StallLook(Message):
     ranks: Annotated[tuple[StalledRank, ...], AfterValidator(lambda ranks: ranks[:MOST_RANKS])] = ()
     stacks: Annotated[tuple[Frames, ...], AfterValidator(lambda stacks: stacks[:MOST_STACKS])] = ()
     """Different calls of main threads, the innermost first: the innermost of all, and the innermost of the script."""
+    collectives: Annotated[
+        tuple[CollectiveCall, ...], AfterValidator(lambda collectives: collectives[:MOST_COLLECTIVES])
+    ] = ()
+    """Different collectives of the ranks, as torch's flight recorder tells them."""
     progress: Progress | None = None
     """The progress of the node's ranks before the stall."""
     early: bool = False
-    """The stall is not longer than a pause of this job may be: only a process that is stopped means anything."""
+    """The stall is not longer than a pause of this job may be: only what no pause explains means anything, a process
+    that is stopped, or ranks that wait for each other in different collectives."""
     long: bool = False
     """The stall is much longer than any pause of this job: `timing.stall.elsewhere`."""
 
@@ -132,5 +142,7 @@ class Hang(Message):
     """How many ranks wait."""
     waits_in: ShortText = ""
     """The call in which they wait."""
+    collective: CollectiveCall | None = None
+    """The collective in which they wait; None where torch's flight recorder does not tell it."""
     signs: tuple[ShortText, ...] = ()
     """Independent signs that these ranks hang. A job acts on two."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from perdure.contract.base import Message
+from pydantic import AfterValidator
+
+from perdure.contract.base import Message, shorten
 from perdure.contract.questions import Question
 
-__all__ = ["NodeStacks", "RankPosition", "ReadStacks", "StackFrame", "ThreadStack"]
+__all__ = ["CollectiveCall", "NodeStacks", "RankPosition", "ReadStacks", "StackFrame", "ThreadStack"]
 
 
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "/perdure_launcher/")
@@ -39,6 +41,26 @@ class ThreadStack(Message):
     frames: tuple[StackFrame, ...] = ()
 
 
+_Name = Annotated[str, AfterValidator(lambda text: shorten(text, 80))]
+
+
+class CollectiveCall(Message):
+    """A collective that a rank has called, as torch's flight recorder tells it."""
+
+    group: _Name
+    """Its process group: the name that torch gives it, and what the script says of it."""
+    sequence: int
+    """Its number in the group, which is the same on all ranks."""
+    name: _Name
+    """What it is, such as `gloo:all_reduce`."""
+    sizes: _Name = ""
+    """The shapes of the rank's tensors, such as `8x4`."""
+    elements: int = 0
+    """The number of elements of these tensors."""
+    ended: bool = True
+    """False: the rank waits in it, or has started it and not waited for it yet."""
+
+
 class RankPosition(Message):
     """Where one rank is."""
 
@@ -60,6 +82,9 @@ class RankPosition(Message):
     """What it and its living descendants have read from files and written to them."""
     threads: tuple[ThreadStack, ...] = ()
     """The main thread first."""
+    collectives: tuple[CollectiveCall, ...] = ()
+    """Where it is in each of its process groups: in the oldest collective that has not ended, or else after the newest.
+    The group of its newest call first; empty where its torch does not tell it, or its interpreter is blocked."""
     problem: str = ""
     """Why there are no stacks."""
 

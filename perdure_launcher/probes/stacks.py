@@ -1,4 +1,5 @@
-"""Collects the stacks of this node's ranks, with what the kernel says of each: its state, and its processor time.
+"""Collects the stacks of this node's ranks and their collectives, with what the kernel says of each: its state, and its
+processor time.
 
 A rank that does not answer is evidence, too: it is stopped, or sleeps in the kernel where no signal reaches it.
 """
@@ -6,27 +7,37 @@ A rank that does not answer is evidence, too: it is stopped, or sleeps in the ke
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perdure_training.node_api.bodies import RankStacks
-from perdure_training.node_api.codec import LONGEST_TEXT
+from perdure_training.node_api.bodies import RankCollective, RankCollectives, RankStacks
+from perdure_training.node_api.codec import LONGEST_TEXT, decode
 from perdure_training.node_api.layout import STACKS
 
+from ..rank_plugins.collectives import MOST_GROUPS
 from ..rank_plugins.stacks import STACKS_SIGNAL, StackFile
 from ..system import processes
 
 ANSWER_WITHIN = 2.0
 """Seconds for which ranks are waited for. A rank answers within a few milliseconds, if it gets a processor."""
 _LOOK_EVERY = 0.05
+_STOPPED = "Tt"
+_SILENT = f"{_STOPPED}D"
+"""States of the kernel in which a process does not answer."""
 _MOST_RANKS = 64
 """Ranks of one report: far more than a machine has devices. A report is at most 1 MiB large."""
 _LONGEST_ANSWER = 256 * 1024
 """Bytes that are read of one file: faulthandler writes at most 100 threads of 100 frames, and training code can write
 there, too."""
+_LONGEST_COLLECTIVES = 16 * 1024
+"""Bytes that are read of one rank's collectives."""
+_COLLECTIVES_WITHIN = 0.5
+"""Seconds for the collectives of one rank: one whose interpreter is blocked does not tell them."""
 
 
 @dataclass
@@ -46,11 +57,11 @@ class _Rank:
 def collect(
     run_directory: Path, *, by_signal: bool = True, monotonic: Callable[[], float] = time.monotonic
 ) -> tuple[RankStacks, ...]:
-    """Asks the ranks of the newest generation that runs here for their stacks, all at once.
+    """Asks the ranks of the newest generation that runs here for their stacks, all at once, and for their collectives.
 
     Args:
         run_directory: The node's.
-        by_signal: Ask them; otherwise only the kernel is asked.
+        by_signal: Ask them for their stacks; otherwise only the kernel and torch's flight recorder are asked.
         monotonic: The clock.
     """
     ranks = _ranks(run_directory / STACKS)
@@ -85,8 +96,9 @@ def _ranks(folder: Path) -> Sequence[_Rank]:
             switches = processes.context_switches(process.pid)
             found.append(_Rank(folder / name, mark, process.cpu_ticks, switches))
         else:
-            with contextlib.suppress(OSError):
-                os.unlink(folder / name)
+            for left in (name, mark.socket):
+                with contextlib.suppress(OSError):
+                    os.unlink(folder / left)
     newest = max((rank.mark.generation for rank in found), default=0)
     chosen = sorted((rank for rank in found if rank.mark.generation == newest), key=lambda rank: rank.mark)
     return chosen[:_MOST_RANKS]
@@ -131,12 +143,35 @@ def _report(rank: _Rank, *, seconds: float, asked: bool) -> RankStacks:
         switches=rank.switches,
         transferred_bytes=sum(transferred) if transferred else None,
         text=main_thread_first(_read(rank.path)) if asked else "",
+        collectives=_collectives(rank) if process.state not in _SILENT else (),
         problem=("" if rank.length else _why_silent(process.state)) if asked else "it was not asked",
     )
 
 
+def _collectives(rank: _Rank) -> tuple[RankCollective, ...]:
+    """Returns in which collectives the rank is; empty where it does not tell."""
+    # The path itself may be too long for a socket.
+    with contextlib.suppress(OSError, ValueError, RecursionError), socket.socket(socket.AF_UNIX) as connection:
+        folder = os.open(rank.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            connection.settimeout(_COLLECTIVES_WITHIN)
+            connection.connect(f"/proc/self/fd/{folder}/{rank.mark.socket}")
+            content = _received(connection)
+        finally:
+            os.close(folder)
+        return decode(RankCollectives, json.loads(content)).groups[:MOST_GROUPS]
+    return ()
+
+
+def _received(connection: socket.socket) -> bytes:
+    content, until = b"", time.monotonic() + _COLLECTIVES_WITHIN
+    while len(content) < _LONGEST_COLLECTIVES and time.monotonic() < until and (part := connection.recv(4096)):
+        content += part
+    return content
+
+
 def _why_silent(state: str) -> str:
-    if state in "Tt":
+    if state in _STOPPED:
         return "it is stopped (SIGSTOP, or a debugger), and answers once it continues"
     if state == "D":
         return "it sleeps in the kernel, where no signal reaches it: mostly it waits for a disk, a mount or a driver"

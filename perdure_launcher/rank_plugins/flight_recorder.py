@@ -8,6 +8,7 @@ a collective ended.
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..torch_internals import dump_flight_recorder
@@ -17,7 +18,7 @@ class Collective(NamedTuple):
     """A collective that this process has called."""
 
     group: str
-    """The name of its process group."""
+    """The name of its process group, with what the script says of the group."""
     sequence: int
     """Its number in that group, which is the same on all ranks."""
     name: str
@@ -25,6 +26,8 @@ class Collective(NamedTuple):
     called_at: int
     """Nanoseconds since the epoch, by this machine's clock."""
     ended: bool
+    sizes: Sequence[Sequence[int]] = ()
+    """The shapes of the tensors that the rank gives to it."""
 
 
 def read_collectives() -> tuple[Collective, ...] | None:
@@ -38,11 +41,12 @@ def read_collectives() -> tuple[Collective, ...] | None:
     entries: list[dict[str, Any]] = pickle.loads(content).get("entries", [])
     return tuple(
         Collective(
-            group=entry["process_group"][0],
+            group="{} ({})".format(*entry["process_group"]),
             sequence=entry["collective_seq_id"],
             name=entry["profiling_name"],
             called_at=entry["time_created_ns"],
             ended=entry["retired"],
+            sizes=entry["input_sizes"],
         )
         for entry in entries
         if not entry["is_p2p"]

@@ -46,9 +46,14 @@ class StackFile(NamedTuple):
     def name(self) -> str:
         return ".".join(map(str, self))
 
+    @property
+    def socket(self) -> str:
+        """The name of the socket over which the process tells its collectives."""
+        return f"{self.name}.collectives"
+
 
 def answer_with_stacks() -> None:
-    """Makes this rank answer the signal.
+    """Makes this rank answer the signal, and tell its collectives where it has others to wait for.
 
     Raises:
         OSError, ValueError: if it cannot: there is no folder, or the rank's variables are not as the launcher sets
@@ -65,3 +70,7 @@ def answer_with_stacks() -> None:
     faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True, chain=False)
     # The launcher signals only who has a file, since the signal would end a process without a handler.
     os.replace(draft, path)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        from .collectives import serve_collectives
+
+        serve_collectives(path.with_name(mark.socket))

@@ -220,6 +220,30 @@ class UsageReport(Body):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankCollective(Body):
+    """The collective in which a rank is in one process group: the oldest that has not ended, or else the newest."""
+
+    group: str
+    sequence: int
+    """Its number in the group, which is the same on all ranks."""
+    name: str
+    """What it is, such as `gloo:all_reduce`."""
+    sizes: str = ""
+    """The shapes of the rank's tensors, such as `8x4`."""
+    elements: int = 0
+    """The number of elements of these tensors."""
+    ended: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankCollectives(Body):
+    """A rank's answer over its own socket."""
+
+    groups: tuple[RankCollective, ...] = ()
+    """One for each process group, the group of its newest call first."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankStacks(Body):
     """Where one rank is."""
 
@@ -239,6 +263,8 @@ class RankStacks(Body):
     """What it and its living descendants have read from files and written to them."""
     text: str = ""
     """The stacks of its threads as Python's faulthandler writes them, the main thread's first."""
+    collectives: tuple[RankCollective, ...] = ()
+    """Where it is in each of its process groups, as torch's flight recorder tells it; empty where it does not."""
     problem: str = ""
     """Why there are no stacks."""
 

@@ -41,7 +41,8 @@ AGENT_METRICS: Final = "metrics.jsonl"
 """Metrics of its machine, as events, beside them."""
 
 STACKS: Final = "stacks"
-"""A folder with a file for each rank that says where it is when the launcher asks."""
+"""A folder with a file for each rank that says where it is when the launcher asks, and a socket for each that tells its
+collectives."""
 
 ERRORS: Final = "errors"
 """A folder with error files of ranks."""

@@ -9,7 +9,7 @@ import pytest
 from perdure.agent import stacks
 from perdure.agent.stacks import StackReader, StacksUnknown, stacks_of
 from perdure.contract import NodeStacks, StackFrame
-from perdure_training.node_api.bodies import RankStacks, StacksReport
+from perdure_training.node_api.bodies import RankCollective, RankStacks, StacksReport
 from tests.agent.bench import Bench
 
 TEXT = """Current thread 0x00007f (most recent call first):
@@ -72,6 +72,16 @@ def test_frames_are_read_and_the_rest_is_left_out():
 def test_an_answer_without_a_stack_says_so(text: str):
     (rank,) = stacks_of(0, StacksReport(request=1, ranks=(RankStacks(global_rank=0, pid=1, text=text),))).ranks
     assert (rank.threads, rank.problem) == ((), "its answer holds no stack")
+
+
+def test_collectives_are_kept_and_the_thread_that_tells_them_is_left_out():
+    thread = 'T:\n  File "/inject/perdure_launcher/rank_plugins/collectives.py", line 70 in _serve'
+    own = RankCollective(group="0 (default_pg)", sequence=7, name="gloo:all_reduce", ended=False)
+    told = RankStacks(global_rank=0, pid=1, text=f"{TEXT}\n\n{thread}", collectives=(own,) * 9)
+    (rank,) = stacks_of(0, StacksReport(request=1, ranks=(told,))).ranks
+    assert len(rank.threads) == 2
+    assert len(rank.collectives) == 8
+    assert (rank.collectives[0].sequence, rank.collectives[0].ended) == (7, False)
 
 
 def test_an_answer_fits_into_a_payload_whatever_the_launcher_says():

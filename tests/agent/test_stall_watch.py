@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from perdure.agent import stall_watch
 from perdure.agent.stacks import StackReader, StacksUnknown
 from perdure.agent.stall_watch import Looks, StallLimits, StallWatch
 from perdure.contract import (
+    CollectiveCall,
     NodeStacks,
     Progress,
     RankPosition,
@@ -23,13 +25,13 @@ from perdure.contract import (
     StallLook,
     ThreadStack,
 )
-from perdure.contract.hangs import MOST_FRAMES, MOST_RANKS, MOST_STACKS
+from perdure.contract.hangs import MOST_COLLECTIVES, MOST_FRAMES, MOST_RANKS, MOST_STACKS
 from perdure.spec.timing import StallTiming
 from tests.agent.bench import IDENTITY, Bench
 from tests.support.waiting import eventually, tasks_wait
 
 LIBRARY = "/usr/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
-LIMITS = StallLimits(first_look=0.1, stalled=0.3, long=0.6)
+LIMITS = StallLimits(first_look=0.1, compared=0.3, stalled=0.3, long=0.6)
 
 
 def calls(*functions: str, file: str = "/job/train.py") -> tuple[ThreadStack, ...]:
@@ -44,12 +46,16 @@ def position(rank: int = 0, *functions: str, **fields: Any) -> RankPosition:
     return RankPosition(rank=rank, threads=calls(*functions) if functions else (), **known)
 
 
+def in_collective(number: int, *, group: str = "0 (default_pg)", ended: bool = False) -> CollectiveCall:
+    return CollectiveCall(group=group, sequence=number, name="gloo:all_reduce", sizes="4", elements=4, ended=ended)
+
+
 def summary(*looks: RankPosition) -> StalledRank:
     """What looks at one rank show, ten seconds apart."""
     taken = Looks()
     for number, look in enumerate(looks):
         taken.add(NodeStacks(node=0, ranks=(look,)), 10.0 * number)
-    (rank,), _ = taken.summarize()
+    (rank,) = taken.summarize().ranks
     return rank
 
 
@@ -86,7 +92,7 @@ def test_a_look_at_the_kernels_account_alone_tells_nothing_of_calls():
     taken.add(NodeStacks(node=0, ranks=(position(0, cpu_seconds=0.0),)), 0.0, asked=False)
     for number in range(1, 4):
         taken.add(NodeStacks(node=0, ranks=(position(0, "wait"),)), 10.0 * number)
-    ((rank,), _) = taken.summarize()
+    (rank,) = taken.summarize().ranks
     assert (rank.steady, rank.cpu_percent) == (True, 3.3)
 
 
@@ -112,7 +118,7 @@ def test_ranks_in_the_same_calls_share_a_stack_and_the_scripts_own_calls_are_kep
     taken = Looks()
     ranks = tuple(RankPosition(rank=number, pid=number, state="S", threads=shared) for number in range(8))
     taken.add(NodeStacks(node=0, ranks=ranks), 0.0)
-    found, stacks = taken.summarize()
+    found, stacks, _ = taken.summarize()
     assert [rank.stack for rank in found] == [0] * 8
     assert stacks == ((*deep[:6], own),)
 
@@ -120,31 +126,53 @@ def test_ranks_in_the_same_calls_share_a_stack_and_the_scripts_own_calls_are_kep
 def test_a_report_is_small_whatever_the_ranks_do():
     taken = Looks()
     ranks = tuple(
-        RankPosition(rank=n, pid=n, threads=calls(*(f"{n}{'x' * 300}{m}" for m in range(100)), file="/a" * 400))
+        RankPosition(
+            rank=n,
+            pid=n,
+            threads=calls(*(f"{n}{'x' * 300}{m}" for m in range(100)), file="/a" * 400),
+            collectives=tuple(in_collective(n, group=f"{m}{'g' * 99}") for m in range(99)),
+        )
         for n in range(500)
     )
     taken.add(NodeStacks(node=0, ranks=ranks), 0.0)
-    found, stacks = taken.summarize()
     look = StallLook.model_validate(
         {
             "generation": 1,
             "since": "2026-01-01T00:00:00Z",
             "taken_at": "2026-01-01T00:00:00Z",
-            "ranks": [rank.model_dump() for rank in found],
-            "stacks": [[frame.model_dump() for frame in stack] for stack in stacks],
+            **{field: TypeAdapter(Any).dump_python(value) for field, value in taken.summarize()._asdict().items()},
         }
     )
     assert (len(look.ranks), len(look.stacks), len(look.stacks[0])) == (MOST_RANKS, MOST_STACKS, MOST_FRAMES)
-    assert len(look.model_dump_json()) < 20_000
+    assert len(look.collectives) == MOST_COLLECTIVES
+    assert len(look.model_dump_json()) < 26_000
+
+
+def collectives_of(*looks: tuple[CollectiveCall, ...]) -> list[tuple[CollectiveCall, ...]]:
+    """What is known of two ranks that share a node, of which the first one was seen like this."""
+    taken = Looks()
+    for number, own in enumerate(looks):
+        ranks = (position(0, collectives=own), position(1, collectives=(in_collective(7),)))
+        taken.add(NodeStacks(node=0, ranks=ranks), float(number))
+    seen = taken.summarize()
+    return [tuple(seen.collectives[index] for index in rank.collectives) for rank in seen.ranks]
+
+
+def test_ranks_in_the_same_collective_share_it_and_one_that_goes_on_is_in_none():
+    waiting = (in_collective(7),)
+    assert collectives_of(waiting, waiting) == [waiting, waiting]
+    assert collectives_of((in_collective(6),), waiting) == [(), waiting]
+    assert collectives_of((), waiting) == [(), waiting]
 
 
 def test_limits_grow_with_steps_and_with_pauses_that_ended_by_themselves():
     timing = StallTiming()
-    assert StallLimits.of(timing, usual=0.1, pauses=()) == (15.0, 120.0, 360.0)
-    assert StallLimits.of(timing, usual=10.0, pauses=()) == (50.0, 200.0, 600.0)
-    assert StallLimits.of(timing, usual=0.1, pauses=(30.0, 180.0, 5.0)) == (15.0, 360.0, 1080.0)
+    assert StallLimits.of(timing, usual=0.1, pauses=()) == (15.0, 15.0, 120.0, 360.0)
+    assert StallLimits.of(timing, usual=10.0, pauses=()) == (50.0, 50.0, 200.0, 600.0)
+    assert StallLimits.of(timing, usual=0.1, pauses=(30.0, 40.0, 5.0)) == (15.0, 80.0, 120.0, 360.0)
+    assert StallLimits.of(timing, usual=0.1, pauses=(30.0, 180.0, 5.0)) == (15.0, 360.0, 360.0, 1080.0)
     quick = StallTiming(after=timedelta(seconds=4))
-    assert StallLimits.of(quick, usual=0.1, pauses=()) == (2.0, 4.0, 12.0)
+    assert StallLimits.of(quick, usual=0.1, pauses=()) == (2.0, 2.0, 4.0, 12.0)
 
 
 class Answers(StackReader):
@@ -177,10 +205,10 @@ ALL_LOOKS = 1 + 3 * 3
 """The first one, and three for each of three reports."""
 
 
-def watching(bench: Bench, *answers: RankPosition | None) -> tuple[StallWatch, Answers]:
+def watching(bench: Bench, *answers: RankPosition | None, limits: StallLimits = LIMITS) -> tuple[StallWatch, Answers]:
     reader = Answers(bench, answers)
     watch = StallWatch(bench.node, reader, progress=lambda: Progress(step=7), to_group=bench.group)
-    watch.begin(LIMITS, idle=0.0, usual=0.01)
+    watch.begin(limits, idle=0.0, usual=0.01)
     return watch, reader
 
 
@@ -209,6 +237,26 @@ async def test_a_stopped_rank_is_reported_at_the_first_look_with_the_stall(bench
     watch.end()
     assert (early.early, early.ranks[0].state, early.ranks[0].steady) == (True, "T", True)
     assert (len(bench.group.of(Stall)), reader.asked, reader.signals) == (1, 2, 0)
+
+
+NEW_PAUSE = LIMITS._replace(compared=0.1)
+
+
+async def test_ranks_that_wait_in_a_collective_are_reported_early_where_no_pause_was_as_long(bench: Bench):
+    watch, reader = watching(bench, position(0, "wait", collectives=(in_collective(7),)), limits=NEW_PAUSE)
+    (early,) = await looks_of(bench, 1)
+    watch.end()
+    assert (early.early, early.collectives, early.ranks[0].collectives) == (True, (in_collective(7),), (0,))
+    assert early.stacks
+    assert (bench.group.of(Stall), reader.asked, reader.signals) == ([], 2, 1)
+
+
+@pytest.mark.parametrize("own", [(), (in_collective(7, ended=True),)])
+async def test_ranks_that_are_in_no_collective_are_not_reported_early(bench: Bench, own: tuple[CollectiveCall, ...]):
+    watch, _ = watching(bench, position(0, "wait", collectives=own), limits=NEW_PAUSE)
+    (look, *_) = await looks_of(bench, 1)
+    watch.end()
+    assert not look.early
 
 
 async def test_one_that_continues_between_two_looks_is_not_reported_early(bench: Bench):

@@ -52,7 +52,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def rank(folder: Path, script: str, *, number: int = 0, generation: int = 1) -> Iterator[subprocess.Popen[str]]:
+def rank(
+    folder: Path, script: str, *, number: int = 0, generation: int = 1, before: str = ""
+) -> Iterator[subprocess.Popen[str]]:
     """A process that was started as a rank, and has come to where its script says so."""
     environment = {
         **os.environ,
@@ -61,7 +63,7 @@ def rank(folder: Path, script: str, *, number: int = 0, generation: int = 1) -> 
         "PERDURE_PROGRESS_DIR": str(folder / "progress"),
     }
     process = subprocess.Popen(
-        [sys.executable, "-c", BEGIN + script], env=environment, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", before + BEGIN + script], env=environment, stdout=subprocess.PIPE, text=True
     )
     try:
         assert process.stdout is not None

@@ -153,6 +153,35 @@ async def test_a_rank_that_does_not_come_is_found_with_its_line_and_restarted(si
 
 
 @pytest.mark.long("silent-faults")
+async def test_different_collectives_of_the_same_number_are_found_at_the_first_look(site: Site):
+    timing = {**QUICK, "stall": {**QUICK["stall"], "after": "10m"}}
+    job = await site.submit("--fault", "mismatch", nodes="3", timing=timing)
+    incident = await repaired(job)
+    assert incident.hang is not None
+    assert (incident.culprit, incident.hang.kind, incident.hang.ranks) == (1, HangKind.MISMATCH, (1,))
+    assert "fail_to_come" in incident.hang.at
+    assert incident.hang.collective is not None
+    assert (incident.hang.collective.name, incident.hang.collective.elements) == ("gloo:all_reduce", 1)
+    told = explanation(incident, job=job.name, flag="").plain
+    assert "ranks wait for each other, in all_reduce of 1, number" in told
+    assert "and barrier, number" in told
+
+
+@pytest.mark.long("silent-faults")
+async def test_a_skipped_collective_is_found_although_all_ranks_are_in_the_same_line(site: Site):
+    job = await site.submit("--fault", "skip", nodes="3", timing=QUICK)
+    incident = await repaired(job)
+    assert incident.hang is not None
+    assert (incident.culprit, incident.hang.kind, incident.hang.ranks) == (1, HangKind.MISMATCH, (1,))
+    assert incident.hang.collective is not None
+    assert incident.hang.collective.elements == 1
+    told = explanation(incident, job=job.name, flag="").plain
+    assert "of process group 1" in told
+    assert "of process group 0 (default_pg)" in told
+    assert "2 independent signs agree" in told
+
+
+@pytest.mark.long("silent-faults")
 @pytest.mark.parametrize("who", ["all", "first"])
 async def test_long_evaluations_are_no_hangs_and_are_learned(site: Site, who: str):
     """They take longer than the time after which a stall is reported, the first one too."""

@@ -10,6 +10,7 @@ import threading
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,7 +25,7 @@ parser.add_argument("--steps", type=int, default=100_000)
 parser.add_argument("--fail-at", type=int, help="raise at this step, every time")
 parser.add_argument("--timeout", type=float, default=1800.0, help="seconds that a collective waits")
 parser.add_argument("--hang-in", type=int, help="the generation in which rank 1 hangs before its first step")
-parser.add_argument("--fault", choices=["loop", "lock", "mismatch"], help="how rank 1 hangs at step 40, once")
+parser.add_argument("--fault", choices=["loop", "lock", "mismatch", "skip"], help="how rank 1 hangs at step 40, once")
 parser.add_argument("--evaluate", choices=["all", "first"], help="the ranks that pause for seconds, every 40 steps")
 parser.add_argument("--stubborn", action="store_true", help="ignore SIGTERM")
 parser.add_argument("--linger", type=float, default=0.0, help="seconds that the last rank needs for its final save")
@@ -43,6 +44,10 @@ def fail_to_come() -> None:
             dist.barrier()
 
 
+def reduce(tensor: torch.Tensor, group: Any = None) -> None:
+    dist.all_reduce(tensor, group=group)
+
+
 def evaluate() -> None:
     """Takes much longer than a step."""
     time.sleep(10)
@@ -55,6 +60,8 @@ if options.hang_in == int(os.environ.get("PERDURE_GENERATION", "0")) and os.envi
     threading.Event().wait()
 dist.init_process_group("gloo", timeout=timedelta(seconds=options.timeout))
 rank, world_size, generation = dist.get_rank(), dist.get_world_size(), int(os.environ.get("PERDURE_GENERATION", "0"))
+# Where a collective is skipped, it is the only one of a group.
+flags = dist.new_group() if options.fault == "skip" else None
 model = nn.Linear(16, 16)
 optimizer = Descent(model.parameters(), lr=0.01)
 checkpoint = options.out / "checkpoint.pt"
@@ -66,16 +73,18 @@ if checkpoint.exists():
 over = torch.zeros(1)
 with (options.out / "steps").open("a", buffering=1) as log:
     while step < options.steps and not over.item():
-        if options.fault and step == 40 and rank == 1 and generation == 1:
+        fails = bool(options.fault) and step == 40 and rank == 1 and generation == 1
+        if fails:
             fail_to_come()
         if options.evaluate and step % 40 == 39 and (rank == 0 or options.evaluate == "all"):
             evaluate()
         over.fill_(float((options.out / "finish").exists()))
-        dist.all_reduce(over)
+        if not (fails and options.fault == "skip"):
+            reduce(over, flags)
         model(torch.randn(4, 16)).square().mean().backward()
         for parameter in model.parameters():
             assert parameter.grad is not None
-            dist.all_reduce(parameter.grad)
+            reduce(parameter.grad)
         optimizer.step()
         step += 1
         log.write(f"{time.time():.3f} {step} {rank} {world_size} {generation} {os.getpid()}\n")

@@ -2,8 +2,9 @@
 
 Ranks that train together wait for each other, so most of them stand in the same call, and one that hangs stands
 elsewhere. But one that evaluates, saves or computes a long time stands elsewhere, too. So the job acts only where two
-independent signs agree: where the ranks are, and what the kernel says of the one that is elsewhere. Whatever looks like
-work is shown and left alone, since a wrong restart of a long evaluation would come again and again.
+independent signs agree: where the ranks are, and what the kernel says of the one that is elsewhere. Where the ranks are
+is told by their calls and by torch's flight recorder, where it has one; if these contradict each other, it is unknown.
+Whatever looks like work is shown and left alone, since a wrong restart of a long evaluation would come again and again.
 
 All nodes must have been seen, except for a process that was stopped: that one is not doing anything.
 """
@@ -18,6 +19,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 
 from perdure.contract import (
+    CollectiveCall,
     Evidence,
     EvidenceSource,
     FailureClass,
@@ -30,6 +32,9 @@ from perdure.contract import (
 )
 from perdure.spec.job import JobSpec
 from perdure.spec.recovery import HangAction
+from perdure.workflows.policy.diagnosis import collectives
+from perdure.workflows.policy.diagnosis.collectives import Comparison
+from perdure.workflows.policy.diagnosis.hang_words import describe, rank_names, sign_of, verb
 from perdure.workflows.policy.diagnosis.interruptions import interrupt
 from perdure.workflows.policy.facts.agent_messages import newest_progress
 from perdure.workflows.policy.record import incidents
@@ -49,8 +54,6 @@ _NOTHING = 5.0
 """Percent of a processor that a rank and its children use at most, if none of them does anything."""
 _BUSY = 80.0
 """Percent of a processor from which on a process computes whose main thread sleeps."""
-_NAMED = 8
-
 _LONG_PHASE = re.compile(
     r"eval|valid|infer|generat|predict|save|saving|checkpoint|restor|compil|export|upload|download|warm_?up|profil"
     r"|(^|_)test"
@@ -73,6 +76,7 @@ class _Rank:
     node: int
     seen: StalledRank
     calls: tuple[StackFrame, ...]
+    collectives: tuple[CollectiveCall, ...]
     long: bool
 
     @property
@@ -80,9 +84,14 @@ class _Rank:
         return self.seen.cpu_percent if self.seen.cpu_percent is not None else 100.0
 
     @property
+    def rests(self) -> bool:
+        """It did not compute."""
+        return self.seen.state == "S" and self.cpu < _IDLE
+
+    @property
     def sleeps(self) -> bool:
         """It did not compute, and was in the same calls all the time."""
-        return self.seen.state == "S" and self.seen.steady and self.cpu < _IDLE
+        return self.rests and self.seen.steady
 
     @cached_property
     def waits_in(self) -> str:
@@ -127,58 +136,29 @@ def find(looks: Mapping[int, StallLook], members: Mapping[int, Member]) -> Hang 
     """
     states = Counter(rank.state for look in looks.values() for rank in look.ranks)
     expected = sum(member.processes for member in members.values())
-    complete = all(node in looks and not looks[node].early for node in members) and states.total() >= max(expected, 2)
-    if not complete and not states.keys() & {"t", "T"}:
+    all_seen = members.keys() <= looks.keys() and states.total() >= max(expected, 2)
+    if not all_seen and not states.keys() & {"t", "T"}:
         return None
     ranks = [
-        _Rank(node, seen, _calls(look, seen), look.long) for node, look in sorted(looks.items()) for seen in look.ranks
+        _Rank(node, seen, _calls(look, seen), _collectives(look, seen), look.long)
+        for node, look in sorted(looks.items())
+        for seen in look.ranks
     ]
     if any(rank.seen.state == "t" for rank in ranks):
         return Hang(kind=HangKind.DEBUGGED)
     if stopped := _find_stopped(ranks, looks):
         return stopped
-    if not complete:
+    if not all_seen:
         return None
+    compared = collectives.compare({rank.seen.rank: rank.collectives for rank in ranks})
+    if any(looks[node].early for node in members):
+        return _find_crossed(ranks, compared) if compared is not None and compared.same_number else None
     in_kernel = [rank for rank in ranks if rank.seen.state == "D" and _does_nothing(rank)]
     if any(not rank.calls for rank in _others(ranks, in_kernel)):
         return None
-    return _find_in_kernel(in_kernel, ranks) if in_kernel else _compare(ranks)
-
-
-def describe(hang: Hang) -> str:
-    """What was found, as one clause for people."""
-    who = f"{_names(hang.ranks)} of node {hang.node}" if hang.node is not None else _names(hang.ranks)
-    at = f", in {hang.at}" if hang.at else ""
-    waiting = (
-        f"; {_names(hang.waiting, hang.waits)} {_verb(hang.waits, 'wait')} in {hang.waits_in}" if hang.waits else ""
-    )
-    several = len(hang.ranks) > 1
-    match hang.kind:
-        case HangKind.DEBUGGED:
-            return "a debugger is attached to a rank"
-        case HangKind.ALIKE:
-            return f"all ranks wait in {hang.waits_in}"
-        case HangKind.MISMATCH if not hang.ranks:
-            return f"ranks wait for each other in different calls{at}{waiting}"
-        case HangKind.WORKS:
-            what = "do something else" if several else "does something else"
-        case HangKind.STOPPED:
-            what = f"{'are' if several else 'is'} stopped (SIGSTOP)"
-        case HangKind.KERNEL:
-            what = f"{_verb(len(hang.ranks), 'sleep')} in the kernel, where no signal arrives"
-        case HangKind.MISMATCH:
-            what = f"{_verb(len(hang.ranks), 'wait')} in another call"
-        case HangKind.DATA_LOADER:
-            what = f"{_verb(len(hang.ranks), 'wait')} for data loader workers that do nothing"
-        case HangKind.ASLEEP:
-            what = f"{_verb(len(hang.ranks), 'sleep')} outside of any collective"
-        case HangKind.LOOP:
-            what = f"{_verb(len(hang.ranks), 'compute')} in the same calls without an end"
-        case HangKind.INTERPRETER:
-            what = f"{_verb(len(hang.ranks), 'wait')} while another thread of the process computes"
-        case HangKind.UNKNOWN:
-            what = "may hang"
-    return f"{who} {what}{at}{waiting}"
+    if in_kernel:
+        return _find_in_kernel(in_kernel, ranks)
+    return _find_crossed(ranks, compared) if compared is not None and compared.crossed else _compare(ranks, compared)
 
 
 def of(state: RoleInJob) -> Hang | None:
@@ -252,8 +232,8 @@ def _find_stopped(ranks: Sequence[_Rank], looks: Mapping[int, StallLook]) -> Han
     # Someone who stops all processes of a node or a job does so on purpose.
     if len(stopped) < len(ranks) or len(stopped) == 1:
         missed = min(looks[rank.node].usual_steps for rank in stopped)
-        names = _names([rank.seen.rank for rank in stopped])
-        signs = (f"the kernel says that {names} {_verb(len(stopped), 'be')} stopped",)
+        names = rank_names([rank.seen.rank for rank in stopped])
+        signs = (f"the kernel says that {names} {verb(len(stopped), 'be')} stopped",)
         if missed >= _STALLED_STEPS:
             signs = (*signs, f"no rank of the node has stepped in the time of {missed:,} usual steps")
         if others and all(rank.waits_in for rank in others):
@@ -263,54 +243,89 @@ def _find_stopped(ranks: Sequence[_Rank], looks: Mapping[int, StallLook]) -> Han
 
 def _find_in_kernel(in_kernel: Sequence[_Rank], ranks: Sequence[_Rank]) -> Hang:
     others = _others(ranks, in_kernel)
-    names = _names([rank.seen.rank for rank in in_kernel])
+    names = rank_names([rank.seen.rank for rank in in_kernel])
     signs = (f"{names} slept in the kernel and never ran between the looks",)
     if others and all(rank.waits_in for rank in others):
         signs = (*signs, f"all other ranks wait for {'them' if len(in_kernel) > 1 else 'it'}")
     return _hang(HangKind.KERNEL, in_kernel, others, signs)
 
 
-def _compare(ranks: Sequence[_Rank]) -> Hang | None:
+def _find_crossed(ranks: Sequence[_Rank], compared: Comparison) -> Hang:
+    """Each rank waits in a collective for one that waits in another."""
+    apart = [rank for rank in ranks if rank.seen.rank in compared.apart]
+    others = _others(ranks, apart)
+    calls = " and ".join(collectives.words(call) for call in (compared.awaited, compared.other) if call is not None)
+    signs = (f"torch's flight recorder shows that ranks wait for each other, in {calls}",)
+    elsewhere = [rank for rank in ranks if rank.calls and not rank.waits_in]
+    # The recorder contradicts the calls of a rank that is elsewhere.
+    if all(rank.rests for rank in ranks) and (not elsewhere or elsewhere in (apart, list(ranks))):
+        signs = (*signs, "no rank used a processor between the looks")
+    hang = _hang(HangKind.MISMATCH, apart, others, signs, compared)
+    return hang if apart else hang.replace(at=_line(others[-1].own_call))
+
+
+def _compare(ranks: Sequence[_Rank], compared: Comparison | None) -> Hang | None:
     """Compares ranks of which none is stopped or sleeps in the kernel."""
-    waiting = [rank for rank in ranks if rank.waits_in]
+    absent = [rank for rank in ranks if compared is not None and rank.seen.rank in compared.waited_for]
+    waiting = [rank for rank in ranks if rank.waits_in] or (_others(ranks, absent) if absent else _together(ranks))
     if not waiting:
-        # They may wait for something that has no name: a handle of a collective, a device.
-        place, most = Counter(rank.place for rank in ranks).most_common(1)[0]
-        waiting = [rank for rank in ranks if rank.place == place and rank.sleeps]
-        if len(waiting) < most or 2 * most <= len(ranks):
-            return None
+        return None
     elsewhere = _others(ranks, waiting)
     if not elsewhere:
-        return _compare_waiting(waiting)
+        return _compare_waiting(waiting, compared, absent)
     if len(elsewhere) > len(waiting):
         return None
-    names = _names([rank.seen.rank for rank in elsewhere])
-    apart = f"{names} {_verb(len(elsewhere), 'be')} not in the call in which the others wait"
+    names = rank_names([rank.seen.rank for rank in elsewhere])
+    apart: tuple[str, ...] = (f"{names} {verb(len(elsewhere), 'be')} not in the call in which the others wait",)
     kinds = {_kind_of(rank) for rank in elsewhere}
     if len(kinds) > 1 or HangKind.WORKS in kinds:
         works = [rank for rank in elsewhere if _kind_of(rank) is HangKind.WORKS] or elsewhere
-        return _hang(HangKind.WORKS, works, waiting, (apart,))
+        return _hang(HangKind.WORKS, works, waiting, apart, compared)
+    if compared is not None:
+        apart = (_not_come(absent, compared),) if absent == elsewhere else ()
     (kind,) = kinds
-    return _hang(kind, elsewhere, waiting, (apart, _sign_of(kind, names)))
+    return _hang(kind, elsewhere, waiting, (*apart, sign_of(kind, names)), compared)
 
 
-def _compare_waiting(waiting: Sequence[_Rank]) -> Hang:
+def _together(ranks: Sequence[_Rank]) -> list[_Rank]:
+    """Those that sleep in the same call, if they are most: they may wait for something that has no name, a handle of a
+    collective or a device."""
+    place, most = Counter(rank.place for rank in ranks).most_common(1)[0]
+    together = [rank for rank in ranks if rank.place == place and rank.sleeps]
+    return together if len(together) == most and 2 * most > len(ranks) else []
+
+
+def _compare_waiting(waiting: Sequence[_Rank], compared: Comparison | None, absent: Sequence[_Rank]) -> Hang:
     """Compares ranks that all wait in collectives: if in different ones, none of them can continue."""
     places = Counter(rank.place for rank in waiting).most_common()
-    (most, size), others = places[0], places[1:]
-    if not others:
-        return _hang(HangKind.ALIKE, (), waiting, ())
+    most, size = places[0]
     apart = [rank for rank in waiting if rank.place != most]
-    others_waiting = [rank for rank in waiting if rank.place == most]
-    # Half of the ranks against the other half: it is unknown which of them are wrong.
-    known = len(apart) < size
-    calls = " and ".join(dict.fromkeys(place[0] for place, _ in places[:2]))
-    lines = len({place[1:] for place, _ in places})
-    signs = (f"all ranks wait in collectives, and in {lines} different lines of the script ({calls})",)
+    if compared is not None:
+        # What the recorder says of the collectives is more than their lines: a branch may call the same one.
+        if not absent:
+            return _hang(HangKind.ALIKE, (), waiting, (), compared)
+        signs = (_not_come(absent, compared),)
+        if apart and apart != absent:
+            return _hang(HangKind.MISMATCH, absent, _others(waiting, absent), signs, compared)
+        apart, known = list(absent), 2 * len(absent) < len(waiting)
+    elif not apart:
+        return _hang(HangKind.ALIKE, (), waiting, ())
+    else:
+        # Half of the ranks against the other half: it is unknown which of them are wrong.
+        known = len(apart) < size
+        calls = " and ".join(dict.fromkeys(place[0] for place, _ in places[:2]))
+        lines = len({place[1:] for place, _ in places})
+        signs = (f"all ranks wait in collectives, and in {lines} different lines of the script ({calls})",)
     if all(rank.sleeps for rank in waiting):
         signs = (*signs, "no rank used a processor or left its call between the looks")
-    hang = _hang(HangKind.MISMATCH, apart, others_waiting, signs)
+    hang = _hang(HangKind.MISMATCH, apart, _others(waiting, apart), signs, compared)
     return hang if known else hang.replace(node=None, ranks=())
+
+
+def _not_come(absent: Sequence[_Rank], compared: Comparison) -> str:
+    names, have = rank_names([rank.seen.rank for rank in absent]), verb(len(absent), "have")
+    awaited = collectives.words(compared.awaited) if compared.awaited is not None else "a collective"
+    return f"{names} {have} not come to {awaited}, in which the others wait"
 
 
 def _kind_of(rank: _Rank) -> HangKind:
@@ -329,21 +344,17 @@ def _kind_of(rank: _Rank) -> HangKind:
     return HangKind.INTERPRETER if rank.seen.state == "S" and rank.cpu >= _BUSY else HangKind.WORKS
 
 
-def _sign_of(kind: HangKind, names: str) -> str:
-    match kind:
-        case HangKind.DATA_LOADER:
-            return f"{names} and the data loader's workers used no processor between the looks"
-        case HangKind.ASLEEP:
-            return f"{names} slept in the same calls at each look, and nothing ran: for longer than any pause before"
-        case _:
-            return f"{names} computed in the same calls at each look: for longer than any pause before"
-
-
 def _does_nothing(rank: _Rank) -> bool:
     return rank.seen.steady and not rank.seen.moved and not rank.seen.transfers and rank.cpu < _NOTHING
 
 
-def _hang(kind: HangKind, culprits: Sequence[_Rank], waiting: Sequence[_Rank], signs: Sequence[str]) -> Hang:
+def _hang(
+    kind: HangKind,
+    culprits: Sequence[_Rank],
+    waiting: Sequence[_Rank],
+    signs: Sequence[str],
+    compared: Comparison | None = None,
+) -> Hang:
     waiting = [rank for rank in waiting if rank.waits_in] or waiting
     nodes = {rank.node for rank in culprits}
     first = culprits[0] if culprits else None
@@ -356,6 +367,7 @@ def _hang(kind: HangKind, culprits: Sequence[_Rank], waiting: Sequence[_Rank], s
         waiting=tuple(rank.seen.rank for rank in waiting),
         waits=len(waiting),
         waits_in=_waits_in(waiting[0]) if waiting else "",
+        collective=compared.awaited if compared is not None else None,
         signs=tuple(signs),
     )
 
@@ -363,6 +375,10 @@ def _hang(kind: HangKind, culprits: Sequence[_Rank], waiting: Sequence[_Rank], s
 def _calls(look: StallLook, rank: StalledRank) -> tuple[StackFrame, ...]:
     known = rank.stack is not None and 0 <= rank.stack < len(look.stacks)
     return look.stacks[rank.stack or 0] if known else ()
+
+
+def _collectives(look: StallLook, rank: StalledRank) -> tuple[CollectiveCall, ...]:
+    return tuple(look.collectives[number] for number in rank.collectives if 0 <= number < len(look.collectives))
 
 
 def _others(ranks: Sequence[_Rank], some: Sequence[_Rank]) -> list[_Rank]:
@@ -384,16 +400,3 @@ def _stack(hang: Hang) -> str:
 
 def _stem(file: str) -> str:
     return file.rpartition("/")[2].rpartition(".")[0].lower()
-
-
-def _names(ranks: Sequence[int], number: int | None = None) -> str:
-    total = len(ranks) if number is None else number
-    shown = ", ".join(map(str, ranks[:_NAMED]))
-    more = f" and {total - _NAMED} more" if total > _NAMED else ""
-    return f"rank{'s' if total > 1 else ''} {shown}{more}"
-
-
-def _verb(number: int, verb: str) -> str:
-    if verb == "be":
-        return "are" if number > 1 else "is"
-    return verb if number > 1 else f"{verb}s"

@@ -1,0 +1,84 @@
+"""Tells the launcher in which collectives a rank is, so that a job can name the collective in which ranks wait, and the
+rank that has not come to it.
+
+A thread answers over a Unix socket, for torch's flight recorder can be read only inside the process. torch has a server
+for that, but an error of its thread ends the whole process, and it starts nine threads.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterable
+from math import prod
+from pathlib import Path
+
+from perdure_training.node_api.bodies import RankCollective, RankCollectives
+from perdure_training.node_api.codec import encode
+
+from .flight_recorder import Collective, read_collectives
+
+MOST_GROUPS = 8
+"""Process groups in an answer: those of which the rank has called a collective last."""
+_LONGEST_TEXT = 80
+_BACKLOG = 4
+
+
+def serve_collectives(path: Path) -> None:
+    """Answers each connection to the socket with the rank's `RankCollectives`.
+
+    Raises:
+        OSError: if the socket cannot be made.
+    """
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    # The path itself may be too long for a socket.
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        listening.bind(f"/proc/self/fd/{folder}/{path.name}")
+        listening.listen(_BACKLOG)
+    finally:
+        os.close(folder)
+    # A process that the rank forks has no thread that would answer.
+    os.register_at_fork(after_in_child=listening.close)
+    threading.Thread(target=_serve, args=(listening,), name="perdure collectives", daemon=True).start()
+
+
+def positions(collectives: Iterable[Collective]) -> RankCollectives:
+    """Returns where the rank is in each of its process groups.
+
+    Args:
+        collectives: The collectives that it has called, the oldest first.
+    """
+    current: dict[str, Collective] = {}
+    for collective in collectives:
+        known = current.pop(collective.group, None)
+        current[collective.group] = collective if known is None or known.ended else known
+    newest = list(reversed(current.values()))[:MOST_GROUPS]
+    return RankCollectives(groups=tuple(map(_position, newest)))
+
+
+def _position(collective: Collective) -> RankCollective:
+    sizes = ", ".join("x".join(map(str, shape)) for shape in collective.sizes)
+    return RankCollective(
+        group=collective.group[:_LONGEST_TEXT],
+        sequence=collective.sequence,
+        name=collective.name[:_LONGEST_TEXT],
+        sizes=sizes[:_LONGEST_TEXT],
+        elements=sum(map(prod, collective.sizes)),
+        ended=collective.ended,
+    )
+
+
+def _serve(listening: socket.socket) -> None:
+    while True:
+        try:
+            connection, _ = listening.accept()
+        except OSError:
+            return
+        with connection:
+            try:
+                connection.sendall(encode(positions(read_collectives() or ())))
+            except Exception:
+                # A recorder of another release, or no one who reads: the rank trains on.
+                continue

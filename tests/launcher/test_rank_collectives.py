@@ -1,0 +1,104 @@
+"""Tests of how a rank tells its collectives: what it tells by value, and processes that answer, or cannot."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from perdure_launcher.probes import stacks
+from perdure_launcher.rank_plugins.collectives import MOST_GROUPS, positions
+from perdure_launcher.rank_plugins.flight_recorder import Collective
+from perdure_training.node_api.bodies import RankCollective
+from perdure_training.node_api.layout import STACKS
+from tests.launcher.test_rank_stacks import HOLDS_THE_LOCK, SLEEPS, only, rank
+
+BEGIN = """
+import os
+os.environ["WORLD_SIZE"] = "2"
+from perdure_launcher.rank_plugins import collectives
+from perdure_launcher.rank_plugins.flight_recorder import Collective
+def recorded(): {recorded}
+collectives.read_collectives = recorded
+"""
+RECORDED = "return (Collective('0 (default_pg)', 7, 'gloo:all_reduce', 0, False, ((8, 4),)),)"
+TOLD = RankCollective(group="0 (default_pg)", sequence=7, name="gloo:all_reduce", sizes="8x4", elements=32, ended=False)
+
+
+def called(number: int, *, group: str = "0", ended: bool = True) -> Collective:
+    return Collective(group, number, "gloo:all_reduce", number, ended, ((2, 3), (4,)))
+
+
+def test_a_rank_is_in_the_oldest_collective_that_has_not_ended_or_after_the_newest():
+    ended = [called(number) for number in range(3)]
+    (after,) = positions(ended).groups
+    assert (after.sequence, after.ended, after.sizes, after.elements) == (2, True, "2x3, 4", 10)
+    waits = called(3, ended=False)
+    (at,) = positions([*ended, waits, called(4, ended=False)]).groups
+    assert (at.sequence, at.ended) == (3, False)
+
+
+def test_each_process_group_is_told_and_the_last_used_first():
+    told = positions([called(1, group="b"), called(1, group="a"), called(2, group="b")]).groups
+    assert [(one.group, one.sequence) for one in told] == [("b", 2), ("a", 1)]
+    many = positions(called(1, group=f"group {number}") for number in range(99)).groups
+    assert [one.group for one in many][:2] == ["group 98", "group 97"]
+    assert len(many) == MOST_GROUPS
+
+
+@pytest.mark.parametrize("by_signal", [True, False])
+def test_a_rank_tells_its_collectives_however_long_the_path_is(tmp_path: Path, by_signal: bool):
+    folder = tmp_path / ("long" * 25)
+    (folder / STACKS).mkdir(parents=True)
+    with rank(folder, SLEEPS, before=BEGIN.format(recorded=RECORDED)):
+        for _ in range(2):
+            assert only(stacks.collect(folder, by_signal=by_signal)).collectives == (TOLD,)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "script"),
+    [
+        pytest.param("return None", SLEEPS, id="its torch has no recorder"),
+        pytest.param("raise KeyError('retired')", SLEEPS, id="its torch records something else"),
+        pytest.param(RECORDED, HOLDS_THE_LOCK, id="its interpreter is blocked"),
+    ],
+)
+def test_one_that_cannot_tell_its_collectives_tells_its_calls(tmp_path: Path, recorded: str, script: str):
+    (tmp_path / STACKS).mkdir()
+    with rank(tmp_path, script, before=BEGIN.format(recorded=recorded)):
+        told = only(stacks.collect(tmp_path))
+    assert told.collectives == ()
+    assert told.text
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"[]", b"[" * 20_000, b'{"groups": [{"group": 5}]}', b'{"groups": 3}', b"\xff", b" " * 100_000],
+)
+def test_what_training_code_answers_in_its_place_is_no_collective(
+    tmp_path: Path, answer: bytes, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / STACKS).mkdir()
+    with rank(tmp_path, SLEEPS):
+        (path,) = (tmp_path / STACKS).iterdir()
+        with socket.socket(socket.AF_UNIX) as listening:
+            monkeypatch.chdir(tmp_path / STACKS)
+            listening.bind(f"{path.name}.collectives")
+            listening.listen()
+            child = os.fork()
+            if child == 0:
+                connection, _ = listening.accept()
+                connection.send(answer)
+                os._exit(0)
+            assert only(stacks.collect(tmp_path)).collectives == ()
+            os.waitpid(child, 0)
+
+
+def test_the_socket_of_a_process_that_has_ended_is_deleted(tmp_path: Path):
+    (tmp_path / STACKS).mkdir()
+    with rank(tmp_path, SLEEPS, before=BEGIN.format(recorded=RECORDED)):
+        assert len(list((tmp_path / STACKS).iterdir())) == 2
+    assert stacks.collect(tmp_path) == ()
+    assert list((tmp_path / STACKS).iterdir()) == []
