@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from perdure.spec.errors import SpecError, format_path
 from perdure.spec.fields import Location
-from perdure.spec.importers.documents import FORMATS, Imported, import_documents
+from perdure.spec.importers.documents import FORMATS, WITHOUT_KIND, Imported, import_documents
 from perdure.spec.job import Backend
 from perdure.spec.load import SpecDocument, read_documents
 from perdure.spec.validate import parse_spec, validate_spec
@@ -28,7 +28,9 @@ def test_a_fixture_becomes_what_is_written_down(name: str, backend: Backend):
 
 
 def test_every_format_has_a_fixture():
-    assert {found.name for found in FORMATS} | {"Ray job"} == {imported(name, Backend.LOCAL).format for name in NAMES}
+    assert {found.name for found in (*FORMATS, *WITHOUT_KIND)} == {
+        imported(name, Backend.LOCAL).format for name in NAMES
+    }
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -42,7 +44,10 @@ def test_what_is_imported_for_this_machine_can_run_as_it_is(name: str):
 @pytest.mark.parametrize(("name", "backend"), PAIRS)
 def test_what_is_imported_is_a_specification(name: str, backend: Backend):
     result = imported(name, backend)
-    assert {problem.location for problem in result.missing} <= {("backend",)}, "at most, this release lacks the backend"
+    lacking: set[Location] = {("backend",)}
+    if name == "jobconfig":
+        lacking |= {("roles",), ("roles", "actor", "image"), ("roles", "rollout", "image")}
+    assert {problem.location for problem in result.missing} <= lacking, "at most, this release lacks the backend"
     assert parse_spec(result.spec).backend is backend
 
 
@@ -225,6 +230,22 @@ def test_nodes_that_trained_alone_are_said_to_train_together():
     result = import_documents([replace(document, data=data)], backend=Backend.LOCAL)
     assert result.spec["roles"]["worker"]["nodes"] == 2
     assert any("each node trains alone" in warning.message for warning in result.warnings)
+
+
+def test_workloads_become_roles_that_end_fail_and_start_as_the_job_config_says():
+    (document,) = read_documents(FIXTURES / "jobconfig.yaml")
+    data = json.loads(json.dumps(document.data))
+    data["failover_exec_strategy"] = 2
+    data["dl_config"]["workloads"]["ACTOR"] |= {"number": 6, "total": None, "entry_point": "team.actor::train"}
+    result = import_documents([replace(document, data=data)], backend=Backend.LOCAL)
+    spec = parse_spec(result.spec)
+    actor, rollout = spec.roles["actor"], spec.roles["rollout"]
+    assert (actor.nodes.max, actor.nproc_per_node, actor.ends_job, actor.on_failure) == (3, 2, True, "role")
+    assert actor.command == ["torchrun", "--no-python", "python", "-c", "from team.actor import train; train()"]
+    assert (rollout.nodes.max, rollout.ends_job, rollout.command[0]) == (2, False, "python")
+    data["dl_config"]["workloads"] |= {"reward": {"backend": "custom", "entry_point": "a.py"}}
+    with pytest.raises(SpecError, match=r'reward\.backend: got "custom"; expected elastic or simple'):
+        import_documents([replace(document, data=data)], backend=Backend.LOCAL)
 
 
 def test_the_master_must_run_what_the_workers_run():

@@ -20,10 +20,11 @@ from ..validate import validate_spec
 from .commandline import read_command_line
 from .draft import ROLE, Draft
 from .elasticjob import read_elastic_job
+from .jobconfig import read_job_config
 from .jobset import read_indexed_job, read_job_set
 from .metadata import to_name
 from .pytorchjob import read_pytorch_job
-from .ray import is_ray_job_file, read_job_file, read_ray_job
+from .ray import read_job_file, read_ray_job
 from .reader import Field, Source, SourceWarning, as_list, as_mapping
 from .schedulers import refuse_skypilot_task
 from .trainjob import RUNTIMES, read_train_job
@@ -69,6 +70,8 @@ class Format:
     """The backend for such jobs; None if no backend corresponds."""
     read: Callable[[Field, Draft, Sequence[Field]], None]
     """Reads the document into the specification, with the runtimes that the document may refer to."""
+    sign: str = "kind"
+    """The field that shows the format."""
 
 
 def _alone(read: Callable[[Field, Draft], None]) -> Callable[[Field, Draft, Sequence[Field]], None]:
@@ -120,7 +123,19 @@ FORMATS: tuple[Format, ...] = (
     ),
 )
 
-_RAY_JOB_FILE = Format(name="Ray job", kind="", versions=(), backend=None, read=_alone(read_job_file))
+WITHOUT_KIND: tuple[Format, ...] = (
+    Format(
+        name="DLRover JobConfig",
+        kind="",
+        versions=(),
+        backend=None,
+        read=_alone(read_job_config),
+        sign="dl_config",
+    ),
+    Format(name="Ray job", kind="", versions=(), backend=None, read=_alone(read_job_file), sign="entrypoint"),
+)
+"""Formats that are recognized by a field of their own."""
+
 _COMMAND_LINE = Format(name="command line", kind="", versions=(), backend=Backend.LOCAL, read=_alone(read_command_line))
 
 
@@ -207,9 +222,10 @@ def _import(
         draft.put(("name",), _name_from(draft))
     target = backend or found.backend or Backend.LOCAL
     if backend is None and found.backend is None:
-        job["kind" if found.kind else "entrypoint"].warn_changed(
+        job[found.sign].warn_changed(
             f"Ray has no counterpart among Perdure's backends: the specification is for the backend {target}, without "
-            f"what has no meaning there; --backend {Backend.KUBERNETES} keeps it"
+            f"what has no meaning there; --backend {Backend.KUBERNETES} keeps it",
+            value="" if found.sign == "dl_config" else None,
         )
     if target is not Backend.LOCAL:
         draft.put(("backend",), str(target))
@@ -241,7 +257,7 @@ def _fit(draft: Draft, backend: Backend, folder: Path | None) -> list[SpecProble
         draft.data["workdir"]["path"] = str((folder / path).resolve())
     problems, warnings = find_unsupported(copy.deepcopy(draft.data), backend=backend)
     for problem in problems:
-        if problem.location == ("workdir", "path") and carried:
+        if (problem.location == ("workdir", "path") and carried) or problem.location == ("roles",):
             continue
         # A folder that is not uploaded needs no list of exclusions.
         location = ("workdir",) if problem.location[0] == "workdir" else problem.location
@@ -252,8 +268,8 @@ def _fit(draft: Draft, backend: Backend, folder: Path | None) -> list[SpecProble
     for warning in warnings:
         for place, field in draft.fields_below(warning.location):
             field.warn_changed(f"is {format_path(place)} now, which {warning.message}")
-    for place, field in (*draft.fields_below(("env",)), *draft.fields_below((*ROLE, "command"))):
-        if "${job." in str(field.value):
+    for place, field in (*draft.fields_below(("env",)), *draft.fields_below(("roles",))):
+        if (place[0] == "env" or place[2] in ("command", "env")) and "${job." in str(field.value):
             field.warn_changed(f"in {format_path(place)}, Perdure fills ${{job.…}} in")
     known = {problem.location for problem in draft.missing}
     return [*draft.missing, *(problem for problem in _problems_of(draft) if problem.location not in known)]
@@ -325,7 +341,7 @@ def _format_of(document: SpecDocument) -> Format | None:
         )
     if kind is None:
         refuse_skypilot_task(mapping)
-        return _RAY_JOB_FILE if is_ray_job_file(Source(data).root) else None
+        return next((item for item in WITHOUT_KIND if item.sign in mapping), None)
     found = next((item for item in FORMATS if item.kind == kind), None)
     version = mapping.get("apiVersion")
     if found is None or version in found.versions:
@@ -337,7 +353,8 @@ def _format_of(document: SpecDocument) -> Format | None:
 def _not_one_job(documents: Sequence[SpecDocument]) -> SpecProblem:
     kinds = ", ".join(str(_kind(document.data) or "a document without a kind") for document in documents) or "nothing"
     known = one_of([item.kind for item in FORMATS])
-    return SpecProblem(location=_WHOLE, value=kinds, expected=f"one job: {known}, or a Ray job file with an entrypoint")
+    signs = one_of([f"{item.sign} ({item.name})" for item in WITHOUT_KIND])
+    return SpecProblem(location=_WHOLE, value=kinds, expected=f"one job: {known}, or a file with {signs}")
 
 
 def _several_jobs(names: str) -> SpecProblem:

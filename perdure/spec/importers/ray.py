@@ -29,11 +29,6 @@ _DRIVER = (
 )
 
 
-def is_ray_job_file(document: Field) -> bool:
-    """Whether a document without a kind is a Ray job."""
-    return "entrypoint" in document.entries()
-
-
 def read_job_file(job: Field, draft: Draft) -> None:
     """Reads the arguments of `JobSubmissionClient.submit_job`, which are those of `ray job submit`, as a file."""
     for name in ("submission_id", "job_id", "name"):
