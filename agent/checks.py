@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from perdure.agent.connection import why_cut_off
+from perdure.agent.machine_history import MachineHistory
 from perdure.agent.node import Node
 from perdure.contract import Check, CheckKind, CheckNode, NodeChecks, Peer
 from perdure.contract.checks import MOST_CHECKS
@@ -26,6 +27,7 @@ class Checker:
 
     def __init__(self, node: Node) -> None:
         self._node = node
+        self._history = MachineHistory(node.config.machine_dir)
         self._report: ChecksReport | None = None
         self._turn = asyncio.Lock()
         self._clock: Check | None = None
@@ -46,7 +48,8 @@ class Checker:
         while True:
             await node.changed.wait_for(lambda: bool(node.state.mode) and node.state.checked < node.state.check_runs)
             run = node.state.check_runs
-            found = await self.measure(CheckRequest(kind=node.config.preflight.value))
+            measured = await self.measure(CheckRequest(kind=node.config.preflight.value))
+            found = await asyncio.to_thread(self._history.take, measured)
             node.on_checked(run, (*found, *([self._clock] if self._clock is not None else [])))
 
     async def answer(self, question: CheckNode, *, handed_out: datetime) -> NodeChecks:

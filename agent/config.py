@@ -84,6 +84,8 @@ class AgentConfig(BaseModel):
     """The ports that may be listened on for other nodes, as in the specification; None for any free one."""
     copies_dir: Path | None = None
     """A folder in memory of the agent alone, for what other nodes have saved; unset: the machine's shared memory."""
+    machine_dir: Path | None = None
+    """A folder of the machine, which outlives its nodes, for what checks have measured; unset: there is none."""
     preflight: Preflight = Preflight.OFF
     """Checks of the machine that it makes before its node is taken into a world."""
     log_patterns: dict[int, str] = {}

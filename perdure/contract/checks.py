@@ -79,6 +79,12 @@ class Check(Message):
     """The worst value that passes; None where there is nothing to compare with."""
     bound_source: ShortText = ""
     """Where the bound comes from."""
+    usual: float | None = None
+    """The median of what the same machine has measured before; None where too little is known."""
+    earlier: int = 0
+    """The number of these figures."""
+    is_slower_than_before: bool = False
+    """It has failed beside the machine's own earlier figures."""
     problem: ShortText = ""
     """Why it has failed; empty where it passes."""
     seconds: float = 0.0

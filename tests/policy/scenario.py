@@ -112,9 +112,18 @@ class Scenario:
             self.transition(rank, NodeReady, store_ports=ports, processes=processes, generation=after, stage=at)
         return self
 
-    def checked(self, rank: int, processor: float = 1000.0, *, run: int = 1, disk: Check = GOOD_DISK) -> Scenario:
-        """The node has checked its machine."""
-        checks = (Check(name="processor", value=processor, unit="MB/s"), disk)
+    def checked(
+        self,
+        rank: int,
+        processor: float = 1000.0,
+        *,
+        run: int = 1,
+        disk: Check = GOOD_DISK,
+        usual: float | None = None,
+    ) -> Scenario:
+        """The node has checked its machine, on which a value of the processor is usual."""
+        earlier = 0 if usual is None else 9
+        checks = (Check(name="processor", value=processor, unit="MB/s", usual=usual, earlier=earlier), disk)
         return self.transition(rank, NodeChecked, run=run, checks=checks)
 
     def steps(self, *ranks: int, saves: bool | None = None) -> Scenario:

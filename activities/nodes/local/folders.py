@@ -10,6 +10,7 @@
         launcher.json
         run/                the run directory of docs/node-protocol.md
     <state>/deleting/       folders of old jobs that are being deleted
+    <state>/checks/<host>/  what checks of the machine have measured
 
 The presence of a file is the state. Files are written atomically and in a fixed order, so a worker that dies at any
 point leaves a folder that the next worker can interpret.
@@ -23,6 +24,7 @@ import hashlib
 import os
 import re
 import shutil
+import socket
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -145,6 +147,11 @@ class NodeFolder:
         with contextlib.suppress(FileExistsError):
             link.symlink_to(real)
         return link
+
+    @property
+    def checks_of_machine(self) -> Path:
+        """The folder for what checks of this machine have measured; machines may share the state folder."""
+        return self.path.parent.parent / "checks" / socket.gethostname()
 
     @property
     def _short_link(self) -> Path:

@@ -70,6 +70,7 @@ def write_configurations(
     """
     if agent is None:
         agent = agent_configuration(request, address=ADDRESS, host=socket.gethostname(), run_dir=folder.run_dir)
+    agent = agent.model_copy(update={"machine_dir": folder.checks_of_machine})
     workdir = request.spec.workdir
     place = (workdir.path if workdir else None) or os.getcwd()
     launcher = launcher_configuration(request, address=agent.address, workdir=place) | {"stdout": stdout}

@@ -93,6 +93,19 @@ def test_what_every_node_fails_keeps_none_out_and_is_recorded():
     assert "take the node in" in explanation(job.incident, job="job", flag="").plain
 
 
+def test_a_machine_that_is_slower_than_before_is_named_where_it_is_alone():
+    job = Checking("1")
+    job.ready(0)
+    for run in (1, 2):
+        job.checked(0, 400.0, run=run, usual=1000.0)
+    assert job.generation == 1
+    assert job.incident.title == (
+        "node 0 was taken in although it fails a check: processor: 400 MB/s is less than 500 MB/s: 50% of the median "
+        "of 9 earlier figures of this machine, 1,000"
+    )
+    assert job.incident.considered[0].why_not == "no other machine passes that check"
+
+
 def test_a_place_is_refused_twice_in_a_row_at_most():
     job = Checking()
     job.ready(0, 1, 2).checked(0).checked(2)

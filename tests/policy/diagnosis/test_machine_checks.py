@@ -119,6 +119,27 @@ def test_the_better_run_of_each_check_counts():
     ]
 
 
+def slowed(number: int, value: float, *, usual: float = 1000.0, host: str | None = None) -> NodeChecks:
+    """A node of a machine that has measured the usual value before."""
+    found = node(number, value, host=host)
+    return found.replace(checks=tuple(check.replace(usual=usual, earlier=9) for check in found.checks))
+
+
+def test_a_machine_that_is_slower_than_before_is_named_where_it_is_alone():
+    assert verdicts(slowed(0, 400.0)) == {
+        0: "processor: 400 MB/s is less than 500 MB/s: 50% of the median of 9 earlier figures of this machine, 1,000"
+    }
+    assert not verdicts(slowed(0, 600.0))
+    # The stricter one of the two comparisons counts.
+    assert verdicts(slowed(0, 600.0), node(1, 2000.0)).keys() == {0}
+
+
+def test_only_another_machine_singles_out_one_that_is_slower_than_before():
+    slow = slowed(0, 400.0, host="a")
+    assert not preflight.stand_out(preflight.judge([slow, slowed(1, 1000.0, host="a")]))
+    assert preflight.stand_out(preflight.judge([slow, node(1, 700.0, host="b")])).keys() == {0}
+
+
 @given(st.dictionaries(st.integers(0, 40), st.none() | FIGURES, min_size=1))
 def test_never_all_nodes_stand_out(figures: dict[int, float | None]):
     nodes = preflight.judge(node(number, value) for number, value in figures.items())

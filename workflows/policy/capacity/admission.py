@@ -5,7 +5,7 @@
 | passes all checks | taken in |
 | fails one | asked to check again, once |
 | fails it again, and another node passes it | not taken in: it is replaced, and its machine is avoided |
-| fails what every node fails | taken in, and that is recorded |
+| fails what every node fails, or is slower than before beside no other machine | taken in, and that is recorded |
 | fails, after two in its place were refused | taken in: three bad machines are less likely than a bad check |
 
 So no job waits for a machine that there is not. Nodes that have begun to check are waited for, for a moment: beside
@@ -59,7 +59,8 @@ def admit(state: RoleInJob, now: datetime) -> RoleInJob:
         elif node.rank in stand_out or (not node.checks and others_report):
             state = _refuse(state, node, stand_out.get(node.rank, failed), now)
         else:
-            state = _take_in(state, node, failed, "no other node passes that check", now)
+            other = "machine" if any(check.is_slower_than_before for check in failed) else "node"
+            state = _take_in(state, node, failed, f"no other {other} passes that check", now)
     return state
 
 

@@ -1,5 +1,5 @@
-"""Judges what checks of machines have measured: a figure is low beside those of the job's other machines, or beyond a
-fixed bound.
+"""Judges what checks of machines have measured: a figure is low beside those of the job's other machines or beside the
+machine's own earlier ones, or beyond a fixed bound.
 
 A bound says that something is broken and not that it could be faster: machines differ, and other work slows some of
 them for a moment. So a node has failed only where a second run says the same, and what all nodes have in common is no
@@ -15,8 +15,8 @@ from statistics import median
 from perdure.contract import Check, NodeChecks
 
 _SHARES = {"processor": 0.5, "memory": 0.4, "disk": 0.1, "matmul": 0.7}
-"""The least share of the median of other machines with which a figure passes. Disks differ most from one moment to the
-next, and devices that compute nothing else least."""
+"""The least share of the median of other machines, or of the machine's own earlier figures, with which a figure passes.
+Disks differ most from one moment to the next, and devices that compute nothing else least."""
 
 _MOST_COMPARED = 32
 """Machines with which one is compared: a median needs no more."""
@@ -56,10 +56,19 @@ def better(first: Sequence[Check], second: Sequence[Check]) -> tuple[Check, ...]
 
 
 def stand_out(nodes: Iterable[NodeChecks]) -> Mapping[int, tuple[Check, ...]]:
-    """The nodes that fail a check which another node passes, with these checks."""
+    """The nodes that fail a check which another node passes, with these checks.
+
+    A machine that is slower than before is busy for a moment where another node of it is not: only another machine says
+    more.
+    """
     known = tuple(nodes)
-    passed = {check.name for node in known for check in node.checks if not check.problem}
-    found = {node.node: tuple(check for check in node.failed if check.name in passed) for node in known}
+    passed = {(check.name, node.host) for node in known for check in node.checks if not check.problem}
+
+    def stands_out(node: NodeChecks, check: Check) -> bool:
+        hosts = {host for name, host in passed if name == check.name}
+        return bool(hosts - {node.host} if check.is_slower_than_before else hosts)
+
+    found = {node.node: tuple(check for check in node.failed if stands_out(node, check)) for node in known}
     return {node: checks for node, checks in found.items() if checks}
 
 
@@ -77,11 +86,16 @@ def _judged(node: NodeChecks, check: Check, others: Sequence[NodeChecks]) -> Che
     if (share := _SHARES.get(check.name)) is None:
         return check
     alike = _figures(node, check, others)
-    if not alike:
+    of_others, own = median(alike) if alike else 0.0, check.usual or 0.0
+    if not (alike or own):
         return check.replace(bound_source="no other machine to compare with")
-    usual = median(alike)
-    source = f"{share:.0%} of the median of {len(alike)} other figures, {_number(usual)}"
-    return _with_bound(check, usual * share, source, low=check.value < usual * share, word="less")
+    usual, figures = of_others, f"{len(alike)} other figures"
+    if own > of_others:
+        usual, figures = own, f"{check.earlier} earlier figures of this machine"
+    source = f"{share:.0%} of the median of {figures}, {_number(usual)}"
+    low = check.value < usual * share
+    judged = check.replace(is_slower_than_before=low and check.value >= of_others * share)
+    return _with_bound(judged, usual * share, source, low=low, word="less")
 
 
 def _with_bound(check: Check, bound: float, source: str, *, low: bool, word: str) -> Check:
