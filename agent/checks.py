@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from perdure.agent.connection import why_cut_off
 from perdure.agent.machine_history import MachineHistory
 from perdure.agent.node import Node
+from perdure.agent.replays import replay
 from perdure.contract import Check, CheckKind, CheckNode, NodeChecks, Peer
 from perdure.contract.checks import MOST_CHECKS
 from perdure_training.node_api.bodies import CheckRequest, ChecksReport
@@ -59,6 +60,8 @@ class Checker:
             question: The checks.
             handed_out: The server's time when it handed the question out, a moment ago.
         """
+        if question.kind is CheckKind.REPLAY:
+            return self._answer(await replay(self._node, question.request))
         clock = _clock(handed_out)
         link = question.link
         request = CheckRequest(kind=question.kind.lower())
@@ -67,6 +70,9 @@ class Checker:
         found = await self.measure(request)
         if link is None:
             found = (*found, clock, *await asyncio.gather(*map(_reach, question.peers)))
+        return self._answer(found)
+
+    def _answer(self, found: tuple[Check, ...]) -> NodeChecks:
         config = self._node.config
         return NodeChecks(node=config.node.rank, host=config.host, checks=found[:MOST_CHECKS])
 

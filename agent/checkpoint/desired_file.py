@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import secrets
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
 from perdure.agent.state import AgentState
 from perdure_training.node_api.layout import CHECKPOINT_DESIRED
-from perdure_training.node_api.untrusted_files import folder_beneath, open_file
+from perdure_training.node_api.untrusted_files import replace_beneath
 
 
 def desired_of(state: AgentState) -> dict[str, float]:
@@ -32,9 +30,4 @@ def write_desired(run_directory: Path, content: Mapping[str, float]) -> None:
     Raises:
         OSError: if it cannot be written.
     """
-    # Others may write to this folder: a link leads the agent nowhere.
-    with folder_beneath(run_directory) as within:
-        draft = f".{secrets.token_hex(4)}"
-        with os.fdopen(open_file(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, within), "wb") as file:
-            file.write(json.dumps(content).encode())
-        os.replace(draft, CHECKPOINT_DESIRED, src_dir_fd=within, dst_dir_fd=within)
+    replace_beneath(run_directory, CHECKPOINT_DESIRED, json.dumps(content).encode())

@@ -26,6 +26,10 @@ def check(
         bool,
         typer.Option("--full", help="Also devices, and links between nodes: a minute, and training is disturbed."),
     ] = False,
+    replay: Annotated[
+        bool,
+        typer.Option("--replay", help="Instead have other ranks compute the next step again, and compare."),
+    ] = False,
     role: RoleOption = None,
     *,
     here: Session,
@@ -33,10 +37,21 @@ def check(
     """Check the machines of a running job beside each other: processor, memory, disks, names, clock, and whether nodes
     reach one another. Ends with 3 if a check fails, also by not ending in time; training goes on meanwhile.
 
-    [dim]perdure check llama-8b-sft · perdure check llama-8b-sft --nodes 0,3 --full[/]
+    --replay finds devices that compute wrongly, where the script uses perdure_training.replay: docs/corruption.md.
+
+    [dim]perdure check llama-8b-sft · perdure check llama-8b-sft --nodes 0,3 --full · perdure check llama-8b-sft
+    --replay[/]
     """
     chosen = None if nodes is None else _numbers(nodes)
-    found = here.run(lambda client: client.check(name, node=chosen, role=role, full=full))
+    if replay and (full or chosen is not None):
+        raise PerdureError(
+            "--replay: got --full or --nodes as well; all ranks replay a step, and nothing else is checked"
+        )
+    found = here.run(
+        lambda client: (
+            client.replay(name, role=role) if replay else client.check(name, node=chosen, role=role, full=full)
+        )
+    )
     if here.json:
         here.show(found)
     else:
@@ -70,7 +85,7 @@ def _print(found: Iterable[NodeChecks]) -> None:
     for node in found:
         for one in node.checks:
             verdict = f"[bold red]{escape(one.problem)}[/]" if one.problem else "[green]ok[/]"
-            value, bound = _amount(one.value, one), _amount(one.bound, one)
+            value, bound = escape(one.checksum) or _amount(one.value, one), _amount(one.bound, one)
             table.add_row(str(node.node), escape(one.name), escape(one.subject), value, bound, _took(one), verdict)
     out.print(table)
 

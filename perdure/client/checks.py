@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from perdure.client.connection import Connection
@@ -27,6 +28,24 @@ _ANY_PORT = 29_500
 """A port of a node that listens on none now: a machine that refuses a connection can be reached."""
 _LINK_PORTS = range(20_000, 29_000)
 """Ports for the store of a pair, below those that kernels give to connections."""
+
+
+async def replay_step(connection: Connection, job_id: str, nodes: Sequence[RunningNode]) -> tuple[NodeChecks, ...]:
+    """Has the ranks of all nodes replay their next step; returns what each of them has compared."""
+    # Agents of all nodes name the same replay, and a later one by a larger number.
+    request = time.time_ns() // 1_000_000
+
+    async def ask(node: RunningNode) -> NodeChecks:
+        question = CheckNode(**dict(node.id), kind=CheckKind.REPLAY, request=request)
+        try:
+            found = await ask_node(connection, job_id, question, NodeChecks)
+        except Unanswered as error:
+            return NodeChecks.unanswered(node.id, str(error))
+        if any(check.name != "replay" for check in found.checks):
+            return NodeChecks.unanswered(node.id, "its agent is of an earlier release, and replays nothing")
+        return found
+
+    return tuple(await asyncio.gather(*map(ask, nodes)))
 
 
 async def check_nodes(

@@ -401,6 +401,21 @@ class Client(Connection):
         job_id = job_workflow_id(namespace or self.namespace, name)
         return await check_nodes(self, job_id, running_nodes(status, views, node), full=full)
 
+    async def replay(
+        self, name: str, *, namespace: str | None = None, role: str | None = None
+    ) -> tuple[NodeChecks, ...]:
+        """Has other ranks compute the next step of a running job again, where its script can replay steps
+        (`perdure_training.replay`); returns a check for each rank. What differs, the job handles as always.
+
+        Raises:
+            Refused: if no node runs.
+        """
+        from perdure.client.checks import replay_step
+
+        status, views = await self._look(name, namespace, role)
+        job_id = job_workflow_id(namespace or self.namespace, name)
+        return await replay_step(self, job_id, running_nodes(status, views, None))
+
     # Changing jobs
 
     async def scale(

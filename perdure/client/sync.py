@@ -89,6 +89,7 @@ class SyncClient:
     logs = _iterating(Client.logs)
     stacks = _blocking(Client.stacks)
     check = _blocking(Client.check)
+    replay = _blocking(Client.replay)
     scale = _blocking(Client.scale)
     suspend = _blocking(Client.suspend)
     resume = _blocking(Client.resume)

@@ -11,6 +11,7 @@ from perdure.contract.base import Message, ShortText, Vocabulary
 from perdure.contract.identity import NodeId
 from perdure.contract.nodes import LARGEST_PORT
 from perdure.contract.questions import Question
+from perdure_training.node_api.replay_files import LARGEST_REQUEST
 
 __all__ = ["Check", "CheckKind", "CheckNode", "NodeChecks", "NodeLink", "Peer"]
 
@@ -27,6 +28,8 @@ class CheckKind(Vocabulary):
     """The same, and the devices, which takes an import of torch."""
     LINK = "LINK"
     """The bandwidth between two nodes."""
+    REPLAY = "REPLAY"
+    """A step of the training, computed again by other ranks, where the script can do that."""
     UNKNOWN = "UNKNOWN"
     """Treated as QUICK."""
 
@@ -59,6 +62,8 @@ class CheckNode(Question):
     """The nodes that it is to reach."""
     link: NodeLink | None = None
     """The link to measure, for `LINK`."""
+    request: int = Field(default=0, ge=0, le=LARGEST_REQUEST)
+    """The replay that all nodes take part in, for `REPLAY`: a newer one has a larger number."""
 
     @property
     def takes(self) -> timedelta:
@@ -74,6 +79,8 @@ class Check(Message):
     """What was checked, where there are several: a folder, a device, a node."""
     value: float | None = None
     """None where nothing could be measured."""
+    checksum: ShortText = ""
+    """What was computed, where the figure says nothing: of a replay."""
     unit: ShortText = ""
     bound: float | None = None
     """The worst value that passes; None where there is nothing to compare with."""

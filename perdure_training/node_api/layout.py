@@ -18,6 +18,9 @@ CHECKPOINT_DESIRED: Final = "checkpoint-desired.json"
 CHECKPOINT_PROGRESS: Final = "checkpoint-progress.json"
 """The desired state of checkpoints, for the rank that announces them."""
 
+REPLAY_REQUEST: Final = "replay-request.json"
+"""The newest request of a user to replay a step, which the agent writes and the ranks read."""
+
 LOGS: Final = "logs"
 OUTPUT_LOG: Final = "output.log"
 """The command's output, in `logs`; older parts have the suffixes `.1`, `.2`, …"""

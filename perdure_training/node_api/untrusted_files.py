@@ -138,6 +138,19 @@ def open_file(name: str, flags: int, within: int) -> int:
     return descriptor
 
 
+def replace_beneath(folder: Path, name: str, content: bytes) -> None:
+    """Replaces a file in a folder; a link in its place leads nowhere.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    with folder_beneath(folder) as within:
+        draft = f".{os.urandom(4).hex()}"
+        with os.fdopen(open_file(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, within), "wb") as file:
+            file.write(content)
+        os.replace(draft, name, src_dir_fd=within, dst_dir_fd=within)
+
+
 def _open(path: str, flags: int, within: int | None) -> int:
     try:
         return os.open(path, flags, 0o666, dir_fd=within)

@@ -30,10 +30,12 @@ from perdure_training.node_api.corruption_file import (
     write_corruption,
 )
 from perdure_training.node_api.rank_environment import PROGRESS_VARIABLE, generation_of, is_rank, unsound_steps_of
+from perdure_training.node_api.replay_files import ReplayAnswer
 from perdure_training.numbers import watch
 from perdure_training.replay.checksums import GradientSums, digest, sum_bits
 from perdure_training.replay.judgement import Judgement, Result, describe, judge, judge_replicas
 from perdure_training.replay.replicas import DrawnNumbers, Replicas
+from perdure_training.replay.requests import ReplayRequests
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +94,7 @@ class Replay:
         self._every, self._stretch = every, 1
         self._max_overhead = max_overhead
         self._replicas = Replicas(self._parameters[0].device, group)
+        self._requests = ReplayRequests(self._replicas)
         self._clean: int | None = None
         """The newest step at whose check everything agreed."""
         self._again = steps_after_a_bad_loss(os.environ)
@@ -99,8 +102,12 @@ class Replay:
         """The number of calls since the last check ended, and the time of that."""
         self._over = False
         """Something was found, and nothing more is checked."""
-        self._replays = True
-        """False once a step could not be replayed, or was not deterministic."""
+        self._replays = compute is not None
+        """False where there is nothing to replay, and once a step could not be replayed or was not deterministic."""
+        self._checksum = 0
+        """What this rank has given to the last comparison."""
+        self._problem = ""
+        """What the last check has found."""
 
     def __call__(self, step: int, *batch: Any) -> Any:
         """Computes the gradients of a step, and checks them where the step is due.
@@ -148,11 +155,12 @@ class Replay:
             self._counting = 0, time.monotonic()
         calls, since = self._counting
         self._counting = calls + 1, since
-        return step % (self._every * self._stretch) == 0 or step in self._again
+        requested = self._requests.is_due()
+        return requested or step % (self._every * self._stretch) == 0 or step in self._again
 
     def _compare(self, step: int) -> bool:
         """Compares the parameters; returns whether they agree."""
-        own = digest(sum_bits(one) for one in self._parameters)
+        own = self._checksum = digest(sum_bits(one) for one in self._parameters)
         checksums = [row[0] for row in self._replicas.gather([own])]
         alike: dict[Any, dict[int, int]] = {}
         for rank, kind in enumerate(self._replicas.kinds):
@@ -173,7 +181,7 @@ class Replay:
 
     def _replay(self, step: int, share: _Share, compute: Callable[..., Any], checksum: int) -> None:
         """Has another rank compute this rank's gradients, and finds out who is wrong if it has others."""
-        replicas = self._replicas
+        replicas, self._checksum = self._replicas, checksum
         rows = enumerate(row[0] for row in replicas.gather([checksum]))
         results = [Result(owner=rank, by=rank, checksum=one, is_replay=False) for rank, one in rows]
         number, distance = 0, 1
@@ -182,7 +190,8 @@ class Replay:
             rows = enumerate(row[0] for row in replicas.gather([own]))
             again = [Result(owner=replicas.owner(distance, rank), by=rank, checksum=one) for rank, one in rows]
             if any(one.checksum == _FAILED for one in again):
-                logger.warning("perdure: a step could not be replayed, and no other one is; parameters are compared")
+                self._problem = "a step could not be replayed, and no other one is; parameters are compared"
+                logger.warning("perdure: %s", self._problem)
                 self._replays = False
                 return
             results += again
@@ -222,6 +231,7 @@ class Replay:
         repeats: bool = False,
     ) -> None:
         """Reports that one of these ranks has computed wrongly."""
+        self._problem = f"the {kind} are not the same: {'; '.join(texts[:_TEXTS])}"
         # So that sound snapshots are not overwritten until the job has gone back to one.
         watch.spoil("ranks do not compute the same")
         if self._replicas.rank in odd:
@@ -233,6 +243,7 @@ class Replay:
 
     def _give_up(self, step: int, reason: str, texts: tuple[str, ...]) -> None:
         """Reports that a check says nothing about devices."""
+        self._problem = f"{reason}: {'; '.join(texts[:_TEXTS])}"
         if self._replicas.rank == 0:
             logger.warning("perdure: step %d: %s, so no device can be checked: %s", step, reason, "; ".join(texts))
             self._report(Corruption(kind=NOT_DETERMINISTIC, step=step, checksums=(reason, *texts)))
@@ -249,7 +260,16 @@ class Replay:
 
     def _finish(self, step: int, cost: float) -> None:
         """Ends a check, and chooses how many steps pass until the next one: the same number on all ranks."""
+        answer = ReplayAnswer(
+            step=step,
+            compared=GRADIENTS if self._replays else PARAMETERS,
+            checksum=f"{self._checksum:016x}",
+            problem=self._problem,
+            seconds=cost,
+        )
+        self._requests.answer(answer)
         if self._over:
+            self._requests.close(answer)
             return
         self._clean = step
         assert self._counting is not None

@@ -19,6 +19,7 @@ from perdure_training.node_api.corruption_file import (
     read_corruption,
     write_corruption,
 )
+from perdure_training.node_api.replay_files import ReplayAnswer, answer_path, read_answer
 from perdure_training.replay import Replay
 from perdure_training.replay.checksums import digest, sum_bits
 from perdure_training.replay.judgement import Judgement, Result, judge, judge_replicas
@@ -28,6 +29,7 @@ from tests.training.ranks import run_ranks
 FAULTS = (
     *("none", "passing", "lasting", "lasting-from-the-start", "flaky"),
     *("random", "parameter", "changes-parameters"),
+    *("requested", "requested-lasting"),
 )
 
 
@@ -38,6 +40,14 @@ def check(folder: Path, ranks: int) -> dict[str, tuple[Corruption | None, ...]]:
         fault: tuple(read_corruption(corruption_path(folder / fault, rank), generation=0) for rank in range(ranks))
         for fault in FAULTS
     }
+
+
+def answers(folder: Path, fault: str, ranks: int) -> list[ReplayAnswer]:
+    """What each rank has answered to a user's request."""
+    found = [
+        read_answer(answer_path(folder / fault, rank), generation=0, beneath=folder / fault) for rank in range(ranks)
+    ]
+    return [one for one in found if one is not None]
 
 
 def result(folder: Path, fault: str, rank: int = 0) -> dict[str, Any]:
@@ -65,6 +75,15 @@ def test_three_ranks_name_the_one_that_computes_wrongly(tmp_path: Path):
     assert (first.kind, first.suspects, others) == (NOT_DETERMINISTIC, (), [None, None])
     assert not result(tmp_path, "random")["spoiled"]
     assert "compute changes the parameters" in result(tmp_path, "changes-parameters")["error"]
+    assert found["requested"] == (None, None, None)
+    sound = answers(tmp_path, "requested", 3)
+    assert {(one.request, one.step, one.compared, one.problem) for one in sound} == {(7, 1, GRADIENTS, "")}
+    assert len({one.checksum for one in sound}) == 3, "each rank has a batch of its own"
+    _, odd, _ = found["requested-lasting"]
+    assert odd is not None
+    assert (odd.step, odd.suspects) == (1, (1,))
+    assert all("the gradients are not the same" in one.problem for one in answers(tmp_path, "requested-lasting", 3))
+    assert {one.request for one in answers(tmp_path, "none", 3)} == {0}, "nothing was requested then"
 
 
 @pytest.mark.timeout(300)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from perdure_training.node_api.replay_files import write_request
 from perdure_training.numbers import watch
 from perdure_training.replay import Replay
 
@@ -42,7 +43,7 @@ def is_faulty(fault: str, step: int, call: int) -> bool:
         return rank == ODD and step == FAULT_AT and call == 1
     if fault == "lasting":
         return rank == ODD and step >= FAULT_AT
-    if fault == "lasting-from-the-start":
+    if fault in ("lasting-from-the-start", "requested-lasting"):
         return rank == ODD
     if fault == "flaky":
         return rank == ODD and step == FAULT_AT and call in (1, 4, 7)
@@ -79,7 +80,9 @@ def train(fault: str, watched: bool) -> list[float]:
 
     called = compute_and_step if fault == "changes-parameters" else compute
     replay: Callable[..., Any] = (
-        Replay(model, called, every=EVERY, max_overhead=1000.0) if watched else lambda _, *batch: compute(*batch)
+        Replay(model, called, every=1000 if fault.startswith("requested") else EVERY, max_overhead=1000.0)
+        if watched
+        else lambda _, *batch: compute(*batch)
     )
     batches = torch.Generator().manual_seed(100 + rank)
     for step in range(1, STEPS + 1):
@@ -98,6 +101,8 @@ chance = torch.Generator().manual_seed(rank)
 for fault in options.faults:
     folder = options.out / fault
     os.environ["PERDURE_PROGRESS_DIR"] = str(folder)
+    if fault == "requested" and rank == 0:
+        write_request(options.out, 7, generation=0)
     watch.spoil("")
     try:
         result: Any = train(fault, watched=True)
