@@ -17,6 +17,7 @@ from perdure.agent.node import Node
 from perdure.agent.replays import replay
 from perdure.contract import Check, CheckKind, CheckNode, NodeChecks, Peer
 from perdure.contract.checks import MOST_CHECKS
+from perdure.spec.preflight import Preflight
 from perdure_training.node_api.bodies import CheckRequest, ChecksReport
 
 ANSWER_WITHIN = {CheckKind.QUICK: 25.0, CheckKind.FULL: 85.0, CheckKind.LINK: 70.0}
@@ -43,13 +44,22 @@ class Checker:
         difference counts, since an activity may begin late."""
         self._clock = min((one for one in (self._clock, _clock(handed_out)) if one is not None), key=_difference)
 
-    async def preflight(self) -> None:
-        """Makes the checks that come before the node is taken into a world, once its launcher runs."""
-        node = self._node
+    async def make_checks(self) -> None:
+        """Makes the checks that the job desires, once the launcher runs: before the node is taken into a world, where
+        there are some, and after a failure that may be the machine's."""
+        node, preflight = self._node, self._node.config.preflight
+
+        def is_due() -> bool:
+            # Nothing is checked before the first world of a job without `preflight`.
+            desired = node.state.check_runs if preflight is not Preflight.OFF or node.state.check_runs > 1 else 0
+            return bool(node.state.mode) and node.state.checked < desired
+
         while True:
-            await node.changed.wait_for(lambda: bool(node.state.mode) and node.state.checked < node.state.check_runs)
-            run = node.state.check_runs
-            measured = await self.measure(CheckRequest(kind=node.config.preflight.value))
+            await node.changed.wait_for(is_due)
+            run = node.state.checked + 1
+            # Ranks of a world are about to use the devices.
+            kind = "quick" if preflight is Preflight.OFF or node.state.world is not None else preflight.value
+            measured = await self.measure(CheckRequest(kind=kind))
             found = await asyncio.to_thread(self._history.take, measured)
             node.on_checked(run, (*found, *([self._clock] if self._clock is not None else [])))
 

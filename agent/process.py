@@ -35,7 +35,6 @@ from perdure.base.tracing import tracing_of
 from perdure.contract import Destination, GroupMissing, Joined
 from perdure.contract.names import job_of
 from perdure.events import AsyncExporter, FileExporter, to_collector
-from perdure.spec.preflight import Preflight
 from perdure_launcher.system.processes import environment_of
 from perdure_training.node_api import layout
 from perdure_training.node_api.bodies import LauncherHello
@@ -231,7 +230,7 @@ class Agent:
                 self._checkpoints.run(),
                 self._lease.watch_owner(),
                 self._report_machine(),
-                *([self._checks.preflight()] if self._config.preflight is not Preflight.OFF else []),
+                self._checks.make_checks(),
                 *([self._shipper.run()] if self._shipper else []),
             ),
         ):

@@ -71,6 +71,8 @@ def _meaning(incident: IncidentView) -> str:
         return "nothing was interrupted: the world trains without it"
     if incident.observation and incident.observation.started_over:
         return "the training began at its first step, beside checkpoints that are damaged"
+    if incident.observation and incident.observation.suspected:
+        return "nothing was interrupted: the machine was checked beside a restart, after a failure that may be its own"
     if incident.observation and incident.observation.failed_check:
         return "nothing was interrupted: the machine was checked before the node was taken into a world"
     if incident.observation and incident.observation.bad_number:
@@ -128,6 +130,8 @@ def _decision(incident: IncidentView) -> str:
         return "request it again, with growing pauses"
     if incident.observation and incident.observation.started_over:
         return "start over, and delete none of these checkpoints"
+    if incident.observation and incident.observation.suspected:
+        return "keep the node; new nodes avoid its machine, where the backend chooses machines"
     if incident.observation and incident.observation.failed_check:
         refused = incident.observation.refused
         return "replace the node, on another machine if one has room" if refused else "take the node in"

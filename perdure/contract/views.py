@@ -120,6 +120,8 @@ class Observation(Message):
     """The machine of a node failed a check before the node was taken into a world."""
     refused: bool = False
     """That node was not taken in."""
+    suspected: bool = False
+    """That node trains: its machine was checked after a failure that may be the machine's own."""
 
 
 class Suspect(Message):

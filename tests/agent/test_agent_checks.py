@@ -110,7 +110,7 @@ async def test_checks_before_a_world_are_reported_once_with_the_clock(checking: 
     bench, checker = checking, Checker(checking.node)
     checker.on_time(datetime.now(UTC) - timedelta(seconds=9))
     checker.on_time(datetime.now(UTC) - timedelta(seconds=3))
-    running = asyncio.create_task(checker.preflight())
+    running = asyncio.create_task(checker.make_checks())
     assert await bench.node.changed.wait_for(lambda: bench.node.state.checks is not None, within=5)
     checker.on_report(report(bench, CheckFigure(name="memory", value=9.0)))
     assert await bench.node.changed.wait_for(lambda: bench.node.state.checked == 1, within=5)
@@ -125,12 +125,12 @@ async def test_checks_before_a_world_are_reported_once_with_the_clock(checking: 
     assert bench.node.state.checked == 1
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
-            await again.preflight()
+            await again.make_checks()
 
 
 async def test_the_job_can_ask_for_a_second_run(checking: Bench):
     bench, checker = checking, Checker(checking.node)
-    running = asyncio.create_task(checker.preflight())
+    running = asyncio.create_task(checker.make_checks())
     for run in (1, 2):
         assert await bench.node.changed.wait_for(
             lambda run=run: bench.node.state.checks is not None and bench.node.state.checks.number == run, within=5
@@ -142,10 +142,27 @@ async def test_the_job_can_ask_for_a_second_run(checking: Bench):
     running.cancel()
 
 
+async def test_without_preflight_only_what_the_job_asks_for_is_measured_twice(bench: Bench):
+    checker = Checker(bench.node)
+    running = asyncio.create_task(checker.make_checks())
+    assert not await bench.node.changed.wait_for(lambda: bench.node.state.checks is not None, within=0.1)
+    bench.node.apply_desired(bench.desires.next(check_runs=2))
+    for run in (1, 2):
+        assert await bench.node.changed.wait_for(
+            lambda run=run: bench.node.state.checks is not None and bench.node.state.checks.number == run, within=5
+        )
+        assert bench.node.state.checks is not None
+        assert bench.node.state.checks.kind == "quick"
+        checker.on_report(report(bench))
+        assert await bench.node.changed.wait_for(lambda run=run: bench.node.state.checked == run, within=5)
+    assert [message.run for message in bench.group.of(Checked)] == [1, 2]
+    running.cancel()
+
+
 async def test_nothing_is_measured_before_the_launcher_runs(tmp_path: Path):
     """Its container may take minutes to start."""
     bench = Bench(tmp_path, preflight=Preflight.QUICK, mode="")
-    running = asyncio.create_task(Checker(bench.node).preflight())
+    running = asyncio.create_task(Checker(bench.node).make_checks())
     assert not await bench.node.changed.wait_for(lambda: bench.node.state.checks is not None, within=0.2)
     bench.node.on_launcher_hello(LauncherHello(pid=1, mode="torchrun", processes=1))
     assert await bench.node.changed.wait_for(lambda: bench.node.state.checks is not None, within=5)

@@ -43,7 +43,7 @@ def admit(state: RoleInJob, now: datetime) -> RoleInJob:
     due = [node for node in state.nodes.values() if _is_due(node, now)]
     if not due:
         return state
-    judged = {one.node: one for one in preflight.judge(map(_found, filter(_is_alive, state.nodes.values())))}
+    judged = {one.node: one for one in preflight.judge(map(checks_of, filter(_is_alive, state.nodes.values())))}
     stand_out = preflight.stand_out(judged.values())
     others_report = any(one.checks for one in judged.values())
     for node in due:
@@ -71,6 +71,13 @@ def next_looks(state: RoleInJob) -> list[datetime]:
     return times + [node.since + LONGEST for node in waiting if node.phase is NodePhase.READY]
 
 
+def checks_of(node: NodeState) -> NodeChecks:
+    """The checks of a node; of one that was taken in the figures."""
+    kept = [key.partition(" ") for key in node.figures]
+    figures = (Check(name=name, subject=subject, value=node.figures[f"{name} {subject}"]) for name, _, subject in kept)
+    return NodeChecks(node=node.rank, host=node.host, checks=node.checks or tuple(figures))
+
+
 def _is_due(node: NodeState, now: datetime) -> bool:
     return node.alive and node.unchecked and (bool(node.checked_runs) or _is_overdue(node, now))
 
@@ -92,13 +99,6 @@ def _is_settled(state: RoleInJob, node: NodeState, now: datetime) -> bool:
         if other.unchecked and other.phase in measures and other.reachable and not other.checked_runs
     ]
     return not awaited or node.checked_at is None or now >= node.checked_at + WAIT
-
-
-def _found(node: NodeState) -> NodeChecks:
-    """The checks of a node; of one that was taken in the figures."""
-    kept = [key.partition(" ") for key in node.figures]
-    figures = (Check(name=name, subject=subject, value=node.figures[f"{name} {subject}"]) for name, _, subject in kept)
-    return NodeChecks(node=node.rank, host=node.host, checks=node.checks or tuple(figures))
 
 
 def _take_in(

@@ -68,6 +68,12 @@ def machines_to_avoid(state: RoleInJob, job: JobSpec, now: datetime) -> tuple[st
     return suspects(state.losses, now=now, window=job.retry.window, machines=machines)
 
 
+def suspect(state: RoleInJob, host: str, now: datetime) -> RoleInJob:
+    """Remembers that a machine has failed a check."""
+    loss = MachineLoss(host=host, time=now, cause=LossCause.MACHINE)
+    return state.replace(losses=(*state.losses, loss)[-_REMEMBERED:])
+
+
 def remember(state: RoleInJob, node: NodeState) -> RoleInJob:
     """Remembers the loss of this node, if it speaks against its machine."""
     if not node.host or node.loss_cause not in _SPEAK_AGAINST_A_MACHINE:

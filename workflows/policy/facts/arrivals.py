@@ -6,6 +6,7 @@ from datetime import datetime
 
 from perdure.contract import EvidenceSource, FailureClass, NodePhase
 from perdure.contract.transitions import NodeChecked, NodeJoined, NodePortsChanged, NodeReady
+from perdure.workflows.policy.capacity import suspect_machines
 from perdure.workflows.policy.diagnosis import preflight
 from perdure.workflows.policy.diagnosis.interruptions import interrupt
 from perdure.workflows.policy.facts.nodes import fresh_ports, with_address, with_preparation
@@ -71,10 +72,12 @@ def on_ready(state: RoleInJob, node: NodeState, ready: NodeReady, now: datetime)
 
 def on_checked(state: RoleInJob, node: NodeState, checked: NodeChecked, now: datetime) -> RoleInJob:
     """Takes in what the checks of the node's machine have found; of several runs the better one counts."""
-    if not node.unchecked or checked.run <= node.checked_runs:
+    is_awaited = node.unchecked or node.checked_runs < node.check_runs
+    if not is_awaited or checked.run <= node.checked_runs:
         return state
     checks = preflight.better(node.checks, checked.checks)
-    return state.with_node(node.replace(checks=checks, checked_runs=checked.run, checked_at=now))
+    state = state.with_node(node.replace(checks=checks, checked_runs=checked.run, checked_at=now))
+    return suspect_machines.judge(state, now)
 
 
 def on_ports_changed(state: RoleInJob, node: NodeState, changed: NodePortsChanged) -> RoleInJob:

@@ -78,6 +78,10 @@ _NOT_TAKEN_IN = Considered(
     option="take it in", why_not="a second run of the check says the same, and other nodes pass it"
 )
 
+_NO_REPLACEMENT_OF_SUSPECT = Considered(
+    option="replace the node", why_not="its ranks have restarted and train; the same failure again tells more"
+)
+
 _NO_END = Considered(
     option="stop the job", why_not="it has nodes.min nodes, and what refuses the others may end at any time"
 )
@@ -295,6 +299,28 @@ def observe_failed_check(
             for text in texts[:KEPT_EVIDENCE]
         ),
         considered=(other,),
+        generation_before=state.generation,
+        nodes_before=state.world.nodes if state.world else 0,
+    )
+    return _append(state, state.incidents, entry)
+
+
+def observe_suspect_machine(state: RoleInJob, node: NodeState, checks: tuple[Check, ...], now: datetime) -> RoleInJob:
+    """Records that a machine failed checks after a failure that may be its own."""
+    texts = [node.suspicion, *(shorten(f"node {node.rank}: {describe(check)}") for check in checks)]
+    entry = IncidentView(
+        number=state.incident_count + 1,
+        role=state.role,
+        title=shorten(f"the machine of node {node.rank}, {node.host}, failed a check: {describe(checks[0])}"),
+        started_at=node.checked_at or now,
+        noticed_at=now,
+        closed_at=now,
+        observation=Observation(failed_check=True, suspected=True),
+        evidence=tuple(
+            Evidence(time=node.checked_at or now, source=EvidenceSource.AGENT, rank=node.rank, text=text)
+            for text in texts[:KEPT_EVIDENCE]
+        ),
+        considered=(_NO_REPLACEMENT_OF_SUSPECT,),
         generation_before=state.generation,
         nodes_before=state.world.nodes if state.world else 0,
     )

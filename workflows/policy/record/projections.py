@@ -97,6 +97,12 @@ def warnings_of(state: RoleInJob, job: JobSpec) -> tuple[str, ...]:
         uncreated[_WARNED_OF - 1 :] = [
             f"{len(uncreated) - _WARNED_OF + 1} more nodes cannot be created: `perdure nodes` names them"
         ]
+    suspected = [
+        f"the machine of node {node.rank}, {node.host}, failed a check after a failure that may be its own: "
+        f"{node.failed_check}"
+        for node in state.nodes.values()
+        if node.alive and node.failed_check
+    ]
     dropped = (
         f"{state.dropped_events} messages could not be processed and were left out, the last one {state.last_dropped}: "
         "please report this as a defect"
@@ -125,6 +131,7 @@ def warnings_of(state: RoleInJob, job: JobSpec) -> tuple[str, ...]:
         *(one.summary for one in state.unprocessed.values()),
         *cut_off,
         *waiting[:_WARNED_OF],
+        *suspected[:_WARNED_OF],
         *uncreated,
         *(
             f"the command asks for {_node_count(*counts)} (--nnodes, or --num_machines of accelerate) and the job for "

@@ -139,6 +139,10 @@ class NodeState(NodeFacts, Incarnation):
     """When the last of them arrived."""
     checks: tuple[Check, ...] = ()
     """What they have found, until the job has decided on it."""
+    suspicion: ShortText = ""
+    """The failure for which its machine is being checked although the node is in a world."""
+    failed_check: ShortText = ""
+    """The check that the machine failed then; empty where it has passed all."""
     figures: dict[str, float] = Field(default={})
     """What other machines are compared with: the figures of a node that was taken in."""
     refusals: int = 0

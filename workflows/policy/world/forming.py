@@ -11,7 +11,7 @@ from datetime import datetime
 from perdure.contract import NodePhase, World
 from perdure.spec.job import JobSpec
 from perdure.spec.recovery import CapacityLoss
-from perdure.workflows.policy.capacity import planned_changes, staffing, waiting
+from perdure.workflows.policy.capacity import planned_changes, staffing, suspect_machines, waiting
 from perdure.workflows.policy.diagnosis import claims, first_steps
 from perdure.workflows.policy.facts import user_requests
 from perdure.workflows.policy.record import incidents
@@ -158,7 +158,7 @@ def _send_out(state: RoleInJob, formed: World, job: JobSpec, now: datetime) -> R
         )
     )
     state = claims.remember_ranks(succession.leave_out(user_requests.settle(state, formed), formed))
-    state = memory.close_interruption(state, now)
+    state = memory.close_interruption(suspect_machines.request_checks(state, formed), now)
     return incidents.record_world(
         state.replace(
             world=formed,
