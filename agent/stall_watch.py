@@ -270,5 +270,7 @@ def _calls(position: RankPosition) -> tuple[StackFrame, ...]:
 
 def _doing(position: RankPosition) -> object:
     """What a rank does, comparable with what it did at another look: a loop runs through several lines."""
-    calls = tuple((call.file, call.function) for call in _calls(position))
-    return calls or (position.state if position.state in _SILENT else object())
+    if position.state in _SILENT:
+        # Another thread of it may still answer, so its calls are known at some looks only.
+        return position.state
+    return tuple((call.file, call.function) for call in _calls(position)) or object()

@@ -101,6 +101,15 @@ def test_silence_means_something_only_where_the_kernel_explains_it(state: str, s
     assert summary(position(0, state=state), position(0, state=state)).steady is steady
 
 
+def test_one_that_sleeps_in_the_kernel_is_steady_also_where_another_thread_of_it_answers():
+    taken = Looks()
+    taken.add(NodeStacks(node=0, ranks=(position(0, state="D", cpu_seconds=0.0),)), 0.0, asked=False)
+    for time in (1.0, 2.0):
+        taken.add(NodeStacks(node=0, ranks=(position(0, "save", state="D", cpu_seconds=0.0),)), time)
+    (seen,), (calls,) = taken.summarize()
+    assert (seen.steady, seen.moved, calls[0].function) == (True, False, "save")
+
+
 def test_the_use_of_processors_is_that_of_the_whole_time():
     assert summary(position(0, "loop"), position(0, "loop", cpu_seconds=10.5)).cpu_percent == 95.0
 
