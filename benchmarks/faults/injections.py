@@ -93,9 +93,12 @@ class Freeze(Injection):
 
 @dataclass(frozen=True)
 class FullDisk(Injection):
-    """The disk to which a program saves has no room any more, until there is a verdict."""
+    """The disk to which a program saves has no room any more, until there is a verdict. The fault is when the rank that
+    saves is gone, as for faults in a rank."""
 
     size: str = "1m"
+    node: int = 0
+    """The node of that rank."""
 
     def prepare(self, run: Run) -> None:
         run_command("mount", "-t", "tmpfs", "-o", f"size={self.size}", "tmpfs", str(run.out))
@@ -104,7 +107,8 @@ class FullDisk(Injection):
         with suppress(OSError), (run.out / "filler").open("wb", buffering=0) as filler:
             while True:
                 filler.write(bytes(4096))
-        return time.time()
+        (rank,) = victims(Kind.RANK, f"{run.uid}/worker-{self.node}/")
+        return await eventually(lambda: _ended(rank.pid), seconds=HIT_SECONDS, otherwise="the rank stayed")
 
     def heal(self, run: Run) -> None:
         (run.out / "filler").unlink(missing_ok=True)
