@@ -14,7 +14,7 @@ from perdure.workflows.policy.record.projections import next_action
 from perdure.workflows.policy.repair import memory
 from perdure.workflows.policy.timers import next_deadline
 from perdure.workflows.policy.world.group_desire import desires_of
-from tests.policy.scenario import Scenario
+from tests.policy.scenario import Scenario, counted
 
 MINUTE = timedelta(minutes=1)
 
@@ -64,6 +64,19 @@ def test_a_later_world_has_several_times_the_longest_first_step_so_far(took: tim
     assert limit(job) == expected
     steps_after(job, MINUTE).rank_killed(0)
     assert limit(job) == expected
+
+
+def test_a_world_that_fails_before_it_has_reported_its_first_step_limits_the_next_one():
+    job = Scenario("2").ready(0, 1)
+    job.wait(10 * MINUTE).rank_killed(0, progress=counted(3))
+    assert limit(job) == 50 * MINUTE
+    steps_after(job, MINUTE).rank_killed(0)
+    assert limit(job) == 30 * MINUTE
+
+
+def test_a_world_that_fails_without_a_step_limits_nothing():
+    job = Scenario("2").ready(0, 1).wait(10 * MINUTE).rank_killed(0, progress=counted(0))
+    assert limit(job) is None
 
 
 def test_a_limit_that_the_user_sets_holds_for_the_first_world_too():

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from perdure.contract import ExtendFirstStep, FailureClass
+from perdure.contract import ExtendFirstStep, Failure, FailureClass
 from perdure.contract.transitions import NodeStalled, NodeStepping
 from perdure.spec.durations import format_duration
 from perdure.spec.job import JobSpec
@@ -30,8 +30,10 @@ def limit_of(state: RoleInJob, job: JobSpec) -> timedelta | None:
     """The time that the next world has for its first step; None for no limit."""
     timing = job.timing.stall
     limit = timing.first_step
-    if limit is None and state.first_step is not None:
-        limit = max(timing.first_step_least, timing.first_steps * state.first_step)
+    # A world may fail before its nodes have reported their first step.
+    known = state.first_step or state.stepped_within
+    if limit is None and known is not None:
+        limit = max(timing.first_step_least, timing.first_steps * known)
     if not limit:
         return None
     return limit * 2 ** min(memory.times_for_role(state, ExtendFirstStep), _MOST_DOUBLINGS)
@@ -47,6 +49,20 @@ def learn(state: RoleInJob, stepping: NodeStepping, now: datetime) -> RoleInJob:
     if memory.times_for_role(state, ExtendFirstStep) and state.stepped:
         state = memory.forget_all(state, ExtendFirstStep)
     return _withdraw(state, stepping.rank, now)
+
+
+def learn_from_failure(state: RoleInJob, failure: Failure) -> RoleInJob:
+    """Takes in that a world which fails has made steps, where no first step was reported: it took no longer than the
+    world lasted."""
+    world, progress, begun = state.world, failure.progress, state.world_decided_at
+    if state.first_step is not None or world is None or begun is None:
+        return state
+    if progress is None or not progress.generation_steps:
+        return state
+    if failure.generation != world.generation or progress.generation not in (0, world.generation):
+        return state
+    lasted = max(failure.time - begun, timedelta())
+    return state.replace(stepped_within=max(state.stepped_within or lasted, lasted))
 
 
 def miss(state: RoleInJob, node: NodeState, stalled: NodeStalled, now: datetime) -> RoleInJob:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from perdure.contract import Failure, FailureClass, FailureKind, LossCause, NodePhase
-from perdure.workflows.policy.diagnosis import claims, own_lines
+from perdure.workflows.policy.diagnosis import claims, first_steps, own_lines
 from perdure.workflows.policy.diagnosis.failures import node_failure
 from perdure.workflows.policy.diagnosis.interruptions import count_another_try, interrupt, record_command_failure
 from perdure.workflows.policy.facts.agent_messages import accept_message, newest_progress
@@ -32,7 +32,7 @@ def on_failure(state: RoleInJob, failure: Failure, now: datetime) -> RoleInJob:
     reported = node_failure(failure, before_steps=not state.has_stepped and failure.progress is None)
     node = _after(node, failure, now)
     state = state.with_node(node).replace(progress=newest_progress(state, failure.progress))
-    state = charges.note_error(state, reported)
+    state = first_steps.learn_from_failure(charges.note_error(state, reported), failure)
     if state.outcome is not None:
         return state
     if state.between_stages:

@@ -80,7 +80,9 @@ def forget_all(state: RoleInJob, action: type[RoleAction]) -> RoleInJob:
 def begin_stage(state: RoleInJob) -> RoleInJob:
     """Forgets everything after a stage: its steps say nothing about the progress of the next one."""
     checkpoints = state.checkpoints.replace(unsound=None)
-    return state.replace(progress=None, first_step=None, memory=RepairMemory(), checkpoints=checkpoints)
+    return state.replace(
+        progress=None, first_step=None, stepped_within=None, memory=RepairMemory(), checkpoints=checkpoints
+    )
 
 
 def _repeat(before: Repair | None, state: RoleInJob, now: datetime, *, incarnation: int = 0) -> Repair:

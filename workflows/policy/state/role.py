@@ -168,6 +168,9 @@ class RoleState(Message):
     first_step: Duration | None = None
     """The longest time from entering a world to its first step, in this stage: see
     `perdure.workflows.policy.diagnosis.first_steps`."""
+    stepped_within: Duration | None = None
+    """The longest time that a world of this stage lasted which failed after steps, while no `first_step` is known: its
+    first step took no longer."""
     lines: tuple[NodeLines, ...] = ()
     """What nodes have printed that failed in the newest generation that did, the last report first."""
     memory: RepairMemory = RepairMemory()
