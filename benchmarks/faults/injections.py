@@ -227,7 +227,7 @@ class InRank(Injection):
     others: bool = False
     """The other ranks have it, and this one has not."""
     each_time: bool = False
-    """It comes again whenever that step is made."""
+    """It comes again in each world, once that step is reached."""
     ends: bool = False
     """It ends the process: the fault is when that is gone, since Python and torch take a second or more to leave."""
     arguments: dict[str, Any] = field(default_factory=dict[str, Any])

@@ -57,6 +57,9 @@ REPLAYED = Program(
 RESTART = ("RESTART_RANKS",)
 PACE = 0.05
 """Seconds of a step of the programs, which sleep instead of computing."""
+SILENT = 17.0
+"""Seconds until a node that neither answers nor ends is shown as unreachable: its lease lapses after 6 s, the server
+hands the next one to a poll that is still open, whose 6 s pass, too, and a third one is not taken within 4 s."""
 STRAGGLER = "slow-rank"
 """The row whose time is that of naming a slow rank: it makes a step in 1/0.8 of the time of the others."""
 
@@ -84,7 +87,7 @@ ROWS = (
     Row("kill-torchrun", DDP, Kill(Kind.TORCHRUN), _one("COMMAND_LOST", "START_COMMAND", "RESTART_RANKS")),
     Row("kill-node", DDP, Kill(Kind.NODE), _one("NODE_LOST", "REPLACE_NODES", "AWAIT_NODES", within=10.0)),
     Row("kill-agent", DDP, Kill(Kind.AGENT), _shown(AGENTS)),
-    Row("freeze-agent", DDP, Freeze(Kind.FROZEN_AGENT), _shown("unreachable", within=12.0)),
+    Row("freeze-agent", DDP, Freeze(Kind.FROZEN_AGENT), _shown("unreachable", within=SILENT)),
     Row("exit-1", LIGHTNING, InRank("exit_with_1", ends=True), _one("USER_CODE")),
     Row("exit-1-always", DDP, InRank("exit_with_1", each_time=True, ends=True), _stop("USER_CODE", after=5)),
     Row("raise-always", TRAINER, InRank("raise_an_error", each_time=True, ends=True), _stop("USER_CODE", after=2)),
@@ -138,7 +141,7 @@ ROWS = (
         3,
     ),
     Row("slow-link", DDP, SlowLink(), _shown(CHECKS, within=30.0), 3),
-    Row("partition", DDP, Partition(), _shown("unreachable", within=12.0), 3),
+    Row("partition", DDP, Partition(), _shown("unreachable", within=SILENT), 3),
     Row("clock-skew", DDP, SkewedClock(Kill(Kind.RANK)), _one("KILLED"), 3),
 )
 

@@ -159,7 +159,7 @@ class Injector:
         except FileNotFoundError:
             return None
         mine = fault["rank"] == RANK if not fault.get("others") else fault["rank"] != RANK
-        if not mine or step < fault["step"] or (fault.get("each_time") and step > fault["step"]):
+        if not mine or step < fault["step"]:
             return None
         try:
             with (FOLDER / f"hit-{RANK}").open("x") as file:
