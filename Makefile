@@ -13,7 +13,7 @@ GROUP ?= only
 # Lets Python cache bytecode: otherwise each of the thousands of processes that targets start compiles its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-long test-failed test-torch-floor test-gpu check format lock bench-recovery bench-warm bench-kubernetes bench-oncall bench-chaos bench-faults bench-history bench-gateway bench-checkpoint bench-shards bench-store bench-events cluster cluster-down cluster-binaries docs kustomize clean
+.PHONY: help setup demo test test-long test-failed test-torch-floor test-gpu check format lock bench-recovery bench-warm bench-kubernetes bench-oncall bench-chaos bench-faults bench-step-times bench-history bench-gateway bench-checkpoint bench-shards bench-store bench-events cluster cluster-down cluster-binaries docs kustomize clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -73,6 +73,9 @@ bench-chaos: setup  ## Random, overlapping faults on third-party programs: right
 
 bench-faults: setup  ## Known faults one at a time: found how soon, class, culprit and repair as they must be
 	@$(BIN)/python -m benchmarks.faults $(BENCH_ARGS)
+
+bench-step-times: setup  ## What it costs ranks that their steps are split into computation and waiting, paired in one run
+	@$(BIN)/python -m benchmarks.step_times $(BENCH_ARGS)
 
 bench-history: setup  ## History of an idle job; signals and leases while a group continues as new
 	@$(BIN)/python -m benchmarks.history $(BENCH_ARGS)

@@ -150,6 +150,7 @@ class Node:
                 world=world,
                 distrusted_checkpoints=desired.distrusted_checkpoints,
                 first_step=desired.first_step,
+                measurements=desired.measurements,
                 run=True,
                 attempt=state.attempt + start,
                 started_for=world.generation if start else state.started_for,

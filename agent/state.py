@@ -92,6 +92,8 @@ class AgentState(BaseModel):
     """The global rank of the node's first rank in that generation; None where it is not known."""
     first_step: timedelta | None = None
     """The time that the ranks have for their first step in the newest world; None for no limit."""
+    measurements: int = 0
+    """The measurements of steps that are to be reported in the newest world, changed or not."""
     output_since: LogPosition | None = None
     """The end of the log when the ranks of the last world had ended."""
     stepping: int = 0

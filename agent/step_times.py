@@ -21,6 +21,10 @@ _MOST_RANKS = 1024
 """Ranks of a job beyond which a node reports only its slowest rank: a job keeps all reports in its state."""
 
 
+_TOGETHER = 5
+"""Measurements that an experiment gets in one report."""
+
+
 class StepTimesReports:
     """The reports of one node."""
 
@@ -29,9 +33,20 @@ class StepTimesReports:
         self._measured: dict[int, deque[StepTimes]] = {}
         self._reported: dict[int, float] = {}
         self._reported_at = 0.0
+        self._computes: dict[int, list[float]] = {}
+        """All measurements of each rank in this generation."""
+        self._told = 0
+        """The number of them that was reported."""
 
     def follow(
-        self, times: Mapping[int, StepTimes], *, generation: int, processes: int, nodes: int, now: float
+        self,
+        times: Mapping[int, StepTimes],
+        *,
+        generation: int,
+        processes: int,
+        nodes: int,
+        now: float,
+        requested: int = 0,
     ) -> tuple[RankStepTimes, ...]:
         """Takes in the newest measurements, and returns what is to be reported now; mostly nothing.
 
@@ -41,26 +56,45 @@ class StepTimesReports:
             processes: The number of the node's ranks.
             nodes: The most nodes that the job has.
             now: Seconds on the monotonic clock.
+            requested: The measurements that are reported in any case, all of them each time.
         """
         if generation != self._generation:
             self._generation, self._measured, self._reported = generation, {}, {}
+            self._computes, self._told = {}, 0
         for rank, measured in times.items():
             known = self._measured.setdefault(rank, deque(maxlen=_KEPT))
             # The first one has the warm-up of caches and compilers.
             if measured.known and measured.readings > max(1, known[-1].readings if known else 0):
                 known.append(measured)
+                if requested > len(computes := self._computes.setdefault(rank, [])):
+                    computes.append(round(measured.compute, 6))
         usual = {rank: _middle(known) for rank, known in self._measured.items() if len(known) > 1}
-        if len(usual) < processes or (self._reported and now - self._reported_at < _AGAIN):
+        if len(usual) < processes or not self._is_due(usual, requested, now):
             return ()
-        if self._reported and not any(self._has_changed(rank, measured) for rank, measured in usual.items()):
-            return ()
-        self._reported_at = now
+        self._reported_at, self._told = now, self._measurements
         self._reported = {rank: measured.compute for rank, measured in usual.items()}
         ranks = [
-            RankStepTimes(rank=rank, compute=measured.compute, wait=measured.wait, rest=measured.rest)
+            RankStepTimes(
+                rank=rank,
+                compute=measured.compute,
+                wait=measured.wait,
+                rest=measured.rest,
+                computes=tuple(self._computes[rank]),
+            )
             for rank, measured in sorted(usual.items())
         ]
         return (max(ranks, key=lambda one: one.compute),) if processes * nodes > _MOST_RANKS else tuple(ranks)
+
+    @property
+    def _measurements(self) -> int:
+        return min(map(len, self._computes.values()), default=0)
+
+    def _is_due(self, usual: Mapping[int, StepTimes], requested: int, now: float) -> bool:
+        if self._told < requested:
+            return self._measurements - self._told >= min(_TOGETHER, requested - self._told)
+        if not self._reported:
+            return True
+        return now - self._reported_at >= _AGAIN and any(self._has_changed(*one) for one in usual.items())
 
     def _has_changed(self, rank: int, measured: StepTimes) -> bool:
         step = measured.compute + measured.wait + measured.rest

@@ -202,6 +202,7 @@ class Telemetry:
             processes=state.processes or 1,
             nodes=self._node.config.most_nodes,
             now=now,
+            requested=state.measurements,
         )
         if ranks:
             report = StepTimesReport(**envelope(self._node.config.node), generation=state.entered, ranks=ranks)

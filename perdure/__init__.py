@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from perdure.contract import EndHang as EndHang
     from perdure.contract import Evidence as Evidence
     from perdure.contract import EvidenceSource as EvidenceSource
+    from perdure.contract import ExchangePlaces as ExchangePlaces
     from perdure.contract import ExtendFirstStep as ExtendFirstStep
     from perdure.contract import FailureClass as FailureClass
     from perdure.contract import Hang as Hang
@@ -76,6 +77,8 @@ if TYPE_CHECKING:
     from perdure.contract import RollBack as RollBack
     from perdure.contract import SetAside as SetAside
     from perdure.contract import Shrink as Shrink
+    from perdure.contract import SlowCause as SlowCause
+    from perdure.contract import Slowness as Slowness
     from perdure.contract import StackFrame as StackFrame
     from perdure.contract import StartCommands as StartCommands
     from perdure.contract import StartOver as StartOver
@@ -133,6 +136,7 @@ _HOMES = {
         "DeviceUsage",
         "Evidence",
         "EvidenceSource",
+        "ExchangePlaces",
         "EndHang",
         "ExtendFirstStep",
         "FailureClass",
@@ -162,6 +166,8 @@ _HOMES = {
         "RestoreSource",
         "SetAside",
         "Shrink",
+        "SlowCause",
+        "Slowness",
         "StackFrame",
         "StartCommands",
         "StartOver",
@@ -193,6 +199,7 @@ __all__ = [
     "EndHang",
     "Evidence",
     "EvidenceSource",
+    "ExchangePlaces",
     "ExitCode",
     "ExtendFirstStep",
     "FailureClass",
@@ -240,6 +247,8 @@ __all__ = [
     "SecretUnavailable",
     "SetAside",
     "Shrink",
+    "SlowCause",
+    "Slowness",
     "SpecError",
     "StackFrame",
     "StartCommands",

@@ -253,7 +253,7 @@ def measure_overhead(minutes: float) -> float:
     """The share of a step that the evidence takes in the ranks, in percent: blocks with and without it in one run."""
     command = [sys.executable, "-m", "benchmarks.step_times", "--minutes", f"{minutes}"]
     measured = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return json.loads(measured.stdout.splitlines()[-1])["overhead_pct"]
+    return json.loads(measured.stdout.splitlines()[-1])["evidence_overhead_pct"]
 
 
 if __name__ == "__main__":

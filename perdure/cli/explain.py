@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from perdure.cli import text
+from perdure.contract.views import SlowCause
 from perdure.workflows.policy.diagnosis.failures import FAILURE_CLASSES
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def explanation(incident: IncidentView, *, job: str, flag: str, ended: JobPhase 
         ("NOT", [f"{option.option}: {option.why_not}" for option in incident.considered]),
         ("WAIT", [incident.waited_for]),
         ("TOOK", [_course(incident)]),
-        ("STEP", [_restore(incident)]),
+        ("STEP", [_restore(incident), _pace(incident)]),
         ("YOU", [_advice(incident, job=job, flag=flag, ended=ended)]),
     ):
         for index, word in enumerate(filter(None, words)):
@@ -139,6 +140,8 @@ def _decision(incident: IncidentView) -> str:
         return "nothing: the training continued with it"
     if incident.observation and incident.observation.not_deterministic:
         return "nothing: the training continued, and its steps are not replayed"
+    if incident.slowness is not None and incident.slowness.cause is SlowCause.NEITHER and incident.observation:
+        return "nothing more: the nodes keep their places"
     if incident.observation and incident.observation.stragglers:
         return "nothing: the training continues at the pace of that rank"
     if incident.observation:
@@ -189,6 +192,14 @@ def _restore(incident: IncidentView) -> str:
     return f"continued {text.describe_restore(incident.restored_step, incident.restored_from, incident.steps_again)}"
 
 
+def _pace(incident: IncidentView) -> str:
+    """Says what was gained by what was done about a slow rank."""
+    slowness = incident.slowness
+    if slowness is None or slowness.step_after is None or incident.observation:
+        return ""
+    return f"a step took {text.duration(slowness.step_before)} before, and {text.duration(slowness.step_after)} after"
+
+
 def _starts(incident: IncidentView) -> str:
     """Describes warm and cold starts of ranks, with the reasons for cold ones."""
     starts = incident.starts
@@ -215,6 +226,8 @@ def _advice(incident: IncidentView, *, job: str, flag: str, ended: JobPhase | No
         return "torch.use_deterministic_algorithms(True) in the script: docs/corruption.md"
     if ended is not None and (incident.failure is None or not incident.stopped):
         return f"nothing to do: the job has ended since ({ended.lower()}); perdure status {job}{flag}"
+    if incident.slowness is not None and incident.slowness.cause is SlowCause.PLACE:
+        return "give all ranks equal work, or train on: docs/stragglers.md"
     if incident.observation and incident.observation.stragglers:
         slow = incident.observation.stragglers[0].node
         return (

@@ -104,6 +104,7 @@ class RecoveryFields(TypedDict, total=False):
     on_nan: Literal["report", "rollback", "stop"]
     report_spikes: bool
     on_hang: Literal["report", "restart", "replace"]
+    on_straggler: Literal["report", "replace", "experiment"]
     warm_starts: bool
 
 
@@ -175,6 +176,11 @@ class StallTimingFields(TypedDict, total=False):
     first_step_least: timedelta
 
 
+class StragglerTimingFields(TypedDict, total=False):
+    restart_cost: timedelta
+    between: timedelta
+
+
 class TimingFields(TypedDict, total=False):
     lease: LeaseTimingFields
     signals: SignalTimingFields
@@ -182,6 +188,7 @@ class TimingFields(TypedDict, total=False):
     commands: CommandTimingFields
     processes: ProcessTimingFields
     stall: StallTimingFields
+    stragglers: StragglerTimingFields
     owner_check: timedelta
 
 

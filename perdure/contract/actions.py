@@ -19,6 +19,7 @@ __all__ = [
     "Actions",
     "AwaitNodes",
     "EndHang",
+    "ExchangePlaces",
     "ExtendFirstStep",
     "NewWorld",
     "ReplaceNodes",
@@ -83,6 +84,12 @@ class EndHang(RoleAction):
     as far as is known."""
 
     kind: Literal["END_HANG"] = "END_HANG"
+
+
+class ExchangePlaces(RoleAction):
+    """Restart the ranks of every node where they are, with the ranks of these two nodes exchanged."""
+
+    kind: Literal["EXCHANGE_PLACES"] = "EXCHANGE_PLACES"
 
 
 class StartCommands(RoleAction):
@@ -163,6 +170,7 @@ _AnyAction = (
     | NewWorld
     | RestartRanks
     | EndHang
+    | ExchangePlaces
     | StartCommands
     | RestartCommands
     | ReplaceNodes

@@ -66,6 +66,7 @@ MOST_EXITS = 256
 MOST_DEVICES = 64
 MOST_STEPS = 64
 MOST_STEP_TIMES = 64
+MOST_COMPUTES = 16
 MOST_KEYS = 200
 MOST_RARE_LINES = 12
 """Items of one list. A job carries them in its state, which the server limits; further ones are left out."""
@@ -278,6 +279,8 @@ class RankStepTimes(Message):
     """The time from there to the optimizer's step: the rank waits for others, or computes while collectives run."""
     rest: float
     """The optimizer's step, and what follows it."""
+    computes: Annotated[tuple[float, ...], AfterValidator(lambda times: times[:MOST_COMPUTES])] = ()
+    """`compute` in each measurement of this world, where the job has requested them: see `World.measurements`."""
 
 
 StepTimesOfRanks = Annotated[tuple[RankStepTimes, ...], AfterValidator(lambda ranks: ranks[:MOST_STEP_TIMES])]

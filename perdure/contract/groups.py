@@ -102,6 +102,8 @@ class World(Message):
     """Those in the job's storage that its ranks do not load."""
     unsound: UnsoundSteps | None = None
     """The saved states, in memory and in storage, that its ranks do not load; None for none."""
+    measurements: int = 0
+    """How many measurements of their steps nodes report in any case; 0: only what changes."""
 
     def of(self, members: Mapping[int, Member]) -> World:
         """The world as those see it who need to know these members only."""

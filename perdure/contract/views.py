@@ -6,7 +6,7 @@ from pydantic import Field
 
 from perdure.contract.actions import Actions
 from perdure.contract.agents import Progress, RankStarts, RankStepTimes, ResourceUse
-from perdure.contract.base import LogTail, Message, ShortText, Time
+from perdure.contract.base import LogTail, Message, ShortText, Time, Vocabulary
 from perdure.contract.checkpoints import CheckpointView, RestoreSource
 from perdure.contract.datasets import UnprocessedSamples
 from perdure.contract.hangs import Hang
@@ -24,6 +24,8 @@ __all__ = [
     "JobStatus",
     "NodeView",
     "Observation",
+    "SlowCause",
+    "Slowness",
     "Straggler",
     "Suspect",
 ]
@@ -97,6 +99,40 @@ class Straggler(Message):
     """The share of each step that the others wait for it."""
 
 
+class SlowCause(Vocabulary):
+    """What an experiment has shown about a slow rank."""
+
+    MACHINE = "MACHINE"
+    """Its node is slow at another place, too."""
+    PLACE = "PLACE"
+    """The rank is slow on another node, too: it has more work than the others."""
+    NEITHER = "NEITHER"
+    """No rank is slow since."""
+    UNKNOWN = "UNKNOWN"
+    """It has shown nothing."""
+
+
+class Slowness(Message):
+    """What is known of a slow rank that the job acted on, and what that gained."""
+
+    rank: Straggler
+    """The rank as it was found."""
+    step_before: float
+    """Seconds of a step, as a median over the ranks."""
+    step_after: float | None = None
+    """The same in the world that followed, once it is known."""
+    cause: SlowCause | None = None
+    """The verdict of the experiment; None where there is none yet."""
+    machine_ratio: float | None = None
+    """How many times as long as the others its node computes at the other place."""
+    place_ratio: float | None = None
+    """How many times as long as the others the node computes that has its place."""
+    measurements: int = 0
+    """Measurements of the experiment."""
+    p_value: float | None = None
+    """The probability that another cause would have led to this verdict, at most."""
+
+
 class Observation(Message):
     """An event that interrupted nothing: a pause that ended by itself, a storage or a backend that refuses requests."""
 
@@ -155,6 +191,8 @@ class IncidentView(Message):
     """Nodes that may have begun it, where no node is known to have."""
     hang: Hang | None = None
     """The ranks that hang, where that was found."""
+    slowness: Slowness | None = None
+    """The slow rank, where the job did something about one."""
     started_at: Time
     """When it happened."""
     noticed_at: Time

@@ -91,6 +91,8 @@ class FailureClass(Vocabulary):
     """The ranks of a node are alive and have made no first step in the time that the job gave them."""
     RANK_HANG = "RANK_HANG"
     """A rank that has stepped hangs: independent signs agree that the others wait for it in vain."""
+    STRAGGLER = "STRAGGLER"
+    """A rank computes for longer than the others in each step, and they wait for it."""
     LAUNCH = "LAUNCH"
     """The command could not be started: not found, not executable, or it rejected its options."""
     COMMAND_LOST = "COMMAND_LOST"

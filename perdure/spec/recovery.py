@@ -46,6 +46,17 @@ class HangAction(StrEnum):
     """Replaces the node at once."""
 
 
+class StragglerAction(StrEnum):
+    """Reactions of a job to a rank for which all others wait."""
+
+    REPORT = "report"
+    """Shows it."""
+    REPLACE = "replace"
+    """Replaces its node, once."""
+    EXPERIMENT = "experiment"
+    """Has its node exchange its place with another one, and replaces the node if it is slow there, too."""
+
+
 class Recovery(Section):
     """Replacement of lost nodes, and restarts of ranks."""
 
@@ -67,6 +78,10 @@ class Recovery(Section):
     """What follows where two independent signs agree that a rank hangs (docs/hangs.md): `restart` restarts the ranks in
     place, and replaces the node if it hangs again, `replace` does so at once, `report` waits for users. Fewer signs are
     only shown."""
+    on_straggler: StragglerAction = StragglerAction.REPORT
+    """What follows where the others wait for a slow rank in each step, and have lost more time by it than a restart
+    takes (docs/stragglers.md): `replace` replaces its node, once; `experiment` first has the node exchange its place
+    with another one, and replaces it only if it is slow there, too; `report` only shows the rank."""
     warm_starts: bool = True
     """Whether ranks are started from an interpreter on the node that has already imported torch. That saves seconds per
     restart and takes about 0.7 GB of memory per node; beside GPUs the same again per rank, if that memory is free.

@@ -148,6 +148,16 @@ class StallTiming(Section):
     take longer than the first start, which did neither. As long as torch's own timeout, which mostly comes first."""
 
 
+class StragglerTiming(Section):
+    """When something is done about a slow rank (`recovery.on_straggler`)."""
+
+    restart_cost: Duration = timedelta(minutes=1)
+    """What a restart is taken to cost, with the steps that are made again, where the job has had none to learn it from.
+    Nothing is done about a slow rank before the others have waited for it for as long as that."""
+    between: Duration = timedelta(minutes=10)
+    """The least time from one experiment or replacement to the next."""
+
+
 class Timing(Section):
     """Intervals, timeouts and grace periods. The defaults were measured; change one at a time."""
 
@@ -163,6 +173,8 @@ class Timing(Section):
     """Times of stopping processes, and of their logs."""
     stall: StallTiming = StallTiming()
     """When a node is reported as stalled, and when its ranks are restarted because one of them hangs."""
+    stragglers: StragglerTiming = StragglerTiming()
+    """When something is done about a slow rank."""
     owner_check: Duration = timedelta(seconds=30)
     """The interval at which a group's watch checks that its job still runs; the group of a closed job winds down."""
 

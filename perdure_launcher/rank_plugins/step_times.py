@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import time
 from bisect import bisect_left, bisect_right
 from collections import deque
@@ -24,7 +25,11 @@ from .flight_recorder import read_collectives
 _INTERVAL = 5.0
 """Seconds between two readings, at least."""
 _SHARE = 1 / 250
-"""The share of the time that readings may take of the processor, at most."""
+"""The share of the time that the first readings may take, at most: a slow rank is named soon after a start."""
+_QUICK = 16
+"""The readings for which that holds: an experiment of the job takes its measurements from them."""
+_LATER_SHARE = 1 / 1000
+"""The share that all further readings may take."""
 _FEWEST_STEPS = 8
 """Steps between two readings, at least."""
 _MARKS = 1024
@@ -118,8 +123,8 @@ class StepTimer:
         if self._is_due():
             try:
                 self._read()
-            except Exception:
-                self._stop()
+            except Exception as error:
+                self._give_up(f"{type(error).__name__}: {error}")
 
     def _is_due(self) -> bool:
         if self._every:
@@ -135,15 +140,23 @@ class StepTimer:
         collectives = read_collectives()
         self._readings += 1
         if collectives is None:
-            self._stop()
+            self._give_up("this torch does not record collectives of gloo")
         parts = split_steps(list(self._steps), [one.called_at for one in collectives or ()])
         unknown = (math.nan, math.nan, math.nan)
         self._file.write(StepTimes(*(parts or unknown), readings=self._readings))
         self._steps = deque([self._steps[-1]], maxlen=_MARKS)
         self._read_at = time.monotonic()
-        interval = max(_INTERVAL, (time.thread_time() - began) / _SHARE)
+        share = _SHARE if self._readings < _QUICK else _LATER_SHARE
+        interval = max(_INTERVAL, (time.thread_time() - began) / share)
         fewest = max(_FEWEST_STEPS, interval / max(usual, 1e-6))
         self._every = 1 << math.ceil(math.log2(fewest))
+
+    def _give_up(self, why: str) -> None:
+        self._stop()
+        # Without `logging`, whose configuration belongs to the script.
+        sys.stderr.write(
+            f"perdure: the steps of rank {os.environ.get('RANK')} are not split into computation and waiting: {why}\n"
+        )
 
     def _stop(self) -> None:
         self._stopped = True

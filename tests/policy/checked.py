@@ -7,12 +7,13 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from perdure.contract import Failure, FailureKind, JoinRequest, NodePhase, World
+from perdure.contract import ExchangePlaces, Failure, FailureKind, JoinRequest, NodePhase, World
 from perdure.contract.transitions import (
     NodeCreateFailed,
     NodeLost,
     NodeRemoved,
     NodeStallLook,
+    NodeStepTimes,
     NodeUnreachable,
     NodeUnresponsive,
 )
@@ -71,7 +72,7 @@ class CheckedScenario(Scenario):
         match event:
             case NodeUnreachable() as transition:
                 self.unreachable.add(transition.key)
-            case NodeStallLook() as transition:
+            case NodeStallLook() | NodeStepTimes() as transition:
                 self.signs[transition.key].add(transition.kind)
             case NodeLost() | NodeCreateFailed() | NodeUnresponsive() | NodeRemoved() as transition:
                 self.signs[transition.key].add(transition.kind)
@@ -170,8 +171,15 @@ class CheckedScenario(Scenario):
             base += member.processes
         assert world.processes == base
         if before.world is not None:
+            exchanged = {
+                rank
+                for incident in after.incidents[-1:]
+                for action in incident.actions
+                if isinstance(action, ExchangePlaces)
+                for rank in action.nodes
+            }
             for rank, member in before.world.members.items():
-                if rank in world.members and member.group_rank < world.nodes:
+                if rank in world.members and member.group_rank < world.nodes and rank not in exchanged:
                     assert world.members[rank].group_rank == member.group_rank, "survivors keep their rank"
         host = (world.store_rank, world.members[world.store_rank].incarnation, world.store_port)
         assert host not in self.served, "a port serves one generation only"

@@ -24,6 +24,7 @@ from perdure.contract import (
     Progress,
     ProgressSource,
     RankExit,
+    RankStepTimes,
     StackFrame,
     StalledRank,
     StallLook,
@@ -84,6 +85,15 @@ SPECS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("2:6", {"limits": {"active_deadline": "2h"}}),
     ("2:4", {"retry": {"max_restarts": 2, "window": "5m", "no_progress_limit": 1}}),
     ("1:3", {"backend": "joined"}),
+    ("3", {"recovery": {"on_straggler": "replace"}}),
+    (
+        "3:4",
+        {
+            "recovery": {"on_straggler": "experiment"},
+            "timing": {"stragglers": {"restart_cost": "0s", "between": "1m"}},
+            "retry": {"max_restarts": 20},
+        },
+    ),
     (
         "1:3",
         {
@@ -222,6 +232,23 @@ class JobMachine(RuleBasedStateMachine):
         before = self.job.generation
         self._transition(self._pick(data), kind, generation=before)
         assert self.job.generation == before
+
+    @precondition(lambda self: self.job.state.stepping and self.job.state.members)
+    @rule(data=st.data(), measurements=st.integers(0, 6))
+    def all_but_one_compute_alike(self, data: st.DataObject, measurements: int) -> None:
+        slow = data.draw(st.none() | st.sampled_from([node.rank for node in self.job.state.members]))
+        for node in self.job.state.members:
+            if not node.alive or not self.job.state.stepping or self.job.state.world is None:
+                continue
+            member = self.job.state.world.members[node.rank]
+            compute = 0.3 if node.rank == slow else 0.2
+            times = tuple(
+                RankStepTimes(
+                    rank=rank, compute=compute, wait=0.3 - compute, rest=0.0, computes=(compute,) * measurements
+                )
+                for rank in range(member.base_rank, member.base_rank + member.processes)
+            )
+            self._transition(node, NodeStepTimes, generation=self.job.generation, ranks=times)
 
     @precondition(lambda self: self._alive() and self.job.state.stepping)
     @rule(

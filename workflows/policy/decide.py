@@ -19,7 +19,7 @@ from perdure.spec.job import JobSpec
 from perdure.workflows.policy.capacity import admission, joining, planned_changes, staffing
 from perdure.workflows.policy.capacity.staffing import TokenSource
 from perdure.workflows.policy.checkpoints import commits
-from perdure.workflows.policy.diagnosis import bad_numbers, hangs, stragglers, unreachable
+from perdure.workflows.policy.diagnosis import bad_numbers, hangs, unreachable
 from perdure.workflows.policy.facts import user_requests
 from perdure.workflows.policy.facts.apply import apply_facts
 from perdure.workflows.policy.facts.events import (
@@ -35,7 +35,7 @@ from perdure.workflows.policy.facts.events import (
 )
 from perdure.workflows.policy.record import incidents, observations
 from perdure.workflows.policy.record.phase import with_phases
-from perdure.workflows.policy.repair import hold_on_failure
+from perdure.workflows.policy.repair import hold_on_failure, slow_ranks
 from perdure.workflows.policy.repair.recovery import recover
 from perdure.workflows.policy.state.job import JobState, Outcome, RoleInJob
 from perdure.workflows.policy.world import entering, forming, stages, succession
@@ -149,7 +149,7 @@ def advance_role(state: RoleInJob, job: JobSpec, now: datetime, *, new_token: To
     state = user_requests.apply_postponed(state, job, now)
     if state.suspended:
         return staffing.dismiss_all(state, job, now)
-    state = stages.advance(bad_numbers.judge(stragglers.judge(state, now), job, now), now)
+    state = stages.advance(bad_numbers.judge(slow_ranks.judge(state, job, now), job, now), now)
     if state.completed:
         return state
     state = entering.inquire(state, job, now)

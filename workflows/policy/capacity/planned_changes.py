@@ -1,9 +1,9 @@
 """Has a checkpoint made in storage before a change that is planned stops the ranks.
 
 What is in the memory of nodes is lost with them, and a state that is split over ranks fits only a world of the same
-size. So a job that stores checkpoints makes one before it is suspended, before a node is replaced on request, and
-before its world grows or shrinks while it trains. The ranks train on until the checkpoint is durable: the change costs
-the steps since that checkpoint.
+size. So a job that stores checkpoints makes one before it is suspended, before a node is replaced on request, before
+its world grows or shrinks while it trains, and before something is done about a slow rank. The ranks train on until
+the checkpoint is durable: the change costs the steps since that checkpoint.
 
 The same holds for a node that another party ends: a preemption, a drain, a SIGTERM. Its ranks train on until the job
 releases it, for half of the grace period at most.
@@ -76,7 +76,28 @@ def hold_world(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob | Non
 
 def forget_world(state: RoleInJob) -> RoleInJob:
     """No other world is due any more."""
-    return state.replace(postponed=None) if state.postponed is not None and not state.postponed.requested else state
+    postponed = state.postponed
+    forgotten = postponed is not None and not postponed.requested and not postponed.slow_rank
+    return state.replace(postponed=None) if forgotten else state
+
+
+def hold_slow_rank(state: RoleInJob, job: JobSpec, now: datetime, *, title: str) -> RoleInJob | None:
+    """The state while a repair of a slow rank waits for a checkpoint; None where it does not."""
+    postponed = state.postponed
+    if postponed is not None and is_due(state, now) and postponed.generation == state.generation:
+        return None
+    waits = _begin(state, job, now, title=title)
+    if waits is None or waits.postponed is None:
+        return None
+    return waits.replace(postponed=waits.postponed.replace(slow_rank=True))
+
+
+def forget_slow_rank(state: RoleInJob) -> RoleInJob:
+    """Nothing is to be done about a slow rank any more."""
+    postponed = state.postponed
+    if postponed is None or not postponed.slow_rank:
+        return state
+    return state.replace(postponed=postponed.replace(slow_rank=False) if postponed.requested else None)
 
 
 def withdraw_suspension(state: RoleInJob) -> RoleInJob:

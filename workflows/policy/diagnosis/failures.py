@@ -65,6 +65,10 @@ _FIND_LINE = (
     "found, and recovery.on_hang: report only shows it"
 )
 
+_FOLLOW_SLOW_RANK = (
+    "nothing to do; perdure nodes {job}{flag} -o json shows how the steps of each rank split, and "
+    "recovery.on_straggler: report only shows a slow rank: docs/stragglers.md"
+)
 _CHECK_DEVICE = "have the processor, the GPU and the memory of the machine tested; perdure nodes {job}{flag}"
 
 
@@ -288,6 +292,10 @@ FAILURE_CLASSES = complete(
             advice=_LONGER_FIRST_STEP,
             remedy=_LONGER_FIRST_STEP,
             needs_progress=True,
+        ),
+        FailureClass.STRAGGLER: FailureTraits(
+            meaning="a rank computes for longer than the others in each step, and they wait for it",
+            advice=_FOLLOW_SLOW_RANK,
         ),
         FailureClass.COLLECTIVE_TIMEOUT: FailureTraits(
             meaning="ranks waited for another one until a timeout of torch ended them: one hangs, is much slower, or "

@@ -8,12 +8,9 @@ the others.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from statistics import median
 
 from perdure.contract import RankStepTimes, Straggler
-from perdure.workflows.policy.record import observations
-from perdure.workflows.policy.state.job import RoleInJob
 
 FEWEST_RANKS = 3
 """Of two ranks with different times, either may be the unusual one."""
@@ -25,23 +22,6 @@ SEEN_AS_WAIT = 0.5
 """The share of its longer computation by which it must wait for a shorter time than the others."""
 MOST_OF_RANKS = 0.25
 """Where more of the ranks stand out, they have other work, as the stages of a pipeline have."""
-
-
-def judge(state: RoleInJob, now: datetime) -> RoleInJob:
-    """Records the ranks that are found to be slow, once in a world; the training continues."""
-    world = state.world
-    if not state.new_step_times or world is None:
-        return state
-    state = state.replace(new_step_times=False)
-    reported = [node for node in state.members if node.alive and node.step_times_in == world.generation]
-    if len(reported) < len(state.members):
-        return state
-    owners = {times.rank: node for node in reported for times in node.step_times}
-    for slow in find([times for node in reported for times in node.step_times]):
-        node = owners[slow.rank]
-        found = slow.replace(node=node.rank, host=node.host)
-        state = observations.observe_straggler(state, found, describe(found), now)
-    return state
 
 
 def find(times: Sequence[RankStepTimes]) -> list[Straggler]:

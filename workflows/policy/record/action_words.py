@@ -10,6 +10,7 @@ from perdure.contract import (
     Action,
     AwaitNodes,
     EndHang,
+    ExchangePlaces,
     ExtendFirstStep,
     NewWorld,
     ReplaceNodes,
@@ -44,6 +45,9 @@ def _words(actions: tuple[Action, ...]) -> str:
             return "restart the ranks of every node in place; the next world has twice the time"
         case (EndHang(), *_):
             return "restart the ranks of every node in place, which ends the one that hangs"
+        case (ExchangePlaces(nodes=nodes), *_):
+            named = " and ".join(map(str, nodes))
+            return f"restart the ranks of every node in place, with the places of nodes {named} exchanged"
         case (RestartRanks(), *_):
             return "restart the ranks of every node in place"
         case (StartCommands(), *_):
@@ -87,6 +91,8 @@ def option(action: Action) -> str:
             return "restart"
         case EndHang():
             return "restart in place"
+        case ExchangePlaces():
+            return "exchange the places of two nodes"
         case RestartRanks():
             return "restart the others" if action.others else "restart in place"
         case StartCommands() | RestartCommands():

@@ -22,6 +22,7 @@ from perdure.contract import (
     RankStarts,
     Restore,
     RestoreSource,
+    Slowness,
     Stop,
     Suspect,
 )
@@ -91,11 +92,13 @@ def record_decision(
     also_failed: Collection[int] = (),
     suspects: tuple[Suspect, ...] = (),
     hang: Hang | None = None,
+    slowness: Slowness | None = None,
 ) -> RoleInJob:
     """Records the decision; a later one for the same incident replaces it.
 
     `also_failed` are the nodes that failed by themselves, with or without the culprit; `suspects` those that may have
-    begun it where none is known to have; `hang` the ranks that hang.
+    begun it where none is known to have; `hang` the ranks that hang; `slowness` the slow
+    rank for which it began.
     """
     incident = state.open_incident
     if incident is None:
@@ -115,6 +118,7 @@ def record_decision(
             also_failed=tuple(sorted(also)),
             suspects=suspects,
             hang=hang,
+            slowness=slowness,
             own_lines=incident.own_lines if incident.culprit == culprit else (),
             stopped=any(isinstance(action, Stop) for action in actions),
             decided_at=incident.decided_at if same else now,
@@ -200,6 +204,25 @@ def record_restore(state: RoleInJob, restored: Restore, *, generation: int, rank
     if evidence:
         update["evidence"] = (*incident.evidence, *evidence)[-KEPT_EVIDENCE:]
     return _replace(state, incident.replace(**update))
+
+
+def record_verdict(state: RoleInJob, generation: int, found: Slowness, evidence: Evidence) -> RoleInJob:
+    """Records the verdict of an experiment in the incident that led to its world."""
+    incident = next((one for one in reversed(state.own_incidents) if one.generation_after == generation), None)
+    if incident is None or incident.slowness is None:
+        return state
+    slowness = found.replace(step_after=incident.slowness.step_after)
+    return _replace(
+        state, incident.replace(slowness=slowness, evidence=(*incident.evidence, evidence)[-KEPT_EVIDENCE:])
+    )
+
+
+def record_step_after(state: RoleInJob, step: float) -> RoleInJob:
+    """Records how long a step takes in the world that followed a repair of a slow rank, in seconds."""
+    incident = _of_current_world(state)
+    if incident is None or incident.slowness is None or incident.slowness.step_after is not None:
+        return state
+    return _replace(state, incident.replace(slowness=incident.slowness.replace(step_after=step)))
 
 
 def follow_running(state: RoleInJob, now: datetime) -> RoleInJob:

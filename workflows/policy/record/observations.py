@@ -20,6 +20,8 @@ from perdure.contract import (
     IncidentView,
     NumberKind,
     Observation,
+    SlowCause,
+    Slowness,
     Straggler,
 )
 from perdure.contract.base import shorten
@@ -45,10 +47,6 @@ _NO_REPLACEMENT = Considered(
 )
 _NO_RESTART = Considered(
     option="restart the ranks", why_not="a long evaluation or a slow disk looks the same from outside"
-)
-
-_NO_REPLACEMENT_OF_SLOW = Considered(
-    option="replace the node", why_not="a rank that is given longer samples than the others looks the same"
 )
 
 _NO_ROLLBACK = {
@@ -244,8 +242,16 @@ def observe_not_deterministic(
     return _append(state, state.incidents, entry)
 
 
-def observe_straggler(state: RoleInJob, found: Straggler, text: str, now: datetime) -> RoleInJob:
-    """Records a rank for which all others wait, once in a world. Those of one world are one entry."""
+def observe_straggler(state: RoleInJob, found: Straggler, text: str, now: datetime, *, why_not: str) -> RoleInJob:
+    """Records a rank for which all others wait, once in a world. Those of one world are one entry.
+
+    Args:
+        state: The job.
+        found: The rank.
+        text: Describes it, for people.
+        now: The present time.
+        why_not: Why its node is not replaced at once.
+    """
     sign = Evidence(time=now, source=EvidenceSource.AGENT, rank=found.node, text=text)
     begun = next((one for one in reversed(state.own_incidents) if _of_straggler(state, one)), None)
     if begun is not None and begun.observation is not None:
@@ -264,7 +270,37 @@ def observe_straggler(state: RoleInJob, found: Straggler, text: str, now: dateti
         closed_at=now,
         observation=Observation(stragglers=(found,)),
         evidence=(sign,),
-        considered=(_NO_REPLACEMENT_OF_SLOW,),
+        considered=(Considered(option="replace the node", why_not=why_not),),
+        generation_before=state.generation,
+        nodes_before=state.world.nodes if state.world else 0,
+    )
+    return _append(state, state.incidents, entry)
+
+
+def observe_verdict(state: RoleInJob, found: Slowness, sign: Evidence, now: datetime) -> RoleInJob:
+    """Records what an experiment has shown about a slow rank, where nothing follows from it."""
+    rank = f"rank {found.rank.rank}"
+    titles = {
+        SlowCause.MACHINE: f"node {found.rank.node} is slow at another place, too, and the job has no other for it",
+        SlowCause.PLACE: f"{rank} is slow because of its own work, not of its machine",
+        SlowCause.NEITHER: f"{rank} and its node are as fast as the others since they were moved",
+    }
+    whys = {
+        SlowCause.MACHINE: "the job creates no other node: its backend does not, or recovery.on_capacity_loss is fail",
+        SlowCause.PLACE: "the rank is slow on another machine, too",
+    }
+    cause = found.cause or SlowCause.UNKNOWN
+    entry = IncidentView(
+        number=state.incident_count + 1,
+        role=state.role,
+        title=f"{titles.get(cause, f'why {rank} was slow is not known')}; training continued",
+        slowness=found,
+        started_at=now,
+        noticed_at=now,
+        closed_at=now,
+        observation=Observation(stragglers=(found.rank,)),
+        evidence=(sign,),
+        considered=(Considered(option="replace the node", why_not=whys.get(cause, "nothing speaks against it")),),
         generation_before=state.generation,
         nodes_before=state.world.nodes if state.world else 0,
     )

@@ -11,6 +11,7 @@ from datetime import datetime
 
 from perdure.contract import (
     Considered,
+    ExchangePlaces,
     FailureClass,
     JobPhase,
     LossCause,
@@ -55,6 +56,7 @@ def apply(state: RoleInJob, verdict: Verdict, now: datetime, *, also_failed: Col
         ),
         suspects=verdict.suspects,
         hang=interruption.hang if interruption is not None and verdict.failure is FailureClass.RANK_HANG else None,
+        slowness=interruption.slowness if interruption is not None else None,
         also_failed=also_failed,
     )
     return carry_out(state, verdict, now)
@@ -82,6 +84,12 @@ def carry_out(state: RoleInJob, verdict: Verdict, now: datetime) -> RoleInJob:
                 pass
     # Between two worlds nothing else follows: no world is broken.
     return memory.close_interruption(state, now) if state.between_stages else state
+
+
+def places_to_exchange(state: RoleInJob) -> tuple[int, ...]:
+    """The two nodes whose places the next world exchanges; empty for none."""
+    actions = state.interruption.actions if state.interruption is not None else ()
+    return next((action.nodes for action in actions if isinstance(action, ExchangePlaces)), ())
 
 
 def commands_to_restart(state: RoleInJob) -> set[int]:
@@ -116,7 +124,13 @@ def _give_up(
 
 def _cause(rank: int, interruption: Interruption) -> LossCause:
     """The cause of the loss of a node that is given up although it is not known to be gone."""
-    machine = (FailureClass.NODE_UNRESPONSIVE, FailureClass.CANNOT_RUN, FailureClass.HARDWARE, FailureClass.CORRUPTION)
+    machine = (
+        FailureClass.NODE_UNRESPONSIVE,
+        FailureClass.CANNOT_RUN,
+        FailureClass.HARDWARE,
+        FailureClass.CORRUPTION,
+        FailureClass.STRAGGLER,
+    )
     if rank in interruption.ranks_with(*machine):
         return LossCause.MACHINE
     # The node itself reports that something ends it. If its machine were the reason, the backend would have reported

@@ -33,6 +33,7 @@ from perdure.workflows.policy.repair.rungs import (
     rendezvous_timeout,
     repeated_failure,
     restart_in_place,
+    slow_rank,
     spent_budget,
     users_rule,
 )
@@ -53,6 +54,7 @@ RUNGS: tuple[Rung, ...] = (
     bad_number.decide,
     first_step.decide,
     hanging_rank.decide,
+    slow_rank.decide,
     collective_timeout.decide,
     peers_lost.decide,
     rendezvous_timeout.decide,

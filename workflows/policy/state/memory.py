@@ -8,6 +8,7 @@ from typing import Self
 from pydantic import Field
 
 from perdure.contract import FailureClass, Message
+from perdure.workflows.policy.state.slow_ranks import SlowRanks
 
 _MACHINES = 8
 
@@ -44,6 +45,7 @@ class RepairMemory(Message):
     """Actions that name nodes, by kind of action and node (slot)."""
     of_role: dict[str, Repair] = Field(default={})
     """Actions that name none, by kind of action."""
+    slow_ranks: SlowRanks = SlowRanks()
     last_failure: FailureClass | None = None
     """The class of the last failure that was charged to the budgets."""
     last_error: RaisedError | None = None

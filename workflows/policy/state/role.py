@@ -21,6 +21,7 @@ from perdure.contract import (
     PrintedLines,
     Progress,
     RankNumber,
+    Slowness,
     World,
 )
 from perdure.spec.durations import Duration
@@ -42,6 +43,10 @@ class Interruption(Message):
     """A user requested it; otherwise the capacity changed."""
     hang: Hang | None = None
     """What was found where it began with a rank that hangs."""
+    slowness: Slowness | None = None
+    """The slow rank for which it began."""
+    partner: int | None = None
+    """The node (slot) that exchanges its place with that of this rank."""
     actions: Actions = ()
     """The decision on it; without any, none is made."""
     counted: bool = False
@@ -106,6 +111,8 @@ class PostponedChange(Message):
     relaunches: tuple[RelaunchRequested, ...] = ()
     endings: tuple[Incarnation, ...] = ()
     """Nodes that are being ended from outside."""
+    slow_rank: bool = False
+    """Something is to be done about a slow rank."""
 
     @property
     def requested(self) -> bool:

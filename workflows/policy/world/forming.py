@@ -12,11 +12,11 @@ from perdure.contract import NodePhase, World
 from perdure.spec.job import JobSpec
 from perdure.spec.recovery import CapacityLoss
 from perdure.workflows.policy.capacity import planned_changes, staffing, suspect_machines, waiting
-from perdure.workflows.policy.diagnosis import claims, first_steps
+from perdure.workflows.policy.diagnosis import claims, experiments, first_steps
 from perdure.workflows.policy.facts import user_requests
 from perdure.workflows.policy.record import incidents
 from perdure.workflows.policy.repair import memory
-from perdure.workflows.policy.repair.actions import commands_to_restart
+from perdure.workflows.policy.repair.actions import commands_to_restart, places_to_exchange
 from perdure.workflows.policy.repair.recovery import recover
 from perdure.workflows.policy.state.job import RoleInJob
 from perdure.workflows.policy.state.node import NodeState
@@ -112,6 +112,7 @@ def _form_due_world(
         return state if trains else state.replace(waiting_since=state.waiting_since or now)
     if trains and (held := planned_changes.hold_world(state, job, now)) is not None:
         return held
+    exchanged = places_to_exchange(state)
     remembering = memory.begin_stage(state) if state.between_stages else memory.close_interruption(state, now)
     formed = form_world(
         state.nodes,
@@ -123,6 +124,8 @@ def _form_due_world(
         first_step=first_steps.limit_of(remembering, job),
         distrusted_checkpoints=state.checkpoints.distrusted,
         unsound=state.checkpoints.unsound,
+        exchanged=exchanged,
+        measurements=experiments.MEASUREMENTS if exchanged else 0,
     )
     if formed is None:
         return state if trains else _wait_for_port(state, job, now, available=len(available))

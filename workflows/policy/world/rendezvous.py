@@ -6,7 +6,7 @@ others fill the holes in the order of their slots.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -39,10 +39,14 @@ def choose_members(candidates: Iterable[NodeState], size: int, previous: World |
     return sorted(sorted((node.rank for node in candidates), key=lambda rank: (rank not in current, rank))[:size])
 
 
-def assign_group_ranks(ranks: list[int], previous: World | None) -> dict[int, int]:
-    """Group ranks 0..n-1 by slot; a member of the previous world keeps its own where it is below n."""
+def assign_group_ranks(ranks: list[int], previous: World | None, *, exchanged: Sequence[int] = ()) -> dict[int, int]:
+    """Group ranks 0..n-1 by slot; a member of the previous world keeps its own where it is below n, or has that of the
+    other one of two that exchange theirs."""
     size = len(ranks)
     before = {rank: member.group_rank for rank, member in previous.members.items()} if previous else {}
+    if len(exchanged) == 2 and set(exchanged) <= set(ranks) & set(before):
+        one, other = exchanged
+        before |= {one: before[other], other: before[one]}
     kept = {rank: before[rank] for rank in ranks if before.get(rank, size) < size}
     free = iter(sorted(set(range(size)) - set(kept.values())))
     return {rank: kept[rank] if rank in kept else next(free) for rank in ranks}
@@ -79,6 +83,8 @@ def form_world(
     first_step: timedelta | None = None,
     distrusted_checkpoints: tuple[CheckpointRef, ...] = (),
     unsound: UnsoundSteps | None = None,
+    exchanged: Sequence[int] = (),
+    measurements: int = 0,
 ) -> World | None:
     """Forms the next world; returns None while no member offers a port for its store.
 
@@ -92,8 +98,10 @@ def form_world(
         first_step: The time that its ranks have to make their first step; None for no limit.
         distrusted_checkpoints: Those in the job's storage that its ranks do not load.
         unsound: The saved states that its ranks do not load; None for none.
+        exchanged: Two slots that exchange their places; empty for none.
+        measurements: The measurements of steps that its nodes report in any case.
     """
-    group_ranks = assign_group_ranks(ranks, previous)
+    group_ranks = assign_group_ranks(ranks, previous, exchanged=exchanged)
     store = choose_store(nodes, group_ranks)
     if store is None:
         return None
@@ -121,4 +129,5 @@ def form_world(
         first_step=first_step,
         distrusted_checkpoints=distrusted_checkpoints,
         unsound=unsound,
+        measurements=measurements,
     )
