@@ -11,6 +11,7 @@ from perdure.agent.config import AgentConfig, GatewayConnection
 from perdure.base.credentials.grants import Grant, PodName
 from perdure.contract import NodeRequest
 from perdure.spec.recovery import OnNan
+from perdure.spec.tensorflow import TF_CONFIG_VARIABLE, tf_config
 
 MONITORS_VARIABLE = "PERDURE_MONITORS"
 """Where the worker or `perdure join` finds the endpoints that agents read: URLs with spaces between them."""
@@ -79,10 +80,11 @@ def launcher_configuration(request: NodeRequest, *, address: str, workdir: str |
     role = spec.roles[request.node.role]
     grace = spec.limits.termination_grace_period
     saves = min(spec.stored.save_timeout, grace / 2) if spec.stored else timedelta()
+    tensorflow = tf_config(spec, request.node.role, request.node.rank, host=address)
     return {
         "command": list(role.command),
         "workdir": workdir,
-        "env": spec.env_of(request.node.role),
+        "env": {**({TF_CONFIG_VARIABLE: tensorflow} if tensorflow else {}), **spec.env_of(request.node.role)},
         "secrets": list(spec.secrets),
         "nodes": str(role.nodes),
         "processes": role.nproc_per_node,

@@ -18,7 +18,7 @@ from ..load import SpecDocument
 from ..roles import Role
 from ..validate import validate_spec
 from .commandline import read_command_line
-from .draft import ROLE, Draft
+from .draft import Draft
 from .elasticjob import read_elastic_job
 from .jobconfig import read_job_config
 from .jobset import read_indexed_job, read_job_set
@@ -27,6 +27,7 @@ from .pytorchjob import read_pytorch_job
 from .ray import read_job_file, read_ray_job
 from .reader import Field, Source, SourceWarning, as_list, as_mapping
 from .schedulers import refuse_skypilot_task
+from .tfjob import read_tf_job
 from .trainjob import RUNTIMES, read_train_job
 
 
@@ -92,6 +93,13 @@ FORMATS: tuple[Format, ...] = (
         versions=("kubeflow.org/v1",),
         backend=Backend.KUBERNETES,
         read=_alone(read_pytorch_job),
+    ),
+    Format(
+        name="Kubeflow TFJob",
+        kind="TFJob",
+        versions=("kubeflow.org/v1",),
+        backend=Backend.KUBERNETES,
+        read=_alone(read_tf_job),
     ),
     Format(
         name="Kubeflow TrainJob",
@@ -257,7 +265,7 @@ def _fit(draft: Draft, backend: Backend, folder: Path | None) -> list[SpecProble
         draft.data["workdir"]["path"] = str((folder / path).resolve())
     problems, warnings = find_unsupported(copy.deepcopy(draft.data), backend=backend)
     for problem in problems:
-        if (problem.location == ("workdir", "path") and carried) or problem.location == ("roles",):
+        if (problem.location == ("workdir", "path") and carried) or _is_of_several_roles(problem.location):
             continue
         # A folder that is not uploaded needs no list of exclusions.
         location = ("workdir",) if problem.location[0] == "workdir" else problem.location
@@ -275,6 +283,11 @@ def _fit(draft: Draft, backend: Backend, folder: Path | None) -> list[SpecProble
     return [*draft.missing, *(problem for problem in _problems_of(draft) if problem.location not in known)]
 
 
+def _is_of_several_roles(location: Location) -> bool:
+    """Whether a backend that does not support this field cannot run the job without it."""
+    return location == ("roles",) or (location[0] == "roles" and location[2:] == ("ready",))
+
+
 def _end_of_sentence(message: str) -> str:
     """Turns a problem's message into the end of a sentence about its field."""
     return f"is {message}" if message.startswith("not ") else message
@@ -290,14 +303,14 @@ def _problems_of(draft: Draft) -> list[SpecProblem]:
 
 def _with_origin(problem: SpecProblem, draft: Draft) -> SpecProblem:
     origins = {field.path for _, field in draft.fields_below(problem.location)}
-    if not origins:
+    if not origins or problem.location == ("roles",):
         return problem
     hint = "; ".join(part for part in (problem.hint, f"it comes from {', '.join(sorted(origins))}") if part)
     return replace(problem, hint=hint)
 
 
 def _name_from(draft: Draft) -> str:
-    command = draft.get((*ROLE, "command"))
+    command = draft.get((*draft.role, "command"))
     return to_name(str(command[-1])) if command else "job"
 
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any, cast
 
-from ..errors import SpecProblem
+from ..errors import SpecProblem, format_path, format_value
 from ..fields import Location
 from .reader import Field
-
-ROLE: Location = ("roles", "worker")
-"""Imported jobs have one role, whatever the source calls its replicas."""
 
 
 class Draft:
@@ -18,8 +15,42 @@ class Draft:
 
     def __init__(self) -> None:
         self.data: dict[str, Any] = {}
+        self.role: Location = ("roles", "worker")
+        """The role that is being written; most sources have one, whatever they call its replicas."""
+        self.env: Location = ("env",)
+        """The place of the role's environment variables."""
         self.origins: dict[Location, list[Field]] = {}
         self.missing: list[SpecProblem] = []
+
+    @property
+    def pod_template(self) -> Location:
+        """The place of the role's `pod_template`."""
+        return (*self.role, "pod_template")
+
+    @property
+    def pod(self) -> Location:
+        """The place of the role's pod."""
+        return (*self.pod_template, "spec")
+
+    @property
+    def container(self) -> Location:
+        """The place of the container that runs the role's command."""
+        return (*self.pod, "containers", 0)
+
+    def begin_role(self, name: str) -> None:
+        """Begins one role of several."""
+        self.role = ("roles", name)
+        self.env = (*self.role, "env")
+
+    def put_shared(self, location: Location, value: Any, *of: Field) -> None:
+        """Writes a field that all roles share; a value that differs from that of an earlier role is left out."""
+        if value is None or self.get(location) in (None, value):
+            self.put(location, value, *of)
+            return
+        for field in of:
+            field.drop(
+                f"{format_path(location)} is {format_value(self.get(location))} already, for all nodes of the job"
+            )
 
     def put(self, location: Location, value: Any, *of: Field) -> None:
         """Writes a field, and accounts for the fields of the source that it was made of; None writes nothing.

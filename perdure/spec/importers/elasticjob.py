@@ -7,6 +7,7 @@ from .metadata import read_metadata
 from .pods import read_pod
 from .policies import STARTS
 from .reader import Field
+from .services import TensorFlowRoles
 from .world import Replicas, System, put_world
 
 SYSTEM = System(
@@ -38,7 +39,9 @@ _ANNOTATIONS = {
 """Settings that DLRover passes to its master."""
 
 _UNWIRED = ("cleanPodPolicy", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit", "schedulingPolicy")
-_OTHER_ROLES = ("ps", "chief", "evaluator")
+_SERVER_STRATEGY = "ParameterServerStrategy"
+_OTHER_ROLES = ("chief", "ps", "evaluator")
+_NO_LOAD = "Perdure does not resize jobs by load; `perdure scale NAME --role ps N` does"
 
 
 def read_elastic_job(job: Field, draft: Draft) -> None:
@@ -46,27 +49,47 @@ def read_elastic_job(job: Field, draft: Draft) -> None:
     read_metadata(job, draft, annotations=_ANNOTATIONS)
     spec = job["spec"]
     strategy = spec["distributionStrategy"]
-    if strategy.value in (None, "AllreduceStrategy", "Local"):
+    served = strategy.value == _SERVER_STRATEGY
+    if served or strategy.value in (None, "AllreduceStrategy", "Local"):
         strategy.settle()
     else:
-        strategy.wrong("AllreduceStrategy or Local", hint="Perdure runs PyTorch jobs without parameter servers")
-    _drop_of_job(spec)
+        strategy.wrong(f"AllreduceStrategy, Local or {_SERVER_STRATEGY}")
+    _drop_of_job(spec, served=served)
     roles = spec["replicaSpecs"]
-    for name in _OTHER_ROLES:
-        if roles[name].present:
-            roles[name].wrong("a worker only", hint="Perdure runs PyTorch jobs without parameter servers")
     roles["dlrover-master"].drop(_NO_MASTER)
     worker = roles["worker"]
     if not worker.present:
         spec.source.problem(worker.location, message="missing", expected="the replicas that train")
         return
+    if served:
+        _read_served(roles, draft)
+        return
+    for name in _OTHER_ROLES:
+        if roles[name].present:
+            roles[name].wrong("a worker only", hint=f"other roles belong to {_SERVER_STRATEGY}")
     _read_worker(worker, draft)
 
 
-def _drop_of_job(spec: Field) -> None:
-    spec["optimizeMode"].ignore(SYSTEM.name, "it resizes only jobs with parameter servers")
-    spec["brainService"].ignore(SYSTEM.name, "it resizes only jobs with parameter servers")
-    spec["resourceLimits"].ignore(SYSTEM.name, "it resizes only jobs with parameter servers")
+def _read_served(replicas: Field, draft: Draft) -> None:
+    """Reads the roles of a job with parameter servers."""
+    roles = TensorFlowRoles(draft, system=SYSTEM, containers=("main",))
+    for name in (*_OTHER_ROLES, "worker"):
+        if (role := replicas[name]).present:
+            _drop_of_replicas(role)
+            if role["autoScale"].boolean():
+                role["autoScale"].drop(_NO_LOAD)
+            else:
+                role["autoScale"].settle()
+            role["priority"].drop("all nodes of a job have one priority_class")
+            roles.put(name, role)
+
+
+def _drop_of_job(spec: Field, *, served: bool) -> None:
+    for name in ("optimizeMode", "brainService", "resourceLimits"):
+        if served:
+            spec[name].drop(_NO_LOAD)
+        else:
+            spec[name].ignore(SYSTEM.name, "it resizes only jobs with parameter servers")
     spec["envs"].ignore(SYSTEM.name, "write into env what the processes need")
     if spec["suspend"].boolean():
         spec["suspend"].drop(STARTS)
@@ -80,13 +103,8 @@ def _drop_of_job(spec: Field) -> None:
 def _read_worker(worker: Field, draft: Draft) -> None:
     replicas = worker["replicas"]
     count = replicas.integer(least=1) or 1
-    restarts = worker["restartCount"]
-    restarts.drop("it counts each node's own failures; retry.max_restarts counts those of the whole job within an hour")
-    worker["restartPolicy"].drop("Perdure restarts ranks in place, and replaces lost nodes")
+    _drop_of_replicas(worker)
     worker["autoScale"].ignore(SYSTEM.name, "it resizes only jobs with parameter servers")
-    worker["restartTimeout"].drop("Perdure detects by a node's lease that it is gone")
-    worker["BatchScheduler"].ignore(SYSTEM.name, "name a queue in the field queue")
-    worker["criticalNodes"].drop("no node is special: a job continues while it has roles.worker.nodes.min of them")
     priority = worker["priority"]
     if priority.value in ("high", "low"):
         draft.put(("priority_class",), priority.value, priority)
@@ -100,3 +118,13 @@ def _read_worker(worker: Field, draft: Draft) -> None:
         replicas=Replicas(least=count, most=count, fields=(replicas,)),
         known={"WORKER_NUM": str(count), "NODE_NUM": str(count)},
     )
+
+
+def _drop_of_replicas(replicas: Field) -> None:
+    replicas["restartCount"].drop(
+        "it counts each node's own failures; retry.max_restarts counts those of the whole job within an hour"
+    )
+    replicas["restartPolicy"].drop("Perdure restarts ranks in place, and replaces lost nodes")
+    replicas["restartTimeout"].drop("Perdure detects by a node's lease that it is gone")
+    replicas["BatchScheduler"].ignore(SYSTEM.name, "name a queue in the field queue")
+    replicas["criticalNodes"].drop("no node is special: a job continues while it has roles.worker.nodes.min of them")

@@ -9,16 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..base import OWN_VARIABLES
-from .draft import ROLE, Draft
+from .draft import Draft
 from .launchers import LauncherError, read_launch
 from .reader import Field, as_list, as_mapping, show_value
 
 TRAINING_CONTAINER = "training"
 """The name of the container that runs the command, by which `pod_template` reaches it."""
 
-_TEMPLATE = (*ROLE, "pod_template")
-_POD = (*_TEMPLATE, "spec")
-_CONTAINER = (*_POD, "containers", 0)
 
 _GPU = "nvidia.com/gpu"
 _SHARED_MEMORY = "/dev/shm"
@@ -109,7 +106,7 @@ def read_pod(template: Field, draft: Draft, *, containers: Sequence[str], overri
     pod = Pod()
     metadata, spec = template["metadata"], template["spec"]
     pod.metadata = {*metadata["labels"].entries(), *metadata["annotations"].entries()}
-    _pass_on(metadata, ("labels", "annotations"), draft, (*_TEMPLATE, "metadata"))
+    _pass_on(metadata, ("labels", "annotations"), draft, (*draft.pod_template, "metadata"))
     metadata["creationTimestamp"].drop("written by the cluster, and not a part of the job")
     metadata["name"].drop("Perdure names the pods")
     metadata["namespace"].drop("pods run in the job's namespace")
@@ -124,12 +121,12 @@ def read_pod(template: Field, draft: Draft, *, containers: Sequence[str], overri
     }
     _read_volumes(spec["volumes"], container["volumeMounts"], shared, draft)
     for other in others:
-        draft.append((*_POD, "containers"), other.value, other)
+        draft.append((*draft.pod, "containers"), other.value, other)
     for item in (*others, *spec["initContainers"].items(), *spec["volumes"].items()):
         for path in filter(pod.is_foreign, _field_paths(item.value)):
             item.warn_changed("the job's system writes it on its pods, and Perdure does not", part=path, value="")
     _read_scheduling(spec, draft)
-    _pass_on(spec, _POD_FIELDS, draft, _POD)
+    _pass_on(spec, _POD_FIELDS, draft, draft.pod)
     for name, message in _PER_POD.items():
         spec[name].drop(message)
     return pod
@@ -170,9 +167,9 @@ def starts_torchrun(container: Field) -> bool:
 def _read_container(container: Field, draft: Draft, pod: Pod, overrides: Overrides) -> None:
     container["name"].settle()
     image = _either(overrides.image, container["image"])
-    draft.put((*ROLE, "image"), image.text(), image)
+    draft.put((*draft.role, "image"), image.text(), image)
     policy = container["imagePullPolicy"]
-    draft.put((*ROLE, "image_pull_policy"), policy.text(), policy)
+    draft.put((*draft.role, "image_pull_policy"), policy.text(), policy)
     _read_environment(container["env"], overrides.env, draft, pod)
     command, arguments = _either(overrides.command, container["command"]), _either(overrides.args, container["args"])
     program = _expand_words(command, pod)
@@ -181,7 +178,7 @@ def _read_container(container: Field, draft: Draft, pod: Pod, overrides: Overrid
     pod.command = words if program else None
     _read_resources(_either(overrides.resources, container["resources"]), draft, pod)
     _read_ports(container["ports"], draft)
-    _pass_on(container, _CONTAINER_FIELDS, draft, _CONTAINER, name=True)
+    _pass_on(container, _CONTAINER_FIELDS, draft, draft.container, name=True)
 
 
 def _either(override: Field | None, own: Field) -> Field:
@@ -265,17 +262,17 @@ def _read_variable(name: str, item: Field, draft: Draft, pod: Pod) -> None:
         item.drop("names that begin with PERDURE_ are Perdure's own")
     elif secret.present:
         key = secret["key"].text()
-        draft.put(("secrets", name), f"{secret['name'].text()}/{key}", secret["name"], secret["key"])
+        draft.put_shared(("secrets", name), f"{secret['name'].text()}/{key}", secret["name"], secret["key"])
         secret["optional"].drop("a node waits for the secret")
     elif foreign := next((one for one in _field_paths(reference.value) if pod.is_foreign(one)), None):
         item.drop(f"the job's system writes {foreign} on its pods, and Perdure does not: ${name} is unset")
     elif reference.present:
-        draft.put((*_CONTAINER, "name"), TRAINING_CONTAINER)
-        draft.append((*_CONTAINER, "env"), item.value, item)
+        draft.put((*draft.container, "name"), TRAINING_CONTAINER)
+        draft.append((*draft.container, "env"), item.value, item)
     else:
         text = _expand_references(value.text() or "", pod, value)
         pod.variables[name] = text
-        draft.put(("env", name), text, value)
+        draft.put((*draft.env, name), text, value)
 
 
 def _read_resources(resources: Field, draft: Draft, pod: Pod) -> None:
@@ -288,23 +285,23 @@ def _read_resources(resources: Field, draft: Draft, pod: Pod) -> None:
                 fields[0].wrong("a whole number of GPUs")
                 continue
             pod.gpus = int(amounts[0] or 0)
-            draft.put((*ROLE, "resources", "gpu"), pod.gpus, *fields)
+            draft.put((*draft.role, "resources", "gpu"), pod.gpus, *fields)
         elif name in ("cpu", "memory"):
-            draft.put((*ROLE, "resources", name), amounts[0], fields[0])
+            draft.put((*draft.role, "resources", name), amounts[0], fields[0])
             if name == "cpu" and (amounts[0] or "").isdecimal():
                 pod.cpus = int(amounts[0] or 0)
             if name == "memory" and amounts[0] == amounts[-1]:
-                fields[-1].carry((*ROLE, "resources", name))
+                fields[-1].carry((*draft.role, "resources", name))
             elif name in limits:
                 # Perdure sets no limit of CPU time by itself, and a memory limit that equals the request.
-                draft.put((*_CONTAINER, "name"), TRAINING_CONTAINER)
-                draft.put((*_CONTAINER, "resources", "limits", name), amounts[-1], limits[name])
+                draft.put((*draft.container, "name"), TRAINING_CONTAINER)
+                draft.put((*draft.container, "resources", "limits", name), amounts[-1], limits[name])
         else:
-            draft.put((*_CONTAINER, "name"), TRAINING_CONTAINER)
+            draft.put((*draft.container, "name"), TRAINING_CONTAINER)
             for entries, kind in ((requests, "requests"), (limits, "limits")):
                 if name in entries:
-                    draft.put((*_CONTAINER, "resources", kind, name), entries[name].value, entries[name])
-    _pass_on(resources, ("claims",), draft, (*_CONTAINER, "resources"), name=True)
+                    draft.put((*draft.container, "resources", kind, name), entries[name].value, entries[name])
+    _pass_on(resources, ("claims",), draft, (*draft.container, "resources"), name=True)
 
 
 def _quantity(amount: Field) -> str | None:
@@ -319,7 +316,7 @@ def _quantity(amount: Field) -> str | None:
     return None
 
 
-_RENDEZVOUS_PORTS = ("pytorchjob-port", "torchrun", "rdzv", "rendezvous", "master-port")
+_RENDEZVOUS_PORTS = ("pytorchjob-port", "tfjob-port", "torchrun", "rdzv", "rendezvous", "master-port")
 _RENDEZVOUS_NUMBERS = (23456, 29400, 29500)
 
 
@@ -330,7 +327,7 @@ def _read_ports(ports: Field, draft: Draft) -> None:
         if name.value in _RENDEZVOUS_PORTS or (port in _RENDEZVOUS_NUMBERS and not name.present):
             item.drop("Perdure's rendezvous takes free ports")
             continue
-        draft.put((*ROLE, "ports", name.text() or f"port-{port}"), port, name, number)
+        draft.put((*draft.role, "ports", name.text() or f"port-{port}"), port, name, number)
         protocol = item["protocol"]
         if protocol.value == "TCP":
             protocol.settle()
@@ -347,15 +344,15 @@ def _read_volumes(volumes: Field, mounts: Field, shared: set[str], draft: Draft)
         name = volume["name"].text()
         own = [mount for mount in found if mount["name"].value == name]
         if name in shared or not (_is_claim(volume, own, draft) or _is_shared_memory(volume, own, draft)):
-            draft.append((*_POD, "volumes"), volume.value, volume)
+            draft.append((*draft.pod, "volumes"), volume.value, volume)
             for mount in own:
-                draft.put((*_CONTAINER, "name"), TRAINING_CONTAINER)
-                draft.append((*_CONTAINER, "volumeMounts"), mount.value, mount)
+                draft.put((*draft.container, "name"), TRAINING_CONTAINER)
+                draft.append((*draft.container, "volumeMounts"), mount.value, mount)
     names = [volume["name"].value for volume in volumes.items()]
     for mount in found:
         if mount["name"].value not in names:
-            draft.put((*_CONTAINER, "name"), TRAINING_CONTAINER)
-            draft.append((*_CONTAINER, "volumeMounts"), mount.value, mount)
+            draft.put((*draft.container, "name"), TRAINING_CONTAINER)
+            draft.append((*draft.container, "volumeMounts"), mount.value, mount)
 
 
 def _is_claim(volume: Field, mounts: Sequence[Field], draft: Draft) -> bool:
@@ -369,11 +366,15 @@ def _is_claim(volume: Field, mounts: Sequence[Field], draft: Draft) -> bool:
     if not claim.present or not mounts or not simple or not known:
         return False
     for mount in mounts:
-        index = len(draft.get(("volumes",)) or [])
-        place = ("volumes", index)
-        draft.put((*place, "mount_path"), mount["mountPath"].text(), mount["mountPath"])
-        draft.put((*place, "pvc"), claim["claimName"].text(), claim["claimName"], volume["name"], mount["name"])
-        if mount["readOnly"].boolean() or claim["readOnly"].boolean():
+        path, name = mount["mountPath"].text(), claim["claimName"].text()
+        read_only = bool(mount["readOnly"].boolean() or claim["readOnly"].boolean())
+        # Another role may have mounted it in the same way.
+        volumes: list[dict[str, Any]] = draft.get(("volumes",)) or []
+        same = {"mount_path": path, "pvc": name} | ({"read_only": True} if read_only else {})
+        place = ("volumes", volumes.index(same) if same in volumes else len(volumes))
+        draft.put((*place, "mount_path"), path, mount["mountPath"])
+        draft.put((*place, "pvc"), name, claim["claimName"], volume["name"], mount["name"])
+        if read_only:
             draft.put((*place, "read_only"), True, mount["readOnly"], claim["readOnly"])
         mount["readOnly"].settle()
         claim["readOnly"].settle()
@@ -388,27 +389,27 @@ def _is_shared_memory(volume: Field, mounts: Sequence[Field], draft: Draft) -> b
     size = directory["sizeLimit"]
     if not size.present or not set(directory.entries()) <= {"medium", "sizeLimit"}:
         return False
-    draft.put((*ROLE, "resources", "shm"), _quantity(size), size)
+    draft.put((*draft.role, "resources", "shm"), _quantity(size), size)
     for part in (volume["name"], directory["medium"], mounts[0]["name"], mounts[0]["mountPath"]):
-        part.carry((*ROLE, "resources", "shm"))
+        part.carry((*draft.role, "resources", "shm"))
     return True
 
 
 def _read_scheduling(spec: Field, draft: Draft) -> None:
     priority = spec["priorityClassName"]
-    draft.put(("priority_class",), priority.text(), priority)
+    draft.put_shared(("priority_class",), priority.text(), priority)
     grace = spec["terminationGracePeriodSeconds"]
     if (seconds := grace.integer()) is not None:
-        draft.put(("limits", "termination_grace_period"), f"{seconds}s", grace)
+        draft.put_shared(("limits", "termination_grace_period"), f"{seconds}s", grace)
     policy = spec["restartPolicy"]
     if policy.value == "Never":
         policy.settle()
     else:
         policy.drop("Perdure restarts ranks in place, and replaces lost pods")
     for item in spec["imagePullSecrets"].items():
-        draft.append((*ROLE, "image_pull_secrets"), item["name"].text(), item["name"])
+        draft.append((*draft.role, "image_pull_secrets"), item["name"].text(), item["name"])
     for item in spec["tolerations"].items():
-        place = (*ROLE, "tolerations", len(draft.get((*ROLE, "tolerations")) or []))
+        place = (*draft.role, "tolerations", len(draft.get((*draft.role, "tolerations")) or []))
         for name in ("key", "operator", "value", "effect"):
             draft.put((*place, name), item[name].text(), item[name])
         item["tolerationSeconds"].drop("the node stays on its machine for as long as the taint is tolerated")
@@ -432,5 +433,5 @@ def _pass_on(
     for key in names:
         if (item := mapping[key]).present:
             if name:
-                draft.put((*_CONTAINER, "name"), TRAINING_CONTAINER)
+                draft.put((*draft.container, "name"), TRAINING_CONTAINER)
             draft.put((*location, key), item.value, item)

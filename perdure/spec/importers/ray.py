@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import yaml
 
-from .draft import ROLE, Draft
+from .draft import Draft
 from .launchers import LauncherError, read_launch
 from .metadata import put_label, put_name, read_metadata
 from .pods import Pod, read_pod
@@ -142,7 +142,7 @@ def _read_entrypoint(entrypoint: Field, pod: Pod) -> None:
 
 def _read_amount(field: Field, name: str, draft: Draft) -> None:
     if isinstance(field.value, int | float) and not isinstance(field.value, bool):
-        draft.put((*ROLE, "resources", name), str(field.value), field)
+        draft.put((*draft.role, "resources", name), str(field.value), field)
     elif field.present:
         field.wrong("a number")
 
@@ -152,7 +152,7 @@ def _read_gpus(field: Field, draft: Draft) -> int:
     if not field.present:
         return 0
     if isinstance(value, int | float) and not isinstance(value, bool) and value == int(value):
-        draft.put((*ROLE, "resources", "gpu"), int(value), field)
+        draft.put((*draft.role, "resources", "gpu"), int(value), field)
         return int(value)
     field.wrong("a whole number of GPUs")
     return 0
@@ -182,7 +182,7 @@ def _read_runtime_environment(environment: Field, draft: Draft) -> None:
     image = environment["image_uri"]
     container = environment["container"]
     for field in (image, container["image"]):
-        draft.put((*ROLE, "image"), field.text(), field)
+        draft.put((*draft.role, "image"), field.text(), field)
     for name in ("worker_path", "run_options"):
         container[name].drop("Perdure starts containers its own way")
     for name in ("pip", "uv", "conda", "py_modules", "py_executable", "java_jars"):

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from .draft import ROLE, Draft
+from .draft import Draft
 from .launchers import Given, Launch, LauncherError, Use, read_launch
 from .pods import Pod
 from .reader import Field
@@ -78,7 +79,7 @@ def put_world(
     command, fields = pod.command or [], pod.command_fields
     place = next((field for field in fields if field.present), None)
     if pod.command is None:
-        _miss_command(draft, place)
+        miss_command(draft, place)
     try:
         launch = read_launch(command)
     except LauncherError as error:
@@ -97,14 +98,27 @@ def put_world(
     ).write(replicas, processes, processes_field)
 
 
-def _miss_command(draft: Draft, arguments: Field | None) -> None:
+def miss_command(draft: Draft, arguments: Field | None) -> None:
+    """Notes that the user has to write the role's command."""
     if arguments is not None:
         arguments.drop("without command they are arguments of the image's ENTRYPOINT, which cannot be read from here")
     draft.must_fill(
-        (*ROLE, "command"),
+        (*draft.role, "command"),
         "the source names no command: the image's own ENTRYPOINT would run, which cannot be read from here",
         hint="write the program and its arguments as a list",
     )
+
+
+def name_variables(
+    place: Field, pod: Pod, command: Sequence[str], system: System, *, besides: AbstractSet[str] = frozenset()
+) -> None:
+    """Warns of variables that a command reads, and that its system sets and Perdure does not."""
+    for name in sorted((_variables_of(command) & system.variables) - pod.variables.keys() - besides):
+        place.warn_changed(f"{system.name} sets this variable, and Perdure does not", part=f"${name}", value="")
+
+
+def _variables_of(command: Sequence[str]) -> set[str]:
+    return {name for word in command for name in variables_in(word)}
 
 
 @dataclass(kw_only=True)
@@ -135,9 +149,10 @@ class _World:
             self._put_timeouts()
             self._name_dropped()
             self.command = self.launch.command(keep=kept)
-        self.draft.put((*ROLE, "command"), self.command or None, *self.fields)
+        self.draft.put((*self.draft.role, "command"), self.command or None, *self.fields)
         self._drop_places()
-        self._name_variables()
+        if self.place is not None:
+            name_variables(self.place, self.pod, self.command, self.system)
 
     # Nodes
 
@@ -165,7 +180,7 @@ class _World:
             nodes: object = {"min": least, "max": most, "unit": unit}
         else:
             nodes = most if least == most else f"{least}:{most}"
-        self.draft.put((*ROLE, "nodes"), nodes, *dict.fromkeys(fields))
+        self.draft.put((*self.draft.role, "nodes"), nodes, *dict.fromkeys(fields))
 
     def _range(self, given: Given) -> tuple[int, int] | None:
         filled = fill_variables(given.value, self.variables) or ""
@@ -235,7 +250,7 @@ class _World:
 
     def _put_processes_without_torchrun(self, processes: int | str, field: Field | None) -> None:
         if self._is_python():
-            self.draft.put((*ROLE, "nproc_per_node"), 1)
+            self.draft.put((*self.draft.role, "nproc_per_node"), 1)
             if field is not None:
                 field.drop("the command does not start torchrun: it runs once per node, as it did")
             self._note("does not start torchrun: Perdure sets RANK, WORLD_SIZE and the like for it", "", "")
@@ -254,7 +269,7 @@ class _World:
             if not self.pod.gpus and place is not None:
                 place.warn_changed(_AUTO, value="auto", part="" if present else "--nproc-per-node")
             return
-        self.draft.put((*ROLE, "nproc_per_node"), processes, *present)
+        self.draft.put((*self.draft.role, "nproc_per_node"), processes, *present)
 
     # The rest
 
@@ -303,13 +318,8 @@ class _World:
             else:
                 field.drop("Perdure sets this variable for each rank; the shell around torchrun does not read it")
 
-    def _name_variables(self) -> None:
-        for name in sorted((self._read() & self.system.variables) - self.pod.variables.keys()):
-            self._note(f"{self.system.name} sets this variable, and Perdure does not", f"${name}")
-
     def _read(self) -> set[str]:
-        """The variables that the command's text reads."""
-        return {name for word in self.command for name in variables_in(word)}
+        return _variables_of(self.command)
 
     def _is_python(self) -> bool:
         return bool(self.command) and re.fullmatch(r"python[\d.]*", os.path.basename(self.command[0])) is not None
