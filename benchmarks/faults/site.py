@@ -18,7 +18,7 @@ from benchmarks.chaos.faults import Kind, victims
 from benchmarks.chaos.programs import BIN, ENVIRONMENT, Program
 from benchmarks.recovery.perdure_job import ControlPlane, node_processes
 from benchmarks.recovery.processes import TrialFailed
-from perdure.base.errors import PerdureError
+from perdure.base.errors import NoWorker, PerdureError
 from perdure.contract import IncidentView, JobPhase, JobStatus
 from perdure.contract.names import uid_of
 
@@ -113,7 +113,13 @@ class Run:
         """
         deadline = time.monotonic() + seconds
         while not condition():
-            status = await self.status()
+            try:
+                status = await self.status()
+            except NoWorker:
+                # It was started just before.
+                if time.monotonic() > deadline:
+                    raise
+                continue
             if status.finished_at is not None:
                 raise TrialFailed(f"the job ended before {what}: {status.reason}")
             if time.monotonic() > deadline:
