@@ -24,7 +24,7 @@ from perdure.contract.transitions import NodeStalled
 from perdure.workflows.policy.facts.events import ScaleRequested, SuspendRequested
 from perdure.workflows.policy.record.action_words import words
 from perdure.workflows.policy.record.incident_texts import within_budget
-from tests.policy.scenario import Scenario
+from tests.policy.scenario import START, Scenario
 from tests.workflows.large import long_incident
 
 
@@ -104,3 +104,10 @@ def test_a_scaled_job_records_the_new_world():
     [action] = job.incident.actions
     assert isinstance(action, NewWorld)
     assert job.incident.action == f"new generation: {action.reason}"
+
+
+def test_a_node_whose_clock_is_ahead_reports_nothing_of_the_future():
+    job = Scenario("2").running().rank_killed(1, time=START + timedelta(seconds=90))
+    incident = job.incident
+    assert (incident.started_at, [one.time for one in incident.evidence]) == (job.now, [job.now])
+    assert job.steps().incident.over_at == job.now

@@ -48,6 +48,8 @@ def add_evidence(
 ) -> RoleInJob:
     """Adds evidence to the open incident, or opens one. The output of the first node is kept, and that of the first
     cause instead of it."""
+    # The clock of a node may be ahead, and nothing is reported before it happens.
+    evidence = evidence.replace(time=min(evidence.time, now))
     incident = state.open_incident
     if incident is None:
         incident = IncidentView(
