@@ -1,8 +1,10 @@
-"""A training over gloo that does not end, and of which one rank computes longer in each step than the others."""
+"""A training over gloo that does not end, and of which one rank, or the rank on one node, computes longer in each step
+than the others."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import time
 
 import torch
@@ -14,12 +16,14 @@ COMPUTES = 0.11
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--slow", type=int)
+parser.add_argument("--slow-node", help="ROLE-RANK/INCARNATION")
 options = parser.parse_args()
 torch.set_num_threads(1)
 distributed.init_process_group("gloo")
 model = DistributedDataParallel(nn.Linear(16, 16))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-factor = 1.5 if distributed.get_rank() == options.slow else 1.0
+on_slow_node = options.slow_node == os.environ["PERDURE_NODE"].partition("/")[2]
+factor = 1.5 if on_slow_node or distributed.get_rank() == options.slow else 1.0
 while True:
     loss = model(torch.randn(4, 16)).square().mean()
     time.sleep(factor * COMPUTES)

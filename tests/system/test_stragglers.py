@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from perdure.contract import Observation
+from perdure.contract import FailureClass, IncidentView, Observation, SlowCause, kind_of
 from tests.support.waiting import eventually
-from tests.system.site import PATIENCE, Site
+from tests.system.site import PATIENCE, Job, Site
 
 SCRIPT = Path(__file__).with_name("slow_rank.py")
 SLOW = 2
@@ -31,3 +31,55 @@ async def test_the_rank_for_which_the_others_wait_is_named_while_they_train(site
     times = {one.rank: one for node in await site.client.nodes(job.name) for one in node.step_times}
     assert min(times.values(), key=lambda one: one.wait).rank == SLOW
     assert {node.incarnation for node in await site.client.nodes(job.name)} == {1}
+
+
+SOON = {"stragglers": {"restart_cost": "2s"}}
+
+
+async def acted_on(job: Job, action: str) -> list[IncidentView]:
+    """The incidents of the job, once one about a slow rank has this action and its world steps."""
+
+    async def found() -> list[IncidentView] | None:
+        known = await job.incidents()
+        kinds = {kind_of(type(done)) for one in known if one.stepping_at and one.slowness for done in one.actions}
+        return known if action in kinds else None
+
+    return await eventually(found, within=2 * PATIENCE)
+
+
+@pytest.mark.long("silent-faults")
+@pytest.mark.timeout(400)
+async def test_the_node_of_a_slow_rank_is_replaced(site: Site):
+    job = await site.submit(
+        command=["torchrun", str(SCRIPT), "--slow-node", f"worker-{SLOW}/1"],
+        nodes="3",
+        recovery={"on_straggler": "replace"},
+        timing=SOON,
+    )
+    [*_, replaced] = await acted_on(job, "REPLACE_NODES")
+    assert (replaced.failure, replaced.culprit) == (FailureClass.STRAGGLER, SLOW)
+    nodes = {node.rank: node.incarnation for node in await site.client.nodes(job.name)}
+    assert nodes == {0: 1, 1: 1, SLOW: 2}
+
+
+@pytest.mark.long("silent-faults")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("slow", "cause"), [(("--slow", "2"), SlowCause.PLACE), (("--slow-node", "worker-2/1"), SlowCause.MACHINE)]
+)
+async def test_an_experiment_tells_a_slow_machine_from_a_rank_with_more_work(
+    site: Site, slow: tuple[str, str], cause: SlowCause
+):
+    job = await site.submit(
+        command=["torchrun", str(SCRIPT), *slow], nodes="3", recovery={"on_straggler": "experiment"}, timing=SOON
+    )
+
+    async def verdict() -> SlowCause | None:
+        return next((one.slowness.cause for one in await job.incidents() if one.slowness and one.slowness.cause), None)
+
+    await acted_on(job, "EXCHANGE_PLACES")
+    assert await eventually(verdict, within=3 * PATIENCE) is cause
+    if cause is SlowCause.MACHINE:
+        await acted_on(job, "REPLACE_NODES")
+    nodes = {node.rank: node.incarnation for node in await site.client.nodes(job.name)}
+    assert nodes == {0: 1, 1: 1, SLOW: 2 if cause is SlowCause.MACHINE else 1}
