@@ -13,7 +13,7 @@ GROUP ?= only
 # Lets Python cache bytecode: otherwise each of the thousands of processes that targets start compiles its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-long test-failed test-torch-floor test-gpu check format lock bench-recovery bench-warm bench-kubernetes bench-oncall bench-chaos bench-faults bench-step-times bench-history bench-gateway bench-checkpoint bench-shards bench-store bench-events cluster cluster-down cluster-binaries docs kustomize clean
+.PHONY: help setup demo test test-long test-failed test-torch-floor test-gpu check format lock bench-recovery bench-warm bench-kubernetes bench-oncall bench-chaos bench-faults bench-step-times bench-history bench-gateway bench-checkpoint bench-shards bench-store bench-checks bench-events cluster cluster-down cluster-binaries docs kustomize clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -91,6 +91,9 @@ bench-shards: setup  ## Shards a second through one dataset, how long a rank wai
 
 bench-store: setup  ## Calls a second through the key-value store of one job, and how long a rank waits for one
 	@$(BIN)/python -m benchmarks.store $(BENCH_ARGS)
+
+bench-checks: setup  ## How much later a job starts with preflight, how much longer steps with replays take
+	@$(BIN)/python -m benchmarks.checks $(BENCH_ARGS)
 
 bench-events: setup  ## What telemetry costs: an event, a training step, and with --fleet a job of many nodes
 	@$(BIN)/python -m benchmarks.events $(BENCH_ARGS)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import hashlib
 import math
+import os
+import shutil
 import time
 from pathlib import Path
 
@@ -22,10 +24,14 @@ parser.add_argument("out", type=Path)
 parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--spoil-at", type=int, help="the step at which a gradient of rank 1 is not a number")
 parser.add_argument("--always", action="store_true", help="each time that it is made, and not only the first time")
+parser.add_argument("--forget", action="store_true", help="lose what is in memory when it is made again")
 parser.add_argument("--misreport-at", type=int, help="the step whose loss rank 1 reports wrongly")
 parser.add_argument("--pause", type=float, default=0.05)
 options = parser.parse_args()
 
+spoiled = options.out / "spoiled"
+if options.forget and spoiled.exists():
+    shutil.rmtree(os.environ["PERDURE_MEMORY_DIR"], ignore_errors=True)
 torch.set_num_threads(1)
 torch.manual_seed(0)
 dist.init_process_group("gloo")
@@ -36,7 +42,6 @@ client = ShardingClient("numbers", size=4 * options.steps, shard_size=2)
 checkpointer = Checkpointer(every=1, replicated=True)
 state = {"model": model, "optimizer": optimizer, "data": client, "step": 0}
 checkpointer.restore(state)
-spoiled = options.out / "spoiled"
 with (options.out / f"steps-{rank}").open("a", buffering=1) as log:
     while state["step"] < options.steps:
         shard = client.fetch()

@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,11 +20,11 @@ SCRIPT = Path(__file__).with_name("bad_losses.py")
 STEPS = 60
 
 
-async def submit(site: Site, *arguments: str, on_nan: str) -> Job:
+async def submit(site: Site, *arguments: str, on_nan: str, program: str = "torchrun", **spec: Any) -> Job:
     out = site.folder / f"bad-{on_nan}-{len(site.jobs)}"
     out.mkdir()
-    command = ["torchrun", str(SCRIPT), str(out), *arguments]
-    job = await site.submit(command=command, recovery={"on_nan": on_nan})
+    command = [program, str(SCRIPT), str(out), *arguments]
+    job = await site.submit(command=command, recovery={"on_nan": on_nan}, **spec)
     job.out = out
     return job
 
@@ -51,6 +52,34 @@ async def test_a_gradient_that_is_spoiled_once_costs_the_steps_since_and_changes
     told = explanation(incident, job=job.name, flag="").plain
     assert "load a state of step 19 or before" in told
     assert {node.incarnation for node in await site.client.nodes(job.name)} == {1}
+
+
+@pytest.mark.long("silent-faults")
+@pytest.mark.timeout(400)
+async def test_a_job_whose_memory_is_lost_goes_back_to_a_sound_state_in_storage(site: Site, tmp_path: Path):
+    storage = {"storage": f"file://{tmp_path / 'storage'}", "every": 4}
+    job = await submit(site, "--spoil-at", "40", "--forget", "--pause", "0.2", on_nan="rollback", checkpoint=storage)
+    result = await job.client.wait(job.name)
+    assert result.phase is JobPhase.SUCCEEDED, result
+    [incident] = await job.incidents()
+    assert incident.failure is FailureClass.NUMERIC
+    assert incident.restored_from is RestoreSource.STORAGE
+    restored = incident.restored_step
+    assert restored is not None
+    assert 0 < restored < 40
+    made = steps(job, 0)
+    assert sorted(set(made)) == list(range(1, STEPS + 1))
+    assert (made.count(restored), made.count(restored + 1)) == (1, 2)
+
+
+@pytest.mark.long("silent-faults")
+async def test_a_script_without_torchrun_goes_back_as_well(site: Site):
+    job = await submit(site, "--spoil-at", "20", on_nan="rollback", program=sys.executable)
+    result = await job.client.wait(job.name)
+    assert result.phase is JobPhase.SUCCEEDED, result
+    [incident] = await job.incidents()
+    assert (incident.failure, incident.restored_step) == (FailureClass.NUMERIC, 19)
+    assert sorted(set(steps(job, 0))) == list(range(1, STEPS + 1))
 
 
 async def test_a_gradient_that_is_spoiled_each_time_stops_the_job_with_its_step(site: Site):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from perdure.cli.explain import explanation
 from perdure.client.connection import payload_encryption
-from perdure.contract import IncidentView, JobPhase
+from perdure.contract import FailureClass, IncidentView, JobPhase
 from tests.support.command_line import PERDURE, CommandLine
 from tests.support.small_disks import small_disk
 from tests.support.waiting import eventually
@@ -93,6 +96,23 @@ async def test_a_machine_whose_disk_is_full_is_not_taken_in_and_another_one_is(
             assert (await job.status()).generation == 1
             job.finish()
             assert (await site.client.wait(job.name)).phase is JobPhase.SUCCEEDED
+
+
+@pytest.mark.long("silent-faults")
+async def test_a_machine_is_checked_after_a_crash_and_status_warns_of_what_it_fails(site: Site, short_folder: Path):
+    found = "failed a check after a failure that may be its own: room of temporary folder"
+    with small_disk(short_folder / "small", "1m") as folder:
+        job = await site.submit(env={"TMPDIR": str(folder), "OMP_NUM_THREADS": "1"})
+        await job.running(nodes=2)
+        await job.stepping(generation=1, ranks=2)
+        os.kill(job.steps()[-1].pid, signal.SIGSEGV)
+        status = await job.until(lambda known: any(found in warning for warning in known.warnings))
+    crash, entry = await job.incidents()
+    assert crash.failure is FailureClass.CRASH
+    assert entry.observation is not None
+    assert entry.observation.suspected
+    assert status.generation == 2
+    print(explanation(entry, job=job.name, flag="").plain)
 
 
 @pytest.mark.long("silent-faults")

@@ -1,0 +1,1 @@
+"""What checks of machines and of steps cost a training."""
