@@ -171,11 +171,11 @@ class SlowLink(Injection):
     """A machine sends slowly, until that was seen."""
 
     node: int = 1
-    rate: str = "2mbit"
+    rate: str = "80mbit"
     placed: ClassVar = True
 
     async def inject(self, run: Run) -> float:
-        shape = ("tbf", "rate", self.rate, "burst", "32kbit", "latency", "400ms")
+        shape = ("tbf", "rate", self.rate, "burst", "256kbit", "latency", "400ms")
         placement().machines[self.node].run("tc", "qdisc", "add", "dev", INTERFACE, "root", *shape)
         return time.time()
 
