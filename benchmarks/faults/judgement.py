@@ -16,9 +16,9 @@ EARLY = 1.0
 
 AGENTS = "agents"
 """What is shown where an agent was started again: a process on the machine, since no job is told of it."""
-CHECKS = "checks"
-"""What is shown where a machine or its network is slow and nothing else is wrong: what `perdure check --full` finds."""
-SHOWN_ONCE = (AGENTS, CHECKS)
+LINKS = "links"
+"""What is shown where the network of a machine is slow and nothing else is wrong: what `perdure check --full` finds."""
+SHOWN_ONCE = (AGENTS, LINKS)
 """What is looked for outside of the job's status until it was seen once."""
 
 

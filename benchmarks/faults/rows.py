@@ -22,7 +22,7 @@ from .injections import (
     SkewedClock,
     SlowLink,
 )
-from .judgement import AGENTS, CHECKS, Expected
+from .judgement import AGENTS, LINKS, Expected
 
 _KNOWN = {program.name: program for program in PROGRAMS}
 DDP, LIGHTNING, TRAINER = _KNOWN["ddp"], _KNOWN["lightning"], _KNOWN["trainer"]
@@ -140,7 +140,7 @@ ROWS = (
         Expected("NODE_LOST", frozenset({1, 2}), frozenset({"REPLACE_NODES", "AWAIT_NODES"}), within=10.0),
         3,
     ),
-    Row("slow-link", DDP, SlowLink(), _shown(CHECKS, within=30.0), 3),
+    Row("slow-link", DDP, SlowLink(), _shown(LINKS, within=30.0), 3),
     Row("partition", DDP, Partition(), _shown("unreachable", within=SILENT), 3),
     Row("clock-skew", DDP, SkewedClock(Kill(Kind.RANK)), _one("KILLED"), 3),
 )

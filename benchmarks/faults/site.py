@@ -207,8 +207,9 @@ class Run:
         match what:
             case judgement.AGENTS:
                 return tuple(node for _, node in self._agents().items() - self._first_agents.items())
-            case judgement.CHECKS:
-                return tuple(one.node for one in await self.plane.client.check(self.name, full=True) if one.failed)
+            case judgement.LINKS:
+                found = await self.plane.client.check(self.name, full=True)
+                return tuple(one.node for one in found if any(check.name == "link" for check in one.failed))
             case field:
                 return getattr(await self.status(), field, ())
 
