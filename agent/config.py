@@ -11,6 +11,7 @@ from perdure.base.credentials.names import GATEWAY_NAME
 from perdure.contract import NodeCredentials
 from perdure.spec.checkpoint import Checkpoint
 from perdure.spec.preflight import Preflight
+from perdure.spec.roles import Readiness
 from perdure.spec.timing import Timing
 
 CONFIG_VARIABLE = "PERDURE_AGENT_CONFIG"
@@ -88,6 +89,8 @@ class AgentConfig(BaseModel):
     """A folder of the machine, which outlives its nodes, for what checks have measured; unset: there is none."""
     preflight: Preflight = Preflight.OFF
     """Checks of the machine that it makes before its node is taken into a world."""
+    ready: Readiness | None = None
+    """Where the command answers when it is ready; unset: it runs in a world of ranks."""
     log_patterns: dict[int, str] = {}
     """The patterns of `retry.rules`, by the number of the rule."""
     labels: dict[str, str] = {}

@@ -6,6 +6,7 @@ methods are plain functions of the state, so that nothing can interleave; they s
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -49,6 +50,8 @@ from perdure_training.node_api.bodies import (
     SupersededReport,
     UnmanagedReport,
 )
+from perdure_training.node_api.layout import ROLES
+from perdure_training.node_api.untrusted_files import replace_beneath
 
 logger = logging.getLogger(__name__)
 
@@ -124,13 +127,23 @@ class Node:
             check_runs=max(desired.check_runs, state.check_runs),
             commit=desired.commit,
             copies=desired.copies or state.copies,
+            roles=desired.roles,
             released=state.released or (desired.released and bool(state.ended_by)),
         )
+        if desired.roles != state.roles:
+            self._write_roles()
         refusal = self._take_world(desired.world) if desired.world is not None else ""
         self._restart_command(desired.command_restarts)
         if desired.stop is not None:
             self.leave(desired.stop.reason or "stopped by the job", grace=desired.stop.grace)
         return self.state.reached(refusal=refusal).replace(printed=printed)
+
+    def _write_roles(self) -> None:
+        content = {name: role.model_dump(mode="json") for name, role in self.state.roles.items()}
+        try:
+            replace_beneath(self.config.run_dir, ROLES, json.dumps(content).encode())
+        except OSError as error:
+            logger.warning("the node's processes are not told the addresses of the job's roles: %s", error)
 
     def _take_world(self, desired: DesiredWorld) -> str:
         """Accepts a newer world, and starts the command if it does not run; returns why it does not accept it."""

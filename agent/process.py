@@ -24,6 +24,7 @@ from perdure.agent.node_events import NodeEventEmitter
 from perdure.agent.notifier import Notifier
 from perdure.agent.outbox import Outbox, envelope, spread_of
 from perdure.agent.progress import ProgressReader
+from perdure.agent.readiness import ReadinessProbe
 from perdure.agent.server import NodeServer
 from perdure.agent.stacks import StackReader
 from perdure.agent.stall_watch import StallWatch
@@ -92,10 +93,12 @@ class Agent:
             events=NodeEventEmitter(*self._events),
         )
         self._stacks = StackReader(self.node)
+        self._readiness = ReadinessProbe(self.node, config.ready) if config.ready is not None else None
         self._telemetry = Telemetry(
             self.node,
             ranks,
             to_group=self._to_group,
+            readiness=self._readiness,
             watch=StallWatch(self.node, self._stacks, progress=lambda: ranks.newest, to_group=self._to_group),
             on_preparing=partial(self._join, preparing=True),
         )
@@ -231,6 +234,7 @@ class Agent:
                 self._lease.watch_owner(),
                 self._report_machine(),
                 self._checks.make_checks(),
+                *([self._readiness.run()] if self._readiness is not None else []),
                 *([self._shipper.run()] if self._shipper else []),
             ),
         ):

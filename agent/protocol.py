@@ -172,4 +172,5 @@ def world_of(world: DesiredWorld, rank: int, member: Member) -> World:
         store_host=world.store_rank == rank,
         stage=world.stage,
         unsound=None if world.unsound is None else UnsoundSteps(**world.unsound.model_dump()),
+        keeps_processes=world.keeps_processes,
     )

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from perdure.agent.files import KeptFile
 from perdure.agent.notifier import Notifier
-from perdure.contract import CheckpointRef, Commit, CopyTarget, LogPosition, NodeReached
+from perdure.contract import CheckpointRef, Commit, CopyTarget, LogPosition, NodeReached, RoleAddresses
 from perdure_training.node_api.bodies import CheckRequest, Desired, World, WorldAnswer
 from perdure_training.node_api.layout import AGENT_STATE
 
@@ -83,6 +83,8 @@ class AgentState(BaseModel):
     """The one that it has committed last."""
     copies: CopyTarget | None = None
     """The node that keeps the copies of what its script saves."""
+    roles: dict[str, RoleAddresses] = {}
+    """All roles of the job, where it has several."""
     superseded: int = 0
     """The newest generation in whose exit barrier torchrun requested a restart of the command."""
     entered: int = 0
@@ -190,7 +192,7 @@ class AgentState(BaseModel):
             version=self.version,
             run=self.run,
             attempt=self.attempt,
-            stop_generation=max(self.generation - 1, 0),
+            stop_generation=0 if self.world is None or self.world.keeps_processes else self.generation - 1,
             world=self._open_world,
             exit=self.leaving is not None or self.released,
             exit_grace_s=self.leaving_grace if self.leaving is not None else None,

@@ -13,6 +13,7 @@ from perdure.agent.log_reader import end_of_log
 from perdure.agent.node import Node
 from perdure.agent.outbox import MessageSink, envelope
 from perdure.agent.progress import ProgressReader
+from perdure.agent.readiness import ReadinessProbe
 from perdure.agent.stall_watch import StallLimits, StallWatch
 from perdure.agent.state import AgentState
 from perdure.agent.step_times import StepTimesReports
@@ -45,12 +46,14 @@ class Telemetry:
         *,
         to_group: MessageSink,
         watch: StallWatch | None = None,
+        readiness: ReadinessProbe | None = None,
         on_preparing: Callable[[], None] = lambda: None,
     ) -> None:
         self._node = node
         self._ranks = ranks
         self._to_group = to_group
         self._watch = watch
+        self._readiness = readiness
         self._reported_ports: tuple[int, ...] = ()
         self._usage: UsageReport | None = None
         self._handed_out = 0
@@ -212,6 +215,8 @@ class Telemetry:
         state = self._node.state
         if state.entered_at is None or state.exited_attempt >= state.attempt or state.ready_after is not None:
             return False
+        if self._readiness is not None:
+            return self._readiness.ready_in >= state.entered
         return datetime.now(UTC) - state.entered_at > _RUNS
 
     def _look_for_ports(self) -> None:

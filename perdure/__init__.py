@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from perdure.contract import RestartCommands as RestartCommands
     from perdure.contract import RestartRanks as RestartRanks
     from perdure.contract import RestoreSource as RestoreSource
+    from perdure.contract import RoleStatus as RoleStatus
     from perdure.contract import RollBack as RollBack
     from perdure.contract import SetAside as SetAside
     from perdure.contract import Shrink as Shrink
@@ -166,6 +167,7 @@ _HOMES = {
         "RestoreSource",
         "SetAside",
         "Shrink",
+        "RoleStatus",
         "SlowCause",
         "Slowness",
         "StackFrame",
@@ -243,6 +245,7 @@ __all__ = [
     "RestartCommands",
     "RestartRanks",
     "RestoreSource",
+    "RoleStatus",
     "RollBack",
     "SecretUnavailable",
     "SetAside",

@@ -21,6 +21,7 @@ RUN_DIRECTORY_VARIABLE = "PERDURE_RUN_DIR"
 Rendezvous = Literal["auto", "torchrun", "env"]
 
 _RENDEZVOUS = ("auto", "torchrun", "env")
+_LARGEST_PORT = 65_535
 _NODES = re.compile(r"(\d+)(?::(\d+))?")
 
 
@@ -44,6 +45,10 @@ class LauncherConfig:
     """Names of variables in the launcher's own environment that hold secrets."""
     min_nodes: int = 1
     max_nodes: int = 1
+    role: str = ""
+    """The name of the node's role."""
+    port: int | None = None
+    """The port at which the command serves others; None for one that serves none."""
     processes: int | None = None
     """Ranks per node; None for one per GPU, or one where there is none."""
     rendezvous: Rendezvous = "auto"
@@ -150,6 +155,8 @@ def parse_config(fields: dict[str, Any], *, run_directory: Path) -> LauncherConf
         secrets=tuple(cast("list[str]", secrets)),
         min_nodes=min_nodes,
         max_nodes=max_nodes,
+        role=str(fields.get("role") or ""),
+        port=_port(fields.get("port")),
         processes=_processes(fields.get("processes", "gpu")),
         rendezvous=rendezvous,
         address=str(fields.get("address") or "127.0.0.1"),
@@ -185,6 +192,12 @@ def _processes(value: Any) -> int | None:
     if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
         return value
     raise ConfigError(f'processes: expected "gpu" or a number of at least 1, found {value!r}')
+
+
+def _port(value: Any) -> int | None:
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _LARGEST_PORT):
+        return value
+    raise ConfigError(f"port: expected a number from 1 to {_LARGEST_PORT}, found {value!r}")
 
 
 def _store_ports(value: Any) -> range | None:

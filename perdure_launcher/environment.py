@@ -6,6 +6,7 @@ nothing else that is installed beside Perdure may shadow the user's packages.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -15,10 +16,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from perdure_training.node_api.layout import INJECTED, WARM
+from perdure_training.node_api.layout import INJECTED, ROLES, WARM
 from perdure_training.node_api.rank_environment import (
     GENERATION_VARIABLE,
+    PORT_VARIABLE,
     PROGRESS_VARIABLE,
+    ROLE_VARIABLE,
+    ROLES_VARIABLE,
     ROLLS_BACK_VARIABLE,
     RUN_ID_VARIABLE,
     SPIKES_VARIABLE,
@@ -130,6 +134,10 @@ def base_environment(config: LauncherConfig, injected: Path, inherited: Mapping[
     environment.update(config.env)
     if config.secrets:
         environment[SECRETS_VARIABLE] = ",".join(config.secrets)
+    if config.role:
+        environment[ROLE_VARIABLE] = config.role
+    if config.port is not None:
+        environment[PORT_VARIABLE] = str(config.port)
     for variable, is_set in ((ROLLS_BACK_VARIABLE, config.rolls_back), (SPIKES_VARIABLE, config.reports_spikes)):
         if is_set:
             environment[variable] = "1"
@@ -187,7 +195,11 @@ def expected_environment(torchrun: Mapping[str, str], *, processes: int) -> dict
 def generation_environment(world: World, *, progress: Path, run_id: str, parent: int, stage: int = 0) -> dict[str, str]:
     """Returns the variables of the ranks of one generation."""
     unsound = world.unsound
+    roles: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        roles = {ROLES_VARIABLE: (progress.parent / ROLES).read_text(encoding="utf-8")}
     return {
+        **roles,
         GENERATION_VARIABLE: str(world.generation),
         UNSOUND_VARIABLE: "" if unsound is None else f"{unsound.generation}:{unsound.after}:{unsound.found_at}",
         STAGE_VARIABLE: str(stage),

@@ -24,6 +24,7 @@ with workflow.unsafe.imports_passed_through():
     from perdure.workflows.node_record import GroupInput
     from perdure.workflows.policy.facts.deduplication import begin_ownership_epoch
     from perdure.workflows.policy.facts.events import AddressedEvent, ForRole, GroupWoundDown, TimePassed
+    from perdure.workflows.policy.roles.addresses import addresses_by_role
     from perdure.workflows.policy.state.job import JobState
     from perdure.workflows.policy.state.role import RoleState
     from perdure.workflows.policy.world import group_desire
@@ -86,9 +87,10 @@ class JobGroups:
 
     def note_changes(self) -> None:
         """Notes which desired states have changed. This looks at every node, and a thousand report at once."""
+        roles = addresses_by_role(self._owner.state, self._owner.job)
         for view in self._owner.state.views:
             version = view.desire_version
-            for index, desire in group_desire.desires_of(view).items():
+            for index, desire in group_desire.desires_of(view, roles).items():
                 group = Group(view.role, index)
                 if self._sent.get(group) != desire and index not in view.wound_down_groups:
                     self._sent[group] = desire

@@ -58,6 +58,7 @@ def desired_of(table: NodeTable, record: NodeRecord) -> NodeDesired:
         checkpoint_request=request,
         commit=_commit(table, record),
         copies=table.copy_target(node) or taken.copies,
+        roles=desire.roles,
         released=taken.released or target.released,
         **complete,
     )
@@ -289,6 +290,8 @@ def _summary(table: NodeTable, record: NodeRecord, desired: NodeDesired) -> str:
         parts.append(f"commit {desired.commit.checkpoint.folder}")
     if desired.copies is not None and desired.copies != taken.copies:
         parts.append(f"node {desired.copies.rank} keeps copies of what node {node.rank} saves")
+    if desired.roles != taken.roles:
+        parts.append("the addresses of the job's roles")
     if desired.released and not taken.released:
         parts.append("need not wait for a checkpoint any longer")
     return "; ".join(parts)

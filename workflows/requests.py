@@ -16,6 +16,7 @@ with workflow.unsafe.imports_passed_through():
         NodeCredentials,
         NodeRequest,
         RelaunchRequest,
+        RestartRequest,
         ScaleRequest,
         TicketRef,
         TicketRequest,
@@ -73,7 +74,10 @@ def check_resume(state: JobState) -> None:
         raise ApplicationError("the job is not suspended, so there is nothing to resume")
 
 
-def check_restart(state: JobState) -> None:
+def check_restart(state: JobState, request: RestartRequest) -> None:
+    role = role_of(state, request.role) if request.role else None
+    if role is not None and role.world is None:
+        raise ApplicationError(f"there is nothing to restart: role {role.role} is {role.phase}")
     if not _has_world(state):
         raise ApplicationError(f"there is nothing to restart: the job is {state.phase}")
 

@@ -41,6 +41,7 @@ with workflow.unsafe.imports_passed_through():
         NodeView,
         ReasonRequest,
         RelaunchRequest,
+        RestartRequest,
         ScaleRequest,
         ShardsSetAside,
         SiteFacts,
@@ -246,13 +247,15 @@ class TrainingJob:
         requests.check_resume(self._running_state())
 
     @workflow.update(description="Restart all ranks in place")
-    def restart(self, request: ReasonRequest) -> Accepted:
-        self._take_request(RestartRequested(reason=request.reason))
-        return Accepted(message=f"{self.state.name} restarts its ranks as generation {self.state.leading.generation}")
+    def restart(self, request: RestartRequest) -> Accepted:
+        event = RestartRequested(reason=request.reason)
+        self._take_request(ForRole(request.role, event) if request.role else event)
+        role = self.state.view(request.role) if request.role else self.state.leading
+        return Accepted(message=f"{self.state.name} restarts its ranks as generation {role.generation}")
 
     @restart.validator
-    def _restart_is_valid(self, request: ReasonRequest) -> None:
-        requests.check_restart(self._running_state())
+    def _restart_is_valid(self, request: RestartRequest) -> None:
+        requests.check_restart(self._running_state(), request)
 
     @workflow.update(description="Replace one node by a new one")
     def relaunch_node(self, request: RelaunchRequest) -> Accepted:
@@ -323,7 +326,9 @@ class TrainingJob:
     def status(self, role: str | None = None) -> JobStatus:
         state, groups = self._known_state(), self._groups.ids()
         shown = requests.role_of(state, role) if role else state.leading
-        return projections.status_of(shown, self.job, groups=groups, phase=self._phase(), now=workflow.now())
+        by_role = projections.role_statuses(state, self.job, workflow.now())
+        status = projections.status_of(shown, self.job, groups=groups, phase=self._phase(), now=workflow.now())
+        return status.replace(by_role=by_role)
 
     @workflow.query(description="The job's nodes, or those of one group; leases have their progress and metrics")
     def nodes(self, request: NodesQuery | None = None) -> list[NodeView]:
@@ -448,7 +453,7 @@ class TrainingJob:
         return settled and self._groups.are_settled and workflow.all_handlers_finished()
 
     async def _close(self) -> JobResult:
-        result = projections.result_of(self.state.leading, workflow.now())
+        result = projections.result_of(self.state.decisive, workflow.now())
         self._closed = result.phase
         self._show()
         await workflow.wait_condition(workflow.all_handlers_finished)

@@ -10,7 +10,10 @@ from typing import Any
 from perdure.agent.config import AgentConfig, GatewayConnection
 from perdure.base.credentials.grants import Grant, PodName
 from perdure.contract import NodeRequest
+from perdure.spec.capabilities import service_port
+from perdure.spec.checkpoint import Checkpoint
 from perdure.spec.recovery import OnNan
+from perdure.spec.roles import RendezvousMode
 from perdure.spec.tensorflow import TF_CONFIG_VARIABLE, tf_config
 
 MONITORS_VARIABLE = "PERDURE_MONITORS"
@@ -41,7 +44,7 @@ def agent_configuration(
         copies_dir: a folder in memory of its own for what other nodes have saved; None for the machine's shared memory.
     """
     spec = request.spec
-    role = spec.roles[request.node.role]
+    role, port = spec.roles[request.node.role], service_port(spec, request.node.role, request.node.rank)
     return AgentConfig(
         node=request.node,
         job_id=request.job_id,
@@ -58,11 +61,12 @@ def agent_configuration(
         termination_grace=spec.limits.termination_grace_period.total_seconds(),
         outputs_logs=spec.outputs.logs,
         preflight=spec.preflight,
+        ready=role.ready.model_copy(update={"port": port}) if role.ready is not None else None,
         log_patterns={number: rule.match.log for number, rule in enumerate(spec.retry.rules) if rule.match.log},
         labels=dict(spec.labels),
         metrics_port=metrics_port,
         monitors=tuple(os.environ.get(MONITORS_VARIABLE, "").split()),
-        checkpoint=spec.checkpoint,
+        checkpoint=_checkpoint_of(request),
         store_ports=spec.network.store_ports,
         copies_dir=copies_dir,
     )
@@ -87,8 +91,10 @@ def launcher_configuration(request: NodeRequest, *, address: str, workdir: str |
         "env": {**({TF_CONFIG_VARIABLE: tensorflow} if tensorflow else {}), **spec.env_of(request.node.role)},
         "secrets": list(spec.secrets),
         "nodes": str(role.nodes),
-        "processes": role.nproc_per_node,
-        "rendezvous": role.rendezvous,
+        "role": request.node.role,
+        "port": service_port(spec, request.node.role, request.node.rank),
+        "processes": 1 if role.ready is not None else role.nproc_per_node,
+        "rendezvous": RendezvousMode.ENV if role.ready is not None else role.rendezvous,
         "run_id": request.node.uid,
         "address": address,
         "store_ports": spec.network.store_ports,
@@ -101,6 +107,14 @@ def launcher_configuration(request: NodeRequest, *, address: str, workdir: str |
         "watch": spec.checkpoint.watch if spec.checkpoint else None,
         "log_max_bytes": spec.timing.processes.log_max_bytes,
     }
+
+
+def _checkpoint_of(request: NodeRequest) -> Checkpoint | None:
+    """Returns the job's checkpoints; each of several roles has a folder of its own in their storage."""
+    checkpoint = request.spec.checkpoint
+    if checkpoint is None or checkpoint.storage is None or len(request.spec.roles) == 1:
+        return checkpoint
+    return checkpoint.model_copy(update={"storage": f"{checkpoint.storage.rstrip('/')}/{request.node.role}"})
 
 
 def agent_grant(

@@ -114,10 +114,9 @@ def restart(
 
     [dim]perdure restart llama-8b-sft · perdure restart llama-8b-sft --node 3 --reason "slow disk"[/]
     """
-    if node is None and role is not None:
-        raise typer.BadParameter("requires --node; without it, the ranks of all roles restart", param_hint="--role")
     if node is None:
-        here.change(name, "restart all ranks in place", lambda client: client.restart(name, reason=here.reason))
+        plan = f"restart all ranks of role {role} in place" if role else "restart all ranks in place"
+        here.change(name, plan, lambda client: client.restart(name, role=role, reason=here.reason), role=role)
     else:
         here.change(
             name,

@@ -116,12 +116,19 @@ async def _status(client: Client, here: Session, name: str) -> None:
         return
     incidents = await client.incidents(name)
     out.print(_headline(known, progress))
+    for branch, role in zip(_branches(len(known.by_role)), known.by_role, strict=True):
+        out.print(f"{branch} [bold]{escape(role.name)}[/]  {escape(text.role(role))}")
     for label, words in facts(known, progress, nodes, incidents):
         out.print(f"[bold]{label:<8}[/] {escape(words)}")
     page = client.endpoint.workflow_page(f"job/{known.namespace}/{known.name}")
     if page:
         out.print(f"[bold]{'UI':<8}[/] {page}")
     here.hint(*_next_commands(known, here.flag))
+
+
+def _branches(count: int) -> list[str]:
+    """The lines of a tree with this many leaves."""
+    return ["├─"] * (count - 1) + ["└─"] * (count > 0)
 
 
 def _describe_task_failures(failures: tuple[TaskFailure, ...]) -> list[str]:

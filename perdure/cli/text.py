@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from perdure.contract import CheckpointView, IncidentView, JobStatus, NodeView, Progress
+    from perdure.contract import CheckpointView, IncidentView, JobStatus, NodeView, Progress, RoleStatus
 
 PHASE_STYLES = {
     "RUNNING": "green",
@@ -125,6 +125,16 @@ def nodes(status: JobStatus) -> str:
         return f"{count(status.nodes, 'node')}{detail}"
     degraded = "degraded " if status.phase == "RUNNING" else ""
     return f"{degraded}{status.nodes}/{status.nodes_max} nodes{detail}"
+
+
+def role(status: RoleStatus) -> str:
+    """`RUNNING, 2 nodes, generation 3, 1 restart: 2 of 2 nodes, 2 ranks`."""
+    size = (
+        count(status.nodes, "node") if status.nodes >= status.nodes_max else f"{status.nodes}/{status.nodes_max} nodes"
+    )
+    parts = [status.phase.value, size, f"generation {status.generation}"]
+    parts += [count(status.restarts, "restart")] if status.restarts else []
+    return ", ".join(parts) + (f": {status.reason}" if status.reason else "")
 
 
 def checkpoint(view: CheckpointView) -> str:

@@ -54,6 +54,7 @@ from perdure.contract import (
     NodeView,
     ReasonRequest,
     RelaunchRequest,
+    RestartRequest,
     ScaleRequest,
     Ticket,
     TicketRef,
@@ -437,9 +438,11 @@ class Client(Connection):
         """Requests nodes for a suspended job again."""
         return await self._update(name, namespace, "resume", ReasonRequest(reason=reason), Accepted)
 
-    async def restart(self, name: str, *, namespace: str | None = None, reason: str = "") -> Accepted:
-        """Restarts all ranks in place, as a new generation."""
-        return await self._update(name, namespace, "restart", ReasonRequest(reason=reason), Accepted)
+    async def restart(
+        self, name: str, *, namespace: str | None = None, role: str | None = None, reason: str = ""
+    ) -> Accepted:
+        """Restarts all ranks in place, as a new generation; in a job with several roles, those of this role."""
+        return await self._update(name, namespace, "restart", RestartRequest(role=role, reason=reason), Accepted)
 
     async def save_checkpoint(self, name: str, *, namespace: str | None = None, reason: str = "") -> Accepted:
         """Has the ranks make a checkpoint in storage at one of their next steps; returns before that has happened."""

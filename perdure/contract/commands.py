@@ -7,7 +7,7 @@ from pydantic import Field
 from perdure.contract.agents import PrintedLines
 from perdure.contract.base import Message
 from perdure.contract.checkpoints import CheckpointRef, Commit
-from perdure.contract.groups import World
+from perdure.contract.groups import RoleAddresses, World
 from perdure.contract.identity import NodeCredentials
 from perdure.spec.durations import Duration
 
@@ -80,6 +80,8 @@ class NodeDesired(Message):
     """The checkpoint that this node is to commit: it tries again until its storage takes it."""
     copies: CopyTarget | None = None
     """The node that keeps the copies of what this node's script saves; None where there is none."""
+    roles: dict[str, RoleAddresses] = Field(default={})
+    """All roles of a job that has several, by name."""
     released: bool = False
     """A node that is being ended from outside need not wait for a checkpoint any longer."""
     stop: StopRequest | None = None

@@ -19,6 +19,7 @@ __all__ = [
     "GroupDesire",
     "GroupTransitions",
     "Member",
+    "RoleAddresses",
     "UnsoundSteps",
     "World",
 ]
@@ -104,6 +105,8 @@ class World(Message):
     """The saved states, in memory and in storage, that its ranks do not load; None for none."""
     measurements: int = 0
     """How many measurements of their steps nodes report in any case; 0: only what changes."""
+    keeps_processes: bool = False
+    """Processes that run continue in it: each depends on no other."""
 
     def of(self, members: Mapping[int, Member]) -> World:
         """The world as those see it who need to know these members only."""
@@ -113,6 +116,22 @@ class World(Message):
         """The place of a node's incarnation in the world; None if it has none."""
         member = self.members.get(node.rank)
         return member if member is not None and member.incarnation == node.incarnation else None
+
+
+class RoleAddresses(Message):
+    """Where the nodes of a role are reached, as all roles of its job see it."""
+
+    addresses: tuple[str, ...] = ()
+    """The address of each node of its world, by slot, with the port where the role has one; empty where it is not
+    known."""
+    generation: int = 0
+    """Its newest world; 0 before the first one."""
+    processes: int = 0
+    """The ranks of that world."""
+    ready: bool = False
+    """All nodes of that world run in it, or answer."""
+    completed: bool = False
+    """Its commands have ended with 0."""
 
 
 class GroupDesire(Message):
@@ -138,6 +157,8 @@ class GroupDesire(Message):
     """The newest checkpoint that is complete, until it is committed."""
     checkpoint_request: int = 0
     """The newest request for a checkpoint that none has answered; 0 for none."""
+    roles: dict[str, RoleAddresses] = Field(default={})
+    """All roles of a job that has several, by name."""
     wind_down: bool = False
     """Delete everything and close."""
     reason: str = ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perdure.contract.base import Message, ShortText
 
-__all__ = ["Accepted", "NodesQuery", "ReasonRequest", "RelaunchRequest", "ScaleRequest"]
+__all__ = ["Accepted", "NodesQuery", "ReasonRequest", "RelaunchRequest", "RestartRequest", "ScaleRequest"]
 
 
 class ScaleRequest(Message):
@@ -18,9 +18,16 @@ class ScaleRequest(Message):
 
 
 class ReasonRequest(Message):
-    """Argument of the updates `suspend`, `resume` and `restart`."""
+    """Argument of the updates `suspend`, `resume` and `save_checkpoint`."""
 
     reason: ShortText = ""
+
+
+class RestartRequest(ReasonRequest):
+    """Argument of the update `restart`."""
+
+    role: str | None = None
+    """The only role whose ranks restart; None for all."""
 
 
 class NodesQuery(Message):

@@ -24,6 +24,7 @@ __all__ = [
     "JobStatus",
     "NodeView",
     "Observation",
+    "RoleStatus",
     "SlowCause",
     "Slowness",
     "Straggler",
@@ -263,6 +264,24 @@ class IncidentView(Message):
         return self.stepping_at or self.running_at or self.closed_at
 
 
+class RoleStatus(Message):
+    """How far one of several roles of a job is."""
+
+    name: str
+    phase: JobPhase
+    """Its own; SUCCEEDED and FAILED while the job continues without it."""
+    reason: str = ""
+    """Why it is in this phase, in a sentence."""
+    generation: int
+    """Its newest world."""
+    nodes: int
+    """Members of that world."""
+    nodes_max: int
+    """The number of nodes that it requests."""
+    restarts: int
+    """Its restarts within the restart window."""
+
+
 class JobStatus(Message):
     """Answer to the query `status`."""
 
@@ -277,6 +296,8 @@ class JobStatus(Message):
     """The role that this is about: the requested one, else the one that the job waits for, else its first."""
     roles: tuple[str, ...] = ()
     """All roles of the job."""
+    by_role: tuple[RoleStatus, ...] = ()
+    """Each of its roles, if there are several."""
     backend: str
     workdir_digest: str = ""
     """The digest of the code that was uploaded with the job; empty where none was."""

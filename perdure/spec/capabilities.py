@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .job import Backend
+from .job import Backend, JobSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,3 +65,11 @@ CAPABILITIES = complete(
 
 BESIDE_WORKER = tuple(backend for backend, can in CAPABILITIES.items() if can.runs_beside_worker)
 """Names that are not a backend's can be compared with these, and not looked up in the table."""
+
+
+def service_port(job: JobSpec, role: str, rank: int) -> int | None:
+    """Returns the port of a node whose role has `ready`: nodes of one machine have different ones."""
+    ready = job.roles[role].ready
+    if ready is None:
+        return None
+    return ready.port + (rank if CAPABILITIES[job.backend].runs_beside_worker else 0)

@@ -62,7 +62,7 @@ class JobSpec(Section):
     volumes: list[Volume] = Field(default=[])
     """Persistent volume claims, mounted in every node."""
     roles: dict[RoleName, Role]
-    """The job's nodes, by the name of their role. Several roles run different commands."""
+    """The job's nodes, by the name of their role. Several roles run different commands: see docs/roles.md."""
     network: Network = Network()
     """The network between nodes."""
     recovery: Recovery = Recovery()

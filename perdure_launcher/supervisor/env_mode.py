@@ -98,6 +98,7 @@ class EnvMode:
         if self._warm is not None:
             self._warm.follow_ranks(self._first_rank_steps)
         if (current := self._current) is not None:
+            self._keep_in_newer(current, desired)
             self._end_if_not_desired(current, desired)
         elif node.tree.empty and desired.run:
             if desired.attempt > self.attempt:
@@ -176,6 +177,15 @@ class EnvMode:
         self._prepared.set()
         self._node.wake()
 
+    def _keep_in_newer(self, current: _Ranks, desired: Desired) -> None:
+        """Has processes that run, and depend on no other, continue in a newer world."""
+        world = desired.world
+        if world is None or not world.keeps_processes or world.generation <= current.world.generation:
+            return
+        if not self._node.tree.ending and not current.codes:
+            current.world, self._entered = world, world.generation
+            self._report_entered(world)
+
     def _end_if_not_desired(self, current: _Ranks, desired: Desired) -> None:
         config, tree = self._node.config, self._node.tree
         if tree.ending:
@@ -217,7 +227,10 @@ class EnvMode:
             threading.Thread(target=self._await_steps, args=(current,), name="first steps", daemon=True).start()
         logger.info("generation %s started as processes %s", world.generation, sorted(current.local_ranks))
         self._ports.replenish()
-        node.outbox.post(
+        self._report_entered(world)
+
+    def _report_entered(self, world: World) -> None:
+        self._node.outbox.post(
             "/v1/rendezvous/entered",
             EnteredReport(generation=world.generation, time=time.time(), store_ports=tuple(self._ports.numbers)),
         )

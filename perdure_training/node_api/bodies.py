@@ -78,6 +78,8 @@ class World(Body):
     """The index of the command's torchrun that it is for, from 0."""
     unsound: UnsoundSteps | None = None
     """The saved states that its ranks do not load; None for none."""
+    keeps_processes: bool = False
+    """Processes that run continue in it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,8 @@ CHECKPOINT_PROGRESS: Final = "checkpoint-progress.json"
 
 REPLAY_REQUEST: Final = "replay-request.json"
 """The newest request of a user to replay a step, which the agent writes and the ranks read."""
+ROLES: Final = "roles.json"
+"""The addresses of all roles of the job, which the agent replaces when they change; missing for a job of one role."""
 
 LOGS: Final = "logs"
 OUTPUT_LOG: Final = "output.log"

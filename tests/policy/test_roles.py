@@ -2,96 +2,21 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
-from perdure.contract import (
-    Failure,
-    FailureKind,
-    Finished,
-    JobPhase,
-    NodeCredentials,
-    RankExit,
-)
-from perdure.contract.transitions import AnyTransition, NodeCommanded, NodeJoined, NodeReady, NodeStepping
-from perdure.spec.validate import parse_spec
-from perdure.workflows.policy.decide import decide, decide_all
-from perdure.workflows.policy.facts.events import (
-    AddressedEvent,
-    ForRole,
-    GroupWoundDown,
-    RelaunchRequested,
-    ScaleRequested,
-    TimePassed,
-)
-from perdure.workflows.policy.state.job import JobState, RoleInJob, UnknownRole
-from perdure.workflows.policy.state.role import RoleState
+from perdure.contract import Failure, FailureKind, JobPhase
+from perdure.workflows.policy.decide import decide_all
+from perdure.workflows.policy.facts.events import ForRole, GroupWoundDown, RelaunchRequested, ScaleRequested
+from perdure.workflows.policy.state.job import JobState, UnknownRole
 from perdure.workflows.policy.world.group_desire import is_over
-
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
-ROLES = ("trainer", "evaluator")
-
-
-class TwoRoles:
-    """A job whose specification has one role, and whose state has two: specifications with several come later."""
-
-    def __init__(self) -> None:
-        self.job = parse_spec(
-            {"name": "job", "roles": {"trainer": {"nodes": "2", "command": ["torchrun", "train.py"]}}}
-        )
-        roles = {name: RoleState(role=name, nodes_min=2, nodes_max=2) for name in ROLES}
-        self.state = JobState(name="job", namespace="default", uid="0123abcd", started_at=NOW, roles=roles)
-        self.take(TimePassed())
-
-    def take(self, event: AddressedEvent) -> TwoRoles:
-        self.state = decide(self.state, event, self.job, NOW, new_token=uuid4)
-        return self
-
-    def view(self, role: str) -> RoleInJob:
-        return self.state.view(role)
-
-    def runs(self, role: str, generation: int = 1) -> TwoRoles:
-        for rank in (0, 1):
-            port = 20_000 + 10 * generation + rank
-            self.transition(role, rank, NodeJoined, address=f"10.0.0.{rank}")
-            self.transition(role, rank, NodeReady, generation=generation - 1, processes=1, store_ports=(port,))
-        for rank in (0, 1):
-            self.transition(role, rank, NodeCommanded, generation=generation)
-            self.transition(role, rank, NodeStepping, generation=generation)
-        return self
-
-    def transition(self, role: str, rank: int, kind: type[AnyTransition], **facts: Any) -> None:
-        incarnation = self.view(role).nodes[rank].incarnation
-        self.take(ForRole(role, kind(rank=rank, incarnation=incarnation, time=NOW, **facts)))
-
-    def sender(self, role: str, rank: int) -> NodeCredentials:
-        node = self.view(role).nodes[rank]
-        return NodeCredentials(uid="0123abcd", role=role, rank=rank, incarnation=node.incarnation, token=node.token)
-
-    def rank_killed(self, role: str, rank: int) -> TwoRoles:
-        return self.take(
-            Failure(
-                sender=self.sender(role, rank),
-                sequence=1,
-                time=NOW,
-                generation=self.view(role).generation,
-                kind=FailureKind.RANKS,
-                ranks=(RankExit(local_rank=0, global_rank=rank, signal=9),),
-            )
-        )
-
-    def command_ended(self, role: str) -> TwoRoles:
-        for rank in (0, 1):
-            sender, generation = self.sender(role, rank), self.view(role).generation
-            self.take(Finished(sender=sender, sequence=2, time=NOW, generation=generation, command_runs=False))
-        return self
+from tests.policy.job_of_roles import NOW, Roles
 
 
 def test_each_role_forms_its_own_world():
-    job = TwoRoles().runs("evaluator")
+    job = Roles().runs("evaluator")
     assert job.view("trainer").world is None
     assert job.view("evaluator").stepping
     assert job.state.phase is JobPhase.STARTING, "the job is in the phase of the role that is behind"
@@ -101,33 +26,34 @@ def test_each_role_forms_its_own_world():
 
 
 def test_a_failure_in_one_role_leaves_the_world_of_the_other_alone():
-    job = TwoRoles().runs("trainer").runs("evaluator")
+    job = Roles().runs("trainer").runs("evaluator")
     before = job.state.roles["trainer"]
     job.rank_killed("evaluator", 1)
     assert job.state.roles["trainer"] == before
     assert job.view("evaluator").generation == 2, "its survivors get another world at once"
+    assert [len(role.restarts) for role in job.state.roles.values()] == [0, 1], "each role has a budget of its own"
     assert job.state.restart_count == 1
     [incident] = job.state.incidents
     assert (incident.role, incident.culprit) == ("evaluator", 1)
     assert job.view("trainer").open_incident is None
-    job.runs("evaluator", generation=2)
+    job.runs("evaluator")
     assert job.state.open_incident is None
 
 
 def test_incidents_of_two_roles_are_kept_apart():
-    job = TwoRoles().runs("trainer").runs("evaluator")
+    job = Roles().runs("trainer").runs("evaluator")
     job.rank_killed("trainer", 0).rank_killed("evaluator", 1)
     assert [(one.number, one.role, one.culprit) for one in job.state.incidents] == [
         (1, "trainer", 0),
         (2, "evaluator", 1),
     ]
-    job.runs("trainer", generation=2)
+    job.runs("trainer")
     assert job.view("trainer").open_incident is None
     assert job.state.open_incident == job.view("evaluator").open_incident is not None
 
 
 def test_a_job_succeeds_when_all_its_roles_have():
-    job = TwoRoles().runs("trainer").runs("evaluator")
+    job = Roles().runs("trainer").runs("evaluator")
     job.command_ended("trainer")
     assert job.state.outcome is None
     assert job.view("trainer").completed
@@ -137,7 +63,7 @@ def test_a_job_succeeds_when_all_its_roles_have():
 
 
 def test_a_job_is_over_when_the_groups_of_all_roles_are_gone():
-    job = TwoRoles().runs("trainer").runs("evaluator").command_ended("trainer").command_ended("evaluator")
+    job = Roles().runs("trainer").runs("evaluator").command_ended("trainer").command_ended("evaluator")
     job.take(ForRole("trainer", GroupWoundDown(group=0)))
     assert not is_over(job.state)
     job.take(ForRole("evaluator", GroupWoundDown(group=0)))
@@ -145,7 +71,7 @@ def test_a_job_is_over_when_the_groups_of_all_roles_are_gone():
 
 
 def test_a_request_changes_the_role_that_it_names():
-    job = TwoRoles().runs("trainer").runs("evaluator")
+    job = Roles().runs("trainer").runs("evaluator")
     job.take(ForRole("evaluator", ScaleRequested(minimum=3, maximum=3)))
     assert [role.nodes_max for role in job.state.roles.values()] == [2, 3]
     job.take(ForRole("evaluator", RelaunchRequested(rank=1)))
@@ -153,14 +79,14 @@ def test_a_request_changes_the_role_that_it_names():
 
 
 def test_a_role_that_the_job_does_not_have_is_refused_with_those_that_it_has():
-    job = TwoRoles()
+    job = Roles()
     for name, got in (("rollout", 'got "rollout"'), (None, "missing")):
         with pytest.raises(UnknownRole, match=f'role: {got}; this job has the roles "trainer", "evaluator"'):
             job.take(ForRole(name, ScaleRequested(minimum=1, maximum=1)))
 
 
 def test_a_failure_of_an_unknown_role_changes_nothing():
-    job = TwoRoles().runs("trainer").runs("evaluator")
+    job = Roles().runs("trainer").runs("evaluator")
     before = job.state
     sender = job.sender("trainer", 0).model_copy(update={"role": "rollout"})
     job.take(Failure(sender=sender, sequence=1, time=NOW, generation=1, kind=FailureKind.RANKS))
@@ -168,7 +94,7 @@ def test_a_failure_of_an_unknown_role_changes_nothing():
 
 
 def test_an_event_for_an_unknown_role_is_left_out_and_counted():
-    job, dropped = TwoRoles(), list[str]()
+    job, dropped = Roles(), list[str]()
     events = [ForRole("rollout", GroupWoundDown(group=0))]
     state = decide_all(job.state, events, job.job, NOW, new_token=uuid4, dropped=dropped.append)
     assert state.dropped_events == 1
@@ -176,5 +102,12 @@ def test_an_event_for_an_unknown_role_is_left_out_and_counted():
 
 
 def test_a_job_with_several_roles_survives_continue_as_new():
-    job = TwoRoles().runs("trainer").rank_killed("trainer", 0)
+    job = Roles().runs("trainer").rank_killed("trainer", 0)
     assert JobState.model_validate_json(job.state.model_dump_json()) == job.state
+
+
+def test_the_restarts_of_a_job_of_an_earlier_release_become_those_of_its_role():
+    job = Roles(worker={})
+    carried: dict[str, Any] = job.state.model_dump(mode="json") | {"restarts": [NOW.isoformat()]}
+    del carried["roles"]["worker"]["restarts"]
+    assert JobState.model_validate(carried).roles["worker"].restarts == (NOW,)

@@ -194,6 +194,7 @@ class Site:
         nodes: str = "2",
         script: Path = SCRIPT,
         command: list[str] | None = None,
+        out: Path | None = None,
         **spec: Any,
     ) -> Job:
         """Starts a training; each submission writes into a folder of its own, also where it takes a name again.
@@ -204,11 +205,12 @@ class Site:
             nodes: how many, as a job says it.
             script: `SCRIPT` under torchrun, or `WALK` without it, which starts in a tenth of the time.
             command: another one.
+            out: the folder, where other roles write into it, too.
             spec: other fields.
         """
         name = name or f"s-{uuid4().hex[:8]}"
-        out = self.folder / f"out-{uuid4().hex[:8]}"
-        out.mkdir()
+        out = out or self.folder / f"out-{uuid4().hex[:8]}"
+        out.mkdir(exist_ok=True)
         if script == WALK:
             # What is prepared for a second start is an interpreter with torch.
             spec = {"recovery": {"warm_starts": False}} | spec

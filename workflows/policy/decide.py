@@ -16,6 +16,7 @@ from operator import itemgetter
 from perdure.contract import BadNumber, Corruption, Failure, Finished, JobPhase, JoinRequest
 from perdure.contract.transitions import NodeTransition
 from perdure.spec.job import JobSpec
+from perdure.spec.role_relations import order_of, roles_that_end
 from perdure.workflows.policy.capacity import admission, joining, planned_changes, staffing
 from perdure.workflows.policy.capacity.staffing import TokenSource
 from perdure.workflows.policy.checkpoints import commits
@@ -37,6 +38,7 @@ from perdure.workflows.policy.record import incidents, observations
 from perdure.workflows.policy.record.phase import with_phases
 from perdure.workflows.policy.repair import hold_on_failure, slow_ranks
 from perdure.workflows.policy.repair.recovery import recover
+from perdure.workflows.policy.roles import failures, starts
 from perdure.workflows.policy.state.job import JobState, Outcome, RoleInJob
 from perdure.workflows.policy.world import entering, forming, stages, succession
 
@@ -137,15 +139,29 @@ def advance_job(state: JobState, job: JobSpec, now: datetime, *, new_token: Toke
     """Brings all roles as far as the known facts allow, in their order; a role that stops the job stops all."""
     if state.outcome is not None:
         return with_phases(hold_on_failure.end_when_due(state, now), job)
-    state = _check_limits(state, job, now)
-    for role in state.roles:
-        if state.outcome is None:
-            state = state.with_view(advance_role(state.view(role), job, now, new_token=new_token))
-    return with_phases(hold_on_failure.begin(_end(state, now), job, now), job)
+    before = failures.restart_others(_check_limits(state, job, now), job, now)
+    state = _advance_roles(before, job, now, new_token=new_token)
+    changed = failures.restart_others_with_new_world(before, state, job, now)
+    if changed is not state:
+        state = _advance_roles(changed, job, now, new_token=new_token)
+    state = _release_completed(_end(state, job, now), job, now)
+    return with_phases(hold_on_failure.begin(state, job, now), job)
+
+
+def _advance_roles(state: JobState, job: JobSpec, now: datetime, *, new_token: TokenSource) -> JobState:
+    for name in order_of(job.roles):
+        if state.outcome is not None:
+            break
+        if state.suspended or not starts.why_waiting(state.roles[name], state.roles, job):
+            view = advance_role(state.view(name), job, now, new_token=new_token)
+            state = state.with_view(failures.contain(view, job, now))
+    return state
 
 
 def advance_role(state: RoleInJob, job: JobSpec, now: datetime, *, new_token: TokenSource) -> RoleInJob:
     """Brings one role as far as the known facts allow."""
+    if state.completed or state.failed:
+        return state
     state = user_requests.apply_postponed(state, job, now)
     if state.suspended:
         return staffing.dismiss_all(state, job, now)
@@ -165,13 +181,22 @@ def advance_role(state: RoleInJob, job: JobSpec, now: datetime, *, new_token: To
     return observations.observe_uncreated(_note_stepping(state, now), now)
 
 
-def _end(state: JobState, now: datetime) -> JobState:
-    """Ends the job once all its roles are complete, and all roles of a job that one of them has stopped."""
+def _end(state: JobState, job: JobSpec, now: datetime) -> JobState:
+    """Ends the job once the roles that end it are complete, and all roles of a job that one of them has stopped."""
     outcome = state.outcome
-    if outcome is None and all(role.completed for role in state.roles.values()):
-        reason = "; ".join(dict.fromkeys(role.completed for role in state.roles.values()))
+    ending = [state.roles[name] for name in roles_that_end(job.roles)]
+    if outcome is None and all(role.completed for role in ending):
+        reason = "; ".join(dict.fromkeys(role.completed for role in ending))
         outcome = Outcome(phase=JobPhase.SUCCEEDED, exit_code=0, reason=reason, decided_at=now)
     return state.stop(outcome) if outcome is not None else state
+
+
+def _release_completed(state: JobState, job: JobSpec, now: datetime) -> JobState:
+    """Ends the nodes of complete roles while others work."""
+    for view in state.views if state.outcome is None else ():
+        if view.completed and not view.is_idle:
+            state = state.with_view(staffing.dismiss_all(view, job, now, reason="its role has completed"))
+    return state
 
 
 def end_of_limits(state: JobState, job: JobSpec) -> datetime | None:

@@ -63,8 +63,8 @@ def staff(state: RoleInJob, job: JobSpec, now: datetime, *, new_token: TokenSour
     return incidents.record_avoided_machines(state, avoids)
 
 
-def dismiss_all(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
-    """Ends all nodes of a suspended job; their incarnation numbers are kept, so that none is ever used again."""
+def dismiss_all(state: RoleInJob, job: JobSpec, now: datetime, *, reason: str = "suspended") -> RoleInJob:
+    """Ends all nodes of a role that needs none; their incarnation numbers are kept, so that none is ever used again."""
     if state.world is None and not any(node.alive for node in state.nodes.values()):
         # Which commands have ended was decided with the last world: without it every stage looks incomplete.
         return state.replace(interruption=None, waiting_since=None, queued_since=None, ready_since=None)
@@ -72,7 +72,7 @@ def dismiss_all(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
         # Outside of a complete stage every command starts over, including that of a node that ended and left before.
         ended = node.ended and state.between_stages
         if node.alive:
-            changes = {"phase": NodePhase.REMOVED, "reason": "suspended", "store_ports": (), "ended": ended}
+            changes = {"phase": NodePhase.REMOVED, "reason": reason, "store_ports": (), "ended": ended}
             state = succession.dismiss(state, node, job, now, **changes)
         else:
             state = state.with_node(node.replace(ended=ended))

@@ -80,8 +80,10 @@ class CancelRequested(Message):
     reason: str = ""
 
 
-RoleEvent = AnyTransition | GroupAdopted | GroupWoundDown | JoinRequest | ScaleRequested | RelaunchRequested
-"""Events that concern the nodes of one role, and do not name it."""
+RoleEvent = (
+    AnyTransition | GroupAdopted | GroupWoundDown | JoinRequest | ScaleRequested | RelaunchRequested | RestartRequested
+)
+"""Events that concern the nodes of one role, and do not name it. A restart without a role concerns all."""
 
 Event = (
     RoleEvent
@@ -92,7 +94,6 @@ Event = (
     | TimePassed
     | SuspendRequested
     | ResumeRequested
-    | RestartRequested
     | TicketIssued
     | TicketRevoked
     | CheckpointRequested

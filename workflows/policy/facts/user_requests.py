@@ -47,7 +47,7 @@ def apply(state: RoleInJob, event: Event, job: JobSpec, now: datetime) -> RoleIn
             state = incidents.add_evidence(state, evidence, now=now)
             return state.replace(suspended=False, waiting_since=None, queued_since=None, ready_since=None)
         case RestartRequested():
-            return request(state, f"restart requested by a user{_because(event.reason)}", now)
+            return request(state, f"restart requested by a user{_because(event.reason)}", now, restarts_all=True)
         case RelaunchRequested():
             return planned_changes.postpone(state, event, job, now) or _relaunch(state, event, job, now)
         case CancelRequested():
@@ -74,15 +74,35 @@ def apply_postponed(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
     return planned_changes.settle(state, now)
 
 
-def request(state: RoleInJob, text: str, now: datetime, *, by_user: bool = True) -> RoleInJob:
-    """Opens an interruption without a failure, unless one is open already."""
+def follow_role(state: RoleInJob, other: str, now: datetime) -> RoleInJob:
+    """Starts the role again because another one does."""
+    return request(state, f"starts again with role {other}", now, by_user=False, begun_by=other, restarts_all=True)
+
+
+def request(
+    state: RoleInJob, text: str, now: datetime, *, by_user: bool = True, begun_by: str = "", restarts_all: bool = False
+) -> RoleInJob:
+    """Opens an interruption without a failure, unless one is open already.
+
+    Args:
+        state: The role.
+        text: What is requested, for users.
+        now: The time.
+        by_user: Whether a user requests it.
+        begun_by: The role with which this one starts again.
+        restarts_all: Whether processes that depend on no world are restarted, too.
+    """
     if state.world is None or state.between_stages:
         return state
     if state.interruption is not None and state.interruption.requested is None:
         return state
     source = EvidenceSource.USER if by_user else EvidenceSource.AGENT
     state = incidents.add_evidence(state, Evidence(time=now, source=source, text=text), now=now)
-    return state.replace(interruption=Interruption(since=now, requested=text, by_user=by_user))
+    return state.replace(
+        interruption=Interruption(
+            since=now, requested=text, by_user=by_user, begun_by=begun_by, restarts_all=restarts_all
+        )
+    )
 
 
 def reasons(state: RoleInJob, ranks: Collection[int]) -> str:

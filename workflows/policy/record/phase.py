@@ -6,6 +6,7 @@ from perdure.contract import JobPhase, NodePhase
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.capacity import waiting
 from perdure.workflows.policy.diagnosis import first_steps, hangs
+from perdure.workflows.policy.roles import starts
 from perdure.workflows.policy.state.job import JobState, RoleInJob
 from perdure.workflows.policy.world import stages, succession
 from perdure.workflows.policy.world.forming import candidates
@@ -14,17 +15,24 @@ from perdure.workflows.policy.world.forming import candidates
 def with_phases(state: JobState, job: JobSpec) -> JobState:
     """Returns the state with the phase of each role."""
     for view in state.views:
-        phase, reason = _phase(view, job)
+        waits = starts.why_waiting(state.roles[view.role], state.roles, job)
+        phase, reason = _phase(view, job, waits)
         state = state.with_role(state.roles[view.role].replace(phase=phase, reason=reason))
     return state
 
 
-def _phase(state: RoleInJob, job: JobSpec) -> tuple[JobPhase, str]:
+def _phase(state: RoleInJob, job: JobSpec, waits: str) -> tuple[JobPhase, str]:
     world = state.world
     if state.outcome is not None:
         return JobPhase.HELD if state.held else JobPhase.STOPPING, state.outcome.reason
     if state.suspended:
         return JobPhase.SUSPENDED, state.reason
+    if state.completed:
+        return JobPhase.SUCCEEDED, state.completed
+    if state.failed:
+        return JobPhase.FAILED, state.failed
+    if waits:
+        return JobPhase.STARTING, waits
     incident = state.open_incident
     queued = state.queued_since is not None and waiting.in_queue(state)
     if queued or (state.waiting_since is not None and (world is not None or state.generation > 0)):

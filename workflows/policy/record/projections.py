@@ -13,6 +13,7 @@ from perdure.contract import (
     NodePhase,
     NodeView,
     ProgressSource,
+    RoleStatus,
 )
 from perdure.contract.identity import identity_of
 from perdure.contract.names import group_index
@@ -22,7 +23,7 @@ from perdure.workflows.policy.checkpoints import commits
 from perdure.workflows.policy.diagnosis import first_steps
 from perdure.workflows.policy.record import observations
 from perdure.workflows.policy.state.budget import within_window
-from perdure.workflows.policy.state.job import RoleInJob
+from perdure.workflows.policy.state.job import JobState, RoleInJob
 from perdure.workflows.policy.world import stages, succession
 
 _WARNED_OF = 8
@@ -72,6 +73,24 @@ def status_of(state: RoleInJob, job: JobSpec, *, groups: tuple[str, ...], phase:
         next_action=next_action(state),
         checkpoint=commits.view(state, job),
         progress=state.progress,
+    )
+
+
+def role_statuses(state: JobState, job: JobSpec, now: datetime) -> tuple[RoleStatus, ...]:
+    """Returns how far each role is, of a job that has several."""
+    if len(state.roles) == 1:
+        return ()
+    return tuple(
+        RoleStatus(
+            name=name,
+            phase=role.phase,
+            reason=role.reason,
+            generation=role.generation,
+            nodes=role.world.nodes if role.world else 0,
+            nodes_max=role.nodes_max,
+            restarts=len(within_window(role.restarts, now=now, window=job.retry.window)),
+        )
+        for name, role in state.roles.items()
     )
 
 

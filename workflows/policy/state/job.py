@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Self
+from typing import Any, Self, cast
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from perdure.contract import IncidentView, JobPhase, Message, NodeCredentials, Ticket, UnprocessedSamples
 from perdure.spec.job import JobSpec
@@ -20,7 +20,8 @@ from perdure.workflows.policy.state.node import MachineLoss
 from perdure.workflows.policy.state.role import RoleState
 
 _LEADING_PHASES = (JobPhase.WAITING, JobPhase.RECOVERING, JobPhase.STARTING, JobPhase.RENDEZVOUS)
-"""Phases of a role that are the whole job's, the strongest first; otherwise the first role's phase is."""
+"""Phases of a role that are the whole job's, the strongest first; otherwise the first role's phase is. A role without
+nodes leads only where no other has any."""
 
 
 class UnknownRole(ValueError):
@@ -61,8 +62,6 @@ class JobFacts(Message):
     losses: tuple[MachineLoss, ...] = ()
     """Losses that speak against machines, in the order in which nodes were replaced: see
     `perdure.workflows.policy.capacity.node_avoidance`."""
-    restarts: tuple[datetime, ...] = ()
-    """Times of restarts that failures caused, within the budget's window."""
     restart_count: int = 0
     """Restarts that failures caused since the job began; nodes lost together or soon after one another count once."""
     control_lag_until: datetime | None = None
@@ -122,6 +121,15 @@ class JobState(JobFacts):
     roles: dict[str, RoleState]
     """The roles in the order of the specification, in which they are decided."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _has_budgets_by_role(cls, data: Any) -> Any:
+        """Reads the state of a job of one role under release 0.3, in which the restarts were the job's."""
+        if isinstance(data, dict) and (restarts := cast("dict[str, Any]", data).get("restarts")):
+            ((name, role),) = data["roles"].items()
+            return {**data, "roles": {name: {"restarts": restarts, **role}}}
+        return cast("Any", data)
+
     @classmethod
     def begin(cls, job: JobSpec, *, uid: str, now: datetime) -> Self:
         """Returns the state of a job of which nothing but its specification is known."""
@@ -172,7 +180,14 @@ class JobState(JobFacts):
     def leading(self) -> RoleInJob:
         """The role whose phase is the job's."""
         order = {phase: index for index, phase in enumerate(_LEADING_PHASES)}
-        return self.view(min(self.roles, key=lambda name: order.get(self.roles[name].phase, len(order))))
+        roles = self.roles
+        return self.view(min(roles, key=lambda name: (roles[name].is_idle, order.get(roles[name].phase, len(order)))))
+
+    @property
+    def decisive(self) -> RoleInJob:
+        """The role that has stopped the job, or else the leading one."""
+        stopped = (view for view in self.views if (last := view.last_incident) is not None and last.stopped)
+        return next(stopped, self.leading)
 
     @property
     def phase(self) -> JobPhase:

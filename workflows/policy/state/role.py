@@ -41,6 +41,12 @@ class Interruption(Message):
     """Why a new world is requested although nothing has failed, in words."""
     by_user: bool = False
     """A user requested it; otherwise the capacity changed."""
+    begun_by: str = ""
+    """The role with which this one starts again; empty where the interruption is the role's own."""
+    reached_others: bool = False
+    """The roles that start again with this one were interrupted, too."""
+    restarts_all: bool = False
+    """Processes that depend on no world are restarted, too."""
     hang: Hang | None = None
     """What was found where it began with a rank that hangs."""
     slowness: Slowness | None = None
@@ -135,6 +141,8 @@ class RoleState(Message):
     reason: str = ""
     completed: str = ""
     """Why the role has succeeded; empty until all its commands have ended."""
+    failed: str = ""
+    """Why the role was given up while the job continues; empty where it was not."""
     nodes_min: int
     nodes_max: int
     unit: int = 1
@@ -181,6 +189,8 @@ class RoleState(Message):
     lines: tuple[NodeLines, ...] = ()
     """What nodes have printed that failed in the newest generation that did, the last report first."""
     memory: RepairMemory = RepairMemory()
+    restarts: tuple[datetime, ...] = ()
+    """Times of restarts that failures caused, within the budget's window."""
     progress: Progress | None = None
     desire_version: int = 0
     wound_down_groups: tuple[int, ...] = ()
@@ -192,6 +202,11 @@ class RoleState(Message):
     postponed: PostponedChange | None = None
     first_ranks_before: dict[int, int] = Field(default={})
     """The global ranks of the members' first ranks in the world before this one, by node (slot)."""
+
+    @property
+    def is_idle(self) -> bool:
+        """The role has neither a world nor nodes."""
+        return self.world is None and not any(node.alive for node in self.nodes.values())
 
     @property
     def between_stages(self) -> bool:

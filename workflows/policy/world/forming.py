@@ -113,6 +113,7 @@ def _form_due_world(
     if trains and (held := planned_changes.hold_world(state, job, now)) is not None:
         return held
     exchanged = places_to_exchange(state)
+    serves = job.roles[state.role].ready is not None
     remembering = memory.begin_stage(state) if state.between_stages else memory.close_interruption(state, now)
     formed = form_world(
         state.nodes,
@@ -121,11 +122,12 @@ def _form_due_world(
         previous=state.world,
         restarted=commands_to_restart(state),
         stage=state.stages_complete,
-        first_step=first_steps.limit_of(remembering, job),
+        first_step=None if serves else first_steps.limit_of(remembering, job),
         distrusted_checkpoints=state.checkpoints.distrusted,
         unsound=state.checkpoints.unsound,
         exchanged=exchanged,
         measurements=experiments.MEASUREMENTS if exchanged else 0,
+        keeps_processes=serves and not (state.interruption is not None and state.interruption.restarts_all),
     )
     if formed is None:
         return state if trains else _wait_for_port(state, job, now, available=len(available))

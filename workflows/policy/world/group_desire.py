@@ -8,6 +8,7 @@ from typing import TypeVar
 from perdure.contract import (
     DesiredNode,
     GroupDesire,
+    RoleAddresses,
 )
 from perdure.contract.names import group_index
 from perdure.workflows.policy.checkpoints import commits
@@ -17,6 +18,7 @@ from perdure.workflows.policy.state.node import NodeState
 from perdure.workflows.policy.state.role import RoleState
 
 _OfNode = TypeVar("_OfNode")
+_ONE_ROLE: Mapping[str, RoleAddresses] = {}
 
 
 def groups_of(role: RoleState) -> tuple[int, ...]:
@@ -24,8 +26,13 @@ def groups_of(role: RoleState) -> tuple[int, ...]:
     return tuple(sorted({group_index(rank) for rank in (*role.nodes, *range(role.nodes_max))}))
 
 
-def desires_of(state: RoleInJob) -> dict[int, GroupDesire]:
-    """The desired state of each group; versions are set when it is sent."""
+def desires_of(state: RoleInJob, roles: Mapping[str, RoleAddresses] = _ONE_ROLE) -> dict[int, GroupDesire]:
+    """The desired state of each group; versions are set when it is sent.
+
+    Args:
+        state: The role.
+        roles: The addresses of all roles of the job, where it has several.
+    """
     nodes, members = _by_group(state.nodes), _by_group(state.world.members if state.world else {})
     world = state.world if state.world is not None and not state.suspended else None
     common = GroupDesire(
@@ -38,6 +45,7 @@ def desires_of(state: RoleInJob) -> dict[int, GroupDesire]:
         stages_complete=state.stages_complete,
         commit=commits.commit_of(state),
         checkpoint_request=commits.open_request(state),
+        roles=dict(roles),
         wind_down=state.outcome is not None and not state.held,
         reason=_reason(state),
     )

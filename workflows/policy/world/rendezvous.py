@@ -85,6 +85,7 @@ def form_world(
     unsound: UnsoundSteps | None = None,
     exchanged: Sequence[int] = (),
     measurements: int = 0,
+    keeps_processes: bool = False,
 ) -> World | None:
     """Forms the next world; returns None while no member offers a port for its store.
 
@@ -100,6 +101,7 @@ def form_world(
         unsound: The saved states that its ranks do not load; None for none.
         exchanged: Two slots that exchange their places; empty for none.
         measurements: The measurements of steps that its nodes report in any case.
+        keeps_processes: Whether processes that run continue in it.
     """
     group_ranks = assign_group_ranks(ranks, previous, exchanged=exchanged)
     store = choose_store(nodes, group_ranks)
@@ -130,4 +132,5 @@ def form_world(
         distrusted_checkpoints=distrusted_checkpoints,
         unsound=unsound,
         measurements=measurements,
+        keeps_processes=keeps_processes,
     )

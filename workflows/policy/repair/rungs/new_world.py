@@ -11,9 +11,14 @@ def decide(case: Case) -> Verdict | None:
     requested = case.interruption.requested
     if requested is None:
         return None
-    by_user = case.interruption.by_user
+    if case.interruption.by_user:
+        rule = user_requests.RULE
+    elif case.interruption.begun_by:
+        rule = 'roles/1 "starts again with another role"'
+    else:
+        rule = 'capacity/1 "the best world for the available nodes"'
     return Verdict(
-        rule=user_requests.RULE if by_user else 'capacity/1 "the best world for the available nodes"',
+        rule=rule,
         title=requested,
         actions=(NewWorld(reason=requested),),
     )

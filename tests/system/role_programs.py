@@ -1,0 +1,39 @@
+"""Programs of a job of several roles: one prepares a file, one serves at its port, one follows the addresses."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+from perdure_training import roles
+
+
+def prepare(out: Path) -> None:
+    (out / "prepared").touch()
+
+
+def serve(out: Path) -> None:
+    assert (out / "prepared").exists(), "started before what it depends on has completed"
+    note(out, f"serve {os.environ['RANK']} {os.getpid()}")
+    with socket.create_server(("127.0.0.1", int(os.environ["PERDURE_PORT"]))) as server:
+        while True:
+            server.accept()[0].close()
+
+
+def follow(out: Path) -> None:
+    known = roles.wait_for("ps")
+    note(out, f"follow {os.getpid()} {','.join(known.addresses)} {os.environ['PERDURE_ROLES'].count('ps')}")
+    for all_roles in roles.watch():
+        ps = all_roles["ps"]
+        note(out, f"saw {ps.generation} {ps.ready} {','.join(ps.addresses)}")
+
+
+def note(out: Path, line: str) -> None:
+    with (out / "notes").open("a") as file:
+        file.write(f"{time.time():.3f} {line}\n")
+
+
+{"prepare": prepare, "serve": serve, "follow": follow}[sys.argv[1]](Path(sys.argv[2]))

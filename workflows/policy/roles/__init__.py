@@ -1,0 +1,1 @@
+"""What concerns several roles of a job: when each starts, how far a failure reaches, and when the job ends."""
