@@ -17,7 +17,14 @@ if TYPE_CHECKING:
 _NAMED = 8
 
 
-def explanation(incident: IncidentView, *, job: str, flag: str, ended: JobPhase | None = None) -> Text:
+def with_role_named(incident: IncidentView) -> IncidentView:
+    """Returns an incident of a job of several roles with its role in the title."""
+    return incident.replace(title=f"{incident.role}: {incident.title}")
+
+
+def explanation(
+    incident: IncidentView, *, job: str, flag: str, ended: JobPhase | None = None, several_roles: bool = False
+) -> Text:
     """Renders the whole story of one incident.
 
     Args:
@@ -25,7 +32,9 @@ def explanation(incident: IncidentView, *, job: str, flag: str, ended: JobPhase 
         job: The job's name, for the suggested commands.
         flag: The option with which these commands find its namespace.
         ended: How the job has ended; None while it has not.
+        several_roles: Whether the suggested commands must name the role of a node.
     """
+    of_role = f" --role {incident.role}" if several_roles else ""
     lines = [_title(incident)]
     for label, words in (
         ("SAW", [f"{text.clock(e.time, fraction=True)} {e.text}{_who(e.source, e.rank)}" for e in incident.evidence]),
@@ -36,7 +45,7 @@ def explanation(incident: IncidentView, *, job: str, flag: str, ended: JobPhase 
         ("WAIT", [incident.waited_for]),
         ("TOOK", [_course(incident)]),
         ("STEP", [_restore(incident), _pace(incident)]),
-        ("YOU", [_advice(incident, job=job, flag=flag, ended=ended)]),
+        ("YOU", [_advice(incident, job=job, flag=flag, ended=ended, of_role=of_role)]),
     ):
         for index, word in enumerate(filter(None, words)):
             lines.append(Text.assemble((f"{label if index == 0 else '':<6}", "bold"), word))
@@ -213,7 +222,7 @@ def _starts(incident: IncidentView) -> str:
     return said
 
 
-def _advice(incident: IncidentView, *, job: str, flag: str, ended: JobPhase | None) -> str:
+def _advice(incident: IncidentView, *, job: str, flag: str, ended: JobPhase | None, of_role: str) -> str:
     if incident.observation and incident.observation.uncreated and incident.closed_at is None and ended is None:
         return "change what refuses it, which the text above names: docs/kubernetes.md, What the job learns"
     if incident.observation and incident.observation.started_over:
@@ -231,12 +240,13 @@ def _advice(incident: IncidentView, *, job: str, flag: str, ended: JobPhase | No
     if incident.observation and incident.observation.stragglers:
         slow = incident.observation.stragglers[0].node
         return (
-            f"if its data are like the others', move it to another machine: perdure restart {job} --node {slow}{flag}"
+            "if its data are like the others', move it to another machine: "
+            f"perdure restart {job} --node {slow}{of_role}{flag}"
         )
     if incident.failure is None:
         return f"nothing to do; perdure status {job}{flag}"
     named = incident.culprit if incident.culprit is not None else next((s.rank for s in incident.suspects), None)
-    node = "" if named is None else f" --node {named}"
+    node = "" if named is None else f" --node {named}{of_role}"
     traits = FAILURE_CLASSES[incident.failure]
     return (traits.remedy if incident.stopped else traits.advice).format(job=job, flag=flag, node=node)
 

@@ -256,7 +256,7 @@ def explain(
     [dim]perdure explain llama-8b-sft · perdure explain llama-8b-sft 3 -n nlp[/]
     """
     from perdure.base.errors import PerdureError
-    from perdure.cli.explain import explanation, table_line
+    from perdure.cli.explain import explanation, table_line, with_role_named
 
     incidents, status = here.run(lambda client: _story(client, name))
     waiting = status.reason if status.phase in ("STARTING", "WAITING") else ""
@@ -272,11 +272,14 @@ def explain(
         _tell_rest(waiting, status)
         here.hint(f"perdure status {name}{here.flag}")
         return
+    several = len(status.roles) > 1
+    if several:
+        incidents, chosen = list(map(with_role_named, incidents)), list(map(with_role_named, chosen))
     if number is None:
         for incident in incidents[:-1]:
             out.print(table_line(incident), markup=False)
     ended = status.phase if status.finished_at else None
-    out.print(explanation(chosen[-1], job=name, flag=here.flag, ended=ended))
+    out.print(explanation(chosen[-1], job=name, flag=here.flag, ended=ended, several_roles=several))
     if number is None:
         _tell_rest(waiting, status)
     others = [incident.number for incident in incidents if incident.number != chosen[-1].number]

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from perdure.cli.explain import explanation, with_role_named
 from perdure.contract import JobPhase, JobStatus
 from tests.support.temporal_server import free_port
 from tests.support.waiting import eventually
@@ -100,6 +101,9 @@ async def test_each_role_is_repaired_alone_and_the_training_ends_the_job(site: S
     await eventually(lambda: len(notes(job, "follow")) == 2, what="the follower again")
     assert await generations(job) == started | {"ps": 2, "trainer": 2, "follower": 2}
     assert len(notes(job, "serve")) == 3
+
+    last = with_role_named((await job.incidents())[-1])
+    assert explanation(last, job=job.name, flag="", several_roles=True).plain.startswith("#3 follower: ")
 
     job.finish()
     result = await site.client.wait(job.name)
