@@ -106,7 +106,7 @@ def test_one_that_sleeps_in_the_kernel_is_steady_also_where_another_thread_of_it
     taken.add(NodeStacks(node=0, ranks=(position(0, state="D", cpu_seconds=0.0),)), 0.0, asked=False)
     for time in (1.0, 2.0):
         taken.add(NodeStacks(node=0, ranks=(position(0, "save", state="D", cpu_seconds=0.0),)), time)
-    (seen,), (calls,) = taken.summarize()
+    (seen,), (calls,), _ = taken.summarize()
     assert (seen.steady, seen.moved, calls[0].function) == (True, False, "save")
 
 
