@@ -6,7 +6,6 @@ python -m benchmarks.checks [--starts 8] [--minutes 1]
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -16,7 +15,9 @@ import tempfile
 import time
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from benchmarks.recovery.perdure_job import ControlPlane, control_plane
 from perdure.contract import JobPhase
@@ -28,12 +29,12 @@ _START_SECONDS = 180.0
 _LOOK_SECONDS = 0.05
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--starts", type=int, default=8, help="starts of a job with each kind of preflight")
-    parser.add_argument("--minutes", type=float, default=1.0, help="of steps, half of them with replays")
-    options = parser.parse_args()
-    print(json.dumps(asyncio.run(_starts(options.starts)) | _replays(options.minutes)))
+def main(
+    starts: Annotated[int, typer.Option(help="Starts of a job with each kind of preflight.")] = 8,
+    minutes: Annotated[float, typer.Option(help="Minutes of steps, half of them with replays.")] = 1.0,
+) -> None:
+    """Measures what preflight and replays cost."""
+    print(json.dumps(asyncio.run(_starts(starts)) | _replays(minutes)))
 
 
 async def _starts(count: int) -> dict[str, Any]:
@@ -101,4 +102,5 @@ def _replays(minutes: float) -> dict[str, Any]:
     return json.loads(ran.stdout.splitlines()[-1])
 
 
-main()
+if __name__ == "__main__":
+    typer.run(main)
