@@ -15,6 +15,7 @@ with workflow.unsafe.imports_passed_through():
         JoinRefusal,
         NodeCredentials,
         NodeRequest,
+        PauseRequest,
         RelaunchRequest,
         RestartRequest,
         ScaleRequest,
@@ -32,6 +33,8 @@ with workflow.unsafe.imports_passed_through():
 
 _LONGEST_LIFETIME = timedelta(days=365)
 """The longest lifetime of a ticket: after a longer time, no one remembers it."""
+_LONGEST_PAUSE = timedelta(days=7)
+"""The longest time for which repairs are paused: a job that hangs meanwhile waits."""
 
 
 def node_count(text: str, unit: int) -> NodeCount:
@@ -72,6 +75,16 @@ def check_suspend(state: JobState) -> None:
 def check_resume(state: JobState) -> None:
     if not state.suspended and not _suspension_waits(state):
         raise ApplicationError("the job is not suspended, so there is nothing to resume")
+
+
+def check_pause(request: PauseRequest) -> None:
+    if not timedelta(0) < request.duration <= _LONGEST_PAUSE:
+        raise ApplicationError(f"duration: got {request.duration}; the longest is {_LONGEST_PAUSE.days} days")
+
+
+def check_resume_repairs(state: JobState) -> None:
+    if state.repairs_paused_until is None:
+        raise ApplicationError("repairs are not paused, so there is nothing to resume")
 
 
 def check_restart(state: JobState, request: RestartRequest) -> None:

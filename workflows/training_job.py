@@ -39,6 +39,7 @@ with workflow.unsafe.imports_passed_through():
         MachinesView,
         NodesQuery,
         NodeView,
+        PauseRequest,
         ReasonRequest,
         RelaunchRequest,
         RestartRequest,
@@ -67,6 +68,8 @@ with workflow.unsafe.imports_passed_through():
         GroupAdopted,
         GroupWoundDown,
         RelaunchRequested,
+        RepairsPaused,
+        RepairsResumed,
         RestartRequested,
         ResumeRequested,
         ScaleRequested,
@@ -245,6 +248,31 @@ class TrainingJob:
     @resume.validator
     def _resume_is_valid(self, request: ReasonRequest) -> None:
         requests.check_resume(self._running_state())
+
+    @workflow.update(
+        description="Show hangs, slow ranks, bad numbers and wrong results for a while, and repair only what dies"
+    )
+    def pause_repairs(self, request: PauseRequest) -> Accepted:
+        until = workflow.now() + request.duration
+        self._take_request(RepairsPaused(until=until, reason=request.reason))
+        return Accepted(
+            message=f"{self.state.name} shows hangs, slow ranks, bad numbers and wrong results, and does not repair "
+            f"them until {until:%Y-%m-%d %H:%M:%S} UTC; what dies is repaired"
+        )
+
+    @pause_repairs.validator
+    def _pause_is_valid(self, request: PauseRequest) -> None:
+        self._running_state()
+        requests.check_pause(request)
+
+    @workflow.update(description="Repair hangs, slow ranks, bad numbers and wrong results again")
+    def resume_repairs(self, request: ReasonRequest) -> Accepted:
+        self._take_request(RepairsResumed())
+        return Accepted(message=f"{self.state.name} repairs hangs, slow ranks, bad numbers and wrong results again")
+
+    @resume_repairs.validator
+    def _resumption_is_valid(self, request: ReasonRequest) -> None:
+        requests.check_resume_repairs(self._running_state())
 
     @workflow.update(description="Restart all ranks in place")
     def restart(self, request: RestartRequest) -> Accepted:

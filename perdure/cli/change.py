@@ -1,4 +1,4 @@
-"""Commands that change running jobs: scale, suspend, resume, restart, checkpoint, cancel."""
+"""Commands that change running jobs: scale, suspend, resume, restart, pauses of repairs, checkpoint, cancel."""
 
 from __future__ import annotations
 
@@ -124,6 +124,39 @@ def restart(
             lambda client: client.relaunch_node(name, node, role=role, reason=here.reason),
             role=role,
         )
+
+
+def pause_repairs(
+    name: JobArgument,
+    duration: Annotated[str, typer.Option("--for", help="Resume repairs after this time.")] = "1h",
+    *,
+    here: ChangeSession,
+) -> None:
+    """Show hangs, slow ranks, bad numbers and wrong results of a job for a while, and leave them: to look with a
+    debugger, for example. What dies is repaired.
+
+    [dim]perdure pause-repairs llama-8b-sft --for 2h[/]
+    """
+    from perdure.base.errors import PerdureError
+    from perdure.spec.durations import parse_duration
+
+    try:
+        pause = parse_duration(duration)
+    except ValueError as error:
+        raise PerdureError(f'--for: got "{duration}"; {error}') from None
+    here.change(
+        name,
+        f"pause repairs for {text.duration(pause)}",
+        lambda client: client.pause_repairs(name, duration=pause, reason=here.reason),
+    )
+
+
+def resume_repairs(name: JobArgument, here: ChangeSession) -> None:
+    """Repair hangs, slow ranks, bad numbers and wrong results of a job again.
+
+    [dim]perdure resume-repairs llama-8b-sft[/]
+    """
+    here.change(name, "resume repairs", lambda client: client.resume_repairs(name, reason=here.reason))
 
 
 def checkpoint(

@@ -87,6 +87,8 @@ def _meaning(incident: IncidentView) -> str:
         return "nothing was interrupted: the machine was checked before the node was taken into a world"
     if incident.observation and incident.observation.bad_number:
         return "nothing was interrupted; what is computed from such a number is none, either"
+    if incident.observation and incident.observation.unrepaired:
+        return "nothing was interrupted; what is computed from it is wrong, too"
     if incident.observation and incident.observation.not_deterministic:
         return "nothing was interrupted; a step that differs with itself says nothing about devices"
     if incident.observation and incident.observation.stragglers:
@@ -147,6 +149,8 @@ def _decision(incident: IncidentView) -> str:
         return "replace the node, on another machine if one has room" if refused else "take the node in"
     if incident.observation and incident.observation.bad_number:
         return "nothing: the training continued with it"
+    if incident.observation and incident.observation.unrepaired:
+        return "nothing: a user had paused repairs"
     if incident.observation and incident.observation.not_deterministic:
         return "nothing: the training continued, and its steps are not replayed"
     if incident.slowness is not None and incident.slowness.cause is SlowCause.NEITHER and incident.observation:
@@ -231,6 +235,8 @@ def _advice(incident: IncidentView, *, job: str, flag: str, ended: JobPhase | No
         return f"have that machine looked at; perdure check {job}{flag} shows the others: docs/checks.md"
     if incident.observation and incident.observation.bad_number:
         return "recovery.on_nan in the job's file has a job go back by itself, or stop: docs/numbers.md"
+    if incident.observation and incident.observation.unrepaired:
+        return f"look at it; perdure resume-repairs {job}{flag} has the job repair what comes next: docs/hangs.md"
     if incident.observation and incident.observation.not_deterministic:
         return "torch.use_deterministic_algorithms(True) in the script: docs/corruption.md"
     if ended is not None and (incident.failure is None or not incident.stopped):

@@ -52,6 +52,7 @@ from perdure.contract import (
     NodeChecks,
     NodeStacks,
     NodeView,
+    PauseRequest,
     ReasonRequest,
     RelaunchRequest,
     RestartRequest,
@@ -443,6 +444,17 @@ class Client(Connection):
     ) -> Accepted:
         """Restarts all ranks in place, as a new generation; in a job with several roles, those of this role."""
         return await self._update(name, namespace, "restart", RestartRequest(role=role, reason=reason), Accepted)
+
+    async def pause_repairs(
+        self, name: str, *, duration: timedelta, namespace: str | None = None, reason: str = ""
+    ) -> Accepted:
+        """Has hangs, slow ranks, bad numbers and wrong results shown and not repaired for a while; what dies is."""
+        request = PauseRequest(duration=duration, reason=reason)
+        return await self._update(name, namespace, "pause_repairs", request, Accepted)
+
+    async def resume_repairs(self, name: str, *, namespace: str | None = None, reason: str = "") -> Accepted:
+        """Has them repaired again."""
+        return await self._update(name, namespace, "resume_repairs", ReasonRequest(reason=reason), Accepted)
 
     async def save_checkpoint(self, name: str, *, namespace: str | None = None, reason: str = "") -> Accepted:
         """Has the ranks make a checkpoint in storage at one of their next steps; returns before that has happened."""

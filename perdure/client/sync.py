@@ -92,6 +92,8 @@ class SyncClient:
     replay = _blocking(Client.replay)
     scale = _blocking(Client.scale)
     suspend = _blocking(Client.suspend)
+    pause_repairs = _blocking(Client.pause_repairs)
+    resume_repairs = _blocking(Client.resume_repairs)
     resume = _blocking(Client.resume)
     restart = _blocking(Client.restart)
     save_checkpoint = _blocking(Client.save_checkpoint)

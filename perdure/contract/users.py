@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from perdure.contract.base import Message, ShortText
+from perdure.spec.durations import Duration
 
-__all__ = ["Accepted", "NodesQuery", "ReasonRequest", "RelaunchRequest", "RestartRequest", "ScaleRequest"]
+__all__ = [
+    "Accepted",
+    "NodesQuery",
+    "PauseRequest",
+    "ReasonRequest",
+    "RelaunchRequest",
+    "RestartRequest",
+    "ScaleRequest",
+]
 
 
 class ScaleRequest(Message):
@@ -17,8 +26,15 @@ class ScaleRequest(Message):
     reason: ShortText = ""
 
 
+class PauseRequest(Message):
+    """Argument of the update `pause_repairs`."""
+
+    duration: Duration
+    reason: ShortText = ""
+
+
 class ReasonRequest(Message):
-    """Argument of the updates `suspend`, `resume` and `save_checkpoint`."""
+    """Argument of the updates `suspend`, `resume`, `resume_repairs` and `save_checkpoint`."""
 
     reason: ShortText = ""
 

@@ -149,6 +149,8 @@ class Observation(Message):
     """No checkpoint in the storage could be loaded, and the script started over."""
     bad_number: bool = False
     """A rank reported a number that is not finite, and the training continued."""
+    unrepaired: bool = False
+    """A loss that is not a number, or a wrong result, was left as it was: a user had paused repairs."""
     not_deterministic: bool = False
     """The script's step differs with itself, so that replays say nothing about devices."""
     stragglers: tuple[Straggler, ...] = ()
@@ -336,6 +338,8 @@ class JobStatus(Message):
     """Why the first of these cannot be created."""
     stalled: tuple[int, ...] = ()
     """Nodes whose ranks have stepped in this generation and are stalled."""
+    repairs_paused_until: Time | None = None
+    """Until then hangs, slow ranks, bad numbers and wrong results are shown and not acted on; None where they are."""
     protected: bool = True
     """False once the job has found ranks that did not use Perdure's rendezvous."""
     warnings: tuple[str, ...] = ()

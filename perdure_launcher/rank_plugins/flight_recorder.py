@@ -30,6 +30,9 @@ class Collective(NamedTuple):
     """The shapes of the tensors that the rank gives to it."""
 
 
+_UNDESCRIBED = "undefined"
+
+
 def read_collectives() -> tuple[Collective, ...] | None:
     """Returns the newest collectives over gloo, the oldest first; None where this torch does not record them.
 
@@ -41,7 +44,7 @@ def read_collectives() -> tuple[Collective, ...] | None:
     entries: list[dict[str, Any]] = pickle.loads(content).get("entries", [])
     return tuple(
         Collective(
-            group="{} ({})".format(*entry["process_group"]),
+            group=_group(*entry["process_group"]),
             sequence=entry["collective_seq_id"],
             name=entry["profiling_name"],
             called_at=entry["time_created_ns"],
@@ -51,3 +54,7 @@ def read_collectives() -> tuple[Collective, ...] | None:
         for entry in entries
         if not entry["is_p2p"]
     )
+
+
+def _group(name: str, description: str) -> str:
+    return name if description in ("", _UNDESCRIBED) else f"{name} ({description})"

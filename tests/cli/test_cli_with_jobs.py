@@ -197,12 +197,16 @@ def test_what_is_requested_is_refused_or_planned_without_a_change(command_line: 
     refused = command_line.run("resume", waiting)
     assert refused.code == 2
     assert "not suspended" in refused.err
+    refused = command_line.run("resume-repairs", waiting)
+    assert refused.code == 2
+    assert "not paused" in refused.err
     for arguments in (
         ["scale", waiting, "1"],
         ["suspend", waiting],
         ["restart", waiting],
         ["restart", waiting, "--node", "0"],
         ["restart", waiting, "--node", "0", "--role", "worker"],
+        ["pause-repairs", waiting, "--for", "5m"],
     ):
         plan = command_line.run(*arguments, "--dry-run", "-o", "json")
         assert plan.code == 0, plan

@@ -18,7 +18,7 @@ from tests.support.temporal_server import temporal_binary
 COMMANDS = [
     *("run", "submit", "validate", "schema", "import"),
     *("list", "status", "watch", "logs", "explain", "nodes"),
-    *("scale", "suspend", "resume", "restart", "cancel"),
+    *("scale", "suspend", "resume", "restart", "pause-repairs", "resume-repairs", "cancel"),
     *("worker", "doctor"),
 ]
 
@@ -151,6 +151,8 @@ NEEDS_SERVER = [
     ["suspend", "x"],
     ["resume", "x"],
     ["restart", "x"],
+    ["pause-repairs", "x"],
+    ["resume-repairs", "x"],
     ["cancel", "x"],
     ["worker"],
     ["doctor"],

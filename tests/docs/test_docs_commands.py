@@ -42,7 +42,7 @@ PLACEHOLDERS = {"COMMAND": "status", "RANK": "0", "NUMBER": "1"}
 ON_JOBS = "tests/cli/test_cli_with_jobs.py"
 HELD_ELSEWHERE = {
     **dict.fromkeys(("list", "status", "watch", "logs", "explain", "nodes", "scale"), ON_JOBS),
-    **dict.fromkeys(("suspend", "resume", "restart", "cancel"), ON_JOBS),
+    **dict.fromkeys(("suspend", "resume", "restart", "cancel", "pause-repairs", "resume-repairs"), ON_JOBS),
     "stacks": "tests/system/test_hangs.py",
     "check": "tests/system/test_checks.py",
     "shell": "tests/cli/test_cli_shell.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from perdure.contract import (
     JobPhase,
     NodePhase,
     NodeView,
+    PauseRequest,
     ReasonRequest,
     RelaunchRequest,
     ScaleRequest,
@@ -219,6 +221,9 @@ async def test_requests_that_cannot_be_granted_are_refused(fleet: Fleet):
         ("scale", ScaleRequest(nodes="4:2"), "min is 4 and max is 2"),
         ("scale", ScaleRequest(nodes="2", role="ps"), 'role: got "ps"'),
         ("resume", ReasonRequest(), "not suspended"),
+        ("resume_repairs", ReasonRequest(), "repairs are not paused"),
+        ("pause_repairs", PauseRequest(duration=timedelta(days=8)), "the longest is 7 days"),
+        ("pause_repairs", PauseRequest(duration=timedelta(0)), "duration: got 0:00:00"),
         ("relaunch_node", RelaunchRequest(rank=9), "rank: got 9; this job has the nodes 0, 1"),
         ("relaunch_node", RelaunchRequest(rank=0, role="ps"), 'role: got "ps"; this job has the role "worker"'),
     ]
@@ -226,6 +231,20 @@ async def test_requests_that_cannot_be_granted_are_refused(fleet: Fleet):
         with pytest.raises(WorkflowUpdateFailedError) as refused:
             await handle.execute_update(update, request)
         assert says in str(refused.value.cause)
+
+
+@also_replayed
+async def test_repairs_are_paused_until_their_time_is_over_or_a_user_resumes_them(fleet: Fleet):
+    handle = await submit(fleet, job_spec("2"))
+    await running(handle, nodes=2)
+    for seconds in (0.5, 3600):
+        await handle.execute_update("pause_repairs", PauseRequest(duration=timedelta(seconds=seconds), reason="gdb"))
+        if seconds > 1:
+            known = await status(handle)
+            assert known.repairs_paused_until is not None
+            assert "(gdb)" in known.warnings[0]
+            await handle.execute_update("resume_repairs", ReasonRequest())
+        await until(handle, lambda s: s.repairs_paused_until is None and not s.warnings)
 
 
 @also_replayed

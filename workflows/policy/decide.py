@@ -139,6 +139,8 @@ def advance_job(state: JobState, job: JobSpec, now: datetime, *, new_token: Toke
     """Brings all roles as far as the known facts allow, in their order; a role that stops the job stops all."""
     if state.outcome is not None:
         return with_phases(hold_on_failure.end_when_due(state, now), job)
+    if state.repairs_paused_until is not None and now >= state.repairs_paused_until:
+        state = state.replace(repairs_paused_until=None)
     before = failures.restart_others(_check_limits(state, job, now), job, now)
     state = _advance_roles(before, job, now, new_token=new_token)
     changed = failures.restart_others_with_new_world(before, state, job, now)

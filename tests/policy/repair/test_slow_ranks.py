@@ -12,7 +12,7 @@ from perdure.cli.explain import explanation
 from perdure.contract import ExchangePlaces, FailureClass, RankStepTimes, ReplaceNodes, SlowCause
 from perdure.contract.transitions import NodeStepTimes, NodeUnreachable
 from perdure.workflows.policy.diagnosis.experiments import MEASUREMENTS
-from perdure.workflows.policy.facts.events import RelaunchRequested
+from perdure.workflows.policy.facts.events import RelaunchRequested, RepairsPaused
 from perdure.workflows.policy.record.projections import next_action
 from perdure.workflows.policy.timers import next_deadline
 from tests.policy.capacity.test_planned_changes import make_durable
@@ -82,6 +82,13 @@ def test_the_node_of_one_that_has_cost_more_is_replaced_and_the_gain_is_told():
     assert "rank 2 is slow, and the others wait for it" in told
     assert 'rule straggler/2 "recovery.on_straggler: replace its node"' in told
     assert "a step took 0.30 s before, and 0.20 s after" in told
+
+
+def test_one_is_replaced_after_a_pause_of_repairs():
+    known = job("replace")
+    known = waited(report(known.take(RepairsPaused(until=known.now + timedelta(days=1))), [2]))
+    assert (known.generation, known.incarnations[2]) == (1, 1)
+    assert known.wait(timedelta(days=1)).incarnations[2] == 2
 
 
 def test_one_whose_second_machine_is_as_slow_has_more_work():

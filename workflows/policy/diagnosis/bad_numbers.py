@@ -44,6 +44,8 @@ def judge(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
         return state
     losses = _interrupting(state, job)
     state = _record_others(state, job, now)
+    if state.repairs_paused_until is not None:
+        return _record_unrepaired(state, job, now)
     if not losses or (state.interruption is None and now < _due_at(state, job, losses)):
         return state
     ordered = sorted(losses, key=lambda one: _begins(one.number))
@@ -92,6 +94,17 @@ def _interrupts(state: RoleInJob, job: JobSpec, seen: SeenNumber) -> bool:
     if job.recovery.on_nan is OnNan.REPORT or seen.number.kind is not NumberKind.LOSS:
         return False
     return state.world is not None and seen.generation == state.world.generation and not state.finished
+
+
+def _record_unrepaired(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
+    """Records the losses that end no world for as long as repairs are paused."""
+    losses = [seen for seen in _interrupting(state, job) if not seen.recorded]
+    after = state
+    for seen in losses:
+        text = describe(seen.number, samples=True)
+        after = observations.observe_unrepaired(after, seen.node, text, seen.time, now)
+    known = tuple(one.replace(recorded=True) if one in losses else one for one in state.bad_numbers)
+    return after.replace(bad_numbers=known) if losses else state
 
 
 def _record_others(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:

@@ -215,7 +215,7 @@ def own_look(state: RoleInJob, node: NodeState, look: StallLook) -> StallLook:
 def _may_act(state: RoleInJob, job: JobSpec, now: datetime) -> bool:
     """Whether a hang would be acted on now."""
     looks = [node.look for node in state.nodes.values() if node.look is not None]
-    if not looks or job.recovery.on_hang is HangAction.REPORT:
+    if not looks or job.recovery.on_hang is HangAction.REPORT or state.repairs_paused_until is not None:
         return False
     if state.interruption is not None or state.outcome is not None or state.between_stages or state.postponed:
         return False

@@ -15,6 +15,7 @@ from perdure.contract import (
     ShardsSetAside,
     Ticket,
 )
+from perdure.contract.base import Time
 from perdure.contract.transitions import AnyTransition
 
 
@@ -72,6 +73,17 @@ class TicketRevoked(Message):
     id: str
 
 
+class RepairsPaused(Message):
+    """A user looks at ranks that do not step, or at wrong numbers: what does not die is left as it is."""
+
+    until: Time
+    reason: str = ""
+
+
+class RepairsResumed(Message):
+    """The user has looked."""
+
+
 class CheckpointRequested(Message):
     """A user requests a checkpoint in storage."""
 
@@ -97,6 +109,8 @@ Event = (
     | TicketIssued
     | TicketRevoked
     | CheckpointRequested
+    | RepairsPaused
+    | RepairsResumed
     | ShardsSetAside
     | CancelRequested
 )

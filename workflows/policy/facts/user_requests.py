@@ -16,6 +16,8 @@ from perdure.workflows.policy.facts.events import (
     CancelRequested,
     Event,
     RelaunchRequested,
+    RepairsPaused,
+    RepairsResumed,
     RestartRequested,
     ResumeRequested,
     ScaleRequested,
@@ -50,6 +52,10 @@ def apply(state: RoleInJob, event: Event, job: JobSpec, now: datetime) -> RoleIn
             return request(state, f"restart requested by a user{_because(event.reason)}", now, restarts_all=True)
         case RelaunchRequested():
             return planned_changes.postpone(state, event, job, now) or _relaunch(state, event, job, now)
+        case RepairsPaused():
+            return state.replace(repairs_paused_until=event.until, repairs_paused_because=event.reason)
+        case RepairsResumed():
+            return state.replace(repairs_paused_until=None)
         case CancelRequested():
             if state.outcome is not None:
                 return hold_on_failure.release(state)

@@ -66,6 +66,8 @@ _NO_BLAME = Considered(
     option="replace a node", why_not="what differs with itself, or on several ranks, is no fault of one device"
 )
 
+_NO_REPAIR = Considered(option="repair it", why_not="a user has paused repairs")
+
 _NO_STOP = Considered(
     option="stop the training", why_not="snapshots in memory are made on; the agents try to store the next one again"
 )
@@ -211,6 +213,29 @@ def observe_bad_number(state: RoleInJob, seen: SeenNumber, text: str, now: datet
         observation=Observation(bad_number=True),
         evidence=(sign,),
         considered=_NO_ROLLBACK.get(seen.number.kind, ()),
+        generation_before=state.generation,
+        nodes_before=state.world.nodes if state.world else 0,
+    )
+    return _append(state, state.incidents, entry)
+
+
+def observe_unrepaired(state: RoleInJob, node: int, text: str, time: datetime, now: datetime) -> RoleInJob:
+    """Records what would have ended a world, had a user not paused repairs. Those of one world are one entry."""
+    sign = Evidence(time=time, source=EvidenceSource.AGENT, rank=node, text=shorten(text))
+    begun = next((one for one in reversed(state.own_incidents) if _is_unrepaired(state, one)), None)
+    if begun is not None:
+        entry = begun.replace(evidence=(*begun.evidence, sign)[:KEPT_EVIDENCE])
+        return state.replace(incidents=tuple(entry if one.number == entry.number else one for one in state.incidents))
+    entry = IncidentView(
+        number=state.incident_count + 1,
+        role=state.role,
+        title=shorten(f"{text}; repairs were paused, and training continued"),
+        started_at=time,
+        noticed_at=now,
+        closed_at=now,
+        observation=Observation(unrepaired=True),
+        evidence=(sign,),
+        considered=(_NO_REPAIR,),
         generation_before=state.generation,
         nodes_before=state.world.nodes if state.world else 0,
     )
@@ -427,6 +452,12 @@ def _of_bad_number(state: RoleInJob, entry: IncidentView) -> bool:
     """Whether the entry is about a number of the role's present world."""
     is_one = entry.observation is not None and entry.observation.bad_number
     return is_one and entry.generation_before == state.generation
+
+
+def _is_unrepaired(state: RoleInJob, entry: IncidentView) -> bool:
+    """Whether the entry is about the role's present world, and what was left because repairs were paused."""
+    unrepaired = entry.observation is not None and entry.observation.unrepaired
+    return unrepaired and entry.generation_before == state.generation
 
 
 def _of_replays(entry: IncidentView) -> bool:

@@ -66,6 +66,7 @@ def status_of(state: RoleInJob, job: JobSpec, *, groups: tuple[str, ...], phase:
         uncreated=tuple(node.rank for node in uncreated),
         refusal=uncreated[0].reason if uncreated else "",
         lost=tuple(node.rank for node in state.nodes.values() if node.phase is NodePhase.LOST),
+        repairs_paused_until=state.repairs_paused_until,
         protected=state.last_incident is None or state.last_incident.failure is not FailureClass.UNPROTECTED,
         warnings=warnings_of(state, job),
         unprocessed=tuple(state.unprocessed.values()),
@@ -142,7 +143,16 @@ def warnings_of(state: RoleInJob, job: JobSpec) -> tuple[str, ...]:
         "the job has a storage for checkpoints, and the script saves none there: use a Checkpointer "
         "(docs/checkpoints.md), name the folder that it saves to in `checkpoint.watch`, or leave out `checkpoint`"
     )
+    because = f" ({state.repairs_paused_because})" if state.repairs_paused_because else ""
+    paused = (
+        "hangs, slow ranks, bad numbers and wrong results are shown and not repaired until "
+        f"{state.repairs_paused_until:%Y-%m-%d %H:%M:%S} UTC, as a user has requested{because}: "
+        "`perdure resume-repairs` ends that"
+        if state.repairs_paused_until is not None
+        else ""
+    )
     return (
+        *((paused,) if paused else ()),
         *((dropped,) if state.dropped_events else ()),
         *((wrong,) if state.wrong_claims else ()),
         *((failing,) if failing else ()),

@@ -101,7 +101,7 @@ def _act(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
     slow = known.suspect
     if slow is None or not _may_act(state, slow):
         return planned_changes.forget_slow_rank(state)
-    if now < _due(state, job, slow):
+    if now < _due(state, job, slow) or state.repairs_paused_until is not None:
         return state
     suspect, found = state.nodes[slow.slowness.rank.node], slow.slowness
     is_known = found.cause is SlowCause.MACHINE or job.recovery.on_straggler is StragglerAction.REPLACE

@@ -64,6 +64,11 @@ class JobFacts(Message):
     `perdure.workflows.policy.capacity.node_avoidance`."""
     restart_count: int = 0
     """Restarts that failures caused since the job began; nodes lost together or soon after one another count once."""
+    repairs_paused_until: datetime | None = None
+    """Until then hangs, slow ranks, bad numbers and wrong results are shown and not acted on, at a user's
+    request; None where they are acted on."""
+    repairs_paused_because: str = ""
+    """The user's reason."""
     control_lag_until: datetime | None = None
     """Set when reports came late: the control plane was unavailable, and agents may take seconds to poll again."""
     outcome: Outcome | None = None
