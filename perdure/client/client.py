@@ -14,22 +14,18 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from pydantic import SecretStr
-from temporalio.client import (
-    WorkflowFailureError,
-    WorkflowHandle,
-    WorkflowUpdateFailedError,
-    WorkflowUpdateRPCTimeoutOrCancelledError,
-)
-from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
+from temporalio.client import WorkflowFailureError
+from temporalio.exceptions import WorkflowAlreadyStartedError
 
 from perdure.base.credentials.tickets import digest_of, id_of, new_secret
 from perdure.base.errors import ControlPlaneUnreachable, JobAlreadyRunning, NoWorker, PerdureError, Refused
-from perdure.base.executions import OPEN, ExecutionDescription, ExecutionStatus, describe, describe_all, query
-from perdure.client.connection import CALL_TIMEOUT, Connection
-from perdure.client.error_mapping import map_errors, why_silent
+from perdure.base.executions import OPEN, ExecutionStatus, describe_all
+from perdure.client.connection import CALL_TIMEOUT
+from perdure.client.error_mapping import map_errors
+from perdure.client.job_calls import JobCalls
 from perdure.client.nodes import read_nodes, running_nodes
 from perdure.client.pauses import describe_pauses, pause_of, pauses_below
 from perdure.client.results import result_of
@@ -74,16 +70,11 @@ WATCH_INTERVAL = timedelta(seconds=1)
 OUTAGE_LIMIT = timedelta(minutes=10)
 """The time for which waiting for a job tolerates an outage of the control plane, before it raises an error."""
 
-UPDATE_TIMEOUT = timedelta(seconds=10)
-"""The time that a job has to answer a request; it decides in milliseconds, but a worker may be just starting."""
-
 TICKET_LIFETIME = timedelta(days=1)
 """The default lifetime of tickets: that of one allocation of machines."""
 
-ResultT = TypeVar("ResultT")
 
-
-class Client(Connection):
+class Client(JobCalls):
     """Submits, watches and changes jobs.
 
         async with Client() as client:
@@ -497,45 +488,9 @@ class Client(Connection):
         """Withdraws a ticket: its machines lose their places, and get no others."""
         return await self._update(name, namespace, "revoke_ticket", TicketRef(id=ticket), Accepted)
 
-    # Calls to workflows
-
     async def _look(
         self, name: str, namespace: str | None, role: str | None = None
     ) -> tuple[JobStatus, tuple[NodeView, ...]]:
         """The status and the nodes of the job, or of one role of several."""
         status = await self.status(name, namespace=namespace, role=role)
         return status, await read_nodes(self, name, namespace or self.namespace, status)
-
-    async def _handle(self, name: str, namespace: str | None) -> WorkflowHandle[Any, JobResult]:
-        temporal = await self.connect()
-        return temporal.get_workflow_handle(job_workflow_id(namespace or self.namespace, name), result_type=JobResult)
-
-    async def _described(self, name: str, namespace: str | None) -> ExecutionDescription:
-        job_id = job_workflow_id(namespace or self.namespace, name)
-        return await describe(await self.connect(), job_id, rpc_timeout=CALL_TIMEOUT)
-
-    async def _query(
-        self, name: str, namespace: str | None, asked: str, kind: type[ResultT], *arguments: Any
-    ) -> ResultT:
-        async with map_errors(self, name, namespace):
-            handle = await self._handle(name, namespace)
-            return await query(handle, asked, args=arguments, result_type=kind, rpc_timeout=CALL_TIMEOUT)
-
-    async def _update(
-        self, name: str, namespace: str | None, update: str, request: Any, kind: type[ResultT]
-    ) -> ResultT:
-        async with map_errors(self, name, namespace):
-            handle = await self._handle(name, namespace)
-            try:
-                return await handle.execute_update(  # pyright: ignore[reportUnknownMemberType]
-                    update, request, result_type=kind, rpc_timeout=UPDATE_TIMEOUT
-                )
-            except WorkflowUpdateFailedError as error:
-                reason = error.cause.message if isinstance(error.cause, ApplicationError) else str(error.cause)
-                raise Refused(f"{name} refuses: {reason}") from error
-            except WorkflowUpdateRPCTimeoutOrCancelledError as error:
-                silent = await why_silent(self, name, namespace or self.namespace)
-                raise silent or NoWorker(
-                    f"{name} did not answer within {UPDATE_TIMEOUT.total_seconds():.0f} s; no worker seems to run",
-                    remedy="It may still accept the request when one starts: `perdure doctor`, then check its status.",
-                ) from error

@@ -14,9 +14,10 @@ from temporalio.service import RPCError, RPCStatusCode
 from perdure.activities.nodes.joined.node_session import AgentConnection
 from perdure.agent.job_liveness import JobLiveness, query_job_liveness
 from perdure.base.errors import ExitCode, JobAlreadyRunning, JobNotFound, JoinRefused, NoWorker
-from perdure.client.client import UPDATE_TIMEOUT, Client
+from perdure.client.client import Client
 from perdure.client.connection import CALL_TIMEOUT, payload_encryption
 from perdure.client.error_mapping import map_errors
+from perdure.client.job_calls import UPDATE_TIMEOUT
 from perdure.client.results import result_of
 from perdure.client.views import FINAL_PHASES
 from perdure.contract import (

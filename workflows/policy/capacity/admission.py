@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 
 from perdure.contract import Check, LossCause, NodeChecks, NodePhase
 from perdure.workflows.policy.diagnosis import preflight
-from perdure.workflows.policy.record import incidents, observations
+from perdure.workflows.policy.record import incidents, machine_findings
 from perdure.workflows.policy.state.job import RoleInJob
 from perdure.workflows.policy.state.node import NodeState
 from perdure.workflows.policy.world import succession
@@ -105,14 +105,14 @@ def _take_in(
     state: RoleInJob, node: NodeState, failed: tuple[Check, ...] = (), why: str = "", now: datetime | None = None
 ) -> RoleInJob:
     if failed and now is not None:
-        state = observations.observe_failed_check(state, node, failed, now, taken_in=why)
+        state = machine_findings.observe_failed_check(state, node, failed, now, taken_in=why)
     figures = {f"{check.name} {check.subject}": check.value for check in node.checks if check.value is not None}
     return state.with_node(node.replace(unchecked=False, checks=(), figures=figures, refusals=0))
 
 
 def _refuse(state: RoleInJob, node: NodeState, failed: tuple[Check, ...], now: datetime) -> RoleInJob:
     reason = f"its machine failed a check: {preflight.describe(failed[0])}"
-    state = observations.observe_failed_check(state, node, failed, now)
+    state = machine_findings.observe_failed_check(state, node, failed, now)
     state = incidents.waits(state, f"node {node.rank} was not taken in: {reason}")
     refused = succession.drop(
         state,

@@ -20,7 +20,7 @@ from perdure.contract import Check, FailureClass, HangKind, NodeChecks, World
 from perdure.workflows.policy.capacity import admission, node_avoidance
 from perdure.workflows.policy.diagnosis import preflight
 from perdure.workflows.policy.diagnosis.failures import VICTIMS
-from perdure.workflows.policy.record import observations
+from perdure.workflows.policy.record import machine_findings
 from perdure.workflows.policy.state.job import RoleInJob
 from perdure.workflows.policy.state.node import NodeState
 from perdure.workflows.policy.state.role import Interruption
@@ -61,7 +61,7 @@ def judge(state: RoleInJob, now: datetime) -> RoleInJob:
     for node in suspects:
         failed = _own_failures(judged[node.rank], judged.values())
         if failed:
-            state = observations.observe_suspect_machine(state, node, failed, now)
+            state = machine_findings.observe_suspect_machine(state, node, failed, now)
             state = node_avoidance.suspect(state, node.host, now)
         if failed or is_final:
             text = preflight.describe(failed[0]) if failed else ""

@@ -1,6 +1,5 @@
 """Records what interrupted nothing: nodes that could not be reached, ranks that stalled and stepped again, a storage
-that took no checkpoints or has only damaged ones, a backend that created no nodes, a loss that was not a number, a slow
-rank.
+that took no checkpoints or has only damaged ones, a backend that created no nodes, a loss that was not a number.
 
 Nothing was interrupted and nothing was done, so an observation is not an interruption: it is written when it is over,
 as a closed entry among the incidents, so that `perdure explain` can account for a pause that nothing else explains.
@@ -12,7 +11,6 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from perdure.contract import (
-    Check,
     Considered,
     Evidence,
     EvidenceSource,
@@ -20,14 +18,10 @@ from perdure.contract import (
     IncidentView,
     NumberKind,
     Observation,
-    SlowCause,
-    Slowness,
-    Straggler,
 )
 from perdure.contract.base import shorten
 from perdure.spec.durations import format_duration
 from perdure.workflows.policy.diagnosis import hangs
-from perdure.workflows.policy.diagnosis.preflight import describe
 from perdure.workflows.policy.record.incidents import KEPT_EVIDENCE, KEPT_INCIDENTS
 from perdure.workflows.policy.state.job import RoleInJob
 from perdure.workflows.policy.state.node import NodeState
@@ -73,14 +67,6 @@ _NO_STOP = Considered(
 )
 
 _NO_STOP_OF_JOB = Considered(option="stop the job", why_not="checkpoint.on_unusable is start_over")
-
-_NOT_TAKEN_IN = Considered(
-    option="take it in", why_not="a second run of the check says the same, and other nodes pass it"
-)
-
-_NO_REPLACEMENT_OF_SUSPECT = Considered(
-    option="replace the node", why_not="its ranks have restarted and train; the same failure again tells more"
-)
 
 _NO_END = Considered(
     option="stop the job", why_not="it has nodes.min nodes, and what refuses the others may end at any time"
@@ -161,7 +147,7 @@ def observe_storage(state: RoleInJob, now: datetime, *, over: bool) -> RoleInJob
     if begun is not None:
         incidents = tuple(entry if one.number == entry.number else one for one in state.incidents)
         return state.replace(incidents=incidents)
-    return _append(state, state.incidents, entry)
+    return append(state, state.incidents, entry)
 
 
 def observe_start_over(
@@ -192,7 +178,7 @@ def observe_start_over(
         generation_before=state.generation,
         nodes_before=state.world.nodes if state.world else 0,
     )
-    return _append(state, state.incidents, entry)
+    return append(state, state.incidents, entry)
 
 
 def observe_bad_number(state: RoleInJob, seen: SeenNumber, text: str, now: datetime) -> RoleInJob:
@@ -216,7 +202,7 @@ def observe_bad_number(state: RoleInJob, seen: SeenNumber, text: str, now: datet
         generation_before=state.generation,
         nodes_before=state.world.nodes if state.world else 0,
     )
-    return _append(state, state.incidents, entry)
+    return append(state, state.incidents, entry)
 
 
 def observe_unrepaired(state: RoleInJob, node: int, text: str, time: datetime, now: datetime) -> RoleInJob:
@@ -239,7 +225,7 @@ def observe_unrepaired(state: RoleInJob, node: int, text: str, time: datetime, n
         generation_before=state.generation,
         nodes_before=state.world.nodes if state.world else 0,
     )
-    return _append(state, state.incidents, entry)
+    return append(state, state.incidents, entry)
 
 
 def observe_not_deterministic(
@@ -264,128 +250,7 @@ def observe_not_deterministic(
         generation_before=state.generation,
         nodes_before=state.world.nodes if state.world else 0,
     )
-    return _append(state, state.incidents, entry)
-
-
-def observe_straggler(state: RoleInJob, found: Straggler, text: str, now: datetime, *, why_not: str) -> RoleInJob:
-    """Records a rank for which all others wait, once in a world. Those of one world are one entry.
-
-    Args:
-        state: The job.
-        found: The rank.
-        text: Describes it, for people.
-        now: The present time.
-        why_not: Why its node is not replaced at once.
-    """
-    sign = Evidence(time=now, source=EvidenceSource.AGENT, rank=found.node, text=text)
-    begun = next((one for one in reversed(state.own_incidents) if _of_straggler(state, one)), None)
-    if begun is not None and begun.observation is not None:
-        known = begun.observation.stragglers
-        if any(one.rank == found.rank for one in known):
-            return state
-        seen = begun.observation.replace(stragglers=(*known, found)[:KEPT_EVIDENCE])
-        entry = begun.replace(observation=seen, evidence=(*begun.evidence, sign)[:KEPT_EVIDENCE])
-        return state.replace(incidents=tuple(entry if one.number == entry.number else one for one in state.incidents))
-    entry = IncidentView(
-        number=state.incident_count + 1,
-        role=state.role,
-        title=f"rank {found.rank} is slow, and the others wait for it; training continued",
-        started_at=now,
-        noticed_at=now,
-        closed_at=now,
-        observation=Observation(stragglers=(found,)),
-        evidence=(sign,),
-        considered=(Considered(option="replace the node", why_not=why_not),),
-        generation_before=state.generation,
-        nodes_before=state.world.nodes if state.world else 0,
-    )
-    return _append(state, state.incidents, entry)
-
-
-def observe_verdict(state: RoleInJob, found: Slowness, sign: Evidence, now: datetime) -> RoleInJob:
-    """Records what an experiment has shown about a slow rank, where nothing follows from it."""
-    rank = f"rank {found.rank.rank}"
-    titles = {
-        SlowCause.MACHINE: f"node {found.rank.node} is slow at another place, too, and the job has no other for it",
-        SlowCause.PLACE: f"{rank} is slow because of its own work, not of its machine",
-        SlowCause.NEITHER: f"{rank} and its node are as fast as the others since they were moved",
-    }
-    whys = {
-        SlowCause.MACHINE: "the job creates no other node: its backend does not, or recovery.on_capacity_loss is fail",
-        SlowCause.PLACE: "the rank is slow on another machine, too",
-    }
-    cause = found.cause or SlowCause.UNKNOWN
-    entry = IncidentView(
-        number=state.incident_count + 1,
-        role=state.role,
-        title=f"{titles.get(cause, f'why {rank} was slow is not known')}; training continued",
-        slowness=found,
-        started_at=now,
-        noticed_at=now,
-        closed_at=now,
-        observation=Observation(stragglers=(found.rank,)),
-        evidence=(sign,),
-        considered=(Considered(option="replace the node", why_not=whys.get(cause, "nothing speaks against it")),),
-        generation_before=state.generation,
-        nodes_before=state.world.nodes if state.world else 0,
-    )
-    return _append(state, state.incidents, entry)
-
-
-def observe_failed_check(
-    state: RoleInJob, node: NodeState, checks: tuple[Check, ...], now: datetime, *, taken_in: str = ""
-) -> RoleInJob:
-    """Records that the machine of a new node fails checks.
-
-    Args:
-        state: The job.
-        node: The node.
-        checks: The checks that have failed.
-        now: The present time.
-        taken_in: Why the node is taken in nevertheless; empty where it is not.
-    """
-    texts = [shorten(f"node {node.rank}: {describe(check)}") for check in checks]
-    what = f"node {node.rank} {'was taken in although it fails a check' if taken_in else 'was not taken in'}"
-    other = Considered(option="replace the node", why_not=taken_in) if taken_in else _NOT_TAKEN_IN
-    entry = IncidentView(
-        number=state.incident_count + 1,
-        role=state.role,
-        title=shorten(f"{what}: {describe(checks[0])}"),
-        started_at=node.checked_at or now,
-        noticed_at=now,
-        closed_at=now,
-        observation=Observation(failed_check=True, refused=not taken_in),
-        evidence=tuple(
-            Evidence(time=node.checked_at or now, source=EvidenceSource.AGENT, rank=node.rank, text=text)
-            for text in texts[:KEPT_EVIDENCE]
-        ),
-        considered=(other,),
-        generation_before=state.generation,
-        nodes_before=state.world.nodes if state.world else 0,
-    )
-    return _append(state, state.incidents, entry)
-
-
-def observe_suspect_machine(state: RoleInJob, node: NodeState, checks: tuple[Check, ...], now: datetime) -> RoleInJob:
-    """Records that a machine failed checks after a failure that may be its own."""
-    texts = [node.suspicion, *(shorten(f"node {node.rank}: {describe(check)}") for check in checks)]
-    entry = IncidentView(
-        number=state.incident_count + 1,
-        role=state.role,
-        title=shorten(f"the machine of node {node.rank}, {node.host}, failed a check: {describe(checks[0])}"),
-        started_at=node.checked_at or now,
-        noticed_at=now,
-        closed_at=now,
-        observation=Observation(failed_check=True, suspected=True),
-        evidence=tuple(
-            Evidence(time=node.checked_at or now, source=EvidenceSource.AGENT, rank=node.rank, text=text)
-            for text in texts[:KEPT_EVIDENCE]
-        ),
-        considered=(_NO_REPLACEMENT_OF_SUSPECT,),
-        generation_before=state.generation,
-        nodes_before=state.world.nodes if state.world else 0,
-    )
-    return _append(state, state.incidents, entry)
+    return append(state, state.incidents, entry)
 
 
 def uncreated_nodes(state: RoleInJob) -> list[NodeState]:
@@ -427,7 +292,7 @@ def observe_uncreated(state: RoleInJob, now: datetime) -> RoleInJob:
         nodes_before=begun.nodes_before if begun is not None else state.world.nodes if state.world else 0,
     )
     if begun is None:
-        return _append(state, state.incidents, entry)
+        return append(state, state.incidents, entry)
     if entry == begun:
         return state
     return state.replace(incidents=tuple(entry if one.number == entry.number else one for one in state.incidents))
@@ -464,13 +329,8 @@ def _of_replays(entry: IncidentView) -> bool:
     return entry.observation is not None and entry.observation.not_deterministic
 
 
-def _of_straggler(state: RoleInJob, entry: IncidentView) -> bool:
-    """Whether the entry is about slow ranks of the role's present world."""
-    found = entry.observation is not None and bool(entry.observation.stragglers)
-    return found and entry.generation_before == state.generation
-
-
-def _append(state: RoleInJob, kept: tuple[IncidentView, ...], entry: IncidentView) -> RoleInJob:
+def append(state: RoleInJob, kept: tuple[IncidentView, ...], entry: IncidentView) -> RoleInJob:
+    """Adds an observation to the entries that are kept, or one in the place of an older one of its number."""
     observed = [one.number for one in (*kept, entry) if one.observation is not None]
     forgotten = set(observed[:-KEPT])
     incidents = tuple(one for one in (*kept, entry) if one.number not in forgotten)[-KEPT_INCIDENTS:]
@@ -517,7 +377,7 @@ def _add(
         generation_before=state.generation,
         nodes_before=state.world.nodes if state.world else 0,
     )
-    return _append(state, kept, entry)
+    return append(state, kept, entry)
 
 
 def _union(one: Observation, other: Observation) -> Observation:

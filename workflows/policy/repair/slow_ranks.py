@@ -17,7 +17,7 @@ from perdure.spec.recovery import CapacityLoss, StragglerAction
 from perdure.workflows.policy.capacity import planned_changes
 from perdure.workflows.policy.diagnosis import experiments, stragglers
 from perdure.workflows.policy.diagnosis.interruptions import interrupt
-from perdure.workflows.policy.record import incidents, observations
+from perdure.workflows.policy.record import incidents, machine_findings
 from perdure.workflows.policy.state.budget import within_window
 from perdure.workflows.policy.state.job import RoleInJob
 from perdure.workflows.policy.state.node import NodeFailure
@@ -61,7 +61,7 @@ def _compare(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
     for slow in found:
         obstacle = _obstacle(state, job, slow, now)
         why_not = obstacle or _LATER
-        state = observations.observe_straggler(state, slow, stragglers.describe(slow), now, why_not=why_not)
+        state = machine_findings.observe_straggler(state, slow, stragglers.describe(slow), now, why_not=why_not)
         if suspect is None and not obstacle:
             suspect = SlowNode(
                 slowness=Slowness(rank=slow, step_before=step),
@@ -93,7 +93,7 @@ def _conclude(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
     if found.cause is SlowCause.MACHINE and _may_replace(job):
         slow = SlowNode(slowness=found, incarnation=suspect.incarnation, generation=state.generation, since=now)
         return _remember(state, suspect=slow)
-    return observations.observe_verdict(state, found, evidence, now)
+    return machine_findings.observe_verdict(state, found, evidence, now)
 
 
 def _act(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:

@@ -1,0 +1,214 @@
+"""What users, and machines that join, ask of a running job: the updates of a TrainingJob.
+
+An update is an event like any other, which the job decides on at once, so that its answer says what follows. What the
+state of the job does not allow is refused before, and leaves nothing in its history.
+"""
+
+from __future__ import annotations
+
+from temporalio import workflow
+from temporalio.exceptions import ApplicationError
+
+with workflow.unsafe.imports_passed_through():
+    from perdure.contract import (
+        Accepted,
+        JoinAnswer,
+        JoinRequest,
+        PauseRequest,
+        ReasonRequest,
+        RelaunchRequest,
+        RestartRequest,
+        ScaleRequest,
+        Ticket,
+        TicketRef,
+        TicketRequest,
+    )
+    from perdure.contract.names import group_index
+    from perdure.spec.job import JobSpec
+    from perdure.workflows import requests
+    from perdure.workflows.job_groups import Group, JobGroups
+    from perdure.workflows.policy.capacity import joining
+    from perdure.workflows.policy.facts.events import (
+        AddressedEvent,
+        CheckpointRequested,
+        ForRole,
+        RelaunchRequested,
+        RepairsPaused,
+        RepairsResumed,
+        RestartRequested,
+        ResumeRequested,
+        ScaleRequested,
+        SuspendRequested,
+        TicketIssued,
+        TicketRevoked,
+    )
+    from perdure.workflows.policy.record import projections
+    from perdure.workflows.policy.state.job import JobState
+
+
+class JobUpdates:
+    """The updates of a job, which are decided by the class that has its state."""
+
+    state: JobState
+    job: JobSpec
+    _groups: JobGroups
+    _resolved: bool
+    """The specification has what its preset adds."""
+    _spec_error: str
+
+    def _take_request(self, event: AddressedEvent) -> None:
+        """Decides on a user's request."""
+        raise NotImplementedError
+
+    @workflow.update(description="Change the number of nodes: 4, or 2:8 for min and max")
+    def scale(self, request: ScaleRequest) -> Accepted:
+        count = requests.node_count(request.nodes, requests.role_of(self.state, request.role).unit)
+        event = ScaleRequested(minimum=count.min, maximum=count.max, reason=request.reason)
+        self._take_request(ForRole(request.role, event))
+        next_action = projections.next_action(self.state.view(request.role))
+        return Accepted(message=f"{self.state.name} changes to {count} nodes; {next_action}")
+
+    @scale.validator
+    def _scale_is_valid(self, request: ScaleRequest) -> None:
+        requests.check_scale(self._running_state(), request)
+
+    @workflow.update(description="Release all nodes; the job keeps its history and can be resumed")
+    def suspend(self, request: ReasonRequest) -> Accepted:
+        self._take_request(SuspendRequested(reason=request.reason))
+        if self.state.suspended:
+            return Accepted(message=f"{self.state.name} is suspended; its nodes are being removed")
+        return Accepted(message=f"{self.state.name} first makes a checkpoint: {self._next_action()}")
+
+    @suspend.validator
+    def _suspend_is_valid(self, request: ReasonRequest) -> None:
+        requests.check_suspend(self._running_state())
+
+    @workflow.update(description="Request nodes again after a suspend")
+    def resume(self, request: ReasonRequest) -> Accepted:
+        self._take_request(ResumeRequested(reason=request.reason))
+        roles = self.state.roles.values()
+        if any(role.world is not None for role in roles):
+            return Accepted(message=f"{self.state.name} is not suspended, and continues to train")
+        return Accepted(message=f"{self.state.name} requests {sum(role.nodes_max for role in roles)} nodes")
+
+    @resume.validator
+    def _resume_is_valid(self, request: ReasonRequest) -> None:
+        requests.check_resume(self._running_state())
+
+    @workflow.update(
+        description="Show hangs, slow ranks, bad numbers and wrong results for a while, and repair only what dies"
+    )
+    def pause_repairs(self, request: PauseRequest) -> Accepted:
+        until = workflow.now() + request.duration
+        self._take_request(RepairsPaused(until=until, reason=request.reason))
+        return Accepted(
+            message=f"{self.state.name} shows hangs, slow ranks, bad numbers and wrong results, and does not repair "
+            f"them until {until:%Y-%m-%d %H:%M:%S} UTC; what dies is repaired"
+        )
+
+    @pause_repairs.validator
+    def _pause_is_valid(self, request: PauseRequest) -> None:
+        self._running_state()
+        requests.check_pause(request)
+
+    @workflow.update(description="Repair hangs, slow ranks, bad numbers and wrong results again")
+    def resume_repairs(self, request: ReasonRequest) -> Accepted:
+        self._take_request(RepairsResumed())
+        return Accepted(message=f"{self.state.name} repairs hangs, slow ranks, bad numbers and wrong results again")
+
+    @resume_repairs.validator
+    def _resumption_is_valid(self, request: ReasonRequest) -> None:
+        requests.check_resume_repairs(self._running_state())
+
+    @workflow.update(description="Restart all ranks in place")
+    def restart(self, request: RestartRequest) -> Accepted:
+        event = RestartRequested(reason=request.reason)
+        self._take_request(ForRole(request.role, event) if request.role else event)
+        role = self.state.view(request.role) if request.role else self.state.leading
+        return Accepted(message=f"{self.state.name} restarts its ranks as generation {role.generation}")
+
+    @restart.validator
+    def _restart_is_valid(self, request: RestartRequest) -> None:
+        requests.check_restart(self._running_state(), request)
+
+    @workflow.update(description="Replace one node by a new one")
+    def relaunch_node(self, request: RelaunchRequest) -> Accepted:
+        self._take_request(ForRole(request.role, RelaunchRequested(rank=request.rank, reason=request.reason)))
+        role = self.state.view(request.role)
+        if role.postponed is not None:
+            return Accepted(message=f"before node {request.rank} is replaced: {projections.next_action(role)}")
+        return Accepted(message=f"node {request.rank} is being replaced; {projections.next_action(role)}")
+
+    @relaunch_node.validator
+    def _relaunch_is_valid(self, request: RelaunchRequest) -> None:
+        requests.check_relaunch(self._running_state(), request)
+
+    @workflow.update(description="Make a checkpoint in storage now")
+    def save_checkpoint(self, request: ReasonRequest) -> Accepted:
+        self._take_request(CheckpointRequested())
+        return Accepted(
+            message=f"{self.state.name} makes a checkpoint; `perdure status` shows when it is durable",
+            checkpoint_request=max(role.checkpoints.requests for role in self.state.roles.values()),
+        )
+
+    @save_checkpoint.validator
+    def _checkpoint_is_valid(self, request: ReasonRequest) -> None:
+        requests.check_checkpoint(self._running_state(), self.job)
+
+    @workflow.update(description="Give a place among the nodes to a machine that a user or a scheduler started")
+    def join(self, request: JoinRequest) -> JoinAnswer:
+        self._take_request(ForRole(request.role, request))
+        role = self.state.view(request.role)
+        node = joining.place_of(role, request)
+        if node is None:
+            return JoinAnswer(reason=joining.describe_wait(role, request))
+        group_id = self._groups.id_of(Group(role.role, group_index(node.rank)))
+        return JoinAnswer(node=requests.node_request(role, node, self.job, workflow.info(), group_id=group_id))
+
+    @join.validator
+    def _join_is_valid(self, request: JoinRequest) -> None:
+        role = requests.role_of(self._known_state(), request.role)
+        refusal = joining.refusal(role, request, self.job, workflow.now())
+        if refusal is not None:
+            raise ApplicationError(refusal.text, type=refusal.kind)
+
+    @workflow.update(description="Admit machines that join through the gateway with a ticket")
+    def issue_ticket(self, request: TicketRequest) -> Ticket:
+        expires_at = workflow.now() + request.lifetime
+        ticket = Ticket(id=request.id, digest=request.digest, nodes=request.nodes, expires_at=expires_at)
+        self._take_request(TicketIssued(ticket=ticket))
+        return ticket
+
+    @issue_ticket.validator
+    def _ticket_is_valid(self, request: TicketRequest) -> None:
+        requests.check_ticket(self._running_state(), self.job, request)
+
+    @workflow.update(description="Withdraw a ticket, and the places of the machines that joined with it")
+    def revoke_ticket(self, request: TicketRef) -> Accepted:
+        self._take_request(TicketRevoked(id=request.id))
+        return Accepted(message=f"the ticket {request.id} is revoked; {self._next_action()}")
+
+    @revoke_ticket.validator
+    def _revocation_is_valid(self, request: TicketRef) -> None:
+        requests.check_revocation(self._running_state(), request)
+
+    def _next_action(self) -> str:
+        return projections.next_action(self.state.leading)
+
+    def _known_state(self) -> JobState:
+        if self._spec_error:
+            raise ApplicationError(self._spec_error, type="InvalidSpec")
+        return self.state
+
+    def _running_state(self) -> JobState:
+        """The state of a job that takes requests.
+
+        Raises:
+            ApplicationError: if it does not take requests yet, or no longer.
+        """
+        state = self._known_state()
+        if state.outcome is not None:
+            raise ApplicationError(f"the job is ending: {state.outcome.reason}")
+        if not self._resolved:
+            raise ApplicationError(f"the job waits for its preset {self.job.runtime}; try again")
+        return state
