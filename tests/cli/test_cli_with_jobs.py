@@ -235,10 +235,7 @@ def test_a_role_that_the_job_does_not_have_is_a_wrong_option(command_line: Comma
         assert done.code == 2, done
         assert 'role: got "trainer"; this job has the role "worker"' in done.err
     assert command_line.run("nodes", waiting, "--role", "worker", "-o", "json").json
-    without_node = command_line.run("restart", waiting, "--role", "worker")
-    assert (without_node.code, "there is nothing to restart: role worker is" in without_node.err) == (1, True), (
-        without_node
-    )
+    assert command_line.run("restart", waiting, "--role", "worker", "--dry-run").code == 0
 
 
 @pytest.mark.long("commands")

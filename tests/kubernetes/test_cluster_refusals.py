@@ -108,6 +108,7 @@ async def delete_node(job: PodJob, rank: int) -> None:
     await job.api.delete(f"{job.pods_path}/{max(names)}", grace=0)
 
 
+@pytest.mark.long("cluster-faults")
 async def test_an_admission_policy_that_denies_pods_does_not_end_a_job_that_has_enough_nodes(
     own_cluster: Cluster, cluster: TestCluster, job: PodJob, results: Path
 ) -> None:

@@ -94,6 +94,7 @@ async def readiness(port: int, *words: str, status: int) -> str:
     return await eventually(said)
 
 
+@pytest.mark.long("cluster-faults")
 async def test_a_namespace_that_is_deleted_leaves_the_others_served(
     own_cluster: Cluster,
     cluster: TestCluster,

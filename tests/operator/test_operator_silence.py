@@ -114,7 +114,7 @@ async def test_an_object_says_that_temporal_does_not_answer_and_its_job_starts_w
             await server.start()
             await eventually(lambda: played.resource.status.phase == "STARTING")
             assert played.condition("Accepted") == ("True", "Valid")
-            assert "Normal Submitted" in played.events
+            await eventually(lambda: "Normal Submitted" in played.events)
             assert link.report() == ""
         finally:
             server.kill()

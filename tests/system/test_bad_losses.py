@@ -82,6 +82,7 @@ async def test_a_script_without_torchrun_goes_back_as_well(site: Site):
     assert sorted(set(steps(job, 0))) == list(range(1, STEPS + 1))
 
 
+@pytest.mark.long("silent-faults")
 async def test_a_gradient_that_is_spoiled_each_time_stops_the_job_with_its_step(site: Site):
     job = await submit(site, "--spoil-at", "20", "--always", on_nan="rollback")
     result = await job.client.wait(job.name)

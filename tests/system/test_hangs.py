@@ -42,6 +42,7 @@ async def idle(job: Job) -> JobSnapshot:
     raise AssertionError(f"{job.name} has ended")
 
 
+@pytest.mark.long("silent-faults")
 async def test_the_node_that_others_waited_for_is_suspected_and_the_hanging_rank_is_restarted(site: Site):
     job = await site.submit("--timeout", TIMEOUT, nodes="3", recovery=REPORT)
     await job.stepping(generation=1, ranks=3)
@@ -95,6 +96,7 @@ async def test_stacks_show_the_rank_that_is_elsewhere_and_the_ranks_go_on(site: 
     assert (await job.status()).generation == 1
 
 
+@pytest.mark.long("silent-faults")
 async def test_a_stopped_rank_stands_out_from_those_that_wait_for_it(site: Site):
     job = await site.submit(nodes="3", recovery=REPORT)
     await job.stepping(generation=1, ranks=3)
