@@ -62,7 +62,7 @@ async def test_a_command_that_cannot_start_is_explained(
         assert exited.body["exit_code"] == exit_code
         assert text in exited.body["message"]
         assert text in exited.body["log_tail"]
-        assert text in node.output
+        await eventually(lambda: text in node.output)
 
 
 async def test_a_command_that_dies_takes_daemons_and_orphans_along() -> None:
