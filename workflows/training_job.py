@@ -202,7 +202,7 @@ class TrainingJob(JobUpdates):
     def status(self, role: str | None = None) -> JobStatus:
         state, groups = self._known_state(), self._groups.ids()
         shown = requests.role_of(state, role) if role else state.leading
-        by_role = projections.role_statuses(state, self.job, workflow.now())
+        by_role = projections.role_statuses(state, self.job, workflow.now(), closed=self._closed)
         status = projections.status_of(shown, self.job, groups=groups, phase=self._phase(), now=workflow.now())
         return status.replace(by_role=by_role)
 

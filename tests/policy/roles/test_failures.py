@@ -6,6 +6,7 @@ import pytest
 
 from perdure.contract import JobPhase
 from perdure.workflows.policy.facts.events import ForRole, RestartRequested, ScaleRequested
+from perdure.workflows.policy.record.projections import role_statuses
 from tests.policy.job_of_roles import Roles
 
 
@@ -80,9 +81,13 @@ def test_a_job_continues_without_a_role_whose_failures_are_ignored():
     evaluator = job.state.roles["evaluator"]
     assert (evaluator.phase, evaluator.is_idle) == (JobPhase.FAILED, True)
     assert job.state.phase is JobPhase.RUNNING
+    assert job.state.open_incident is None
+    assert job.state.incidents[-1].action == "give up the role evaluator, and continue"
     assert generations(job)[0] == 1
     job.wait(3600)
     assert job.state.roles["evaluator"].is_idle, "it is not started again"
     job.command_ended("trainer")
     assert job.state.outcome is not None
     assert job.state.outcome.phase is JobPhase.SUCCEEDED
+    shown = role_statuses(job.state, job.job, job.now, closed=JobPhase.SUCCEEDED)
+    assert {one.name: one.phase for one in shown} == {"trainer": JobPhase.SUCCEEDED, "evaluator": JobPhase.FAILED}

@@ -257,6 +257,14 @@ def abandon(state: RoleInJob, time: datetime, how: str) -> RoleInJob:
     return _replace(state, incident.replace(**how_decided, closed_at=time))
 
 
+def give_up_role(state: RoleInJob, time: datetime) -> RoleInJob:
+    """Closes the open incident, because the job continues without the role, which cannot be repaired."""
+    incident = state.open_incident
+    if incident is None:
+        return state
+    return _replace(state, incident.replace(action=f"give up the role {state.role}, and continue", closed_at=time))
+
+
 def follow_with_another(state: RoleInJob, time: datetime) -> RoleInJob:
     """Closes the open incident, because the next failure, at `time`, is an incident of its own."""
     incident = state.open_incident

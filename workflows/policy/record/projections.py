@@ -24,6 +24,7 @@ from perdure.workflows.policy.diagnosis import first_steps
 from perdure.workflows.policy.record import observations
 from perdure.workflows.policy.state.budget import within_window
 from perdure.workflows.policy.state.job import JobState, RoleInJob
+from perdure.workflows.policy.state.role import RoleState
 from perdure.workflows.policy.world import stages, succession
 
 _WARNED_OF = 8
@@ -77,21 +78,30 @@ def status_of(state: RoleInJob, job: JobSpec, *, groups: tuple[str, ...], phase:
     )
 
 
-def role_statuses(state: JobState, job: JobSpec, now: datetime) -> tuple[RoleStatus, ...]:
-    """Returns how far each role is, of a job that has several."""
-    if len(state.roles) == 1:
-        return ()
-    return tuple(
-        RoleStatus(
-            name=name,
-            phase=role.phase,
-            reason=role.reason,
-            generation=role.generation,
-            nodes=role.world.nodes if role.world else 0,
-            nodes_max=role.nodes_max,
-            restarts=len(within_window(role.restarts, now=now, window=job.retry.window)),
-        )
-        for name, role in state.roles.items()
+def role_statuses(
+    state: JobState, job: JobSpec, now: datetime, *, closed: JobPhase | None = None
+) -> tuple[RoleStatus, ...]:
+    """Returns how far each role is, of a job that has several; `closed` is the phase in which the job has ended."""
+    roles = state.roles.values() if len(state.roles) > 1 else ()
+    return tuple(_role_status(role, job, now, closed) for role in roles)
+
+
+def _role_status(role: RoleState, job: JobSpec, now: datetime, closed: JobPhase | None) -> RoleStatus:
+    phase, reason = role.phase, role.reason
+    if role.completed:
+        phase, reason = JobPhase.SUCCEEDED, role.completed
+    elif role.failed:
+        phase, reason = JobPhase.FAILED, role.failed
+    elif closed is not None:
+        phase, reason = closed, "it ended with the job"
+    return RoleStatus(
+        name=role.role,
+        phase=phase,
+        reason=reason,
+        generation=role.generation,
+        nodes=role.world.nodes if role.world else 0,
+        nodes_max=role.nodes_max,
+        restarts=len(within_window(role.restarts, now=now, window=job.retry.window)),
     )
 
 

@@ -10,6 +10,7 @@ from perdure.spec.role_relations import roles_restarted_with
 from perdure.spec.roles import OnFailure
 from perdure.workflows.policy.capacity import staffing
 from perdure.workflows.policy.facts import user_requests
+from perdure.workflows.policy.record import incidents
 from perdure.workflows.policy.state.job import JobState, RoleInJob
 
 
@@ -47,6 +48,5 @@ def contain(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
         return state
     if job.roles[state.role].on_failure is not OnFailure.IGNORE:
         return state.replace(outcome=outcome.replace(reason=f"role {state.role}: {outcome.reason}"))
-    return staffing.dismiss_all(
-        state.replace(outcome=None, failed=outcome.reason, interruption=None), job, now, reason="the role has failed"
-    )
+    state = incidents.give_up_role(state.replace(outcome=None, failed=outcome.reason, interruption=None), now)
+    return staffing.dismiss_all(state, job, now, reason="the role has failed")
