@@ -205,7 +205,7 @@ def _open_secrets(spec: JobSpec) -> Iterator[SpecWarning]:
 
 def _warn_of_shrinking(spec: JobSpec) -> Iterator[SpecWarning]:
     for name, role in spec.roles.items():
-        if role.nodes.elastic:
+        if role.nodes.elastic and role.ready is None:
             yield SpecWarning(
                 location=("roles", name, "nodes"),
                 message=f"a world may have {role.nodes.min} to {role.nodes.max} nodes; fewer nodes make a smaller "

@@ -38,6 +38,8 @@ def test_an_elastic_job_is_told_about_its_batch():
         "roles.worker.nodes: a world may have 2 to 4 nodes; fewer nodes make a smaller global batch, unless the script "
         "adapts its own to WORLD_SIZE"
     )
+    servers = {"nodes": "2:4", "command": ["python", "serve.py"], "ready": {"port": 6000}}
+    assert validate_spec({**spec(), "roles": {**spec()["roles"], "ps": servers}})[1] == ()
 
 
 @pytest.mark.parametrize(
