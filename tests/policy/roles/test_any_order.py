@@ -75,13 +75,13 @@ def test_only_related_roles_restart_and_the_job_ends(
         assert JobState.model_validate_json(job.state.model_dump_json()) == job.state
     if job.state.suspended:
         job.take(ResumeRequested())
-    for _ in range(8):
+    for _ in range(20):
         for name in ("data", "ps", "trainer"):
             if job.state.outcome is None and not job.view(name).is_idle:
                 job.runs(name)
                 if name == "data" and job.view(name).stepping:
                     job.command_ended(name)
-        job.wait(600)
+        job.wait(60)
     if job.state.outcome is None:
         job.runs("trainer").command_ended("trainer")
     assert job.state.outcome is not None
