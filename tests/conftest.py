@@ -54,6 +54,8 @@ LONG = (
     "commands",
     "metrics",
     "silent-faults",
+    "roles",
+    "tensorflow",
 )
 """Groups of tests that are too long for each run. `.ci/run` adds one by turn."""
 

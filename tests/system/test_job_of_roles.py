@@ -70,7 +70,7 @@ async def generations(job: Job) -> dict[str, int]:
     return {one.name: one.generation for one in (await job.status()).by_role}
 
 
-@pytest.mark.long("survival")
+@pytest.mark.long("roles")
 async def test_each_role_is_repaired_alone_and_the_training_ends_the_job(site: Site):
     job = await job_of_roles(site)
     await job.stepping(generation=1, ranks=2)
@@ -112,7 +112,7 @@ async def test_each_role_is_repaired_alone_and_the_training_ends_the_job(site: S
     await job.ended()
 
 
-@pytest.mark.long("survival")
+@pytest.mark.long("roles")
 async def test_nothing_of_a_job_of_several_roles_is_left_after_its_worker_was_killed(own_site: Site):
     job = await job_of_roles(own_site)
     await job.stepping(generation=1, ranks=2)
