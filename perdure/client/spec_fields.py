@@ -150,6 +150,7 @@ class RoleFields(TypedDict, total=False):
     ends_job: bool | None
     on_failure: Literal["role", "job", "ignore"]
     restart_with: list[str]
+    collocate: list[str]
     python: str | None
     image: str | None
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None

@@ -30,9 +30,11 @@ def check_relations(roles: Mapping[str, Role]) -> None:
     """
     for name, role in roles.items():
         _check_name(name, roles)
-        for field, others in (("depends_on", role.depends_on), ("restart_with", role.restart_with)):
+        referring = {"depends_on": role.depends_on, "restart_with": role.restart_with, "collocate": role.collocate}
+        for field, others in referring.items():
             for other in others:
                 _check_reference(name, field, other, roles)
+        _check_collocation(name, roles)
         for other in role.depends_on:
             if roles[other].on_failure is OnFailure.IGNORE:
                 raise WrongRelation(
@@ -86,6 +88,30 @@ def roles_restarted_with(name: str, roles: Mapping[str, Role]) -> tuple[str, ...
         found |= others
         new += others
     return tuple(other for other in roles if other in found and other != name)
+
+
+def roles_collocated_with(name: str, roles: Mapping[str, Role]) -> tuple[str, ...]:
+    """Returns the names of the other roles whose nodes share machines with this one's, in the order of the
+    specification."""
+    found, new = {name}, {name}
+    while new:
+        new = {
+            other
+            for other, role in roles.items()
+            if any(one in role.collocate or other in roles[one].collocate for one in new)
+        } - found
+        found |= new
+    return tuple(other for other in roles if other in found and other != name)
+
+
+def _check_collocation(name: str, roles: Mapping[str, Role]) -> None:
+    for other in roles[name].collocate:
+        if roles[other].nodes != roles[name].nodes:
+            raise WrongRelation(
+                (name, "collocate"),
+                f"node N of {name} shares the machine of node N of {other}, and they have {roles[name].nodes} and "
+                f"{roles[other].nodes} nodes; set the same number",
+            )
 
 
 def _check_name(name: str, roles: Mapping[str, Role]) -> None:

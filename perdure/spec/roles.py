@@ -265,6 +265,8 @@ class Role(Section):
     `role`, and the job continues without a role that cannot be repaired."""
     restart_with: list[RoleName] = Field(default=[])
     """The roles that start again whenever this one does."""
+    collocate: list[RoleName] = Field(default=[])
+    """The roles with which this one shares machines: node N of each runs on the same machine. Stated on one of them."""
     python: str | None = None
     """The interpreter for Perdure's launcher inside the image; by default `python3`, else `python`."""
     image: str | None = None

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from perdure.spec.errors import SpecError
-from perdure.spec.role_relations import order_of, roles_restarted_with, roles_that_end
+from perdure.spec.role_relations import order_of, roles_collocated_with, roles_restarted_with, roles_that_end
 from perdure.spec.validate import parse_spec, validate_spec
 
 
@@ -26,6 +26,12 @@ def job(backend: str = "local", **roles: dict[str, Any]) -> dict[str, Any]:
         (job(trainer={"depends_on": {"ps": "started"}}, ps={}), "expected completed or ready"),
         (job(trainer={"depends_on": {"trainer": "ready"}}), "roles.trainer.depends_on: names the role itself"),
         (job(trainer={"restart_with": ["reward"]}, ps={}), 'roles.trainer.restart_with: names "reward", which is no'),
+        (job(trainer={"collocate": ["reward"]}, ps={}), 'roles.trainer.collocate: names "reward", which is no role'),
+        (job(trainer={"collocate": ["trainer"]}, ps={}), "roles.trainer.collocate: names the role itself; remove it"),
+        (
+            job(trainer={"collocate": ["ps"], "nodes": 2}, ps={"nodes": 3}),
+            "roles.trainer.collocate: node N of trainer shares the machine of node N of ps, and they have 2 and",
+        ),
         (
             job(a={"depends_on": {"b": "ready"}}, b={"depends_on": {"c": "ready"}}, c={"depends_on": {"a": "ready"}}),
             "depends_on: the roles wait for each other: ",
@@ -99,3 +105,8 @@ def test_a_role_comes_after_those_that_it_waits_for():
 def test_roles_restart_with_others_and_those_with_others_again():
     roles = parse_spec(job(a={"restart_with": ["b"]}, b={"restart_with": ["c"]}, c={}, d={"on_failure": "job"})).roles
     assert [roles_restarted_with(name, roles) for name in "abcd"] == [("b", "c"), ("c",), (), ("a", "b", "c")]
+
+
+def test_roles_share_machines_whichever_of_them_states_it():
+    roles = parse_spec(job(a={"collocate": ["b"]}, b={}, c={"collocate": ["b"]}, d={})).roles
+    assert [roles_collocated_with(name, roles) for name in "abcd"] == [("b", "c"), ("a", "c"), ("a", "b"), ()]
