@@ -151,6 +151,7 @@ class RoleFields(TypedDict, total=False):
     on_failure: Literal["role", "job", "ignore"]
     restart_with: list[str]
     collocate: list[str]
+    node_group: int
     python: str | None
     image: str | None
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None

@@ -267,6 +267,9 @@ class Role(Section):
     """The roles that start again whenever this one does."""
     collocate: list[RoleName] = Field(default=[])
     """The roles with which this one shares machines: node N of each runs on the same machine. Stated on one of them."""
+    node_group: Integer = Field(default=1, ge=1, le=MAX_NODES)
+    """The number of consecutive nodes that are replaced together, as those of one rack: nodes 0 to 3, 4 to 7 and so on
+    for 4. The loss of one replaces all of its group."""
     python: str | None = None
     """The interpreter for Perdure's launcher inside the image; by default `python3`, else `python`."""
     image: str | None = None
@@ -286,6 +289,14 @@ class Role(Section):
     pod_template: dict[str, JsonValue] = Field(default={})
     """Kubernetes' PodTemplateSpec, merged over the one that Perdure makes, containers by name; for everything that has
     no field."""
+
+    @model_validator(mode="after")
+    def _has_whole_groups(self) -> Role:
+        if self.nodes.min % self.node_group or self.nodes.max % self.node_group:
+            raise ValueError(
+                f"node_group is {self.node_group}, and nodes is {self.nodes}; set nodes to a multiple of it"
+            )
+        return self
 
     @model_validator(mode="after")
     def _serves_with_one_process(self) -> Role:

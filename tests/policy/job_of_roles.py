@@ -90,6 +90,12 @@ class Roles:
                 self.transition(role, rank, NodeRemoved)
         return self
 
+    def left(self, role: str) -> Roles:
+        """The nodes that were given up on request have ended."""
+        for one in self.view(role).leaving:
+            self.take(ForRole(role, NodeRemoved(rank=one.rank, incarnation=one.incarnation, time=self.now)))
+        return self
+
     def wait(self, seconds: float) -> Roles:
         """Lets time pass, and wakes at each deadline on the way."""
         end = self.now + timedelta(seconds=seconds)

@@ -33,6 +33,11 @@ def job(backend: str = "local", **roles: dict[str, Any]) -> dict[str, Any]:
             "roles.trainer.collocate: node N of trainer shares the machine of node N of ps, and they have 2 and",
         ),
         (
+            job(trainer={"nodes": "4:6", "node_group": 4}),
+            "roles.trainer: node_group is 4, and nodes is 4:6; set nodes to a multiple of it",
+        ),
+        (job(trainer={"node_group": 0}), "roles.trainer.node_group: got 0; expected an integer of at least 1"),
+        (
             job(a={"depends_on": {"b": "ready"}}, b={"depends_on": {"c": "ready"}}, c={"depends_on": {"a": "ready"}}),
             "depends_on: the roles wait for each other: ",
         ),

@@ -17,7 +17,7 @@ from perdure.contract import BadNumber, Corruption, Failure, Finished, JobPhase,
 from perdure.contract.transitions import NodeTransition
 from perdure.spec.job import JobSpec
 from perdure.spec.role_relations import order_of, roles_that_end
-from perdure.workflows.policy.capacity import admission, joining, planned_changes, staffing
+from perdure.workflows.policy.capacity import admission, joining, node_groups, planned_changes, staffing
 from perdure.workflows.policy.capacity.staffing import TokenSource
 from perdure.workflows.policy.checkpoints import commits
 from perdure.workflows.policy.diagnosis import bad_numbers, hangs, unreachable
@@ -173,9 +173,10 @@ def advance_role(state: RoleInJob, job: JobSpec, now: datetime, *, new_token: To
     state = entering.inquire(state, job, now)
     state = succession.presume_ends(state, now)
     state = hangs.judge(unreachable.give_up(state, job, now), job, now)
-    state = recover(state, job, now)
+    state = recover(node_groups.replace_whole(state, job, now), job, now)
     if state.outcome is not None:
         return state
+    state = node_groups.replace_whole(state, job, now)
     # The next world waits for the end of the surplus, too.
     state = staffing.dismiss_idle_surplus(state, job, now)
     state = forming.form(admission.admit(state, now), job, now)
