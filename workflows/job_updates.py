@@ -17,7 +17,7 @@ with workflow.unsafe.imports_passed_through():
         PauseRequest,
         ReasonRequest,
         RelaunchRequest,
-        RestartRequest,
+        RoleRequest,
         ScaleRequest,
         Ticket,
         TicketRef,
@@ -43,6 +43,7 @@ with workflow.unsafe.imports_passed_through():
         TicketRevoked,
     )
     from perdure.workflows.policy.record import projections
+    from perdure.workflows.policy.roles import suspension
     from perdure.workflows.policy.state.job import JobState
 
 
@@ -73,27 +74,38 @@ class JobUpdates:
         requests.check_scale(self._running_state(), request)
 
     @workflow.update(description="Release all nodes; the job keeps its history and can be resumed")
-    def suspend(self, request: ReasonRequest) -> Accepted:
-        self._take_request(SuspendRequested(reason=request.reason))
-        if self.state.suspended:
-            return Accepted(message=f"{self.state.name} is suspended; its nodes are being removed")
-        return Accepted(message=f"{self.state.name} first makes a checkpoint: {self._next_action()}")
+    def suspend(self, request: RoleRequest) -> Accepted:
+        role = requests.single_role(self.state, request)
+        self._take_request(SuspendRequested(role=role, reason=request.reason))
+        what = f"role {role} of {self.state.name}" if role else self.state.name
+        if self.state.suspended or (role and self.state.view(role).rests):
+            return Accepted(message=f"{what} is suspended; its nodes are being removed")
+        waits = next(view for view in self.state.views if suspension.awaited(view) is not None)
+        return Accepted(message=f"{what} first makes a checkpoint: {projections.next_action(waits)}")
 
     @suspend.validator
-    def _suspend_is_valid(self, request: ReasonRequest) -> None:
-        requests.check_suspend(self._running_state())
+    def _suspend_is_valid(self, request: RoleRequest) -> None:
+        requests.check_suspend(self._running_state(), request)
 
     @workflow.update(description="Request nodes again after a suspend")
-    def resume(self, request: ReasonRequest) -> Accepted:
-        self._take_request(ResumeRequested(reason=request.reason))
-        roles = self.state.roles.values()
-        if any(role.world is not None for role in roles):
-            return Accepted(message=f"{self.state.name} is not suspended, and continues to train")
-        return Accepted(message=f"{self.state.name} requests {sum(role.nodes_max for role in roles)} nodes")
+    def resume(self, request: RoleRequest) -> Accepted:
+        role = requests.single_role(self.state, request)
+        before = self.state
+        self._take_request(ResumeRequested(role=role, reason=request.reason))
+        what = f"role {role} of {self.state.name}" if role else self.state.name
+        resumed = [view for view in self.state.views if before.view(view.role).rests and not view.is_over]
+        if not resumed:
+            return Accepted(message=f"{what} is not suspended, and continues to train")
+        rest = [view.role for view in resumed if view.rests]
+        nodes = sum(view.nodes_max for view in resumed if not view.rests)
+        if role and rest:
+            return Accepted(message=f"{what} is requested again when the job is resumed")
+        kept = f"; suspended alone, and so until they are resumed: {', '.join(rest)}" if rest else ""
+        return Accepted(message=f"{what} requests {nodes} nodes{kept}")
 
     @resume.validator
-    def _resume_is_valid(self, request: ReasonRequest) -> None:
-        requests.check_resume(self._running_state())
+    def _resume_is_valid(self, request: RoleRequest) -> None:
+        requests.check_resume(self._running_state(), request)
 
     @workflow.update(
         description="Show hangs, slow ranks, bad numbers and wrong results for a while, and repair only what dies"
@@ -121,14 +133,14 @@ class JobUpdates:
         requests.check_resume_repairs(self._running_state())
 
     @workflow.update(description="Restart all ranks in place")
-    def restart(self, request: RestartRequest) -> Accepted:
+    def restart(self, request: RoleRequest) -> Accepted:
         event = RestartRequested(reason=request.reason)
         self._take_request(ForRole(request.role, event) if request.role else event)
         role = self.state.view(request.role) if request.role else self.state.leading
         return Accepted(message=f"{self.state.name} restarts its ranks as generation {role.generation}")
 
     @restart.validator
-    def _restart_is_valid(self, request: RestartRequest) -> None:
+    def _restart_is_valid(self, request: RoleRequest) -> None:
         requests.check_restart(self._running_state(), request)
 
     @workflow.update(description="Replace one node by a new one")

@@ -17,7 +17,7 @@ with workflow.unsafe.imports_passed_through():
         NodeRequest,
         PauseRequest,
         RelaunchRequest,
-        RestartRequest,
+        RoleRequest,
         ScaleRequest,
         TicketRef,
         TicketRequest,
@@ -27,6 +27,7 @@ with workflow.unsafe.imports_passed_through():
     from perdure.spec.job import JobSpec
     from perdure.spec.roles import NodeCount
     from perdure.workflows.policy.capacity.joining import MOST_TICKETS
+    from perdure.workflows.policy.roles import suspension
     from perdure.workflows.policy.state.job import JobState, RoleInJob, UnknownRole
     from perdure.workflows.policy.state.node import NodeState
 
@@ -67,14 +68,40 @@ def check_scale(state: JobState, request: ScaleRequest) -> None:
     node_count(request.nodes, role_of(state, request.role).unit)
 
 
-def check_suspend(state: JobState) -> None:
-    if state.suspended or _suspension_waits(state):
+def single_role(state: JobState, request: RoleRequest) -> str:
+    """Returns the role that a request is for, of a job with several; empty where it is for the whole job.
+
+    Raises:
+        ApplicationError: if there is no such role.
+    """
+    role = role_of(state, request.role).role if request.role else ""
+    return role if len(state.roles) > 1 else ""
+
+
+def check_suspend(state: JobState, request: RoleRequest) -> None:
+    name = single_role(state, request)
+    role = state.roles.get(name)
+    if role is not None and role.is_over:
+        raise ApplicationError(f"role {name} is {role.phase}, so there is nothing to suspend")
+    awaited = next((one for view in state.views if (one := suspension.awaited(view)) is not None), None)
+    if awaited is not None and awaited.role not in ("", name):
+        raise ApplicationError(f"role {awaited.role} is being suspended; try again when that is done")
+    if role is not None and (role.suspended_alone or (awaited is not None and awaited.role == name)):
+        raise ApplicationError(f"role {name} is already suspended; resume it to continue")
+    if awaited is not None or (role is None and state.suspended):
         raise ApplicationError("the job is already suspended; resume it to continue")
 
 
-def check_resume(state: JobState) -> None:
-    if not state.suspended and not _suspension_waits(state):
-        raise ApplicationError("the job is not suspended, so there is nothing to resume")
+def check_resume(state: JobState, request: RoleRequest) -> None:
+    name = single_role(state, request)
+    roles = [state.roles[name]] if name else list(state.roles.values())
+    if any(role.suspended_alone or suspension.awaited(role) is not None for role in roles):
+        return
+    if name and state.suspended:
+        raise ApplicationError(f"role {name} is suspended with the whole job; resume it without naming a role")
+    if not state.suspended:
+        what = f"role {name}" if name else "the job"
+        raise ApplicationError(f"{what} is not suspended, so there is nothing to resume")
 
 
 def check_pause(request: PauseRequest) -> None:
@@ -87,7 +114,7 @@ def check_resume_repairs(state: JobState) -> None:
         raise ApplicationError("repairs are not paused, so there is nothing to resume")
 
 
-def check_restart(state: JobState, request: RestartRequest) -> None:
+def check_restart(state: JobState, request: RoleRequest) -> None:
     role = role_of(state, request.role) if request.role else None
     if role is not None and role.world is None:
         raise ApplicationError(f"there is nothing to restart: role {role.role} is {role.phase}")
@@ -139,10 +166,6 @@ def node_request(state: RoleInJob, node: NodeState, job: JobSpec, info: workflow
         group_id=group_id,
         task_queue=node_task_queue(place),
     )
-
-
-def _suspension_waits(state: JobState) -> bool:
-    return any(role.postponed is not None and role.postponed.suspend is not None for role in state.roles.values())
 
 
 def _has_world(state: JobState) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perdure.cli import text
-from perdure.cli.common import JobArgument, RoleOption, Session, out, say
+from perdure.cli.common import JobArgument, OnlyRoleOption, RoleOption, Session, out, say
 
 if TYPE_CHECKING:
     from perdure.client.client import Client
@@ -85,20 +85,23 @@ def scale(
     )
 
 
-def suspend(name: JobArgument, here: ChangeSession) -> None:
-    """Release all nodes of a job; it keeps its history and can be resumed.
+def suspend(name: JobArgument, role: OnlyRoleOption = None, *, here: ChangeSession) -> None:
+    """Release all nodes of a job, or of one role; it keeps its history and can be resumed.
 
-    [dim]perdure suspend llama-8b-sft --reason "making room"[/]
+    [dim]perdure suspend llama-8b-sft --reason "making room" · perdure suspend grpo --role evaluator[/]
     """
-    here.change(name, "release all nodes", lambda client: client.suspend(name, reason=here.reason))
+    plan = f"release the nodes of role {role}" if role else "release all nodes"
+    here.change(name, plan, lambda client: client.suspend(name, role=role, reason=here.reason), role=role)
 
 
-def resume(name: JobArgument, here: ChangeSession) -> None:
-    """Request the nodes of a suspended job again.
+def resume(name: JobArgument, role: OnlyRoleOption = None, *, here: ChangeSession) -> None:
+    """Request the nodes of a suspended job or role again. A role that was suspended alone stays so when its job is
+    suspended and resumed.
 
-    [dim]perdure resume llama-8b-sft[/]
+    [dim]perdure resume llama-8b-sft · perdure resume grpo --role evaluator[/]
     """
-    here.change(name, "request nodes again", lambda client: client.resume(name, reason=here.reason))
+    plan = f"request the nodes of role {role} again" if role else "request nodes again"
+    here.change(name, plan, lambda client: client.resume(name, role=role, reason=here.reason), role=role)
 
 
 def restart(
@@ -106,7 +109,7 @@ def restart(
     node: Annotated[
         int | None, typer.Option("--node", help="Replace this node instead.", min=0, show_default=False)
     ] = None,
-    role: RoleOption = None,
+    role: OnlyRoleOption = None,
     *,
     here: ChangeSession,
 ) -> None:

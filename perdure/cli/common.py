@@ -42,6 +42,10 @@ RoleOption = Annotated[
         "--role", help="The role whose nodes are meant, for a job with several.", show_default="the job's only role"
     ),
 ]
+OnlyRoleOption = Annotated[
+    str | None,
+    typer.Option("--role", help="Only this role, of a job with several.", show_default="all roles"),
+]
 OutputOption = Annotated[
     OutputFormat | None, typer.Option("--output", "-o", help="text, or json for scripts.", show_default="text")
 ]

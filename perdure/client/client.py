@@ -51,7 +51,7 @@ from perdure.contract import (
     PauseRequest,
     ReasonRequest,
     RelaunchRequest,
-    RestartRequest,
+    RoleRequest,
     ScaleRequest,
     Ticket,
     TicketRef,
@@ -422,19 +422,24 @@ class Client(JobCalls):
         request = ScaleRequest(nodes=str(nodes), role=role, reason=reason)
         return await self._update(name, namespace, "scale", request, Accepted)
 
-    async def suspend(self, name: str, *, namespace: str | None = None, reason: str = "") -> Accepted:
-        """Releases all nodes; the job keeps its history and can be resumed."""
-        return await self._update(name, namespace, "suspend", ReasonRequest(reason=reason), Accepted)
+    async def suspend(
+        self, name: str, *, namespace: str | None = None, role: str | None = None, reason: str = ""
+    ) -> Accepted:
+        """Releases all nodes, or those of one role; the job keeps its history and can be resumed."""
+        return await self._update(name, namespace, "suspend", RoleRequest(role=role, reason=reason), Accepted)
 
-    async def resume(self, name: str, *, namespace: str | None = None, reason: str = "") -> Accepted:
-        """Requests nodes for a suspended job again."""
-        return await self._update(name, namespace, "resume", ReasonRequest(reason=reason), Accepted)
+    async def resume(
+        self, name: str, *, namespace: str | None = None, role: str | None = None, reason: str = ""
+    ) -> Accepted:
+        """Requests nodes for a suspended job or role again; a role that was suspended alone stays so when its job is
+        resumed."""
+        return await self._update(name, namespace, "resume", RoleRequest(role=role, reason=reason), Accepted)
 
     async def restart(
         self, name: str, *, namespace: str | None = None, role: str | None = None, reason: str = ""
     ) -> Accepted:
         """Restarts all ranks in place, as a new generation; in a job with several roles, those of this role."""
-        return await self._update(name, namespace, "restart", RestartRequest(role=role, reason=reason), Accepted)
+        return await self._update(name, namespace, "restart", RoleRequest(role=role, reason=reason), Accepted)
 
     async def pause_repairs(
         self, name: str, *, duration: timedelta, namespace: str | None = None, reason: str = ""

@@ -159,9 +159,11 @@ class StartOver(RoleAction):
 
 
 class Suspend(RoleAction):
-    """Release all nodes, until the job is resumed."""
+    """Release all nodes of the role, until it is resumed."""
 
     kind: Literal["SUSPEND"] = "SUSPEND"
+    alone: bool = False
+    """The rest of the job continues."""
 
 
 _AnyAction = (

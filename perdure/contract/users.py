@@ -11,7 +11,7 @@ __all__ = [
     "PauseRequest",
     "ReasonRequest",
     "RelaunchRequest",
-    "RestartRequest",
+    "RoleRequest",
     "ScaleRequest",
 ]
 
@@ -34,16 +34,16 @@ class PauseRequest(Message):
 
 
 class ReasonRequest(Message):
-    """Argument of the updates `suspend`, `resume`, `resume_repairs` and `save_checkpoint`."""
+    """Argument of the updates `resume_repairs` and `save_checkpoint`."""
 
     reason: ShortText = ""
 
 
-class RestartRequest(ReasonRequest):
-    """Argument of the update `restart`."""
+class RoleRequest(ReasonRequest):
+    """Argument of the updates `suspend`, `resume` and `restart`."""
 
     role: str | None = None
-    """The only role whose ranks restart; None for all."""
+    """The only role that is meant; None for all."""
 
 
 class NodesQuery(Message):

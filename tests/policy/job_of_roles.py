@@ -30,12 +30,13 @@ ROLES = ("trainer", "evaluator")
 class Roles:
     """A job of several roles."""
 
-    def __init__(self, *, max_restarts: int = 10, **roles: dict[str, Any]) -> None:
+    def __init__(self, *, max_restarts: int = 10, storage: str = "", **roles: dict[str, Any]) -> None:
         given = roles or {name: {"ends_job": True} for name in ROLES}
         self.job = parse_spec(
             {
                 "name": "job",
                 "retry": {"max_restarts": max_restarts},
+                "checkpoint": {"storage": storage} if storage else None,
                 "roles": {
                     name: {"nodes": 2, "command": ["torchrun", "train.py"], **role} for name, role in given.items()
                 },

@@ -30,7 +30,9 @@ from perdure.workflows.policy.facts.events import (
     GroupAdopted,
     GroupWoundDown,
     RelaunchRequested,
+    ResumeRequested,
     ScaleRequested,
+    SuspendRequested,
     TimePassed,
     plain,
 )
@@ -38,7 +40,7 @@ from perdure.workflows.policy.record import incidents, observations
 from perdure.workflows.policy.record.phase import with_phases
 from perdure.workflows.policy.repair import hold_on_failure, slow_ranks
 from perdure.workflows.policy.repair.recovery import recover
-from perdure.workflows.policy.roles import failures, starts
+from perdure.workflows.policy.roles import failures, starts, suspension
 from perdure.workflows.policy.state.job import JobState, Outcome, RoleInJob
 from perdure.workflows.policy.world import entering, forming, stages, succession
 
@@ -100,6 +102,11 @@ def apply_events(state: JobState, events: Iterable[AddressedEvent], job: JobSpec
     """Takes in events. `advance_job` must follow."""
     by_role = ((role, plain(event)) for event in events for role in _addressees(state, event))
     for role, run in groupby(by_role, itemgetter(0)):
+        if role is None:
+            for _, event in run:
+                if isinstance(event, SuspendRequested | ResumeRequested):
+                    state = suspension.apply(state, event, job, now)
+            continue
         view = state.view(role)
         for _, event in run:
             view = _apply_to_role(view, event, job, now)
@@ -107,9 +114,11 @@ def apply_events(state: JobState, events: Iterable[AddressedEvent], job: JobSpec
     return state
 
 
-def _addressees(state: JobState, event: AddressedEvent) -> tuple[str, ...]:
-    """The roles that an event concerns."""
+def _addressees(state: JobState, event: AddressedEvent) -> tuple[str | None, ...]:
+    """The roles that an event concerns; None where the job decides on it as a whole."""
     match event:
+        case SuspendRequested() | ResumeRequested():
+            return (None,)
         case ForRole(role=role):
             return (state.role_named(role),)
         case Failure(sender=sender) | Finished(sender=sender) | BadNumber(sender=sender) | Corruption(sender=sender):
@@ -141,7 +150,8 @@ def advance_job(state: JobState, job: JobSpec, now: datetime, *, new_token: Toke
         return with_phases(hold_on_failure.end_when_due(state, now), job)
     if state.repairs_paused_until is not None and now >= state.repairs_paused_until:
         state = state.replace(repairs_paused_until=None)
-    before = failures.restart_others(_check_limits(state, job, now), job, now)
+    state = suspension.carry_out(_check_limits(state, job, now), job, now)
+    before = failures.restart_others(state, job, now)
     state = _advance_roles(before, job, now, new_token=new_token)
     changed = failures.restart_others_with_new_world(before, state, job, now)
     if changed is not state:
@@ -154,18 +164,19 @@ def _advance_roles(state: JobState, job: JobSpec, now: datetime, *, new_token: T
     for name in order_of(job.roles):
         if state.outcome is not None:
             break
-        if state.suspended or not starts.why_waiting(state.roles[name], state.roles, job):
-            view = advance_role(state.view(name), job, now, new_token=new_token)
+        view = state.view(name)
+        if view.rests or not starts.why_waiting(view, state.roles, job):
+            view = advance_role(view, job, now, new_token=new_token)
             state = state.with_view(failures.contain(view, job, now))
     return state
 
 
 def advance_role(state: RoleInJob, job: JobSpec, now: datetime, *, new_token: TokenSource) -> RoleInJob:
     """Brings one role as far as the known facts allow."""
-    if state.completed or state.failed:
+    if state.is_over:
         return state
     state = user_requests.apply_postponed(state, job, now)
-    if state.suspended:
+    if state.rests:
         return staffing.dismiss_all(state, job, now)
     state = stages.advance(bad_numbers.judge(slow_ranks.judge(state, job, now), job, now), now)
     if state.completed:

@@ -31,7 +31,7 @@ def next_deadline(state: JobState, job: JobSpec, now: datetime) -> datetime | No
 
 def _deadlines_of_role(state: RoleInJob, job: JobSpec, now: datetime) -> list[datetime | None]:
     times = [state.postponed.until] if state.postponed is not None else []
-    if state.suspended or state.completed or state.failed:
+    if state.rests or state.is_over:
         return [*times]
     return [
         *times,

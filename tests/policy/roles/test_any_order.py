@@ -16,7 +16,21 @@ from tests.policy.job_of_roles import Roles
 NAMES = ("trainer", "ps", "data")
 EVENTS = st.lists(
     st.tuples(
-        st.sampled_from(("killed", "lost", "runs", "runs", "runs", "ended", "wait", "suspend", "resume")),
+        st.sampled_from(
+            (
+                "killed",
+                "lost",
+                "runs",
+                "runs",
+                "runs",
+                "ended",
+                "wait",
+                "suspend",
+                "resume",
+                "suspend role",
+                "resume role",
+            )
+        ),
         st.sampled_from(NAMES),
         st.integers(0, 1),
     ),
@@ -47,6 +61,10 @@ def happen(job: Roles, kind: str, role: str, rank: int) -> None:
             job.command_ended(role)
         case "wait":
             job.wait(30)
+        case "suspend role" if not job.view(role).is_over:
+            job.take(SuspendRequested(role=role))
+        case "resume role":
+            job.take(ResumeRequested(role=role))
         case "suspend" if not job.state.suspended:
             job.take(SuspendRequested())
         case "resume" if job.state.suspended:
@@ -68,13 +86,15 @@ def test_only_related_roles_restart_and_the_job_ends(
         for name, known in before.roles.items():
             if kind in ("killed", "lost") and name not in concerned:
                 assert job.state.roles[name].generation == known.generation, f"{name} restarts for {role}"
+            if job.view(name).rests and job.state.outcome is None:
+                assert job.state.roles[name].is_idle
             if known.completed and job.state.outcome is None:
                 assert job.state.roles[name].is_idle
         if job.state.outcome is not None:
             break
         assert JobState.model_validate_json(job.state.model_dump_json()) == job.state
-    if job.state.suspended:
-        job.take(ResumeRequested())
+    for role in ("", *NAMES):
+        job.take(ResumeRequested(role=role))
     for _ in range(20):
         for name in ("data", "ps", "trainer"):
             if job.state.outcome is None and not job.view(name).is_idle:

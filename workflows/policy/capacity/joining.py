@@ -70,8 +70,9 @@ def refusal(state: RoleInJob, request: JoinRequest, job: JobSpec, now: datetime)
             return Refusal(
                 JoinRefusal.OVER, f"its earlier place, incarnation {known.incarnation} of node {rank}, is over"
             )
-    if state.suspended:
-        return Refusal(JoinRefusal.NO_PLACE, "the job is suspended; it has places again when it is resumed")
+    if state.rests:
+        what = "job" if state.suspended else "role"
+        return Refusal(JoinRefusal.NO_PLACE, f"the {what} is suspended; it has places again when it is resumed")
     if _choose(state, request, job, now) is None:
         text = "its only place is taken" if state.nodes_max == 1 else f"all its {state.nodes_max} places are taken"
         return Refusal(JoinRefusal.NO_PLACE, text)

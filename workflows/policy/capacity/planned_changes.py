@@ -9,7 +9,8 @@ The same holds for a node that another party ends: a preemption, a drain, a SIGT
 releases it, for half of the grace period at most.
 
 The change waits for `checkpoint.save_timeout` at most, and not at all where there is nothing to save: no steps were
-made yet, the script saves nothing into the storage, a failure has stopped the world, or the job ends.
+made yet, the role serves others, the script saves nothing into the storage, a failure has stopped the world, or the
+job ends.
 """
 
 from __future__ import annotations
@@ -140,10 +141,11 @@ def describe(state: RoleInJob) -> str:
 
 def _begin(state: RoleInJob, job: JobSpec, now: datetime, *, title: str) -> RoleInJob | None:
     """Requests a checkpoint, unless one is requested already; None where none is worth waiting for."""
-    if state.postponed is not None and not is_due(state, now):
+    if state.postponed is not None and (state.postponed.suspend is not None or not is_due(state, now)):
         return state
     trains = state.stepping and state.interruption is None and not state.between_stages and state.outcome is None
-    if job.stored is None or not job.stored.save_timeout or not trains or commits.saves_nothing(state):
+    serves = job.roles[state.role].ready is not None
+    if job.stored is None or not job.stored.save_timeout or not trains or serves or commits.saves_nothing(state):
         return None
     state = commits.request(state)
     return state.replace(
@@ -159,7 +161,7 @@ def _begin(state: RoleInJob, job: JobSpec, now: datetime, *, title: str) -> Role
 
 def _title(request: SuspendRequested | RelaunchRequested) -> str:
     if isinstance(request, SuspendRequested):
-        return "the job is suspended"
+        return f"{f'the role {request.role}' if request.role else 'the job'} is suspended"
     return f"node {request.rank} is replaced"
 
 

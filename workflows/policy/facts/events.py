@@ -44,10 +44,14 @@ class ScaleRequested(Message):
 
 class SuspendRequested(Message):
     reason: str = ""
+    role: str = ""
+    """The only role that is suspended; empty for the whole job."""
 
 
 class ResumeRequested(Message):
     reason: str = ""
+    role: str = ""
+    """The only role that is resumed; empty for the whole job."""
 
 
 class RestartRequested(Message):

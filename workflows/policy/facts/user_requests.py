@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import datetime
 
-from perdure.contract import Evidence, EvidenceSource, JobPhase, NodePhase, Suspend, World
+from perdure.contract import Evidence, EvidenceSource, JobPhase, NodePhase, World
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.capacity import planned_changes
 from perdure.workflows.policy.facts.events import (
@@ -19,13 +19,10 @@ from perdure.workflows.policy.facts.events import (
     RepairsPaused,
     RepairsResumed,
     RestartRequested,
-    ResumeRequested,
     ScaleRequested,
-    SuspendRequested,
 )
 from perdure.workflows.policy.record import incidents
-from perdure.workflows.policy.repair import actions, hold_on_failure
-from perdure.workflows.policy.repair.case import Verdict
+from perdure.workflows.policy.repair import hold_on_failure
 from perdure.workflows.policy.state.job import Outcome, RoleInJob
 from perdure.workflows.policy.state.role import Interruption
 from perdure.workflows.policy.world import succession
@@ -38,18 +35,8 @@ def apply(state: RoleInJob, event: Event, job: JobSpec, now: datetime) -> RoleIn
     match event:
         case ScaleRequested():
             return _scale(state, event)
-        case SuspendRequested():
-            return planned_changes.postpone(state, event, job, now) or _suspend(state, event, now)
-        case ResumeRequested() if not state.suspended:
-            # Its suspension still waits for a checkpoint.
-            return planned_changes.withdraw_suspension(state)
-        case ResumeRequested():
-            text = f"resumed by a user{_because(event.reason)}"
-            evidence = Evidence(time=now, source=EvidenceSource.USER, text=text)
-            state = incidents.add_evidence(state, evidence, now=now)
-            return state.replace(suspended=False, waiting_since=None, queued_since=None, ready_since=None)
         case RestartRequested():
-            return request(state, f"restart requested by a user{_because(event.reason)}", now, restarts_all=True)
+            return request(state, f"restart requested by a user{because(event.reason)}", now, restarts_all=True)
         case RelaunchRequested():
             return planned_changes.postpone(state, event, job, now) or _relaunch(state, event, job, now)
         case RepairsPaused():
@@ -68,16 +55,22 @@ def apply(state: RoleInJob, event: Event, job: JobSpec, now: datetime) -> RoleIn
 def apply_postponed(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
     """Carries out the requests that have waited for a checkpoint, once nothing is waited for any longer."""
     postponed = state.postponed
-    if postponed is None or not postponed.requested or state.outcome is not None:
+    if postponed is None or not postponed.requested or postponed.suspend is not None or state.outcome is not None:
         return state
     if not planned_changes.is_due(state, now):
+        return state
+    return planned_changes.settle(carry_out_postponed(state, job, now), now)
+
+
+def carry_out_postponed(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
+    """Ends and replaces the nodes that have waited for a checkpoint."""
+    postponed = state.postponed
+    if postponed is None:
         return state
     state = planned_changes.release_nodes(state, postponed.endings)
     for relaunch in postponed.relaunches:
         state = _relaunch(state, relaunch, job, now)
-    if postponed.suspend is not None:
-        state = _suspend(state, postponed.suspend, now)
-    return planned_changes.settle(state, now)
+    return state
 
 
 def follow_role(state: RoleInJob, other: str, now: datetime) -> RoleInJob:
@@ -130,7 +123,7 @@ def settle(state: RoleInJob, world: World) -> RoleInJob:
 
 def _scale(state: RoleInJob, event: ScaleRequested) -> RoleInJob:
     count = f"{event.minimum}" if event.minimum == event.maximum else f"{event.minimum}:{event.maximum}"
-    text = f"scale to {count} requested by a user{_because(event.reason)}"
+    text = f"scale to {count} requested by a user{because(event.reason)}"
     came_or_went = range(min(state.nodes_max, event.maximum), max(state.nodes_max, event.maximum))
     return state.replace(
         nodes_min=event.minimum,
@@ -140,24 +133,17 @@ def _scale(state: RoleInJob, event: ScaleRequested) -> RoleInJob:
     )
 
 
-def _suspend(state: RoleInJob, event: SuspendRequested, now: datetime) -> RoleInJob:
-    """Suspends the job. One incident lasts from here until the resumed job steps: the cost of the suspension."""
-    text = f"suspended by a user{_because(event.reason)}"
-    state = incidents.abandon(state, now, text)
-    state = incidents.add_evidence(state, Evidence(time=now, source=EvidenceSource.USER, text=text), now=now)
-    return actions.apply(state, Verdict(rule=RULE, title=text, actions=(Suspend(),)), now)
-
-
 def _relaunch(state: RoleInJob, event: RelaunchRequested, job: JobSpec, now: datetime) -> RoleInJob:
     node = state.nodes.get(event.rank)
     if node is None or not node.alive or event.incarnation not in (0, node.incarnation):
         return state
-    text = f"replacement of node {event.rank} requested by a user{_because(event.reason)}"
+    text = f"replacement of node {event.rank} requested by a user{because(event.reason)}"
     if state.is_member(node):
         state = request(state, text, now)
     state = state.replace(request_reasons=state.request_reasons | {event.rank: text})
     return succession.dismiss(state, node, job, now, phase=NodePhase.LOST, reason=text, failed_starts=0)
 
 
-def _because(reason: str) -> str:
+def because(reason: str) -> str:
+    """The user's reason, as the end of a sentence; empty where there is none."""
     return f": {reason}" if reason else ""

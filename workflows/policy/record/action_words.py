@@ -37,8 +37,8 @@ def _words(actions: tuple[Action, ...]) -> str:
     match actions:
         case (Stop(), *_):
             return "stop the job"
-        case (Suspend(), *_):
-            return "release all nodes until the job is resumed"
+        case (Suspend(alone=alone), *_):
+            return f"release all nodes until the {'role' if alone else 'job'} is resumed"
         case (NewWorld(reason=reason), *_):
             return f"new generation: {reason}"
         case (RestartRanks(), ExtendFirstStep(), *_):
@@ -83,8 +83,8 @@ def option(action: Action) -> str:
             return "wait longer"
         case Stop():
             return "stop the job"
-        case Suspend():
-            return "suspend the job"
+        case Suspend(alone=alone):
+            return f"suspend the {'role' if alone else 'job'}"
         case StartOver():
             return "start over"
         case NewWorld():

@@ -256,7 +256,7 @@ def observe_not_deterministic(
 def uncreated_nodes(state: RoleInJob) -> list[NodeState]:
     """Returns the nodes that the backend cannot create for now, other than for lack of capacity."""
     nodes = (node for node in state.nodes.values() if node.uncreated_since is not None)
-    return [node for node in nodes if node.rank < state.nodes_max and not state.suspended]
+    return [node for node in nodes if node.rank < state.nodes_max and not state.rests]
 
 
 def observe_uncreated(state: RoleInJob, now: datetime) -> RoleInJob:

@@ -25,12 +25,12 @@ def _phase(state: RoleInJob, job: JobSpec, waits: str) -> tuple[JobPhase, str]:
     world = state.world
     if state.outcome is not None:
         return JobPhase.HELD if state.held else JobPhase.STOPPING, state.outcome.reason
-    if state.suspended:
-        return JobPhase.SUSPENDED, state.reason
     if state.completed:
         return JobPhase.SUCCEEDED, state.completed
     if state.failed:
         return JobPhase.FAILED, state.failed
+    if state.rests:
+        return JobPhase.SUSPENDED, state.reason
     if waits:
         return JobPhase.STARTING, waits
     incident = state.open_incident

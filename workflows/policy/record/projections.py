@@ -199,7 +199,7 @@ def next_action(state: RoleInJob) -> str:
         return f"the nodes are kept until {until} (hold_on_failure); `perdure cancel` releases them earlier"
     if state.outcome is not None:
         return "the nodes are wound down"
-    if state.suspended:
+    if state.rests:
         return "nothing, until a user resumes it"
     if postponed := planned_changes.describe(state):
         return postponed

@@ -72,8 +72,9 @@ def carry_out(state: RoleInJob, verdict: Verdict, now: datetime) -> RoleInJob:
                     phase=JobPhase.FAILED, exit_code=action.exit_code, reason=action.reason, decided_at=now
                 )
                 state = state.stop(failed)
-            case Suspend():
-                state = state.replace(suspended=True, reason=verdict.title, request_reasons={})
+            case Suspend(alone=alone):
+                suspended = {"suspended_alone": True} if alone else {"suspended": True}
+                state = state.replace(**suspended, reason=verdict.title, request_reasons={})
             case ReplaceNodes() if interruption is not None:
                 state = _give_up(state, action, interruption, verdict.title, now)
             case RollBack():

@@ -55,6 +55,7 @@ class JobFacts(Message):
     uid: str
     started_at: datetime
     suspended: bool = False
+    """A user has suspended the whole job."""
     tickets: tuple[Ticket, ...] = ()
     """Tickets for joining through the gateway that were not revoked; expired ones let their machines come back."""
     incidents: tuple[IncidentView, ...] = ()
@@ -91,6 +92,11 @@ class JobFacts(Message):
 
 class RoleInJob(RoleState, JobFacts):
     """One role with the facts of its job: what the decisions on a role take and return."""
+
+    @property
+    def rests(self) -> bool:
+        """The role is suspended, by itself or with the job."""
+        return self.suspended or self.suspended_alone
 
     def stop(self, outcome: Outcome) -> Self:
         """The state after the decision how the job ends."""
@@ -205,8 +211,9 @@ class JobState(JobFacts):
 
     @property
     def open_incident(self) -> IncidentView | None:
-        """The last incident of the first role whose world does not run yet."""
-        return next((incident for view in self.views if (incident := view.open_incident) is not None), None)
+        """The last incident of the first role whose world does not run yet, although its nodes are requested."""
+        views = (view for view in self.views if not view.suspended_alone)
+        return next((incident for view in views if (incident := view.open_incident) is not None), None)
 
     def stop(self, outcome: Outcome) -> Self:
         """The state after the decision how the job ends."""

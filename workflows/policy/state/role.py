@@ -143,6 +143,8 @@ class RoleState(Message):
     """Why the role has succeeded; empty until all its commands have ended."""
     failed: str = ""
     """Why the role was given up while the job continues; empty where it was not."""
+    suspended_alone: bool = False
+    """A user has suspended this role, whatever holds for the whole job."""
     nodes_min: int
     nodes_max: int
     unit: int = 1
@@ -202,6 +204,11 @@ class RoleState(Message):
     postponed: PostponedChange | None = None
     first_ranks_before: dict[int, int] = Field(default={})
     """The global ranks of the members' first ranks in the world before this one, by node (slot)."""
+
+    @property
+    def is_over(self) -> bool:
+        """The role needs no nodes any more: it has completed, or was given up."""
+        return bool(self.completed or self.failed)
 
     @property
     def is_idle(self) -> bool:

@@ -46,7 +46,7 @@ def _deadlines(state: RoleInJob, job: JobSpec) -> dict[int, datetime]:
     patience = job.timing.rendezvous.enter_timeout
     if not patience:
         return {}
-    if world is None or decided is None or state.interruption is not None or state.suspended:
+    if world is None or decided is None or state.interruption is not None or state.rests:
         return {}
     # An agent counts from the time when it took the world, and knows more: its report should come first.
     patience += job.timing.of(state.nodes_max).commands.schedule_to_start

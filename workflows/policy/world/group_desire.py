@@ -34,7 +34,7 @@ def desires_of(state: RoleInJob, roles: Mapping[str, RoleAddresses] = _ONE_ROLE)
         roles: The addresses of all roles of the job, where it has several.
     """
     nodes, members = _by_group(state.nodes), _by_group(state.world.members if state.world else {})
-    world = state.world if state.world is not None and not state.suspended else None
+    world = state.world if state.world is not None and not state.rests else None
     common = GroupDesire(
         version=0,
         nodes={},
