@@ -28,10 +28,11 @@ def staff(state: RoleInJob, job: JobSpec, now: datetime, *, new_token: TokenSour
     """Gives every slot a living node, and keeps no other node."""
     state = dismiss_idle_surplus(state, job, now)
     missing: list[int] = []
+    complete = stages.complete_services(state, job)
     for rank in range(state.nodes_max):
         node = state.nodes.get(rank)
         # A node that has finished is needed again if the others' world broke.
-        if node is not None and (node.alive or stages.is_done(state, node)):
+        if node is not None and (node.alive or rank in complete or stages.is_done(state, node)):
             continue
         if node is not None and node.phase is NodePhase.LOST:
             if node.not_before is None and (delay := backoff(node.failed_starts)):

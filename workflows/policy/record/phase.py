@@ -50,6 +50,8 @@ def _phase(state: RoleInJob, job: JobSpec, waits: str) -> tuple[JobPhase, str]:
     if not state.stepping:
         late = "".join(f"; node {node.rank}: {node.reason}" for node in state.members if node.preparing)
         return JobPhase.RENDEZVOUS, f"generation {world.generation} with {world.nodes} nodes is starting{late}"
+    if state.role in job.roles and job.roles[state.role].ready is not None:
+        return JobPhase.RUNNING, f"{world.nodes} of {state.nodes_max} nodes serve"
     found = hangs.of(state) if state.stalled else None
     parts = (
         f"{world.nodes} of {state.nodes_max} nodes, {world.processes} ranks",

@@ -28,8 +28,9 @@ def form(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
     """Sends out the next world, if one is due and possible."""
     if state.interruption is not None and not state.interruption.decided:
         return state
-    available = candidates(state)
-    size = usable(len(available), minimum=state.nodes_min, maximum=state.nodes_max, unit=state.unit)
+    complete = stages.complete_services(state, job)
+    available = [node for node in candidates(state) if node.rank not in complete]
+    size = _usable(state, len(available), complete=len(complete))
     if state.between_stages or state.world is None:
         state = stages.stop_if_commands_disagree(state, now, ready_nodes=0 if size else len(available))
         if state.outcome is not None:
@@ -88,6 +89,12 @@ def candidates(state: RoleInJob) -> list[NodeState]:
     ]
     connected = [node for node in found if not node.cut_off or state.is_member(node)]
     return found if is_stopped and len(connected) < state.nodes_min else connected
+
+
+def _usable(state: RoleInJob, count: int, *, complete: int) -> int:
+    """The number of `count` nodes that a world may have beside nodes that have nothing more to do."""
+    least, most = max(state.nodes_min - complete, 1), state.nodes_max - complete
+    return usable(count, minimum=least, maximum=most, unit=state.unit)
 
 
 def _trains(state: RoleInJob) -> bool:
@@ -152,7 +159,8 @@ def _send_out(state: RoleInJob, formed: World, job: JobSpec, now: datetime) -> R
     if state.between_stages:
         state = memory.begin_stage(state)
     elif state.world is not None:
-        state = _continue_ended_members(_announce(state, formed, job, now))
+        state = _announce(state, formed, job, now)
+        state = state if job.roles[state.role].ready is not None else _continue_ended_members(state)
     if trains:
         state = planned_changes.settle(state, now)
     host = state.nodes[formed.store_rank]
@@ -191,7 +199,8 @@ def _rest(state: RoleInJob, job: JobSpec, now: datetime, *, size: int, available
 
 def _is_time(state: RoleInJob, job: JobSpec, now: datetime, *, size: int) -> bool:
     """Whether a world of this size should be formed now, rather than waiting for more nodes."""
-    full = usable(state.nodes_max, minimum=state.nodes_min, maximum=state.nodes_max, unit=state.unit)
+    complete = len(stages.complete_services(state, job))
+    full = _usable(state, state.nodes_max - complete, complete=complete)
     if size >= full or _has_surplus(state) or (state.between_stages and not stages.awaits_nodes(state)):
         return True
     world = state.world

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from perdure.contract import JobPhase, NodePhase, RestartCommands
+from perdure.spec.job import JobSpec
 from perdure.workflows.policy.diagnosis.interruptions import record_command_failure
 from perdure.workflows.policy.record import incidents
 from perdure.workflows.policy.repair import memory
@@ -91,6 +92,13 @@ def is_done(state: RoleInJob, node: NodeState) -> bool:
         return state.interruption is None and state.has_finished(node)
     # In the first stage the others' world may still need the node, if it breaks.
     return node.ended and (state.world is None or state.between_stages or state.stages_complete > 0)
+
+
+def complete_services(state: RoleInJob, job: JobSpec) -> frozenset[int]:
+    """The nodes (slots) of a service whose process has ended with 0: the others need no process there any more."""
+    if job.roles[state.role].ready is None:
+        return frozenset()
+    return frozenset(node.rank for node in state.nodes.values() if node.ended and node.rank < state.nodes_max)
 
 
 def stop_if_commands_disagree(state: RoleInJob, now: datetime, *, ready_nodes: int) -> RoleInJob:
