@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from perdure.cli import text
-from perdure.cli.common import JobArgument, NamespaceOption, RoleOption, ServerSession, Session, out
+from perdure.cli.common import JobArgument, NamespaceOption, OnlyRoleOption, ServerSession, Session, out
 
 if TYPE_CHECKING:
     from perdure.client.client import Client
@@ -83,27 +83,29 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def status(name: JobArgument, here: Session) -> None:
-    """Show a job's phase and its reason, speed, interruptions, and what happens next.
+def status(name: JobArgument, role: OnlyRoleOption = None, *, here: Session) -> None:
+    """Show a job's phase and its reason, speed, interruptions, and what happens next; with --role, those of one role.
 
-    [dim]perdure status llama-8b-sft -n nlp · perdure status llama-8b-sft -o json[/]
+    [dim]perdure status llama-8b-sft -n nlp · perdure status grpo --role rollout · perdure status grpo -o json[/]
     """
-    here.run(lambda client: _status(client, here, name))
+    here.run(lambda client: _status(client, here, name, role))
 
 
-async def _status(client: Client, here: Session, name: str) -> None:
+async def _status(client: Client, here: Session, name: str, role: str | None) -> None:
     from perdure.base.errors import NoWorker
     from perdure.client.pauses import describe_pauses, unpause_command
     from perdure.client.views import all_warnings, closed, overall_progress
 
     try:
-        known = closed(await client.status(name), await client.describe(name))
+        known = closed(await client.status(name, role=role), await client.describe(name))
     except NoWorker:
         if not here.json:
             summary = await client.describe(name)
             out.print(f"[bold]{escape(name)}[/]  {_phase(summary)}, as the server knows it")
         raise
-    nodes = await client.nodes(name)
+    if role is not None:
+        known = only_role(known, role)
+    nodes = await client.nodes(name, role=known.role)
     progress = overall_progress(nodes, known)
     pauses = await client.pauses(name)
     failures = _describe_task_failures(await client.task_failures(name))
@@ -114,16 +116,25 @@ async def _status(client: Client, here: Session, name: str) -> None:
     if here.json:
         here.show(known)
         return
-    incidents = await client.incidents(name)
+    incidents = [one for one in await client.incidents(name) if role in (None, one.role)]
     out.print(_headline(known, progress))
-    for branch, role in zip(_branches(len(known.by_role)), known.by_role, strict=True):
-        out.print(f"{branch} [bold]{escape(role.name)}[/]  {escape(text.role(role))}")
+    for branch, one in zip(_branches(len(known.by_role)), known.by_role, strict=True):
+        out.print(f"{branch} [bold]{escape(one.name)}[/]  {escape(text.role(one))}")
     for label, words in facts(known, progress, nodes, incidents):
         out.print(f"[bold]{label:<8}[/] {escape(words)}")
     page = client.endpoint.workflow_page(f"job/{known.namespace}/{known.name}")
     if page:
         out.print(f"[bold]{'UI':<8}[/] {page}")
     here.hint(*_next_commands(known, here.flag))
+
+
+def only_role(status: JobStatus, role: str) -> JobStatus:
+    """The status of one role of several, with its own phase and reason in place of the job's."""
+    own = {one.name: one for one in status.by_role}.get(role)
+    if own is None:
+        return status
+    phase, reason = (status.phase, status.reason) if status.finished_at else (own.phase, own.reason)
+    return status.model_copy(update={"phase": phase, "reason": reason, "by_role": (own,)})
 
 
 def _branches(count: int) -> list[str]:
@@ -211,20 +222,25 @@ def _next_commands(status: JobStatus, flag: str) -> list[str]:
     return [*commands, f"perdure watch {name}{flag}"]
 
 
-def nodes(name: JobArgument, role: RoleOption = None, *, here: Session) -> None:
+def nodes(name: JobArgument, role: OnlyRoleOption = None, *, here: Session) -> None:
     """Show the job's nodes, with the latest report of each agent.
 
-    [dim]perdure nodes llama-8b-sft -n nlp[/]
+    [dim]perdure nodes llama-8b-sft -n nlp · perdure nodes grpo --role rollout[/]
     """
-    views = here.run(lambda client: client.nodes(name, role=role))
+    by_role = here.run(lambda client: _nodes(client, name, role))
+    several = role is None and len(by_role) > 1
     if here.json:
-        here.show(views)
+        rows = [(one, node) for one, nodes in by_role.items() for node in nodes]
+        here.show([{"role": one} | node.model_dump(mode="json") if several else node for one, node in rows])
         return
-    table = _table("NODE", "STATE", "RANK", "HOST", "STEP", "RATE", "LOSS", "CPU", "MEMORY", "SINCE", "REASON")
-    for node in views:
+    columns = ("NODE", "STATE", "RANK", "HOST", "STEP", "RATE", "LOSS", "CPU", "MEMORY", "SINCE", "REASON")
+    table = _table(*(["ROLE"] if several else []), *columns)
+    views = [(one, node) for one, nodes in by_role.items() for node in nodes]
+    for one, node in views:
         symbol, style, word = text.node_state(node)
         progress, metrics = node.progress, node.metrics
         table.add_row(
+            *([escape(one)] if several else []),
             f"{node.rank}" + (f".{node.incarnation}" if node.incarnation > 1 else ""),
             f"[{style}]{symbol} {word}[/]",
             "" if node.group_rank is None else str(node.group_rank),
@@ -238,9 +254,17 @@ def nodes(name: JobArgument, role: RoleOption = None, *, here: Session) -> None:
             escape(node.reason or (f"avoids {', '.join(node.avoids)}" if node.avoids else "")),
         )
     out.print(table if views else f"{name} has no nodes now")
+    first = f" --role {views[0][0]}" if several and views else ""
     here.hint(
-        f"perdure logs {name}{here.flag} --node {views[0].rank if views else 0}", f"perdure watch {name}{here.flag}"
+        f"perdure logs {name}{here.flag}{first} --node {views[0][1].rank if views else 0}",
+        f"perdure watch {name}{here.flag}",
     )
+
+
+async def _nodes(client: Client, name: str, role: str | None) -> dict[str, tuple[NodeView, ...]]:
+    """The nodes of one role, or of each."""
+    roles = (await client.status(name)).roles if role is None else (role,)
+    return {one: await client.nodes(name, role=one) for one in roles}
 
 
 def explain(
@@ -248,17 +272,18 @@ def explain(
     number: Annotated[
         int | None, typer.Argument(metavar="[N]", help="The incident's number; default: the last.", show_default=False)
     ] = None,
+    role: OnlyRoleOption = None,
     *,
     here: Session,
 ) -> None:
     """Explain an interruption: what was seen, what it means, what was done, and what was not.
 
-    [dim]perdure explain llama-8b-sft · perdure explain llama-8b-sft 3 -n nlp[/]
+    [dim]perdure explain llama-8b-sft · perdure explain llama-8b-sft 3 -n nlp · perdure explain grpo --role rollout[/]
     """
     from perdure.base.errors import PerdureError
     from perdure.cli.explain import explanation, table_line, with_role_named
 
-    incidents, status = here.run(lambda client: _story(client, name))
+    incidents, status = here.run(lambda client: _story(client, name, role))
     waiting = status.reason if status.phase in ("STARTING", "WAITING") else ""
     chosen = [incident for incident in incidents if number is None or incident.number == number]
     if number is not None and not chosen:
@@ -268,7 +293,7 @@ def explain(
         here.show(chosen if number is None else chosen[0])
         return
     if not incidents:
-        out.print(f"{name} was never interrupted")
+        out.print(f"{name}{f', role {role},' if role else ''} was never interrupted")
         _tell_rest(waiting, status)
         here.hint(f"perdure status {name}{here.flag}")
         return
@@ -288,11 +313,12 @@ def explain(
     )
 
 
-async def _story(client: Client, name: str) -> tuple[list[IncidentView], JobStatus]:
-    """The job's interruptions, and its status."""
+async def _story(client: Client, name: str, role: str | None) -> tuple[list[IncidentView], JobStatus]:
+    """The interruptions of the job, or of one of its roles, and its status."""
     from perdure.client.views import closed
 
-    return await client.incidents(name), closed(await client.status(name), await client.describe(name))
+    status = closed(await client.status(name, role=role), await client.describe(name))
+    return [one for one in await client.incidents(name) if role in (None, one.role)], status
 
 
 def _tell_rest(waits: str, status: JobStatus) -> None:

@@ -187,7 +187,9 @@ async def _last_output(client: Client, name: str, incidents: dict[int, IncidentV
         return last.log_tail.splitlines()[-_LAST_LOG_LINES:]
     with suppress(PerdureError):
         node = last.culprit if last and last.culprit is not None else 0
-        return [line.text async for line in client.logs(name, node=node, tail=_LAST_LOG_LINES)][-_LAST_LOG_LINES:]
+        role = last.role if last else (await client.status(name)).role
+        lines = client.logs(name, node=node, role=role, tail=_LAST_LOG_LINES)
+        return [line.text async for line in lines][-_LAST_LOG_LINES:]
     return []
 
 

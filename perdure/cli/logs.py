@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from perdure.cli.common import JobArgument, RoleOption, Session, err, out
+from perdure.cli.common import JobArgument, OnlyRoleOption, Session, err, out
 from perdure.cli.ranks import node_numbers, parse_ranks
 from perdure.cli.terminal import as_json
 
@@ -26,7 +26,7 @@ def logs(
         str | None,
         typer.Option("--rank", help="Only nodes that run these global ranks: 5, or 120-127.", show_default=False),
     ] = None,
-    role: RoleOption = None,
+    role: OnlyRoleOption = None,
     incarnation: Annotated[
         int | None,
         typer.Option("--incarnation", min=1, help="Only this incarnation of a replaced node.", show_default=False),
@@ -69,6 +69,8 @@ def logs(
     async def print_lines(client: Client) -> int:
         printed = 0
         chosen = node if ranks is None else await node_numbers(client, name, ranks, role)
+        roles = (await client.status(name)).roles if role is None else ()
+        width = max(map(len, roles)) if len(roles) > 1 else 0
         async for line in client.logs(
             name, node=chosen, role=role, incarnation=incarnation, follow=follow, tail=tail, since=begin
         ):
@@ -79,8 +81,10 @@ def logs(
                 out.out(as_json(line.model_dump(mode="json")), highlight=False)
                 continue
             time = f"{_time(line.time)} " if timestamps else ""
-            if node is None:
-                out.print(f"{time}[{_COLOURS[line.node % len(_COLOURS)]}]{line.node:>3} |[/] {escape(line.text)}")
+            if node is None or width:
+                place = f"{line.role:<{width}} " if width else ""
+                colour = _COLOURS[(line.node + roles.index(line.role) if width else line.node) % len(_COLOURS)]
+                out.print(f"{time}[{colour}]{place}{line.node:>3} |[/] {escape(line.text)}")
             else:
                 out.out(time + line.text, highlight=False)
         return printed

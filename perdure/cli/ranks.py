@@ -32,10 +32,21 @@ async def node_numbers(client: Client, name: str, ranks: range, role: str | None
     from perdure.base.errors import PerdureError
     from perdure.client.views import nodes_of_ranks
 
+    roles = () if role else (await client.status(name)).roles
+    if len(roles) > 1:
+        raise PerdureError(f"--rank: each role has ranks of its own; choose one by --role: {', '.join(roles)}")
     found = nodes_of_ranks(await client.nodes(name, role=role), ranks)
     if not found:
         raise PerdureError(f"{name} has no world with rank {ranks.start} now; choose by --node instead")
     return found
+
+
+async def running_roles(client: Client, name: str, role: str | None) -> tuple[str, ...]:
+    """Returns the given role, or all roles of the job that have a world; the leading one if none has."""
+    if role is not None:
+        return (role,)
+    status = await client.status(name)
+    return tuple(one.name for one in status.by_role if one.nodes) or (status.role,)
 
 
 def rank_numbers(ranks: Iterable[int]) -> str:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 from rich.tree import Tree
 
-from perdure.cli.common import JobArgument, RoleOption, Session, out
-from perdure.cli.ranks import node_numbers, parse_ranks, rank_numbers
+from perdure.cli.common import JobArgument, OnlyRoleOption, Session, out
+from perdure.cli.ranks import node_numbers, parse_ranks, rank_numbers, running_roles
 
 if TYPE_CHECKING:
     from perdure.client.client import Client
@@ -28,7 +29,7 @@ def stacks(
     rank: Annotated[
         str | None, typer.Option("--rank", help="Only these global ranks: 5, or 120-127.", show_default=False)
     ] = None,
-    role: RoleOption = None,
+    role: OnlyRoleOption = None,
     threads: Annotated[
         bool, typer.Option("--threads", help="Every thread of each rank, not merged.", show_default=False)
     ] = False,
@@ -40,17 +41,31 @@ def stacks(
 
     [dim]perdure stacks llama-8b-sft · perdure stacks llama-8b-sft --rank 8-15 --threads[/]
     """
+    from perdure.base.errors import Refused
+
     wanted = None if rank is None else parse_ranks(rank)
 
-    async def read(client: Client) -> list[NodeStacks]:
+    async def read(client: Client) -> dict[str, list[NodeStacks]]:
         chosen = node if wanted is None else await node_numbers(client, name, wanted, role)
-        return list(await client.stacks(name, node=chosen, role=role))
+        roles = await running_roles(client, name, role)
+        found: dict[str, list[NodeStacks]] = {}
+        for one in roles:
+            # A node number may be one of some roles only.
+            with suppress(*([Refused] if one != roles[-1] or found else [])):
+                answers = await client.stacks(name, node=chosen, role=one)
+                found[one] = [_only(answer, wanted) for answer in answers]
+        return found
 
-    found = [_only(answer, wanted) for answer in here.run(read)]
+    found = here.run(read)
+    several = len(found) > 1
     if here.json:
-        here.show(found)
+        rows = [(one, answer) for one, answers in found.items() for answer in answers]
+        here.show([{"role": one} | answer.model_dump(mode="json") if several else answer for one, answer in rows])
         return
-    _print(found, threads=threads)
+    for one, answers in found.items():
+        if several:
+            out.print(f"[bold]role {escape(one)}[/]")
+        _print(answers, threads=threads)
     here.hint(f"perdure stacks {name}{here.flag} --threads", f"perdure explain {name}{here.flag}")
 
 

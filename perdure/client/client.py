@@ -326,7 +326,7 @@ class Client(JobCalls):
             name: The job's name.
             namespace: The job's namespace.
             node: Only logs of this node or these nodes.
-            role: The role whose nodes are meant, for a job with several.
+            role: Only this role, of a job with several.
             incarnation: Only this incarnation of each node; by default all that this machine keeps, and the newest of
                 other nodes.
             follow: Continue until the job ends.
@@ -340,7 +340,7 @@ class Client(JobCalls):
 
         nodes = (node,) if isinstance(node, int) else node
         return read_logs(
-            partial(self._look, name, namespace, role),
+            partial(self._look_at_roles, name, namespace, role),
             partial(ask_agent, self, job_workflow_id(namespace or self.namespace, name)),
             Selection(nodes=None if nodes is None else frozenset(nodes), incarnation=incarnation),
             follow=follow,
@@ -499,3 +499,13 @@ class Client(JobCalls):
         """The status and the nodes of the job, or of one role of several."""
         status = await self.status(name, namespace=namespace, role=role)
         return status, await read_nodes(self, name, namespace or self.namespace, status)
+
+    async def _look_at_roles(
+        self, name: str, namespace: str | None, role: str | None
+    ) -> tuple[tuple[JobStatus, tuple[NodeView, ...]], ...]:
+        """The status and the nodes of one role, or of each."""
+        if role is not None:
+            return (await self._look(name, namespace, role),)
+        leading = await self._look(name, namespace)
+        others = [other for other in leading[0].roles if other != leading[0].role]
+        return (leading, *await asyncio.gather(*(self._look(name, namespace, other) for other in others)))

@@ -8,7 +8,9 @@ import pytest
 
 from perdure.cli import text
 from perdure.cli.explain import explanation, with_role_named
+from perdure.cli.inspect import only_role
 from perdure.contract import FailureClass, IncidentView, JobPhase, RoleStatus
+from tests.client.test_log_order import STATUS
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -54,3 +56,14 @@ def test_the_story_of_an_incident_names_its_role_where_a_job_has_several():
     assert several.startswith("#2 ps: node 1 has failed")
     assert "--node 1 --role ps" in several
     assert "--role" not in explanation(incident, job="j", flag="").plain
+
+
+def test_the_status_of_one_role_has_its_own_phase_and_reason():
+    roles = tuple(
+        RoleStatus(name=name, phase=phase, reason=f"of {name}", generation=1, nodes=1, nodes_max=1, restarts=0)
+        for name, phase in (("trainer", JobPhase.RUNNING), ("ps", JobPhase.SUSPENDED))
+    )
+    known = STATUS.replace(roles=("trainer", "ps"), by_role=roles, role="ps")
+    shown = only_role(known, "ps")
+    assert (shown.phase, shown.reason, shown.by_role) == (JobPhase.SUSPENDED, "of ps", roles[1:])
+    assert only_role(STATUS, "trainer") == STATUS, "of a job with one role"

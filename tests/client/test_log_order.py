@@ -19,11 +19,29 @@ from perdure.client.logs.copies import CopiedLog
 from perdure.client.logs.files import FileLog
 from perdure.client.logs.lines import Lines, LogLine, PrintedLine
 from perdure.client.logs.order import merge_by_time
-from perdure.contract import LONGEST_LINE, LogChunk, NodeId, ReadLog
+from perdure.client.logs.read import Selection, read_logs
+from perdure.contract import LONGEST_LINE, JobPhase, JobStatus, LogChunk, NodeId, NodePhase, NodeView, ReadLog
 from perdure_launcher.supervisor.capture import RotatingFile
 from perdure_training.node_api.layout import output_log
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
+STATUS = JobStatus(
+    name="job",
+    namespace="default",
+    uid="0123abcd",
+    phase=JobPhase.RUNNING,
+    role="trainer",
+    backend="kubernetes",
+    generation=1,
+    nodes=1,
+    nodes_min=1,
+    nodes_max=1,
+    world_size=1,
+    restarts=0,
+    max_restarts=10,
+    restart_window=timedelta(hours=1),
+    started_at=START,
+)
 
 
 def at(seconds: float) -> datetime:
@@ -32,7 +50,9 @@ def at(seconds: float) -> datetime:
 
 async def log(node: int, times: Iterable[int | None]) -> AsyncGenerator[LogLine]:
     for number, time in enumerate(times):
-        yield LogLine(node=node, incarnation=1, text=str(number), time=None if time is None else at(time))
+        yield LogLine(
+            role="worker", node=node, incarnation=1, text=str(number), time=None if time is None else at(time)
+        )
 
 
 async def order(*logs: Iterable[int | None]) -> list[str]:
@@ -182,3 +202,23 @@ async def test_of_long_lines_an_agent_sends_only_what_is_shown(tmp_path: Path) -
         last = [line.text for line in log.last_line()]
     assert (found, last) == (LINES, [LAST])
     assert sum(len(piece.text) for piece in pieces) < LONG / 4
+
+
+async def test_the_logs_of_all_roles_are_one_and_each_line_names_its_role(tmp_path: Path):
+    def look(role: str, *, second: float) -> tuple[JobStatus, tuple[NodeView, ...]]:
+        path = output_log(tmp_path / role)
+        RotatingFile(path, max_bytes=100, clock=lambda: at(second).timestamp()).write(f"from {role}\n".encode())
+        node = NodeView(rank=0, incarnation=1, phase=NodePhase.READY, since=START, log_path=str(path))
+        return STATUS.replace(role=role), (node,)
+
+    async def ask(request: ReadLog) -> LogChunk:
+        raise AssertionError("the files are here")
+
+    async def looks() -> list[tuple[JobStatus, tuple[NodeView, ...]]]:
+        return [look("trainer", second=2), look("ps", second=1)]
+
+    lines = read_logs(looks, ask, Selection(), follow=False, tail=None, since=None)
+    assert [(line.role, line.node, line.text) async for line in lines] == [
+        ("ps", 0, "from ps"),
+        ("trainer", 0, "from trainer"),
+    ]

@@ -17,6 +17,7 @@ from perdure.contract import LONGEST_LINE, LogChunk
 class LogLine(View):
     """One line of a node's output."""
 
+    role: str
     node: int
     incarnation: int
     text: str

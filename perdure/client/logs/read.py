@@ -61,8 +61,14 @@ class Selection:
         return (self.nodes is None or rank in self.nodes) and self.incarnation in (None, incarnation)
 
 
-Look = Callable[[], Awaitable[tuple[JobStatus, tuple[NodeView, ...]]]]
-"""Returns the job's status and its nodes."""
+RoleLook = tuple[JobStatus, tuple[NodeView, ...]]
+"""The status of one role of the job, and its nodes."""
+
+Look = Callable[[], Awaitable[Sequence[RoleLook]]]
+"""Looks at the requested roles; there is at least one."""
+
+_Key = tuple[str, int, int]
+"""Role, rank and incarnation of a node."""
 
 
 async def read_logs(
@@ -105,19 +111,24 @@ async def read_logs(
         async for line in merge_by_time(new):
             yield line
     for key, log in logs.items():
-        for text, time in log.last_line():
-            yield LogLine(node=key[0], incarnation=key[1], text=text, time=time)
+        for printed in log.last_line():
+            yield _line(key, printed)
     if problems and not follow:
         # After all readable logs: one silent agent must not hide the others.
         raise LogsUnavailable("; ".join(map(str, problems)), remedy=problems[0].remedy)
 
 
+def _line(key: _Key, printed: PrintedLine) -> LogLine:
+    role, rank, incarnation = key
+    return LogLine(role=role, node=rank, incarnation=incarnation, text=printed.text, time=printed.time)
+
+
 async def _lines_of(
-    key: tuple[int, int], lines: AsyncGenerator[PrintedLine], problems: list[LogsUnavailable]
+    key: _Key, lines: AsyncGenerator[PrintedLine], problems: list[LogsUnavailable]
 ) -> AsyncGenerator[LogLine]:
     try:
-        async for text, time in lines:
-            yield LogLine(node=key[0], incarnation=key[1], text=text, time=time)
+        async for printed in lines:
+            yield _line(key, printed)
     except LogsUnavailable as error:
         problems.append(error)
 
@@ -130,33 +141,43 @@ class _Finder:
         self._ask = ask
         self._selection = selection
 
-    async def __call__(self) -> tuple[JobStatus, dict[tuple[int, int], NodeLog], list[LogsUnavailable]]:
-        """Finds the job, its requested logs in the order of their nodes, and the reasons why requested logs are not
-        among them.
+    async def __call__(self) -> tuple[JobStatus, dict[_Key, NodeLog], list[LogsUnavailable]]:
+        """Finds the job, its requested logs in the order of their roles and nodes, and the reasons why requested logs
+        are not among them.
 
         Raises:
             LogsUnavailable: if none of them can be read here.
             PerdureError: if there is no such node.
         """
-        status, views = await self._look()
-        found: dict[tuple[int, int], NodeLog] = {
+        looks = await self._look()
+        found: dict[_Key, NodeLog] = {}
+        missing: list[str] = []
+        for status, views in looks:
+            self._find_in_role(status, views, found, missing)
+        status = looks[0][0]
+        if not found:
+            self._refuse_unknown(status.name, {view.rank for _, views in looks for view in views})
+            if missing or status.phase in FINAL_PHASES:
+                raise _unavailable(status, missing)
+        named = self._selection.nodes is not None
+        return status, found, [_unavailable(status, missing)] if missing and named else []
+
+    def _find_in_role(
+        self, status: JobStatus, views: Sequence[NodeView], found: dict[_Key, NodeLog], missing: list[str]
+    ) -> None:
+        """Adds the logs of one role to those that were found, and the reasons why others were not."""
+        logs: dict[tuple[int, int], NodeLog] = {
             key: FileLog(path) for key, path in _logs_here(status).items() if self._selection.includes(*key)
         }
-        missing: list[str] = []
         for view in views:
             key = (view.rank, self._selection.incarnation or view.incarnation)
-            if self._selection.includes(*key) and key not in found:
+            if self._selection.includes(*key) and key not in logs:
                 log = self._log_of(status, view, key[1])
                 if isinstance(log, str):
                     missing.append(log)
                 elif log is not None:
-                    found[key] = log
-        if not found:
-            self._refuse_unknown(status.name, {view.rank for view in views})
-            if missing or status.phase in FINAL_PHASES:
-                raise _unavailable(status, missing)
-        named = self._selection.nodes is not None
-        return status, dict(sorted(found.items())), [_unavailable(status, missing)] if missing and named else []
+                    logs[key] = log
+        found.update({(status.role, *key): logs[key] for key in sorted(logs)})
 
     def _log_of(self, status: JobStatus, view: NodeView, incarnation: int) -> NodeLog | str | None:
         """Returns an incarnation's log, or why it cannot be read; None if nothing can have been printed yet."""
