@@ -336,11 +336,11 @@ class Client(JobCalls):
         Raises:
             LogsUnavailable: if a log cannot be read; after all others.
         """
-        from perdure.client.logs import Selection, ask_agent, read_logs
+        from perdure.client.logs import Selection, ask_agent, look_at_roles, read_logs
 
         nodes = (node,) if isinstance(node, int) else node
         return read_logs(
-            partial(self._look_at_roles, name, namespace, role),
+            partial(look_at_roles, partial(self._look, name, namespace), role),
             partial(ask_agent, self, job_workflow_id(namespace or self.namespace, name)),
             Selection(nodes=None if nodes is None else frozenset(nodes), incarnation=incarnation),
             follow=follow,
@@ -431,8 +431,7 @@ class Client(JobCalls):
     async def resume(
         self, name: str, *, namespace: str | None = None, role: str | None = None, reason: str = ""
     ) -> Accepted:
-        """Requests nodes for a suspended job or role again; a role that was suspended alone stays so when its job is
-        resumed."""
+        """Requests nodes for a suspended job again, but for roles that were suspended alone; or for one such role."""
         return await self._update(name, namespace, "resume", RoleRequest(role=role, reason=reason), Accepted)
 
     async def restart(
@@ -499,13 +498,3 @@ class Client(JobCalls):
         """The status and the nodes of the job, or of one role of several."""
         status = await self.status(name, namespace=namespace, role=role)
         return status, await read_nodes(self, name, namespace or self.namespace, status)
-
-    async def _look_at_roles(
-        self, name: str, namespace: str | None, role: str | None
-    ) -> tuple[tuple[JobStatus, tuple[NodeView, ...]], ...]:
-        """The status and the nodes of one role, or of each."""
-        if role is not None:
-            return (await self._look(name, namespace, role),)
-        leading = await self._look(name, namespace)
-        others = [other for other in leading[0].roles if other != leading[0].role]
-        return (leading, *await asyncio.gather(*(self._look(name, namespace, other) for other in others)))

@@ -71,6 +71,13 @@ _Key = tuple[str, int, int]
 """Role, rank and incarnation of a node."""
 
 
+async def look_at_roles(look_at: Callable[[str | None], Awaitable[RoleLook]], role: str | None) -> tuple[RoleLook, ...]:
+    """Looks at one role, or at each, the leading one first."""
+    first = await look_at(role)
+    others = [other for other in first[0].roles if role is None and other != first[0].role]
+    return (first, *await asyncio.gather(*map(look_at, others)))
+
+
 async def read_logs(
     look: Look, ask: Ask, selection: Selection, *, follow: bool, tail: int | None, since: datetime | None
 ) -> AsyncGenerator[LogLine]:
