@@ -37,7 +37,7 @@ _FIRST_LOOK_STEPS = 5
 _LOOKS = 3
 """Looks for one report, in addition to the first look of the stall."""
 _BETWEEN_LOOKS = 1.0
-"""Seconds between them."""
+"""Seconds between them; the last one is due when the report is."""
 _OWN_SWITCHES = 3
 """How often a look itself lets a main thread run, at most: it answers the signal, and sleeps again."""
 _TRANSFER = 2**20
@@ -164,6 +164,7 @@ class Looks:
             moved=moved,
             transfers=transfers,
             cpu_percent=cpu,
+            silent=not any(rank.collectives for _, rank in seen),
             stack=stack,
             collectives=tuple(collectives[one] for one in own) if all(one in collectives for one in own) else (),
         )
@@ -206,6 +207,9 @@ class StallWatch:
         async def until(limit: float) -> None:
             await asyncio.sleep(max(0.0, last_step + limit - loop.time()))
 
+        def report_stall() -> None:
+            self._node.training.report_stall(since=since, usual_step=timedelta(seconds=usual) if usual > 0 else None)
+
         def report(*, early: bool = False, long: bool = False) -> None:
             seen = looks.summarize()
             if not seen.ranks:
@@ -230,9 +234,7 @@ class StallWatch:
             await asyncio.sleep(_BETWEEN_LOOKS)
             await self._look(looks, by_signal=False)
             if looks.stopped:
-                self._node.training.report_stall(
-                    since=since, usual_step=timedelta(seconds=usual) if usual > 0 else None
-                )
+                report_stall()
                 report(early=True)
         if limits.compared < limits.stalled:
             await until(limits.compared)
@@ -243,10 +245,12 @@ class StallWatch:
                     report(early=True)
         # What a report leads to may be prevented: a node cannot be reached for a moment, or a report is late.
         for limit in chain((limits.stalled,), (limits.long * 2**number for number in count())):
-            await until(limit)
+            await until(limit - _LOOKS * _BETWEEN_LOOKS)
             for _ in range(_LOOKS):
-                await self._look(looks)
                 await asyncio.sleep(_BETWEEN_LOOKS)
+                await self._look(looks)
+            await until(limit)
+            report_stall()
             report(long=limit >= limits.long)
 
     async def _look(self, looks: Looks, *, by_signal: bool = True) -> None:

@@ -150,6 +150,7 @@ PROFILES = (
     "warm-up",
     "evaluation-on-all",
     "evaluation-on-one",
+    "silent-work-on-one",
     "bursty-input",
     "compilation",
     "long-saves",

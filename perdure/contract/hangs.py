@@ -56,6 +56,8 @@ class StalledRank(Message):
     """It or a descendant read or wrote files between the looks."""
     cpu_percent: float | None = None
     """Use of processors from the first look to the last, by it and its descendants; 100 for one whole processor."""
+    silent: bool = False
+    """It told its collectives at no look: its torch does not record them, or its interpreter is blocked."""
     stack: int | None = None
     """The index of its main thread's calls among the look's stacks; None where it did not answer."""
     collectives: tuple[int, ...] = ()

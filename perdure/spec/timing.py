@@ -133,7 +133,7 @@ class StallTiming(Section):
     first_look: Duration = timedelta(seconds=15)
     """When the ranks are looked at for the first time, which finds a process that was stopped; at least five usual
     steps, and at most half of the time after which a stall is reported."""
-    elsewhere: int = Field(default=3, ge=1)
+    elsewhere: int = Field(default=2, ge=1)
     """How many times as long as for the report of a stall a rank may be in calls of its own while the others wait for
     it: before that it may work."""
     first_step: Duration | None = None

@@ -110,6 +110,12 @@ def test_one_that_sleeps_in_the_kernel_is_steady_also_where_another_thread_of_it
     assert (seen.steady, seen.moved, calls[0].function) == (True, False, "save")
 
 
+def test_one_that_tells_its_collectives_at_no_look_is_silent():
+    told = (in_collective(7),)
+    assert summary(position(0, "wait"), position(0, "wait")).silent
+    assert not summary(position(0, "wait", collectives=told), position(0, "wait")).silent
+
+
 def test_the_use_of_processors_is_that_of_the_whole_time():
     assert summary(position(0, "loop"), position(0, "loop", cpu_seconds=10.5)).cpu_percent == 95.0
 
@@ -176,12 +182,12 @@ def test_ranks_in_the_same_collective_share_it_and_one_that_goes_on_is_in_none()
 
 def test_limits_grow_with_steps_and_with_pauses_that_ended_by_themselves():
     timing = StallTiming()
-    assert StallLimits.of(timing, usual=0.1, pauses=()) == (15.0, 15.0, 120.0, 360.0)
-    assert StallLimits.of(timing, usual=10.0, pauses=()) == (50.0, 50.0, 200.0, 600.0)
-    assert StallLimits.of(timing, usual=0.1, pauses=(30.0, 40.0, 5.0)) == (15.0, 80.0, 120.0, 360.0)
-    assert StallLimits.of(timing, usual=0.1, pauses=(30.0, 180.0, 5.0)) == (15.0, 360.0, 360.0, 1080.0)
+    assert StallLimits.of(timing, usual=0.1, pauses=()) == (15.0, 15.0, 120.0, 240.0)
+    assert StallLimits.of(timing, usual=10.0, pauses=()) == (50.0, 50.0, 200.0, 400.0)
+    assert StallLimits.of(timing, usual=0.1, pauses=(30.0, 40.0, 5.0)) == (15.0, 80.0, 120.0, 240.0)
+    assert StallLimits.of(timing, usual=0.1, pauses=(30.0, 180.0, 5.0)) == (15.0, 360.0, 360.0, 720.0)
     quick = StallTiming(after=timedelta(seconds=4))
-    assert StallLimits.of(quick, usual=0.1, pauses=()) == (2.0, 2.0, 4.0, 12.0)
+    assert StallLimits.of(quick, usual=0.1, pauses=()) == (2.0, 2.0, 4.0, 8.0)
 
 
 class Answers(StackReader):
@@ -238,6 +244,14 @@ async def test_ranks_that_do_not_step_are_reported_again_each_time_that_the_stal
     await tasks_wait()
     watch.end()
     assert (len(bench.group.of(StallEvidence)), reader.asked) == (3, ALL_LOOKS)
+
+
+async def test_the_looks_of_a_report_are_taken_before_it_is_due(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(stall_watch, "_BETWEEN_LOOKS", 0.5)
+    watch, reader = watching(bench, position(0, "wait"), limits=LIMITS._replace(stalled=2.0, long=9.0))
+    (first,) = await looks_of(bench, 1)
+    watch.end()
+    assert (reader.asked, 200 <= first.usual_steps < 320) == (4, True)
 
 
 async def test_a_stopped_rank_is_reported_at_the_first_look_with_the_stall(bench: Bench):

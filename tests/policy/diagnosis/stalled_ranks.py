@@ -32,6 +32,13 @@ CHILD = (frame("_wait", 2011, "/usr/lib/python3.11/subprocess.py"), frame("publi
 EVALUATION = (frame("sleep_like", 3), frame("evaluate", 60), frame("main", 70))
 
 
+def call(number: int, name: str = "all_reduce", size: int = 4, *, group: str = "0 (default_pg)") -> CollectiveCall:
+    """A collective in which a rank waits."""
+    return CollectiveCall(
+        group=group, sequence=number, name=f"gloo:{name}", sizes=str(size), elements=size, ended=False
+    )
+
+
 def sleeps(calls: tuple[StackFrame, ...], **seen: Any) -> dict[str, Any]:
     return {"calls": calls, "state": "S", "steady": True, "moved": False, "cpu_percent": 0.2, **seen}
 

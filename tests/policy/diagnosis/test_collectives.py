@@ -18,6 +18,7 @@ from tests.policy.diagnosis.stalled_ranks import (
     HANDLE,
     LOCK,
     LOOP,
+    call,
     computes,
     found,
     look,
@@ -26,13 +27,6 @@ from tests.policy.diagnosis.stalled_ranks import (
 from tests.policy.scenario import Scenario
 
 Calls = tuple[CollectiveCall, ...]
-
-
-def call(number: int, name: str = "all_reduce", size: int = 4, *, group: str = "0 (default_pg)") -> CollectiveCall:
-    """A collective in which a rank waits."""
-    return CollectiveCall(
-        group=group, sequence=number, name=f"gloo:{name}", sizes=str(size), elements=size, ended=False
-    )
 
 
 def after(number: int, name: str = "all_reduce", size: int = 4, *, group: str = "0 (default_pg)") -> CollectiveCall:

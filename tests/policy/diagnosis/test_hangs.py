@@ -31,6 +31,7 @@ from tests.policy.diagnosis.stalled_ranks import (
     REDUCES,
     STOPPED,
     WAITS,
+    call,
     computes,
     found,
     look,
@@ -95,6 +96,21 @@ def test_a_rank_in_calls_of_its_own_may_work_until_that_lasts_longer_than_any_pa
     hang = found(WAITS, rank, WAITS, long=False)
     assert hang is not None
     assert (hang.kind, len(hang.signs)) == (HangKind.WORKS, 1)
+
+
+SILENT = {"moved": True, "silent": True, "cpu_percent": 40.0}
+"""Another thread keeps the interpreter, on a busy machine."""
+
+
+@pytest.mark.parametrize("rank", [sleeps(LOOP, **SILENT), computes(LOOP, runs=False, **SILENT)])
+def test_a_rank_that_alone_does_not_tell_its_collectives_has_a_blocked_interpreter(rank: dict[str, Any]):
+    tells = {**WAITS, "collectives": (call(57),)}
+    hang = found(tells, rank, tells)
+    assert hang is not None
+    assert (hang.kind, hang.ranks, len(hang.signs)) == (HangKind.INTERPRETER, (1,), 2)
+    # No rank tells them: its torch may not record them.
+    assert (other := found(WAITS, rank, WAITS)) is not None
+    assert other.kind is HangKind.WORKS
 
 
 @pytest.mark.parametrize("rank", [sleeps(LOADER, moved=True), sleeps(BARRIER), IN_KERNEL])
@@ -189,6 +205,20 @@ def test_a_rank_that_hangs_is_restarted_in_place_and_the_story_names_it():
     assert 'rule hang/1 "a rank hangs: restart in place"' in text
     assert "      exchange  /job/train.py:12" in text
     assert all(node.look is None for node in job.state.nodes.values())
+
+
+def test_an_incident_begins_with_the_last_step_although_no_stall_was_reported():
+    job = Scenario("2").running()
+    last = job.now
+    job.wait(timedelta(seconds=15))
+    ranks = ({**WAITS, "collectives": (call(57),)}, {**sleeps(BARRIER), "collectives": (call(57, name="barrier"),)})
+    for node, rank in enumerate(ranks):
+        seen = look(rank, first=node, early=True, since=last, taken_at=job.now)
+        job.transition(node, NodeStallLook, generation=1, look=seen)
+    assert (job.incident.started_at, job.incident.noticed_at) == (last, last + timedelta(seconds=15))
+    assert [one.text for one in job.incident.evidence][:2] == [
+        f"node {node} stepped for the last time" for node in range(2)
+    ]
 
 
 def test_a_stopped_rank_is_restarted_before_the_other_nodes_have_said_anything():

@@ -78,6 +78,8 @@ class _Rank:
     calls: tuple[StackFrame, ...]
     collectives: tuple[CollectiveCall, ...]
     long: bool
+    silent: bool
+    """It does not tell its collectives, and others do: its interpreter is blocked."""
 
     @property
     def cpu(self) -> float:
@@ -139,8 +141,9 @@ def find(looks: Mapping[int, StallLook], members: Mapping[int, Member]) -> Hang 
     all_seen = members.keys() <= looks.keys() and states.total() >= max(expected, 2)
     if not all_seen and not states.keys() & {"t", "T"}:
         return None
+    recorded = any(look.collectives for look in looks.values())
     ranks = [
-        _Rank(node, seen, _calls(look, seen), _collectives(look, seen), look.long)
+        _Rank(node, seen, _calls(look, seen), _collectives(look, seen), look.long, recorded and seen.silent)
         for node, look in sorted(looks.items())
         for seen in look.ranks
     ]
@@ -187,6 +190,7 @@ def judge(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
     progress = [node.look.progress for node in state.members if node.look is not None]
     for known in progress:
         state = state.replace(progress=newest_progress(state, known))
+    last_steps = {node.rank: node.look.since for node in state.members if node.look is not None}
     failure = NodeFailure(
         rank=hang.node if hang.node is not None else state.members[0].rank,
         failure=FailureClass.RANK_HANG,
@@ -194,7 +198,7 @@ def judge(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
         text=describe(hang),
         log_tail=_stack(hang),
     )
-    state = interrupt(state, failure, now=now, generation=world.generation)
+    state = interrupt(state, failure, now=now, generation=world.generation, last_steps=last_steps)
     interruption = state.interruption
     if interruption is None:
         return state
@@ -341,7 +345,9 @@ def _kind_of(rank: _Rank) -> HangKind:
         return HangKind.ASLEEP
     if rank.seen.runs:
         return HangKind.LOOP
-    return HangKind.INTERPRETER if rank.seen.state == "S" and rank.cpu >= _BUSY else HangKind.WORKS
+    # On a busy machine the thread that keeps the interpreter gets little of a processor.
+    blocked = rank.silent or (rank.seen.state == "S" and rank.cpu >= _BUSY)
+    return HangKind.INTERPRETER if blocked else HangKind.WORKS
 
 
 def _does_nothing(rank: _Rank) -> bool:

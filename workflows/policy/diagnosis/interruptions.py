@@ -5,6 +5,7 @@ Failures of several nodes with one cause are one interruption, and so one restar
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 
 from perdure.contract import Evidence, EvidenceSource, RestartCommands
@@ -17,7 +18,14 @@ from perdure.workflows.policy.state.node import NodeFailure, NodeState
 from perdure.workflows.policy.state.role import Interruption
 
 
-def interrupt(state: RoleInJob, failure: NodeFailure, *, now: datetime, generation: int = 0) -> RoleInJob:
+def interrupt(
+    state: RoleInJob,
+    failure: NodeFailure,
+    *,
+    now: datetime,
+    generation: int = 0,
+    last_steps: Mapping[int, datetime] | None = None,
+) -> RoleInJob:
     """Records that the current world is over, and one piece of evidence for it.
 
     Args:
@@ -25,6 +33,7 @@ def interrupt(state: RoleInJob, failure: NodeFailure, *, now: datetime, generati
         failure: The evidence.
         now: The time.
         generation: The world in which the failure is known to have happened; 0 where that is not known.
+        last_steps: When nodes stepped for the last time that were not reported as stalled.
     """
     accepted = max(generation, state.nodes[failure.rank].commanded, state.nodes[failure.rank].stepping)
     took_part = FAILURE_CLASSES[failure.failure].took_part
@@ -39,10 +48,11 @@ def interrupt(state: RoleInJob, failure: NodeFailure, *, now: datetime, generati
             return state
         # The request waits for a silent member while the others train. Now they no longer do.
         interruption = Interruption(since=now)
-    for node in (one for one in state.stalled if not one.stalled_at_start):
+    stalled = {node.rank: node.stalled_since or now for node in state.stalled if not node.stalled_at_start}
+    for rank, time in {**(last_steps or {}), **stalled}.items():
         # The job did nothing about the stall, but the interruption began here.
-        time, text = node.stalled_since or now, f"node {node.rank} stepped for the last time"
-        evidence = Evidence(time=time, source=EvidenceSource.AGENT, rank=node.rank, text=text)
+        text = f"node {rank} stepped for the last time"
+        evidence = Evidence(time=time, source=EvidenceSource.AGENT, rank=rank, text=text)
         state = incidents.add_evidence(state, evidence, now=now)
     is_cause = failure.failure not in VICTIMS and all(one.failure in VICTIMS for one in interruption.failures)
     state = incidents.add_evidence(state, failure.evidence, now=now, log_tail=failure.log_tail, is_cause=is_cause)
