@@ -29,8 +29,8 @@ class RuleAction(StrEnum):
 
 
 class RuleFailure(StrEnum):
-    """The failure classes that rules may name: those of a node that is alive. Each is a member of
-    `perdure.contract.FailureClass`, which describes it."""
+    """The failure classes that rules may name: those of a node that is alive, and two kinds of losses. Each is a member
+    of `perdure.contract.FailureClass`, which describes it."""
 
     CANNOT_RUN = "CANNOT_RUN"
     COLLECTIVE_TIMEOUT = "COLLECTIVE_TIMEOUT"
@@ -39,14 +39,20 @@ class RuleFailure(StrEnum):
     CRASH = "CRASH"
     DEVICE_FAULT = "DEVICE_FAULT"
     DEVICE_OUT_OF_MEMORY = "DEVICE_OUT_OF_MEMORY"
+    EVICTED = "EVICTED"
     KILLED = "KILLED"
     NETWORK = "NETWORK"
     NUMERIC = "NUMERIC"
     OUT_OF_MEMORY = "OUT_OF_MEMORY"
     PEER_LOST = "PEER_LOST"
+    PREEMPTED = "PREEMPTED"
     RANK_HANG = "RANK_HANG"
     STORAGE = "STORAGE"
     USER_CODE = "USER_CODE"
+
+
+_LOST = frozenset({RuleFailure.EVICTED, RuleFailure.PREEMPTED})
+"""Failures of a node that is gone, where nothing can be restarted in place."""
 
 
 def _is_pattern(text: str) -> str:
@@ -103,3 +109,10 @@ class RetryRule(Section):
     `no_progress_limit`."""
     reason: Annotated[Text, AfterValidator(_is_short)] = ""
     """Why, for `perdure explain` and the job's result; at most 200 characters."""
+
+    @model_validator(mode="after")
+    def _restarts_what_is_there(self) -> RetryRule:
+        lost = sorted(_LOST.intersection(self.match.failures))
+        if lost and self.action is RuleAction.RESTART:
+            raise ValueError(f"expected replace or stop as action, since a node that is {lost[0]} is gone")
+        return self

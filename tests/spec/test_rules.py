@@ -38,6 +38,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"match": {"failures": ["CRSH"]}, **STOP},
         '.match.failures[0]: got "CRSH"; expected CANNOT_RUN, COLLECTIVE_TIMEOUT, COMMAND_LOST, CORRUPTION, CRASH',
     ),
+    "a restart on a node that is gone": (
+        {"match": {"failures": ["CRASH", "PREEMPTED"]}, "action": "restart"},
+        "expected replace or stop as action, since a node that is PREEMPTED is gone",
+    ),
     "an exit code beyond": (
         {"match": {"exit_codes": [256]}, **STOP},
         ".match.exit_codes[0]: got 256; expected an integer of at most 255",

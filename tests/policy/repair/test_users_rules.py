@@ -149,6 +149,30 @@ def test_a_node_that_is_gone_is_replaced_whatever_the_rules_say_of_another_one()
     assert job.state.outcome is None
 
 
+@pytest.mark.parametrize(
+    ("failure", "cause", "stops"),
+    [
+        ("PREEMPTED", LossCause.PREEMPTED, True),
+        ("EVICTED", LossCause.EVICTED, True),
+        ("EVICTED", LossCause.PREEMPTED, False),
+        ("PREEMPTED", LossCause.UNKNOWN, False),
+    ],
+)
+def test_a_rule_may_stop_a_job_that_loses_a_node_in_one_way(failure: str, cause: LossCause, stops: bool):
+    job = job_with({"match": {"failures": [failure]}, "action": "stop"}, **KUBERNETES)
+    job.lost(1, "it made room for another pod", cause)
+    assert (job.state.outcome is not None) is stops
+    if job.state.outcome is not None:
+        assert job.state.outcome.reason == "node 1 lost: it made room for another pod; retry.rules[0]"
+
+
+def test_a_rule_that_replaces_a_lost_node_goes_before_one_that_stops():
+    rules = [{"match": {"failures": ["PREEMPTED"]}, "action": action} for action in ("replace", "stop")]
+    job = job_with(*rules, **KUBERNETES).lost(1, "it made room", LossCause.PREEMPTED)
+    assert (decides(job), job.incarnations) == ('retry-rule/1 "retry.rules[0]"', {0: 1, 1: 2})
+    assert job.incident.title == "node 1 preempted, replacement requested"
+
+
 def test_a_command_that_fails_before_any_world_is_replaced_by_either_action():
     for action in ("restart", "replace"):
         job = Scenario("1", retry={"rules": [{"match": {"exit_codes": [7]}, "action": action}]})

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from perdure.contract.base import shorten
 from perdure.spec.rules import Match, RetryRule
 from perdure.spec.signals import signal_name
-from perdure.workflows.policy.diagnosis.failures import FAILURE_CLASSES, VICTIMS
+from perdure.workflows.policy.diagnosis.failures import NODE_FAILURES, VICTIMS
 from perdure.workflows.policy.state.node import NodeFailure
 
 _NAMED = 3
@@ -42,16 +42,16 @@ def name_of(number: int) -> str:
 def deciding(rules: Sequence[RetryRule], failures: Sequence[NodeFailure]) -> Ruled | None:
     """Returns the first rule that fits one of these failures, which are in the order of their causes.
 
-    No rule decides where a node is gone, and victims are compared only where no cause is known.
+    Where a node is gone, only a rule that names how it was lost decides. Victims are compared only where no cause is
+    known.
     """
-    if any((given_up := FAILURE_CLASSES[one.failure].give_up) and given_up.at_once for one in failures):
-        return None
-    causes = [one for one in failures if one.failure not in VICTIMS] or failures
+    lost = [one for one in failures if one.failure in NODE_FAILURES]
+    causes = lost or [one for one in failures if one.failure not in VICTIMS] or failures
     fitting = (
         Ruled(number, rule, failure)
         for number, rule in enumerate(rules)
         for failure in causes
-        if _fits(number, rule.match, failure)
+        if _fits(number, rule.match, failure) and (not lost or failure.failure in rule.match.failures)
     )
     return next(fitting, None)
 

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 from perdure.contract import FailureClass, RestartRanks
 from perdure.spec.rules import RuleAction
+from perdure.workflows.policy.diagnosis.failures import NODE_FAILURES
 from perdure.workflows.policy.diagnosis.rules import Ruled, deciding
 from perdure.workflows.policy.repair.case import Case, Rejected, Verdict
 from perdure.workflows.policy.repair.rungs import (
+    capacity_loss,
     failed_command,
     failed_start,
     hanging_rank,
@@ -19,6 +21,7 @@ from perdure.workflows.policy.repair.rungs import (
 from perdure.workflows.policy.repair.rungs.permanent_failure import stop
 
 _RESTARTS = (
+    capacity_loss.decide,
     hanging_rank.restart,
     rendezvous_timeout.decide,
     failed_start.decide,
@@ -41,10 +44,11 @@ def decide(case: Case) -> Verdict | None:
 
 
 def _verdict(case: Case, ruled: Ruled) -> Verdict:
+    lost = case.culprit.failure in NODE_FAILURES
     match ruled.rule.action:
         case RuleAction.STOP:
             return stop(case, "", f"{ruled.failure.text}; {ruled.name}", 1 if case.traits.users_own else 3)
-        case RuleAction.REPLACE if case.state.world is not None and not _names_no_node(case):
+        case RuleAction.REPLACE if case.state.world is not None and not lost and not _names_no_node(case):
             return _replace(case, ruled)
         case RuleAction.REPLACE | RuleAction.RESTART:
             return next(verdict for rung in _RESTARTS if (verdict := rung(case)) is not None)
