@@ -6,9 +6,10 @@ A job compares the ranks of all nodes, and needs no news of what stays as it is:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from perdure.contract import RankStepTimes
+from perdure_training.node_api.bodies import DeviceUsage
 from perdure_training.node_api.progress_file import StepTimes
 
 _KEPT = 3
@@ -99,6 +100,15 @@ class StepTimesReports:
     def _has_changed(self, rank: int, measured: StepTimes) -> bool:
         step = measured.compute + measured.wait + measured.rest
         return abs(measured.compute - self._reported.get(rank, 0.0)) > _CHANGED * step
+
+
+def with_slowed_devices(
+    ranks: Sequence[RankStepTimes], devices: Sequence[DeviceUsage], *, base_rank: int, processes: int
+) -> tuple[RankStepTimes, ...]:
+    """Adds why the clocks of the ranks' GPUs are reduced, if each rank of the node has a GPU of its own."""
+    if len(devices) != processes:
+        return tuple(ranks)
+    return tuple(one.replace(slowed=devices[one.rank - base_rank].slowed) for one in ranks)
 
 
 def _middle(measured: deque[StepTimes]) -> StepTimes:

@@ -16,7 +16,7 @@ from perdure.agent.progress import ProgressReader
 from perdure.agent.readiness import ReadinessProbe
 from perdure.agent.stall_watch import StallLimits, StallWatch
 from perdure.agent.state import AgentState
-from perdure.agent.step_times import StepTimesReports
+from perdure.agent.step_times import StepTimesReports, with_slowed_devices
 from perdure.contract import LeaseView, PortsChanged, ResourceUse, StepTimesReport
 from perdure_training.node_api.bodies import UsageReport
 
@@ -207,7 +207,13 @@ class Telemetry:
             now=now,
             requested=state.measurements,
         )
-        if ranks:
+        if ranks and state.world is not None:
+            ranks = with_slowed_devices(
+                ranks,
+                self._usage.devices if self._usage is not None else (),
+                base_rank=state.world.base_rank,
+                processes=state.processes or 1,
+            )
             report = StepTimesReport(**envelope(self._node.config.node), generation=state.entered, ranks=ranks)
             self._to_group.put(report)
 

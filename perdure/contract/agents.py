@@ -256,6 +256,8 @@ class DeviceUsage(Message):
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
     temperature_celsius: float | None = None
+    slowed: ShortText = ""
+    """Why its clocks are reduced: `thermal`, `hardware` or `power`; empty where they are not, or that is not known."""
 
 
 class ResourceUse(Message):
@@ -281,6 +283,8 @@ class RankStepTimes(Message):
     """The optimizer's step, and what follows it."""
     computes: Annotated[tuple[float, ...], AfterValidator(lambda times: times[:MOST_COMPUTES])] = ()
     """`compute` in each measurement of this world, where the job has requested them: see `World.measurements`."""
+    slowed: ShortText = ""
+    """Why the clocks of its GPU are reduced, as in `DeviceUsage`."""
 
 
 StepTimesOfRanks = Annotated[tuple[RankStepTimes, ...], AfterValidator(lambda ranks: ranks[:MOST_STEP_TIMES])]

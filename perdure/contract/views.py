@@ -98,6 +98,8 @@ class Straggler(Message):
     """Seconds of a step in which the others do, as a median."""
     lost: float
     """The share of each step that the others wait for it."""
+    slowed: ShortText = ""
+    """Why the clocks of its GPU are reduced, and not those of most others: `thermal`, `hardware` or `power`."""
 
 
 class SlowCause(Vocabulary):

@@ -93,6 +93,8 @@ class FailureClass(Vocabulary):
     """A rank that has stepped hangs: independent signs agree that the others wait for it in vain."""
     STRAGGLER = "STRAGGLER"
     """A rank computes for longer than the others in each step, and they wait for it."""
+    THROTTLED = "THROTTLED"
+    """The same, of a rank whose GPU alone runs with reduced clocks: by heat, by power, or by its hardware."""
     LAUNCH = "LAUNCH"
     """The command could not be started: not found, not executable, or it rejected its options."""
     COMMAND_LOST = "COMMAND_LOST"

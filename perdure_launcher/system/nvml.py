@@ -13,6 +13,12 @@ from perdure_training.node_api.bodies import DeviceUsage
 LIBRARY = "libnvidia-ml.so.1"
 _NAME_BYTES = 96
 _TEMPERATURE_GPU = 0
+_SLOWED = (
+    ("thermal", 0x20 | 0x40),  # software and hardware thermal slowdown
+    ("hardware", 0x08),  # hardware slowdown, for any of its reasons
+    ("power", 0x04 | 0x80),  # power cap, power brake
+)
+"""Bits of NVML's `nvmlClocksEventReasons` for reduced clocks; a reason that something is wrong comes first."""
 
 
 class _Memory(ctypes.Structure):
@@ -69,6 +75,9 @@ class Devices:
         measured = self._ask("nvmlDeviceGetMemoryInfo_v2", handle, ctypes.byref(memory))
         used = self._ask("nvmlDeviceGetUtilizationRates", handle, ctypes.byref(utilization))
         warm = self._ask("nvmlDeviceGetTemperature", handle, ctypes.c_uint(_TEMPERATURE_GPU), ctypes.byref(temperature))
+        reasons = ctypes.c_ulonglong()
+        told = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle, ctypes.byref(reasons))
+        slowed = (reason for reason, bits in _SLOWED if told and reasons.value & bits)
         return DeviceUsage(
             index=index,
             name=name.value.decode(errors="replace") if named else "",
@@ -76,6 +85,7 @@ class Devices:
             memory_used_bytes=int(memory.used) if measured else None,
             memory_total_bytes=int(memory.total) if measured else None,
             temperature_celsius=float(temperature.value) if warm else None,
+            slowed=next(slowed, ""),
         )
 
     def _ask(self, function: str, *arguments: Any) -> bool:

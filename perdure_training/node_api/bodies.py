@@ -208,6 +208,8 @@ class DeviceUsage(Body):
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
     temperature_celsius: float | None = None
+    slowed: str = ""
+    """Why its clocks are reduced: `thermal`, `hardware` or `power`; empty where they are not, or that is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)

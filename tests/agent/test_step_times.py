@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
-from perdure.agent.step_times import StepTimesReports
+from perdure.agent.step_times import StepTimesReports, with_slowed_devices
 from perdure.contract import RankStepTimes
+from perdure_training.node_api.bodies import DeviceUsage
 from perdure_training.node_api.progress_file import StepTimes
 
 
@@ -77,3 +78,14 @@ def test_of_very_many_ranks_each_node_reports_its_slowest():
     for reading in (1, 2):
         node.measure(reading, 0.2, 0.3)
     assert computes(node.measure(3, 0.2, 0.3)) == [0.3]
+
+
+def test_each_rank_has_the_reason_of_its_own_gpu_if_it_has_one():
+    ranks = [RankStepTimes(rank=rank, compute=0.1, wait=0.0, rest=0.0) for rank in (4, 5)]
+    devices = [DeviceUsage(index=0), DeviceUsage(index=1, slowed="power")]
+
+    def slowed(*known: DeviceUsage) -> list[str]:
+        return [one.slowed for one in with_slowed_devices(ranks, known, base_rank=4, processes=2)]
+
+    assert slowed(*devices) == ["", "power"]
+    assert slowed() == slowed(*devices, *devices) == ["", ""]

@@ -96,6 +96,12 @@ def test_gpus_are_read_through_the_drivers_library(tmp_path: Path) -> None:
     assert processes_per_node(5, devices, {}) == 5
 
 
+@pytest.mark.parametrize(("reasons", "slowed"), [(0x1, ""), (0x4, "power"), (0x40 | 0x4, "thermal"), (0x8, "hardware")])
+def test_why_the_clocks_of_a_gpu_are_reduced_is_read(tmp_path: Path, reasons: int, slowed: str) -> None:
+    devices = Devices(str(compiled_driver(tmp_path, reasons=reasons)))
+    assert [device.slowed for device in devices.usage()] == ["", slowed]
+
+
 @pytest.mark.parametrize("kind", ["missing", "driverless", "not a driver"])
 def test_nodes_without_gpus_have_none(tmp_path: Path, kind: str) -> None:
     library = {

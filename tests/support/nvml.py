@@ -26,22 +26,24 @@ int nvmlDeviceGetUtilizationRates(void *device, utilization_t *rates) { rates->g
 int nvmlDeviceGetTemperature(void *device, int sensor, unsigned *temperature) {
   if (index_of(device)) return 3; *temperature = 61; return 0; }
 int nvmlDeviceGetPowerUsage(void *device, unsigned *milliwatts) { *milliwatts = 350000; return 0; }
-int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *reasons) { *reasons = 0; return 0; }
+int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *reasons) {
+  *reasons = index_of(device) ? %(reasons)d : 0; return 0; }
 int nvmlDeviceGetTotalEccErrors(void *device, int kind, int since, unsigned long long *count) { *count = 0; return 0; }
 """
 
 
-def compiled_driver(folder: Path, *, init: int = 0) -> Path:
+def compiled_driver(folder: Path, *, init: int = 0, reasons: int = 0) -> Path:
     """Compiles the library, or skips the test if there is no compiler.
 
     Args:
         folder: Where it is put, under its own name.
         init: What its initialization returns; 0 for success.
+        reasons: Why the clocks of the second GPU are reduced, as bits.
     """
     compiler = shutil.which("cc") or shutil.which("gcc")
     if not compiler:
         pytest.skip("no C compiler for a stand-in of the driver's library")
     source, library = folder / "nvml.c", folder / "libnvidia-ml.so.1"
-    source.write_text(SOURCE % {"init": init})
+    source.write_text(SOURCE % {"init": init, "reasons": reasons})
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
     return library

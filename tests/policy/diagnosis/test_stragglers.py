@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from perdure.cli.explain import explanation
 from perdure.contract import RankStepTimes
 from perdure.contract.transitions import NodeStepTimes
-from perdure.workflows.policy.diagnosis.stragglers import find
+from perdure.workflows.policy.diagnosis.stragglers import describe, find
 from perdure.workflows.policy.timers import next_deadline
 from tests.policy.scenario import Scenario
 
@@ -47,6 +47,30 @@ CASES: dict[str, tuple[Sequence[float], Sequence[int]]] = {
 def test_who_is_slow(name: str):
     computes, slow = CASES[name]
     assert [one.rank for one in find(together(*(compute / 1e3 for compute in computes)))] == list(slow)
+
+
+@pytest.mark.parametrize(
+    ("computes", "per_node", "slow"),
+    [
+        ([200, 202, 300, 301], 2, [3, 2]),
+        ([300, 301, 302, 303, 200, 201, 199, 200], 4, [3, 2, 1, 0]),
+        ([200, 200, 300, 300, 300, 300], 2, []),
+        ([200, 300, 300, 200], 2, []),
+        ([200, 200, 200, 300], 2, [3]),
+    ],
+)
+def test_a_slow_node_of_several_ranks_is_named(computes: list[float], per_node: int, slow: list[int]):
+    nodes = {rank: rank // per_node for rank in range(len(computes))}
+    assert [one.rank for one in find(together(*(compute / 1e3 for compute in computes)), nodes)] == slow
+
+
+def test_why_the_clocks_of_a_slow_rank_are_reduced_is_named_unless_they_are_for_most():
+    ranks = together(0.2, 0.2, 0.2, 0.3)
+    [found] = find([*ranks[:3], ranks[3].replace(slowed="thermal")])
+    assert found.slowed == "thermal"
+    assert describe(found).endswith("; the clocks of its GPU are reduced (thermal), and those of most others are not")
+    [found] = find([one.replace(slowed="power") for one in ranks])
+    assert (found.slowed, "clocks" in describe(found)) == ("", False)
 
 
 def test_who_computes_longer_while_nobody_waits_is_not_slow():

@@ -84,6 +84,19 @@ def test_the_node_of_one_that_has_cost_more_is_replaced_and_the_gain_is_told():
     assert "a step took 0.30 s before, and 0.20 s after" in told
 
 
+def test_one_whose_gpu_alone_runs_with_reduced_clocks_is_throttled():
+    known = job("replace")
+    for rank, compute in enumerate((USUAL, USUAL, SLOW, USUAL)):
+        slowed = "thermal" if rank == 2 else ""
+        times = RankStepTimes(rank=rank, compute=compute, wait=SLOW - compute, rest=0.0, slowed=slowed)
+        known.transition(rank, NodeStepTimes, generation=1, ranks=(times,))
+    incident = waited(known).incident
+    assert (incident.failure, incident.culprit) == (FailureClass.THROTTLED, 2)
+    assert isinstance(incident.actions[0], ReplaceNodes)
+    told = explanation(incident, job="llama", flag="").plain
+    assert "the clocks of its GPU are reduced (thermal)" in told
+
+
 def test_one_is_replaced_after_a_pause_of_repairs():
     known = job("replace")
     known = waited(report(known.take(RepairsPaused(until=known.now + timedelta(days=1))), [2]))

@@ -69,6 +69,10 @@ _FOLLOW_SLOW_RANK = (
     "nothing to do; perdure nodes {job}{flag} -o json shows how the steps of each rank split, and "
     "recovery.on_straggler: report only shows a slow rank: docs/stragglers.md"
 )
+_COOL_DEVICE = (
+    "have cooling and power supply of the machine checked; perdure nodes {job}{flag} -o json shows why the clocks of "
+    "each GPU are reduced: docs/stragglers.md"
+)
 _CHECK_DEVICE = "have the processor, the GPU and the memory of the machine tested; perdure nodes {job}{flag}"
 
 
@@ -296,6 +300,10 @@ FAILURE_CLASSES = complete(
         FailureClass.STRAGGLER: FailureTraits(
             meaning="a rank computes for longer than the others in each step, and they wait for it",
             advice=_FOLLOW_SLOW_RANK,
+        ),
+        FailureClass.THROTTLED: FailureTraits(
+            meaning="the GPU of a rank runs with reduced clocks, and the other ranks wait for it in each step",
+            advice=_COOL_DEVICE,
         ),
         FailureClass.COLLECTIVE_TIMEOUT: FailureTraits(
             meaning="ranks waited for another one until a timeout of torch ended them: one hangs, is much slower, or "

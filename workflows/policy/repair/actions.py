@@ -131,6 +131,7 @@ def _cause(rank: int, interruption: Interruption) -> LossCause:
         FailureClass.HARDWARE,
         FailureClass.CORRUPTION,
         FailureClass.STRAGGLER,
+        FailureClass.THROTTLED,
     )
     if rank in interruption.ranks_with(*machine):
         return LossCause.MACHINE

@@ -55,7 +55,8 @@ def _compare(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
     if known.experiment is not None or _is_proven(known, world.generation):
         return state
     owners = {times.rank: node for node in reported for times in node.step_times}
-    found = [slow.replace(node=owners[slow.rank].rank, host=owners[slow.rank].host) for slow in stragglers.find(times)]
+    slow_ranks = stragglers.find(times, {rank: node.rank for rank, node in owners.items()})
+    found = [slow.replace(node=owners[slow.rank].rank, host=owners[slow.rank].host) for slow in slow_ranks]
     state = _learn_of_replaced(state, found)
     suspect: SlowNode | None = None
     for slow in found:
@@ -115,7 +116,7 @@ def _act(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
         return held
     failure = NodeFailure(
         rank=suspect.rank,
-        failure=FailureClass.STRAGGLER,
+        failure=FailureClass.THROTTLED if found.rank.slowed else FailureClass.STRAGGLER,
         time=now,
         text=stragglers.describe(found.rank),
         ranks=(found.rank.rank,),

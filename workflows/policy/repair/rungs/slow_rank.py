@@ -8,7 +8,7 @@ from perdure.workflows.policy.repair.case import Case, Rejected, Verdict
 
 def decide(case: Case) -> Verdict | None:
     found, partner = case.interruption.slowness, case.interruption.partner
-    if case.culprit.failure is not FailureClass.STRAGGLER or found is None:
+    if case.culprit.failure not in (FailureClass.STRAGGLER, FailureClass.THROTTLED) or found is None:
         return None
     slow = found.rank.node
     if partner is not None:
