@@ -388,3 +388,14 @@ def test_what_the_specification_cannot_have_started_stops_the_job_at_once() -> N
     assert job.state.outcome is not None
     assert (job.state.outcome.exit_code, job.state.restarts) == (1, ())
     assert job.state.outcome.reason == f"node 0 cannot be started: {text}"
+
+
+def test_the_rank_that_finds_tensors_of_different_sizes_is_not_blamed():
+    error = (
+        "gloo::EnforceNotMet: [enforce fail at gloo/transport/tcp/pair.cc:464] op.preamble.length <= op.nbytes. 8 vs 4"
+    )
+    job = Scenario("2").running().rank_raised(0, error)
+    incident = job.incident
+    assert (incident.failure, incident.culprit, incident.also_failed) == (FailureClass.USER_CODE, None, ())
+    assert incident.title.startswith("ranks gave tensors of different sizes to one collective, as node 0 found: rank 0")
+    assert (job.generation, job.incarnations) == (2, {0: 1, 1: 1})

@@ -30,7 +30,8 @@ _PEER_LOST = re.compile(
 """Errors of torch's gloo and NCCL backends and of its stores after another process has gone."""
 
 _UNEQUAL = re.compile(r"enforce fail at .*gloo.* vs ", re.IGNORECASE | re.DOTALL)
-"""gloo's error when ranks bring tensors of different sizes to one collective, which is the script's own fault."""
+"""gloo's error when ranks bring tensors of different sizes to one collective, which is the script's own fault. The
+receiver raises it, and it does not tell which of the two sizes is wrong."""
 
 _OUT_OF_MEMORY = re.compile(r"out of memory|outofmemoryerror|cannot allocate memory|\bmemoryerror\b", re.IGNORECASE)
 

@@ -485,7 +485,11 @@ def _describe_memory_kill(limit: int | None) -> str:
 
 def failed_by_themselves(failures: Iterable[NodeFailure]) -> frozenset[int]:
     """Returns the nodes whose failure is certainly their own, not the effect of another node's."""
-    return frozenset(failure.rank for failure in failures if failure.certain and failure.failure not in VICTIMS)
+    return frozenset(
+        failure.rank
+        for failure in failures
+        if failure.certain and failure.failure not in VICTIMS and not is_unequal(failure.text)
+    )
 
 
 def describe_rank(exit: RankExit) -> str:
