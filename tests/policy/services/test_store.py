@@ -27,8 +27,8 @@ from perdure.workflows.policy.services.store import (
 NUMBERS = count(1)
 
 
-def node(rank: int = 0) -> NodeCredentials:
-    return NodeCredentials(uid="abcdef01", role="worker", rank=rank, incarnation=1, token="t")
+def node(rank: int = 0, role: str = "worker") -> NodeCredentials:
+    return NodeCredentials(uid="abcdef01", role=role, rank=rank, incarnation=1, token="t")
 
 
 def call(action: StoreAction, *keys: str, client: str = "c", **fields: Any) -> StoreCall:
@@ -41,13 +41,17 @@ class Held:
     def __init__(self) -> None:
         self.state = StoreState()
 
-    def request(self, *calls: StoreCall, generation: int = 1, rank: int = 0) -> tuple[StoreAnswer, ...]:
-        request = StoreRequest(sender=node(rank), generation=generation, calls=calls)
+    def request(
+        self, *calls: StoreCall, generation: int = 1, rank: int = 0, role: str = "worker"
+    ) -> tuple[StoreAnswer, ...]:
+        request = StoreRequest(sender=node(rank, role), generation=generation, calls=calls)
         self.state, answers = answer_calls(self.state, StoreRequest.model_validate_json(request.model_dump_json()))
         return answers
 
-    def ask(self, action: StoreAction, *keys: str, generation: int = 1, rank: int = 0, **fields: Any) -> StoreAnswer:
-        (answer,) = self.request(call(action, *keys, **fields), generation=generation, rank=rank)
+    def ask(
+        self, action: StoreAction, *keys: str, generation: int = 1, rank: int = 0, role: str = "worker", **fields: Any
+    ) -> StoreAnswer:
+        (answer,) = self.request(call(action, *keys, **fields), generation=generation, rank=rank, role=role)
         return answer
 
     def set(self, key: str, value: bytes, **fields: Any) -> StoreAnswer:
@@ -142,6 +146,31 @@ def test_a_generation_begins_without_the_keys_of_the_one_before_except_lasting_o
     assert store.set("k", b"late", generation=1, lasting=True).superseded
     assert store.get("k", generation=2, lasting=True) == b"lasts"
     assert store.ask(StoreAction.JOIN, "b", generation=2, size=2, member=1).complete is False
+
+
+def test_each_role_has_generations_of_its_own_and_lasting_keys_are_those_of_all(store: Held):
+    store.set("path", b"of the trainer", generation=1, role="trainer")
+    store.set("secret", b"s", lasting=True, generation=1, role="trainer")
+    assert store.ask(StoreAction.GET, "never", generation=1, role="trainer").waits
+    before = store.state.bytes
+    assert store.get("path", generation=5, role="rollout") is None
+    assert store.get("secret", generation=5, role="rollout", lasting=True) == b"s"
+    store.set("path", b"of the rollout", generation=5, role="rollout")
+    assert store.get("path", generation=1, role="trainer") == b"of the trainer"
+    assert view(store.state).keys == 2
+    assert view(store.state).generation == 5
+    assert view(store.state).waiting_nodes == 1, "the newer generation of another role ends no wait"
+
+    assert store.get("path", generation=6, role="rollout") is None
+    assert store.state.bytes == before
+    assert store.ask(StoreAction.CHECK, "path", generation=5, role="rollout").superseded
+    assert store.get("path", generation=1, role="trainer") == b"of the trainer"
+
+
+def test_the_state_of_an_earlier_release_belongs_to_the_role_that_calls(store: Held):
+    store.set("path", b"p")
+    store.state = StoreState.model_validate(store.state.model_dump(exclude={"role", "others"}))
+    assert store.get("path") == b"p"
 
 
 def test_a_node_that_waits_is_notified_of_a_change_that_concerns_it_until_it_is_reached(store: Held):

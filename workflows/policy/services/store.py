@@ -3,6 +3,7 @@
 Invariants:
     - Keys and barriers of a generation end with it: the first call of a newer generation removes them, and a call of an
       older one changes nothing. No rank ever reads what an earlier attempt has left, except lasting keys.
+    - Each role has generations, and keys of them, of its own; the lasting keys are those of all.
     - A call that is repeated is carried out once: each client's newest change is remembered.
     - A call that is refused changes nothing.
     - A node that waits is notified after each change that one of its calls may wait for, until it has been reached.
@@ -78,12 +79,24 @@ class Watch(Message):
     notified: int = 0
 
 
+class RoleKeys(Message):
+    """The keys of a role that has not made the newest call."""
+
+    generation: int
+    own: Namespace
+
+
 class StoreState(Message):
     """Everything that a `Store` workflow carries into its next run."""
 
+    role: str = ""
+    """The role that has made the newest call; empty before the first one, and of an earlier release."""
     generation: int = 0
+    """The generation of this role."""
     own: Namespace = Namespace()
     """The keys and barriers of the generation."""
+    others: dict[str, RoleKeys] = Field(default={})
+    """The keys of the other roles."""
     lasting: Namespace = Namespace()
     """The lasting keys, which belong to the job."""
     clients: dict[str, Change] = Field(default={})
@@ -100,6 +113,7 @@ class _Refused(Exception):
 
 def answer_calls(state: StoreState, request: StoreRequest) -> tuple[StoreState, tuple[StoreAnswer, ...]]:
     """Carries out the calls of a node's ranks, in their order."""
+    state = _turn_to(state, request.sender.role)
     if request.generation < state.generation:
         return state, tuple(StoreAnswer(superseded=True) for _ in request.calls)
     if request.generation > state.generation:
@@ -137,17 +151,34 @@ def nodes_to_notify(state: StoreState) -> Mapping[str, Watch]:
 
 def view(state: StoreState) -> StoreView:
     """What users see of a store."""
+    roles = (RoleKeys(generation=state.generation, own=state.own), *state.others.values())
     return StoreView(
-        generation=state.generation,
-        keys=len(state.own.values),
+        generation=max(role.generation for role in roles),
+        keys=sum(len(role.own.values) for role in roles),
         lasting_keys=len(state.lasting.values),
         bytes=state.bytes,
         waiting_nodes=sum(bool(watch.keys) for watch in state.watches.values()),
     )
 
 
+def _turn_to(state: StoreState, role: str) -> StoreState:
+    """Returns the state with the keys of this role in place of those of the role before it."""
+    if state.role in ("", role):
+        return state.replace(role=role)
+    others = {**state.others, state.role: RoleKeys(generation=state.generation, own=state.own)}
+    turned = others.pop(role, RoleKeys(generation=0, own=Namespace()))
+    return state.replace(role=role, generation=turned.generation, own=turned.own, others=others)
+
+
 def _begin_generation(state: StoreState, generation: int) -> StoreState:
-    return StoreState(generation=generation, lasting=state.lasting, bytes=_weight(state.lasting))
+    return state.replace(
+        generation=generation,
+        own=Namespace(),
+        # Callers of an older generation are refused. Those of other roles may still repeat a call.
+        clients=state.clients if state.others else {},
+        watches={path: watch for path, watch in state.watches.items() if watch.node.role != state.role},
+        bytes=state.bytes - _weight(state.own),
+    )
 
 
 def _answer(state: StoreState, call: StoreCall) -> tuple[StoreState, StoreAnswer]:
