@@ -62,7 +62,9 @@ class ShardClient(ABC, Generic[_Leased]):
         - `state_dict` is the position at the last `step`: what all ranks had consumed by then.
     """
 
-    def __init__(self, name: str, parameters: Json, *, beginning: Json, link: Link | None) -> None:
+    def __init__(
+        self, name: str, parameters: Json, *, beginning: Json, link: Link | None, most_ahead: int = _MOST_SHARDS
+    ) -> None:
         """Creates the client.
 
         Args:
@@ -70,6 +72,7 @@ class ShardClient(ABC, Generic[_Leased]):
             parameters: What it is, as the job's dataset takes them.
             beginning: The position before anything was consumed.
             link: How it is reached; by default through the node's agent, and without Perdure by itself.
+            most_ahead: The most shards that are kept ahead.
 
         Raises:
             ValueError: if the name is none, or this process has a client of that name already.
@@ -102,6 +105,7 @@ class ShardClient(ABC, Generic[_Leased]):
         """What was consumed in the newest step."""
         watch.name_samples(self.describe_step)
         self._begin(None)
+        self._most_ahead = most_ahead
         self._target = _FIRST_SHARDS
         self._rate = 0.0
         """Shards that were handed out per second."""
@@ -137,29 +141,36 @@ class ShardClient(ABC, Generic[_Leased]):
         while (shard := self.fetch()) is not None:
             yield shard
 
-    def fetch(self) -> _Leased | None:
+    def fetch(self, *, timeout: float | None = None) -> _Leased | None:
         """Returns the next shard; None if all are done, or leased to other ranks.
 
         Blocks while the job cannot be asked. If a rank that holds shards fails, the job starts its ranks again, and
         those that had seen the end read the rest.
 
+        Args:
+            timeout: The longest wait in seconds; None waits as long as it takes.
+
         Raises:
+            TimeoutError: if there was none in time.
             ShardsRefused: if the job refuses: other ranks use other parameters, or have loaded another position.
         """
         self._check_process()
         with self._changed:
             self._start()
             if not self._held:
-                self._target = min(2 * self._target, _MOST_SHARDS)
+                self._target = min(2 * self._target, self._most_ahead)
                 self._ask()
             asked = self._asked
-            warned = time.monotonic()
+            warned = began = time.monotonic()
             while not self._held:
                 if self._refused:
                     raise ShardsRefused(self._refused)
                 if self._drained and self._answered >= asked:
                     return None
-                self._changed.wait(timeout=_WARN_INTERVAL)
+                left = math.inf if timeout is None else began + timeout - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError(f"dataset {self._name}: no shard within {timeout} s")
+                self._changed.wait(timeout=min(_WARN_INTERVAL, left))
                 if time.monotonic() - warned >= _WARN_INTERVAL:
                     warned = time.monotonic()
                     logger.warning("dataset %s: waiting for shards", self._name)
@@ -402,7 +413,7 @@ class ShardClient(ABC, Generic[_Leased]):
                     self._rate = max((self._count - counted) / (now - last), self._rate / 2)
                     last, counted = now, self._count
                     ahead = math.ceil(self._rate * (AHEAD + 4 * self._exchange_s))
-                    self._target = min(max(ahead, _FIRST_SHARDS), _MOST_SHARDS)
+                    self._target = min(max(ahead, _FIRST_SHARDS), self._most_ahead)
             self._look()
             with self._changed:
                 body, done, failed = self._request()

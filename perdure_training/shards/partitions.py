@@ -43,6 +43,7 @@ class StreamClient(ShardClient[StreamShard]):
         ends: Ends,
         shard_size: int = 64,
         link: Link | None = None,
+        most_ahead: int = 200_000,
     ) -> None:
         """Creates the client; it contacts the agent at the first `fetch`.
 
@@ -53,6 +54,7 @@ class StreamClient(ShardClient[StreamShard]):
                 any of them may still grow. A thread of the client calls it repeatedly, on all ranks.
             shard_size: Samples of one shard.
             link: How the stream is reached; by default through the node's agent, and without Perdure by itself.
+            most_ahead: The most shards that this rank keeps ahead.
 
         Raises:
             ValueError: if an argument is out of range, or this process has a client of that name already.
@@ -82,7 +84,7 @@ class StreamClient(ShardClient[StreamShard]):
         }
         begins = range(0, PARTITION_SIZE * len(starts), PARTITION_SIZE)
         before = [(begin, begin + start) for begin, start in zip(begins, starts.values(), strict=True) if start]
-        super().__init__(name, parameters, beginning=position_of(before), link=link)
+        super().__init__(name, parameters, beginning=position_of(before), link=link, most_ahead=most_ahead)
 
     def read_arguments(self) -> tuple[Any, ...]:
         for number, (start, end) in enumerate(zip(self._parameters["starts"], self._ends, strict=True)):

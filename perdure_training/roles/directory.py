@@ -1,13 +1,6 @@
-"""The other roles of a job, from training scripts; docs/roles.md is the guide.
+"""Where the other roles of a job are, and how far: the newest that the node's agent knows.
 
-    from perdure_training import roles
-
-    rollout = roles.wait_for("rollout")
-    for address in rollout.addresses:
-        ...
-
-It needs the standard library only. What it returns is the newest that the node's agent knows; PERDURE_ROLES in the
-environment is as it was when the process started.
+PERDURE_ROLES in the environment is as it was when the process started.
 """
 
 from __future__ import annotations
@@ -22,8 +15,6 @@ from typing import Any
 
 from perdure_training.node_api.layout import ROLES
 from perdure_training.node_api.rank_environment import ROLES_VARIABLE, run_directory_of
-
-__all__ = ["Role", "RoleTimeout", "addresses", "known", "wait_for", "watch"]
 
 _LOOK = 0.2
 """Seconds between two looks at the file of the agent, which costs a few microseconds."""
@@ -62,7 +53,7 @@ def addresses(name: str) -> tuple[str, ...]:
     Raises:
         KeyError: if the job has no such role.
     """
-    return _named(name).addresses
+    return role_named(name).addresses
 
 
 def wait_for(name: str, *, timeout: timedelta | None = None) -> Role:
@@ -77,7 +68,7 @@ def wait_for(name: str, *, timeout: timedelta | None = None) -> Role:
         RoleTimeout: if it is not ready in time.
     """
     end = None if timeout is None else time.monotonic() + timeout.total_seconds()
-    while not ((role := _named(name)).ready or role.completed):
+    while not ((role := role_named(name)).ready or role.completed):
         if end is not None and time.monotonic() >= end:
             raise RoleTimeout(f"role {name} is not ready after {timeout}; its newest world is {role.generation}")
         time.sleep(_LOOK)
@@ -95,7 +86,12 @@ def watch() -> Iterator[dict[str, Role]]:
             time.sleep(_LOOK)
 
 
-def _named(name: str) -> Role:
+def role_named(name: str) -> Role:
+    """Returns a role.
+
+    Raises:
+        KeyError: if the job has no such role.
+    """
     roles = known()
     if name not in roles:
         raise KeyError(f"role {name}: this job has {', '.join(roles) or 'no other roles'}")

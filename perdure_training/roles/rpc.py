@@ -1,0 +1,310 @@
+"""Calls of methods from one role to another: at most once, with timeouts, and only within the job.
+
+    # In a role with `ready: {port: 6100}`:
+    roles.export(Reward()).join()
+
+    # In another one:
+    score = roles.call("reward", "score", trajectory, timeout=timedelta(seconds=30))
+
+Arguments and results are pickles, so a message is read only after its sender has proved that it knows the job's secret:
+a random key in the job's store, which nodes of the job alone can read. Python's `multiprocessing.connection` has such a
+proof, but no timeouts, and does not protect what follows the proof.
+
+A call is one connection. The server sends a nonce. The caller answers with a nonce, the length and the digest of its
+request, their code under the secret, and the request; the result comes back in the same form. A code is valid for its
+connection and its direction only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import os
+import pickle
+import secrets
+import socket
+import socketserver
+import struct
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
+from typing import Any, Literal
+
+from perdure_training.node_api.rank_environment import PORT_VARIABLE, ROLE_VARIABLE, generation_of
+from perdure_training.roles import directory
+from perdure_training.store import JobStore
+
+logger = logging.getLogger(__name__)
+
+_SECRET = "perdure.roles.secret"
+_NONCE = 32
+_HEADER = struct.Struct(f">{_NONCE}sQ32s32s")
+"""The sender's nonce, the length and the digest of the message, and the code."""
+_PROOF_WITHIN = 10.0
+"""Seconds in which a caller has to prove itself and send its request."""
+_PAUSE = 0.2
+"""Seconds between two attempts to reach a role that recovers."""
+_OWN_ADDRESS_WITHIN = 60.0
+
+
+class RoleUnavailable(ConnectionError):
+    """A role was not reached, or its process ended before it answered; the message has the role's state."""
+
+
+class CallTimeout(TimeoutError):
+    """The answer did not come in time. The call may still be carried out."""
+
+
+class CallFailed(RuntimeError):
+    """The method has raised an exception; the message has its text and traceback."""
+
+
+@dataclass(frozen=True)
+class _Request:
+    method: str
+    arguments: tuple[Any, ...]
+    named: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class _Answer:
+    result: Any = None
+    problem: str = ""
+
+
+def export(target: object) -> threading.Thread:
+    """Lets other roles call the public methods of an object, one call at a time.
+
+    Args:
+        target: The object. This process keeps it for as long as it runs.
+
+    Returns:
+        The thread that serves: `join` it where the process does nothing else.
+
+    Raises:
+        RuntimeError: if this process's role has no port.
+        StoreError: if Perdure did not start this process, or the job's store does not answer.
+    """
+    port = os.environ.get(PORT_VARIABLE)
+    if port is None:
+        raise RuntimeError("this role has no port at which it can be called: give it `ready: {port: …}`")
+    server = _Server((_own_host(), int(port)), target, _job_secret())
+    thread = threading.Thread(target=server.serve_forever, name="calls of other roles", daemon=True)
+    thread.start()
+    return thread
+
+
+def call(
+    role: str,
+    method: str,
+    *arguments: Any,
+    rank: int | Literal["all"] = 0,
+    timeout: timedelta = timedelta(seconds=60),
+    wait: timedelta = timedelta(),
+    **named: Any,
+) -> Any:
+    """Calls a method of the object that another role exports. It is carried out at most once.
+
+    Args:
+        role: The role.
+        method: The method's name.
+        *arguments: Its arguments.
+        rank: The process of the role; "all" calls each of them, and returns their results in a list.
+        timeout: The longest wait for the answer.
+        wait: How long to wait for a role that recovers, before anything is sent to it.
+        **named: Further arguments of the method.
+
+    Raises:
+        KeyError: if the job has no such role.
+        RoleUnavailable: if the process cannot be reached, or ended before it answered: then the message says that the
+            call may have been carried out.
+        CallTimeout: if there was no answer in time.
+        CallFailed: if the method has raised an exception.
+    """
+    request = pickle.dumps(_Request(method, arguments, named))
+    if rank != "all":
+        return _call_process(role, rank, request, method, timeout, wait)
+    ranks = range(len(_reachable(role, 0, wait).addresses))
+
+    def call_one(rank: int) -> Any:
+        return _call_process(role, rank, request, method, timeout, wait)
+
+    with ThreadPoolExecutor(len(ranks)) as threads:
+        return list(threads.map(call_one, ranks))
+
+
+def _call_process(role: str, rank: int, request: bytes, method: str, timeout: timedelta, wait: timedelta) -> Any:
+    secret = _job_secret()
+    connection = _connect(role, rank, timeout, wait)
+    with connection:
+        try:
+            theirs = _receive_exactly(connection, _NONCE)
+            ours = secrets.token_bytes(_NONCE)
+            _send(connection, secret, b"request", ours, theirs, request)
+            answer: _Answer = pickle.loads(_receive(connection, secret, b"answer", ours))
+        except TimeoutError:
+            raise CallTimeout(f"{role}.{method}: no answer within {timeout}; it may still be carried out") from None
+        except _Refused:
+            raise RoleUnavailable(f"{role}.{method}: another program answers in place of rank {rank}") from None
+        except OSError as error:
+            raise RoleUnavailable(
+                f"{role}.{method}: the connection to rank {rank} was lost, and the call may have been carried out: "
+                f"{error}; {_state(role)}"
+            ) from error
+    if answer.problem:
+        raise CallFailed(f"{role}.{method}, rank {rank}: {answer.problem}")
+    return answer.result
+
+
+def _connect(role: str, rank: int, timeout: timedelta, wait: timedelta) -> socket.socket:
+    """Returns a connection whose reads end in time.
+
+    Raises:
+        RoleUnavailable: if there is none.
+    """
+    end = time.monotonic() + wait.total_seconds()
+    while True:
+        address = _reachable(role, rank, timedelta(seconds=max(end - time.monotonic(), 0))).addresses[rank]
+        host, _, port = address.rpartition(":")
+        try:
+            return socket.create_connection((host, int(port)), timeout.total_seconds())
+        except OSError as error:
+            if time.monotonic() >= end:
+                raise RoleUnavailable(f"rank {rank} at {address} is not reached: {error}; {_state(role)}") from None
+        time.sleep(_PAUSE)
+
+
+def _reachable(role: str, rank: int, wait: timedelta) -> directory.Role:
+    """Returns the role once it is ready.
+
+    Raises:
+        RoleUnavailable: if it is not in time, or has no such process or no ports.
+    """
+    try:
+        found = directory.wait_for(role, timeout=wait)
+    except directory.RoleTimeout:
+        raise RoleUnavailable(_state(role)) from None
+    if rank >= len(found.addresses) or ":" not in found.addresses[rank]:
+        raise RoleUnavailable(f"rank {rank} of role {role} has no address with a port; {_state(role)}")
+    return found
+
+
+def _state(role: str) -> str:
+    known = directory.role_named(role)
+    word = "has completed" if known.completed else "is ready" if known.ready else "is not ready: it starts or recovers"
+    return f"role {role} {word} (generation {known.generation}, {len(known.addresses)} addresses)"
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    allow_reuse_address = True
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], target: object, secret: bytes) -> None:
+        self._target = target
+        self._secret = secret
+        self._one_at_a_time = threading.Lock()
+        super().__init__(address, _Handler)
+
+    def serve(self, connection: socket.socket) -> None:
+        """Carries out the call of one connection."""
+        connection.settimeout(_PROOF_WITHIN)
+        ours = secrets.token_bytes(_NONCE)
+        connection.sendall(ours)
+        request, theirs = _receive_with_nonce(connection, self._secret, b"request", ours)
+        with self._one_at_a_time:
+            answer = _carry_out(self._target, pickle.loads(request))
+        connection.settimeout(None)
+        _send(connection, self._secret, b"answer", ours, theirs, answer)
+
+
+class _Handler(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        assert isinstance(self.server, _Server)
+        try:
+            self.server.serve(self.request)
+        except (OSError, _Refused) as error:
+            # The agent's question whether the port answers ends here, too.
+            logger.debug("a call of %s was not carried out or not answered: %s", self.client_address, error)
+
+
+def _carry_out(target: object, request: _Request) -> bytes:
+    try:
+        method = None if request.method.startswith("_") else getattr(target, request.method, None)
+        if not callable(method):
+            return pickle.dumps(_Answer(problem=f"{type(target).__name__} has no public method {request.method!r}"))
+        return pickle.dumps(_Answer(method(*request.arguments, **request.named)))
+    except Exception:
+        return pickle.dumps(_Answer(problem=traceback.format_exc()))
+
+
+class _Refused(Exception):
+    """The sender has not proved that it knows the secret."""
+
+
+def _send(connection: socket.socket, secret: bytes, direction: bytes, own: bytes, other: bytes, content: bytes) -> None:
+    digest = hashlib.sha256(content).digest()
+    code = _code(secret, direction, own, other, len(content), digest)
+    connection.sendall(_HEADER.pack(own, len(content), digest, code) + content)
+
+
+def _receive(connection: socket.socket, secret: bytes, direction: bytes, own: bytes) -> bytes:
+    return _receive_with_nonce(connection, secret, direction, own)[0]
+
+
+def _receive_with_nonce(connection: socket.socket, secret: bytes, direction: bytes, own: bytes) -> tuple[bytes, bytes]:
+    """Returns a message, whose length is trusted only after the proof, and its sender's nonce.
+
+    Raises:
+        _Refused: if the sender does not know the secret.
+        OSError: if it ends before the message does.
+    """
+    other, length, digest, code = _HEADER.unpack(_receive_exactly(connection, _HEADER.size))
+    if not hmac.compare_digest(code, _code(secret, direction, other, own, length, digest)):
+        raise _Refused("the sender does not know the job's secret")
+    content = _receive_exactly(connection, length)
+    if hashlib.sha256(content).digest() != digest:
+        raise _Refused("the message was changed on its way")
+    return content, other
+
+
+def _code(secret: bytes, direction: bytes, own: bytes, other: bytes, length: int, digest: bytes) -> bytes:
+    return hmac.digest(secret, b"".join((direction, own, other, length.to_bytes(8, "big"), digest)), "sha256")
+
+
+def _receive_exactly(connection: socket.socket, length: int) -> bytes:
+    content = bytearray(length)
+    view, got = memoryview(content), 0
+    while got < length:
+        count = connection.recv_into(view[got:])
+        if count == 0:
+            raise ConnectionResetError("it was closed")
+        got += count
+    return bytes(content)
+
+
+@cache
+def _job_secret() -> bytes:
+    """Returns the key that all processes of the job know; the first that needs it makes it."""
+    return JobStore(lasting=True).compare_set(_SECRET, "", secrets.token_hex(32))
+
+
+def _own_host() -> str:
+    """Returns the address at which others reach this process.
+
+    Raises:
+        RuntimeError: if the node has not been told it.
+    """
+    role, rank, generation = os.environ.get(ROLE_VARIABLE, ""), int(os.environ["RANK"]), generation_of(os.environ)
+    end = time.monotonic() + _OWN_ADDRESS_WITHIN
+    while time.monotonic() < end:
+        known = directory.known().get(role)
+        if known is not None and known.generation >= generation and rank < len(known.addresses):
+            return known.addresses[rank].rpartition(":")[0]
+        time.sleep(_PAUSE)
+    raise RuntimeError(f"role {role}: the address of rank {rank} in generation {generation} is not known")

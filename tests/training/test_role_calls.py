@@ -1,0 +1,250 @@
+"""Tests of calls from one role to another, over real connections."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure_training import roles
+from perdure_training.node_api.layout import PROGRESS
+from perdure_training.node_api.layout import ROLES as FILE
+from perdure_training.roles import rpc
+from tests.support.temporal_server import free_port
+from tests.training.agent_in_thread import agent_in_thread
+
+SOON = timedelta(seconds=0.3)
+
+
+class Reward:
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+        self.going_on = threading.Event()
+
+    def score(self, trajectory: list[float], *, scale: float = 1) -> float:
+        self.calls.append(trajectory)
+        return scale * sum(trajectory)
+
+    def fail(self) -> None:
+        raise ValueError("no such trajectory")
+
+    def block(self) -> None:
+        self.calls.append("blocked")
+        self.going_on.wait(30)
+
+    def result_that_is_no_pickle(self) -> object:
+        return lambda: None
+
+    def _hidden(self) -> None: ...
+
+
+class Exploit:
+    """A pickle that runs code where it is read."""
+
+    def __reduce__(self) -> Any:
+        return exec, ("import os; os.environ['PERDURE_TEST_EXPLOITED'] = '1'",)
+
+
+@pytest.fixture
+def secret(monkeypatch: pytest.MonkeyPatch) -> bytes:
+    monkeypatch.setattr(rpc, "_job_secret", lambda: b"the job's secret")
+    return b"the job's secret"
+
+
+@pytest.fixture
+def tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    for name, value in {"PROGRESS_DIR": str(tmp_path / PROGRESS), "ROLE": "reward", "GENERATION": "1"}.items():
+        monkeypatch.setenv(f"PERDURE_{name}", value)
+
+    def tell(*ports: int, ready: bool = True) -> None:
+        addresses = [f"127.0.0.1:{port}" for port in ports]
+        known = {"addresses": addresses, "generation": 1, "processes": len(ports), "ready": ready}
+        (tmp_path / FILE).write_text(
+            json.dumps({"reward": known, "trainer": {"addresses": ["127.0.0.1"], "ready": True}})
+        )
+
+    return tell
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, int], Reward]]:
+    servers: list[Any] = []
+    started = rpc._Server.serve_forever
+
+    def serve_forever(self: Any, poll_interval: float = 0.5) -> None:
+        servers.append(self)
+        started(self, 0.01)
+
+    monkeypatch.setattr(rpc._Server, "serve_forever", serve_forever)
+
+    def serve(port: int, rank: int = 0) -> Reward:
+        monkeypatch.setenv("PERDURE_PORT", str(port))
+        monkeypatch.setenv("RANK", str(rank))
+        reward = Reward()
+        roles.export(reward)
+        return reward
+
+    yield serve
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def reward(secret: bytes, tell: Callable[..., None], serve: Callable[..., Reward]) -> Reward:
+    port = free_port()
+    tell(port)
+    return serve(port)
+
+
+def test_a_method_is_called_with_its_arguments_and_its_result_returns(reward: Reward):
+    assert roles.call("reward", "score", [1.0, 2.0], scale=2) == 6
+    assert reward.calls == [[1.0, 2.0]]
+
+
+def test_all_processes_are_called_or_one_of_them(
+    secret: bytes, tell: Callable[..., None], serve: Callable[..., Reward]
+):
+    ports = [free_port(), free_port()]
+    tell(*ports)
+    rewards = [serve(port, rank) for rank, port in enumerate(ports)]
+    assert roles.call("reward", "score", [1.0], rank="all") == [1.0, 1.0]
+    assert roles.call("reward", "score", [2.0], rank=1) == 2
+    assert [reward.calls for reward in rewards] == [[[1.0]], [[1.0], [2.0]]]
+    with pytest.raises(roles.RoleUnavailable, match="rank 2 of role reward has no address"):
+        roles.call("reward", "score", [1.0], rank=2)
+
+
+@pytest.mark.parametrize(
+    ("method", "problem"),
+    [
+        ("fail", r"reward\.fail, rank 0: Traceback(.|\n)*ValueError: no such trajectory"),
+        ("_hidden", "Reward has no public method '_hidden'"),
+        ("missing", "Reward has no public method 'missing'"),
+        ("calls", "Reward has no public method 'calls'"),
+        ("result_that_is_no_pickle", "pickle"),
+    ],
+)
+def test_what_the_method_raises_is_said_to_the_caller(reward: Reward, method: str, problem: str):
+    with pytest.raises(roles.CallFailed, match=problem):
+        roles.call("reward", method)
+
+
+def test_an_answer_that_does_not_come_ends_with_a_timeout_and_is_not_asked_for_again(reward: Reward):
+    with pytest.raises(roles.CallTimeout, match=r"reward\.block: no answer within 0:00:00\.3"):
+        roles.call("reward", "block", timeout=SOON)
+    reward.going_on.set()
+    assert roles.call("reward", "score", [1.0]) == 1
+    assert reward.calls == ["blocked", [1.0]]
+
+
+def test_a_role_that_recovers_is_named_with_its_state(secret: bytes, tell: Callable[..., None]):
+    tell(ready=False)
+    with pytest.raises(roles.RoleUnavailable, match=r"role reward is not ready: it starts or recovers \(generation 1"):
+        roles.call("reward", "score", [1.0])
+    tell(free_port())
+    with pytest.raises(roles.RoleUnavailable, match=r"is not reached: .*; role reward is ready"):
+        roles.call("reward", "score", [1.0])
+    with pytest.raises(roles.RoleUnavailable, match="rank 0 of role trainer has no address with a port"):
+        roles.call("trainer", "score", [1.0])
+    with pytest.raises(KeyError, match="role other"):
+        roles.call("other", "score", [1.0])
+
+
+def test_a_call_waits_for_a_role_that_recovers_if_it_may(
+    secret: bytes, tell: Callable[..., None], serve: Callable[..., Reward]
+):
+    port = free_port()
+    tell(port, ready=False)
+    begun = time.monotonic()
+    threading.Timer(0.3, lambda: (serve(port), tell(port))).start()
+    assert roles.call("reward", "score", [1.0], wait=timedelta(seconds=60)) == 1
+    assert time.monotonic() - begun >= 0.3
+
+
+def test_a_connection_that_is_lost_is_said_and_the_call_is_not_repeated(secret: bytes, tell: Callable[..., None]):
+    with socket.create_server(("127.0.0.1", 0)) as dies:
+        tell(dies.getsockname()[1])
+        connections: list[int] = []
+
+        def end() -> None:
+            while True:
+                try:
+                    connection, _ = dies.accept()
+                except OSError:
+                    return
+                connections.append(1)
+                connection.sendall(bytes(32))
+                connection.recv(1)
+                connection.close()
+
+        threading.Thread(target=end, daemon=True).start()
+        with pytest.raises(roles.RoleUnavailable, match="may have been carried out"):
+            roles.call("reward", "score", [1.0])
+        assert connections == [1]
+
+
+def test_a_sender_without_the_secret_is_refused_before_anything_is_unpickled(
+    reward: Reward, monkeypatch: pytest.MonkeyPatch
+):
+    exploit = pickle.dumps(Exploit())
+    for content in (b"", b"x" * 200, bytes(104) + exploit):
+        with socket.create_connection(("127.0.0.1", int(roles.addresses("reward")[0].rpartition(":")[2]))) as stranger:
+            stranger.sendall(content)
+            stranger.shutdown(socket.SHUT_WR)
+            while stranger.recv(4096):
+                pass
+    monkeypatch.setattr(rpc, "_job_secret", lambda: b"a guess")
+    with pytest.raises(roles.RoleUnavailable):
+        roles.call("reward", "score", [1.0])
+    assert reward.calls == []
+    assert "PERDURE_TEST_EXPLOITED" not in os.environ
+
+
+def test_a_message_counts_for_its_own_connection_and_direction_only(secret: bytes):
+    ends = socket.socketpair()
+    try:
+        ours, theirs, content = b"o" * 32, b"t" * 32, b"content"
+        for direction, nonce, received in [
+            (b"request", theirs, b"content"),
+            (b"answer", theirs, None),
+            (b"request", b"x" * 32, None),
+        ]:
+            rpc._send(ends[0], secret, b"request", ours, theirs, content)
+            if received is None:
+                with pytest.raises(rpc._Refused):
+                    rpc._receive(ends[1], secret, direction, nonce)
+                ends[1].recv(len(content))
+            else:
+                assert rpc._receive(ends[1], secret, direction, nonce) == received
+    finally:
+        for end in ends:
+            end.close()
+
+
+def test_a_role_without_a_port_is_told_what_it_lacks(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("PERDURE_PORT", raising=False)
+    with pytest.raises(RuntimeError, match="give it `ready"):
+        roles.export(Reward())
+
+
+def test_the_secret_is_the_same_for_all_roles_of_a_job(monkeypatch: pytest.MonkeyPatch):
+    with agent_in_thread() as agent:
+        monkeypatch.setenv("PERDURE_PROGRESS_DIR", str(agent.path.parent / PROGRESS))
+        monkeypatch.setenv("PERDURE_GENERATION", "1")
+        monkeypatch.setenv("RANK", "0")
+        rpc._job_secret.cache_clear()
+        first = rpc._job_secret()
+        rpc._job_secret.cache_clear()
+        assert rpc._job_secret() == first
+        assert len(first) == 64
+    rpc._job_secret.cache_clear()
