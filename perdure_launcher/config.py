@@ -47,6 +47,8 @@ class LauncherConfig:
     max_nodes: int = 1
     role: str = ""
     """The name of the node's role."""
+    slot: int = 0
+    """The number of the node in its role."""
     port: int | None = None
     """The port at which the command serves others; None for one that serves none."""
     processes: int | None = None
@@ -156,6 +158,7 @@ def parse_config(fields: dict[str, Any], *, run_directory: Path) -> LauncherConf
         min_nodes=min_nodes,
         max_nodes=max_nodes,
         role=str(fields.get("role") or ""),
+        slot=_slot(fields.get("slot", 0)),
         port=_port(fields.get("port")),
         processes=_processes(fields.get("processes", "gpu")),
         rendezvous=rendezvous,
@@ -198,6 +201,12 @@ def _port(value: Any) -> int | None:
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _LARGEST_PORT):
         return value
     raise ConfigError(f"port: expected a number from 1 to {_LARGEST_PORT}, found {value!r}")
+
+
+def _slot(value: Any) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    raise ConfigError(f"slot: expected a number of at least 0, found {value!r}")
 
 
 def _store_ports(value: Any) -> range | None:

@@ -71,7 +71,7 @@ class JobUpdates:
 
     @scale.validator
     def _scale_is_valid(self, request: ScaleRequest) -> None:
-        requests.check_scale(self._running_state(), request)
+        requests.check_scale(self._running_state(), self.job, request)
 
     @workflow.update(description="Release all nodes; the job keeps its history and can be resumed")
     def suspend(self, request: RoleRequest) -> Accepted:

@@ -23,7 +23,7 @@ with workflow.unsafe.imports_passed_through():
         TicketRequest,
     )
     from perdure.contract.names import node_name, node_task_queue
-    from perdure.spec.capabilities import CAPABILITIES
+    from perdure.spec.capabilities import CAPABILITIES, service_address
     from perdure.spec.job import JobSpec
     from perdure.spec.roles import NodeCount
     from perdure.workflows.policy.capacity.joining import MOST_TICKETS
@@ -64,8 +64,18 @@ def role_of(state: JobState, name: str | None) -> RoleInJob:
         raise ApplicationError(str(error), type=JoinRefusal.UNKNOWN_ROLE) from None
 
 
-def check_scale(state: JobState, request: ScaleRequest) -> None:
-    node_count(request.nodes, role_of(state, request.role).unit)
+def check_scale(state: JobState, job: JobSpec, request: ScaleRequest) -> None:
+    role = role_of(state, request.role)
+    count = node_count(request.nodes, role.unit)
+    others = (other for other in state.views if other.role != role.role)
+    taken = {service_address(job, other.role, rank): other.role for other in others for rank in range(other.nodes_max)}
+    for rank in range(count.max):
+        address = service_address(job, role.role, rank)
+        if address is not None and address in taken:
+            raise ApplicationError(
+                f'nodes: got "{request.nodes}"; node {rank} would serve at {address}, as a node of {taken[address]} '
+                f"does; ask for at most {rank}, or submit the job with ports that are farther apart"
+            )
 
 
 def single_role(state: JobState, request: RoleRequest) -> str:

@@ -14,7 +14,6 @@ from perdure.spec.capabilities import service_port
 from perdure.spec.checkpoint import Checkpoint
 from perdure.spec.recovery import OnNan
 from perdure.spec.roles import RendezvousMode
-from perdure.spec.tensorflow import TF_CONFIG_VARIABLE, tf_config
 
 MONITORS_VARIABLE = "PERDURE_MONITORS"
 """Where the worker or `perdure join` finds the endpoints that agents read: URLs with spaces between them."""
@@ -84,14 +83,14 @@ def launcher_configuration(request: NodeRequest, *, address: str, workdir: str |
     role = spec.roles[request.node.role]
     grace = spec.limits.termination_grace_period
     saves = min(spec.stored.save_timeout, grace / 2) if spec.stored else timedelta()
-    tensorflow = tf_config(spec, request.node.role, request.node.rank, host=address)
     return {
         "command": list(role.command),
         "workdir": workdir,
-        "env": {**({TF_CONFIG_VARIABLE: tensorflow} if tensorflow else {}), **spec.env_of(request.node.role)},
+        "env": spec.env_of(request.node.role),
         "secrets": list(spec.secrets),
         "nodes": str(role.nodes),
         "role": request.node.role,
+        "slot": request.node.rank,
         "port": service_port(spec, request.node.role, request.node.rank),
         "processes": 1 if role.ready is not None else role.nproc_per_node,
         "rendezvous": RendezvousMode.ENV if role.ready is not None else role.rendezvous,

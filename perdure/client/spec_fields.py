@@ -152,6 +152,7 @@ class RoleFields(TypedDict, total=False):
     ends_job: bool | None
     on_failure: Literal["role", "job", "ignore"]
     restart_with: list[str]
+    restart_on_scale: list[str]
     collocate: list[str]
     node_group: int
     python: str | None
@@ -231,6 +232,7 @@ class JobFields(TypedDict, total=False):
     labels: Mapping[str, str]
     backend: Literal["local", "kubernetes", "joined"]
     runtime: str | None
+    preset: Literal["parameter-server"] | None
     queue: str | None
     priority_class: str | None
     workdir: WorkdirFields | None

@@ -132,6 +132,9 @@ class RoleAddresses(Message):
     """All nodes of that world run in it, or answer."""
     completed: bool = False
     """Its commands have ended with 0."""
+    serves: tuple[str, ...] = ()
+    """The address at which each node that it is to have serves, by slot, known before the node starts; empty for a role
+    without a port, and where addresses are not known in advance."""
 
 
 class GroupDesire(Message):

@@ -67,9 +67,20 @@ BESIDE_WORKER = tuple(backend for backend, can in CAPABILITIES.items() if can.ru
 """Names that are not a backend's can be compared with these, and not looked up in the table."""
 
 
+LOOPBACK = "127.0.0.1"
+"""The address of nodes that are processes of the worker's machine."""
+
+
 def service_port(job: JobSpec, role: str, rank: int) -> int | None:
     """Returns the port of a node whose role has `ready`: nodes of one machine have different ones."""
     ready = job.roles[role].ready
     if ready is None:
         return None
     return ready.port + (rank if CAPABILITIES[job.backend].runs_beside_worker else 0)
+
+
+def service_address(job: JobSpec, role: str, rank: int) -> str | None:
+    """Returns the address that a node with a port has for the whole life of its job; None where it depends on the
+    node's machine."""
+    port = service_port(job, role, rank)
+    return f"{LOOPBACK}:{port}" if port is not None and CAPABILITIES[job.backend].runs_beside_worker else None

@@ -7,6 +7,7 @@ workflows read specifications inside Temporal's sandbox.
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
@@ -16,6 +17,7 @@ from .data import Outputs, Volume, Workdir
 from .durations import Duration
 from .network import Network
 from .preflight import Preflight
+from .presets import Preset, with_preset
 from .recovery import CapacityLoss, Limits, Recovery, Retry
 from .role_relations import check_relations
 from .roles import Role
@@ -48,6 +50,9 @@ class JobSpec(Section):
     runtime: DnsLabel | None = None
     """The name of an administrator's preset; when the job starts, it fills in fields that this specification leaves
     out."""
+    preset: Preset | None = None
+    """The kind of the job, which fills in roles and their relations: `parameter-server` makes a chief, workers,
+    parameter servers and an evaluator of TensorFlow find each other, of the numbers of nodes and one command."""
     queue: str | None = None
     """The queue of Kueue or Volcano that admits the job."""
     priority_class: str | None = None
@@ -96,6 +101,11 @@ class JobSpec(Section):
     def stored(self) -> Checkpoint | None:
         """`checkpoint`, where the ranks' own checkpoints have a storage."""
         return self.checkpoint if self.checkpoint is not None and self.checkpoint.storage is not None else None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_what_its_preset_adds(cls, data: Any) -> Any:
+        return with_preset(data)
 
     @field_validator("roles")
     @classmethod

@@ -30,7 +30,12 @@ def check_relations(roles: Mapping[str, Role]) -> None:
     """
     for name, role in roles.items():
         _check_name(name, roles)
-        referring = {"depends_on": role.depends_on, "restart_with": role.restart_with, "collocate": role.collocate}
+        referring = {
+            "depends_on": role.depends_on,
+            "restart_with": role.restart_with,
+            "restart_on_scale": role.restart_on_scale,
+            "collocate": role.collocate,
+        }
         for field, others in referring.items():
             for other in others:
                 _check_reference(name, field, other, roles)
@@ -79,9 +84,16 @@ def roles_that_end(roles: Mapping[str, Role]) -> tuple[str, ...]:
     return training or tuple(name for name in unstated if roles[name].ready is None) or unstated
 
 
-def roles_restarted_with(name: str, roles: Mapping[str, Role]) -> tuple[str, ...]:
-    """Returns the names of the other roles that start again when one does, in the order of the specification."""
-    found, new = {name}, [name]
+def roles_restarted_with(name: str, roles: Mapping[str, Role], *, scaled: bool = False) -> tuple[str, ...]:
+    """Returns the names of the other roles that start again when one does, in the order of the specification.
+
+    Args:
+        name: The role that starts again.
+        roles: All roles of the job.
+        scaled: Whether it does so because it has another number of nodes.
+    """
+    new = [name, *(roles[name].restart_on_scale if scaled else ())]
+    found = set(new)
     while new:
         role = roles[new.pop()]
         others = set(roles if role.on_failure is OnFailure.JOB else role.restart_with) - found

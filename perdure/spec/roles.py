@@ -265,6 +265,9 @@ class Role(Section):
     `role`, and the job continues without a role that cannot be repaired."""
     restart_with: list[RoleName] = Field(default=[])
     """The roles that start again whenever this one does."""
+    restart_on_scale: list[RoleName] = Field(default=[])
+    """The roles that start again whenever this one has another number of nodes, such as a coordinator that learns all
+    addresses at its start."""
     collocate: list[RoleName] = Field(default=[])
     """The roles with which this one shares machines: node N of each runs on the same machine. Stated on one of them."""
     node_group: Integer = Field(default=1, ge=1, le=MAX_NODES)

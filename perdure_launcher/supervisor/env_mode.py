@@ -6,6 +6,7 @@ It does what torchrun and its handler do in the other mode: waits for a world, s
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -26,11 +27,13 @@ from perdure_training.node_api.bodies import (
     World,
 )
 from perdure_training.node_api.progress_file import steps
+from perdure_training.node_api.rank_environment import ROLES_VARIABLE
 from perdure_training.node_api.text import well_formed
 
 from ..environment import STORE_VARIABLE, generation_environment
 from ..rank_exits import describe_status, rank_exit, split_status
 from ..system.ports import PortPool
+from ..tensorflow import tensorflow_environment
 from ..warm_start.names import EXECUTABLE_VARIABLE
 from ..warm_start.plan import Plan
 from ..warm_start.starts import read_start, record_all_cold
@@ -241,9 +244,11 @@ class EnvMode:
         error_file = config.errors / f"rank-{rank}.json"
         with contextlib.suppress(OSError):
             error_file.unlink(missing_ok=True)
+        generation = generation_environment(world, progress=config.progress, run_id=config.run_id, parent=os.getpid())
         return {
             **self._environment,
-            **generation_environment(world, progress=config.progress, run_id=config.run_id, parent=os.getpid()),
+            **generation,
+            **tensorflow_environment(config, json.loads(generation.get(ROLES_VARIABLE, "{}"))),
             "MASTER_ADDR": world.store_address,
             "MASTER_PORT": str(world.store_port),
             "RANK": str(rank),

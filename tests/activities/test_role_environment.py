@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,3 @@ def environment(folder: Path, worker: dict[str, Any]) -> dict[str, str]:
 def test_a_role_has_the_variables_of_the_job_and_its_own(tmp_path: Path) -> None:
     variables = environment(tmp_path, {"env": {"OWN": "role"}})
     assert (variables["SHARED"], variables["OWN"]) == ("job", "role")
-
-
-def test_tensorflow_finds_the_other_processes_unless_the_user_says_where_they_are(tmp_path: Path) -> None:
-    assert json.loads(environment(tmp_path, {})["TF_CONFIG"]) == {
-        "cluster": {"worker": ["127.0.0.1:2223", "127.0.0.1:2224"], "ps": ["127.0.0.1:2222"]},
-        "task": {"type": "worker", "index": 1},
-    }
-    assert environment(tmp_path, {"env": {"TF_CONFIG": "mine"}})["TF_CONFIG"] == "mine"
-    assert environment(tmp_path, {"ready": None, "depends_on": {"ps": "ready"}}).get("TF_CONFIG") is None

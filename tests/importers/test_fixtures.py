@@ -18,7 +18,6 @@ from perdure.spec.fields import Location
 from perdure.spec.importers.documents import FORMATS, WITHOUT_KIND, Imported, import_documents
 from perdure.spec.job import Backend
 from perdure.spec.load import SpecDocument, read_documents
-from perdure.spec.tensorflow import tf_config
 from perdure.spec.validate import parse_spec, validate_spec
 from tests.importers.golden import FIXTURES, NAMES, PAIRS, golden_path, imported, render
 
@@ -236,7 +235,7 @@ def test_nodes_that_trained_alone_are_said_to_train_together():
     assert any("each node trains alone" in warning.message for warning in result.warnings)
 
 
-def test_tensorflow_s_replicas_become_roles_that_find_each_other():
+def test_tensorflow_s_replicas_become_roles_with_ports_of_their_own():
     spec, _ = validate_spec(imported("tfjob", Backend.LOCAL).spec)
     assert [(name, role.nodes.max, role.ready and role.ready.port) for name, role in spec.roles.items()] == [
         ("chief", 1, 2222),
@@ -245,15 +244,6 @@ def test_tensorflow_s_replicas_become_roles_that_find_each_other():
         ("evaluator", 1, None),
     ]
     assert (spec.roles["chief"].ends_job, spec.roles["evaluator"].on_failure) == (True, "ignore")
-    told = json.loads(tf_config(spec, "ps", 1, host="127.0.0.1") or "")
-    assert told["task"] == {"type": "ps", "index": 1}
-    assert told["cluster"] == {
-        "chief": ["127.0.0.1:2222"],
-        "worker": ["127.0.0.1:2223", "127.0.0.1:2224", "127.0.0.1:2225"],
-        "ps": ["127.0.0.1:2226", "127.0.0.1:2227"],
-    }
-    evaluator = json.loads(tf_config(spec, "evaluator", 0, host="127.0.0.1") or "")
-    assert evaluator == {"cluster": told["cluster"], "task": {"type": "evaluator", "index": 0}}
 
 
 def test_all_workers_of_a_tf_job_end_it_where_it_says_so():
@@ -277,13 +267,6 @@ def test_roles_with_different_values_of_what_a_job_has_once_are_named():
     assert result.spec["limits"]["termination_grace_period"] == "30s"
     (warning,) = [one for one in result.warnings if one.path.endswith("terminationGracePeriodSeconds")]
     assert (warning.location[2], warning.value, warning.fate) == ("PS", "60", "dropped")
-
-
-def test_jobs_without_services_have_no_cluster_of_tensorflow():
-    spec, _ = validate_spec(imported("elasticjob-llama", Backend.LOCAL).spec)
-    assert tf_config(spec, "worker", 0, host="127.0.0.1") is None
-    served = parse_spec(imported("tfjob", Backend.KUBERNETES).spec)
-    assert tf_config(served, "ps", 0, host="10.0.0.1") is None
 
 
 def test_workloads_become_roles_that_end_fail_and_start_as_the_job_config_says():

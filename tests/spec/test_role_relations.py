@@ -26,6 +26,10 @@ def job(backend: str = "local", **roles: dict[str, Any]) -> dict[str, Any]:
         (job(trainer={"depends_on": {"ps": "started"}}, ps={}), "expected completed or ready"),
         (job(trainer={"depends_on": {"trainer": "ready"}}), "roles.trainer.depends_on: names the role itself"),
         (job(trainer={"restart_with": ["reward"]}, ps={}), 'roles.trainer.restart_with: names "reward", which is no'),
+        (
+            job(trainer={"restart_on_scale": ["trainer"]}, ps={}),
+            "roles.trainer.restart_on_scale: names the role itself",
+        ),
         (job(trainer={"collocate": ["reward"]}, ps={}), 'roles.trainer.collocate: names "reward", which is no role'),
         (job(trainer={"collocate": ["trainer"]}, ps={}), "roles.trainer.collocate: names the role itself; remove it"),
         (
@@ -115,3 +119,9 @@ def test_roles_restart_with_others_and_those_with_others_again():
 def test_roles_share_machines_whichever_of_them_states_it():
     roles = parse_spec(job(a={"collocate": ["b"]}, b={}, c={"collocate": ["b"]}, d={})).roles
     assert [roles_collocated_with(name, roles) for name in "abcd"] == [("b", "c"), ("a", "c"), ("a", "b"), ()]
+
+
+def test_roles_restart_with_one_that_is_scaled_and_those_with_them():
+    roles = parse_spec(job(a={"restart_on_scale": ["b"]}, b={"restart_with": ["c"]}, c={}, d={})).roles
+    assert roles_restarted_with("a", roles) == ()
+    assert roles_restarted_with("a", roles, scaled=True) == ("b", "c")

@@ -22,8 +22,8 @@ from perdure.base.errors import SecretUnavailable
 from perdure.base.log_format import FORMAT_VARIABLE, configured_format
 from perdure.base.secret_store import SecretStore
 from perdure.contract import NodeRequest
+from perdure.spec.capabilities import LOOPBACK
 
-ADDRESS = "127.0.0.1"
 _SPAWN_TIMEOUT = 60.0
 _SECRETS = "secrets.json"
 
@@ -69,7 +69,7 @@ def write_configurations(
         stdout: whether the launcher also copies the command's output to its own standard output.
     """
     if agent is None:
-        agent = agent_configuration(request, address=ADDRESS, host=socket.gethostname(), run_dir=folder.run_dir)
+        agent = agent_configuration(request, address=LOOPBACK, host=socket.gethostname(), run_dir=folder.run_dir)
     agent = agent.model_copy(update={"machine_dir": folder.checks_of_machine})
     workdir = request.spec.workdir
     place = (workdir.path if workdir else None) or os.getcwd()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from perdure.contract import JobPhase
+from perdure.contract.transitions import NodeRemoved
 from perdure.workflows.policy.facts.events import ForRole, RestartRequested, ScaleRequested
 from perdure.workflows.policy.record.projections import role_statuses
+from perdure.workflows.policy.roles.addresses import addresses_by_role
 from tests.policy.job_of_roles import Roles
 
 
@@ -63,6 +65,30 @@ def test_a_role_restarts_with_one_whose_world_grows():
     job = Roles(a={"restart_with": ["b"], "nodes": "2:3"}, b={}).ready("a", 0, 1).wait(60).steps("a").runs("b")
     assert generations(job) == [1, 1]
     job.ready("a", 2).runs("a", "b").wait(60)
+    assert generations(job) == [2, 2]
+
+
+def test_a_coordinator_restarts_when_its_workers_are_scaled_and_not_when_one_dies():
+    job = Roles(chief={"nodes": 1}, worker={"ready": {"port": 6000}, "restart_on_scale": ["chief"]})
+    job.runs("chief", "worker").rank_killed("worker", 0).runs("worker").wait(60)
+    assert generations(job) == [1, 2]
+    job.take(ForRole("worker", ScaleRequested(minimum=3, maximum=3)))
+    assert len(addresses_by_role(job.state, job.job)["worker"].serves) == 3, "known before the node is there"
+    job.ready("worker", 2).steps("worker").steps("chief")
+    assert generations(job) == [2, 3]
+    job.take(ForRole("worker", ScaleRequested(minimum=2, maximum=2)))
+    job.transition("worker", 2, NodeRemoved)
+    job.steps("worker").steps("chief").wait(60)
+    assert generations(job) == [3, 4]
+    assert job.state.open_incident is None
+    assert addresses_by_role(job.state, job.job)["worker"].serves == ("127.0.0.1:6000", "127.0.0.1:6001")
+
+
+def test_a_role_restarts_once_with_one_that_loses_a_node_for_good():
+    service = {"ready": {"port": 6000}, "nodes": "1:2", "restart_with": ["chief"], "restart_on_scale": ["chief"]}
+    job = Roles(chief={"nodes": 1}, worker=service).runs("chief", "worker").lost("worker", 1)
+    assert generations(job) == [2, 2]
+    job.steps("worker").steps("chief").wait(600)
     assert generations(job) == [2, 2]
 
 

@@ -1,29 +1,36 @@
 """Where the nodes of each role are reached, as the nodes of all roles are told it.
 
-The addresses of a role are those of its world, so that its nodes are told once, and not one by one as they join.
+The addresses of a role are those of its world, so that its nodes are told once, and not one by one as they join. Where
+it will serve is known before.
 """
 
 from __future__ import annotations
 
 from perdure.contract import RoleAddresses
-from perdure.spec.capabilities import service_port
+from perdure.spec.capabilities import service_address, service_port
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.state.job import JobState
 from perdure.workflows.policy.state.role import RoleState
 
 
 def addresses_by_role(state: JobState, job: JobSpec) -> dict[str, RoleAddresses]:
-    """Returns the addresses of all roles of a job that has several; empty for one role, which asks for none."""
-    if len(state.roles) == 1:
+    """Returns the addresses of all roles of a job; empty for one role that serves no others, which asks for none."""
+    if len(job.roles) == 1 and all(role.ready is None for role in job.roles.values()):
         return {}
     return {name: _addresses_of(role, job) for name, role in state.roles.items()}
 
 
 def _addresses_of(role: RoleState, job: JobSpec) -> RoleAddresses:
-    world, completed = role.world, bool(role.completed)
-    if world is None or completed:
-        return RoleAddresses(generation=role.generation, completed=completed)
-    return RoleAddresses(
+    serves = [service_address(job, role.role, rank) for rank in range(role.nodes_max)]
+    known = RoleAddresses(
+        generation=role.generation,
+        completed=bool(role.completed),
+        serves=tuple(address for address in serves if address is not None),
+    )
+    world = role.world
+    if world is None or role.completed:
+        return known
+    return known.replace(
         addresses=tuple(_address_of(role, rank, job) for rank in sorted(world.members)),
         generation=world.generation,
         processes=world.processes,

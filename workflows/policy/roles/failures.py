@@ -33,9 +33,13 @@ def restart_others_with_new_world(before: JobState, state: JobState, job: JobSpe
     """Interrupts the worlds of the roles that start again with one whose world has changed its size."""
     for name, role in state.roles.items():
         earlier = before.roles[name]
-        grown = role.generation > earlier.generation and earlier.interruption is None and earlier.stepping
-        if grown and role.world is not None and earlier.world is not None and role.world.stage == earlier.world.stage:
-            for other in roles_restarted_with(name, job.roles):
+        formed = role.generation > earlier.generation
+        if not formed or role.world is None or earlier.world is None or role.world.stage != earlier.world.stage:
+            continue
+        undisturbed = earlier.interruption is None and earlier.stepping
+        known = () if undisturbed else roles_restarted_with(name, job.roles)
+        for other in roles_restarted_with(name, job.roles, scaled=role.world.nodes != earlier.world.nodes):
+            if other not in known:
                 state = state.with_view(user_requests.follow_role(state.view(other), name, now))
     return state
 
