@@ -93,6 +93,7 @@ def status(name: JobArgument, role: OnlyRoleOption = None, *, here: Session) -> 
 
 async def _status(client: Client, here: Session, name: str, role: str | None) -> None:
     from perdure.base.errors import NoWorker
+    from perdure.client.hot_nodes import describe_hot_nodes
     from perdure.client.pauses import describe_pauses, unpause_command
     from perdure.client.views import all_warnings, closed, overall_progress
 
@@ -109,7 +110,9 @@ async def _status(client: Client, here: Session, name: str, role: str | None) ->
     progress = overall_progress(nodes, known)
     pauses = await client.pauses(name)
     failures = _describe_task_failures(await client.task_failures(name))
-    warnings = (*describe_pauses(pauses), *failures, *all_warnings(nodes, known))
+    services = known.by_role if not known.finished_at else ()
+    hot = [words for one in services for words in describe_hot_nodes(one.name, await client.nodes(name, role=one.name))]
+    warnings = (*describe_pauses(pauses), *failures, *all_warnings(nodes, known), *hot)
     known = known.model_copy(update={"progress": progress, "warnings": warnings})
     if pauses:
         known = known.model_copy(update={"next_action": f"unpause it: {unpause_command(pauses[0])}"})

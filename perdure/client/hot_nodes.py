@@ -1,0 +1,29 @@
+"""Finds a node that works while the others of its role idle, such as a parameter server with the largest variables.
+
+Nodes that train in steps wait for each other, so the slow one is found by its steps. Those of a service do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from perdure.contract import NodeView
+
+_BUSY = 0.8
+"""Cores that a node at its limit uses at least: one that answers from a single thread has no more than one."""
+_TIMES_THE_OTHERS = 4.0
+
+
+def describe_hot_nodes(role: str, nodes: Sequence[NodeView]) -> tuple[str, ...]:
+    """Returns a warning for each node of a service that uses far more processor time than the others."""
+    used = {node.rank: node.metrics.cpu_cores for node in nodes if node.metrics and node.metrics.cpu_cores is not None}
+    if len(used) < 2 or any(node.progress for node in nodes):
+        return ()
+    return tuple(
+        f"{role} node {rank} is hot: it uses {cores:.1f} cores, and the others {others:.1f} in the median, so they "
+        "wait for it. Give it less to hold or to do, such as by a partitioner of variables, or its role more processors"
+        for rank, cores in used.items()
+        for others in [median(other for known, other in used.items() if known != rank)]
+        if cores >= max(_BUSY, _TIMES_THE_OTHERS * others)
+    )
