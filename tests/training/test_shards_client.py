@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -307,3 +309,24 @@ def test_micro_batches_of_all_ranks_are_as_many_in_every_world(world_size: int, 
 def test_fewer_micro_batches_than_ranks_are_refused():
     with pytest.raises(ValueError, match="at least one micro-batch for each of 3 ranks"):
         MicroBatches.of(total=2, rank=0, world_size=3)
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None  # its import raises an error
+from perdure_training import roles
+from perdure_training.shards import ShardingClient
+client = ShardingClient("train", size=10, shard_size=4, epochs=2)
+seen = []
+for shard in client:
+    seen += shard
+    client.report(shard)
+client.step()
+assert seen == [*range(10), *range(10)], seen
+assert client.state_dict()
+assert roles.known() == {}
+"""
+
+
+def test_an_interpreter_without_torch_reads_a_dataset_to_its_end() -> None:
+    subprocess.run([sys.executable, "-c", WITHOUT_TORCH], check=True, timeout=60)
