@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +21,7 @@ from perdure.spec.fields import Location
 from perdure.spec.importers.documents import FORMATS, WITHOUT_KIND, Imported, import_documents
 from perdure.spec.job import Backend
 from perdure.spec.load import SpecDocument, read_documents
+from perdure.spec.role_relations import roles_that_end
 from perdure.spec.validate import parse_spec, validate_spec
 from tests.importers.golden import FIXTURES, NAMES, PAIRS, golden_path, imported, render
 
@@ -239,11 +243,12 @@ def test_tensorflow_s_replicas_become_roles_with_ports_of_their_own():
     spec, _ = validate_spec(imported("tfjob", Backend.LOCAL).spec)
     assert [(name, role.nodes.max, role.ready and role.ready.port) for name, role in spec.roles.items()] == [
         ("chief", 1, 2222),
-        ("worker", 3, 2223),
-        ("ps", 2, 2226),
+        ("worker", 3, 2322),
+        ("ps", 2, 2422),
         ("evaluator", 1, None),
     ]
     assert (spec.roles["chief"].ends_job, spec.roles["evaluator"].on_failure) == (True, "ignore")
+    assert (spec.roles["ps"].restart_with, spec.roles["worker"].restart_on_scale) == (["chief"], ["chief"])
 
 
 def test_all_workers_of_a_tf_job_end_it_where_it_says_so():
@@ -269,6 +274,22 @@ def test_roles_with_different_values_of_what_a_job_has_once_are_named():
     assert (warning.location[2], warning.value, warning.fate) == ("PS", "60", "dropped")
 
 
+def test_the_launcher_of_mpi_waits_for_the_workers_and_lists_them(tmp_path: Path):
+    spec, _ = validate_spec(imported("mpijob", Backend.LOCAL).spec)
+    launcher, worker = spec.roles["launcher"], spec.roles["worker"]
+    assert (launcher.depends_on, roles_that_end(spec.roles)) == ({"worker": "ready"}, ("launcher",))
+    assert (worker.ready and worker.ready.port, worker.restart_with) == (22, ["launcher"])
+    hosts = tmp_path / "hosts"
+    command = [word.replace("/tmp/hostfile", str(hosts)) for word in launcher.command]
+    assert command[command.index("mpirun") :] == ["mpirun", "-n", "4", "/home/mpiuser/pi"]
+    roles = {"worker": {"addresses": ["worker-0.pi.svc:22", "worker-1.pi.svc:22"]}}
+    environment = {**os.environ, "PERDURE_ROLES": json.dumps(roles)}
+    started = [*command[: command.index("mpirun")], "echo", "started"]
+    ran = subprocess.run(started, env=environment, check=True, capture_output=True, text=True)
+    assert ran.stdout == "started\n"
+    assert hosts.read_text() == "worker-0.pi.svc slots=2\nworker-1.pi.svc slots=2\n"
+
+
 def test_workloads_become_roles_that_end_fail_and_start_as_the_job_config_says():
     (document,) = read_documents(FIXTURES / "jobconfig.yaml")
     data = json.loads(json.dumps(document.data))
@@ -285,18 +306,38 @@ def test_workloads_become_roles_that_end_fail_and_start_as_the_job_config_says()
         import_documents([replace(document, data=data)], backend=Backend.LOCAL)
 
 
-def test_the_master_must_run_what_the_workers_run():
+def with_master(*, command: list[str], **container: Any) -> SpecDocument:
+    """The job with a master, whose container runs another command and has other fields."""
     (document,) = read_documents(FIXTURES / "pytorchjob-master-worker.yaml")
     data = json.loads(json.dumps(document.data))
     master = data["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
     master["nodeSelector"]["gpu"] = "h100"
-    result = import_documents([replace(document, data=data)], backend=Backend.LOCAL)
-    assert "spec.pytorchReplicaSpecs.Master.template.spec.nodeSelector.gpu" in {one.path for one in result.warnings}
-    master["containers"][0]["command"][1] = "/opt/other.py"
-    with pytest.raises(
-        SpecError, match=r"Master.*command\[1\]: got \"/opt/other.py\"; expected the same as the workers'"
-    ):
-        import_documents([replace(document, data=data)], backend=Backend.LOCAL)
+    master["containers"][0] |= {"command": command, **container}
+    return replace(document, data=data)
+
+
+def test_a_master_with_another_command_is_rank_0_of_one_world():
+    document = with_master(command=["python3", "/opt/other.py"], args=["--data=$(DATA)"])
+    result = import_documents([document], backend=Backend.LOCAL)
+    (role,) = parse_spec(result.spec).roles.values()
+    shell = 'if [ "$RANK" = 0 ]; then exec python3 /opt/other.py --data=/data; fi; '
+    assert role.command == ["sh", "-c", f"{shell}exec python3 /opt/mnist.py --epochs=1 --data=/data/mnist"]
+    assert (role.nodes.max, role.nproc_per_node) == (3, 1)
+    named = {one.path: one.fate for one in result.warnings}
+    assert named["spec.pytorchReplicaSpecs.Master.template.spec.containers[0].command"] == "changed"
+    assert "spec.pytorchReplicaSpecs.Master.template.spec.nodeSelector.gpu" in named
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"command": ["python3", "/opt/mnist.py"], "image": "registry.example/other:1"},
+        {"command": ["torchrun", "/opt/other.py"]},
+    ],
+)
+def test_a_master_must_be_able_to_form_one_world_with_the_workers(fields: dict[str, Any]):
+    with pytest.raises(SpecError, match=r"Master.*: got .*; expected the same as the workers'"):
+        import_documents([with_master(**fields)], backend=Backend.LOCAL)
 
 
 def test_a_misspelt_field_is_told_from_the_one_that_was_meant():

@@ -23,6 +23,7 @@ from .elasticjob import read_elastic_job
 from .jobconfig import read_job_config
 from .jobset import read_indexed_job, read_job_set
 from .metadata import to_name
+from .mpijob import read_mpi_job
 from .pytorchjob import read_pytorch_job
 from .ray import read_job_file, read_ray_job
 from .reader import Field, Source, SourceWarning, as_list, as_mapping
@@ -100,6 +101,13 @@ FORMATS: tuple[Format, ...] = (
         versions=("kubeflow.org/v1",),
         backend=Backend.KUBERNETES,
         read=_alone(read_tf_job),
+    ),
+    Format(
+        name="Kubeflow MPIJob",
+        kind="MPIJob",
+        versions=("kubeflow.org/v2beta1",),
+        backend=Backend.KUBERNETES,
+        read=_alone(read_mpi_job),
     ),
     Format(
         name="Kubeflow TrainJob",

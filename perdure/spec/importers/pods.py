@@ -157,7 +157,11 @@ def _training_container(containers: Field, names: Sequence[str]) -> tuple[Field 
 
 def starts_torchrun(container: Field) -> bool:
     """Returns whether the command of a container starts torchrun, as far as it can be seen."""
-    words = [*(container["command"].texts() or []), *(container["args"].texts() or [])]
+    return words_start_torchrun([*(container["command"].texts() or []), *(container["args"].texts() or [])])
+
+
+def words_start_torchrun(words: Sequence[str]) -> bool:
+    """Returns whether a command starts torchrun, as far as it can be seen."""
     try:
         return read_launch(words) is not None
     except LauncherError:
@@ -172,8 +176,8 @@ def _read_container(container: Field, draft: Draft, pod: Pod, overrides: Overrid
     draft.put((*draft.role, "image_pull_policy"), policy.text(), policy)
     _read_environment(container["env"], overrides.env, draft, pod)
     command, arguments = _either(overrides.command, container["command"]), _either(overrides.args, container["args"])
-    program = _expand_words(command, pod)
-    words = [*(program or []), *(_expand_words(arguments, pod) or [])]
+    program = expand_words(command, pod)
+    words = [*(program or []), *(expand_words(arguments, pod) or [])]
     pod.command_fields = (command, arguments)
     pod.command = words if program else None
     _read_resources(_either(overrides.resources, container["resources"]), draft, pod)
@@ -193,7 +197,7 @@ _VARIABLE_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 _REFERENCE = re.compile(r"\$(\$|\((?P<name>[-._A-Za-z0-9]+)\))")
 
 
-def _expand_words(words: Field, pod: Pod) -> list[str] | None:
+def expand_words(words: Field, pod: Pod) -> list[str] | None:
     """The words of a command, with Kubernetes' `$(NAME)` expanded as Kubernetes does."""
     texts = words.texts()
     if texts is None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from .draft import Draft
 from .launchers import Launch, LauncherError, Use, read_launch
 from .metadata import read_metadata
-from .pods import read_pod
+from .pods import Pod, expand_words, read_pod, starts_torchrun, words_start_torchrun
 from .policies import put_restarts, read_run_policy
 from .reader import Field, as_list, as_mapping
 from .world import Replicas, System, put_world
@@ -43,8 +44,14 @@ def read_pytorch_job(job: Field, draft: Draft) -> None:
     for role in present:
         _read_restart_policy(role["restartPolicy"], draft)
     pod = read_pod(template["template"], draft, containers=("pytorch",))
+    per_node = [field for field in (spec["nprocPerNode"], elastic["nProcPerNode"]) if field.present]
     for other in present[1:]:
         _settle_same_command(other["template"], template["template"])
+        if _choose_by_rank(other["template"], pod):
+            draft.put((*draft.role, "nproc_per_node"), 1)
+            for field in per_node:
+                field.drop("neither command starts torchrun: it runs once per node, as it did")
+            per_node = []
         _compare(other["template"], template["template"].value)
     put_world(
         draft,
@@ -52,9 +59,7 @@ def read_pytorch_job(job: Field, draft: Draft) -> None:
         system=SYSTEM,
         replicas=_range(elastic, count, tuple(role["replicas"] for role in present)),
         processes=_processes(spec["nprocPerNode"], elastic["nProcPerNode"]),
-        processes_field=next(
-            (field for field in (spec["nprocPerNode"], elastic["nProcPerNode"]) if field.present), None
-        ),
+        processes_field=next(iter(per_node), None),
         known={"PET_NNODES": str(count), "WORLD_SIZE": str(count)},
     )
     _read_elastic_policy(elastic, draft)
@@ -137,6 +142,27 @@ def _settle_same_command(other: Field, template: Field) -> None:
                 command.warn_part_dropped(given.written, given.option.message, value=given.value)
         theirs["command"].settle()
         theirs["args"].settle()
+
+
+def _choose_by_rank(other: Field, pod: Pod) -> bool:
+    """Has rank 0 run the master's command where it differs from the workers': both form one world, and so one role.
+
+    Returns:
+        Whether they differ; False, too, where one starts torchrun, whose ranks are counted over all nodes.
+    """
+    containers = other["spec"]["containers"].items()
+    if len(containers) != 1 or pod.command is None or starts_torchrun(containers[0]):
+        return False
+    command, arguments = containers[0]["command"], containers[0]["args"]
+    words = [*(expand_words(command, pod) or []), *(expand_words(arguments, pod) or [])]
+    if not command.present or words == pod.command or words_start_torchrun(pod.command):
+        return False
+    command.warn_changed("rank 0 runs it, and all others the workers' command: they are one world, in one role")
+    command.settle()
+    arguments.settle()
+    first, others = shlex.join(words), shlex.join(pod.command)
+    pod.command = ["sh", "-c", f'if [ "$RANK" = 0 ]; then exec {first}; fi; exec {others}']
+    return True
 
 
 def _launch_of(container: Field) -> Launch | None:

@@ -14,8 +14,13 @@ from .world import System, miss_command, name_variables
 
 _FIRST_PORT = 2222
 """TensorFlow's usual port; on one machine, nodes have it and those that follow."""
+_APART = 100
+"""Ports from one role to the next, so that each can have more nodes."""
 
 _EVALUATOR = "evaluator"
+_COORDINATORS = ("chief", "master")
+_RESTARTS = {"worker": "restart_on_scale", "ps": "restart_with"}
+"""What a coordinator must start again with: it learns the addresses at its start, and loses what a server holds."""
 
 
 class TensorFlowRoles:
@@ -40,7 +45,10 @@ class TensorFlowRoles:
             draft.put((*draft.role, "on_failure"), "ignore")
         else:
             draft.put((*draft.role, "ready"), {"port": self._port})
-            self._port += count
+            self._port += max(count, _APART)
+        coordinators = [other for other in _COORDINATORS if draft.get(("roles", other)) is not None]
+        if name in _RESTARTS and coordinators:
+            draft.put((*draft.role, _RESTARTS[name]), coordinators)
 
     def _put_command(self, pod: Pod) -> None:
         draft = self._draft
