@@ -22,6 +22,7 @@ SLEEPS = {
     "tests/system/wrong_results.py": "a training, whose steps take time",
     "tests/system/saves_itself.py": "a training, whose steps take time",
     "tests/system/walk.py": "a training, whose steps take time",
+    "tests/system/tensorflow_programs/": "trainings, whose steps take time",
     "tests/system/exact_training.py": "a training, whose steps take time",
     "tests/system/test_exactness.py": "a killed worker or server is away for a while",
     "tests/agent/test_agent_process.py": "an outage lasts for several heartbeats",

@@ -4,6 +4,8 @@ TF_CONFIG tells it which one it is.
 The chief coordinates and saves, workers compute, parameter servers hold the variables, the evaluator reads checkpoints.
 """
 
+# pyright: reportMissingModuleSource=false, reportArgumentType=false, reportOperatorIssue=false
+
 import argparse
 import os
 import time

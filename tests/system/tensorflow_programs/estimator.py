@@ -1,8 +1,11 @@
 """A regression by `tf.estimator.train_and_evaluate`, which reads TF_CONFIG: `estimator.py FOLDER STEPS`."""
 
+# pyright: reportMissingModuleSource=false, reportArgumentType=false, reportOperatorIssue=false
+
 from __future__ import annotations
 
 import sys
+import time
 
 import tensorflow as tf
 
@@ -27,8 +30,6 @@ class Slowly(v1.train.SessionRunHook):
     """Lets a test see the training."""
 
     def after_run(self, context, values):
-        import time
-
         time.sleep(0.05)
 
 
