@@ -164,6 +164,7 @@ class Node:
                 distrusted_checkpoints=desired.distrusted_checkpoints,
                 first_step=desired.first_step,
                 measurements=desired.measurements,
+                pace_over=desired.pace_over,
                 run=True,
                 attempt=state.attempt + start,
                 started_for=world.generation if start else state.started_for,

@@ -96,6 +96,8 @@ class AgentState(BaseModel):
     """The time that the ranks have for their first step in the newest world; None for no limit."""
     measurements: int = 0
     """The measurements of steps that are to be reported in the newest world, changed or not."""
+    pace_over: timedelta | None = None
+    """The time of steps over which the speed of the newest world is measured; None where it is not."""
     output_since: LogPosition | None = None
     """The end of the log when the ranks of the last world had ended."""
     stepping: int = 0

@@ -12,12 +12,13 @@ from datetime import UTC, datetime, timedelta
 from perdure.agent.log_reader import end_of_log
 from perdure.agent.node import Node
 from perdure.agent.outbox import MessageSink, envelope
+from perdure.agent.pace import PaceMeter
 from perdure.agent.progress import ProgressReader
 from perdure.agent.readiness import ReadinessProbe
 from perdure.agent.stall_watch import StallLimits, StallWatch
 from perdure.agent.state import AgentState
 from perdure.agent.step_times import StepTimesReports, with_slowed_devices
-from perdure.contract import LeaseView, PortsChanged, ResourceUse, StepTimesReport
+from perdure.contract import LeaseView, PaceReport, PortsChanged, ResourceUse, StepTimesReport
 from perdure_training.node_api.bodies import UsageReport
 
 _LOOK = 0.5
@@ -66,6 +67,7 @@ class Telemetry:
         self._on_preparing = on_preparing
         self._preparing_due: float | None = None
         self._step_times = StepTimesReports()
+        self._pace = PaceMeter()
 
     def usage(self, usage: UsageReport) -> None:
         """Stores the launcher's newest usage for the next `view`."""
@@ -150,6 +152,7 @@ class Telemetry:
             now=now,
         )
         self._report_step_times(state, now)
+        self._report_pace(state)
         self._node.training.report_findings()
         counted = self._ranks.all_stepped
         known = state.stepped if counted else state.stepping
@@ -215,6 +218,22 @@ class Telemetry:
                 processes=state.processes or 1,
             )
             report = StepTimesReport(**envelope(self._node.config.node), generation=state.entered, ranks=ranks)
+            self._to_group.put(report)
+
+    def _report_pace(self, state: AgentState) -> None:
+        progress, over = self._ranks.newest, state.pace_over
+        # All ranks step alike, so the node with the first one tells it.
+        if over is None or progress is None or state.world is None or state.world.base_rank != 0:
+            return
+        if progress.generation != state.entered or progress.last_step_at is None or not self._ranks.all_stepped:
+            return
+        at = progress.last_step_at.timestamp()
+        found = self._pace.follow(progress.step, at=at, generation=state.entered, over=over.total_seconds())
+        if found is not None:
+            known = envelope(self._node.config.node)
+            report = PaceReport(
+                **known, generation=state.entered, step=found.step, spread=found.spread, progress=progress
+            )
             self._to_group.put(report)
 
     def _runs(self) -> bool:

@@ -64,18 +64,21 @@ if TYPE_CHECKING:
     from perdure.contract import NodeStacks as NodeStacks
     from perdure.contract import NodeView as NodeView
     from perdure.contract import Observation as Observation
+    from perdure.contract import Pace as Pace
     from perdure.contract import Progress as Progress
     from perdure.contract import ProgressSource as ProgressSource
     from perdure.contract import RankPosition as RankPosition
     from perdure.contract import RankStarts as RankStarts
     from perdure.contract import RankStepTimes as RankStepTimes
     from perdure.contract import ReplaceNodes as ReplaceNodes
+    from perdure.contract import Resized as Resized
     from perdure.contract import ResourceUse as ResourceUse
     from perdure.contract import RestartCommands as RestartCommands
     from perdure.contract import RestartRanks as RestartRanks
     from perdure.contract import RestoreSource as RestoreSource
     from perdure.contract import RoleStatus as RoleStatus
     from perdure.contract import RollBack as RollBack
+    from perdure.contract import ScalingView as ScalingView
     from perdure.contract import SetAside as SetAside
     from perdure.contract import Shrink as Shrink
     from perdure.contract import SlowCause as SlowCause
@@ -154,17 +157,20 @@ _HOMES = {
         "NodeStacks",
         "NodeView",
         "Observation",
+        "Pace",
         "Progress",
         "ProgressSource",
         "RankPosition",
         "RankStarts",
         "RankStepTimes",
         "ReplaceNodes",
+        "Resized",
         "ResourceUse",
         "RestartCommands",
         "RestartRanks",
         "RollBack",
         "RestoreSource",
+        "ScalingView",
         "SetAside",
         "Shrink",
         "RoleStatus",
@@ -231,6 +237,7 @@ __all__ = [
     "NodeView",
     "NotPermitted",
     "Observation",
+    "Pace",
     "Pause",
     "PayloadKeysError",
     "PerdureError",
@@ -241,12 +248,14 @@ __all__ = [
     "RankStepTimes",
     "Refused",
     "ReplaceNodes",
+    "Resized",
     "ResourceUse",
     "RestartCommands",
     "RestartRanks",
     "RestoreSource",
     "RoleStatus",
     "RollBack",
+    "ScalingView",
     "SecretUnavailable",
     "SetAside",
     "Shrink",

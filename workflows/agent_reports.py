@@ -15,6 +15,7 @@ from perdure.contract import (
     Leaving,
     NodeDesired,
     NodePhase,
+    PaceReport,
     PortsChanged,
     Ready,
     Stall,
@@ -29,6 +30,7 @@ from perdure.contract.transitions import (
     NodeChecked,
     NodeEnding,
     NodeJoined,
+    NodePace,
     NodePortsChanged,
     NodeReachable,
     NodeRestoredCheckpoint,
@@ -158,6 +160,21 @@ def step_times(table: NodeTable, message: StepTimesReport) -> None:
         table.report(
             NodeStepTimes(
                 **identity_of(record.node), time=message.time, generation=message.generation, ranks=message.ranks
+            )
+        )
+
+
+def pace(table: NodeTable, message: PaceReport) -> None:
+    record = table.accept_message(message)
+    if record is not None:
+        table.report(
+            NodePace(
+                **identity_of(record.node),
+                time=message.time,
+                generation=message.generation,
+                step=message.step,
+                spread=message.spread,
+                progress=message.progress,
             )
         )
 

@@ -50,7 +50,7 @@ class _Change(Session):
         if self.json:
             self.show({"name": name, "would": plan, "phase": status.phase, "nodes": status.nodes})
             return
-        least, most = status.nodes_min, status.nodes_max
+        least, most = status.nodes_min, status.nodes_allowed
         present = f"{name} is {status.phase} with {text.count(status.nodes, 'node')} of "
         present += f"{least}:{most}" if least < most else f"{most}"
         out.print(f"would {plan}: {present}; nothing was changed", markup=False)

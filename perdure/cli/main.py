@@ -21,6 +21,7 @@ from perdure.cli import (
     join,
     logs,
     operate,
+    plan,
     secret,
     shell,
     spec,
@@ -62,6 +63,7 @@ app.command("explain", rich_help_panel=_LOOK)(inspect.explain)
 app.command("nodes", rich_help_panel=_LOOK)(inspect.nodes)
 app.command("stacks", rich_help_panel=_LOOK)(stacks.stacks)
 app.command("check", rich_help_panel=_LOOK)(check.check)
+app.command("plan", rich_help_panel=_LOOK)(plan.plan)
 app.command("shell", rich_help_panel=_LOOK)(shell.shell)
 app.command("scale", rich_help_panel=_CHANGE)(change.scale)
 app.command("suspend", rich_help_panel=_CHANGE)(change.suspend)

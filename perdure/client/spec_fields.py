@@ -144,6 +144,7 @@ class RetryRuleFields(TypedDict, total=False):
 class RoleFields(TypedDict, total=False):
     nodes: Required[int | str | NodeCountFields]
     nproc_per_node: int | Literal["gpu", "auto"]
+    scaling: ScalingFields
     command: Required[list[str]]
     env: Mapping[str, str]
     rendezvous: Literal["auto", "torchrun", "env"]
@@ -164,6 +165,13 @@ class RoleFields(TypedDict, total=False):
     tolerations: list[TolerationFields]
     topology: TopologyFields | None
     pod_template: Mapping[str, Any]
+
+
+class ScalingFields(TypedDict, total=False):
+    policy: Literal["max", "efficient"]
+    min_efficiency: float
+    batch: Literal["per-rank", "global"]
+    settle: timedelta
 
 
 class SignalTimingFields(TypedDict, total=False):

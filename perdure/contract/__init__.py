@@ -14,6 +14,7 @@
 | `logs` | from users to agents: requests for a node's log |
 | `stacks` | from users to agents: where a node's ranks are |
 | `checks` | from users to agents: checks of a node's machine |
+| `findings` | from agents to jobs: what ranks have found about their own numbers |
 | `hangs` | from agents to jobs: where ranks are that make no step, and who hangs |
 | `joining` | between a job and machines that a user or a scheduler started |
 | `users` | from users to jobs |
@@ -37,6 +38,7 @@ from perdure.contract.checkpoints import *
 from perdure.contract.checks import *
 from perdure.contract.commands import *
 from perdure.contract.datasets import *
+from perdure.contract.findings import *
 from perdure.contract.groups import *
 from perdure.contract.hangs import *
 from perdure.contract.identity import *

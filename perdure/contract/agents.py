@@ -23,27 +23,22 @@ from perdure_training.node_api.bodies import RankExit
 
 __all__ = [
     "AgentMessage",
-    "BadNumber",
     "Checked",
     "CopyReceiver",
-    "Corruption",
-    "CorruptionKind",
     "DeviceUsage",
     "Failure",
     "FailureKind",
     "Finished",
-    "FoundCorruption",
     "GroupMissing",
     "Joined",
     "LeaseTaken",
     "LeaseView",
     "Leaving",
-    "NumberKind",
+    "PaceReport",
     "PortsChanged",
     "PrintedLines",
     "Progress",
     "RankExit",
-    "RankNumber",
     "RankStarts",
     "RankStepTimes",
     "RareLine",
@@ -299,6 +294,18 @@ class StepTimesReport(
     ranks: StepTimesOfRanks
 
 
+class PaceReport(AgentMessage, route=Route(Destination.GROUP, "pace", newest_only=True, journaled=False)):
+    """How fast a world steps, of the node with its first rank: sent where `World.pace_over` asks for it, once the world
+    has settled, and again where that has changed."""
+
+    generation: int
+    step: float = Field(gt=0)
+    """Seconds of a usual step; pauses between steps, such as evaluations, do not count."""
+    spread: float = Field(default=0, ge=0)
+    """Half the distance between the quartiles of its measurements, in seconds."""
+    progress: Progress | None = None
+
+
 class LeaseView(Message):
     """An agent's latest report, in the heartbeat details of its lease, which add nothing to the history."""
 
@@ -398,89 +405,6 @@ class Failure(AgentMessage, route=Route(Destination.JOB, "failure", first=True, 
     """The limit of that memory controller, in bytes, if it has one."""
     wrong_claims: int = 0
     """Ranks that the agent was told of and that the node does not have: they are unknown here, or left out."""
-
-
-class NumberKind(Vocabulary):
-    """The numbers of a script that are followed."""
-
-    LOSS = "LOSS"
-    """It is computed from the state of the step before: where it is not finite, that state may not be sound."""
-    GRADIENT_NORM = "GRADIENT_NORM"
-    """It may overflow in a step that is then left out, as with scaled losses in half precision."""
-    LOSS_SPIKE = "LOSS_SPIKE"
-    """It is finite, and far above what it was in the last steps."""
-    GRADIENT_NORM_SPIKE = "GRADIENT_NORM_SPIKE"
-    UNKNOWN = "UNKNOWN"
-    """A number that only a newer release knows."""
-
-
-class RankNumber(Message):
-    """The first number of its kind of a rank: not finite, or a spike."""
-
-    rank: int
-    """The global rank."""
-    kind: NumberKind
-    value: ShortText
-    """As text, since no message carries a number that is not finite: `nan`, `inf` or `-inf`."""
-    step: int
-    last_finite: int | None = None
-    """The newest step before it whose loss was finite; None where the rank has reported none in this world."""
-    samples: Texts = ()
-    """The samples of that step, one text for each leased dataset."""
-
-
-class BadNumber(AgentMessage, route=Route(Destination.JOB, "bad_number", first=True, urgent=True)):
-    """A rank of the node has reported a loss or a gradient norm that is not a finite number. An agent reports one loss
-    and one norm for each generation, those of the earliest step."""
-
-    generation: int
-    number: RankNumber
-    progress: Progress | None = None
-
-
-class CorruptionKind(Vocabulary):
-    """What ranks that should compute the same have compared."""
-
-    GRADIENTS = "GRADIENTS"
-    """The gradients of one rank's batch, which another rank has computed again."""
-    PARAMETERS = "PARAMETERS"
-    """The parameters, which are the same on all ranks."""
-    NOT_DETERMINISTIC = "NOT_DETERMINISTIC"
-    """The comparison says nothing about devices: the script's step differs with itself."""
-    UNKNOWN = "UNKNOWN"
-    """A comparison that only a newer release knows."""
-
-
-class FoundCorruption(Message):
-    """What a rank's check has found: see `perdure_training.replay`."""
-
-    rank: int
-    """The global rank that reports it; no rank reports it of another one."""
-    kind: CorruptionKind
-    step: int
-    """The step that was checked."""
-    sound: int | None = None
-    """The newest step whose state is known to be sound; None where no check of this world says so."""
-    suspects: tuple[int, ...] = ()
-    """The global ranks of which one has computed wrongly; only this one if that is known."""
-    repeats: bool = False
-    """Its replays are wrong, too: not only this step."""
-    device: ShortText = ""
-    checksums: Texts = ()
-    """One text for each result, for people."""
-
-    @property
-    def is_named(self) -> bool:
-        """Whether it is known that this rank has computed wrongly."""
-        return self.suspects == (self.rank,)
-
-
-class Corruption(AgentMessage, route=Route(Destination.JOB, "corruption", first=True, urgent=True)):
-    """A rank of the node does not compute what the other ranks compute. Reported once for each world."""
-
-    generation: int
-    found: FoundCorruption
-    progress: Progress | None = None
 
 
 class GroupMissing(AgentMessage, route=Route(Destination.JOB, "group_missing", newest_only=True, journaled=False)):

@@ -105,6 +105,8 @@ class World(Message):
     """The saved states, in memory and in storage, that its ranks do not load; None for none."""
     measurements: int = 0
     """How many measurements of their steps nodes report in any case; 0: only what changes."""
+    pace_over: Duration | None = None
+    """The time of steps over which its speed is measured and reported; None where the job does not ask for it."""
     keeps_processes: bool = False
     """Processes that run continue in it: each depends on no other."""
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import BeforeValidator, Field
 
-from perdure.contract.agents import PrintedLines, StepTimesOfRanks, WorldStart
+from perdure.contract.agents import PrintedLines, Progress, StepTimesOfRanks, WorldStart
 from perdure.contract.base import ShortText, Time
 from perdure.contract.checkpoints import CheckpointRef, Restore, StoredCheckpoint
 from perdure.contract.checks import Check
@@ -29,6 +29,7 @@ __all__ = [
     "NodeEnding",
     "NodeJoined",
     "NodeLost",
+    "NodePace",
     "NodePending",
     "NodePortsChanged",
     "NodeReachable",
@@ -127,6 +128,17 @@ class NodeStepTimes(NodeTransition):
 
     kind: Literal["STEP_TIMES"] = "STEP_TIMES"
     ranks: StepTimesOfRanks = ()
+
+
+class NodePace(NodeTransition):
+    """How fast its world steps."""
+
+    kind: Literal["PACE"] = "PACE"
+    step: float
+    """As in `PaceReport`."""
+    spread: float = 0
+    """As in `PaceReport`."""
+    progress: Progress | None = None
 
 
 class NodeChecked(NodeTransition):
@@ -257,6 +269,7 @@ _ANY = (
     | NodeStallLook
     | NodeStallEnded
     | NodeStepTimes
+    | NodePace
     | NodePortsChanged
     | NodeChecked
     | NodeCommanded

@@ -24,7 +24,10 @@ __all__ = [
     "JobStatus",
     "NodeView",
     "Observation",
+    "Pace",
+    "Resized",
     "RoleStatus",
+    "ScalingView",
     "SlowCause",
     "Slowness",
     "Straggler",
@@ -286,6 +289,49 @@ class RoleStatus(Message):
     """Its restarts within the restart window."""
 
 
+class Pace(Message):
+    """How fast the steps of a world were."""
+
+    nodes: int
+    step: float
+    """Seconds of a usual step."""
+    spread: float = 0
+    """Half the distance between the quartiles of its measurements, in seconds."""
+    generation: int
+
+
+class Resized(Message):
+    """A number of nodes that a job has chosen by itself."""
+
+    time: Time
+    before: int
+    after: int
+    is_try: bool
+    """It was chosen to measure the speed; otherwise because of what was measured."""
+    expected_step: float | None = None
+    """Seconds of a step that were expected with it; None where nothing was."""
+
+
+class ScalingView(Message):
+    """What a job knows of its speed with different numbers of nodes, and what it makes of that."""
+
+    fewest: int
+    largest: int
+    unit: int = 1
+    global_batch: bool = False
+    """Steps have a fixed number of samples; otherwise their number grows with that of the nodes."""
+    min_efficiency: float
+    """`scaling.min_efficiency`."""
+    paces: tuple[Pace, ...] = ()
+    """The newest measurement with each number of nodes, by that number."""
+    chosen: int | None = None
+    """The number of nodes that the measurements speak for; None while there are too few."""
+    why: str = ""
+    """What the job waits for, or why it keeps its number, in a sentence."""
+    resized: tuple[Resized, ...] = ()
+    """The newest changes that the job has made by itself, the oldest first."""
+
+
 class JobStatus(Message):
     """Answer to the query `status`."""
 
@@ -356,6 +402,13 @@ class JobStatus(Message):
     """The newest durable checkpoint, and the step that was restored last."""
     progress: Progress | None = None
     """Progress at the last failure or finish; the groups know the current progress."""
+    scaling: ScalingView | None = None
+    """What is known of its speed with different numbers of nodes; None where `scaling.policy` is `max`."""
+
+    @property
+    def nodes_allowed(self) -> int:
+        """The most nodes that the specification or a user allows, where the job itself may choose fewer."""
+        return self.nodes_max if self.scaling is None else self.scaling.largest
 
 
 class JobResult(Message):

@@ -176,7 +176,7 @@ class Reconciler:
         if job.phase in (JobPhase.HELD, JobPhase.STOPPING):
             return False
         (role,) = resource.job()[0].roles.values()
-        scales = (role.nodes.min, role.nodes.max) != (job.nodes_min, job.nodes_max)
+        scales = (role.nodes.min, role.nodes.max) != (job.nodes_min, job.nodes_allowed)
         switches = resource.suspended != (job.phase is JobPhase.SUSPENDED)
         if scales:
             logger.info("%s: scaled to %s", resource.workflow_id, role.nodes)

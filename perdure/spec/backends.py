@@ -16,6 +16,7 @@ from .errors import SpecError, SpecProblem, format_path, format_value, line_of
 from .fields import Location
 from .job import Backend, JobSpec
 from .roles import LARGEST_PORT
+from .scaling import BatchSize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +78,11 @@ FIELD_SUPPORT: tuple[FieldSupport, ...] = (
     _field("workdir.exclude", *_PODS, harmless=True),
     _field("workdir.archive", *_PODS, harmless=True),
     _field("roles.*.ready", Backend.LOCAL, remedy="run the service outside of the job, or on the backend local"),
+    _field(
+        "roles.*.scaling",
+        *(backend for backend, can in CAPABILITIES.items() if can.creates_nodes),
+        remedy="leave it out: a machine that has joined cannot be requested again after it was given up",
+    ),
     _field("roles.*.python", *_PODS, harmless=True),
     _field("roles.*.image_pull_policy", *_PODS, harmless=True),
     _field("roles.*.image_pull_secrets", *_PODS, harmless=True),
@@ -205,7 +211,7 @@ def _open_secrets(spec: JobSpec) -> Iterator[SpecWarning]:
 
 def _warn_of_shrinking(spec: JobSpec) -> Iterator[SpecWarning]:
     for name, role in spec.roles.items():
-        if role.nodes.elastic and role.ready is None:
+        if role.nodes.elastic and role.ready is None and role.scaling.batch is not BatchSize.GLOBAL:
             yield SpecWarning(
                 location=("roles", name, "nodes"),
                 message=f"a world may have {role.nodes.min} to {role.nodes.max} nodes; fewer nodes make a smaller "

@@ -13,6 +13,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from .base import DnsLabel, Integer, Matching, Quantity, RoleName, Section, Template, Variable
+from .scaling import Scaling, ScalingPolicy
 
 MAX_NODES = 2_000
 """The most nodes of one role: twice the largest job that was run. The state of a job of 5,000 nodes can continue as
@@ -245,6 +246,8 @@ class Role(Section):
     nproc_per_node: Processes = "auto"
     """Processes (ranks) per node, torchrun's term: a number, `gpu` for one per GPU, or `auto` for one per GPU if the
     node has any, else 1."""
+    scaling: Scaling = Scaling()
+    """The choice of the number of nodes, where `nodes` is elastic."""
     command: Command
     """The program and its arguments, such as `[torchrun, train.py]`. No shell reads it."""
     env: dict[Variable, Template] = Field(default={}, repr=False)
@@ -299,6 +302,19 @@ class Role(Section):
             raise ValueError(
                 f"node_group is {self.node_group}, and nodes is {self.nodes}; set nodes to a multiple of it"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_choice(self) -> Role:
+        if self.scaling.policy is ScalingPolicy.MAX:
+            return self
+        policy = f"scaling.policy is {self.scaling.policy}"
+        if self.ready is not None:
+            raise ValueError(
+                f"{policy}, and a role with ready makes no steps whose speed is known; leave one of them out"
+            )
+        if not self.nodes.elastic:
+            raise ValueError(f"{policy}, and nodes is {self.nodes}, which leaves no choice; give a range such as 2:8")
         return self
 
     @model_validator(mode="after")

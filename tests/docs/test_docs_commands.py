@@ -45,6 +45,7 @@ HELD_ELSEWHERE = {
     **dict.fromkeys(("suspend", "resume", "restart", "cancel", "pause-repairs", "resume-repairs"), ON_JOBS),
     "stacks": "tests/system/test_hangs.py",
     "check": "tests/system/test_checks.py",
+    "plan": "tests/cli/test_cli_plan.py",
     "shell": "tests/cli/test_cli_shell.py",
     "join": "tests/cli/test_cli_join.py",
     "ticket": "tests/system/test_joining_by_ticket.py",

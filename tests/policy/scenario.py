@@ -56,6 +56,7 @@ FACTS: dict[str, Any] = {
     "checkpoint": CHECKPOINT,
     "stored": StoredCheckpoint(checkpoint=CHECKPOINT),
     "restored": Restore(step=1, source=RestoreSource.STORAGE, checkpoint=CHECKPOINT),
+    "step": 0.1,
     "look": StallLook(generation=1, since=START, taken_at=START),
 }
 """The facts of any transition that has no default for them; other kinds ignore them."""

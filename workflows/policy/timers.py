@@ -9,7 +9,7 @@ from datetime import datetime
 
 from perdure.contract import NodePhase
 from perdure.spec.job import JobSpec
-from perdure.workflows.policy.capacity import admission
+from perdure.workflows.policy.capacity import admission, scaling
 from perdure.workflows.policy.capacity.waiting import limit_of
 from perdure.workflows.policy.decide import end_of_limits
 from perdure.workflows.policy.diagnosis import bad_numbers, unreachable
@@ -46,6 +46,7 @@ def _deadlines_of_role(state: RoleInJob, job: JobSpec, now: datetime) -> list[da
 def _deadlines_of_the_world(state: RoleInJob, job: JobSpec, now: datetime) -> list[datetime | None]:
     times = [entry_deadline(state, job), ladder.next_look(state, job, now), unreachable.next_look(state, job)]
     times += [forming.next_look(state, job), bad_numbers.next_look(state, job), slow_ranks.next_look(state, job)]
+    times.append(scaling.next_look(state, job))
     if limit := limit_of(state, job):
         times.append(limit.at)
     return times

@@ -20,6 +20,7 @@ from perdure.contract.transitions import (
     NodeEnding,
     NodeJoined,
     NodeLost,
+    NodePace,
     NodePending,
     NodePortsChanged,
     NodeReachable,
@@ -50,6 +51,7 @@ from perdure.workflows.policy.facts.finishes import on_finished
 from perdure.workflows.policy.facts.groups import newer_generation, on_group_adopted, on_group_wound_down
 from perdure.workflows.policy.facts.leases import on_reachable, on_unreachable
 from perdure.workflows.policy.facts.steps import (
+    on_pace,
     on_stall_ended,
     on_stall_look,
     on_stalled,
@@ -123,6 +125,8 @@ def _on_current(state: RoleInJob, node: NodeState, transition: AnyTransition, no
             return on_stall_ended(state, node, transition, now)
         case NodeStepTimes():
             return on_step_times(state, node, transition)
+        case NodePace():
+            return on_pace(state, node, transition)
         case NodeCommanded():
             return on_commanded(state, node, transition, now)
         case NodeUnresponsive():

@@ -5,8 +5,17 @@ from __future__ import annotations
 from datetime import datetime
 
 from perdure.contract import RestartCommands
-from perdure.contract.transitions import NodeStalled, NodeStallEnded, NodeStallLook, NodeStepping, NodeStepTimes
+from perdure.contract.transitions import (
+    NodePace,
+    NodeStalled,
+    NodeStallEnded,
+    NodeStallLook,
+    NodeStepping,
+    NodeStepTimes,
+)
+from perdure.workflows.policy.capacity import scaling
 from perdure.workflows.policy.diagnosis import first_steps, hangs
+from perdure.workflows.policy.facts.agent_messages import newest_progress
 from perdure.workflows.policy.facts.nodes import with_preparation
 from perdure.workflows.policy.record import incidents, observations
 from perdure.workflows.policy.repair import memory
@@ -60,3 +69,14 @@ def on_step_times(state: RoleInJob, node: NodeState, reported: NodeStepTimes) ->
     times = tuple(one for one in reported.ranks if one.rank in own)
     state = state.with_node(node.replace(step_times=times, step_times_in=world.generation))
     return state.replace(new_step_times=True)
+
+
+def on_pace(state: RoleInJob, node: NodeState, reported: NodePace) -> RoleInJob:
+    """Takes in how fast the current world steps, from the node with its first rank."""
+    world = state.world
+    if world is None or reported.generation != world.generation or not state.is_member(node):
+        return state
+    if world.members[node.rank].base_rank != 0:
+        return state
+    state = state.replace(progress=newest_progress(state, reported.progress))
+    return scaling.learn(state, world, step=reported.step, spread=reported.spread)

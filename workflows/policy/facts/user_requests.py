@@ -11,7 +11,7 @@ from datetime import datetime
 
 from perdure.contract import Evidence, EvidenceSource, JobPhase, NodePhase, World
 from perdure.spec.job import JobSpec
-from perdure.workflows.policy.capacity import planned_changes
+from perdure.workflows.policy.capacity import planned_changes, scaling
 from perdure.workflows.policy.facts.events import (
     CancelRequested,
     Event,
@@ -125,7 +125,7 @@ def _scale(state: RoleInJob, event: ScaleRequested) -> RoleInJob:
     count = f"{event.minimum}" if event.minimum == event.maximum else f"{event.minimum}:{event.maximum}"
     text = f"scale to {count} requested by a user{because(event.reason)}"
     came_or_went = range(min(state.nodes_max, event.maximum), max(state.nodes_max, event.maximum))
-    return state.replace(
+    return scaling.allow(state).replace(
         nodes_min=event.minimum,
         nodes_max=event.maximum,
         ready_since=None,

@@ -9,7 +9,7 @@ they reported.
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from perdure.contract import (
     Action,
@@ -225,6 +225,19 @@ def record_step_after(state: RoleInJob, step: float) -> RoleInJob:
     if incident is None or incident.slowness is None or incident.slowness.step_after is not None:
         return state
     return _replace(state, incident.replace(slowness=incident.slowness.replace(step_after=step)))
+
+
+def restart_cost(state: RoleInJob, step: float) -> timedelta | None:
+    """What the last interruption of the role has cost, with the steps that were made again; None where none is known.
+
+    Args:
+        state: The role.
+        step: Seconds of a step.
+    """
+    for one in reversed(state.own_incidents):
+        if one.stepping_at is not None and one.generation_after is not None and one.decided_at is not None:
+            return one.stepping_at - one.decided_at + (one.steps_again or 0) * timedelta(seconds=step)
+    return None
 
 
 def follow_running(state: RoleInJob, now: datetime) -> RoleInJob:

@@ -18,7 +18,7 @@ from perdure.contract import (
 from perdure.contract.identity import identity_of
 from perdure.contract.names import group_index
 from perdure.spec.job import JobSpec
-from perdure.workflows.policy.capacity import planned_changes
+from perdure.workflows.policy.capacity import planned_changes, scaling
 from perdure.workflows.policy.checkpoints import commits
 from perdure.workflows.policy.diagnosis import first_steps
 from perdure.workflows.policy.record import observations
@@ -75,6 +75,7 @@ def status_of(state: RoleInJob, job: JobSpec, *, groups: tuple[str, ...], phase:
         next_action=next_action(state),
         checkpoint=commits.view(state, job),
         progress=state.progress,
+        scaling=scaling.view(state, job, now),
     )
 
 
@@ -107,7 +108,7 @@ def _role_status(role: RoleState, job: JobSpec, now: datetime, closed: JobPhase 
 
 def warnings_of(state: RoleInJob, job: JobSpec) -> tuple[str, ...]:
     """Warnings about settings of the job that are probably not intended, and about what is lost."""
-    desired = (str(state.nodes_min), str(state.nodes_max))
+    desired = (str(state.nodes_min), str(scaling.largest_of(state)))
     requested = {
         node.command_nodes.partition(":")[::2] for node in state.nodes.values() if node.alive and node.command_nodes
     }

@@ -7,7 +7,7 @@ loses at most twice the time that it would lose if it knew (the ski rental probl
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 from statistics import median
 
 from perdure.contract import Evidence, EvidenceSource, FailureClass, RankStepTimes, SlowCause, Slowness, Straggler
@@ -170,17 +170,10 @@ def _due(state: RoleInJob, job: JobSpec, slow: SlowNode) -> datetime:
     shown need not wait."""
     if slow.slowness.cause is SlowCause.MACHINE:
         return slow.since
-    due = slow.since + _restart_cost(state, job, slow.slowness.step_before) / slow.slowness.rank.lost
+    cost = incidents.restart_cost(state, slow.slowness.step_before) or job.timing.stragglers.restart_cost
+    due = slow.since + cost / slow.slowness.rank.lost
     acted_at = state.memory.slow_ranks.acted_at
     return due if acted_at is None else max(due, acted_at + job.timing.stragglers.between)
-
-
-def _restart_cost(state: RoleInJob, job: JobSpec, step: float) -> timedelta:
-    """What the last interruption has cost, with the steps that were made again."""
-    for one in reversed(state.own_incidents):
-        if one.stepping_at is not None and one.generation_after is not None and one.decided_at is not None:
-            return one.stepping_at - one.decided_at + (one.steps_again or 0) * timedelta(seconds=step)
-    return job.timing.stragglers.restart_cost
 
 
 def _learn_of_replaced(state: RoleInJob, found: list[Straggler]) -> RoleInJob:

@@ -29,6 +29,7 @@ from perdure.workflows.policy.facts.events import RelaunchRequested, SuspendRequ
 from perdure.workflows.policy.state.checkpoint import CheckpointState
 from perdure.workflows.policy.state.memory import RepairMemory
 from perdure.workflows.policy.state.node import LeavingNode, NodeFailure, NodeState, SlotOwner
+from perdure.workflows.policy.state.scaling import ScalingState
 
 
 class Interruption(Message):
@@ -191,6 +192,7 @@ class RoleState(Message):
     lines: tuple[NodeLines, ...] = ()
     """What nodes have printed that failed in the newest generation that did, the last report first."""
     memory: RepairMemory = RepairMemory()
+    scaling: ScalingState = ScalingState()
     restarts: tuple[datetime, ...] = ()
     """Times of restarts that failures caused, within the budget's window."""
     progress: Progress | None = None

@@ -11,7 +11,7 @@ from datetime import datetime
 from perdure.contract import NodePhase, World
 from perdure.spec.job import JobSpec
 from perdure.spec.recovery import CapacityLoss
-from perdure.workflows.policy.capacity import planned_changes, staffing, suspect_machines, waiting
+from perdure.workflows.policy.capacity import planned_changes, scaling, staffing, suspect_machines, waiting
 from perdure.workflows.policy.diagnosis import claims, experiments, first_steps
 from perdure.workflows.policy.facts import user_requests
 from perdure.workflows.policy.record import incidents
@@ -134,6 +134,7 @@ def _form_due_world(
         unsound=state.checkpoints.unsound,
         exchanged=exchanged,
         measurements=experiments.MEASUREMENTS if exchanged else 0,
+        pace_over=scaling.measured_over(job.roles[state.role]),
         keeps_processes=serves and not (state.interruption is not None and state.interruption.restarts_all),
     )
     if formed is None:
@@ -229,7 +230,8 @@ def _announce(state: RoleInJob, formed: World, job: JobSpec, now: datetime) -> R
     text = f"world {'grows' if formed.nodes > world.nodes else 'shrinks'} from {world.nodes} to {formed.nodes} nodes"
     reasons = user_requests.reasons(state, formed.members.keys() ^ world.members.keys())
     text = f"{text}: {reasons}" if reasons else text
-    return recover(user_requests.request(state, text, now, by_user=bool(reasons)), job, now)
+    by_user = bool(reasons) and not scaling.is_own_choice(state)
+    return recover(user_requests.request(state, text, now, by_user=by_user), job, now)
 
 
 def _continue_ended_members(state: RoleInJob) -> RoleInJob:

@@ -85,6 +85,7 @@ def form_world(
     unsound: UnsoundSteps | None = None,
     exchanged: Sequence[int] = (),
     measurements: int = 0,
+    pace_over: timedelta | None = None,
     keeps_processes: bool = False,
 ) -> World | None:
     """Forms the next world; returns None while no member offers a port for its store.
@@ -101,6 +102,7 @@ def form_world(
         unsound: The saved states that its ranks do not load; None for none.
         exchanged: Two slots that exchange their places; empty for none.
         measurements: The measurements of steps that its nodes report in any case.
+        pace_over: The time of steps over which its speed is measured; None where it is not.
         keeps_processes: Whether processes that run continue in it.
     """
     group_ranks = assign_group_ranks(ranks, previous, exchanged=exchanged)
@@ -132,5 +134,6 @@ def form_world(
         distrusted_checkpoints=distrusted_checkpoints,
         unsound=unsound,
         measurements=measurements,
+        pace_over=pace_over,
         keeps_processes=keeps_processes,
     )

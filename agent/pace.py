@@ -1,0 +1,69 @@
+"""Measures how fast a world steps, once it has settled: what happens now and then, such as an evaluation or a save that
+stops the training, is left out."""
+
+from __future__ import annotations
+
+from statistics import quantiles
+from typing import NamedTuple
+
+_WINDOWS = 20
+"""Measurements of which the median counts, and into which the time is divided."""
+_FEWEST_STEPS = 20
+_CHANGED = 0.15
+"""Changes that are told again, as a share of what was told: those that make a job forget what it has measured."""
+
+
+class Pace(NamedTuple):
+    """The usual step of a world, in seconds."""
+
+    step: float
+    spread: float
+    """Half the distance between the quartiles of the measurements."""
+
+
+class PaceMeter:
+    """The pace of one world after another, told once for each and again where it has changed."""
+
+    def __init__(self) -> None:
+        self._generation = 0
+        self._began: tuple[float, int] | None = None
+        """The time and the step with which the present measurement began."""
+        self._last = (0.0, 0)
+        self._steps: list[float] = []
+        """Seconds of a step in each window."""
+        self._told: float | None = None
+
+    def follow(self, step: int, *, at: float, generation: int, over: float) -> Pace | None:
+        """Takes in the newest step of the slowest rank; returns the pace where it is to be told.
+
+        Args:
+            step: The step.
+            at: When the rank made it, in seconds on a clock of this machine that may be set.
+            generation: The generation that has made it.
+            over: Seconds of steps of one measurement.
+        """
+        if generation != self._generation or step < self._last[1] or at < self._last[0]:
+            told = self._told if generation == self._generation else None
+            self.__init__()
+            self._generation, self._told = generation, told
+        if self._began is None:
+            self._begin(step, at)
+            return None
+        since, first = self._last
+        if step == first or at - since < over / _WINDOWS:
+            return None
+        self._steps.append((at - since) / (step - first))
+        self._last = (at, step)
+        began, begun_with = self._began
+        if at - began < over or step - begun_with < _FEWEST_STEPS or len(self._steps) < _WINDOWS // 2:
+            return None
+        lower, usual, upper = quantiles(self._steps, n=4)
+        self._begin(step, at)
+        if self._told is not None and abs(usual - self._told) <= _CHANGED * self._told:
+            return None
+        self._told = usual
+        return Pace(step=usual, spread=(upper - lower) / 2)
+
+    def _begin(self, step: int, at: float) -> None:
+        self._began = self._last = (at, step)
+        self._steps = []

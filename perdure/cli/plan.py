@@ -1,0 +1,169 @@
+"""The command `perdure plan`: what a job knows of its speed, and what it makes of that."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from perdure.base.errors import PerdureError
+from perdure.cli import text
+from perdure.cli.common import JobArgument, RoleOption, Session, out
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from perdure.contract import JobStatus, ScalingView
+    from perdure.workflows.policy.capacity.throughput import Throughput
+
+_GIVEN = ("nodes", "price")
+
+
+@dataclass(frozen=True)
+class Size:
+    """How fast the job is with one number of nodes."""
+
+    nodes: int
+    step: float
+    """Seconds of a step."""
+    spread: float
+    """By how much that varies or, where it is expected, may be wrong: half the distance between quartiles."""
+    measured: bool
+    speedup: float
+    """Times as fast as with the fewest nodes."""
+    rest: float | None = None
+    """Seconds for what is left of the training; None where the script does not tell how much that is."""
+    cost: float | None = None
+    """What that costs, in the unit of the price."""
+
+
+def plan(
+    name: JobArgument,
+    what_if: Annotated[
+        str | None,
+        typer.Option(
+            "--what-if",
+            metavar="nodes=N,price=P",
+            help="The time that the rest takes with N nodes, and its cost at a price for a node and hour.",
+            show_default=False,
+        ),
+    ] = None,
+    role: RoleOption = None,
+    *,
+    here: Session,
+) -> None:
+    """Show how fast a job is with different numbers of nodes, which one it chooses, and why: `scaling.policy` in its
+    specification.
+
+    [dim]perdure plan llama-8b-sft · perdure plan llama-8b-sft --what-if nodes=16,price=2.1[/]
+    """
+    asked = _read(what_if) if what_if is not None else {}
+    status = here.run(lambda client: client.status(name, role=role))
+    view = status.scaling
+    if view is None:
+        raise PerdureError(
+            f"{name}: its role {status.role} takes all nodes that it gets; `scaling: {{policy: efficient}}` beside its "
+            "nodes has it measure its speed"
+        )
+    nodes = int(asked["nodes"]) if "nodes" in asked else None
+    found = sizes(view, status, also=() if nodes is None else (nodes,), price=asked.get("price"))
+    if nodes is not None:
+        found = [size for size in found if size.nodes == nodes]
+        if not found:
+            raise PerdureError(f"--what-if nodes={nodes}: too little is measured to say; {view.why}")
+    if here.json:
+        known = view.model_dump(mode="json")
+        here.show({"name": name, "role": status.role, "scaling": known, "sizes": [asdict(size) for size in found]})
+        return
+    span = f"{view.fewest}:{view.largest}"
+    out.print(f"{name}: {text.count(status.nodes, 'node')} of {span}, chosen by speed: {view.why}", markup=False)
+    if found:
+        out.print(_table(found, view))
+    here.hint(f"perdure explain {name}{here.flag}", f"perdure scale {name} {span}{here.flag}")
+
+
+def sizes(view: ScalingView, status: JobStatus, *, also: Iterable[int], price: float | None) -> list[Size]:
+    """Returns the numbers of nodes that are of interest, ascending, as far as something is known of them.
+
+    Args:
+        view: What the job knows.
+        status: Its progress and its nodes.
+        also: Further numbers of nodes.
+        price: The price of a node for an hour.
+    """
+    from perdure.workflows.policy.capacity.throughput import Throughput
+
+    throughput = Throughput(view.paces, global_batch=view.global_batch)
+    known = [pace.nodes for pace in view.paces]
+    chosen = [] if view.chosen is None else [view.chosen, view.chosen + view.unit]
+    interesting = {view.fewest, *known, *(n for n in chosen if n <= view.largest), view.largest, *also}
+    return [size for n in sorted(interesting) if (size := _size(throughput, n, view, status, price)) is not None]
+
+
+def _size(throughput: Throughput, nodes: int, view: ScalingView, status: JobStatus, price: float | None) -> Size | None:
+    expected, speed = throughput.step(nodes), throughput.speed(nodes)
+    least = throughput.speed(view.fewest) or speed
+    if expected is None or speed is None or least is None:
+        return None
+    left, rest = _steps_left(status), None
+    if left is not None and status.nodes:
+        # Where each rank has a fixed number of samples, more nodes need fewer steps for what is left.
+        rest = left * expected.seconds * (1 if view.global_batch else status.nodes / nodes)
+    return Size(
+        nodes=nodes,
+        step=expected.seconds,
+        spread=expected.spread,
+        measured=expected.measured,
+        speedup=speed / least,
+        rest=rest,
+        cost=None if rest is None or price is None else rest / 3600 * nodes * price,
+    )
+
+
+def _steps_left(status: JobStatus) -> int | None:
+    progress = status.progress
+    if progress is None or progress.total_steps is None:
+        return None
+    return max(progress.total_steps - progress.step, 0)
+
+
+def _table(found: list[Size], view: ScalingView) -> Table:
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    priced = any(size.cost is not None for size in found)
+    for heading in ("NODES", "STEP", "SPEED", "PER NODE", "REST", *(["COST"] if priced else []), ""):
+        table.add_column(heading)
+    for size in found:
+        spread = f" ±{size.spread:.2g}" if size.spread else ""
+        table.add_row(
+            str(size.nodes),
+            f"{size.step:.3g}{spread} s",
+            f"{size.speedup:.2f}x",
+            f"{size.speedup * view.fewest / size.nodes:.0%}",
+            "" if size.rest is None else text.duration(size.rest),
+            *([f"{size.cost:,.2f}" if size.cost is not None else ""] if priced else []),
+            escape(("measured" if size.measured else "expected") + (", chosen" if size.nodes == view.chosen else "")),
+        )
+    return table
+
+
+def _read(what_if: str) -> dict[str, float]:
+    """Reads `nodes=16,price=2.1`."""
+    found: dict[str, float] = {}
+    for part in what_if.split(","):
+        name, _, value = part.partition("=")
+        name = name.strip()
+        if name not in _GIVEN or name in found:
+            raise PerdureError(
+                f"--what-if: got {part.strip()!r}; expected {' and '.join(f'{n}=' for n in _GIVEN)} once"
+            )
+        try:
+            found[name] = int(value) if name == "nodes" else float(value)
+        except ValueError:
+            found[name] = -1
+        if not 0 < found[name] < 1e9:
+            expected = "a whole number of at least 1" if name == "nodes" else "a number above 0"
+            raise PerdureError(f"--what-if {name}: got {value.strip()!r}; expected {expected}")
+    return found

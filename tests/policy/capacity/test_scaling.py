@@ -1,0 +1,182 @@
+"""How many nodes a job keeps where it chooses by its speed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perdure.cli.explain import explanation
+from perdure.contract import Progress, ProgressSource, RankStepTimes, ScalingView
+from perdure.contract.transitions import NodePace, NodeRemoved, NodeStepTimes
+from perdure.workflows.policy.capacity import scaling
+from perdure.workflows.policy.facts.events import RepairsPaused, ScaleRequested
+from tests.policy.capacity.test_throughput import Law, best, shared
+from tests.policy.scenario import Scenario
+
+
+class ScaledJob(Scenario):
+    """A job whose steps take what a law says, and whose nodes come as soon as they are requested."""
+
+    def __init__(
+        self, nodes: str = "2:16", *, law: Law, total: int | None = None, node_group: int = 1, **choice: Any
+    ) -> None:
+        role = {"nodes": nodes, "command": ["torchrun", "train.py"], "node_group": node_group}
+        scaling = {"policy": "efficient", "batch": "global", "settle": "30s", **choice}
+        super().__init__(roles={"worker": role | {"scaling": scaling}})
+        self.law = law
+        self.step = 0
+        self.total = total
+        self.sizes: list[int] = []
+        """The numbers of nodes of all worlds."""
+        self.arrive()
+
+    def arrive(self) -> ScaledJob:
+        """Nodes that are requested come, those that are dismissed end, and the world that follows steps."""
+        self.ready(*(n.rank for n in self.state.nodes.values() if n.alive and not self.state.is_member(n)))
+        for node in list(self.state.leaving):
+            self.transition(node.rank, NodeRemoved, incarnation=node.incarnation)
+        if (world := self.state.world) is not None:
+            if not self.sizes or world.generation != self.last_generation:
+                self.sizes.append(world.nodes)
+                self.last_generation = world.generation
+                self.steps()
+            self.wait(10)
+        return self
+
+    last_generation = 0
+
+    def measure(self, noise: float = 1.0) -> ScaledJob:
+        """The world has settled, and its first node tells how fast it is."""
+        world = self.state.world
+        assert world is not None
+        first = next(rank for rank, member in world.members.items() if member.base_rank == 0)
+        step = self.law(world.nodes) * noise
+        self.wait(30)
+        self.step += round(30 / step)
+        progress = Progress(step=self.step, total_steps=self.total, source=ProgressSource.REPORTED)
+        self.transition(first, NodePace, generation=world.generation, step=step, progress=progress)
+        return self
+
+    def allow(self, minimum: int, maximum: int) -> ScaledJob:
+        """A user says how many nodes there may be."""
+        self.take(ScaleRequested(minimum=minimum, maximum=maximum))
+        return self.arrive()
+
+    def settle(self, noise: Callable[[], float] = lambda: 1.0) -> ScaledJob:
+        """Lets the job measure and change until it keeps its number."""
+        for _ in range(12):
+            before = len(self.sizes)
+            self.measure(noise()).arrive()
+            if len(self.sizes) == before:
+                return self
+        raise AssertionError(f"it does not settle: {self.sizes}")
+
+    @property
+    def view(self) -> ScalingView:
+        found = scaling.view(self.state, self.job, self.now)
+        assert found is not None
+        return found
+
+
+def test_two_tries_find_the_number_that_pays() -> None:
+    law = shared(8, 0.25)
+    job = ScaledJob(law=law).settle()
+    assert job.sizes == [16, 6, 13]
+    assert best(law, range(2, 17), 0.7) == 13
+    assert job.view.chosen == job.sizes[-1]
+    assert [resized.is_try for resized in job.view.resized] == [True, True]
+
+
+@given(
+    st.floats(0.5, 10), st.floats(0, 1), st.floats(0.4, 0.85), st.booleans(), st.tuples(*[st.floats(0.99, 1.01)] * 8)
+)
+@settings(deadline=None, max_examples=40)
+def test_a_job_settles_near_the_best_and_never_tries_a_number_twice(
+    compute: float, exchange: float, least: float, is_global: bool, noise: tuple[float, ...]
+) -> None:
+    def law(nodes: int) -> float:
+        return compute / nodes + exchange if is_global else compute + exchange * nodes
+
+    job = ScaledJob(law=law, min_efficiency=least, batch="global" if is_global else "per-rank")
+    job.settle(iter(noise).__next__)
+    tried = [resized.after for resized in job.view.resized if resized.is_try]
+    assert len(tried) == len(set(tried)) <= 5
+    fewest, most = (best(law, range(2, 17), least + d, global_batch=is_global) for d in (0.15, -0.15))
+    assert fewest <= job.sizes[-1] <= most
+
+
+def test_groups_of_nodes_stay_whole() -> None:
+    job = ScaledJob("4:16", law=shared(8, 0.25), node_group=4).settle()
+    assert job.sizes == [16, 8, 12]
+
+
+def test_what_a_user_allows_counts_and_is_chosen_within() -> None:
+    job = ScaledJob(law=shared(8, 0.5)).settle()
+    job.allow(12, 14)
+    assert job.sizes[-1] == 14
+    job.settle()
+    assert 12 <= job.sizes[-1] <= 14
+    job.allow(9, 9)
+    assert job.settle().sizes[-1] == 9
+    assert job.view.why == "no other number of nodes is allowed"
+
+
+def test_a_law_that_changes_is_measured_again_but_not_at_once() -> None:
+    job = ScaledJob(law=shared(8, 0.5)).settle()
+    kept, changes = job.sizes[-1], len(job.sizes)
+    job.law = shared(8, 0)
+    job.measure().arrive()
+    assert len(job.sizes) == changes
+    assert "its speed has changed" in job.view.why
+    job.wait(20 * 30)
+    job.arrive()
+    job.settle()
+    assert job.sizes[-1] == 16 > kept
+
+
+def test_little_that_is_left_is_not_worth_a_try() -> None:
+    job = ScaledJob(law=shared(8, 0.5), total=100).settle()
+    assert job.sizes == [16]
+    assert "a change costs 60.0 s, too much of the" in job.view.why
+
+
+def test_a_world_with_a_slow_rank_says_nothing_about_its_size() -> None:
+    job = ScaledJob("2:4", law=shared(8, 0.5))
+    for rank in range(4):
+        times = RankStepTimes(rank=rank, compute=2 if rank else 3, wait=1.2 if rank else 0.2, rest=0.1)
+        job.transition(rank, NodeStepTimes, generation=job.generation, ranks=(times,))
+    assert job.measure().arrive().sizes == [4]
+    assert job.view.paces == ()
+
+
+def test_nothing_is_changed_while_a_user_looks_at_the_job() -> None:
+    job = ScaledJob(law=shared(8, 0.5))
+    job.take(RepairsPaused(until=job.now.replace(hour=3)))
+    assert job.measure().arrive().sizes == [16]
+
+
+@pytest.mark.parametrize("claim", ["another node", "an older world"])
+def test_only_the_first_node_of_the_present_world_tells_its_speed(claim: str) -> None:
+    job = ScaledJob(law=shared(8, 0.5))
+    generation = job.generation if claim == "another node" else job.generation - 1
+    job.transition(5 if claim == "another node" else 0, NodePace, generation=generation, step=0.1)
+    assert job.view.paces == ()
+
+
+def test_explain_says_why_the_number_was_changed() -> None:
+    job = ScaledJob(law=shared(8, 0.5)).settle()
+    texts = [explanation(incident, job="job", flag="").plain for incident in job.state.incidents]
+    assert "to measure the speed with 6 nodes (scaling.policy is efficient)" in texts[0]
+    assert "requested by a user" not in "".join(texts)
+
+
+def test_unless_asked_for_a_job_takes_all_it_gets() -> None:
+    job = ScaledJob(law=shared(8, 0.5), policy="max")
+    assert job.state.world is not None
+    assert job.state.world.pace_over is None
+    assert job.measure().arrive().sizes == [16]
+    assert scaling.view(job.state, job.job, job.now) is None

@@ -1,0 +1,84 @@
+"""How fast a job is with different numbers of nodes: as measured, and in between as its steps suggest.
+
+Between two measurements the time of a step is taken as a straight line: over 1/nodes where a step has a fixed number of
+samples, so that its computation is divided by the nodes and its communication is not; over nodes where each rank has a
+fixed number. That is exact with two of them and such a law, and where the law is another one, each further measurement
+corrects it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from perdure.contract import Pace
+
+_LEAST = 1 / 4
+"""The shortest step that is expected anywhere, as a share of the shortest one that was measured."""
+
+
+class Expected(NamedTuple):
+    """The time of a step."""
+
+    seconds: float
+    spread: float
+    measured: bool
+
+
+class Throughput:
+    """The measurements of one job."""
+
+    def __init__(self, paces: Sequence[Pace], *, global_batch: bool) -> None:
+        """Takes the measurements.
+
+        Args:
+            paces: One for each number of nodes that was measured.
+            global_batch: Steps have a fixed number of samples; otherwise their number grows with that of the nodes.
+        """
+        self._paces = sorted(paces, key=lambda pace: pace.nodes)
+        self._global_batch = global_batch
+
+    def step(self, nodes: int) -> Expected | None:
+        """Returns how long a step takes; None where too little is measured to say."""
+        for pace in self._paces:
+            if pace.nodes == nodes:
+                return Expected(pace.step, pace.spread, measured=True)
+        if len(self._paces) < 2:
+            return None
+        above = next((at for at, pace in enumerate(self._paces) if pace.nodes > nodes), len(self._paces))
+        at = min(max(above - 1, 0), len(self._paces) - 2)
+        lower, upper = self._paces[at : at + 2]
+        share = (self._x(nodes) - self._x(lower.nodes)) / (self._x(upper.nodes) - self._x(lower.nodes))
+        seconds = lower.step + share * (upper.step - lower.step)
+        spread = abs(1 - share) * lower.spread + abs(share) * upper.spread
+        return Expected(max(seconds, _LEAST * min(pace.step for pace in self._paces)), spread, measured=False)
+
+    def is_measured(self, nodes: int) -> bool:
+        """Whether it is known how fast the job is with this number of nodes."""
+        return any(pace.nodes == nodes for pace in self._paces)
+
+    def speed(self, nodes: int) -> float | None:
+        """Returns samples per second, in the unit of the samples of one node's step, or of one global batch."""
+        expected = self.step(nodes)
+        return None if expected is None else (1 if self._global_batch else nodes) / expected.seconds
+
+    def efficient(self, sizes: Sequence[int], min_efficiency: float) -> int | None:
+        """Returns the largest size up to which each one's last nodes add what they must; None where too little is
+        measured.
+
+        Args:
+            sizes: The numbers of nodes to choose from, ascending.
+            min_efficiency: The share of the speed of the nodes before that further nodes must add.
+        """
+        chosen = sizes[0]
+        for size in sizes[1:]:
+            before, after = self.speed(chosen), self.speed(size)
+            if before is None or after is None:
+                return None
+            if after / before - 1 < min_efficiency * (size / chosen - 1):
+                break
+            chosen = size
+        return chosen
+
+    def _x(self, nodes: int) -> float:
+        return 1 / nodes if self._global_batch else float(nodes)
