@@ -87,6 +87,7 @@ class Telemetry:
             progress=self._ranks.newest,
             **self._pause(),
             step_times=self._ranks.step_times,
+            unsplit_steps=not all(times.known for times in self._ranks.measured.values()),
             metrics=ResourceUse.model_validate(asdict(self._usage)) if self._usage else None,
             log_end=end_of_log(self._node.config.run_dir),
             time=datetime.now(UTC),

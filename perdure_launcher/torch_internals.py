@@ -6,11 +6,13 @@ training then runs as it would without that part, and a log line, a report or th
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import inspect
 import logging
 import signal
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from socket import socket
 from types import FrameType
@@ -31,6 +33,8 @@ ranks are reported without the reason."""
 _FAILED = "failed (exitcode"
 _TERMINATED = ("Sending process", "Closing process")
 _DEEPEST_FRAME = 16
+_CAPTURE_MODE_RELAXED = 2
+"""`cudaStreamCaptureModeRelaxed`."""
 
 
 @dataclass(frozen=True)
@@ -58,17 +62,50 @@ def replace_rendezvous_backends(create: RendezvousHandlerCreator) -> None:
         registry[name] = create
 
 
-def dump_flight_recorder() -> bytes | None:
-    """Returns the pickled collectives over gloo of this process, without their stacks.
+def dump_flight_recorders() -> list[bytes]:
+    """Returns the pickled collectives of this process, without their stacks: those over gloo, and those over NCCL.
 
-    `_dump_fr_trace`; read in torch 2.15. Returns None if it is missing: the steps of ranks are then not split.
+    `_dump_fr_trace` and `_dump_nccl_trace`; read in torch 2.11 and 2.15. What is missing is left out: ranks then tell
+    no collectives of that backend, and their steps are not split.
+
+    Raises:
+        AttributeError: if this process uses CUDA, and the function of CUDA that a reading needs is missing.
     """
-    try:
-        from torch._C._distributed_c10d import _dump_fr_trace  # pyright: ignore[reportPrivateUsage]
+    import torch
 
-        return _dump_fr_trace(True, False, False)
-    except (ImportError, TypeError):
+    found = [_dump_flight_recorder("_dump_fr_trace")]
+    if torch.cuda.is_initialized():
+        with _beside_graph_captures():
+            found.append(_dump_flight_recorder("_dump_nccl_trace"))
+    return [dump for dump in found if dump is not None]
+
+
+def _dump_flight_recorder(name: str) -> bytes | None:
+    from torch._C import _distributed_c10d  # pyright: ignore[reportPrivateUsage]
+
+    dump: Callable[[bool, bool, bool], bytes] | None = getattr(_distributed_c10d, name, None)
+    try:
+        return dump(True, False, False) if dump is not None else None
+    except TypeError:
         return None
+
+
+@contextlib.contextmanager
+def _beside_graph_captures() -> Generator[None]:
+    """Lets this thread query events of the device while a CUDA graph is captured, which that would end otherwise.
+
+    `cudaThreadExchangeStreamCaptureMode` of the CUDA runtime that torch has loaded; read in CUDA 13.
+
+    Raises:
+        AttributeError: if it is missing.
+    """
+    exchange = ctypes.CDLL(None).cudaThreadExchangeStreamCaptureMode
+    mode = ctypes.c_int(_CAPTURE_MODE_RELAXED)
+    exchange(ctypes.byref(mode))
+    try:
+        yield
+    finally:
+        exchange(ctypes.byref(mode))
 
 
 def current_launch() -> Launch | None:

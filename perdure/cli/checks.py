@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import re
 import shutil
@@ -50,6 +51,9 @@ from perdure.workflows.search_attributes import JOB_BACKEND
 
 OLDEST_TORCH = (2, 8)
 """The oldest version that the package's own extra allows."""
+
+RECORDS_GLOO = (2, 11)
+"""The oldest version that was seen to record collectives over gloo."""
 
 _NAMED = 5
 """The most entries of a list that are printed."""
@@ -185,7 +189,24 @@ def check_torch() -> Check:
     if torchrun is None:
         remedy = "Activate the environment that torch is installed in."
         return _warning(name, f"{installed}; torchrun is not on PATH", remedy)
-    return _ok(name, f"{installed}, torchrun at {torchrun}")
+    detail = f"{installed}, torchrun at {torchrun}"
+    return Check(name=name, verdict=Verdict.OK, detail=detail, facts=_evidence(numbers))
+
+
+def _evidence(numbers: re.Match[str] | None) -> dict[str, JsonValue]:
+    """What ranks of the installed PyTorch tell of hangs and slow ranks; torch itself is not imported for that."""
+    torch = importlib.util.find_spec("torch")
+    folder = Path(torch.origin).parent if torch is not None and torch.origin else Path()
+    gloo = numbers is None or (int(numbers[1]), int(numbers[2])) >= RECORDS_GLOO
+    nccl = (folder / "lib" / "libtorch_cuda.so").exists()
+    since = ".".join(map(str, RECORDS_GLOO))
+    timed = "told where TORCH_NCCL_ENABLE_TIMING is 1" if nccl else "not told"
+    return {
+        "collectives over gloo": "told" if gloo else f"not told: torch records them from {since} on",
+        "collectives over NCCL": "told" if nccl else "not told: this torch has no NCCL",
+        "step times over gloo": "told" if gloo else "not told",
+        "step times over NCCL": timed,
+    }
 
 
 async def check_server(client: TemporalClient, endpoint: Endpoint) -> Check:

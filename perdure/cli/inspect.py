@@ -181,6 +181,8 @@ def facts(
         if progress.last_step_at and not status.finished_at and not idle:
             speed.append(f"last step {text.age(progress.last_step_at)} ago")
     speed += [idle] if idle else []
+    if not status.finished_at and any(node.unsplit_steps for node in nodes):
+        speed.append("slow ranks are not seen: steps are not split into computation and waiting")
     lost = text.lost_time(incidents, status.finished_at or datetime.now(UTC))
     interruptions = sum(one.observation is None for one in incidents)
     cost = f"{text.count(interruptions, 'interruption')}, {text.duration(lost)} lost"

@@ -162,6 +162,7 @@ def _merge(job: NodeView, group: NodeView | None, lease: NodeLease | None) -> No
                 "idle": view.idle,
                 "usual_step": view.usual_step,
                 "step_times": view.step_times,
+                "unsplit_steps": view.unsplit_steps,
                 "metrics": view.metrics,
             }
             if lease.view.progress:

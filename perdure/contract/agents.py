@@ -319,6 +319,8 @@ class LeaseView(Message):
     """The usual time of a step in this generation."""
     step_times: StepTimesOfRanks = ()
     """How steps split, of the ranks that can tell it."""
+    unsplit_steps: bool = False
+    """A rank has stepped for a while, and cannot tell how its steps split."""
     metrics: ResourceUse | None = None
     """None before the launcher's first report."""
     log_end: LogPosition | None = None

@@ -60,6 +60,16 @@ class CollectiveCall(Message):
     ended: bool = True
     """False: the rank waits in it, or has started it and not waited for it yet."""
 
+    @property
+    def backend(self) -> str:
+        """What carries it out, such as `gloo`. Each backend of a process group numbers its own collectives."""
+        return self.name.partition(":")[0]
+
+    @property
+    def on_device(self) -> bool:
+        """It runs on a device: the rank that has called it continues, and spins once it needs the result."""
+        return self.backend == "nccl"
+
 
 class RankPosition(Message):
     """Where one rank is."""

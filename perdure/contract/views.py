@@ -54,7 +54,9 @@ class NodeView(NodeFacts, Incarnation):
     """The usual time of a step in that report; set by `Client.nodes`."""
     step_times: tuple[RankStepTimes, ...] = ()
     """How the steps of its ranks split, in that report; set by `Client.nodes`. Empty where ranks cannot tell it: they
-    have made too few steps, use no gloo, or their torch does not record collectives."""
+    have made too few steps, or see `unsplit_steps`."""
+    unsplit_steps: bool = False
+    """A rank cannot tell how its steps split; set by `Client.nodes`."""
     stalled_since: Time | None = None
     """When its stalled ranks made their last step."""
     avoids: tuple[str, ...] = ()

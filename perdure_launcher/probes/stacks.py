@@ -12,7 +12,8 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from perdure_training.node_api.bodies import RankCollective, RankCollectives, RankStacks
@@ -76,7 +77,13 @@ def collect(
         time.sleep(_LOOK_EVERY)
     # Over a shorter time the kernel's ticks of 10 ms say nothing.
     time.sleep(max(0.0, 0.2 - passed))
-    return tuple(_report(rank, seconds=monotonic() - begun, asked=by_signal) for rank in ranks)
+    reports = [_report(rank, seconds=monotonic() - begun, asked=by_signal) for rank in ranks]
+    # Each one that does not answer takes all of its time.
+    with ThreadPoolExecutor(_MOST_RANKS) as pool:
+        told = pool.map(_collectives, ranks, reports)
+        return tuple(
+            replace(report, collectives=collectives) for report, collectives in zip(reports, told, strict=True)
+        )
 
 
 def _ranks(folder: Path) -> Sequence[_Rank]:
@@ -143,13 +150,14 @@ def _report(rank: _Rank, *, seconds: float, asked: bool) -> RankStacks:
         switches=rank.switches,
         transferred_bytes=sum(transferred) if transferred else None,
         text=main_thread_first(_read(rank.path)) if asked else "",
-        collectives=_collectives(rank) if process.state not in _SILENT else (),
         problem=("" if rank.length else _why_silent(process.state)) if asked else "it was not asked",
     )
 
 
-def _collectives(rank: _Rank) -> tuple[RankCollective, ...]:
+def _collectives(rank: _Rank, report: RankStacks) -> tuple[RankCollective, ...]:
     """Returns in which collectives the rank is; empty where it does not tell."""
+    if not report.state or report.state in _SILENT:
+        return ()
     # The path itself may be too long for a socket.
     with contextlib.suppress(OSError, ValueError, RecursionError), socket.socket(socket.AF_UNIX) as connection:
         folder = os.open(rank.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -7,8 +7,10 @@ for that, but an error of its thread ends the whole process, and it starts nine 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import sys
 import threading
 from collections.abc import Iterable
 from math import prod
@@ -50,10 +52,13 @@ def positions(collectives: Iterable[Collective]) -> RankCollectives:
     Args:
         collectives: The collectives that it has called, the oldest first.
     """
-    current: dict[str, Collective] = {}
+    current: dict[tuple[str, str], Collective] = {}
     for collective in collectives:
-        known = current.pop(collective.group, None)
-        current[collective.group] = collective if known is None or known.ended else known
+        key = (collective.group, collective.backend)
+        known = current.pop(key, None)
+        # A device runs them in their order: what is before one that has ended was captured in a graph, or has ended.
+        follows = known is None or known.ended or (collective.ended and collective.on_device)
+        current[key] = collective if known is None or follows else known
     newest = list(reversed(current.values()))[:MOST_GROUPS]
     return RankCollectives(groups=tuple(map(_position, newest)))
 
@@ -71,6 +76,7 @@ def _position(collective: Collective) -> RankCollective:
 
 
 def _serve(listening: socket.socket) -> None:
+    told = False
     while True:
         try:
             connection, _ = listening.accept()
@@ -78,7 +84,17 @@ def _serve(listening: socket.socket) -> None:
             return
         with connection:
             try:
-                connection.sendall(encode(positions(read_collectives() or ())))
-            except Exception:
-                # A recorder of another release, or no one who reads: the rank trains on.
+                answer = encode(positions(read_collectives() or ()))
+            except Exception as error:
+                # A recorder of another release: the rank trains on.
+                if not told:
+                    _tell(f"{type(error).__name__}: {error}")
+                told = True
                 continue
+            with contextlib.suppress(OSError):
+                connection.sendall(answer)
+
+
+def _tell(why: str) -> None:
+    # Without `logging`, whose configuration belongs to the script.
+    sys.stderr.write(f"perdure: rank {os.environ.get('RANK')} does not tell in which collectives it is: {why}\n")

@@ -4,6 +4,9 @@ slow rank can be told from those that wait for it: in synchronous training all r
 The hooks of an optimizer tell when its step begins and ends, torch's flight recorder when each collective was called.
 Only intervals of one process are used, since clocks of machines differ. What stops one rank stops all, so they read
 their recorders after the same steps.
+
+Over NCCL, a collective is called long before it runs, so there its time on the device counts, which torch measures if
+`TORCH_NCCL_ENABLE_TIMING` is set.
 """
 
 from __future__ import annotations
@@ -15,12 +18,12 @@ import time
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any, NamedTuple
 
 from perdure_training.node_api.progress_file import OwnStepTimes, StepTimes
 
-from .flight_recorder import read_collectives
+from .flight_recorder import Collective, read_collectives
 
 _INTERVAL = 5.0
 """Seconds between two readings, at least."""
@@ -36,6 +39,7 @@ _MARKS = 1024
 """Steps that are remembered, at most: more than the recorder has."""
 _SHARE_OF_LONGEST = 1 / 4
 """A time between two collectives is no computation if it is shorter than this share of the longest one."""
+_UNKNOWN = (math.nan, math.nan, math.nan)
 
 
 class OptimizerStep(NamedTuple):
@@ -82,6 +86,30 @@ def _split(since: int, calls: Sequence[int], step: OptimizerStep) -> tuple[int, 
     first = next(at for at, gap in enumerate(gaps) if gap >= max(gaps) * _SHARE_OF_LONGEST)
     wait = step.began - calls[first]
     return gaps[first], wait, step.ended - since - gaps[first] - wait
+
+
+def split_device_steps(
+    steps: Sequence[OptimizerStep], collectives: Sequence[Collective]
+) -> tuple[float, float, float] | None:
+    """Returns the seconds of a usual step in which the device runs no collectives, and those in which it does.
+
+    A process calls the collectives of several steps before the device runs them, so these are means of all steps.
+
+    Args:
+        steps: The newest steps of optimizers.
+        collectives: Those that run on the device, the oldest first.
+
+    Returns:
+        The times, with 0 for the rest, which is part of the first; None where too few collectives have ended.
+    """
+    timed = list(takewhile(lambda one: one.seconds is not None, collectives))
+    known = [step.ended for step in steps if timed and timed[0].called_at <= step.ended <= timed[-1].called_at]
+    if len(known) < 2:
+        return None
+    count = len(known) - 1
+    begun, ended = known[0], known[-1]
+    wait = sum(one.seconds or 0.0 for one in timed if begun < one.called_at <= ended) / count
+    return max((ended - begun) / 1e9 / count - wait, 0.0), wait, 0.0
 
 
 class StepTimer:
@@ -139,11 +167,10 @@ class StepTimer:
         usual = (time.monotonic() - self._read_at) / (self._every or self._count)
         collectives = read_collectives()
         self._readings += 1
+        parts = self._split(collectives or ())
+        self._file.write(StepTimes(*(parts or _UNKNOWN), readings=self._readings))
         if collectives is None:
-            self._give_up("this torch does not record collectives of gloo")
-        parts = split_steps(list(self._steps), [one.called_at for one in collectives or ()])
-        unknown = (math.nan, math.nan, math.nan)
-        self._file.write(StepTimes(*(parts or unknown), readings=self._readings))
+            self._give_up("this torch does not record collectives")
         self._steps = deque([self._steps[-1]], maxlen=_MARKS)
         self._read_at = time.monotonic()
         share = _SHARE if self._readings < _QUICK else _LATER_SHARE
@@ -151,8 +178,17 @@ class StepTimer:
         fewest = max(_FEWEST_STEPS, interval / max(usual, 1e-6))
         self._every = 1 << math.ceil(math.log2(fewest))
 
+    def _split(self, collectives: Sequence[Collective]) -> tuple[float, float, float] | None:
+        on_device = [one for one in collectives if one.on_device]
+        if not on_device:
+            return split_steps(list(self._steps), [one.called_at for one in collectives])
+        if all(one.seconds is None for one in on_device):
+            self._give_up("torch does not time collectives of NCCL, unless TORCH_NCCL_ENABLE_TIMING is 1")
+        return split_device_steps(self._steps, on_device)
+
     def _give_up(self, why: str) -> None:
         self._stop()
+        self._file.write(StepTimes(*_UNKNOWN, readings=self._readings + 1))
         # Without `logging`, whose configuration belongs to the script.
         sys.stderr.write(
             f"perdure: the steps of rank {os.environ.get('RANK')} are not split into computation and waiting: {why}\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +16,7 @@ from perdure.contract import Stepping
 from perdure.spec.checkpoint import Checkpoint
 from perdure_training.node_api import layout
 from perdure_training.node_api.bodies import EnteredReport, LauncherHello
-from perdure_training.node_api.progress_file import COUNTED, ProgressFile, progress_path
+from perdure_training.node_api.progress_file import COUNTED, OwnStepTimes, ProgressFile, StepTimes, progress_path
 from tests.agent.bench import Bench
 from tests.support.waiting import eventually
 
@@ -95,3 +96,18 @@ def test_a_lease_carries_for_how_long_no_rank_has_stepped_beside_the_usual_time_
     assert abs(view.usual_step.total_seconds() - 0.1) < 0.01
     bench.apply(2)
     assert telemetry.view(1).idle is None, "ranks that are to end need not step"
+
+
+def test_a_lease_tells_that_a_rank_cannot_split_its_steps(tmp_path: Path) -> None:
+    ranks = ProgressReader(tmp_path)
+    telemetry = Telemetry(Bench(tmp_path).node, ranks, to_group=Bench(tmp_path).group)
+    for rank, unsplit in ((0, False), (1, True)):
+        path = progress_path(tmp_path / layout.PROGRESS, rank)
+        ProgressFile(path, generation=1, pid=100 + rank, source=COUNTED).write(9, time=time.time())
+        environment = {"PERDURE_PROGRESS_DIR": str(path.parent), "RANK": str(rank), "PERDURE_GENERATION": "1"}
+        own = OwnStepTimes(environment)
+        ranks.sample(generation=1, base_rank=0, processes=2, now=time.monotonic())
+        assert not telemetry.view(1).unsplit_steps
+        own.write(StepTimes(*((math.nan,) * 3 if unsplit else (0.2, 0.1, 0.0)), readings=1))
+        ranks.sample(generation=1, base_rank=0, processes=2, now=time.monotonic())
+        assert telemetry.view(1).unsplit_steps is unsplit

@@ -353,6 +353,10 @@ def test_doctor_finds_everything_in_order(command_line: CommandLine) -> None:
     assert done.code == 0, done
     assert {name for name, check in checks.items() if check["verdict"] == "failed"} == set()
     assert checks["search attributes"]["detail"] == "all there"
+    assert (
+        checks["torch"]["facts"]["collectives over gloo"] == checks["torch"]["facts"]["step times over gloo"] == "told"
+    )
+    assert checks["torch"]["facts"]["step times over NCCL"] in ("not told", "told where TORCH_NCCL_ENABLE_TIMING is 1")
     assert "perdure-worker/" in checks["worker on perdure"]["detail"]
     assert "perdure-worker/" in checks["worker on perdure-watch"]["detail"]
     text = command_line.run("doctor")

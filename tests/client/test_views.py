@@ -199,3 +199,13 @@ def test_status_shows_what_is_known_of_a_pause() -> None:
     assert facts["SPEED"] == "no step for 1m 11s (usual 0.10 s)"
     assert facts["GOOD"].startswith("no step for 1m 11s")
     assert "uninterrupted" not in facts["GOOD"]
+
+
+def test_status_says_that_slow_ranks_are_not_seen() -> None:
+    leases = [NodeLease(rank=0, incarnation=1, view=LeaseView(epoch=1, unsplit_steps=True))]
+    nodes = merge_nodes([node(0, group_rank=0), node(1, group_rank=1)], (), leases)
+    running = status(Progress(step=3, loss=0.5)).model_copy(update={"phase": JobPhase.RUNNING})
+    shown = dict(inspect.facts(running, running.progress, nodes, []))
+    assert shown["SPEED"].endswith("slow ranks are not seen: steps are not split into computation and waiting")
+    ended = running.model_copy(update={"finished_at": SINCE})
+    assert "slow ranks" not in dict(inspect.facts(ended, ended.progress, nodes, []))["SPEED"]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from typing import Any
 
 import pytest
 
 from perdure.cli.explain import explanation
 from perdure.contract import FailureClass, IncidentView, JobPhase
+from perdure.workflows.policy.diagnosis.error_texts import is_hardware
 from tests.support.waiting import eventually
 from tests.system.site import PATIENCE, Site
 
@@ -62,6 +65,24 @@ async def test_an_error_of_the_gpu_is_named(
     print(result.reason)
     assert (result.phase, result.exit_code) == (JobPhase.FAILED, 1)
     assert words in result.reason
+
+
+async def test_the_kernels_message_of_a_scripts_own_error_means_no_broken_hardware(
+    site: Site, figures: dict[str, Any]
+) -> None:
+    """A broken GPU cannot be had: this shows the form in which the driver tells an XID, here that of a page fault."""
+    before = kernel_messages()
+    job = await submit(site, "nccl", ILLEGAL_ACCESS)
+    await site.client.wait(job.name)
+    [message, *_] = [line for line in kernel_messages()[len(before) :] if "Xid" in line]
+    figures["the kernel's message of an illegal access"] = message
+    assert re.search(r"NVRM: Xid \(PCI:[0-9a-f:]+\): 31, pid=\d+, name=", message)
+    assert not is_hardware(message)
+    assert is_hardware(message.replace(": 31,", ": 79,"))
+
+
+def kernel_messages() -> list[str]:
+    return subprocess.run(["dmesg"], check=True, capture_output=True, text=True).stdout.splitlines()
 
 
 async def test_a_collective_that_the_watchdog_of_nccl_ends_is_named(site: Site) -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import pickle
 import socket
+import time
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from perdure_launcher.probes import stacks
+from perdure_launcher.rank_plugins import flight_recorder
 from perdure_launcher.rank_plugins.collectives import MOST_GROUPS, positions
 from perdure_launcher.rank_plugins.flight_recorder import Collective
 from perdure_training.node_api.bodies import RankCollective
@@ -48,6 +53,51 @@ def test_each_process_group_is_told_and_the_last_used_first():
     assert len(many) == MOST_GROUPS
 
 
+def over_nccl(number: int, *, ended: bool, name: str = "all_reduce") -> Collective:
+    return Collective("0", number, f"nccl:{name}", number, ended)
+
+
+def test_each_backend_of_a_process_group_is_told():
+    told = positions([over_nccl(1, ended=False), called(9), over_nccl(2, ended=False)]).groups
+    assert [(one.name, one.sequence, one.ended) for one in told] == [
+        ("nccl:all_reduce", 1, False),
+        ("gloo:all_reduce", 9, True),
+    ]
+
+
+def test_what_a_device_was_given_before_a_collective_that_has_ended_is_no_wait():
+    """A collective that was captured in a CUDA graph never ends by itself."""
+    (told,) = positions([over_nccl(1, ended=False), over_nccl(2, ended=True)]).groups
+    assert (told.sequence, told.ended) == (2, True)
+    (told,) = positions([called(1, ended=False), called(2)]).groups
+    assert (told.sequence, told.ended) == (1, False)
+
+
+def entry(number: int, name: str = "nccl:all_reduce", **fields: Any) -> dict[str, Any]:
+    known = {"process_group": ("0", "default_pg"), "collective_seq_id": number, "profiling_name": name}
+    known |= {"time_created_ns": 100 * number, "retired": False, "state": "scheduled", "input_sizes": [[4]]}
+    return known | {"is_p2p": False} | fields
+
+
+def test_dumps_of_both_recorders_are_read_in_the_order_of_the_calls(monkeypatch: pytest.MonkeyPatch):
+    gloo = [entry(1, "gloo:barrier", retired=True, state="completed"), entry(3, "gloo:broadcast", is_p2p=True)]
+    nccl = [
+        entry(0, state="completed", duration_ms=2.5),
+        entry(2, "nccl:_all_gather_base"),
+        entry(2, "nccl:coalesced", state="started"),
+    ]
+    dumps = [pickle.dumps({"entries": entries}) for entries in (gloo, nccl)]
+    monkeypatch.setattr(flight_recorder, "dump_flight_recorders", lambda: [*dumps, pickle.dumps({})])
+    found = flight_recorder.read_collectives() or ()
+    assert [(one.name, one.sequence, one.ended, one.seconds) for one in found] == [
+        ("nccl:all_reduce", 0, True, 0.0025),
+        ("gloo:barrier", 1, True, None),
+        ("nccl:coalesced", 2, False, None),
+    ]
+    monkeypatch.setattr(flight_recorder, "dump_flight_recorders", list)
+    assert flight_recorder.read_collectives() is None
+
+
 @pytest.mark.parametrize("by_signal", [True, False])
 def test_a_rank_tells_its_collectives_however_long_the_path_is(tmp_path: Path, by_signal: bool):
     folder = tmp_path / ("long" * 25)
@@ -71,6 +121,29 @@ def test_one_that_cannot_tell_its_collectives_tells_its_calls(tmp_path: Path, re
         told = only(stacks.collect(tmp_path))
     assert told.collectives == ()
     assert told.text
+
+
+def test_a_rank_says_once_why_it_tells_no_collectives(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    (tmp_path / STACKS).mkdir()
+    with rank(tmp_path, SLEEPS, before=BEGIN.format(recorded="raise KeyError('retired')")):
+        for _ in range(2):
+            assert only(stacks.collect(tmp_path, by_signal=False)).collectives == ()
+    assert capfd.readouterr().err == "perdure: rank 0 does not tell in which collectives it is: KeyError: 'retired'\n"
+
+
+def test_ranks_that_do_not_answer_are_waited_for_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / STACKS).mkdir()
+    monkeypatch.chdir(tmp_path / STACKS)
+    with ExitStack() as ranks:
+        for number in range(5):
+            ranks.enter_context(rank(tmp_path, SLEEPS, number=number))
+        for path in list(Path().iterdir()):
+            silent = ranks.enter_context(socket.socket(socket.AF_UNIX))
+            silent.bind(f"{path.name}.collectives")
+            silent.listen()
+        begun = time.monotonic()
+        assert len(stacks.collect(tmp_path, by_signal=False)) == 5
+        assert time.monotonic() - begun < 3 * stacks._COLLECTIVES_WITHIN
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure_launcher.environment import inject
-from perdure_launcher.rank_plugins.step_times import OptimizerStep, split_steps
-from perdure_training.node_api.progress_file import StepTimes, progress_path, read_progress
+from perdure_launcher.rank_plugins import step_times
+from perdure_launcher.rank_plugins.flight_recorder import Collective
+from perdure_launcher.rank_plugins.step_times import OptimizerStep, split_device_steps, split_steps
+from perdure_training.node_api.progress_file import COUNTED, ProgressFile, StepTimes, progress_path, read_progress
 
 MS = 10**6
 
@@ -67,6 +69,39 @@ def test_several_optimizers_that_step_one_after_another_are_one_step() -> None:
     assert split_steps(halves, calls) == pytest.approx((0.021, 0.006, 0.001))
 
 
+def device_steps(waits: Sequence[float], *, step: float = 30) -> tuple[list[OptimizerStep], list[Collective]]:
+    """Steps of so many milliseconds, each with one collective that runs on the device for a time."""
+    ends = [at * step for at in range(len(waits) + 1)]
+    optimizer = [OptimizerStep(int((end - 1) * MS), int(end * MS)) for end in ends]
+    calls = [
+        Collective("0", at, "nccl:all_reduce", int((end - 5) * MS), ended=True, seconds=wait / 1e3)
+        for at, (end, wait) in enumerate(zip(ends[1:], waits, strict=True))
+    ]
+    return optimizer, calls
+
+
+def test_a_device_waits_while_its_collectives_run() -> None:
+    assert split_device_steps(*device_steps([6] * 10)) == pytest.approx((0.024, 0.006, 0))
+    # The process may call the collectives of many steps at once, and then waits for the device.
+    steps, calls = device_steps([6] * 10)
+    ahead = [*steps[:2], *(OptimizerStep(one.began, one.ended - MS) for one in steps[2:9]), *steps[9:]]
+    assert split_device_steps(ahead, calls) == pytest.approx((0.024, 0.006, 0))
+
+
+def test_collectives_that_the_device_has_not_ended_are_no_part_of_a_split() -> None:
+    steps, calls = device_steps([6] * 6 + [900] * 4)
+    pending = [*calls[:6], *(one._replace(seconds=None) for one in calls[6:])]
+    assert split_device_steps(steps, pending) == pytest.approx((0.024, 0.006, 0))
+    assert split_device_steps(steps, pending[5:]) is None
+    assert split_device_steps(steps[:1], calls) is None
+
+
+def test_collectives_of_several_groups_that_run_together_leave_no_negative_time() -> None:
+    steps, calls = device_steps([25] * 10)
+    both = [one for call in calls for one in (call, call._replace(group="1"))]
+    assert split_device_steps(steps, both) == pytest.approx((0, 0.05, 0))
+
+
 @given(st.lists(st.floats(0.5, 50), min_size=1, max_size=6), st.floats(0.5, 50), st.integers(3, 30))
 def test_the_parts_are_a_step(gaps: list[float], last: float, count: int) -> None:
     calls = [sum(gaps[: end + 1]) for end in range(len(gaps))]
@@ -75,6 +110,46 @@ def test_the_parts_are_a_step(gaps: list[float], last: float, count: int) -> Non
     assert split is not None
     assert sum(split) == pytest.approx(calls[-1] / 1e3 + last / 1e3 + 0.002, abs=1e-6)
     assert all(part >= 0 for part in split)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "why"),
+    [
+        (None, "this torch does not record collectives"),
+        (device_steps([6] * 20)[1], ""),
+        (
+            [one._replace(seconds=None) for one in device_steps([6] * 20)[1]],
+            "torch does not time collectives of NCCL, unless TORCH_NCCL_ENABLE_TIMING is 1",
+        ),
+    ],
+)
+def test_a_rank_whose_steps_cannot_be_split_says_why_once(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    recorded: list[Collective] | None,
+    why: str,
+) -> None:
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("PERDURE_GENERATION", "2")
+    monkeypatch.setenv("PERDURE_PROGRESS_DIR", str(tmp_path))
+    path = progress_path(tmp_path, 3)
+    ProgressFile(path, generation=2, pid=1, source=COUNTED)
+    monkeypatch.setattr(step_times, "_INTERVAL", 0.0)
+    monkeypatch.setattr(step_times, "read_collectives", lambda: recorded)
+    timer = step_times.StepTimer()
+    timer._compiling = lambda: False
+    ends = iter(step.ended for step in device_steps([6] * 99)[0] for _ in range(2))
+    monkeypatch.setattr(step_times.time, "time_ns", lambda: next(ends))
+    for _ in range(40):
+        timer.on_begin(None, (), {})
+        timer.on_end(None, (), {})
+    told = capsys.readouterr().err
+    assert told == (f"perdure: the steps of rank 3 are not split into computation and waiting: {why}\n" if why else "")
+    progress = read_progress(path)
+    assert progress is not None
+    assert progress.step_times is not None
+    assert progress.step_times.known is not bool(why)
 
 
 RANK = """

@@ -1,4 +1,5 @@
-"""A training that a test can break, or end with a file: real ranks over gloo, and a line on disk for every step."""
+"""A training that a test can break, or end with a file: real ranks over gloo, or over NCCL on one GPU, and a line on
+disk for every step."""
 
 from __future__ import annotations
 
@@ -25,7 +26,10 @@ parser.add_argument("--steps", type=int, default=100_000)
 parser.add_argument("--fail-at", type=int, help="raise at this step, every time")
 parser.add_argument("--timeout", type=float, default=1800.0, help="seconds that a collective waits")
 parser.add_argument("--hang-in", type=int, help="the generation in which rank 1 hangs before its first step")
-parser.add_argument("--fault", choices=["loop", "lock", "mismatch", "skip"], help="how rank 1 hangs at step 40, once")
+parser.add_argument("--backend", choices=["gloo", "nccl"], default="gloo")
+parser.add_argument(
+    "--fault", choices=["loop", "lock", "mismatch", "size", "skip"], help="how rank 1 hangs at step 40, once"
+)
 parser.add_argument("--evaluate", choices=["all", "first"], help="the ranks that pause for seconds, every 40 steps")
 parser.add_argument("--stubborn", action="store_true", help="ignore SIGTERM")
 parser.add_argument("--linger", type=float, default=0.0, help="seconds that the last rank needs for its final save")
@@ -42,6 +46,8 @@ def fail_to_come() -> None:
             threading.Event().wait()
         case "mismatch":
             dist.barrier()
+        case "size":
+            reduce(torch.zeros(8, device=device))
 
 
 def reduce(tensor: torch.Tensor, group: Any = None) -> None:
@@ -58,19 +64,22 @@ if options.stubborn:
 torch.set_num_threads(1)
 if options.hang_in == int(os.environ.get("PERDURE_GENERATION", "0")) and os.environ["RANK"] == "1":
     threading.Event().wait()
-dist.init_process_group("gloo", timeout=timedelta(seconds=options.timeout))
+device = torch.device("cuda" if options.backend == "nccl" else "cpu")
+# NCCL refuses two ranks of one machine on one GPU.
+os.environ["NCCL_HOSTID"] = f"rank {os.environ['RANK']}"
+dist.init_process_group(options.backend, timeout=timedelta(seconds=options.timeout))
 rank, world_size, generation = dist.get_rank(), dist.get_world_size(), int(os.environ.get("PERDURE_GENERATION", "0"))
 # Where a collective is skipped, it is the only one of a group.
 flags = dist.new_group() if options.fault == "skip" else None
-model = nn.Linear(16, 16)
+model = nn.Linear(16, 16).to(device)
 optimizer = Descent(model.parameters(), lr=0.01)
 checkpoint = options.out / "checkpoint.pt"
 step = 0
 if checkpoint.exists():
-    saved = torch.load(checkpoint, weights_only=True)
+    saved = torch.load(checkpoint, weights_only=True, map_location=device)
     model.load_state_dict(saved["model"])
     step = saved["step"]
-over = torch.zeros(1)
+over = torch.zeros(1, device=device)
 with (options.out / "steps").open("a", buffering=1) as log:
     while step < options.steps and not over.item():
         fails = bool(options.fault) and step == 40 and rank == 1 and generation == 1
@@ -81,7 +90,7 @@ with (options.out / "steps").open("a", buffering=1) as log:
         over.fill_(float((options.out / "finish").exists()))
         if not (fails and options.fault == "skip"):
             reduce(over, flags)
-        model(torch.randn(4, 16)).square().mean().backward()
+        model(torch.randn(4, 16, device=device)).square().mean().backward()
         for parameter in model.parameters():
             assert parameter.grad is not None
             reduce(parameter.grad)

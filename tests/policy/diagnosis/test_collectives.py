@@ -34,6 +34,10 @@ def after(number: int, name: str = "all_reduce", size: int = 4, *, group: str = 
     return call(number, name, size, group=group).model_copy(update={"ended": True})
 
 
+def over_nccl(*calls: CollectiveCall) -> tuple[CollectiveCall, ...]:
+    return tuple(call.model_copy(update={"name": call.name.replace("gloo:", "nccl:")}) for call in calls)
+
+
 def at(rank: dict[str, Any], *calls: CollectiveCall) -> dict[str, Any]:
     return {**rank, "collectives": calls}
 
@@ -180,6 +184,119 @@ def test_the_recorder_is_compared_with_the_calls(
     ranks: list[dict[str, Any]], expected: tuple[HangKind, tuple[int, ...], int]
 ):
     assert outcome(found(*ranks)) == expected
+
+
+# What a rank shows that waits for its GPU: it asks the driver all the time, in a line of the script.
+SPINS = computes(HANDLE, cpu_percent=100.0)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "fields", "expected"),
+    [
+        pytest.param(
+            [at(SPINS, *over_nccl(call(7))), at(sleeps(LOCK), *over_nccl(after(6))), at(SPINS, *over_nccl(call(7)))],
+            {},
+            (HangKind.ASLEEP, (1,), 2),
+            id="one has not come",
+        ),
+        pytest.param(
+            [
+                at(computes(BARRIER, cpu_percent=100.0), *over_nccl(call(7))),
+                at(computes(LOOP), *over_nccl(after(6))),
+                at(SPINS, *over_nccl(call(7))),
+            ],
+            {},
+            (HangKind.LOOP, (1,), 2),
+            id="those that wait are in different calls",
+        ),
+        pytest.param(
+            [
+                at(SPINS, *over_nccl(call(7))),
+                at(SPINS, *over_nccl(call(7, "broadcast"))),
+                at(SPINS, *over_nccl(call(7))),
+            ],
+            {"long": False},
+            (HangKind.MISMATCH, (1,), 2),
+            id="different collectives of the same number",
+        ),
+        pytest.param(
+            [
+                at(SPINS, *over_nccl(call(7))),
+                at(computes(HANDLE, steady=False), *over_nccl(call(7, "broadcast"))),
+                at(SPINS, *over_nccl(call(7))),
+            ],
+            {},
+            (HangKind.MISMATCH, (1,), 1),
+            id="different collectives, and one has left its calls",
+        ),
+        pytest.param(
+            [
+                at(SPINS, *over_nccl(call(7), after(3, group=PAIR))),
+                at(SPINS, *over_nccl(call(4, group=PAIR), after(6))),
+                at(SPINS, *over_nccl(call(7), after(3, group=PAIR))),
+            ],
+            {},
+            (HangKind.MISMATCH, (1,), 2),
+            id="a collective was skipped",
+        ),
+        pytest.param(
+            [
+                at(SPINS, *over_nccl(call(7), after(3, group=PAIR))),
+                at(SPINS, *over_nccl(call(4, group=PAIR), after(6))),
+                at(SPINS, *over_nccl(call(7), after(3, group=PAIR))),
+            ],
+            {"long": False},
+            (HangKind.MISMATCH, (1,), 1),
+            id="a collective was skipped, unless a rank computes before it calls it",
+        ),
+        pytest.param(
+            [
+                at(SPINS, *over_nccl(call(7), after(3, group=PAIR))),
+                at(computes(EVALUATION), *over_nccl(call(4, group=PAIR), after(6))),
+                at(SPINS, *over_nccl(call(7), after(3, group=PAIR))),
+            ],
+            {},
+            (HangKind.MISMATCH, (1,), 1),
+            id="the rank that others wait for evaluates",
+        ),
+        pytest.param(
+            [
+                at(SPINS, *over_nccl(call(8))),
+                at(SPINS, *over_nccl(call(7, size=8))),
+                at(SPINS, *over_nccl(call(8))),
+            ],
+            {},
+            (HangKind.MISMATCH, (1,), 2),
+            id="one has given more than the others, which have ended",
+        ),
+        pytest.param(
+            [
+                at(SPINS, *over_nccl(call(8))),
+                at(SPINS, *over_nccl(call(7, size=8))),
+                at(SPINS, *over_nccl(call(8))),
+            ],
+            {"long": False},
+            (HangKind.MISMATCH, (1,), 1),
+            id="one is behind, and may end yet",
+        ),
+        pytest.param(
+            [at(SPINS, *over_nccl(call(8, "broadcast"))), at(SPINS, *over_nccl(call(7, "broadcast")))],
+            {},
+            (HangKind.ALIKE, (), 0),
+            id="a broadcast ends on its source before it has begun elsewhere",
+        ),
+        pytest.param(
+            [at(SPINS, *over_nccl(call(7)), after(9)), at(SPINS, *over_nccl(call(7)), after(3))],
+            {},
+            (HangKind.ALIKE, (), 0),
+            id="each backend of a group has numbers of its own",
+        ),
+    ],
+)
+def test_ranks_that_wait_for_their_devices_are_compared_too(
+    ranks: list[dict[str, Any]], fields: dict[str, Any], expected: tuple[HangKind, tuple[int, ...], int]
+):
+    assert outcome(found(*ranks, **fields)) == expected
 
 
 def test_only_different_collectives_of_the_same_number_mean_something_early():

@@ -104,6 +104,8 @@ HARDWARE = {
 }
 OF_A_SCRIPTS_KERNEL = {
     "a page fault": "RuntimeError: NVRM: Xid (PCI:0000:3b:00): 31, pid=79, name=python, Ch 00000048",
+    "a page fault, as driver 580 tells it": "RuntimeError: NVRM: Xid (PCI:0000:00:06): 31, pid=834, name=python3, "
+    "channel 0x0000001e, intr 00000000. MMU Fault: ENGINE GRAPHICS GPC1 GPCCLIENT_T1_8 faulted @ 0x83d9_7be00000",
     "an exception": "RuntimeError: Xid 13: Graphics Exception, 48 of 95",
 }
 """XIDs that programs cause, beside numbers that would mean hardware."""

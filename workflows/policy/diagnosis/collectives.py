@@ -16,6 +16,8 @@ from perdure.contract import CollectiveCall
 
 _SAME_ELEMENTS = ("all_reduce", "broadcast")
 """Collectives to which each rank of a group gives the same number of elements."""
+_ALL_NEEDED = "all_reduce"
+"""Collectives that end on no device before they have begun on all."""
 
 
 @dataclass(frozen=True)
@@ -48,18 +50,18 @@ def compare(ranks: Mapping[int, Sequence[CollectiveCall]]) -> Comparison | None:
     open_calls = {rank: [call for call in calls if not call.ended] for rank, calls in ranks.items()}
     if not all(ranks.values()) or not any(open_calls.values()):
         return None
-    members: dict[str, list[tuple[int, CollectiveCall]]] = {}
+    members: dict[tuple[str, str], list[tuple[int, CollectiveCall]]] = {}
     for rank, calls in ranks.items():
         for call in calls:
-            members.setdefault(call.group, []).append((rank, call))
+            members.setdefault((call.group, call.backend), []).append((rank, call))
     same_number = False
     waits_for: dict[int, set[int]] = {rank: set() for rank in ranks}
     for rank, calls in open_calls.items():
         for call in calls:
-            for other, theirs in members[call.group]:
+            for other, theirs in members[call.group, call.backend]:
                 differs = not theirs.ended and theirs.sequence == call.sequence and not _match(theirs, call)
                 same_number = same_number or differs
-                if differs or theirs.sequence < call.sequence:
+                if differs or theirs.sequence < call.sequence or _has_ended_alone(theirs, call):
                     waits_for[rank].add(other)
     wanted = Counter(other for others in waits_for.values() for other in others)
     crossed = all(waits_for.values())
@@ -88,6 +90,13 @@ def _match(one: CollectiveCall, other: CollectiveCall) -> bool:
     if one.name != other.name:
         return False
     return one.elements == other.elements or not one.name.endswith(_SAME_ELEMENTS)
+
+
+def _has_ended_alone(one: CollectiveCall, other: CollectiveCall) -> bool:
+    """Whether a rank has ended the collective in which another rank waits, although neither can end without the other:
+    NCCL's ends on the rank with the smaller tensor, where sizes differ."""
+    all_needed = other.on_device and other.name.endswith(_ALL_NEEDED)
+    return all_needed and (one.sequence > other.sequence or (one.sequence == other.sequence and one.ended))
 
 
 def _wanted_most(wanted: Counter[int], total: int) -> frozenset[int]:

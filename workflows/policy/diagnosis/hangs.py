@@ -61,6 +61,7 @@ _LONG_PHASE = re.compile(
 """Names of functions and files that do work which may take long: a rank in one of them is never called a hang for what
 it does there."""
 
+_ALL_STAYED = "no rank left its calls between the looks, and a rank that waits for its device computes"
 _DECORATORS = ("/torch/distributed/c10d_logger.py",)
 _COLLECTIVES = ("/torch/distributed/", "/torch/nn/parallel/distributed.py")
 _SAVES = ("/torch/distributed/checkpoint/", "/torch/serialization.py", "/subprocess.py")
@@ -95,6 +96,18 @@ class _Rank:
         """It did not compute, and was in the same calls all the time."""
         return self.rests and self.seen.steady
 
+    @property
+    def waits_for_device(self) -> bool:
+        """It was in the same calls all the time, with a collective that its device has not ended. It may compute: a
+        rank asks the driver again and again."""
+        waits = any(call.on_device and not call.ended for call in self.collectives)
+        return waits and self.seen.steady and not self.seen.transfers and not self.may_take_long
+
+    @property
+    def stays(self) -> bool:
+        """It did nothing but wait."""
+        return self.sleeps or self.waits_for_device
+
     @cached_property
     def waits_in(self) -> str:
         """The collective that it waits in; empty if it is in none, as far as its calls tell."""
@@ -104,7 +117,9 @@ class _Rank:
         if any(part in inner.file for part in _COLLECTIVES) and _SAVES[0] not in inner.file:
             return inner.function
         # The engine waits there for collectives of DistributedDataParallel, and computes there as well.
-        return "backward" if inner.file.endswith(_BACKWARD) and self.sleeps else ""
+        if inner.file.endswith(_BACKWARD) and (self.sleeps or self.waits_for_device):
+            return "backward"
+        return "a collective of the device" if self.waits_for_device else ""
 
     @property
     def own_call(self) -> StackFrame | None:
@@ -262,8 +277,12 @@ def _find_crossed(ranks: Sequence[_Rank], compared: Comparison) -> Hang:
     signs = (f"torch's flight recorder shows that ranks wait for each other, in {calls}",)
     elsewhere = [rank for rank in ranks if rank.calls and not rank.waits_in]
     # The recorder contradicts the calls of a rank that is elsewhere.
-    if all(rank.rests for rank in ranks) and (not elsewhere or elsewhere in (apart, list(ranks))):
+    agree = not elsewhere or elsewhere in (apart, list(ranks))
+    if agree and all(rank.rests for rank in ranks):
         signs = (*signs, "no rank used a processor between the looks")
+    # Unless the collectives can never match, a rank that computes may still come.
+    elif agree and all(rank.stays and (compared.same_number or rank.long) for rank in ranks):
+        signs = (*signs, _ALL_STAYED)
     hang = _hang(HangKind.MISMATCH, apart, others, signs, compared)
     return hang if apart else hang.replace(at=_line(others[-1].own_call))
 
@@ -322,6 +341,8 @@ def _compare_waiting(waiting: Sequence[_Rank], compared: Comparison | None, abse
         signs = (f"all ranks wait in collectives, and in {lines} different lines of the script ({calls})",)
     if all(rank.sleeps for rank in waiting):
         signs = (*signs, "no rank used a processor or left its call between the looks")
+    elif all(rank.stays for rank in waiting):
+        signs = (*signs, _ALL_STAYED)
     hang = _hang(HangKind.MISMATCH, apart, _others(waiting, apart), signs, compared)
     return hang if known else hang.replace(node=None, ranks=())
 
