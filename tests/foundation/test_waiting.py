@@ -18,6 +18,8 @@ SLEEPS = {
     "tests/system/dies_once_shared.py": "a rank that waits for what another one writes down",
     "tests/system/observed.py": "a training, whose steps take time",
     "tests/system/bad_losses.py": "a training, whose steps take time",
+    "tests/system/trainer_with_nan.py": "a training, whose steps take time",
+    "tests/system/scaled.py": "a training, whose steps take time",
     "tests/system/slow_rank.py": "a training, whose steps take time",
     "tests/system/wrong_results.py": "a training, whose steps take time",
     "tests/system/saves_itself.py": "a training, whose steps take time",

@@ -20,10 +20,12 @@ SCRIPT = Path(__file__).with_name("bad_losses.py")
 STEPS = 60
 
 
-async def submit(site: Site, *arguments: str, on_nan: str, program: str = "torchrun", **spec: Any) -> Job:
+async def submit(
+    site: Site, *arguments: str, on_nan: str, program: str = "torchrun", script: Path = SCRIPT, **spec: Any
+) -> Job:
     out = site.folder / f"bad-{on_nan}-{len(site.jobs)}"
     out.mkdir()
-    command = [program, str(SCRIPT), str(out), *arguments]
+    command = [program, str(script), str(out), *arguments]
     job = await site.submit(command=command, recovery={"on_nan": on_nan}, **spec)
     job.out = out
     return job
@@ -109,3 +111,20 @@ async def test_a_job_that_is_to_stop_names_rank_and_step(site: Site):
     assert (result.phase, result.exit_code) == (JobPhase.FAILED, 1)
     assert "is nan at step 21" in result.reason
     assert "recovery.on_nan is stop" in result.reason
+
+
+@pytest.mark.long("silent-faults")
+@pytest.mark.timeout(400)
+async def test_a_trainer_of_hugging_face_whose_loss_is_once_no_number_goes_back(site: Site):
+    script = Path(__file__).with_name("trainer_with_nan.py")
+    job = await submit(site, on_nan="rollback", script=script)
+    result = await job.client.wait(job.name)
+    assert result.phase is JobPhase.SUCCEEDED, result
+    [incident] = await job.incidents()
+    assert incident.failure is FailureClass.NUMERIC
+    assert " is nan at step 20" in incident.title
+    assert (incident.restored_step, incident.restored_from) == (18, RestoreSource.MEMORY)
+    for rank in (0, 1):
+        made = steps(job, rank)
+        assert sorted(set(made)) == list(range(1, 41))
+        assert made.count(19) == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from contextlib import aclosing
 
 import pytest
@@ -152,6 +153,28 @@ async def test_a_rank_that_does_not_come_is_found_with_its_line_and_restarted(si
     assert "rank 1 of node 1" in told
     assert "ranks 0, 2 wait in all_reduce" in told
     assert "2 independent signs agree" in told
+
+
+@pytest.mark.long("silent-faults")
+async def test_rank_0_may_be_the_one_that_hangs(site: Site):
+    job = await site.submit("--fault", "lock", "--faulty-rank", "0", nodes="3", timing=QUICK)
+    incident = await repaired(job)
+    assert incident.hang is not None
+    assert (incident.failure, incident.culprit) == (FailureClass.RANK_HANG, 0)
+    assert (incident.hang.kind, incident.hang.ranks, incident.hang.waiting) == (HangKind.ASLEEP, (0,), (1, 2))
+
+
+@pytest.mark.long("silent-faults")
+async def test_a_rank_that_no_other_waits_for_is_shown_as_a_stall_and_left_alone(site: Site):
+    job = await site.submit("--fault", "loop", "--alone", nodes="2", timing=QUICK)
+    known = await job.until(lambda s: s.stalled == (1,))
+    assert known.phase is JobPhase.RUNNING
+    assert "waits for node 1 to step again; nothing is restarted" in known.next_action
+    now = time.time()
+    await job.undisturbed(ranks=2, seconds=15)
+    assert {step.rank for step in job.steps() if step.time > now} == {0}
+    assert (await job.status()).generation == 1
+    assert not await job.incidents()
 
 
 @pytest.mark.long("silent-faults")

@@ -28,8 +28,10 @@ parser.add_argument("--timeout", type=float, default=1800.0, help="seconds that 
 parser.add_argument("--hang-in", type=int, help="the generation in which rank 1 hangs before its first step")
 parser.add_argument("--backend", choices=["gloo", "nccl"], default="gloo")
 parser.add_argument(
-    "--fault", choices=["loop", "lock", "mismatch", "size", "skip"], help="how rank 1 hangs at step 40, once"
+    "--fault", choices=["loop", "lock", "mismatch", "size", "skip"], help="how a rank hangs at step 40, once"
 )
+parser.add_argument("--faulty-rank", type=int, default=1)
+parser.add_argument("--alone", action="store_true", help="without a process group")
 parser.add_argument("--evaluate", choices=["all", "first"], help="the ranks that pause for seconds, every 40 steps")
 parser.add_argument("--stubborn", action="store_true", help="ignore SIGTERM")
 parser.add_argument("--linger", type=float, default=0.0, help="seconds that the last rank needs for its final save")
@@ -51,7 +53,8 @@ def fail_to_come() -> None:
 
 
 def reduce(tensor: torch.Tensor, group: Any = None) -> None:
-    dist.all_reduce(tensor, group=group)
+    if not options.alone:
+        dist.all_reduce(tensor, group=group)
 
 
 def evaluate() -> None:
@@ -67,8 +70,10 @@ if options.hang_in == int(os.environ.get("PERDURE_GENERATION", "0")) and os.envi
 device = torch.device("cuda" if options.backend == "nccl" else "cpu")
 # NCCL refuses two ranks of one machine on one GPU.
 os.environ["NCCL_HOSTID"] = f"rank {os.environ['RANK']}"
-dist.init_process_group(options.backend, timeout=timedelta(seconds=options.timeout))
-rank, world_size, generation = dist.get_rank(), dist.get_world_size(), int(os.environ.get("PERDURE_GENERATION", "0"))
+if not options.alone:
+    dist.init_process_group(options.backend, timeout=timedelta(seconds=options.timeout))
+rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+generation = int(os.environ.get("PERDURE_GENERATION", "0"))
 # Where a collective is skipped, it is the only one of a group.
 flags = dist.new_group() if options.fault == "skip" else None
 model = nn.Linear(16, 16).to(device)
@@ -82,7 +87,7 @@ if checkpoint.exists():
 over = torch.zeros(1, device=device)
 with (options.out / "steps").open("a", buffering=1) as log:
     while step < options.steps and not over.item():
-        fails = bool(options.fault) and step == 40 and rank == 1 and generation == 1
+        fails = bool(options.fault) and step == 40 and rank == options.faulty_rank and generation == 1
         if fails:
             fail_to_come()
         if options.evaluate and step % 40 == 39 and (rank == 0 or options.evaluate == "all"):
@@ -107,4 +112,5 @@ with (options.out / "steps").open("a", buffering=1) as log:
     if rank == world_size - 1 and options.linger:
         (options.out / f"lingering-{generation}").touch()
         time.sleep(options.linger)
-dist.destroy_process_group()
+if not options.alone:
+    dist.destroy_process_group()
