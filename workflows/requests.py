@@ -22,8 +22,8 @@ with workflow.unsafe.imports_passed_through():
         TicketRef,
         TicketRequest,
     )
-    from perdure.contract.names import node_name, node_task_queue
-    from perdure.spec.capabilities import CAPABILITIES, service_address
+    from perdure.contract.names import node_name, node_task_queue, service_address
+    from perdure.spec.capabilities import CAPABILITIES
     from perdure.spec.job import JobSpec
     from perdure.spec.roles import NodeCount
     from perdure.workflows.policy.capacity.joining import MOST_TICKETS
@@ -68,9 +68,13 @@ def check_scale(state: JobState, job: JobSpec, request: ScaleRequest) -> None:
     role = role_of(state, request.role)
     count = node_count(request.nodes, role.unit)
     others = (other for other in state.views if other.role != role.role)
-    taken = {service_address(job, other.role, rank): other.role for other in others for rank in range(other.nodes_max)}
+    taken = {
+        service_address(job, state.uid, other.role, rank): other.role
+        for other in others
+        for rank in range(other.nodes_max)
+    }
     for rank in range(count.max):
-        address = service_address(job, role.role, rank)
+        address = service_address(job, state.uid, role.role, rank)
         if address is not None and address in taken:
             raise ApplicationError(
                 f'nodes: got "{request.nodes}"; node {rank} would serve at {address}, as a node of {taken[address]} '

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from perdure.spec.capabilities import CAPABILITIES, LOOPBACK, service_port
+
 if TYPE_CHECKING:
     from perdure.contract import NodeId
+    from perdure.spec.job import JobSpec
 
 WORKER_TASK_QUEUE = "perdure"
 """The task queue of workflows and short activities, unless a site names another queue."""
@@ -97,6 +100,32 @@ def node_task_queue(node: NodeId) -> str:
 def node_name(job_name: str, node: NodeId) -> str:
     """The name of a pod or a node's folder; at most 63 characters, as Kubernetes' labels allow."""
     return dns_label(job_name, f"-{node.role}-{node.rank}-{node.uid}{node.incarnation}")
+
+
+def run_name(job_name: str, uid: str) -> str:
+    """Returns the name of the objects of a cluster that represent one run of a job. It is also a label value, so a long
+    job name is shortened."""
+    return dns_label(f"perdure-{job_name}", f"-{uid}")
+
+
+def host_name(role: str, rank: int) -> str:
+    """The name that the pod of a node has for itself, where it has one: the same in each incarnation."""
+    return f"{role}-{rank}"
+
+
+def host_in_cluster(job: JobSpec, uid: str, role: str, rank: int) -> str:
+    """The name by which pods reach a node, whichever pod is its incarnation."""
+    return f"{host_name(role, rank)}.{run_name(job.name, uid)}.{job.namespace}.svc"
+
+
+def service_address(job: JobSpec, uid: str, role: str, rank: int) -> str | None:
+    """Returns the address that a node with a port has for the whole life of its job; None where it depends on the
+    node's machine."""
+    port, can = service_port(job, role, rank), CAPABILITIES[job.backend]
+    if port is None or not (can.names_nodes or can.runs_beside_worker):
+        return None
+    host = host_in_cluster(job, uid, role, rank) if can.names_nodes else LOOPBACK
+    return f"{host}:{port}"
 
 
 def dns_label(job_name: str, suffix: str) -> str:

@@ -285,8 +285,12 @@ class RoleStatus(Message):
     """Its newest world."""
     nodes: int
     """Members of that world."""
+    nodes_min: int = 0
+    """The fewest nodes that form a world, as scaled last."""
     nodes_max: int
     """The number of nodes that it requests."""
+    nodes_allowed: int = 0
+    """The most nodes that the specification or a user allows, where the job itself may choose fewer."""
     restarts: int
     """Its restarts within the restart window."""
 

@@ -109,7 +109,7 @@ def _spec_schema() -> Schema:
         "minimum": 0,
         "maximum": MAX_NODES,
         "description": "The number of nodes, instead of the role's nodes, as kubectl scale and autoscalers set it; "
-        "of a range, the upper limit. 0 suspends the job.",
+        "of a range, the upper limit; of several roles, for the first that ends the job. 0 suspends the job.",
     }
     description = "The desired job, as in docs/spec.md; name and namespace are the object's own."
     return structural({**job, "required": ["roles"], "description": description}, job["$defs"])

@@ -154,8 +154,9 @@ class Reconciler:
                     job = await self._runs.status(resource)
             except (Refused, SpecError) as error:
                 status = statuses.refused_status(status, "ChangeRefused", str(error), _observed(resource))
-        step = await self._runs.step(job)
-        status = statuses.running_status(status, job, step, _observed(resource))
+        leading = await self._runs.leading_role(resource, job)
+        step = await self._runs.step(leading)
+        status = statuses.running_status(status, job, step, _observed(resource), leading=leading)
         return await self._show(resource, status, again=REFRESH if job.phase in _AT_REST else SOON)
 
     async def _judge(self, resource: TrainingJobResource, run: Run, status: ResourceStatus) -> ResourceStatus:
@@ -175,16 +176,18 @@ class Reconciler:
         """Applies the object's changes to the running job; returns whether there were any."""
         if job.phase in (JobPhase.HELD, JobPhase.STOPPING):
             return False
-        (role,) = resource.job()[0].roles.values()
-        scales = (role.nodes.min, role.nodes.max) != (job.nodes_min, job.nodes_allowed)
+        running = {one.name: (one.nodes_min, one.nodes_allowed) for one in job.by_role}
+        running = running or {job.role: (job.nodes_min, job.nodes_allowed)}
+        desired = {name: role.nodes for name, role in resource.job()[0].roles.items()}
+        scaled = {name: nodes for name, nodes in desired.items() if (nodes.min, nodes.max) != running.get(name)}
         switches = resource.suspended != (job.phase is JobPhase.SUSPENDED)
-        if scales:
-            logger.info("%s: scaled to %s", resource.workflow_id, role.nodes)
-            await self._runs.scale(resource, str(role.nodes))
+        for role, nodes in scaled.items():
+            logger.info("%s: %s scaled to %s", resource.workflow_id, role, nodes)
+            await self._runs.scale(resource, role, str(nodes))
         if switches:
             logger.info("%s: %s", resource.workflow_id, "suspended" if resource.suspended else "resumed")
             await self._runs.suspend(resource, suspended=resource.suspended)
-        return scales or switches
+        return bool(scaled) or switches
 
     async def _end(self, resource: TrainingJobResource) -> Looked:
         """Ends the job of an object that a user deletes; the object is released when the job's nodes are gone.

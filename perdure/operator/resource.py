@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from pydantic import Field, JsonValue, ValidationError
+from pydantic import Field, JsonValue, TypeAdapter, ValidationError
 
 from perdure.contract.names import job_workflow_id
 from perdure.operator.status import Part, ResourceStatus
@@ -14,7 +14,8 @@ from perdure.spec.backends import SpecWarning
 from perdure.spec.durations import parse_duration
 from perdure.spec.errors import SpecError, SpecProblem, format_value
 from perdure.spec.job import Backend, JobSpec
-from perdure.spec.roles import NodeCount
+from perdure.spec.role_relations import roles_that_end
+from perdure.spec.roles import NodeCount, Role
 from perdure.spec.validate import validate_spec
 
 GROUP = "perdure.dev"
@@ -28,6 +29,8 @@ FINALIZER = f"{GROUP}/job"
 
 OWN_FIELDS = ("suspend", "replicas")
 """Fields of an object's `spec` that no job has. `replicas` is what `kubectl scale` and autoscalers set."""
+
+_ROLES = TypeAdapter(dict[str, Role])
 
 
 class Metadata(Part):
@@ -98,6 +101,16 @@ class TrainingJobResource(Part):
             # It is unset, or its value is wrong and refused elsewhere.
             return None
 
+    @property
+    def leading_role(self) -> str | None:
+        """The role whose nodes `replicas` sets, and whose world the status shows: the first one that ends the job; None
+        where the roles have a wrong form."""
+        try:
+            roles = _ROLES.validate_python(self.spec.get("roles"))
+        except ValidationError:
+            return None
+        return next(iter(roles_that_end(roles)), None)
+
     def job(self) -> tuple[JobSpec, tuple[SpecWarning, ...]]:
         """The job that the object describes, and warnings about it.
 
@@ -107,7 +120,7 @@ class TrainingJobResource(Part):
         fields = {name: value for name, value in self.spec.items() if name not in OWN_FIELDS}
         replicas = self.spec.get("replicas")
         if isinstance(replicas, int) and replicas > 0:
-            fields["roles"] = _scaled(fields.get("roles"), replicas)
+            fields["roles"] = _scaled(fields.get("roles"), self.leading_role, replicas)
         own = {name: f"the object's metadata sets it: {value}" for name, value in self._identity().items()}
         if doubled := [
             SpecProblem(location=(name,), value=format_value(fields[name]), message=text, hint="remove it")
@@ -121,20 +134,15 @@ class TrainingJobResource(Part):
         return {"name": self.metadata.name, "namespace": self.metadata.namespace}
 
 
-def _scaled(roles: JsonValue, replicas: int) -> JsonValue:
-    """The roles with another number of nodes: of a range, `replicas` is the upper limit. A form that is wrong is left
-    for validation to refuse."""
-    if not isinstance(roles, dict) or len(roles) != 1:
+def _scaled(roles: JsonValue, name: str | None, replicas: int) -> JsonValue:
+    """The roles with another number of nodes of one of them: of a range, `replicas` is the upper limit. A form that is
+    wrong is left for validation to refuse."""
+    role = roles.get(name) if isinstance(roles, dict) and name else None
+    if not isinstance(roles, dict) or not isinstance(role, dict) or not name:
         return roles
-    ((name, role),) = roles.items()
-    if not isinstance(role, dict):
-        return roles
-    try:
-        nodes = NodeCount.model_validate(role.get("nodes"))
-    except ValidationError:
-        return roles
+    nodes = NodeCount.model_validate(role.get("nodes"))
     least = min(nodes.min, replicas) if nodes.elastic else replicas
-    return {name: {**role, "nodes": {"min": least, "max": replicas, "unit": nodes.unit}}}
+    return {**roles, name: {**role, "nodes": {"min": least, "max": replicas, "unit": nodes.unit}}}
 
 
 def collection(namespace: str | None = None) -> str:

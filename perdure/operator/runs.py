@@ -26,7 +26,7 @@ from perdure.client.error_mapping import map_errors
 from perdure.client.leases import leases_of
 from perdure.client.views import Submission, comparable, training_step
 from perdure.contract import JobPhase, JobResult, JobStatus
-from perdure.contract.names import uid_of
+from perdure.contract.names import role_of_group, uid_of
 from perdure.operator.resource import TrainingJobResource
 from perdure.operator.status import KnownStep
 from perdure.spec.accepted import read_accepted
@@ -111,10 +111,22 @@ class Runs:
         """
         return await self._client.status(resource.metadata.name, namespace=resource.metadata.namespace)
 
+    async def leading_role(self, resource: TrainingJobResource, job: JobStatus) -> JobStatus:
+        """The same status, about the object's leading role.
+
+        Raises:
+            NoWorker: if no worker answers for it.
+        """
+        role = resource.leading_role
+        if role in (None, job.role):
+            return job
+        return await self._client.status(resource.metadata.name, namespace=resource.metadata.namespace, role=role)
+
     async def step(self, job: JobStatus) -> KnownStep | None:
-        """The step of the slowest member of the world; None if it is not known."""
+        """The step of the slowest member of the role's world; None if it is not known."""
         temporal = await self._client.connect()
-        groups = await describe_all(temporal, job.groups, rpc_timeout=CALL_TIMEOUT)
+        own = [group for group in job.groups if role_of_group(group) == job.role]
+        groups = await describe_all(temporal, own, rpc_timeout=CALL_TIMEOUT)
         leases = [lease for group in groups for lease in await leases_of(temporal, group)]
         views = [lease.view for lease in leases if lease.view and lease.view.generation == job.generation]
         known = [view.progress for view in views if view.progress]
@@ -131,14 +143,18 @@ class Runs:
         except Refused as error:
             return _never_began(str(error)), None
         try:
-            return result, await self._client.status(name, namespace=namespace)
+            return result, await self._client.status(name, namespace=namespace, role=resource.leading_role)
         except PerdureError:
             return result, None
 
-    async def scale(self, resource: TrainingJobResource, nodes: str) -> None:
-        """Changes the job's number of nodes."""
-        name, namespace = resource.metadata.name, resource.metadata.namespace
-        await self._client.scale(name, nodes, namespace=namespace, reason="the TrainingJob object was changed")
+    async def scale(self, resource: TrainingJobResource, role: str, nodes: str) -> None:
+        """Changes the number of nodes of a role."""
+        name, namespace, reason = (
+            resource.metadata.name,
+            resource.metadata.namespace,
+            "the TrainingJob object was changed",
+        )
+        await self._client.scale(name, nodes, role=role, namespace=namespace, reason=reason)
 
     async def suspend(self, resource: TrainingJobResource, *, suspended: bool) -> None:
         """Makes the job release its nodes, or request them again."""

@@ -77,6 +77,23 @@ class Observed:
     time: datetime
 
 
+class RolePart(Part):
+    """How far one of several roles is."""
+
+    name: str
+    """The role."""
+    phase: str
+    """Its phase, as the job's."""
+    nodes: str
+    """Nodes in its current world, and the most that it may have."""
+    generation: int
+    """The generation of its world."""
+    restarts: int
+    """Restarts that count against its `retry.max_restarts`."""
+    reason: str = ""
+    """Why it is in this phase."""
+
+
 class ResourceStatus(Part):
     """The job's state as far as the operator knows; `perdure status` and `perdure explain` show more."""
 
@@ -85,6 +102,8 @@ class ResourceStatus(Part):
     phase: str = ""
     """STARTING, WAITING, RENDEZVOUS, RUNNING, RECOVERING, SUSPENDED, HELD, STOPPING, SUCCEEDED, FAILED or CANCELLED;
     REFUSED if no job was started, PENDING if none could be started yet."""
+    roles: tuple[RolePart, ...] = ()
+    """Each role of a job that has several; what follows is about the first one that ends the job."""
     nodes: str = ""
     """Nodes in the current world, and the most that it may have, such as 14/16."""
     replicas: int | None = None
@@ -204,10 +223,20 @@ def unknown_status(status: ResourceStatus, reason: str, message: str, at: Observ
     return with_condition(status, "Running", Truth.UNKNOWN, reason, message, at)
 
 
-def running_status(status: ResourceStatus, job: JobStatus, step: KnownStep | None, at: Observed) -> ResourceStatus:
-    """The status of a running job, from its workflow's answer."""
+def running_status(
+    status: ResourceStatus, job: JobStatus, step: KnownStep | None, at: Observed, *, leading: JobStatus | None = None
+) -> ResourceStatus:
+    """The status of a running job, from its workflow's answer.
+
+    Args:
+        status: The status before.
+        job: The status of its workflow.
+        step: Its step, if it is known.
+        at: What the status is about.
+        leading: The same of the object's leading role, where the job has several.
+    """
     status = update_status(
-        _with_step(_with_counts(status, job), step),
+        _with_step(_with_counts(status, leading or job), step),
         phase=job.phase.value,
         started_at=job.started_at.replace(microsecond=0),
     )
@@ -245,7 +274,7 @@ def ended_status(status: ResourceStatus, result: JobResult, job: JobStatus | Non
     Args:
         status: The status before.
         result: The job's result.
-        job: The last status of its workflow, if a worker answers for it.
+        job: The last status of its workflow, for the object's leading role, if a worker answers for it.
         at: What the status is about.
     """
     status = _with_counts(status, job) if job else status
@@ -266,9 +295,15 @@ def ended_status(status: ResourceStatus, result: JobResult, job: JobStatus | Non
 def _with_counts(status: ResourceStatus, job: JobStatus) -> ResourceStatus:
     return update_status(
         status,
+        roles=tuple(
+            RolePart(
+                nodes=f"{one.nodes}/{one.nodes_max}", **one.model_dump(include=set(RolePart.model_fields) - {"nodes"})
+            )
+            for one in job.by_role
+        ),
         nodes=f"{job.nodes}/{job.nodes_max}",
         replicas=job.nodes,
-        selector=f"perdure.dev/uid={job.uid}",
+        selector=f"perdure.dev/uid={job.uid}" + (f",perdure.dev/role={job.role}" if job.by_role else ""),
         world_size=job.world_size,
         generation=job.generation,
         restarts=job.restarts,

@@ -65,6 +65,7 @@ def _field(path: str, *backends: Backend, harmless: bool = False, remedy: str = 
 
 
 _PODS = (Backend.KUBERNETES,)
+_CREATES = tuple(backend for backend, can in CAPABILITIES.items() if can.creates_nodes)
 
 FIELD_SUPPORT: tuple[FieldSupport, ...] = (
     _field("runtime", *_PODS, remedy="write the preset's fields into the specification"),
@@ -77,10 +78,10 @@ FIELD_SUPPORT: tuple[FieldSupport, ...] = (
     _field("ttl_after_finished", Backend.KUBERNETES, Backend.JOINED, harmless=True),
     _field("workdir.exclude", *_PODS, harmless=True),
     _field("workdir.archive", *_PODS, harmless=True),
-    _field("roles.*.ready", Backend.LOCAL, remedy="run the service outside of the job, or on the backend local"),
+    _field("roles.*.ready", *_CREATES, remedy="run the service outside of the job, or on another backend"),
     _field(
         "roles.*.scaling",
-        *(backend for backend, can in CAPABILITIES.items() if can.creates_nodes),
+        *_CREATES,
         remedy="leave it out: a machine that has joined cannot be requested again after it was given up",
     ),
     _field("roles.*.python", *_PODS, harmless=True),
@@ -132,7 +133,7 @@ def find_unsupported(
             SpecProblem(
                 location=("roles",),
                 message=f"has {len(names)} roles ({', '.join(names)}); the backend {backend} runs one role per job",
-                hint="run it on the backend local, or each role as a job of its own",
+                hint="run it on another backend, or each role as a job of its own",
             )
         )
     if CAPABILITIES[backend].needs_image:

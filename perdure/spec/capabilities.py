@@ -29,6 +29,8 @@ class Capabilities:
     """Nodes cannot see the submitting machine, and get the working directory as an upload."""
     needs_image: bool = False
     """Every role names a container image."""
+    names_nodes: bool = False
+    """Where the nodes of a job know of each other, each has a name that leads to its newest incarnation."""
     runs_several_roles: bool = False
     """A job may have more than one role, and roles that form no world."""
 
@@ -58,6 +60,8 @@ CAPABILITIES = complete(
             keeps_shared_objects=True,
             uploads_workdir=True,
             needs_image=True,
+            names_nodes=True,
+            runs_several_roles=True,
         ),
         Backend.JOINED: Capabilities(),
     }
@@ -77,10 +81,3 @@ def service_port(job: JobSpec, role: str, rank: int) -> int | None:
     if ready is None:
         return None
     return ready.port + (rank if CAPABILITIES[job.backend].runs_beside_worker else 0)
-
-
-def service_address(job: JobSpec, role: str, rank: int) -> str | None:
-    """Returns the address that a node with a port has for the whole life of its job; None where it depends on the
-    node's machine."""
-    port = service_port(job, role, rank)
-    return f"{LOOPBACK}:{port}" if port is not None and CAPABILITIES[job.backend].runs_beside_worker else None

@@ -98,6 +98,11 @@ class JobSpec(Section):
         return {**self.env, **self.roles[role].env}
 
     @property
+    def tells_addresses(self) -> bool:
+        """The nodes know where those of all roles are reached: there are several roles, or one that serves."""
+        return len(self.roles) > 1 or any(role.ready is not None for role in self.roles.values())
+
+    @property
     def stored(self) -> Checkpoint | None:
         """`checkpoint`, where the ranks' own checkpoints have a storage."""
         return self.checkpoint if self.checkpoint is not None and self.checkpoint.storage is not None else None

@@ -27,7 +27,7 @@ def request(
     """A node of an elastic job: two nodes, and two units of two nodes beyond them."""
     nodes = {"min": 2, "max": 6, "unit": 2}
     role = {"nodes": nodes, "command": ["torchrun", "train.py"], "image": "torch:1", **(role or {})}
-    job = {"name": name, "backend": "kubernetes", "queue": "research", "roles": {"worker": role}, **spec}
+    job = {"name": name, "backend": "kubernetes", "queue": "research", "roles": {"worker": role}} | spec
     node = NodeCredentials(uid=UID, role="worker", rank=rank, incarnation=incarnation, token="t")
     return NodeRequest(
         node=node,
@@ -168,6 +168,17 @@ def test_volcano_is_told_tiers_and_the_scheduler_labels(topology: dict[str, str]
     ((_, content, _),) = adapter.shared_objects(asked, pod)
     assert content["spec"].get("networkTopology") == told
     assert ("affinity" in pod["spec"]) == (told is None)
+
+
+@pytest.mark.parametrize("system", ["volcano", "coscheduling", "workload"])
+def test_each_of_several_roles_has_a_group_with_its_own_minimum(system: str):
+    one = {"nodes": 3, "command": ["torchrun", "train.py"], "image": "torch:1"}
+    asked = request(roles={"worker": one, "ps": one})
+    adapter = adapter_of(system)
+    ((_, content, _),) = adapter.shared_objects(asked, manifest(asked, adapter))
+    assert content["metadata"]["name"] == f"perdure-a-worker-{UID}"
+    assert content["metadata"]["name"] in str(adapter.template(asked))
+    assert "3" in str(content["spec"])
 
 
 def test_a_job_that_was_scaled_has_another_minimum():

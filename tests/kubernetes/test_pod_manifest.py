@@ -13,9 +13,10 @@ from perdure.activities.nodes.kubernetes import KubernetesSettings
 from perdure.activities.nodes.kubernetes.copies import bytes_of
 from perdure.activities.nodes.kubernetes.merge import merge
 from perdure.activities.nodes.kubernetes.pod import pod_of
+from perdure.activities.nodes.kubernetes.service import service_of
 from perdure.activities.nodes.kubernetes.site_policy import SitePolicy
 from perdure.contract import NodeCredentials, NodeRequest
-from perdure.contract.names import node_name
+from perdure.contract.names import host_in_cluster, node_name
 from perdure.spec.job import JobSpec
 
 SETTINGS = KubernetesSettings(
@@ -29,7 +30,7 @@ def request(
     role: dict[str, Any] | None = None, *, name: str = "a", avoids: tuple[str, ...] = (), **spec: Any
 ) -> NodeRequest:
     role = {"nodes": 2, "command": ["torchrun", "train.py"], "image": "torch:1", **(role or {})}
-    job = JobSpec.model_validate({"name": name, "backend": "kubernetes", "roles": {"worker": role}, **spec})
+    job = JobSpec.model_validate({"name": name, "backend": "kubernetes", "roles": {"worker": role}} | spec)
     node = NodeCredentials(uid="0a1b2c3d", role="worker", rank=130, incarnation=3, token="secret-token")
     return NodeRequest(
         node=node,
@@ -60,6 +61,22 @@ def test_a_pod_is_named_and_labelled_by_its_incarnation():
     assert pod["metadata"]["name"] == f"{'j' * 40}-worker-130-0a1b2c3d3"
     labels = {key.removeprefix("perdure.dev/"): value for key, value in pod["metadata"]["labels"].items()}
     assert (labels["uid"], labels["rank"], labels["group"], labels["incarnation"]) == ("0a1b2c3d", "130", "1", "3")
+
+
+def test_a_pod_of_several_roles_keeps_its_name_in_the_service_of_its_run():
+    alone = request()
+    assert service_of(alone) == ()
+    assert not {"hostname", "subdomain"} & set(pod_of(alone, SETTINGS)["spec"])
+    server = {"nodes": 2, "command": ["serve"], "image": "torch:1", "ready": {"port": 80}}
+    worker = alone.spec.roles["worker"].model_dump(mode="json", exclude_defaults=True)
+    several = request(roles={"worker": worker, "ps": server}, name="j" * 63)
+    pod = pod_of(several, SETTINGS)
+    ((path, service, _),) = service_of(several)
+    run = f"perdure-{'j' * 46}-0a1b2c3d"
+    assert (pod["spec"]["hostname"], pod["spec"]["subdomain"]) == ("worker-130", run)
+    assert (path, service["metadata"]["name"]) == ("/api/v1/namespaces/default/services", run)
+    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    assert host_in_cluster(several.spec, "0a1b2c3d", "worker", 130) == f"worker-130.{run}.default.svc"
 
 
 def test_training_sees_neither_the_token_nor_a_service_account():

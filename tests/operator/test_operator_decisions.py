@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from perdure.contract import JobPhase, JobResult, JobStatus, Progress
+from perdure.contract import JobPhase, JobResult, JobStatus, Progress, RoleStatus
 from perdure.operator import status as statuses
 from perdure.operator.changes import refusal_of_changes
 from perdure.operator.events import occurrences
+from perdure.operator.reconcile import Reconciler
 from perdure.operator.resource import TrainingJobResource
 from perdure.operator.status import KnownStep, Observed, ResourceStatus, Truth
 from perdure.operator.workqueue import Workqueue
@@ -78,6 +79,83 @@ def test_replicas_take_the_place_of_nodes_as_kubectl_scale_sets_them(
 def test_replicas_that_nodes_cannot_have_are_refused():
     with pytest.raises(SpecError, match="unit is 2; expected min"):
         resource({"replicas": 3}, nodes={"min": 2, "max": 8, "unit": 2}).job()
+
+
+def of_roles(spec: dict[str, Any] | None = None, **nodes: Any) -> TrainingJobResource:
+    """A trainer and two servers."""
+    server = {"nodes": nodes.get("ps", 2), "command": ["serve"], "image": "acme/ps", "ready": {"port": 80}}
+    trainer = {"nodes": nodes.get("trainer", 4), "command": ["torchrun", "train.py"], "image": "acme/llama"}
+    return resource({"roles": {"ps": server, "trainer": trainer}, **(spec or {})})
+
+
+def test_replicas_of_a_job_of_several_roles_are_those_of_the_role_that_ends_it():
+    roles = of_roles({"replicas": 6}).job()[0].roles
+    assert {name: role.nodes.max for name, role in roles.items()} == {"ps": 2, "trainer": 6}
+
+
+@pytest.mark.parametrize(
+    ("spec", "nodes", "told"),
+    [
+        ({}, {}, []),
+        ({"replicas": 6}, {}, [("trainer", "6")]),
+        ({}, {"ps": 3, "trainer": "2:4"}, [("ps", "3"), ("trainer", "2:4")]),
+        ({"suspend": True}, {}, ["suspend"]),
+    ],
+)
+async def test_each_role_of_a_running_job_follows_its_object(
+    spec: dict[str, Any], nodes: dict[str, Any], told: list[Any]
+):
+    runs = SteeredRuns()
+    job = running_job(role="ps", by_role=(running_role("ps", 2), running_role("trainer", 4)))
+    reconciler = Reconciler(cast("Any", None), cast("Any", runs), cast("Any", None))
+    assert await reconciler._carry(of_roles(spec, **nodes), job) is bool(told)
+    assert runs.told == told
+
+
+async def test_a_role_that_has_chosen_fewer_nodes_than_its_object_allows_keeps_them():
+    runs = SteeredRuns()
+    job = running_job(role="ps", by_role=(running_role("ps", 2), running_role("trainer", 2, allowed=4)))
+    reconciler = Reconciler(cast("Any", None), cast("Any", runs), cast("Any", None))
+    assert not await reconciler._carry(of_roles(trainer="2:4"), job)
+
+
+class SteeredRuns:
+    """Takes down what the operator requests of a job."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    async def scale(self, resource: TrainingJobResource, role: str, nodes: str) -> None:
+        self.told.append((role, nodes))
+
+    async def suspend(self, resource: TrainingJobResource, *, suspended: bool) -> None:
+        self.told.append("suspend" if suspended else "resume")
+
+
+def running_role(name: str, nodes: int, *, allowed: int = 0) -> RoleStatus:
+    return RoleStatus(
+        name=name,
+        phase=JobPhase.RUNNING,
+        generation=1,
+        nodes=nodes,
+        nodes_min=nodes,
+        nodes_max=nodes,
+        nodes_allowed=allowed or nodes,
+        restarts=0,
+    )
+
+
+def test_a_status_shows_all_roles_and_counts_the_nodes_of_the_one_that_is_scaled():
+    job = running_job(role="ps", by_role=(running_role("ps", 2), running_role("trainer", 4)))
+    leading = job.model_copy(update={"role": "trainer", "nodes": 4, "nodes_max": 4})
+    status = statuses.running_status(ResourceStatus(), job, None, Observed(1, NOW), leading=leading)
+    assert [(role.name, role.phase, role.nodes) for role in status.roles] == [
+        ("ps", "RUNNING", "2/2"),
+        ("trainer", "RUNNING", "4/4"),
+    ]
+    assert (status.nodes, status.replicas) == ("4/4", 4)
+    assert status.selector == "perdure.dev/uid=0a1b2c3d,perdure.dev/role=trainer"
+    assert statuses.running_status(ResourceStatus(), running_job(), None, Observed(1, NOW)).roles == ()
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,8 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.activities.nodes.kubernetes.naming import run_name
 from perdure.contract import NodeId
-from perdure.contract.names import node_name
+from perdure.contract.names import node_name, run_name
 
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 

@@ -13,10 +13,11 @@ from typing import Any
 
 from perdure.activities.nodes.backend import NodeRefused
 from perdure.activities.nodes.kubernetes.gangs import SharedObject
-from perdure.activities.nodes.kubernetes.naming import JOB, OURS, UID, is_ours, run_name, selector
+from perdure.activities.nodes.kubernetes.naming import JOB, OURS, UID, is_ours, selector
 from perdure.activities.nodes.kubernetes.workdir import adopt, archive_of
 from perdure.base.kubernetes import KubernetesApi, KubernetesError, Object, core_path
 from perdure.contract import NodeRequest
+from perdure.contract.names import run_name
 
 _REMEMBERED = 10.0
 """Seconds for which an anchor is remembered: long enough to create a thousand nodes at once, too short for a job to be
@@ -33,8 +34,8 @@ class Anchors:
             api: the API server to create them at.
         """
         self._api = api
-        self._owners: dict[tuple[str, int], tuple[float, asyncio.Task[dict[str, Any]]]] = {}
-        """Anchors by job uid and minimum size: the shared objects depend on both."""
+        self._owners: dict[tuple[str, str, int], tuple[float, asyncio.Task[dict[str, Any]]]] = {}
+        """Anchors by job uid, role and minimum size: the shared objects depend on all three."""
 
     async def owner_reference(self, request: NodeRequest, shared: Sequence[SharedObject] = ()) -> dict[str, Any]:
         """Returns the owner reference that makes a pod part of its job.
@@ -47,7 +48,8 @@ class Anchors:
             KubernetesError: if the anchor can be neither found nor created.
             NodeRefused: if the cluster does not know the kind of a shared object, or the job's code is missing.
         """
-        key, now = (request.node.uid, request.minimum), asyncio.get_running_loop().time()
+        key = (request.node.uid, request.node.role, request.minimum)
+        now = asyncio.get_running_loop().time()
         queried_at, asking = self._owners.get(key, (0.0, None))
         if asking is None or now - queried_at > _REMEMBERED or (asking.done() and asking.exception()):
             asking = asyncio.create_task(self._ensure(request, shared))

@@ -27,6 +27,7 @@ from perdure.activities.nodes.kubernetes.objects import Pod
 from perdure.activities.nodes.kubernetes.pod import BEYOND_GRACE, pod_of
 from perdure.activities.nodes.kubernetes.presets import Additions, find_presets, with_preset
 from perdure.activities.nodes.kubernetes.room import Room, gpus_of, shortage_of
+from perdure.activities.nodes.kubernetes.service import service_of
 from perdure.activities.nodes.kubernetes.settings import KubernetesSettings
 from perdure.activities.nodes.kubernetes.site_policy import violation_of_namespace
 from perdure.activities.nodes.kubernetes.watch import GroupWatch, pods_of
@@ -68,7 +69,7 @@ class KubernetesBackend:
                 self._refuse_too_large(request, pod)
                 await self._await_turn(api, request)
                 async with self._room.place_for(request.spec.namespace, pod):
-                    shared = self._settings.gangs.shared_objects(request, pod)
+                    shared = (*service_of(request), *self._settings.gangs.shared_objects(request, pod))
                     pod["metadata"]["ownerReferences"] = [await anchors.owner_reference(request, shared)]
                     await api.create(pods_of(request.spec.namespace), pod)
             except KubernetesError as error:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from perdure.contract.names import dns_label
-
 OURS = {"app.kubernetes.io/managed-by": "perdure"}
 """Labels of every object that the worker makes."""
 
@@ -28,9 +26,3 @@ def is_ours(found: Mapping[str, Any], labels: Mapping[str, str] | None = None) -
     """
     there: Mapping[str, str] = found["metadata"].get("labels") or {}
     return (OURS | dict(labels or {})).items() <= there.items()
-
-
-def run_name(job_name: str, uid: str) -> str:
-    """Returns the name of the objects that represent one run of a job. It is also a label value, so a long job name is
-    shortened."""
-    return dns_label(f"perdure-{job_name}", f"-{uid}")

@@ -31,7 +31,7 @@ from perdure.activities.nodes.kubernetes.settings import KubernetesSettings
 from perdure.activities.nodes.kubernetes.site_policy import Reserved, SitePolicy
 from perdure.activities.nodes.kubernetes.workdir import UNPACKED, archive_of, carry
 from perdure.contract import NodeRequest
-from perdure.contract.names import group_index
+from perdure.contract.names import group_index, host_name, run_name
 from perdure.spec.roles import Role
 from perdure_training.snapshots.copies import RACK_VARIABLE
 
@@ -397,8 +397,17 @@ def _required_fields(request: NodeRequest, role: Role, settings: KubernetesSetti
             # An ended incarnation is replaced by a new one and never restarted.
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": grace + BEYOND_GRACE,
+            **_name_in_cluster(request),
         },
     }
+
+
+def _name_in_cluster(request: NodeRequest) -> dict[str, str]:
+    """Returns the fields that give the pod its name in the Service of its job."""
+    spec, node = request.spec, request.node
+    if not spec.tells_addresses:
+        return {}
+    return {"hostname": host_name(node.role, node.rank), "subdomain": run_name(spec.name, node.uid)}
 
 
 def _metrics_port(request: NodeRequest, settings: KubernetesSettings) -> int | None:

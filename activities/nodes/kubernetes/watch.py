@@ -15,10 +15,11 @@ from typing import NamedTuple
 from perdure.activities.nodes.backend import Fact, Revocation
 from perdure.activities.nodes.kubernetes.anchor import Anchors
 from perdure.activities.nodes.kubernetes.facts import event_of, is_repeated, processes_ended
-from perdure.activities.nodes.kubernetes.naming import GROUP, OURS, ROLE, UID, run_name, selector
+from perdure.activities.nodes.kubernetes.naming import GROUP, OURS, ROLE, UID, selector
 from perdure.activities.nodes.kubernetes.objects import OwnerReference, Pod
 from perdure.base.kubernetes import TRANSIENT, Change, Changed, KubernetesApi, KubernetesError, Listed, Removed
 from perdure.contract import NodeEvent, NodeEventKind, WatchRequest
+from perdure.contract.names import run_name
 
 logger = logging.getLogger(__name__)
 

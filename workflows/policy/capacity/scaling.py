@@ -24,6 +24,7 @@ from perdure.workflows.policy.capacity.throughput import Throughput
 from perdure.workflows.policy.diagnosis import stragglers
 from perdure.workflows.policy.record import incidents
 from perdure.workflows.policy.state.job import RoleInJob
+from perdure.workflows.policy.state.role import RoleState
 
 _CHANGED = 0.15
 """Changes of a step's time with the same nodes from which on what was measured with other numbers counts no more."""
@@ -116,7 +117,7 @@ def sizes_of(state: RoleInJob, role: Role) -> range:
     return range(state.nodes_min, largest_of(state) + 1, lcm(state.unit, role.node_group))
 
 
-def largest_of(state: RoleInJob) -> int:
+def largest_of(state: RoleInJob | RoleState) -> int:
     """The most nodes that the specification or a user allows."""
     return state.nodes_max if state.scaling.largest is None else state.scaling.largest
 

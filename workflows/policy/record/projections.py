@@ -101,7 +101,9 @@ def _role_status(role: RoleState, job: JobSpec, now: datetime, closed: JobPhase 
         reason=reason,
         generation=role.generation,
         nodes=role.world.nodes if role.world else 0,
+        nodes_min=role.nodes_min,
         nodes_max=role.nodes_max,
+        nodes_allowed=scaling.largest_of(role),
         restarts=len(within_window(role.restarts, now=now, window=job.retry.window)),
     )
 

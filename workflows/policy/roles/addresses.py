@@ -7,7 +7,8 @@ it will serve is known before.
 from __future__ import annotations
 
 from perdure.contract import RoleAddresses
-from perdure.spec.capabilities import service_address, service_port
+from perdure.contract.names import host_in_cluster, service_address
+from perdure.spec.capabilities import CAPABILITIES, service_port
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.state.job import JobState
 from perdure.workflows.policy.state.role import RoleState
@@ -15,13 +16,13 @@ from perdure.workflows.policy.state.role import RoleState
 
 def addresses_by_role(state: JobState, job: JobSpec) -> dict[str, RoleAddresses]:
     """Returns the addresses of all roles of a job; empty for one role that serves no others, which asks for none."""
-    if len(job.roles) == 1 and all(role.ready is None for role in job.roles.values()):
+    if not job.tells_addresses:
         return {}
-    return {name: _addresses_of(role, job) for name, role in state.roles.items()}
+    return {name: _addresses_of(role, job, state.uid) for name, role in state.roles.items()}
 
 
-def _addresses_of(role: RoleState, job: JobSpec) -> RoleAddresses:
-    serves = [service_address(job, role.role, rank) for rank in range(role.nodes_max)]
+def _addresses_of(role: RoleState, job: JobSpec, uid: str) -> RoleAddresses:
+    serves = [service_address(job, uid, role.role, rank) for rank in range(role.nodes_max)]
     known = RoleAddresses(
         generation=role.generation,
         completed=bool(role.completed),
@@ -31,13 +32,14 @@ def _addresses_of(role: RoleState, job: JobSpec) -> RoleAddresses:
     if world is None or role.completed:
         return known
     return known.replace(
-        addresses=tuple(_address_of(role, rank, job) for rank in sorted(world.members)),
+        addresses=tuple(_address_of(role, rank, job, uid) for rank in sorted(world.members)),
         generation=world.generation,
         processes=world.processes,
         ready=role.stepping and role.interruption is None,
     )
 
 
-def _address_of(role: RoleState, rank: int, job: JobSpec) -> str:
-    address, port = role.nodes[rank].address, service_port(job, role.role, rank)
+def _address_of(role: RoleState, rank: int, job: JobSpec, uid: str) -> str:
+    named, port = CAPABILITIES[job.backend].names_nodes, service_port(job, role.role, rank)
+    address = host_in_cluster(job, uid, role.role, rank) if named else role.nodes[rank].address
     return f"{address}:{port}" if address and port is not None else address

@@ -1,6 +1,6 @@
 """Shared parts of the adapters for schedulers that have a `PodGroup` with a minimum.
 
-All of a job's pods are members of one group, whose minimum is the job's. So the scheduler binds the first pods together
+All pods of a role are members of one group, whose minimum is the role's. So the scheduler binds the first pods together
 and those beyond the minimum as capacity allows.
 """
 
@@ -10,18 +10,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from perdure.activities.nodes.kubernetes.gangs.adapter import SharedObject
-from perdure.activities.nodes.kubernetes.naming import run_name
 from perdure.activities.nodes.kubernetes.resources import requests_of
 from perdure.contract import NodeRequest
+from perdure.contract.names import dns_label, run_name
 
 
 def group_name(request: NodeRequest) -> str:
-    """Returns the group's name, which is the anchor's: at most 57 characters, so that it fits into a label."""
-    return run_name(request.spec.name, request.node.uid)
+    """Returns the group's name, which is the anchor's, and has the role's in a job of several. It fits into a label."""
+    job, node = request.spec, request.node
+    if len(job.roles) == 1:
+        return run_name(job.name, node.uid)
+    return dns_label(f"perdure-{job.name}", f"-{node.role}-{node.uid}")
 
 
 def pod_group(request: NodeRequest, version: str, spec: dict[str, Any], *, mutable: bool = True) -> SharedObject:
-    """Returns the job's group as an object of one API version."""
+    """Returns the role's group as an object of one API version."""
     return SharedObject(
         collection=f"/apis/{version}/namespaces/{request.spec.namespace}/podgroups",
         content={"apiVersion": version, "kind": "PodGroup", "metadata": {"name": group_name(request)}, "spec": spec},
@@ -30,5 +33,5 @@ def pod_group(request: NodeRequest, version: str, spec: dict[str, Any], *, mutab
 
 
 def minimum_resources(request: NodeRequest, pod: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the resources that the job's minimum of nodes needs together."""
+    """Returns the resources that the role's minimum of nodes needs together."""
     return {name: f"{amount * request.minimum:f}" for name, amount in sorted(requests_of(pod["spec"]).items())}

@@ -8,6 +8,10 @@
 - apiGroups: [""]
   resources: [configmaps]
   verbs: [create, get, list, patch, delete]
+# The names of the nodes of a job of several roles.
+- apiGroups: [""]
+  resources: [services]
+  verbs: [create, get]
 {{- $groups := dict "volcano" "scheduling.volcano.sh" "coscheduling" "scheduling.x-k8s.io" "workload" "scheduling.k8s.io" }}
 {{- with .Values.gangs.system }}
 # The requirements of the site's gang system: docs/gangs.md.
