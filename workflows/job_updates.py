@@ -169,8 +169,9 @@ class JobUpdates:
 
     @workflow.update(description="Give a place among the nodes to a machine that a user or a scheduler started")
     def join(self, request: JoinRequest) -> JoinAnswer:
-        self._take_request(ForRole(request.role, request))
-        role = self.state.view(request.role)
+        chosen = joining.choose_role(self.state, request, self.job, workflow.now()).role
+        self._take_request(ForRole(chosen, request))
+        role = self.state.view(chosen)
         node = joining.place_of(role, request)
         if node is None:
             return JoinAnswer(reason=joining.describe_wait(role, request))
@@ -179,8 +180,7 @@ class JobUpdates:
 
     @join.validator
     def _join_is_valid(self, request: JoinRequest) -> None:
-        role = requests.role_of(self._known_state(), request.role)
-        refusal = joining.refusal(role, request, self.job, workflow.now())
+        refusal = requests.refusal_to_join(self._known_state(), request, self.job)
         if refusal is not None:
             raise ApplicationError(refusal.text, type=refusal.kind)
 

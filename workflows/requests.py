@@ -13,6 +13,7 @@ from temporalio.exceptions import ApplicationError
 with workflow.unsafe.imports_passed_through():
     from perdure.contract import (
         JoinRefusal,
+        JoinRequest,
         NodeCredentials,
         NodeRequest,
         PauseRequest,
@@ -26,7 +27,7 @@ with workflow.unsafe.imports_passed_through():
     from perdure.spec.capabilities import CAPABILITIES
     from perdure.spec.job import JobSpec
     from perdure.spec.roles import NodeCount
-    from perdure.workflows.policy.capacity.joining import MOST_TICKETS
+    from perdure.workflows.policy.capacity.joining import MOST_TICKETS, Refusal, choose_role
     from perdure.workflows.policy.roles import suspension
     from perdure.workflows.policy.state.job import JobState, RoleInJob, UnknownRole
     from perdure.workflows.policy.state.node import NodeState
@@ -60,6 +61,18 @@ def role_of(state: JobState, name: str | None) -> RoleInJob:
     """
     try:
         return state.view(name)
+    except UnknownRole as error:
+        raise ApplicationError(str(error), type=JoinRefusal.UNKNOWN_ROLE) from None
+
+
+def refusal_to_join(state: JobState, request: JoinRequest, job: JobSpec) -> Refusal | None:
+    """Why a machine gets no place; None where it gets one.
+
+    Raises:
+        ApplicationError: if there is no such role.
+    """
+    try:
+        return choose_role(state, request, job, workflow.now()).refusal
     except UnknownRole as error:
         raise ApplicationError(str(error), type=JoinRefusal.UNKNOWN_ROLE) from None
 

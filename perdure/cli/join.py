@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from perdure.cli.common import AddressOption, JobArgument, NamespaceOption, RoleOption, run_async, say
+from perdure.cli.common import AddressOption, JobArgument, NamespaceOption, run_async, say
 
 if TYPE_CHECKING:
     from perdure.activities.nodes.joined.machine import Machine
@@ -23,7 +23,10 @@ def join(
         list[str] | None,
         typer.Argument(metavar="[-- COMMAND…]", help="Must be the job's; default: the job's.", show_default=False),
     ] = None,
-    role: RoleOption = None,
+    role: Annotated[
+        str | None,
+        typer.Option("--role", help="The role among whose nodes to be.", show_default="the first that lacks nodes"),
+    ] = None,
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait for the server, the job and a place, and stay until the job has ended.")
     ] = False,

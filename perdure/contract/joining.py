@@ -46,7 +46,7 @@ class JoinRequest(Message):
     host: str = ""
     """The machine's name, for people."""
     role: str | None = None
-    """The role among whose nodes the place is; required only for a job with several roles."""
+    """The role among whose nodes the place is; None for the first that lacks nodes."""
     place: int | None = Field(default=None, ge=0)
     """The node (slot) that the machine prefers, if it is free."""
     command: tuple[str, ...] | None = None
@@ -78,7 +78,7 @@ class JoinRefusal(Vocabulary):
     OTHER_BACKEND = "OtherBackend"
     """The job's backend creates its nodes itself."""
     UNKNOWN_ROLE = "UnknownRole"
-    """The job has no such role, or several and the request names none."""
+    """The job has no such role."""
     ENDING = "Ending"
     """The job is ending."""
     TICKET = "Ticket"

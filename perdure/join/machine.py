@@ -60,7 +60,7 @@ class JoinOptions:
     job: str
     namespace: str = "default"
     role: str | None = None
-    """The role among whose nodes the place is; None for the job's only one."""
+    """The role among whose nodes the place is; None for the first that lacks nodes."""
     command: tuple[str, ...] | None = None
     """The command to run; None for the job's own."""
     create: JobSpec | None = None
@@ -134,7 +134,7 @@ class MachineInJob:
             if ending.exit_code == 0 and not self._options.wait:
                 self._say(f"{self._options.job} continues without this machine: {ending.reason}")
                 return ExitCode.OK
-            self._say(f"node {place.node.rank} is over: {ending.reason}; requesting a place again")
+            self._say(f"{_named(place)} is over: {ending.reason}; requesting a place again")
 
     async def _create(self) -> None:
         """Starts the job if none has been started; of many machines that try at once, one succeeds."""
@@ -187,10 +187,10 @@ class MachineInJob:
     async def _run_as(self, place: NodeRequest) -> Ending:
         """Runs the node; returns when this machine is no longer a node of the job, and has reported that."""
         self._was_in = True
-        node, connection = place.node, self._connection.agent_connection()
+        connection = self._connection.agent_connection()
         try:
             self._node_session = session = NodeSession(place, self._machine, connection=connection)
-            self._say(f"{place.spec.name}: node {node.rank} at {self._machine.address}; log: {session.log}")
+            self._say(f"{place.spec.name}: {_named(place)} at {self._machine.address}; log: {session.log}")
             ending = await session.run()
         except (OSError, SecretUnavailable) as error:
             await self._report_departure(place, Ending(time=now(), reason=f"{self._machine.host}: {error}"))
@@ -247,6 +247,12 @@ class MachineInJob:
             self._said = reason
             self._say(f"waiting: {reason}")
         await asyncio.sleep(seconds)
+
+
+def _named(place: NodeRequest) -> str:
+    """Names the node, with its role in a job of several."""
+    role = f"{place.node.role} " if len(place.spec.roles) > 1 else ""
+    return f"{role}node {place.node.rank}"
 
 
 @contextlib.contextmanager

@@ -78,7 +78,6 @@ FIELD_SUPPORT: tuple[FieldSupport, ...] = (
     _field("ttl_after_finished", Backend.KUBERNETES, Backend.JOINED, harmless=True),
     _field("workdir.exclude", *_PODS, harmless=True),
     _field("workdir.archive", *_PODS, harmless=True),
-    _field("roles.*.ready", *_CREATES, remedy="run the service outside of the job, or on another backend"),
     _field(
         "roles.*.scaling",
         *_CREATES,
@@ -126,16 +125,6 @@ def find_unsupported(
                 warnings.append(SpecWarning(location=location, message=f"{message} and is ignored"))
             else:
                 problems.append(SpecProblem(location=location, message=message, hint=support.remedy))
-    roles = mapping.get("roles")
-    names = list(cast("Mapping[str, Any]", roles)) if isinstance(roles, Mapping) else []
-    if len(names) > 1 and not CAPABILITIES[backend].runs_several_roles:
-        problems.append(
-            SpecProblem(
-                location=("roles",),
-                message=f"has {len(names)} roles ({', '.join(names)}); the backend {backend} runs one role per job",
-                hint="run it on another backend, or each role as a job of its own",
-            )
-        )
     if CAPABILITIES[backend].needs_image:
         problems += _without_image(mapping)
     for location in _occurrences(mapping, ("workdir", "path")):

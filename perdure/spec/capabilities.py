@@ -31,8 +31,6 @@ class Capabilities:
     """Every role names a container image."""
     names_nodes: bool = False
     """Where the nodes of a job know of each other, each has a name that leads to its newest incarnation."""
-    runs_several_roles: bool = False
-    """A job may have more than one role, and roles that form no world."""
 
     @property
     def takes_submitted_folder(self) -> bool:
@@ -53,7 +51,7 @@ def complete(table: Mapping[Backend, Capabilities]) -> Mapping[Backend, Capabili
 
 CAPABILITIES = complete(
     {
-        Backend.LOCAL: Capabilities(creates_nodes=True, runs_beside_worker=True, runs_several_roles=True),
+        Backend.LOCAL: Capabilities(creates_nodes=True, runs_beside_worker=True),
         Backend.KUBERNETES: Capabilities(
             creates_nodes=True,
             chooses_machines=True,
@@ -61,7 +59,6 @@ CAPABILITIES = complete(
             uploads_workdir=True,
             needs_image=True,
             names_nodes=True,
-            runs_several_roles=True,
         ),
         Backend.JOINED: Capabilities(),
     }

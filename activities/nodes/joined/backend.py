@@ -21,7 +21,8 @@ class JoinedBackend:
     async def create(self, request: NodeRequest) -> CreatedNode:
         """Opens the slot, which the job gives to the first machine that requests it."""
         spec = request.spec
-        flag = "" if spec.namespace == "default" else f" -n {spec.namespace}"
+        flag = f" --role {request.node.role}" if len(spec.roles) > 1 else ""
+        flag += "" if spec.namespace == "default" else f" -n {spec.namespace}"
         return CreatedNode(
             name=request.name, pending=f"waiting for a user to run `perdure join {spec.name}{flag}` on a machine"
         )

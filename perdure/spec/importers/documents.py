@@ -273,7 +273,7 @@ def _fit(draft: Draft, backend: Backend, folder: Path | None) -> list[SpecProble
         draft.data["workdir"]["path"] = str((folder / path).resolve())
     problems, warnings = find_unsupported(copy.deepcopy(draft.data), backend=backend)
     for problem in problems:
-        if (problem.location == ("workdir", "path") and carried) or _is_of_several_roles(problem.location):
+        if problem.location == ("workdir", "path") and carried:
             continue
         # A folder that is not uploaded needs no list of exclusions.
         location = ("workdir",) if problem.location[0] == "workdir" else problem.location
@@ -289,11 +289,6 @@ def _fit(draft: Draft, backend: Backend, folder: Path | None) -> list[SpecProble
             field.warn_changed(f"in {format_path(place)}, Perdure fills ${{job.…}} in")
     known = {problem.location for problem in draft.missing}
     return [*draft.missing, *(problem for problem in _problems_of(draft) if problem.location not in known)]
-
-
-def _is_of_several_roles(location: Location) -> bool:
-    """Whether a backend that does not support this field cannot run the job without it."""
-    return location == ("roles",) or (location[0] == "roles" and location[2:] == ("ready",))
 
 
 def _end_of_sentence(message: str) -> str:

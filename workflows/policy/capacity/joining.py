@@ -7,11 +7,15 @@ like a backend's, and the machine gets its place back at once, whatever state th
 A machine that joins through the gateway is known by its ticket and its node ID together: no ticket gives power over the
 places of another one, nor of machines that joined without any. The session of such a machine is a digest of its token,
 which the gateway verifies.
+
+In a job of several roles a machine that names none gets a place of the first role that lacks nodes, in the order in
+which roles start. A role that waits for others has no places yet: its machines would ask for them all the while.
 """
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -26,8 +30,10 @@ from perdure.contract import (
 from perdure.contract.transitions import NodeLost
 from perdure.spec.capabilities import CAPABILITIES
 from perdure.spec.job import JobSpec
+from perdure.spec.role_relations import order_of
 from perdure.workflows.policy.facts.apply import on_transition
 from perdure.workflows.policy.facts.events import Event, TicketIssued, TicketRevoked
+from perdure.workflows.policy.roles import starts
 from perdure.workflows.policy.state.job import JobState, RoleInJob
 from perdure.workflows.policy.state.node import NodeState, SlotOwner
 from perdure.workflows.policy.state.role import RoleState
@@ -49,8 +55,78 @@ class Refusal(NamedTuple):
     text: str
 
 
-def refusal(state: RoleInJob, request: JoinRequest, job: JobSpec, now: datetime) -> Refusal | None:
+class Choice(NamedTuple):
+    """The role whose nodes a request is about."""
+
+    role: str
+    refusal: Refusal | None
     """Why the request cannot be granted; None where it can."""
+
+
+def choose_role(state: JobState, request: JoinRequest, job: JobSpec, now: datetime) -> Choice:
+    """Chooses the role that the request names, that has or had the machine last, or that lacks nodes.
+
+    Raises:
+        UnknownRole: if the request names a role that the job does not have.
+    """
+    if request.role is not None or len(state.roles) == 1:
+        name = state.role_named(request.role)
+        return Choice(name, _refusal_of(state, name, request, job, now))
+    home = _last_role_of(state, request)
+    refused: dict[str, Refusal] = {}
+    for name in sorted(order_of(job.roles), key=lambda name: name != home):
+        found = _refusal_of(state, name, request, job, now)
+        if found is None or (name == home and found.kind is not JoinRefusal.NO_PLACE):
+            return Choice(name, found)
+        refused[name] = found
+    return Choice(next(iter(refused)), _refusal_of_all(refused))
+
+
+def _refusal_of(state: JobState, name: str, request: JoinRequest, job: JobSpec, now: datetime) -> Refusal | None:
+    others = [role for role in state.roles.values() if role.role != name]
+    view = state.view(name)
+    refused = refusal(view, request, job, now, others=others)
+    if view.rests or (refused is not None and refused.kind is not JoinRefusal.NO_PLACE):
+        return refused
+    if ended := view.completed or view.failed:
+        return Refusal(JoinRefusal.NO_PLACE, f"it needs no nodes any more: {ended}")
+    waits = starts.why_waiting(view, state.roles, job)
+    return Refusal(JoinRefusal.NO_PLACE, f"it {waits}") if waits else refused
+
+
+def _last_role_of(state: JobState, request: JoinRequest) -> str | None:
+    """The role in which the machine was given a place last."""
+    given = (
+        (owner.since, role.role)
+        for role in state.roles.values()
+        for owner in role.slot_owners.values()
+        if _is_same_machine(owner, request)
+    )
+    return max(given, default=(None, None))[1]
+
+
+def _refusal_of_all(refused: Mapping[str, Refusal]) -> Refusal:
+    """Why no role has a place; waiting helps if it does in one of them."""
+    first = next(iter(refused.values()))
+    if len({one.text for one in refused.values()}) == 1:
+        return first
+    kinds = {one.kind for one in refused.values()}
+    kind = JoinRefusal.NO_PLACE if JoinRefusal.NO_PLACE in kinds else first.kind
+    return Refusal(kind, "; ".join(f"role {name}: {one.text}" for name, one in refused.items()))
+
+
+def refusal(
+    state: RoleInJob, request: JoinRequest, job: JobSpec, now: datetime, *, others: Sequence[RoleState] = ()
+) -> Refusal | None:
+    """Why the request cannot be granted; None where it can.
+
+    Args:
+        state: The role whose nodes the request is about.
+        request: What the machine asks for.
+        job: The specification.
+        now: The time.
+        others: The job's other roles, where the same ticket admits machines, too.
+    """
     if CAPABILITIES[job.backend].creates_nodes:
         text = f"its backend is {job.backend}, which makes the nodes itself; only jobs with backend: joined are joined"
         return Refusal(JoinRefusal.OTHER_BACKEND, text)
@@ -60,7 +136,7 @@ def refusal(state: RoleInJob, request: JoinRequest, job: JobSpec, now: datetime)
     if request.command is not None and list(request.command) != command:
         text = f"it runs `{shlex.join(command)}`, and this node was started to run `{shlex.join(request.command)}`"
         return Refusal(JoinRefusal.OTHER_COMMAND, text)
-    if request.ticket and (refused := _ticket_refusal(state, request, now)):
+    if request.ticket and (refused := _ticket_refusal((state, *others), state.tickets, request, now)):
         return refused
     for rank in _places(state):
         if (newer := _newer_than(state, rank, request)) is not None:
@@ -188,20 +264,22 @@ def _is_same_machine(owner: SlotOwner, request: JoinRequest) -> bool:
     return (owner.ticket, owner.node_id) == (request.ticket, request.node_id)
 
 
-def _ticket_refusal(state: RoleInJob, request: JoinRequest, now: datetime) -> Refusal | None:
+def _ticket_refusal(
+    roles: Sequence[RoleState], tickets: Sequence[Ticket], request: JoinRequest, now: datetime
+) -> Refusal | None:
     """Why the request's ticket gives no place; None where it does."""
-    ticket = next((one for one in state.tickets if one.id == request.ticket), None)
+    ticket = next((one for one in tickets if one.id == request.ticket), None)
     if ticket is None:
         return Refusal(JoinRefusal.TICKET, f"the ticket {request.ticket} was revoked")
-    known = [owner for owner in state.slot_owners.values() if owner.ticket == ticket.id]
+    known = [owner for role in roles for owner in role.slot_owners.values() if owner.ticket == ticket.id]
     if now >= ticket.expires_at and request.session not in {owner.session for owner in known}:
         return Refusal(JoinRefusal.TICKET, f"the ticket {ticket.id} expired at {ticket.expires_at:%Y-%m-%d %H:%M} UTC")
-    return None if _places_of_others(state, ticket, request) < ticket.nodes else _ticket_is_used_up(ticket)
+    return None if _places_of_others(roles, ticket, request) < ticket.nodes else _ticket_is_used_up(ticket)
 
 
-def _places_of_others(state: RoleInJob, ticket: Ticket, request: JoinRequest) -> int:
+def _places_of_others(roles: Sequence[RoleState], ticket: Ticket, request: JoinRequest) -> int:
     """The number of places that other machines with the same ticket have."""
-    owners = (_owner_of(state, rank) for rank in _places(state))
+    owners = (_owner_of(role, rank) for role in roles for rank in _places(role))
     return sum(
         owner is not None and owner.ticket == ticket.id and not _is_same_machine(owner, request) for owner in owners
     )
