@@ -83,6 +83,11 @@ FIELD_SUPPORT: tuple[FieldSupport, ...] = (
         *_CREATES,
         remedy="leave it out: a machine that has joined cannot be requested again after it was given up",
     ),
+    _field(
+        "roles.*.collocate",
+        *_CREATES,
+        remedy="remove it, and run `perdure join --role` for each of the roles on the same machine",
+    ),
     _field("roles.*.python", *_PODS, harmless=True),
     _field("roles.*.image_pull_policy", *_PODS, harmless=True),
     _field("roles.*.image_pull_secrets", *_PODS, harmless=True),

@@ -19,7 +19,7 @@ from pydantic import JsonValue
 from temporalio.client import Client
 
 from perdure.activities.nodes.backend import Fact, JobRevoked, NodeNotYet, NodeRefused, RemovalDenied
-from perdure.activities.nodes.kubernetes import leftovers, workdir
+from perdure.activities.nodes.kubernetes import collocation, leftovers, workdir
 from perdure.activities.nodes.kubernetes.anchor import Anchors, why_namespace_is_gone
 from perdure.activities.nodes.kubernetes.facts import event_of, is_held, machine_is_silent
 from perdure.activities.nodes.kubernetes.naming import GROUP, INCARNATION, OURS, RANK, ROLE, UID, selector
@@ -68,6 +68,10 @@ class KubernetesBackend:
                 pod = await self._pod(request)
                 self._refuse_too_large(request, pod)
                 await self._await_turn(api, request)
+                if siblings := collocation.siblings(request):
+                    found = await api.list(pods_of(request.spec.namespace), labels=siblings)
+                    pods = [Pod.model_validate(one) for one in found]
+                    collocation.share_machine(pod, request, pods, self._settings.gangs)
                 async with self._room.place_for(request.spec.namespace, pod):
                     shared = (*service_of(request), *self._settings.gangs.shared_objects(request, pod))
                     pod["metadata"]["ownerReferences"] = [await anchors.owner_reference(request, shared)]

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from perdure.activities.nodes.backend import NodeRefused
 from perdure.activities.nodes.configurations import agent_configuration, launcher_configuration
 from perdure.activities.nodes.containers import SHARED, TRAINING
-from perdure.activities.nodes.kubernetes import copies, workdir
+from perdure.activities.nodes.kubernetes import collocation, copies, workdir
 from perdure.activities.nodes.kubernetes.facts import NO_PYTHON
 from perdure.activities.nodes.kubernetes.gateway import TOKEN_MOUNT, TOKEN_VOLUME, token_volume
 from perdure.activities.nodes.kubernetes.merge import merge
@@ -381,6 +381,7 @@ def _required_fields(request: NodeRequest, role: Role, settings: KubernetesSetti
         GROUP: str(group_index(node.rank)),
         RANK: str(node.rank),
         INCARNATION: str(node.incarnation),
+        **collocation.name_label(request),
     }
     grace = math.ceil(spec.limits.termination_grace_period.total_seconds())
     return {
