@@ -299,6 +299,33 @@ async def test_a_job_is_applied_read_and_deleted_with_its_pods(
 
 
 @pytest.mark.long("cluster-faults")
+async def test_a_job_of_several_roles_is_shown_with_all_and_scaled_in_the_one_that_ends_it(
+    cluster: TestCluster, resources: Resources, temporal_client: TemporalClient, local_nodes: None, tmp_path: Path
+) -> None:
+    async with Operator(
+        cluster.kubeconfig, resources.namespace, address_of(temporal_client), tmp_path / "operator.log"
+    ):
+        (sleeper,) = sleeping()["roles"].values()
+        await resources.apply("job", sleeping(roles={"helper": sleeper, "trainer": {**sleeper, "nodes": 2}}))
+
+        def shows(**nodes: str) -> Condition:
+            return lambda known: (
+                {(one.name, one.phase, one.nodes) for one in known.status.roles}
+                == {(name, "RUNNING", of_role) for name, of_role in nodes.items()}
+            )
+
+        known = await resources.until("job", shows(helper="1/1", trainer="2/2"))
+        assert (known.status.nodes, known.status.replicas) == ("2/2", 2)
+        await resources.patch("job", {"replicas": 1})
+        known = await resources.until("job", shows(helper="1/1", trainer="1/1"))
+        assert known.status.replicas == 1
+        await resources.patch("job", {"roles": {"helper": {"nodes": 2}}})
+        await resources.until("job", shows(helper="2/2", trainer="1/1"))
+        await resources.delete("job")
+        await resources.until_gone("job")
+
+
+@pytest.mark.long("cluster-faults")
 async def test_what_can_change_live_is_carried_and_the_rest_refused_without_harm(
     cluster: TestCluster, resources: Resources, temporal_client: TemporalClient, local_nodes: None, tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
+import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from functools import partial
@@ -25,6 +26,8 @@ from tests.support.waiting import eventually
 from tests.system.joined import Machines, Process, machines
 from tests.system.made_steps import steps
 from tests.system.site import PATIENCE, SCRIPT, WALK, Job, Site
+
+PROGRAMS = Path(__file__).with_name("role_programs.py")
 
 
 @pytest.fixture
@@ -245,6 +248,52 @@ async def test_a_node_that_is_not_wanted_any_more_goes_home(site: Site, here: Ma
     assert await home.leave() == 0
     assert "continues without this machine" in home.text
     await job.running(nodes=1, after=1)
+
+
+def job_of_roles(out: Path) -> dict[str, Any]:
+    """The roles of a training on two machines, which a third one has prepared and then serves."""
+
+    def program(name: str, **fields: Any) -> dict[str, Any]:
+        return {"nodes": 1, "command": [sys.executable, str(PROGRAMS), name, str(out)], **fields}
+
+    return {
+        "trainer": {"nodes": 2, "command": ["torchrun", str(SCRIPT), str(out)], "depends_on": {"ps": "ready"}},
+        "ps": program("serve", ready={"port": free_port()}, depends_on={"init": "completed"}),
+        "init": program("prepare"),
+    }
+
+
+@pytest.mark.long("joining")
+async def test_machines_join_the_roles_that_lack_nodes_and_the_loss_of_one_concerns_its_role(
+    site: Site, here: Machines, tmp_path: Path
+):
+    out = tmp_path / "out"
+    job = await submitted(site, out=out, roles=job_of_roles(out), recovery={"warm_starts": False})
+    started = {name: here.join(job.name, name, "--wait") for name in "abc"}
+    await job.stepping(generation=1, ranks=2)
+    (first,) = [process for process in started.values() if f"{job.name}: init node 0 at" in process.text]
+    assert "init node 0 is over: " in first.text
+    server = next(process for process in started.values() if f"{job.name}: ps node 0 at" in process.text)
+    surplus = here.join(job.name, "d")
+    assert await surplus.leave() == 3
+    assert "role ps: its only place is taken; role trainer: all its 2 places are taken" in surplus.text
+    unknown = here.join(job.name, "d", "--role", "reward")
+    assert await unknown.leave() == 2
+    assert 'role: got "reward"; this job has the roles "trainer", "ps", "init"' in unknown.text
+
+    server.signal(signal.SIGTERM)
+    assert await server.leave() == 128 + signal.SIGTERM
+    here.join(job.name, "e")
+    expected = {"trainer": 1, "ps": 2, "init": 1}
+    await job.until(
+        lambda status: (
+            {one.name: one.generation for one in status.by_role} == expected and status.phase is JobPhase.RUNNING
+        )
+    )
+    job.finish()
+    assert [await process.leave() for process in started.values() if process is not server] == [0, 0]
+    assert (await site.client.wait(job.name)).phase is JobPhase.SUCCEEDED
+    await job.ended()
 
 
 @pytest.mark.long("joining")
