@@ -22,6 +22,7 @@ from tests.system.site import SCRIPT, Job
 
 pytestmark = pytest.mark.long("cluster-faults")
 
+OVER_OR_RUNNING = (JobPhase.RUNNING, JobPhase.SUCCEEDED)
 PROGRAMS = Path(__file__).with_name("role_programs.py")
 
 
@@ -74,6 +75,8 @@ async def test_a_pod_of_each_role_is_replaced_alone_and_servers_keep_their_names
         assert not await pods_of(job, "ps")
         (results / "go").touch()
 
+        await training.until(lambda status: status.by_role[1].phase is JobPhase.RUNNING)
+        await training.until(lambda status: all(one.phase in OVER_OR_RUNNING for one in status.by_role))
         await training.stepping(generation=1, ranks=2)
         await eventually(lambda: len(notes(training, "call")) == 2, what="answers of both servers")
         servers = {f"ps-{rank}.perdure-{training.name}-{training.uid}.{job.namespace}.svc:6000" for rank in "01"}
@@ -88,8 +91,7 @@ async def test_a_pod_of_each_role_is_replaced_alone_and_servers_keep_their_names
             started[role] += 1
             again = await training.until(
                 lambda status: (
-                    generations(status) == started
-                    and all(one.phase in (JobPhase.RUNNING, JobPhase.SUCCEEDED) for one in status.by_role)
+                    generations(status) == started and all(one.phase in OVER_OR_RUNNING for one in status.by_role)
                 )
             )
             assert generations(again) == started
