@@ -20,7 +20,7 @@ from tests.kubernetes.site import perdure, start
 from tests.support.waiting import eventually
 from tests.system.site import SCRIPT, Job
 
-pytestmark = pytest.mark.long("cluster-faults")
+pytestmark = [pytest.mark.long("cluster-faults"), pytest.mark.timeout(440)]
 
 OVER_OR_RUNNING = (JobPhase.RUNNING, JobPhase.SUCCEEDED)
 PROGRAMS = Path(__file__).with_name("role_programs.py")

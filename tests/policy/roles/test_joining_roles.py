@@ -20,7 +20,7 @@ class Joined(Roles):
     """A job whose machines join."""
 
     def __init__(self, **roles: dict[str, Any]) -> None:
-        super().__init__(max_restarts=10, **roles)
+        super().__init__(max_restarts=10, storage="", **roles)
         self.job = self.job.model_copy(update={"backend": "joined"})
 
     def choice(self, request: JoinRequest) -> Choice:
