@@ -3,6 +3,8 @@
 Invariants:
     - The newest desired state of a group is enough: one that still waits is replaced, never sent after it.
     - A group that cannot be reached is tried again until it has closed; one that has closed is started again.
+    - In a job of several roles an adopted group is sent nothing before its table is part of the job's state. A role
+    that waits for others desires no nodes, so the group would end those that it has.
 """
 
 from __future__ import annotations
@@ -65,6 +67,10 @@ class JobGroups:
         self._sent: dict[Group, GroupDesire] = {}
         self._unsent: dict[Group, None] = {}
         """Groups whose desired state has changed since `start_senders` was last called, in that order."""
+        self._unknown: set[Group] = set() if carried or not self._has_several_roles else set(self._groups())
+        """Groups of a job of several roles that may have nodes of which its state does not tell."""
+        self._tables: set[Group] = set()
+        """Groups whose table has arrived since `note_changes` was last called."""
         self._senders: dict[Group, asyncio.Task[None]] = {}
         self._followers: dict[Group, asyncio.Task[None]] = {}
 
@@ -78,6 +84,11 @@ class JobGroups:
         """Whether every group has its newest desired state."""
         return not self._senders and not self._unsent
 
+    @property
+    def are_known(self) -> bool:
+        """Whether the job's state has the nodes of all groups that were adopted."""
+        return not self._unknown
+
     def ids(self) -> tuple[str, ...]:
         """Returns the workflow IDs of all groups."""
         return tuple(self.id_of(group) for group in self._groups())
@@ -87,6 +98,8 @@ class JobGroups:
 
     def note_changes(self) -> None:
         """Notes which desired states have changed. This looks at every node, and a thousand report at once."""
+        self._unknown -= self._tables
+        self._tables.clear()
         roles = addresses_by_role(self._owner.state, self._owner.job)
         for view in self._owner.state.views:
             version = view.desire_version
@@ -110,6 +123,11 @@ class JobGroups:
         """Has the group's desired state sent again: the group has lost it."""
         self._sent.pop(group, None)
 
+    def take_table(self, group: Group) -> None:
+        """Notes that the table of a group has arrived: the next decision takes it into the job's state."""
+        self._tables.add(group)
+        self.forget_sent(group)
+
     def reach_again(self, group: Group) -> None:
         """Sends the group its desired state; a group that has closed is started again by that."""
         self.forget_sent(group)
@@ -122,15 +140,17 @@ class JobGroups:
             while (desire := self._sent.get(group)) is not None and desire != sent:
                 self._unsent.pop(group, None)
                 versioned = desire.replace(version=self._role(group.role).desire_version)
-                if await self._deliver(group, versioned):
+                delivered = await self._deliver(group, versioned)
+                if delivered:
                     sent = desire
-                else:
+                elif delivered is not None:
                     await workflow.sleep(options.LOST_SIGNAL_RETRY)
         finally:
             del self._senders[group]
         self._owner.on_delivered()
 
-    async def _deliver(self, group: Group, desire: GroupDesire) -> bool:
+    async def _deliver(self, group: Group, desire: GroupDesire) -> bool | None:
+        """Returns whether the group has the desired state; None where it was adopted, so that another may be due."""
         group_id = self.id_of(group)
         if group in self._started:
             delivery = await deliver(group_id, "desire", desire)
@@ -140,7 +160,7 @@ class JobGroups:
             self._started.discard(group)
         return await self._start(group, group_id, desire)
 
-    async def _start(self, group: Group, group_id: str, desire: GroupDesire) -> bool:
+    async def _start(self, group: Group, group_id: str, desire: GroupDesire) -> bool | None:
         owner, info = self._owner, workflow.info()
         # A run that was reset makes another one when it is replayed.
         ownership_epoch = workflow.uuid4().hex
@@ -172,6 +192,7 @@ class JobGroups:
             workflow.logger.warning("group %s could not be started: %s", group_id, error)
             return False
         self._started.add(group)
+        self._unknown.discard(group)
         self._followers[group] = asyncio.create_task(self._follow(group, ownership_epoch, child))
         return True
 
@@ -186,11 +207,27 @@ class JobGroups:
             self._owner.events.append(ForRole(group.role, GroupWoundDown(group=group.number)))
             self.reach_again(group)
 
-    async def _adopt(self, group: Group, group_id: str, adopt: Adopt) -> bool:
+    async def _adopt(self, group: Group, group_id: str, adopt: Adopt) -> bool | None:
+        if self._has_several_roles:
+            self._unknown.add(group)
         if await deliver(group_id, "adopt", adopt) is not Delivery.TAKEN:
             return False
+        if self._has_several_roles:
+            # The nodes of one role may show that another one has completed, which must not start again.
+            with suppress(TimeoutError):
+                await workflow.wait_condition(
+                    lambda: self.are_known,
+                    timeout=options.TABLES_PATIENCE,
+                    timeout_summary="until all groups have sent their tables",
+                )
+            if group in self._unknown:
+                return False
         self._started.add(group)
-        return True
+        return None if self._has_several_roles else True
+
+    @property
+    def _has_several_roles(self) -> bool:
+        return len(self._owner.state.roles) > 1
 
     def _groups(self) -> tuple[Group, ...]:
         roles = self._owner.state.roles

@@ -66,7 +66,7 @@ class JobUpdates:
         count = requests.node_count(request.nodes, requests.role_of(self.state, request.role).unit)
         event = ScaleRequested(minimum=count.min, maximum=count.max, reason=request.reason)
         self._take_request(ForRole(request.role, event))
-        next_action = projections.next_action(self.state.view(request.role))
+        next_action = projections.next_action(self.state.view(request.role), self.job)
         return Accepted(message=f"{self.state.name} changes to {count} nodes; {next_action}")
 
     @scale.validator
@@ -81,7 +81,7 @@ class JobUpdates:
         if self.state.suspended or (role and self.state.view(role).rests):
             return Accepted(message=f"{what} is suspended; its nodes are being removed")
         waits = next(view for view in self.state.views if suspension.awaited(view) is not None)
-        return Accepted(message=f"{what} first makes a checkpoint: {projections.next_action(waits)}")
+        return Accepted(message=f"{what} first makes a checkpoint: {projections.next_action(waits, self.job)}")
 
     @suspend.validator
     def _suspend_is_valid(self, request: RoleRequest) -> None:
@@ -148,8 +148,10 @@ class JobUpdates:
         self._take_request(ForRole(request.role, RelaunchRequested(rank=request.rank, reason=request.reason)))
         role = self.state.view(request.role)
         if role.postponed is not None:
-            return Accepted(message=f"before node {request.rank} is replaced: {projections.next_action(role)}")
-        return Accepted(message=f"node {request.rank} is being replaced; {projections.next_action(role)}")
+            return Accepted(
+                message=f"before node {request.rank} is replaced: {projections.next_action(role, self.job)}"
+            )
+        return Accepted(message=f"node {request.rank} is being replaced; {projections.next_action(role, self.job)}")
 
     @relaunch_node.validator
     def _relaunch_is_valid(self, request: RelaunchRequest) -> None:
@@ -205,7 +207,7 @@ class JobUpdates:
         requests.check_revocation(self._running_state(), request)
 
     def _next_action(self) -> str:
-        return projections.next_action(self.state.leading)
+        return projections.next_action(self.state.leading, self.job)
 
     def _known_state(self) -> JobState:
         if self._spec_error:

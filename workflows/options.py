@@ -83,6 +83,9 @@ COMMAND_PAUSE = timedelta(seconds=5)
 LOST_SIGNAL_RETRY = timedelta(seconds=5)
 """The pause before a group tries again to reach a job that did not take its message: it may be between two runs."""
 
+TABLES_PATIENCE = timedelta(seconds=15)
+"""The longest time for which a job of several roles that adopts its groups waits for the tables of all of them."""
+
 SIGNAL_TIMEOUT = timedelta(seconds=3)
 """Timeout of one attempt of a signal between a job and a group: a worker that dies with it delays a repair no
 longer."""

@@ -185,7 +185,7 @@ class TrainingJob(JobUpdates):
             return
         if message.adopted is not None:
             # The group has lost the desired state that it was sent last.
-            self._groups.forget_sent(group)
+            self._groups.take_table(group)
             self.events.append(ForRole(role, GroupAdopted(group=message.group, nodes=message.adopted)))
         self.events.extend(ForRole(role, transition) for transition in fresh)
         if message.wound_down:
@@ -322,7 +322,7 @@ class TrainingJob(JobUpdates):
         due = self._outdated or workflow.info().is_continue_as_new_suggested()
         # A job that was cancelled ends in the run that the server knows to be cancelled.
         full = workflow.info().get_current_history_length() > options.HISTORY_LIMIT and not self._cancelled
-        return (due and self._is_quiet()) or (full and workflow.all_handlers_finished())
+        return (due and self._is_quiet()) or (full and self._groups.are_known and workflow.all_handlers_finished())
 
     def _is_quiet(self) -> bool:
         settled = self.state.outcome is None and (self.state.open_incident is None or self.state.suspended)
@@ -347,7 +347,7 @@ class TrainingJob(JobUpdates):
     def _show(self) -> None:
         """Updates search attributes and the page's details; only changes add to the history."""
         state, phase = self.state, self._phase()
-        workflow.set_current_details(projections.details_of(state.leading, phase))
+        workflow.set_current_details(projections.details_of(state.leading, self.job, phase))
         if not self._facts.search_attributes:
             return
         updates = changed_attributes(state, phase, self.job.backend, shown=self._shown)

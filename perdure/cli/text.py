@@ -205,6 +205,11 @@ def incident_line(incident: IncidentView) -> str:
 
 def lost_time(incidents: list[IncidentView], now: datetime) -> timedelta:
     """The total time for which the world was stopped or stalled, over all incidents and observations of stalled
-    ranks."""
-    costly = [one for one in incidents if one.observation is None or one.observation.stalled]
+    ranks. A role that a user has suspended alone costs the rest of the job nothing."""
+    costly = [
+        one
+        for one in incidents
+        if (one.observation is None or one.observation.stalled)
+        and not any(action.kind == "SUSPEND" and action.alone for action in one.actions)
+    ]
     return sum(((incident.over_at or now) - incident.started_at for incident in costly), timedelta())

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from perdure.cli import text
 from perdure.cli.explain import explanation, with_role_named
 from perdure.cli.inspect import only_role
-from perdure.contract import FailureClass, IncidentView, JobPhase, RoleStatus
+from perdure.contract import FailureClass, IncidentView, JobPhase, RoleStatus, Suspend
 from tests.client.test_log_order import STATUS
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -38,6 +38,21 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 )
 def test_a_role_is_shown_with_its_phase_and_what_it_waits_for(status: RoleStatus, shown: str):
     assert text.role(status) == shown
+
+
+@pytest.mark.parametrize(("alone", "lost"), [(True, timedelta()), (False, timedelta(hours=1))])
+def test_a_role_that_a_user_has_suspended_alone_costs_the_job_no_time(alone: bool, lost: timedelta):
+    incident = IncidentView(
+        number=1,
+        role="evaluator",
+        title="suspended by a user",
+        started_at=NOW,
+        noticed_at=NOW,
+        generation_before=1,
+        nodes_before=1,
+        actions=(Suspend(alone=alone),),
+    )
+    assert text.lost_time([incident], NOW + timedelta(hours=1)) == lost
 
 
 def test_the_story_of_an_incident_names_its_role_where_a_job_has_several():

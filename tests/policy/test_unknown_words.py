@@ -137,7 +137,7 @@ def test_every_phase_is_shown(phase: JobPhase):
     status = status_of(job.state, job.job, groups=(), phase=phase, now=job.now)
     assert phase in text.phase(phase)
     assert text.nodes(status)
-    assert details_of(job.state, phase)
+    assert details_of(job.state, job.job, phase)
     assert resource_of(ResourceStatus(), status, None, Observed(1, START)).phase == phase
 
 

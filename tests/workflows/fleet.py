@@ -17,7 +17,8 @@ from temporalio import activity
 from temporalio.client import Client, WorkflowHandle
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
-from temporalio.worker import Worker
+from temporalio.worker import UnsandboxedWorkflowRunner, Worker, WorkflowRunner
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from perdure.activities.datasets import DatasetActivities
 from perdure.activities.nodes.activities import refuse_outdated_watch
@@ -76,7 +77,7 @@ class Fleet:
         self.client = client
         self.task_queue = task_queue
         self.nodes: dict[tuple[str, int, int], PlayedNode] = {}
-        """The nodes of the newest job of each name."""
+        """The nodes of the newest job of each name, by their `place`, rank and incarnation."""
         self._started: list[PlayedNode] = []
         self.deleted: list[str] = []
         self.become_ready = True
@@ -121,10 +122,16 @@ class Fleet:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def node(self, job_id: str, rank: int) -> PlayedNode:
+    @staticmethod
+    def place(job_id: str, role: str = "") -> str:
+        """A job of one role, or a role of a job with several."""
+        return f"{job_id}/{role}" if role else job_id
+
+    def node(self, job_id: str, rank: int, role: str = "") -> PlayedNode:
         """The newest incarnation."""
+        place = self.place(job_id, role)
         return max(
-            (node for (job, slot, _), node in self.nodes.items() if job == job_id and slot == rank),
+            (node for (known, slot, _), node in self.nodes.items() if known == place and slot == rank),
             key=lambda node: node.incarnation,
         )
 
@@ -140,13 +147,15 @@ class Fleet:
         """An incarnation that has not started yet."""
         return PlayedNode(self, request)
 
-    def workers(self, *, max_cached_workflows: int) -> tuple[Worker, Worker]:
+    def workers(self, *, max_cached_workflows: int, sandboxed: bool = True) -> tuple[Worker, Worker]:
         """Workers for both queues, with this fleet as the backend."""
+        runner: WorkflowRunner = SandboxedWorkflowRunner() if sandboxed else UnsandboxedWorkflowRunner()
         facts = SiteActivities(SiteFacts(search_attributes=True, backends=("local", "kubernetes")))
         return (
             Worker(
                 self.client,
                 task_queue=self.task_queue,
+                workflow_runner=runner,
                 workflows=[TrainingJob, ScheduledJob, NodeGroup, Dataset, KeyValueStore],
                 activities=[
                     self.create_node,
@@ -189,7 +198,8 @@ class Fleet:
             return CreatedNode(name=request.name)
         if rank in self.endless:
             await self._create_indefinitely(request.name)
-        key = (request.job_id, rank, request.node.incarnation)
+        role = request.node.role if len(request.spec.roles) > 1 else ""
+        key = (self.place(request.job_id, role), rank, request.node.incarnation)
         if key not in self.nodes or self.nodes[key].request.node.uid != request.node.uid:
             node = self.nodes[key] = self.make_node(request)
             self._started.append(node)
@@ -290,8 +300,8 @@ class Fleet:
     def _news(self, request: WatchRequest, told: set[tuple[int, int]]) -> list[NodeEvent]:
         """Returns events of nodes that were not reported yet."""
         events: list[NodeEvent] = []
-        for (job_id, rank, incarnation), node in self.nodes.items():
-            ours = job_id == request.job_id and node.request.group_id == request.group_id
+        for (_, rank, incarnation), node in self.nodes.items():
+            ours = node.request.job_id == request.job_id and node.request.group_id == request.group_id
             if not ours or node.request.name in self._away or (rank, incarnation) in told:
                 continue
             told.add((rank, incarnation))
@@ -314,18 +324,20 @@ FleetType = TypeVar("FleetType", bound=Fleet)
 
 
 @overload
-def running_fleet(client: Client, *, max_cached_workflows: int = ...) -> AbstractAsyncContextManager[Fleet]: ...
+def running_fleet(
+    client: Client, *, max_cached_workflows: int = ..., sandboxed: bool = ...
+) -> AbstractAsyncContextManager[Fleet]: ...
 @overload
 def running_fleet(
-    client: Client, *, fleet_type: type[FleetType], max_cached_workflows: int = ...
+    client: Client, *, fleet_type: type[FleetType], max_cached_workflows: int = ..., sandboxed: bool = ...
 ) -> AbstractAsyncContextManager[FleetType]: ...
 @asynccontextmanager
 async def running_fleet(
-    client: Client, *, fleet_type: type[Fleet] = Fleet, max_cached_workflows: int = 1000
+    client: Client, *, fleet_type: type[Fleet] = Fleet, max_cached_workflows: int = 1000, sandboxed: bool = True
 ) -> AsyncIterator[Fleet]:
-    """Workers for both queues with a fleet behind them."""
+    """Workers for both queues with a fleet behind them. In a sandbox they do not see what a test changes in modules."""
     fleet = fleet_type(client, f"perdure-{uuid4().hex[:8]}")
-    main, watching = fleet.workers(max_cached_workflows=max_cached_workflows)
+    main, watching = fleet.workers(max_cached_workflows=max_cached_workflows, sandboxed=sandboxed)
     with no_event_left_out():
         async with main, watching:
             try:

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
 from temporalio.client import WorkflowHandle
 
 from perdure.contract import IncidentView, JobPhase, JobStatus
@@ -59,6 +61,25 @@ async def continued_as_new(handle: WorkflowHandle[Any, Any], first_run: str | No
     await eventually(continued, within=60, what=f"{handle.id} continues as new")
 
 
+async def reset(handle: WorkflowHandle[Any, Any]) -> None:
+    """Resets the workflow to its first task, as `temporal workflow reset` does."""
+    first_task = next(
+        event.event_id
+        for event in [event async for event in handle.fetch_history_events()]
+        if event.HasField("workflow_task_completed_event_attributes")
+    )
+    client = handle._client  # pyright: ignore[reportPrivateUsage]
+    await client.workflow_service.reset_workflow_execution(
+        ResetWorkflowExecutionRequest(
+            namespace=client.namespace,
+            workflow_execution=WorkflowExecution(workflow_id=handle.id),
+            reason="test",
+            request_id=handle.id,
+            workflow_task_finish_event_id=first_task,
+        )
+    )
+
+
 async def running(
     handle: WorkflowHandle[Any, Any], *, nodes: int, generation: int | None = None, within: float = 60
 ) -> JobStatus:
@@ -70,8 +91,10 @@ async def running(
     )
 
 
-async def node(fleet: Fleet, handle: WorkflowHandle[Any, Any], rank: int, incarnation: int = 1) -> PlayedNode:
-    """One incarnation, once it was created."""
-    key = (handle.id, rank, incarnation)
+async def node(
+    fleet: Fleet, handle: WorkflowHandle[Any, Any], rank: int, incarnation: int = 1, *, role: str = ""
+) -> PlayedNode:
+    """One incarnation, once it was created; `role` of a job with several."""
+    key = (fleet.place(handle.id, role), rank, incarnation)
     await eventually(lambda: key in fleet.nodes, within=30, what=f"node {rank}.{incarnation} is created")
     return fleet.nodes[key]

@@ -23,7 +23,7 @@ from perdure.contract import (
 )
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, submit
-from tests.workflows.jobs import incidents, node, running, status, until
+from tests.workflows.jobs import incidents, node, reset, running, status, until
 from tests.workflows.played_node import now
 
 also_replayed = pytest.mark.parametrize(
@@ -362,25 +362,8 @@ async def test_reset_adopts_the_nodes(fleet: Fleet):
     await running(handle, nodes=2)
     await (await node(fleet, handle, 1)).rank_dies()
     await running(handle, nodes=2, generation=2)
-    first_task = next(
-        event.event_id
-        for event in [e async for e in handle.fetch_history_events()]
-        if event.HasField("workflow_task_completed_event_attributes")
-    )
-    from temporalio.api.common.v1 import WorkflowExecution
-    from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
-
-    await fleet.client.workflow_service.reset_workflow_execution(
-        ResetWorkflowExecutionRequest(
-            namespace=fleet.client.namespace,
-            workflow_execution=WorkflowExecution(workflow_id=handle.id),
-            reason="test",
-            request_id=handle.id,
-            workflow_task_finish_event_id=first_task,
-        )
-    )
-    again = fleet.client.get_workflow_handle(handle.id)
-    known = await until(again, lambda s: s.phase is JobPhase.RUNNING and s.generation >= 3)
+    await reset(handle)
+    known = await until(handle, lambda s: s.phase is JobPhase.RUNNING and s.generation >= 3)
     assert known.nodes == 2
     assert not fleet.deleted
     assert {key[2] for key in fleet.nodes if key[0] == handle.id} == {1}, "no node was created again"

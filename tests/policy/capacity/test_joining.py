@@ -197,9 +197,9 @@ def test_a_machine_that_is_lost_again_and_again_waits_before_it_is_a_node():
 
 def test_who_is_joining_is_shown_and_who_is_waited_for():
     job = Open("2")
-    assert next_action(job.state) == "waits for node 0 (pending: waiting for a user to run `perdure join job`)"
+    assert next_action(job.state, job.job) == "waits for node 0 (pending: waiting for a user to run `perdure join job`)"
     job.joins(asks("a", host="gpu-7"))
-    assert next_action(job.state) == "waits for node 0 (pending: gpu-7 is joining)"
+    assert next_action(job.state, job.job) == "waits for node 0 (pending: gpu-7 is joining)"
 
 
 def test_refusals_name_their_reason():

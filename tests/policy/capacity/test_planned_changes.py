@@ -42,7 +42,7 @@ def make_durable(job: Scenario, *, step: int = 30, **facts: Any) -> Scenario:
 def test_a_job_is_suspended_once_its_checkpoint_is_durable():
     job = scenario().take(SUSPEND)
     assert (job.state.phase, request(job)) == (JobPhase.RUNNING, 1)
-    assert "a checkpoint, then the job is suspended, at " in next_action(job.state)
+    assert "a checkpoint, then the job is suspended, at " in next_action(job.state, job.job)
     make_durable(job, answers=1)
     assert job.state.phase is JobPhase.SUSPENDED
     assert request(job) == 0
@@ -208,7 +208,7 @@ def released(job: Scenario) -> list[int]:
 def test_a_node_that_another_party_ends_is_released_once_its_checkpoint_is_durable():
     job = ending(ending(scenario("3"), 1), 2)
     assert (released(job), request(job)) == ([], 1)
-    assert "node 1 ends, as the launcher got SIGTERM" in next_action(job.state)
+    assert "node 1 ends, as the launcher got SIGTERM" in next_action(job.state, job.job)
     make_durable(job, answers=1)
     assert released(job) == [1, 2]
     job.ended_from_outside(1).lost_together(1, 2)

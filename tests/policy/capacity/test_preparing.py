@@ -37,7 +37,7 @@ def test_commands_that_work_before_their_first_torchrun_are_waited_for() -> None
     prepare(job, 0, 1).wait(A_LONG_TIME)
     assert (job.state.outcome, job.state.phase) == (None, JobPhase.STARTING)
     assert job.state.reason == f"0 of 2 nodes are ready; node 0: {WORKS}"
-    assert next_action(job.state) == f"waits for node 0 (joined: {WORKS})"
+    assert next_action(job.state, job.job) == f"waits for node 0 (joined: {WORKS})"
     job.ready(0).wait(JOIN_TIMEOUT * 2).ready(1).steps()
     assert (job.generation, job.state.phase) == (1, JobPhase.RUNNING)
     assert (job.state.restarts, job.state.incidents) == ((), ())
@@ -81,7 +81,7 @@ def test_a_job_that_lost_a_node_waits_for_a_replacement_that_works() -> None:
     assert job.generation == 1
     prepare(job, 1).wait(A_LONG_TIME)
     assert (job.state.outcome, job.generation, job.incarnations) == (None, 1, {0: 1, 1: 2})
-    assert f"node 1 (joined: {WORKS})" in next_action(job.state)
+    assert f"node 1 (joined: {WORKS})" in next_action(job.state, job.job)
     assert job.ready(1).steps().generation == 2
 
 

@@ -53,7 +53,7 @@ def test_an_agent_that_joins_does_not_hide_why_its_command_cannot_start(nodes: s
     for rank in (0, 1):
         job.transition(rank, NodeJoined, address=f"10.0.0.{rank}").transition(rank, NodePending, detail=NOT_PULLED)
     assert job.state.reason == f"0 of 2 nodes are ready; node 0: {NOT_PULLED}"
-    assert next_action(job.state) == f"waits for node 0 (pending: {NOT_PULLED})"
+    assert next_action(job.state, job.job) == f"waits for node 0 (pending: {NOT_PULLED})"
     job.wait(timedelta(minutes=10))
     assert job.state.phase is JobPhase.STOPPING
     assert job.state.reason.endswith(f"node 0: {NOT_PULLED}")

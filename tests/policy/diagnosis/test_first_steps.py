@@ -49,7 +49,7 @@ def test_a_job_that_has_made_no_step_has_no_limit_and_says_so():
     assert limit(job) is None
     assert job.state.phase is JobPhase.RUNNING
     assert "no step was seen" in job.state.reason
-    assert "timing.stall.first_step" in next_action(job.state)
+    assert "timing.stall.first_step" in next_action(job.state, job.job)
     assert next_deadline(job.whole, job.job, job.now) is None
 
 
@@ -59,7 +59,7 @@ def test_a_job_that_has_made_no_step_has_no_limit_and_says_so():
 )
 def test_a_later_world_has_several_times_the_longest_first_step_so_far(took: timedelta, expected: timedelta):
     job = steps_after(Scenario("2").ready(0, 1), took)
-    assert next_action(job.state) == "nothing to do"
+    assert next_action(job.state, job.job) == "nothing to do"
     job.rank_killed(0)
     assert limit(job) == expected
     steps_after(job, MINUTE).rank_killed(0)
@@ -82,7 +82,7 @@ def test_a_world_that_fails_without_a_step_limits_nothing():
 def test_a_limit_that_the_user_sets_holds_for_the_first_world_too():
     job = Scenario("2", timing={"stall": {"first_step": "20m"}}).ready(0, 1)
     assert limit(job) == 20 * MINUTE
-    assert "for 20m from its beginning" in next_action(job.runs().state)
+    assert "for 20m from its beginning" in next_action(job.runs().state, job.job)
 
 
 def test_a_limit_of_zero_turns_it_off():

@@ -33,11 +33,11 @@ def test_it_is_shown_until_it_steps_again():
 
 def test_what_happens_next_is_that_it_is_waited_for():
     job = Scenario("2").running().wait(3).transition(1, NodeStalled, generation=1)
-    assert next_action(job.state).startswith("waits for node 1 to step again; nothing is restarted")
+    assert next_action(job.state, job.job).startswith("waits for node 1 to step again; nothing is restarted")
     known = status_of(job.state, job.job, groups=(), phase=job.state.phase, now=job.now)
     snapshot = JobSnapshot(time=job.now, status=known, nodes=node_views(job.state), progress=counted(7))
     assert "no step on node 1 for" in line_of(snapshot)
-    assert next_action(job.transition(1, NodeStallEnded, generation=1).state) == "nothing to do"
+    assert next_action(job.transition(1, NodeStallEnded, generation=1).state, job.job) == "nothing to do"
 
 
 def test_nothing_is_done_about_it():

@@ -31,7 +31,7 @@ def test_the_nodes_of_a_failed_job_are_kept_as_they_are_until_the_time_is_over()
     assert job.state.phase is JobPhase.HELD
     assert (set(kept.nodes), kept.wind_down, kept.world) == ({0, 1}, False, job.state.world)
     assert next_deadline(job.whole, job.job, job.now) == job.now + timedelta(minutes=30)
-    assert "until 2026-01-01 00:30:00 UTC (hold_on_failure)" in next_action(job.state)
+    assert "until 2026-01-01 00:30:00 UTC (hold_on_failure)" in next_action(job.state, job.job)
     # What goes meanwhile is not made again, and nothing else is decided.
     job.lost(1).rank_killed(0).wait(timedelta(minutes=29))
     assert set(desires_of(job.state)[0].nodes) == {0}

@@ -229,7 +229,7 @@ def storing(action: str) -> Scenario:
 def test_a_job_that_stores_checkpoints_first_makes_one(action: str):
     known = waited(storing(action))
     assert known.generation == 1
-    assert "a checkpoint, then node" in next_action(known.state)
+    assert "a checkpoint, then node" in next_action(known.state, known.job)
     make_durable(known, answers=1)
     assert (known.generation if action == "experiment" else known.incarnations[2]) == 2
     assert any("the checkpoint of step 30, requested at" in one.text for one in known.incident.evidence)

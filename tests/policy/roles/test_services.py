@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from perdure.contract import Finished, JobPhase
+from perdure.contract.transitions import NodeStepping
 from perdure.workflows.policy.facts.events import ForRole, RestartRequested
+from perdure.workflows.policy.record.projections import next_action
 from tests.policy.job_of_roles import Roles
 
 
@@ -24,6 +26,16 @@ def members(job: Roles) -> list[int]:
 
 def test_a_service_shows_how_many_of_its_nodes_serve():
     assert services().state.roles["ps"].reason == "3 of 3 nodes serve"
+
+
+def test_a_service_is_not_awaited_to_make_a_step():
+    job = Roles(trainer={}, ps={"ready": {"port": 6000}})
+    for role in job.state.roles:
+        job.ready(role)
+        for rank in range(2):
+            job.transition(role, rank, NodeStepping, generation=1, counted=False, entered_at=job.now)
+    assert next_action(job.view("ps"), job.job) == "nothing to do"
+    assert next_action(job.view("trainer"), job.job).startswith("waits for the first step of generation 1")
 
 
 def test_a_process_that_ended_with_0_is_not_started_again_when_another_one_fails():

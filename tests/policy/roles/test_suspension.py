@@ -182,7 +182,7 @@ def test_a_role_that_is_suspended_alone_saves_before_and_a_service_does_not():
     job = Roles(storage="file:///ckpt", trainer={}, ps={"ready": {"port": 6000}}).runs("trainer", "ps")
     assert phases(job.take(SuspendRequested(role="ps"))) == [JobPhase.RUNNING, JobPhase.SUSPENDED]
     assert phases(job.take(SuspendRequested(role="trainer"))) == [JobPhase.RUNNING, JobPhase.SUSPENDED]
-    assert "a checkpoint, then the role trainer is suspended, at " in next_action(job.view("trainer"))
+    assert "a checkpoint, then the role trainer is suspended, at " in next_action(job.view("trainer"), job.job)
     with pytest.raises(ApplicationError, match="role trainer is being suspended; try again"):
         requests.check_suspend(job.state, RoleRequest(role="ps"))
     assert phases(has_saved(job, "trainer")) == [JobPhase.SUSPENDED] * 2

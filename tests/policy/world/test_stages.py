@@ -38,7 +38,7 @@ def test_a_finished_world_lets_torchruns_leave_and_the_job_goes_on_until_the_com
     assert (desire.complete_generation, desire.stages_complete, desire.wind_down) == (1, 1, False)
     assert job.state.phase is JobPhase.RUNNING
     assert job.state.reason == "torchrun 1 has finished; commands: 2 at work"
-    assert "for the command of 2 nodes to end" in next_action(job.state)
+    assert "for the command of 2 nodes to end" in next_action(job.state, job.job)
     job.wait(A_LONG_TIME)
     assert job.state.outcome is None
     job.command_ended(0)

@@ -20,7 +20,7 @@ def test_a_relaunched_node_waits_until_the_old_one_has_ended():
     assert job.generation == 1
     assert job.state.phase is JobPhase.WAITING
     assert "node 0: waits until incarnation 1 has ended, at most until 00:01:30 UTC" in job.state.reason
-    assert next_action(job.state) == (
+    assert next_action(job.state, job.job) == (
         "the next world waits until incarnation 1 of node 0, whose ranks may still save, has ended, at most until "
         "00:01:30 UTC"
     )
@@ -44,7 +44,7 @@ def test_after_a_request_the_others_of_an_elastic_job_wait_for_the_end_too():
     job = Scenario("1:2").running().take(RelaunchRequested(rank=0)).peer_failed(1).wait(5)
     assert job.generation == 1, "node 1 would become rank 0 while the old one may save"
     waits = "waits until incarnation 1 of node 0, whose ranks may still save, has ended, at most until 00:01:30 UTC"
-    assert next_action(job.state) == f"the next world {waits}"
+    assert next_action(job.state, job.job) == f"the next world {waits}"
     assert job.state.phase is JobPhase.RECOVERING
     assert job.state.reason == f"replacement of node 0 requested by a user; {waits}"
     assert job.state.incidents[-1].waited_for == waits

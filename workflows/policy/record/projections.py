@@ -72,7 +72,7 @@ def status_of(state: RoleInJob, job: JobSpec, *, groups: tuple[str, ...], phase:
         warnings=warnings_of(state, job),
         unprocessed=tuple(state.unprocessed.values()),
         last_incident=state.last_incident,
-        next_action=next_action(state),
+        next_action=next_action(state, job),
         checkpoint=commits.view(state, job),
         progress=state.progress,
         scaling=scaling.view(state, job, now),
@@ -191,7 +191,7 @@ def _node_count(minimum: str, maximum: str) -> str:
     return f"{minimum} to {maximum} nodes"
 
 
-def next_action(state: RoleInJob) -> str:
+def next_action(state: RoleInJob, job: JobSpec) -> str:
     """The next thing that happens if no one requests anything."""
     coming = [
         node for node in state.nodes.values() if node.alive and node.phase is not NodePhase.READY and not node.ended
@@ -220,7 +220,8 @@ def next_action(state: RoleInJob) -> str:
     if stalled := state.stalled:
         nodes = f"node{'s' if len(stalled) > 1 else ''} {', '.join(str(node.rank) for node in stalled)}"
         return f"waits for {nodes} to step again; nothing is restarted, because a long evaluation looks the same"
-    return first_steps.awaited(state) or "nothing to do"
+    serves = job.roles[state.role].ready is not None
+    return ("" if serves else first_steps.awaited(state)) or "nothing to do"
 
 
 def node_views(state: RoleInJob, *, first: int | None = None, group: int | None = None) -> tuple[NodeView, ...]:
@@ -267,7 +268,7 @@ def result_of(state: RoleInJob, now: datetime) -> JobResult:
     )
 
 
-def details_of(state: RoleInJob, phase: JobPhase) -> str:
+def details_of(state: RoleInJob, job: JobSpec, phase: JobPhase) -> str:
     """Markdown for the workflow's page in the Temporal UI."""
     world = state.world
     lines = [
@@ -278,7 +279,7 @@ def details_of(state: RoleInJob, phase: JobPhase) -> str:
         f"| Nodes | {world.nodes if world else 0} in the world, {state.nodes_min} to {state.nodes_max} desired |",
         f"| Ranks | {world.processes if world else 0} |",
         f"| Generation | {state.generation} |",
-        f"| Next | {next_action(state)} |",
+        f"| Next | {next_action(state, job)} |",
     ]
     incident = state.last_incident
     if incident is not None:
