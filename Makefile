@@ -13,7 +13,7 @@ GROUP ?= only
 # Lets Python cache bytecode: otherwise each of the thousands of processes that targets start compiles its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-long test-failed test-torch-floor test-gpu check format lock bench-recovery bench-warm bench-kubernetes bench-oncall bench-chaos bench-faults bench-step-times bench-history bench-gateway bench-checkpoint bench-shards bench-store bench-checks bench-events cluster cluster-down cluster-binaries docs kustomize clean
+.PHONY: help setup demo demo-roles test test-long test-failed test-torch-floor test-gpu check format lock bench-recovery bench-warm bench-kubernetes bench-oncall bench-chaos bench-faults bench-step-times bench-history bench-gateway bench-checkpoint bench-shards bench-store bench-roles bench-checks bench-events cluster cluster-down cluster-binaries docs kustomize clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -23,6 +23,9 @@ setup:  ## Create .venv from the lock and fetch the Temporal binary, where missi
 
 demo: setup  ## Train on three nodes while ranks, nodes, worker and server are killed; BACKEND=kubernetes: on pods
 	@$(BIN)/python -m examples.demo --backend $(BACKEND)
+
+demo-roles: setup  ## Reinforcement learning of three roles, each of whose nodes is killed in turn
+	@$(BIN)/python -m examples.demo.roles
 
 test: check  ## Static checks, then all tests but the long ones, or those that PYTEST_ARGS names
 ifeq ($(PYTEST_ARGS),)
@@ -91,6 +94,9 @@ bench-shards: setup  ## Shards a second through one dataset, how long a rank wai
 
 bench-store: setup  ## Calls a second through the key-value store of one job, and how long a rank waits for one
 	@$(BIN)/python -m benchmarks.store $(BENCH_ARGS)
+
+bench-roles: setup  ## Each role's rank and node killed: seconds to work again, what else restarts, what is lost or twice
+	@$(BIN)/python -m benchmarks.roles $(BENCH_ARGS)
 
 bench-checks: setup  ## How much later a job starts with preflight, how much longer steps with replays take
 	@$(BIN)/python -m benchmarks.checks $(BENCH_ARGS)

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from examples.demo.faults import kill_rank
-from examples.demo.places import NAME, OUT, ROLE, SCRIPT, Place, processes
+from examples.demo.places import NAME, OUT, ROLE, SCRIPT, Place, cancel_on, processes
 from examples.demo.steps import Samples, longest_gap, made_between, read_samples, read_steps, stepping, steps_again
 from perdure.base.errors import JobNotFound, PerdureError
 from perdure.cli.text import describe_restore
@@ -260,7 +260,7 @@ async def main() -> int:
     options = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 140)
     started = time.monotonic()
-    _cancel_on(signal.SIGTERM, signal.SIGHUP)
+    cancel_on(signal.SIGTERM, signal.SIGHUP)
 
     def say(text: str) -> None:
         console.print(f"[dim]{time.monotonic() - started:6.1f}s[/]  {text}", highlight=False, soft_wrap=True)
@@ -291,28 +291,6 @@ async def main() -> int:
             console.print(f"kept: {folder}")
         else:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _cancel_on(*numbers: signal.Signals) -> None:
-    """Has the first of these signals cancel the current task, as asyncio does on SIGINT.
-
-    The demo then ends its processes; later signals change nothing, since they would interrupt that.
-    """
-    task = asyncio.current_task()
-    assert task is not None
-    loop = asyncio.get_running_loop()
-    ending = False
-
-    def end() -> None:
-        nonlocal ending
-        if not ending:
-            ending = True
-            task.cancel()
-
-    for number in numbers:
-        # nohup has SIGHUP ignored, and it stays so.
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            loop.add_signal_handler(number, end)
 
 
 if __name__ == "__main__":

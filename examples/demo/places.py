@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -67,3 +69,25 @@ async def ended(control_plane: LocalControlPlane) -> AsyncGenerator[None]:
     finally:
         await control_plane.stop_worker()
         await control_plane.stop_server()
+
+
+def cancel_on(*numbers: signal.Signals) -> None:
+    """Has the first of these signals cancel the current task, as asyncio does on SIGINT.
+
+    The demo then ends its processes; later signals change nothing, since they would interrupt that.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    loop = asyncio.get_running_loop()
+    ending = False
+
+    def end() -> None:
+        nonlocal ending
+        if not ending:
+            ending = True
+            task.cancel()
+
+    for number in numbers:
+        # nohup has SIGHUP ignored, and it stays so.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, end)
