@@ -6,7 +6,7 @@ from datetime import datetime
 
 from perdure.contract import Failure, FailureClass, FailureKind, LossCause, NodePhase
 from perdure.workflows.policy.diagnosis import claims, first_steps, own_lines
-from perdure.workflows.policy.diagnosis.failures import node_failure
+from perdure.workflows.policy.diagnosis.classification import node_failure
 from perdure.workflows.policy.diagnosis.interruptions import count_another_try, interrupt, record_command_failure
 from perdure.workflows.policy.facts.agent_messages import accept_message, newest_progress
 from perdure.workflows.policy.facts.nodes import fresh_ports, lose, with_preparation

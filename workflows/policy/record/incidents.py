@@ -28,7 +28,7 @@ from perdure.contract import (
 )
 from perdure.contract.base import shorten
 from perdure.workflows.policy.checkpoints import memory_findings
-from perdure.workflows.policy.diagnosis.failures import failed_by_themselves
+from perdure.workflows.policy.diagnosis.classification import failed_by_themselves
 from perdure.workflows.policy.diagnosis.suspicion import without
 from perdure.workflows.policy.record.action_words import words
 from perdure.workflows.policy.record.incident_texts import within_budget

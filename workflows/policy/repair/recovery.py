@@ -8,7 +8,8 @@ from datetime import datetime
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.checkpoints import trust
 from perdure.workflows.policy.diagnosis import own_lines
-from perdure.workflows.policy.diagnosis.failures import FAILURE_CLASSES, failed_by_themselves
+from perdure.workflows.policy.diagnosis.classification import failed_by_themselves
+from perdure.workflows.policy.diagnosis.failures import FAILURE_CLASSES
 from perdure.workflows.policy.repair import actions, charges, ladder
 from perdure.workflows.policy.repair.case import Case
 from perdure.workflows.policy.state.job import RoleInJob

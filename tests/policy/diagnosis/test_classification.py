@@ -10,7 +10,7 @@ import pytest
 
 from perdure.contract import Failure, FailureClass, FailureKind, NodeCredentials, RankExit
 from perdure.spec.signals import signal_name
-from perdure.workflows.policy.diagnosis.failures import (
+from perdure.workflows.policy.diagnosis.classification import (
     classify,
     classify_rank,
     describe_rank,
