@@ -6,11 +6,11 @@ from __future__ import annotations
 from statistics import quantiles
 from typing import NamedTuple
 
+from perdure.contract.agents import CHANGED_PACE
+
 _WINDOWS = 20
 """Measurements of which the median counts, and into which the time is divided."""
 _FEWEST_STEPS = 20
-_CHANGED = 0.15
-"""Changes that are told again, as a share of what was told: those that make a job forget what it has measured."""
 
 
 class Pace(NamedTuple):
@@ -42,12 +42,10 @@ class PaceMeter:
             generation: The generation that has made it.
             over: Seconds of steps of one measurement.
         """
-        if generation != self._generation or step < self._last[1] or at < self._last[0]:
-            told = self._told if generation == self._generation else None
-            self.__init__()
-            self._generation, self._told = generation, told
-        if self._began is None:
-            self._begin(step, at)
+        if generation != self._generation:
+            self._generation, self._began, self._told = generation, None, None
+        if self._began is None or step < self._last[1] or at < self._last[0]:
+            self._began = self._begin(step, at)
             return None
         since, first = self._last
         if step == first or at - since < over / _WINDOWS:
@@ -58,12 +56,12 @@ class PaceMeter:
         if at - began < over or step - begun_with < _FEWEST_STEPS or len(self._steps) < _WINDOWS // 2:
             return None
         lower, usual, upper = quantiles(self._steps, n=4)
-        self._begin(step, at)
-        if self._told is not None and abs(usual - self._told) <= _CHANGED * self._told:
+        self._began = self._begin(step, at)
+        if self._told is not None and abs(usual - self._told) <= CHANGED_PACE * self._told:
             return None
         self._told = usual
         return Pace(step=usual, spread=(upper - lower) / 2)
 
-    def _begin(self, step: int, at: float) -> None:
-        self._began = self._last = (at, step)
-        self._steps = []
+    def _begin(self, step: int, at: float) -> tuple[float, int]:
+        self._last, self._steps = (at, step), []
+        return self._last

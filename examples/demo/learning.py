@@ -121,8 +121,8 @@ class Learning:
         if role == TRAINER:
             generation = max(made.generation for made in read_made(self.out))
             return lambda: any(made.generation > generation for made in read_made(self.out))
+        old = self._pids(role, node)
         if role == ROLLOUT:
-            old = self._pids(role, node)
             # The number is read once the new process runs, which plays on from it.
             numbers: list[int] = []
 
@@ -132,7 +132,8 @@ class Learning:
                 return bool(numbers) and put_by(self.out, node) > numbers[0]
 
             return plays
-        return lambda: _greets(self._port)
+        # The process that was killed may answer once more.
+        return lambda: not self._pids(role, node) <= old and _greets(self._port)
 
     def _pids(self, role: str, node: int) -> set[int]:
         found: set[int] = set()

@@ -67,6 +67,10 @@ MOST_RARE_LINES = 12
 """Items of one list. A job carries them in its state, which the server limits; further ones are left out."""
 
 
+CHANGED_PACE = 0.15
+"""Changes of a usual step, as a share of it, that agents tell, and from which on a job forgets what it has measured
+with other numbers of nodes."""
+
 LONGEST_RARE_LINE = 300
 """Characters of one line of output that is compared with those of other nodes."""
 

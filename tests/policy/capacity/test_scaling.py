@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -123,6 +124,16 @@ def test_what_a_user_allows_counts_and_is_chosen_within() -> None:
     job.allow(9, 9)
     assert job.settle().sizes[-1] == 9
     assert job.view.why == "no other number of nodes is allowed"
+
+
+def test_a_range_that_a_user_gives_is_tried_at_once() -> None:
+    job = ScaledJob("2:4", law=shared(8, 0.25)).settle()
+    job.allow(2, 16)
+    before = job.now
+    job.measure().arrive()
+    assert job.view.resized[-1].is_try
+    assert job.view.resized[-1].time - before < timedelta(minutes=1)
+    assert job.settle().sizes[-1] == 13
 
 
 def test_a_law_that_changes_is_measured_again_but_not_at_once() -> None:

@@ -17,6 +17,7 @@ from datetime import datetime, timedelta
 from math import lcm, log
 
 from perdure.contract import Pace, Resized, ScalingView, World
+from perdure.contract.agents import CHANGED_PACE
 from perdure.spec.job import JobSpec
 from perdure.spec.roles import Role
 from perdure.spec.scaling import BatchSize, ScalingPolicy
@@ -26,8 +27,6 @@ from perdure.workflows.policy.record import incidents
 from perdure.workflows.policy.state.job import RoleInJob
 from perdure.workflows.policy.state.role import RoleState
 
-_CHANGED = 0.15
-"""Changes of a step's time with the same nodes from which on what was measured with other numbers counts no more."""
 _MOST_TRIES = 5
 """Tries of a series."""
 _KEPT = 10
@@ -47,7 +46,7 @@ def learn(state: RoleInJob, world: World, *, step: float, spread: float) -> Role
     others = {pace.nodes: pace for pace in known.paces}
     before = others.pop(world.nodes, None)
     pace = Pace(nodes=world.nodes, step=step, spread=spread, generation=world.generation)
-    if before is not None and abs(step - before.step) > _CHANGED * before.step:
+    if before is not None and abs(step - before.step) > CHANGED_PACE * before.step:
         known, others = known.replace(tries=0), {}
     elif before is not None:
         # What is only noise must not speak for another number.
@@ -62,7 +61,7 @@ def follow(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
     if role.scaling.policy is ScalingPolicy.MAX or world is None or not _may_change(state):
         return state
     measured = next((pace for pace in state.scaling.paces if pace.generation == world.generation), None)
-    if measured is None:
+    if measured is None or world.nodes not in sizes_of(state, role):
         return state
     size, is_try = _wanted(state, role, world.nodes)
     if size == state.nodes_max or _obstacle(state, job, measured, now, is_try=is_try):
@@ -84,8 +83,9 @@ def next_look(state: RoleInJob, job: JobSpec) -> datetime | None:
 
 
 def allow(state: RoleInJob) -> RoleInJob:
-    """Takes in that a user has said how many nodes there may be, whatever was chosen before."""
-    return state.replace(scaling=state.scaling.replace(largest=None, tries=0))
+    """Takes in that a user has said how many nodes there may be: what was chosen before counts no more, and tries begin
+    at once."""
+    return state.replace(scaling=state.scaling.replace(largest=None, tries=0, began_at=None))
 
 
 def is_own_choice(state: RoleInJob) -> bool:

@@ -17,6 +17,6 @@ class ScalingState(Message):
     tries: int = 0
     """Worlds that were formed to measure them, in the newest series."""
     began_at: datetime | None = None
-    """When that series began."""
+    """When that series began; None where no time must pass before the next one."""
     resized: tuple[Resized, ...] = ()
     """The newest choices, the oldest first."""
