@@ -9,21 +9,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import shutil
-import signal
 import sys
-import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from examples.demo.faults import kill_rank
-from examples.demo.places import NAME, OUT, ROLE, SCRIPT, Place, cancel_on, processes
+from examples.demo.places import NAME, OUT, ROLE, SCRIPT, Place, processes
+from examples.demo.stage import play, stage
 from examples.demo.steps import Samples, longest_gap, made_between, read_samples, read_steps, stepping, steps_again
 from perdure.base.errors import JobNotFound, PerdureError
 from perdure.cli.text import describe_restore
@@ -258,45 +255,27 @@ async def main() -> int:
     parser.add_argument("--steps", type=int, default=1000, help="length of the training")
     parser.add_argument("--keep", action="store_true", help="keep the folder with state, logs and checkpoints")
     options = parser.parse_args()
-    console = Console(width=None if sys.stdout.isatty() else 140)
-    started = time.monotonic()
-    cancel_on(signal.SIGTERM, signal.SIGHUP)
-
-    def say(text: str) -> None:
-        console.print(f"[dim]{time.monotonic() - started:6.1f}s[/]  {text}", highlight=False, soft_wrap=True)
-
     place = processes
     if options.backend == Backend.KUBERNETES:
         # Imported here because it needs packages that local nodes do not.
         from examples.demo.pods import pods as place
-    folder = Path(tempfile.mkdtemp(prefix="perdure-demo-"))
-    try:
-        async with place(folder, say) as chosen:
-            demo = Demo(chosen, say=say, out=folder / OUT, steps=options.steps)
+    with stage(keep=options.keep, width=140) as on:
+        async with place(on.folder, on.say) as chosen:
+            demo = Demo(chosen, say=on.say, out=on.folder / OUT, steps=options.steps)
             phase = await demo.run()
-            say("the same training once more, without faults")
-            alone = await train_alone(folder / "alone", options.steps)
+            on.say("the same training once more, without faults")
+            alone = await train_alone(on.folder / "alone", options.steps)
             interrupted = final_loss(demo.out)
-            samples, expected = read_samples(demo.out), read_samples(folder / "alone").distinct
-            console.print(demo.table(samples))
-            console.print(f"Final loss: {interrupted:.4f} with faults, {alone:.4f} without.")
-            console.print(
+            samples, expected = read_samples(demo.out), read_samples(on.folder / "alone").distinct
+            on.console.print(demo.table(samples))
+            on.console.print(f"Final loss: {interrupted:.4f} with faults, {alone:.4f} without.")
+            on.console.print(
                 f"Samples: {len(samples.distinct & expected):,} of {len(expected):,} that it should read, "
                 f"{samples.repeated(0, options.steps):,} of them twice."
             )
-            console.print("Now on your own script: perdure run --nodes 2:3 -- torchrun train.py", style="bold")
+            on.console.print("Now on your own script: perdure run --nodes 2:3 -- torchrun train.py", style="bold")
             return 0 if phase is JobPhase.SUCCEEDED else 1
-    finally:
-        if options.keep:
-            console.print(f"kept: {folder}")
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(asyncio.run(main()))
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        sys.exit("interrupted; all processes of the demo have ended")
-    except TimeoutError as error:
-        sys.exit(f"demo: {error}; all processes of the demo have ended")
+    play(main)

@@ -8,19 +8,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import shutil
-import signal
-import sys
-import tempfile
-import time
 from collections.abc import Callable
-from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from examples.demo.learning import REWARD, ROLLOUT, TRAINER, Fault, Learning
-from examples.demo.places import cancel_on, ended
+from examples.demo.places import ended
+from examples.demo.stage import play, stage
 from examples.demo.trajectories import read_trained
 from perdure.base.state_folder import StateFolder
 from perdure.client.client import Client
@@ -75,42 +69,24 @@ async def main() -> int:
     parser.add_argument("--steps", type=int, default=400, help="length of the training")
     parser.add_argument("--keep", action="store_true", help="keep the folder with state, logs and trajectories")
     options = parser.parse_args()
-    console = Console(width=None if sys.stdout.isatty() else 120)
-    started = time.monotonic()
-    cancel_on(signal.SIGTERM, signal.SIGHUP)
-
-    def say(text: str) -> None:
-        console.print(f"[dim]{time.monotonic() - started:6.1f}s[/]  {text}", highlight=False, soft_wrap=True)
-
-    folder = Path(tempfile.mkdtemp(prefix="perdure-demo-"))
-    plane = LocalControlPlane(StateFolder(folder / "state"), report=say)
-    try:
+    with stage(keep=options.keep, width=120) as on:
+        plane = LocalControlPlane(StateFolder(on.folder / "state"), report=on.say)
         async with ended(plane), Client(endpoint=await plane.ensure()) as client:
-            learning = Learning(client, folder / "out", steps=options.steps)
-            faults, phase = await learn(learning, say)
+            learning = Learning(client, on.folder / "out", steps=options.steps)
+            faults, phase = await learn(learning, on.say)
             if phase is not JobPhase.SUCCEEDED:
                 return 1
-            say("the same training once more, without faults")
-            alone = Learning(client, folder / "alone", steps=options.steps, name="alone")
+            on.say("the same training once more, without faults")
+            alone = Learning(client, on.folder / "alone", steps=options.steps, name="alone")
             await learn_alone(alone)
             trained = read_trained(learning.out)
-            console.print(table(faults))
-            console.print(f"Return: {learning.score:.2f} with faults, {alone.score:.2f} without.")
-            console.print(f"Trajectories: {trained.lost} lost, {trained.doubled} learned twice.")
+            on.console.print(table(faults))
+            on.console.print(f"Return: {learning.score:.2f} with faults, {alone.score:.2f} without.")
+            on.console.print(f"Trajectories: {trained.lost} lost, {trained.doubled} learned twice.")
             wrong = trained.lost or trained.doubled or any(fault.other_restarts for fault in faults)
             differs = abs(learning.score - alone.score) > NOISE
             return 1 if wrong or differs else 0
-    finally:
-        if options.keep:
-            console.print(f"kept: {folder}")
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(asyncio.run(main()))
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        sys.exit("interrupted; all processes of the demo have ended")
-    except TimeoutError as error:
-        sys.exit(f"demo: {error}; all processes of the demo have ended")
+    play(main)

@@ -218,22 +218,33 @@ def test_what_is_requested_is_refused_or_planned_without_a_change(command_line: 
     assert (known["phase"], known["nodes"], known["generation"]) == ("RUNNING", 2, 1)
 
 
-def test_a_role_that_the_job_does_not_have_is_a_wrong_option(command_line: CommandLine, waiting: str) -> None:
-    for command in (
-        ("scale", waiting, "1"),
-        ("scale", waiting, "1", "--dry-run"),
-        ("restart", waiting, "--node", "0"),
-        ("restart", waiting, "--node", "0", "--dry-run"),
-        ("restart", waiting, "--dry-run"),
-        ("nodes", waiting),
-        ("logs", waiting),
-        ("logs", waiting, "--rank", "0"),
-        ("stacks", waiting),
-        ("shell", waiting, "--node", "0", "--print"),
-    ):
-        done = command_line.run(*command, "--role", "trainer")
+ASKED_OF_A_ROLE = (
+    ("scale", "1"),
+    ("nodes",),
+    ("restart", "--node", "0", "--dry-run"),
+    ("scale", "1", "--dry-run"),
+    ("restart", "--node", "0"),
+    ("restart", "--dry-run"),
+    ("logs",),
+    ("logs", "--rank", "0"),
+    ("stacks",),
+    ("shell", "--node", "0", "--print"),
+)
+
+
+@pytest.mark.parametrize(
+    "asked", [ASKED_OF_A_ROLE[:3], pytest.param(ASKED_OF_A_ROLE[3:], marks=pytest.mark.long("commands"))]
+)
+def test_a_role_that_the_job_does_not_have_is_a_wrong_option(
+    command_line: CommandLine, waiting: str, asked: tuple[tuple[str, ...], ...]
+) -> None:
+    for command, *options in asked:
+        done = command_line.run(command, waiting, *options, "--role", "trainer")
         assert done.code == 2, done
         assert 'role: got "trainer"; this job has the role "worker"' in done.err
+
+
+def test_a_role_that_the_job_has_may_be_named(command_line: CommandLine, waiting: str) -> None:
     assert command_line.run("nodes", waiting, "--role", "worker", "-o", "json").json
     assert command_line.run("restart", waiting, "--role", "worker", "--dry-run").code == 0
 

@@ -26,7 +26,7 @@ from perdure.spec.validate import MAX_BYTES
 from perdure.workflows import carrying, options
 from perdure.workflows.backend_reports import REWORDINGS
 from perdure.workflows.policy.capacity import joining
-from perdure.workflows.policy.record import incident_texts, observations
+from perdure.workflows.policy.record import incident_texts, observations, observed
 from perdure.workflows.policy.services import store
 from perdure_launcher.rank_exits import SUPERSEDED_EXIT_CODE
 from perdure_launcher.supervisor.launcher import USAGE_INTERVAL
@@ -64,7 +64,7 @@ TOLD: list[tuple[str, str, float]] = [
     ("architecture.md", r"not reported a created\s+node for\s+(\d+) s", seconds(options.OVERLOOKED)),
     ("architecture.md", r"and for (\d+) of its\s+usual steps", TIMING.stall.steps),
     ("architecture.md", r"reachable again after (\d+) s or more", seconds(observations.SHORTEST)),
-    ("architecture.md", r"the\s+newest (\w+) are kept; a\s+pause", observations.KEPT),
+    ("architecture.md", r"the\s+newest (\w+) are kept; a\s+pause", observed.KEPT),
     ("architecture.md", r"from ([\d,]+) events on", options.HISTORY_LIMIT),
     ("architecture.md", r"after its first (\w+)\s+reasons", REWORDINGS),
     ("architecture.md", r"plain JSON up to (\d+) KB", carrying.LARGEST_PLAIN / 1024),

@@ -256,6 +256,7 @@ async def test_it_grants_what_the_documentation_says_and_where_the_values_say(he
     assert rights(everywhere) == [("ClusterRole", name, ""), ("ClusterRoleBinding", name, "")]
 
 
+@pytest.mark.long("cluster-faults")
 async def test_the_first_installation_waits_for_no_secret(
     own_cluster: Cluster, cluster: TestCluster, helm: Path
 ) -> None:

@@ -31,6 +31,7 @@ async def submit(
     return job
 
 
+@pytest.mark.long("silent-faults")
 @pytest.mark.timeout(400)
 async def test_a_gradient_that_is_spoiled_once_costs_the_steps_since_and_changes_no_parameter(
     site: Site, tmp_path: Path

@@ -48,6 +48,7 @@ class Loss(StrEnum):
 CONTINUES_WITH = {Loss.NOTHING: 3, Loss.MEMORY_OF_A_RANK: 2, Loss.MEMORY: 2, Loss.NEWEST_CHECKPOINT: 1}
 
 
+@pytest.mark.long("exactness")
 @settings(
     max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )

@@ -14,7 +14,6 @@ from perdure.contract import (
     Considered,
     Evidence,
     EvidenceSource,
-    IncidentView,
     Observation,
     SlowCause,
     Slowness,
@@ -23,7 +22,7 @@ from perdure.contract import (
 from perdure.contract.base import shorten
 from perdure.workflows.policy.diagnosis.preflight import describe
 from perdure.workflows.policy.record.incidents import KEPT_EVIDENCE
-from perdure.workflows.policy.record.observations import append
+from perdure.workflows.policy.record.observed import add_sign, begun, new_entry, put
 from perdure.workflows.policy.state.job import RoleInJob
 from perdure.workflows.policy.state.node import NodeState
 
@@ -47,28 +46,23 @@ def observe_straggler(state: RoleInJob, found: Straggler, text: str, now: dateti
         why_not: Why its node is not replaced at once.
     """
     sign = Evidence(time=now, source=EvidenceSource.AGENT, rank=found.node, text=text)
-    begun = next((one for one in reversed(state.own_incidents) if _of_straggler(state, one)), None)
-    if begun is not None and begun.observation is not None:
-        known = begun.observation.stragglers
+    earlier = begun(state, lambda seen: bool(seen.stragglers))
+    if earlier is not None and earlier.observation is not None:
+        known = earlier.observation.stragglers
         if any(one.rank == found.rank for one in known):
             return state
-        seen = begun.observation.replace(stragglers=(*known, found)[:KEPT_EVIDENCE])
-        entry = begun.replace(observation=seen, evidence=(*begun.evidence, sign)[:KEPT_EVIDENCE])
-        return state.replace(incidents=tuple(entry if one.number == entry.number else one for one in state.incidents))
-    entry = IncidentView(
-        number=state.incident_count + 1,
-        role=state.role,
-        title=f"rank {found.rank} is slow, and the others wait for it; training continued",
-        started_at=now,
-        noticed_at=now,
-        closed_at=now,
-        observation=Observation(stragglers=(found,)),
-        evidence=(sign,),
+        seen = earlier.observation.replace(stragglers=(*known, found)[:KEPT_EVIDENCE])
+        return put(state, add_sign(earlier.replace(observation=seen), sign))
+    entry = new_entry(
+        state,
+        Observation(stragglers=(found,)),
+        f"rank {found.rank} is slow, and the others wait for it; training continued",
+        at=now,
+        now=now,
+        evidence=[sign],
         considered=(Considered(option="replace the node", why_not=why_not),),
-        generation_before=state.generation,
-        nodes_before=state.world.nodes if state.world else 0,
     )
-    return append(state, state.incidents, entry)
+    return put(state, entry)
 
 
 def observe_verdict(state: RoleInJob, found: Slowness, sign: Evidence, now: datetime) -> RoleInJob:
@@ -84,21 +78,16 @@ def observe_verdict(state: RoleInJob, found: Slowness, sign: Evidence, now: date
         SlowCause.PLACE: "the rank is slow on another machine, too",
     }
     cause = found.cause or SlowCause.UNKNOWN
-    entry = IncidentView(
-        number=state.incident_count + 1,
-        role=state.role,
-        title=f"{titles.get(cause, f'why {rank} was slow is not known')}; training continued",
-        slowness=found,
-        started_at=now,
-        noticed_at=now,
-        closed_at=now,
-        observation=Observation(stragglers=(found.rank,)),
-        evidence=(sign,),
+    entry = new_entry(
+        state,
+        Observation(stragglers=(found.rank,)),
+        f"{titles.get(cause, f'why {rank} was slow is not known')}; training continued",
+        at=now,
+        now=now,
+        evidence=[sign],
         considered=(Considered(option="replace the node", why_not=whys.get(cause, "nothing speaks against it")),),
-        generation_before=state.generation,
-        nodes_before=state.world.nodes if state.world else 0,
     )
-    return append(state, state.incidents, entry)
+    return put(state, entry.replace(slowness=found))
 
 
 def observe_failed_check(
@@ -113,51 +102,42 @@ def observe_failed_check(
         now: The present time.
         taken_in: Why the node is taken in nevertheless; empty where it is not.
     """
-    texts = [shorten(f"node {node.rank}: {describe(check)}") for check in checks]
     what = f"node {node.rank} {'was taken in although it fails a check' if taken_in else 'was not taken in'}"
-    other = Considered(option="replace the node", why_not=taken_in) if taken_in else _NOT_TAKEN_IN
-    entry = IncidentView(
-        number=state.incident_count + 1,
-        role=state.role,
-        title=shorten(f"{what}: {describe(checks[0])}"),
-        started_at=node.checked_at or now,
-        noticed_at=now,
-        closed_at=now,
-        observation=Observation(failed_check=True, refused=not taken_in),
-        evidence=tuple(
-            Evidence(time=node.checked_at or now, source=EvidenceSource.AGENT, rank=node.rank, text=text)
-            for text in texts[:KEPT_EVIDENCE]
-        ),
-        considered=(other,),
-        generation_before=state.generation,
-        nodes_before=state.world.nodes if state.world else 0,
+    entry = new_entry(
+        state,
+        Observation(failed_check=True, refused=not taken_in),
+        shorten(f"{what}: {describe(checks[0])}"),
+        at=node.checked_at or now,
+        now=now,
+        evidence=_signs(node, checks, now),
+        considered=(Considered(option="replace the node", why_not=taken_in) if taken_in else _NOT_TAKEN_IN,),
     )
-    return append(state, state.incidents, entry)
+    return put(state, entry)
 
 
 def observe_suspect_machine(state: RoleInJob, node: NodeState, checks: tuple[Check, ...], now: datetime) -> RoleInJob:
     """Records that a machine failed checks after a failure that may be its own."""
-    texts = [node.suspicion, *(shorten(f"node {node.rank}: {describe(check)}") for check in checks)]
-    entry = IncidentView(
-        number=state.incident_count + 1,
-        role=state.role,
-        title=shorten(f"the machine of node {node.rank}, {node.host}, failed a check: {describe(checks[0])}"),
-        started_at=node.checked_at or now,
-        noticed_at=now,
-        closed_at=now,
-        observation=Observation(failed_check=True, suspected=True),
-        evidence=tuple(
-            Evidence(time=node.checked_at or now, source=EvidenceSource.AGENT, rank=node.rank, text=text)
-            for text in texts[:KEPT_EVIDENCE]
-        ),
+    signs = _signs(node, checks, now)
+    entry = new_entry(
+        state,
+        Observation(failed_check=True, suspected=True),
+        shorten(f"the machine of node {node.rank}, {node.host}, failed a check: {describe(checks[0])}"),
+        at=node.checked_at or now,
+        now=now,
+        evidence=[signs[0].replace(text=node.suspicion), *signs],
         considered=(_NO_REPLACEMENT_OF_SUSPECT,),
-        generation_before=state.generation,
-        nodes_before=state.world.nodes if state.world else 0,
     )
-    return append(state, state.incidents, entry)
+    return put(state, entry)
 
 
-def _of_straggler(state: RoleInJob, entry: IncidentView) -> bool:
-    """Whether the entry is about slow ranks of the role's present world."""
-    found = entry.observation is not None and bool(entry.observation.stragglers)
-    return found and entry.generation_before == state.generation
+def _signs(node: NodeState, checks: tuple[Check, ...], now: datetime) -> list[Evidence]:
+    """Returns a piece of evidence for each check that the machine of the node has failed."""
+    return [
+        Evidence(
+            time=node.checked_at or now,
+            source=EvidenceSource.AGENT,
+            rank=node.rank,
+            text=shorten(f"node {node.rank}: {describe(check)}"),
+        )
+        for check in checks
+    ]

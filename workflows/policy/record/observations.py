@@ -22,16 +22,14 @@ from perdure.contract import (
 from perdure.contract.base import shorten
 from perdure.spec.durations import format_duration
 from perdure.workflows.policy.diagnosis import hangs
-from perdure.workflows.policy.record.incidents import KEPT_EVIDENCE, KEPT_INCIDENTS
+from perdure.workflows.policy.record.incidents import KEPT_EVIDENCE
+from perdure.workflows.policy.record.observed import add_sign, append, begun, new_entry, put
 from perdure.workflows.policy.state.job import RoleInJob
 from perdure.workflows.policy.state.node import NodeState
 from perdure.workflows.policy.state.role import SeenNumber
 
 SHORTEST = timedelta(seconds=10)
 """Shorter silences are left out: a restart of an agent or of a worker looks the same."""
-
-KEPT = 10
-"""Observations that a job keeps; older ones make room for incidents."""
 
 _NAMED = 4
 
@@ -116,13 +114,13 @@ def observe_storage(state: RoleInJob, now: datetime, *, over: bool) -> RoleInJob
     since, durable = known.problem_since, known.durable
     if since is None:
         return state
-    begun = next((one for one in state.own_incidents if _of_storage(one) and one.started_at == since), None)
-    if begun is None and over:
+    earlier = next((one for one in state.own_incidents if _of_storage(one) and one.started_at == since), None)
+    if earlier is None and over:
         return state
     took = format_duration(timedelta(seconds=round((now - since).total_seconds())))
-    evidence = begun.evidence if begun is not None else ()
+    evidence = earlier.evidence if earlier is not None else ()
     texts = [] if over else [known.problem]
-    if begun is None:
+    if earlier is None:
         newest = (
             f"that of step {durable.checkpoint.step:,}, of {durable.committed_at:%H:%M:%S} UTC" if durable else "none"
         )
@@ -131,23 +129,16 @@ def observe_storage(state: RoleInJob, now: datetime, *, over: bool) -> RoleInJob
     texts_known = {sign.text for sign in evidence}
     evidence = (*evidence, *(sign for sign in signs if sign.text not in texts_known))[-KEPT_EVIDENCE:]
     title = f"no checkpoint could be stored for {took}" if over else "no checkpoint can be stored"
-    entry = IncidentView(
-        number=begun.number if begun is not None else state.incident_count + 1,
-        role=state.role,
-        title=f"{title}; training continued",
-        started_at=since,
-        noticed_at=begun.noticed_at if begun is not None else now,
-        closed_at=now,
-        observation=Observation(storage=True),
+    entry = new_entry(
+        state,
+        Observation(storage=True),
+        f"{title}; training continued",
+        at=since,
+        now=now,
         evidence=evidence,
         considered=(_NO_STOP,),
-        generation_before=state.generation,
-        nodes_before=state.world.nodes if state.world else 0,
     )
-    if begun is not None:
-        incidents = tuple(entry if one.number == entry.number else one for one in state.incidents)
-        return state.replace(incidents=incidents)
-    return append(state, state.incidents, entry)
+    return put(state, entry.replace(number=earlier.number, noticed_at=earlier.noticed_at) if earlier else entry)
 
 
 def observe_start_over(
@@ -162,70 +153,54 @@ def observe_start_over(
         since: The time of the report.
         now: The present time.
     """
-    entry = IncidentView(
-        number=state.incident_count + 1,
-        role=state.role,
-        title="no checkpoint in storage could be loaded: the script started over",
-        started_at=since,
-        noticed_at=now,
-        closed_at=now,
-        observation=Observation(started_over=True),
-        evidence=tuple(
-            Evidence(time=since, source=EvidenceSource.AGENT, rank=node.rank, text=damage)
-            for damage in damages[:KEPT_EVIDENCE]
-        ),
+    signs = (Evidence(time=since, source=EvidenceSource.AGENT, rank=node.rank, text=damage) for damage in damages)
+    entry = new_entry(
+        state,
+        Observation(started_over=True),
+        "no checkpoint in storage could be loaded: the script started over",
+        at=since,
+        now=now,
+        evidence=signs,
         considered=(_NO_STOP_OF_JOB,),
-        generation_before=state.generation,
-        nodes_before=state.world.nodes if state.world else 0,
     )
-    return append(state, state.incidents, entry)
+    return put(state, entry)
 
 
 def observe_bad_number(state: RoleInJob, seen: SeenNumber, text: str, now: datetime) -> RoleInJob:
     """Records a number that is not finite and interrupts nothing. Those of one world are one entry."""
     samples = f"; {'; '.join(seen.number.samples)}" if seen.number.samples else ""
     sign = Evidence(time=seen.time, source=EvidenceSource.AGENT, rank=seen.node, text=shorten(f"{text}{samples}"))
-    begun = next((one for one in reversed(state.own_incidents) if _of_bad_number(state, one)), None)
-    if begun is not None:
-        entry = begun.replace(evidence=(*begun.evidence, sign)[:KEPT_EVIDENCE])
-        return state.replace(incidents=tuple(entry if one.number == entry.number else one for one in state.incidents))
-    entry = IncidentView(
-        number=state.incident_count + 1,
-        role=state.role,
-        title=f"{text}; training continued",
-        started_at=seen.time,
-        noticed_at=now,
-        closed_at=now,
-        observation=Observation(bad_number=True),
-        evidence=(sign,),
+    earlier = begun(state, lambda seen: seen.bad_number)
+    if earlier is not None:
+        return put(state, add_sign(earlier, sign))
+    entry = new_entry(
+        state,
+        Observation(bad_number=True),
+        f"{text}; training continued",
+        at=seen.time,
+        now=now,
+        evidence=[sign],
         considered=_NO_ROLLBACK.get(seen.number.kind, ()),
-        generation_before=state.generation,
-        nodes_before=state.world.nodes if state.world else 0,
     )
-    return append(state, state.incidents, entry)
+    return put(state, entry)
 
 
 def observe_unrepaired(state: RoleInJob, node: int, text: str, time: datetime, now: datetime) -> RoleInJob:
     """Records what would have ended a world, had a user not paused repairs. Those of one world are one entry."""
     sign = Evidence(time=time, source=EvidenceSource.AGENT, rank=node, text=shorten(text))
-    begun = next((one for one in reversed(state.own_incidents) if _is_unrepaired(state, one)), None)
-    if begun is not None:
-        entry = begun.replace(evidence=(*begun.evidence, sign)[:KEPT_EVIDENCE])
-        return state.replace(incidents=tuple(entry if one.number == entry.number else one for one in state.incidents))
-    entry = IncidentView(
-        number=state.incident_count + 1,
-        role=state.role,
-        title=shorten(f"{text}; repairs were paused, and training continued"),
-        started_at=time,
-        noticed_at=now,
-        closed_at=now,
-        observation=Observation(unrepaired=True),
-        evidence=(sign,),
+    earlier = begun(state, lambda seen: seen.unrepaired)
+    if earlier is not None:
+        return put(state, add_sign(earlier, sign))
+    entry = new_entry(
+        state,
+        Observation(unrepaired=True),
+        shorten(f"{text}; repairs were paused, and training continued"),
+        at=time,
+        now=now,
+        evidence=[sign],
         considered=(_NO_REPAIR,),
-        generation_before=state.generation,
-        nodes_before=state.world.nodes if state.world else 0,
     )
-    return append(state, state.incidents, entry)
+    return put(state, entry)
 
 
 def observe_not_deterministic(
@@ -234,23 +209,17 @@ def observe_not_deterministic(
     """Records, once for a job, that replays of its steps say nothing about devices."""
     if any(map(_of_replays, state.own_incidents)):
         return state
-    entry = IncidentView(
-        number=state.incident_count + 1,
-        role=state.role,
-        title=f"step {found.step:,} cannot be replayed: no device is checked",
-        started_at=time,
-        noticed_at=now,
-        closed_at=now,
-        observation=Observation(not_deterministic=True),
-        evidence=tuple(
-            Evidence(time=time, source=EvidenceSource.AGENT, rank=node, text=text)
-            for text in found.checksums[:KEPT_EVIDENCE]
-        ),
+    signs = (Evidence(time=time, source=EvidenceSource.AGENT, rank=node, text=text) for text in found.checksums)
+    entry = new_entry(
+        state,
+        Observation(not_deterministic=True),
+        f"step {found.step:,} cannot be replayed: no device is checked",
+        at=time,
+        now=now,
+        evidence=signs,
         considered=(_NO_BLAME,),
-        generation_before=state.generation,
-        nodes_before=state.world.nodes if state.world else 0,
     )
-    return append(state, state.incidents, entry)
+    return put(state, entry)
 
 
 def uncreated_nodes(state: RoleInJob) -> list[NodeState]:
@@ -263,12 +232,14 @@ def observe_uncreated(state: RoleInJob, now: datetime) -> RoleInJob:
     """Records that nodes cannot be created beside a world that trains, at once, since that may last; and how long it
     lasted, once they are created. A job that lacks the nodes records it in the incident that it waits in."""
     nodes = uncreated_nodes(state)
-    begun = next((one for one in reversed(state.own_incidents) if _of_uncreated(one) and one.closed_at is None), None)
+    earlier = next((one for one in reversed(state.own_incidents) if _of_uncreated(one) and one.closed_at is None), None)
     trains = state.world is not None and state.interruption is None and state.open_incident is None
-    if begun is None and not (nodes and trains):
+    if earlier is None and not (nodes and trains):
         return state
-    ranks = sorted({*(begun.observation.uncreated if begun and begun.observation else ()), *(n.rank for n in nodes)})
-    known = begun.evidence if begun is not None else ()
+    ranks = sorted(
+        {*(earlier.observation.uncreated if earlier and earlier.observation else ()), *(n.rank for n in nodes)}
+    )
+    known = earlier.evidence if earlier is not None else ()
     told = {sign.rank for sign in known}
     # The reason contains the incarnation's name, so only the first one of each node is kept.
     found = (
@@ -276,26 +247,22 @@ def observe_uncreated(state: RoleInJob, now: datetime) -> RoleInJob:
         for node in nodes
         if node.reason and node.rank not in told
     )
-    started_at = begun.started_at if begun else min(node.uncreated_since or now for node in nodes)
+    started_at = earlier.started_at if earlier else min(node.uncreated_since or now for node in nodes)
     names, took = _names(tuple(ranks)), format_duration(timedelta(seconds=round((now - started_at).total_seconds())))
-    entry = IncidentView(
-        number=begun.number if begun is not None else state.incident_count + 1,
-        role=state.role,
-        title=f"{names} cannot be created" if nodes else f"{names} could not be created for {took}",
-        started_at=started_at,
-        noticed_at=begun.noticed_at if begun is not None else now,
-        closed_at=None if nodes else now,
-        observation=Observation(uncreated=tuple(ranks)),
-        evidence=(*known, *found)[:KEPT_EVIDENCE],
+    entry = new_entry(
+        state,
+        Observation(uncreated=tuple(ranks)),
+        f"{names} cannot be created" if nodes else f"{names} could not be created for {took}",
+        at=started_at,
+        now=now,
+        evidence=(*known, *found),
         considered=(_NO_END,),
-        generation_before=begun.generation_before if begun is not None else state.generation,
-        nodes_before=begun.nodes_before if begun is not None else state.world.nodes if state.world else 0,
-    )
-    if begun is None:
-        return append(state, state.incidents, entry)
-    if entry == begun:
-        return state
-    return state.replace(incidents=tuple(entry if one.number == entry.number else one for one in state.incidents))
+    ).replace(closed_at=None if nodes else now)
+    if earlier is not None:
+        entry = earlier.replace(
+            title=entry.title, closed_at=entry.closed_at, observation=entry.observation, evidence=entry.evidence
+        )
+    return state if entry == earlier else put(state, entry)
 
 
 def _of_pause(state: RoleInJob, entry: IncidentView) -> bool:
@@ -313,28 +280,8 @@ def _of_storage(entry: IncidentView) -> bool:
     return entry.observation is not None and entry.observation.storage
 
 
-def _of_bad_number(state: RoleInJob, entry: IncidentView) -> bool:
-    """Whether the entry is about a number of the role's present world."""
-    is_one = entry.observation is not None and entry.observation.bad_number
-    return is_one and entry.generation_before == state.generation
-
-
-def _is_unrepaired(state: RoleInJob, entry: IncidentView) -> bool:
-    """Whether the entry is about the role's present world, and what was left because repairs were paused."""
-    unrepaired = entry.observation is not None and entry.observation.unrepaired
-    return unrepaired and entry.generation_before == state.generation
-
-
 def _of_replays(entry: IncidentView) -> bool:
     return entry.observation is not None and entry.observation.not_deterministic
-
-
-def append(state: RoleInJob, kept: tuple[IncidentView, ...], entry: IncidentView) -> RoleInJob:
-    """Adds an observation to the entries that are kept, or one in the place of an older one of its number."""
-    observed = [one.number for one in (*kept, entry) if one.observation is not None]
-    forgotten = set(observed[:-KEPT])
-    incidents = tuple(one for one in (*kept, entry) if one.number not in forgotten)[-KEPT_INCIDENTS:]
-    return state.replace(incidents=incidents, incident_count=max(state.incident_count, entry.number))
 
 
 def _add(
