@@ -266,7 +266,7 @@ def test_logs_follow_until_the_job_ends(command_line: CommandLine, jobs: SyncCli
     tail = command_line.run("logs", job_name, "--tail", "1", "-o", "json")
     line = json.loads(tail.out)
     assert line.pop("time")
-    assert line == {"node": 0, "incarnation": 1, "text": "finishing"}
+    assert line == {"role": "worker", "node": 0, "incarnation": 1, "text": "finishing"}
 
 
 @pytest.mark.long("commands")
