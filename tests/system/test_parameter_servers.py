@@ -16,10 +16,13 @@ from perdure.client.client import Client
 from perdure.contract import JobPhase, JobStatus
 from perdure.spec.load import read_documents
 from scripts.tensorflow import LOCKS, RELEASES, interpreter
+from tests.support.allocation import REPOSITORY
 from tests.support.waiting import eventually
 from tests.system.site import Job, Site
 
-COORDINATOR, ESTIMATOR = LOCKS / "coordinator.py", LOCKS / "estimator.py"
+EXAMPLE = REPOSITORY / "examples" / "10-parameter-servers"
+COORDINATOR, ESTIMATOR = EXAMPLE / "train.py", LOCKS / "estimator.py"
+ENDLESS = 100_000
 WITH_ESTIMATOR, TODAYS = RELEASES
 
 pytestmark = [pytest.mark.long("tensorflow"), pytest.mark.timeout(900)]
@@ -92,21 +95,21 @@ class Servers:
         assert await self.generations() == expected
 
 
-async def submitted(site: Site, release: str, command: list[str], **roles: Any) -> Servers:
+async def submitted(site: Site, release: str, command: list[str], *, epochs: int = ENDLESS, **roles: Any) -> Servers:
+    """Starts the job of the example, with the interpreter of a release."""
     out = site.folder / "out"
     out.mkdir()
-    (document,) = read_documents(LOCKS / "job.yaml")
+    (document,) = read_documents(EXAMPLE / "job.yaml")
     given: dict[str, Any] = document.data["roles"]
     given["worker"]["command"] = [str(interpreter(release)), *command]
     spec = {key: value for key, value in document.data.items() if key not in ("name", "roles")}
-    job = await site.submit(out=out, env={"TF_CPP_MIN_LOG_LEVEL": "2"}, roles=given | roles, **spec)
-    return Servers(job)
+    spec["env"] = {"OUT": str(out), "EPOCHS": str(epochs), "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONDONTWRITEBYTECODE": "1"}
+    return Servers(await site.submit(out=out, roles=given | roles, **spec))
 
 
 @pytest.mark.parametrize("release", RELEASES)
 async def test_each_part_of_a_coordinator_s_cluster_dies_and_only_what_must_starts_again(site: Site, release: str):
-    script = [str(COORDINATOR), "--out", str(site.folder / "out"), "--epochs"]
-    servers = await submitted(site, release, [*script, "100000"])
+    servers = await submitted(site, release, [str(COORDINATOR)])
     await servers.saving(3)
     cluster = servers.cluster("chief")
     assert {name: len(addresses) for name, addresses in cluster.items()} == {"chief": 1, "worker": 2, "ps": 2}
@@ -119,16 +122,22 @@ async def test_each_part_of_a_coordinator_s_cluster_dies_and_only_what_must_star
 
 
 async def test_workers_and_parameter_servers_are_added_while_a_coordinator_trains(site: Site):
-    script = [str(COORDINATOR), "--out", str(site.folder / "out"), "--epochs", "100000"]
-    servers = await submitted(site, TODAYS, script)
+    servers = await submitted(site, TODAYS, [str(COORDINATOR)])
     await servers.saving(3)
     await servers.is_scaled("ps")
     await servers.is_scaled("worker")
 
 
+async def test_the_example_trains_to_its_end(site: Site):
+    servers = await submitted(site, TODAYS, [str(COORDINATOR)], epochs=5)
+    result = await servers.client.wait(servers.job.name)
+    assert (result.phase, result.restarts) == (JobPhase.SUCCEEDED, 0)
+    assert servers.saved() == 5
+    await servers.job.ended()
+
+
 async def test_an_estimator_trains_to_its_end_though_each_part_dies(site: Site):
-    script = [str(ESTIMATOR), str(site.folder / "out"), "2500"]
-    servers = await submitted(site, WITH_ESTIMATOR, script)
+    servers = await submitted(site, WITH_ESTIMATOR, [str(ESTIMATOR), str(site.folder / "out"), "2500"])
     await servers.saving(1)
     await servers.dies("worker")
     await servers.dies("ps", 1, restarted=("chief",))
