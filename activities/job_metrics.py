@@ -61,22 +61,22 @@ class JobMetrics:
 
     def on_event(self, job: JobState, event: JobEvent) -> None:
         """Takes in an event of a job."""
-        labels = self._labels(job.namespace, job.name)
+        of_role = {**self._labels(job.namespace, job.name), "role": event.role}
         match event.name:
             case "world":
-                self.series.set("perdure_job_generation", job.roles[event.role].generation, **labels)
+                self.series.set("perdure_job_generation", job.roles[event.role].generation, **of_role)
             case "restart":
                 incident = job.view(event.role).last_incident
-                self.series.count("perdure_job_restarts_total", **labels, cause=_cause(incident))
+                self.series.count("perdure_job_restarts_total", **of_role, cause=_cause(incident))
             case "relaunch":
-                self.series.count("perdure_job_relaunches_total", **labels)
+                self.series.count("perdure_job_relaunches_total", **of_role)
             case "incident" if event.type == "end":
                 number = event.attributes["number"]
                 for incident in job.incidents:
                     if incident.number == number:
                         self._on_incident_end(incident)
             case "checkpoint":
-                self._on_checkpoint(job.roles[event.role], labels)
+                self._on_checkpoint(job.roles[event.role], of_role)
             case "outcome" if job.outcome is not None:
                 phase = job.outcome.phase.value
                 self.series.count("perdure_jobs_ended_total", job_namespace=job.namespace, phase=phase)

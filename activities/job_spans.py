@@ -35,6 +35,7 @@ class JobSpans:
         attributes = {
             "perdure.job": f"{job.namespace}/{job.name}",
             "perdure.job.uid": job.uid,
+            "perdure.role": incident.role,
             "perdure.incident": number,
             "title": incident.title,
             "culprit": incident.culprit,

@@ -235,7 +235,7 @@ def _to_exporters(exporters: Sequence[AsyncExporter]) -> Sink:
             event.time and event.time.timestamp(),
             None,
             job.roles[event.role].generation or None,
-            {"job": f"{job.namespace}/{job.name}", "uid": job.uid, **event.attributes},
+            {"job": f"{job.namespace}/{job.name}", "uid": job.uid, "role": event.role, **event.attributes},
         )
 
     return export

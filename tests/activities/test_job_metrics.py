@@ -14,6 +14,7 @@ from perdure.contract.names import TRAINING_JOB
 from perdure.workflows.policy.record.job_events import events_between
 from perdure.workflows.policy.services.datasets import DatasetState
 from perdure.workflows.policy.state.job import JobState
+from tests.policy.job_of_roles import Roles
 from tests.policy.scenario import Scenario
 from tests.support.exported import values
 from tests.support.waiting import eventually
@@ -45,8 +46,8 @@ async def test_a_repair_is_counted_by_its_cause_and_measured() -> None:
     text = await metrics.text()
     found = values(text)
     name = (job.state.namespace, job.state.name)
-    assert found["perdure_job_restarts_total", *name, "USER_CODE"] == 1
-    assert found["perdure_job_generation", *name] == 2
+    assert found["perdure_job_restarts_total", *name, "worker", "USER_CODE"] == 1
+    assert found["perdure_job_generation", *name, "worker"] == 2
     assert found["perdure_job_notice_seconds_count", "USER_CODE"] == 1
     assert found["perdure_job_repair_seconds_count", "USER_CODE"] == 1
     assert found[("perdure_listing_failures_total",)] == 1
@@ -65,8 +66,23 @@ async def test_the_end_and_replaced_nodes_are_counted() -> None:
     other.command_ended(0, 1)
     take(metrics, before, other)
     found = values(await metrics.text())
-    assert found["perdure_job_relaunches_total", job.state.namespace, job.state.name] == 1
+    assert found["perdure_job_relaunches_total", job.state.namespace, job.state.name, "worker"] == 1
     assert found["perdure_jobs_ended_total", job.state.namespace, "SUCCEEDED"] == 1
+
+
+async def test_a_restart_is_counted_for_the_role_that_has_failed() -> None:
+    metrics = JobMetrics(cast("Client", NoServer()), zero_for=timedelta())
+    job = Roles(trainer={}, ps={"ready": {"port": 6000}}).runs("ps", "trainer")
+    before = job.state
+    job.rank_killed("ps", 0).runs("ps")
+    for event in events_between(before, job.state, job.now):
+        metrics.on_event(job.state, event)
+    found = values(await metrics.text())
+    of_job = {key: value for key, value in found.items() if key[1:3] == ("default", "job") and "listing" not in key[0]}
+    assert of_job == {
+        ("perdure_job_restarts_total", "default", "job", "ps", "KILLED"): 1,
+        ("perdure_job_generation", "default", "job", "ps"): 2,
+    }
 
 
 async def test_the_backlog_of_a_dataset_is_told() -> None:

@@ -74,6 +74,7 @@ def test_a_submission_and_an_incident_are_one_trace_each(bare_command_line: Comm
     wait_for(lambda: "first step" in named(collector, root.trace_id))
     about = attributes(root.attributes)
     assert (about["perdure.job"], about["perdure.incident"]) == ("default/traced", 1)
+    assert about["perdure.role"] == "worker"
     ids = incident_ids("job/default/traced", f"{about['perdure.job.uid']}-1")
     assert (int.from_bytes(root.trace_id), int.from_bytes(root.span_id)) == (ids.trace, ids.span)
     found = named(collector, root.trace_id)

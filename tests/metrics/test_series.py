@@ -14,7 +14,7 @@ from perdure.base.metrics.table import BOTH, LABELS, METRICS, NODE_LABELS, WORKE
 from tests.support.exported import values
 
 ROOT = Path(__file__).resolve().parents[2]
-JOB = {"job_namespace": "nlp", "job_name": "llama"}
+ROLE = {"job_namespace": "nlp", "job_name": "llama", "role": "trainer"}
 ALL = (*WORKER_METRICS, *BOTH)
 NOW = timedelta()
 
@@ -27,13 +27,13 @@ def read(*collectors: Series | CurrentSamples) -> dict[tuple[str, ...], float]:
 def test_counters_gauges_and_histograms_are_read_back() -> None:
     series = Series(ALL, zero_for=NOW)
     for _ in range(2):
-        series.count("perdure_job_restarts_total", **JOB, cause="NODE_LOST")
-    series.set("perdure_job_generation", 3, **JOB)
+        series.count("perdure_job_restarts_total", **ROLE, cause="NODE_LOST")
+    series.set("perdure_job_generation", 3, **ROLE)
     for seconds in (0.3, 40.0, 10_000.0):
         series.observe("perdure_job_repair_seconds", seconds, cause="KILLED")
     found = read(series)
-    assert found["perdure_job_restarts_total", "nlp", "llama", "NODE_LOST"] == 2
-    assert found["perdure_job_generation", "nlp", "llama"] == 3
+    assert found["perdure_job_restarts_total", "nlp", "llama", "trainer", "NODE_LOST"] == 2
+    assert found["perdure_job_generation", "nlp", "llama", "trainer"] == 3
     assert found["perdure_job_repair_seconds_count", "KILLED"] == 3
     assert found["perdure_job_repair_seconds_sum", "KILLED"] == pytest.approx(10_040.3)
     assert found["perdure_job_repair_seconds_bucket", "KILLED", "0.5"] == 1
@@ -77,7 +77,7 @@ def test_label_values_without_bound_make_no_series_without_bound() -> None:
     restarts = {key: value for key, value in found.items() if key[0] == "perdure_job_restarts_total"}
     assert len(restarts) == 51
     assert sum(restarts.values()) == 10_000
-    assert restarts["perdure_job_restarts_total", "other", "other", "KILLED"] == 9_950
+    assert restarts["perdure_job_restarts_total", "other", "other", "other", "KILLED"] == 9_950
     assert sum(key[0] == "perdure_job_generation" for key in found) == 50
     assert found["perdure_metrics_overflow_total", "perdure_job_restarts_total"] == 9_950
     assert found["perdure_metrics_overflow_total", "perdure_job_generation"] == 9_950
@@ -106,7 +106,7 @@ def test_samples_without_bound_are_cut_off_and_counted() -> None:
 def test_no_label_value_breaks_the_text(value: str) -> None:
     series = Series(ALL, zero_for=NOW)
     series.set("perdure_job_generation", 7, job_namespace="n", job_name=value)
-    [(_, _, name)] = [key for key in read(series) if key[0] == "perdure_job_generation"]
+    [(_, _, name, _)] = [key for key in read(series) if key[0] == "perdure_job_generation"]
     assert name == clean(value)
     assert len(name) <= LONGEST_VALUE
     assert all(letter.isprintable() for letter in name)
@@ -130,8 +130,8 @@ def test_a_jobs_series_are_removed_and_others_stay() -> None:
     series.observe("perdure_job_repair_seconds", 1, cause="KILLED")
     series.remove(job_namespace="n", job_name="a")
     found = read(series)
-    assert ("perdure_job_restarts_total", "n", "a", "KILLED") not in found
-    assert found["perdure_job_restarts_total", "n", "b", "KILLED"] == 1
+    assert ("perdure_job_restarts_total", "n", "a", "", "KILLED") not in found
+    assert found["perdure_job_restarts_total", "n", "b", "", "KILLED"] == 1
     assert found["perdure_job_repair_seconds_count", "KILLED"] == 1
 
 

@@ -58,7 +58,7 @@ NODE_LABELS: Final = ("job_namespace", "job_name", "role", "node")
 LABELS: Final[Mapping[str, str]] = {
     "job_namespace": "The job's namespace.",
     "job_name": "The job's name. Prometheus itself uses `job` and `namespace`.",
-    "role": "The node's role.",
+    "role": "The role that it is about; of a node, the role that it belongs to.",
     "node": "The node's rank (slot) in its role; it outlives incarnations.",
     "backend": "`local`, `kubernetes` or `joined`.",
     "phase": "A phase of jobs, such as `RUNNING`.",
@@ -85,6 +85,7 @@ _REPAIR = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 900.0, 3600.0)
 """Bounds for what takes a second in place, minutes with a new machine, and longer if the cluster is full."""
 
 _JOB = ("job_namespace", "job_name")
+_ROLE = (*_JOB, "role")
 
 
 def _worker(name: str, unit: str, labels: tuple[str, ...], meaning: str, alert: str = "") -> Metric:
@@ -119,20 +120,20 @@ WORKER_METRICS: Final = (
     _worker(
         "perdure_job_generation",
         "number",
-        _JOB,
+        _ROLE,
         "The newest generation that this worker has decided. It only grows: take the maximum over workers.",
     ),
     _worker(
         "perdure_job_restarts_total",
         "restarts",
-        (*_JOB, "cause"),
+        (*_ROLE, "cause"),
         "Restarts that failures cost, as this worker decided them.",
         "many within the window of the job's budget",
     ),
     _worker(
         "perdure_job_relaunches_total",
         "nodes",
-        _JOB,
+        _ROLE,
         "Nodes that were replaced.",
     ),
     Metric(
@@ -164,20 +165,20 @@ WORKER_METRICS: Final = (
     _worker(
         "perdure_job_checkpoint_step",
         "step",
-        _JOB,
+        _ROLE,
         "The step of the newest durable checkpoint. It only grows, except after a restore from an older one.",
     ),
     _worker(
         "perdure_job_checkpoint_time_seconds",
         "Unix time",
-        _JOB,
+        _ROLE,
         "When the newest checkpoint became durable; its age is `time()` less this.",
         "an age of several intervals of `checkpoint.every`",
     ),
     _worker(
         "perdure_job_checkpoint_write_seconds",
         "s",
-        _JOB,
+        _ROLE,
         "The longest time that a node took to copy the newest durable checkpoint to storage.",
     ),
     _worker(

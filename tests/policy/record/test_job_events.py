@@ -14,6 +14,7 @@ from perdure.workflows.policy.facts.events import CancelRequested
 from perdure.workflows.policy.record.job_events import JobEvent, events_between
 from perdure.workflows.policy.services.datasets import DatasetState
 from perdure.workflows.policy.state.job import JobState
+from tests.policy.job_of_roles import Roles
 from tests.policy.scenario import Scenario
 
 
@@ -37,6 +38,19 @@ def test_a_killed_rank_is_an_incident_that_ends_when_all_step_again():
     everything = list(events_between(before, job.whole, job.now))
     assert [event.attributes["restarts"] for event in everything if event.name == "restart"] == [1]
     assert [event.attributes["world_generation"] for event in everything if event.name == "world"] == [2]
+
+
+def test_the_events_of_a_role_name_it_and_spans_of_two_roles_have_names_of_their_own():
+    job = Roles(trainer={}, ps={"ready": {"port": 6000}})
+    begun = job.state
+    job.runs("ps", "trainer")
+    spans = {(event.span, event.role) for event in events_between(begun, job.state, job.now) if event.span}
+    assert spans == {("0123abcd-trainer-rendezvous-1", "trainer"), ("0123abcd-ps-rendezvous-1", "ps")}
+    before = job.state
+    job.rank_killed("ps", 0).runs("ps")
+    events = list(events_between(before, job.state, job.now))
+    assert {event.role for event in events} == {"ps"}
+    assert {"incident", "restart", "world"} <= {event.name for event in events}
 
 
 def test_the_first_world_and_a_lost_node_are_told():
@@ -70,14 +84,14 @@ def test_a_rendezvous_begins_with_the_decision_and_ends_when_all_nodes_run():
     before = job.whole
     job.ready(1)
     [began] = [event for event in events_between(before, job.whole, job.now) if event.name == "rendezvous"]
-    assert (began.type, began.span, began.time) == ("begin", "0123abcd-rendezvous-1", job.state.world_decided_at)
+    assert (began.type, began.span, began.time) == ("begin", "0123abcd-worker-rendezvous-1", job.state.world_decided_at)
     assert began.attributes == {"world_generation": 1, "nodes": 2, "world_size": 2}
     before = job.whole
     job.wait(3).steps(0)
     assert spans(before, job) == []
     job.wait(4).steps(1)
     [end] = [event for event in events_between(before, job.whole, job.now) if event.name == "rendezvous"]
-    assert (end.type, end.span, end.time) == ("end", "0123abcd-rendezvous-1", job.now)
+    assert (end.type, end.span, end.time) == ("end", "0123abcd-worker-rendezvous-1", job.now)
     assert (end.attributes["duration_s"], end.attributes["success"]) == (7.0, True)
 
 

@@ -45,11 +45,11 @@ def _of_role(after: RoleInJob, events: Iterable[JobEvent]) -> Iterator[JobEvent]
 def _of_job(before: JobState, after: JobState) -> Iterator[JobEvent]:
     if after.incidents is not before.incidents:
         yield from _of_incidents(before, after)
-    if after.restart_count > before.restart_count:
-        yield JobEvent(name="restart", attributes={"restarts": after.restart_count})
 
 
 def _of_changes(before: RoleInJob, after: RoleInJob, now: datetime) -> Iterator[JobEvent]:
+    if after.restarts and after.restarts[-1:] != before.restarts[-1:]:
+        yield JobEvent(name="restart", attributes={"restarts": after.restart_count})
     if after.nodes is not before.nodes:
         for rank, node in after.nodes.items():
             known = before.nodes.get(rank)
@@ -115,7 +115,7 @@ def _rendezvous_end(before: RoleInJob, after: RoleInJob, world: World, now: date
 
 
 def _rendezvous_of(job: RoleInJob, world: World) -> str:
-    return f"{job.uid}-rendezvous-{world.generation}"
+    return f"{job.uid}-{job.role}-rendezvous-{world.generation}"
 
 
 def _training(job: RoleInJob) -> World | None:
