@@ -93,7 +93,7 @@ def status(name: JobArgument, role: OnlyRoleOption = None, *, here: Session) -> 
 
 async def _status(client: Client, here: Session, name: str, role: str | None) -> None:
     from perdure.base.errors import NoWorker
-    from perdure.client.hot_nodes import describe_hot_nodes
+    from perdure.client.hot_nodes import find_hot_nodes
     from perdure.client.pauses import describe_pauses, unpause_command
     from perdure.client.views import all_warnings, closed, overall_progress
 
@@ -110,8 +110,7 @@ async def _status(client: Client, here: Session, name: str, role: str | None) ->
     progress = overall_progress(nodes, known)
     pauses = await client.pauses(name)
     failures = _describe_task_failures(await client.task_failures(name))
-    services = known.by_role if not known.finished_at else ()
-    hot = [words for one in services for words in describe_hot_nodes(one.name, await client.nodes(name, role=one.name))]
+    hot = await find_hot_nodes(client, known)
     warnings = (*describe_pauses(pauses), *failures, *all_warnings(nodes, known), *hot)
     known = known.model_copy(update={"progress": progress, "warnings": warnings})
     if pauses:
@@ -121,8 +120,8 @@ async def _status(client: Client, here: Session, name: str, role: str | None) ->
         return
     incidents = [one for one in await client.incidents(name) if role in (None, one.role)]
     out.print(_headline(known, progress))
-    for branch, one in zip(_branches(len(known.by_role)), known.by_role, strict=True):
-        out.print(f"{branch} [bold]{escape(one.name)}[/]  {escape(text.role(one))}")
+    for line in text.tree(known.by_role):
+        out.print(line)
     for label, words in facts(known, progress, nodes, incidents):
         out.print(f"[bold]{label:<8}[/] {escape(words)}")
     page = client.endpoint.workflow_page(f"job/{known.namespace}/{known.name}")
@@ -138,11 +137,6 @@ def only_role(status: JobStatus, role: str) -> JobStatus:
         return status
     phase, reason = (status.phase, status.reason) if status.finished_at else (own.phase, own.reason)
     return status.model_copy(update={"phase": phase, "reason": reason, "by_role": (own,)})
-
-
-def _branches(count: int) -> list[str]:
-    """The lines of a tree with this many leaves."""
-    return ["├─"] * (count - 1) + ["└─"] * (count > 0)
 
 
 def _describe_task_failures(failures: tuple[TaskFailure, ...]) -> list[str]:
@@ -288,7 +282,7 @@ def explain(
     from perdure.base.errors import PerdureError
     from perdure.cli.explain import explanation, table_line, with_role_named
 
-    incidents, status = here.run(lambda client: _story(client, name, role))
+    incidents, status, hot = here.run(lambda client: _story(client, name, role))
     waiting = status.reason if status.phase in ("STARTING", "WAITING") else ""
     chosen = [incident for incident in incidents if number is None or incident.number == number]
     if number is not None and not chosen:
@@ -299,7 +293,7 @@ def explain(
         return
     if not incidents:
         out.print(f"{name}{f', role {role},' if role else ''} was never interrupted")
-        _tell_rest(waiting, status)
+        _tell_rest(waiting, status, hot)
         here.hint(f"perdure status {name}{here.flag}")
         return
     several = len(status.roles) > 1
@@ -311,26 +305,31 @@ def explain(
     ended = status.phase if status.finished_at else None
     out.print(explanation(chosen[-1], job=name, flag=here.flag, ended=ended, several_roles=several))
     if number is None:
-        _tell_rest(waiting, status)
+        _tell_rest(waiting, status, hot)
     others = [incident.number for incident in incidents if incident.number != chosen[-1].number]
     here.hint(
         *([f"perdure explain {name} {others[-1]}{here.flag}"] if others else []), f"perdure status {name}{here.flag}"
     )
 
 
-async def _story(client: Client, name: str, role: str | None) -> tuple[list[IncidentView], JobStatus]:
-    """The interruptions of the job, or of one of its roles, and its status."""
+async def _story(client: Client, name: str, role: str | None) -> tuple[list[IncidentView], JobStatus, tuple[str, ...]]:
+    """The interruptions of the job, or of one of its roles, its status, and what is said of its hot nodes."""
+    from perdure.client.hot_nodes import find_hot_nodes
     from perdure.client.views import closed
 
     status = closed(await client.status(name, role=role), await client.describe(name))
-    return [one for one in await client.incidents(name) if role in (None, one.role)], status
+    incidents = [one for one in await client.incidents(name) if role in (None, one.role)]
+    return incidents, status, await find_hot_nodes(client, status if role is None else only_role(status, role))
 
 
-def _tell_rest(waits: str, status: JobStatus) -> None:
-    """Prints what the job waits for now, or how it has ended, and which samples no rank will process."""
+def _tell_rest(waits: str, status: JobStatus, hot: tuple[str, ...]) -> None:
+    """Prints what the job waits for now, or how it has ended, what slows it down, and which samples no rank will
+    process."""
     if status.finished_at and not (status.last_incident and status.last_incident.stopped):
         out.print(f"[bold]{'END':<6}[/]{status.phase.lower()}: {escape(status.reason)}")
     if waits:
         out.print(f"[bold]{'NOW':<6}[/]waits: {escape(waits)}")
+    for words in hot:
+        out.print(f"[bold]{'NOW':<6}[/]{escape(words)}")
     for one in status.unprocessed:
         out.print(f"[bold]{'DATA':<6}[/]{escape(one.summary)}")

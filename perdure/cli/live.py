@@ -29,12 +29,12 @@ from rich.text import Text
 from perdure.base.errors import ExitCode, PerdureError
 from perdure.cli import text
 from perdure.cli.common import Session, out
-from perdure.cli.explain import explanation
+from perdure.cli.explain import explanation, with_role_named
 
 if TYPE_CHECKING:
     from perdure.client.client import Client
     from perdure.client.views import JobSnapshot
-    from perdure.contract import IncidentView, JobResult
+    from perdure.contract import IncidentView, JobResult, RoleStatus
 
 LINE_INTERVAL = timedelta(seconds=10)
 """The time between two lines of progress on a pipe."""
@@ -68,6 +68,16 @@ class View:
             self.rates.append(snapshot.progress.steps_per_second)
 
     @property
+    def roles(self) -> tuple[RoleStatus, ...]:
+        """The roles of a job with several."""
+        return self.snapshot.status.by_role if self.snapshot and self.snapshot.status else ()
+
+    def told(self, number: int) -> IncidentView:
+        """An incident, with its role in the title where the job has several."""
+        incident = self.incidents[number]
+        return with_role_named(incident) if self.roles else incident
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """Settings of the job that are probably not intended."""
         from perdure.client.views import all_warnings
@@ -83,10 +93,11 @@ class View:
         if snapshot and snapshot.status:
             if snapshot.status.reason:
                 parts.append(Text.assemble(("WHY   ", "bold"), snapshot.status.reason))
+            parts += map(Text.from_markup, text.tree(self.roles))
             parts += [self._progress(), self._nodes()]
         parts += [Text.assemble(("WARN  ", "bold yellow"), warning) for warning in self.warnings]
         for number in sorted(self.incidents)[-_LAST_INCIDENTS:]:
-            incident = self.incidents[number]
+            incident = self.told(number)
             parts.append(
                 Text.assemble(("LAST  ", "bold"), f"{text.clock(incident.started_at)} {text.incident_line(incident)}")
             )
@@ -94,8 +105,9 @@ class View:
             parts.append(Text.assemble(("UI    ", "bold"), (self.page, "underline dim")))
         if self.panel == "explain" and self.incidents:
             ended = snapshot.result.phase if snapshot and snapshot.result else None
-            incident = self.incidents[max(self.incidents)]
-            parts.append(explanation(incident, job=self.name, flag=self.flag, ended=ended))
+            incident = self.told(max(self.incidents))
+            several = bool(self.roles)
+            parts.append(explanation(incident, job=self.name, flag=self.flag, ended=ended, several_roles=several))
         if self.panel == "logs":
             parts += [Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in self.log_lines]
         keys = r"\[e]xplain  \[l]ogs  \[q]uit" if self.keys else "Ctrl-C"
@@ -135,6 +147,8 @@ class View:
 
     def _nodes(self) -> Text:
         line = Text("NODES ", style="bold")
+        if self.roles and self.snapshot and self.snapshot.status:
+            line.append(f"{self.snapshot.status.role}  ")
         for node in self.snapshot.nodes if self.snapshot else ():
             symbol, style, word = text.node_state(node)
             line.append(f"{node.rank} ", style="dim not bold")
@@ -233,6 +247,7 @@ def _lines(view: View) -> Generator[Callable[[], None]]:
     """Prints a line whenever the job changes, and progress at intervals."""
     reported: tuple[object, ...] = ()
     reported_incidents: dict[int, str] = {}
+    reported_roles: dict[str, str] = {}
     reported_warnings: set[str] = set()
     next_line = datetime.now(UTC)
 
@@ -242,10 +257,15 @@ def _lines(view: View) -> Generator[Callable[[], None]]:
         if snapshot is None:
             return
         now = text.clock(snapshot.time)
-        for number, incident in sorted(view.incidents.items()):
-            line = text.incident_line(incident)
+        for number in sorted(view.incidents):
+            line = text.incident_line(view.told(number))
             if reported_incidents.get(number) != line:
                 reported_incidents[number] = line
+                out.print(f"{now} {line}", markup=False)
+        for role in view.roles:
+            line = f"{role.name} {text.role(role)}"
+            if reported_roles.get(role.name) != line:
+                reported_roles[role.name] = line
                 out.print(f"{now} {line}", markup=False)
         for warning in view.warnings:
             if warning not in reported_warnings:
@@ -309,7 +329,8 @@ async def _key_presses(client: Client, view: View, detached: asyncio.Event, *, e
     async def read_log() -> None:
         try:
             async for line in client.logs(view.name, tail=_LAST_LOG_LINES, follow=True):
-                view.log_lines.append(f"{line.node:>3} | {line.text}")
+                place = f"{line.role} " if view.roles else ""
+                view.log_lines.append(f"{place}{line.node:>3} | {line.text}")
         except PerdureError as error:
             view.log_lines.append(str(error))
 

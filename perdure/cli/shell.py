@@ -58,10 +58,12 @@ async def _find(
     terminal: bool,
 ) -> ShellCommand:
     from perdure.base.errors import PerdureError
+    from perdure.client.nodes import require_one_role
     from perdure.client.shell import node_to_enter, shell_command
     from perdure.client.views import nodes_of_ranks
 
     status, nodes = await client.status(name, role=role), await client.nodes(name, role=role)
+    require_one_role(status, role)
     if rank is not None:
         node = next(iter(nodes_of_ranks(nodes, [rank])), None)
         if node is None:

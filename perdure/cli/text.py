@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
+from rich.markup import escape
+
 if TYPE_CHECKING:
     from perdure.contract import CheckpointView, IncidentView, JobStatus, NodeView, Progress, RoleStatus
 
@@ -135,6 +137,13 @@ def role(status: RoleStatus) -> str:
     parts = [status.phase.value, size, f"generation {status.generation}"]
     parts += [count(status.restarts, "restart")] if status.restarts else []
     return ", ".join(parts) + (f": {status.reason}" if status.reason else "")
+
+
+def tree(roles: Sequence[RoleStatus]) -> list[str]:
+    """The roles of a job with several as the lines of a tree."""
+    branches = ["├─"] * (len(roles) - 1) + ["└─"] * bool(roles)
+    lines = zip(branches, roles, strict=True)
+    return [f"{branch} [bold]{escape(one.name)}[/]  {escape(role(one))}" for branch, one in lines]
 
 
 def checkpoint(view: CheckpointView) -> str:

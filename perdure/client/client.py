@@ -26,7 +26,7 @@ from perdure.base.executions import OPEN, ExecutionStatus, describe_all
 from perdure.client.connection import CALL_TIMEOUT
 from perdure.client.error_mapping import map_errors
 from perdure.client.job_calls import JobCalls
-from perdure.client.nodes import read_nodes, running_nodes
+from perdure.client.nodes import read_nodes, require_one_role, running_nodes
 from perdure.client.pauses import describe_pauses, pause_of, pauses_below
 from perdure.client.results import result_of
 from perdure.client.task_failures import failures_among
@@ -386,11 +386,12 @@ class Client(JobCalls):
         """Checks the machines of these running nodes, or of all, beside each other; `full` adds devices and links.
 
         Raises:
-            Refused: if no such node runs.
+            Refused: if no such node runs, or the job has several roles and none is named.
         """
         from perdure.client.checks import check_nodes
 
         status, views = await self._look(name, namespace, role)
+        require_one_role(status, role)
         job_id = job_workflow_id(namespace or self.namespace, name)
         return await check_nodes(self, job_id, running_nodes(status, views, node), full=full)
 
@@ -401,11 +402,12 @@ class Client(JobCalls):
         (`perdure_training.replay`); returns a check for each rank. What differs, the job handles as always.
 
         Raises:
-            Refused: if no node runs.
+            Refused: if no node runs, or the job has several roles and none is named.
         """
         from perdure.client.checks import replay_step
 
         status, views = await self._look(name, namespace, role)
+        require_one_role(status, role)
         job_id = job_workflow_id(namespace or self.namespace, name)
         return await replay_step(self, job_id, running_nodes(status, views, None))
 

@@ -7,12 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
+from typing import TYPE_CHECKING
 
-from perdure.contract import NodeView
+from perdure.contract import JobStatus, NodeView
+
+if TYPE_CHECKING:
+    from perdure.client.client import Client
 
 _BUSY = 0.8
 """Cores that a node at its limit uses at least: one that answers from a single thread has no more than one."""
 _TIMES_THE_OTHERS = 4.0
+
+
+async def find_hot_nodes(client: Client, status: JobStatus) -> tuple[str, ...]:
+    """Returns a warning for each hot node of a running job of several roles.
+
+    Args:
+        client: Reads the nodes' latest reports.
+        status: The job's status; of its roles, those in `by_role` are looked at.
+    """
+    roles = [one.name for one in status.by_role if not status.finished_at]
+    nodes = [await client.nodes(status.name, namespace=status.namespace, role=role) for role in roles]
+    return tuple(words for role, views in zip(roles, nodes, strict=True) for words in describe_hot_nodes(role, views))
 
 
 def describe_hot_nodes(role: str, nodes: Sequence[NodeView]) -> tuple[str, ...]:

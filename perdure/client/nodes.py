@@ -66,6 +66,17 @@ def running_nodes(
     return found
 
 
+def require_one_role(status: JobStatus, role: str | None) -> None:
+    """Refuses to guess which role of several is meant.
+
+    Raises:
+        Refused: if the job has several roles, and none is named.
+    """
+    if role is None and len(status.roles) > 1:
+        roles = ", ".join(status.roles)
+        raise Refused(f"{status.name} has several roles: {roles}", remedy=f"Name one, such as `--role {status.role}`.")
+
+
 async def _nodes_of_job(temporal: TemporalClient, job_id: str, role: str, groups: list[str]) -> list[NodeView]:
     """The job's own view of a role's nodes, in several answers if one could not hold all."""
     handle = temporal.get_workflow_handle(job_id)
