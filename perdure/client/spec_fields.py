@@ -172,6 +172,7 @@ class ScalingFields(TypedDict, total=False):
     min_efficiency: float
     batch: Literal["per-rank", "global"]
     settle: timedelta
+    patience: timedelta
 
 
 class SignalTimingFields(TypedDict, total=False):

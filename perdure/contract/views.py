@@ -168,6 +168,8 @@ class Observation(Message):
     """That node was not taken in."""
     suspected: bool = False
     """That node trains: its machine was checked after a failure that may be the machine's own."""
+    missed_nodes: bool = False
+    """Nodes that the job requested to train with more of them did not come, and were given up for now."""
 
 
 class Suspect(Message):
@@ -316,6 +318,8 @@ class Resized(Message):
     """It was chosen to measure the speed; otherwise because of what was measured."""
     expected_step: float | None = None
     """Seconds of a step that were expected with it; None where nothing was."""
+    gave_up: bool = False
+    """Nodes that it had requested did not come."""
 
 
 class ScalingView(Message):

@@ -45,3 +45,6 @@ class Scaling(Section):
     `global`, a step has a fixed number of samples, so it is shorter."""
     settle: PositiveDuration = timedelta(seconds=30)
     """The time of steps in a world over which its speed is measured; at least 20 steps."""
+    patience: PositiveDuration = timedelta(minutes=10)
+    """How long nodes that `policy` has requested are waited for. Those that have not come are given up, and requested
+    again after twice this time, then after twice as long each time, at most after 4 hours."""

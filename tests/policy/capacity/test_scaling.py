@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -23,7 +24,14 @@ class ScaledJob(Scenario):
     """A job whose steps take what a law says, and whose nodes come as soon as they are requested."""
 
     def __init__(
-        self, nodes: str = "2:16", *, law: Law, total: int | None = None, node_group: int = 1, **choice: Any
+        self,
+        nodes: str = "2:16",
+        *,
+        law: Law,
+        total: int | None = None,
+        node_group: int = 1,
+        room: int = 1000,
+        **choice: Any,
     ) -> None:
         role = {"nodes": nodes, "command": ["torchrun", "train.py"], "node_group": node_group}
         scaling = {"policy": "efficient", "batch": "global", "settle": "30s", **choice}
@@ -31,13 +39,17 @@ class ScaledJob(Scenario):
         self.law = law
         self.step = 0
         self.total = total
+        self.room = room
         self.sizes: list[int] = []
         """The numbers of nodes of all worlds."""
         self.arrive()
 
     def arrive(self) -> ScaledJob:
-        """Nodes that are requested come, those that are dismissed end, and the world that follows steps."""
-        self.ready(*(n.rank for n in self.state.nodes.values() if n.alive and not self.state.is_member(n)))
+        """Nodes that are requested come as far as there is room, those that are dismissed end, and the world that
+        follows steps."""
+        waiting = [n.rank for n in self.state.nodes.values() if n.alive and not self.state.is_member(n)]
+        self.ready(*waiting[: max(self.room - sum(n.alive for n in self.state.members), 0)])
+        self.wait(self.job.timing.rendezvous.last_call)
         for node in list(self.state.leaving):
             self.transition(node.rank, NodeRemoved, incarnation=node.incarnation)
         if (world := self.state.world) is not None:
@@ -49,6 +61,10 @@ class ScaledJob(Scenario):
         return self
 
     last_generation = 0
+
+    def pass_time(self, minutes: float) -> ScaledJob:
+        self.wait(timedelta(minutes=minutes))
+        return self.arrive()
 
     def measure(self, noise: float = 1.0) -> ScaledJob:
         """The world has settled, and its first node tells how fast it is."""
@@ -75,6 +91,10 @@ class ScaledJob(Scenario):
             if len(self.sizes) == before:
                 return self
         raise AssertionError(f"it does not settle: {self.sizes}")
+
+    @property
+    def nodes_requested(self) -> list[int]:
+        return [node.rank for node in self.state.nodes.values() if node.alive]
 
     @property
     def view(self) -> ScalingView:
@@ -191,3 +211,93 @@ def test_unless_asked_for_a_job_takes_all_it_gets() -> None:
     assert job.state.world.pace_over is None
     assert job.measure().arrive().sizes == [16]
     assert scaling.view(job.state, job.job, job.now) is None
+
+
+def test_nodes_that_never_become_free_are_given_up_and_requested_again_after_pauses_that_double() -> None:
+    job = ScaledJob(law=shared(8, 0.25), room=6, patience="10m").settle()
+    assert job.sizes == [6, 2, 6]
+    assert job.state.nodes_max == 13
+    assert "it waits for nodes: 13 are wanted, until " in job.view.why
+    for pause in (20, 40, 80, 160, 240, 240):
+        job.pass_time(10.5)
+        assert (job.state.nodes_max, len(job.nodes_requested), job.view.resized[-1].gave_up) == (6, 6, True)
+        assert "7 nodes were requested and did not come; they are requested again at" in job.view.why
+        assert job.state.scaling.missed is not None
+        again = job.state.scaling.missed.until
+        assert again - job.view.resized[-1].time == timedelta(minutes=pause)
+        job.wait(again - job.now - timedelta(seconds=1))
+        assert job.state.nodes_max == 6
+        job.wait(1)
+        assert job.state.nodes_max == 13
+    assert job.sizes == [6, 2, 6]
+    job.room = 16
+    assert job.arrive().settle().sizes == [6, 2, 6, 13]
+    assert job.state.scaling.missed is None
+
+
+def test_explain_and_status_say_which_nodes_did_not_come() -> None:
+    job = ScaledJob(law=shared(8, 0.25), room=6, patience="10m").settle()
+    for _ in range(2):
+        job.wait(timedelta(minutes=40))
+    [told] = [one for one in job.state.incidents if one.observation is not None]
+    text = explanation(told, job="job", flag="").plain
+    assert "13 nodes were requested and 6 train: the others did not come within 10m" in text
+    assert "nothing was interrupted: the world trains with the nodes that it has" in text
+    assert "give them up for now, and choose among the numbers of nodes that there are" in text
+    assert "scaling.patience is over; they are requested again at" in text
+    assert len(told.evidence) == 2
+
+
+def test_nodes_that_come_are_trained_with_and_only_the_others_given_up() -> None:
+    job = ScaledJob(law=shared(8, 0.25), room=6, patience="10m").settle()
+    job.room = 9
+    job.arrive()
+    assert job.sizes[-1] == 9
+    job.measure().arrive()
+    job.pass_time(11)
+    assert (job.state.nodes_max, job.sizes[-1]) == (9, 9)
+
+
+def test_nodes_that_vanish_while_a_world_grows_are_not_awaited_forever() -> None:
+    job = ScaledJob(law=shared(8, 0.25), room=6, patience="10m").settle()
+    job.ready(*range(6, 13))
+    job.wait(job.job.timing.rendezvous.last_call)
+    assert job.state.world is not None
+    assert job.state.world.nodes == 13
+    for rank in range(6, 13):
+        job.lost(rank)
+    job.pass_time(1)
+    assert job.sizes[-1] == 6
+    assert job.state.nodes_max == 13
+    job.measure().arrive()
+    job.pass_time(11)
+    assert job.state.nodes_max == 6
+
+
+def test_a_member_keeps_its_place_though_nodes_of_places_before_it_did_not_come() -> None:
+    job = ScaledJob(law=shared(8, 0.25), room=6, patience="10m").settle()
+    job.ready(9, 11).wait(job.job.timing.rendezvous.last_call).steps()
+    assert job.state.world is not None
+    assert sorted(job.state.world.members) == [*range(6), 9, 11]
+    job.measure()
+    job.wait(timedelta(minutes=11))
+    assert sorted(job.state.world.members) == [*range(6), 9, 11]
+    assert job.state.nodes_max == 12
+    assert job.view.resized[-1].gave_up
+
+
+@given(st.lists(st.integers(2, 16), min_size=1, max_size=4), st.floats(0, 0.6))
+@settings(deadline=None, max_examples=8)
+def test_whatever_room_there_is_a_job_trains_and_waits_for_no_node_longer_than_its_patience(
+    rooms: list[int], exchange: float
+) -> None:
+    job = ScaledJob(law=shared(8, exchange), room=rooms[0], patience="10m")
+    for room in rooms:
+        job.room = room
+        for _ in range(6):
+            job.measure().arrive().pass_time(14)
+            assert job.state.stepping
+            waits, formed = job.state.scaling.awaited_since, job.state.world_decided_at
+            assert waits is None or formed is None or job.now - max(waits, formed) <= timedelta(minutes=10)
+    gave_up = [one.time for one in job.view.resized if one.gave_up]
+    assert all(later - earlier >= timedelta(minutes=20) for earlier, later in pairwise(gave_up))

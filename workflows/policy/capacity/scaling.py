@@ -15,12 +15,14 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 from math import lcm, log
+from typing import NamedTuple
 
 from perdure.contract import Pace, Resized, ScalingView, World
 from perdure.contract.agents import CHANGED_PACE
 from perdure.spec.job import JobSpec
 from perdure.spec.roles import Role
 from perdure.spec.scaling import BatchSize, ScalingPolicy
+from perdure.workflows.policy.capacity import missing_nodes
 from perdure.workflows.policy.capacity.throughput import Throughput
 from perdure.workflows.policy.diagnosis import stragglers
 from perdure.workflows.policy.record import incidents
@@ -29,8 +31,6 @@ from perdure.workflows.policy.state.role import RoleState
 
 _MOST_TRIES = 5
 """Tries of a series."""
-_KEPT = 10
-"""Choices that are kept for users."""
 _SERIES_APART = 20
 """The time between the begins of two series, in times over which one world is measured."""
 _SHARE_OF_REST = 1 / 40
@@ -60,13 +60,16 @@ def follow(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
     role, world = job.roles[state.role], state.world
     if role.scaling.policy is ScalingPolicy.MAX or world is None or not _may_change(state):
         return state
+    state = missing_nodes.give_up(missing_nodes.note_arrival(state), role, now)
     measured = next((pace for pace in state.scaling.paces if pace.generation == world.generation), None)
     if measured is None or world.nodes not in sizes_of(state, role):
         return state
-    size, is_try = _wanted(state, role, world.nodes)
-    if size == state.nodes_max or _obstacle(state, job, measured, now, is_try=is_try):
+    wanted = _wanted(state, role, world.nodes, now)
+    if wanted is None or missing_nodes.places(state, wanted.nodes) == state.nodes_max:
         return state
-    return _resize(state, role, size, is_try=is_try, now=now)
+    if _obstacle(state, job, measured, now, is_try=wanted.is_try):
+        return state
+    return _resize(state, role, wanted, now)
 
 
 def measured_over(role: Role) -> timedelta | None:
@@ -74,7 +77,13 @@ def measured_over(role: Role) -> timedelta | None:
     return None if role.scaling.policy is ScalingPolicy.MAX else role.scaling.settle
 
 
-def next_look(state: RoleInJob, job: JobSpec) -> datetime | None:
+def next_looks(state: RoleInJob, job: JobSpec) -> tuple[datetime | None, datetime | None]:
+    """The times at which the next series of tries may begin, and at which nodes that do not come are given up or
+    requested again."""
+    return _next_series(state, job), missing_nodes.next_look(state, job.roles[state.role])
+
+
+def _next_series(state: RoleInJob, job: JobSpec) -> datetime | None:
     """The time at which the next series of tries may begin; None where it may at once."""
     role, known = job.roles[state.role], state.scaling
     if role.scaling.policy is ScalingPolicy.MAX or known.began_at is None or known.tries:
@@ -85,7 +94,9 @@ def next_look(state: RoleInJob, job: JobSpec) -> datetime | None:
 def allow(state: RoleInJob) -> RoleInJob:
     """Takes in that a user has said how many nodes there may be: what was chosen before counts no more, and tries begin
     at once."""
-    return state.replace(scaling=state.scaling.replace(largest=None, tries=0, began_at=None))
+    return state.replace(
+        scaling=state.scaling.replace(largest=None, tries=0, began_at=None, awaited_since=None, missed=None)
+    )
 
 
 def is_own_choice(state: RoleInJob) -> bool:
@@ -106,7 +117,7 @@ def view(state: RoleInJob, job: JobSpec, now: datetime) -> ScalingView | None:
         global_batch=role.scaling.batch is BatchSize.GLOBAL,
         min_efficiency=role.scaling.min_efficiency,
         paces=known.paces,
-        chosen=throughput_of(state, role).efficient(sizes_of(state, role), role.scaling.min_efficiency),
+        chosen=throughput_of(state, role).efficient(_available(state, role, now), role.scaling.min_efficiency),
         why=_why(state, job, measured, now),
         resized=known.resized,
     )
@@ -129,20 +140,31 @@ def throughput_of(state: RoleInJob, role: Role) -> Throughput:
     return Throughput(paces, global_batch=role.scaling.batch is BatchSize.GLOBAL)
 
 
-def _wanted(state: RoleInJob, role: Role, present: int) -> tuple[int, bool]:
-    """The number of nodes that the measurements speak for, and whether it is tried to measure it."""
-    sizes, throughput = sizes_of(state, role), throughput_of(state, role)
+class _Wanted(NamedTuple):
+    nodes: int
+    is_try: bool
+    """It is wanted to measure it; otherwise the measurements speak for it."""
+
+
+def _available(state: RoleInJob, role: Role, now: datetime) -> range:
+    """The numbers of nodes that a world may have, without those that lately did not come."""
+    return missing_nodes.available(sizes_of(state, role), state, now)
+
+
+def _wanted(state: RoleInJob, role: Role, present: int, now: datetime) -> _Wanted | None:
+    """The number of nodes that is to be tried or kept; None where nothing speaks for another one."""
+    sizes, throughput = _available(state, role, now), throughput_of(state, role)
     known = [pace.nodes for pace in state.scaling.paces if pace.nodes in sizes]
     may_try = state.scaling.tries < _MOST_TRIES
     if len(known) < 2:
         far = _far_from(present, sizes)
-        return (far, True) if far != present and may_try else (state.nodes_max, False)
+        return _Wanted(far, is_try=True) if far != present and may_try else None
     size = throughput.efficient(sizes, role.scaling.min_efficiency)
     if size is not None and size not in known:
         if may_try:
-            return size, True
+            return _Wanted(size, is_try=True)
         size = throughput.efficient(known, role.scaling.min_efficiency)
-    return (state.nodes_max if size is None else size), False
+    return None if size is None else _Wanted(size, is_try=False)
 
 
 def _far_from(present: int, sizes: range) -> int:
@@ -162,7 +184,7 @@ def _may_change(state: RoleInJob) -> bool:
 
 def _obstacle(state: RoleInJob, job: JobSpec, measured: Pace, now: datetime, *, is_try: bool) -> str:
     """Why a change is not made now; empty where it is."""
-    due = next_look(state, job) if is_try else None
+    due = _next_series(state, job) if is_try else None
     if due is not None and now < due:
         return f"its speed has changed; it tries other numbers of nodes again at {due:%H:%M:%S} UTC"
     progress = state.progress
@@ -181,16 +203,26 @@ def _why(state: RoleInJob, job: JobSpec, measured: Pace | None, now: datetime) -
         return "no world trains"
     if measured is None:
         return f"the speed with {world.nodes} nodes is being measured, over {role.scaling.settle.total_seconds():g} s"
-    size, is_try = _wanted(state, role, world.nodes)
-    if size != state.nodes_max and (obstacle := _obstacle(state, job, measured, now, is_try=is_try)):
-        return obstacle
+    wanted = _wanted(state, role, world.nodes, now)
+    size = world.nodes if wanted is None else wanted.nodes
+    if wanted is not None and missing_nodes.places(state, size) != state.nodes_max:
+        obstacle = _obstacle(state, job, measured, now, is_try=wanted.is_try)
+        if obstacle:
+            return obstacle
     if size > world.nodes:
-        return f"it waits for nodes: {size} are wanted"
+        end = missing_nodes.end_of_wait(state, role)
+        return f"it waits for nodes: {size} are wanted" + (f", until {end:%H:%M:%S} UTC" if end is not None else "")
+    missed = state.scaling.missed
+    if missed is not None and now < missed.until and size == world.nodes:
+        return (
+            f"{missed.nodes} nodes were requested and did not come; they are requested again at "
+            f"{missed.until:%H:%M:%S} UTC, if they are still wanted"
+        )
     return _comparison(state, role, size)
 
 
-def _resize(state: RoleInJob, role: Role, size: int, *, is_try: bool, now: datetime) -> RoleInJob:
-    known, before = state.scaling, state.nodes_max
+def _resize(state: RoleInJob, role: Role, wanted: _Wanted, now: datetime) -> RoleInJob:
+    (size, is_try), known, before = wanted, state.scaling, state.nodes_max
     expected = throughput_of(state, role).step(size)
     resized = Resized(
         time=now, before=before, after=size, is_try=is_try, expected_step=None if expected is None else expected.seconds
@@ -202,10 +234,12 @@ def _resize(state: RoleInJob, role: Role, size: int, *, is_try: bool, now: datet
         largest=largest,
         tries=known.tries + is_try,
         began_at=now if is_try and not known.tries else known.began_at,
-        resized=(*known.resized, resized)[-_KEPT:],
-    )
+        awaited_since=now if state.world is not None and size > state.world.nodes else None,
+    ).with_resized(resized)
     reasons = state.request_reasons | dict.fromkeys(changed, f"{text} (scaling.policy is {role.scaling.policy})")
-    return state.replace(scaling=known, nodes_max=size, ready_since=None, request_reasons=reasons)
+    return state.replace(
+        scaling=known, nodes_max=missing_nodes.places(state, size), ready_since=None, request_reasons=reasons
+    )
 
 
 def _comparison(state: RoleInJob, role: Role, size: int) -> str:

@@ -185,6 +185,30 @@ def observe_bad_number(state: RoleInJob, seen: SeenNumber, text: str, now: datet
     return put(state, entry)
 
 
+def observe_missed_nodes(
+    state: RoleInJob, title: str, evidence: Evidence, *, since: datetime, again: datetime, now: datetime
+) -> RoleInJob:
+    """Records that nodes for a larger world did not come. Those of one world are one entry.
+
+    Args:
+        state: The role.
+        title: What did not come, for users.
+        evidence: What is known of the nodes.
+        since: When they were requested.
+        again: When they are requested again.
+        now: The present time.
+    """
+    why_not = f"scaling.patience is over; they are requested again at {again:%H:%M:%S} UTC"
+    considered = (Considered(option="wait for them", why_not=why_not),)
+    earlier = begun(state, lambda seen: seen.missed_nodes)
+    if earlier is not None:
+        return put(state, add_sign(earlier, evidence).replace(title=title, closed_at=now, considered=considered))
+    entry = new_entry(
+        state, Observation(missed_nodes=True), title, at=since, now=now, evidence=[evidence], considered=considered
+    )
+    return put(state, entry)
+
+
 def observe_unrepaired(state: RoleInJob, node: int, text: str, time: datetime, now: datetime) -> RoleInJob:
     """Records what would have ended a world, had a user not paused repairs. Those of one world are one entry."""
     sign = Evidence(time=time, source=EvidenceSource.AGENT, rank=node, text=shorten(text))
