@@ -1,5 +1,6 @@
 """Measures how fast a world steps, once it has settled: what happens now and then, such as an evaluation or a save that
-stops the training, is left out."""
+stops the training, is left out. The pace of a world is told again from time to time, so that a job learns from the
+progress that comes with it how long such pauses are."""
 
 from __future__ import annotations
 
@@ -11,6 +12,8 @@ from perdure.contract.agents import CHANGED_PACE
 _WINDOWS = 20
 """Measurements of which the median counts, and into which the time is divided."""
 _FEWEST_STEPS = 20
+_AGAIN = 20
+"""The pace is told again after so many measurements, then after twice as many each time."""
 
 
 class Pace(NamedTuple):
@@ -22,7 +25,7 @@ class Pace(NamedTuple):
 
 
 class PaceMeter:
-    """The pace of one world after another, told once for each and again where it has changed."""
+    """The pace of one world after another, told once for each, and again where it has changed or long has passed."""
 
     def __init__(self) -> None:
         self._generation = 0
@@ -32,6 +35,8 @@ class PaceMeter:
         self._steps: list[float] = []
         """Seconds of a step in each window."""
         self._told: float | None = None
+        self._entered, self._again_at = 0.0, 0.0
+        """When the world made its first known step, and when its pace is told again."""
 
     def follow(self, step: int, *, at: float, generation: int, over: float) -> Pace | None:
         """Takes in the newest step of the slowest rank; returns the pace where it is to be told.
@@ -44,6 +49,7 @@ class PaceMeter:
         """
         if generation != self._generation:
             self._generation, self._began, self._told = generation, None, None
+            self._entered, self._again_at = at, at + _AGAIN * over
         if self._began is None or step < self._last[1] or at < self._last[0]:
             self._began = self._begin(step, at)
             return None
@@ -57,7 +63,10 @@ class PaceMeter:
             return None
         lower, usual, upper = quantiles(self._steps, n=4)
         self._began = self._begin(step, at)
-        if self._told is not None and abs(usual - self._told) <= CHANGED_PACE * self._told:
+        is_due = at >= self._again_at
+        if is_due:
+            self._again_at = self._entered + 2 * (at - self._entered)
+        elif self._told is not None and abs(usual - self._told) <= CHANGED_PACE * self._told:
             return None
         self._told = usual
         return Pace(step=usual, spread=(upper - lower) / 2)

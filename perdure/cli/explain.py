@@ -79,6 +79,8 @@ def _meaning(incident: IncidentView) -> str:
         return "nothing was interrupted; the loss of all nodes would have cost the steps since the newest checkpoint"
     if incident.observation and incident.observation.uncreated:
         return "nothing was interrupted: the world trains without it"
+    if incident.observation and incident.observation.missed_goal:
+        return "nothing was interrupted; it is said as soon as it is known"
     if incident.observation and incident.observation.missed_nodes:
         return "nothing was interrupted: the world trains with the nodes that it has"
     if incident.observation and incident.observation.started_over:
@@ -142,6 +144,8 @@ def _confidence(incident: IncidentView) -> str:
 def _decision(incident: IncidentView) -> str:
     if incident.observation and incident.observation.uncreated:
         return "request it again, with growing pauses"
+    if incident.observation and incident.observation.missed_goal:
+        return "choose the number of nodes that comes nearest to it, where one does"
     if incident.observation and incident.observation.missed_nodes:
         return "give them up for now, and choose among the numbers of nodes that there are"
     if incident.observation and incident.observation.started_over:

@@ -66,10 +66,10 @@ def plan(
     if view is None:
         raise PerdureError(
             f"{name}: its role {status.role} takes all nodes that it gets; `scaling: {{policy: efficient}}` beside its "
-            "nodes has it measure its speed"
+            "nodes has it measure its speed, and `manual` has it do nothing else"
         )
     nodes = int(asked["nodes"]) if "nodes" in asked else None
-    found = sizes(view, status, also=() if nodes is None else (nodes,), price=asked.get("price"))
+    found = sizes(view, status, also=() if nodes is None else (nodes,), price=asked.get("price", view.price))
     if nodes is not None:
         found = [size for size in found if size.nodes == nodes]
         if not found:
@@ -79,7 +79,8 @@ def plan(
         here.show({"name": name, "role": status.role, "scaling": known, "sizes": [asdict(size) for size in found]})
         return
     span = f"{view.fewest}:{view.largest}"
-    out.print(f"{name}: {text.count(status.nodes, 'node')} of {span}, chosen by speed: {view.why}", markup=False)
+    by = "a user" if view.policy == "manual" else "speed"
+    out.print(f"{name}: {text.count(status.nodes, 'node')} of {span}, chosen by {by}: {view.why}", markup=False)
     if found:
         out.print(_table(found, view))
     here.hint(f"perdure explain {name}{here.flag}", f"perdure scale {name} {span}{here.flag}")
@@ -108,10 +109,10 @@ def _size(throughput: Throughput, nodes: int, view: ScalingView, status: JobStat
     least = throughput.speed(view.fewest) or speed
     if expected is None or speed is None or least is None:
         return None
-    left, rest = _steps_left(status), None
+    left, rest = _steps_left(view, status), None
     if left is not None and status.nodes:
         # Where each rank has a fixed number of samples, more nodes need fewer steps for what is left.
-        rest = left * expected.seconds * (1 if view.global_batch else status.nodes / nodes)
+        rest = left * expected.seconds * view.pauses * (1 if view.global_batch else status.nodes / nodes)
     return Size(
         nodes=nodes,
         step=expected.seconds,
@@ -123,8 +124,10 @@ def _size(throughput: Throughput, nodes: int, view: ScalingView, status: JobStat
     )
 
 
-def _steps_left(status: JobStatus) -> int | None:
+def _steps_left(view: ScalingView, status: JobStatus) -> int | None:
     progress = status.progress
+    if view.steps_left is not None:
+        return view.steps_left
     if progress is None or progress.total_steps is None:
         return None
     return max(progress.total_steps - progress.step, 0)
@@ -144,9 +147,16 @@ def _table(found: list[Size], view: ScalingView) -> Table:
             f"{size.speedup * view.fewest / size.nodes:.0%}",
             "" if size.rest is None else text.duration(size.rest),
             *([f"{size.cost:,.2f}" if size.cost is not None else ""] if priced else []),
-            escape(("measured" if size.measured else "expected") + (", chosen" if size.nodes == view.chosen else "")),
+            escape(", ".join(_notes(size, view))),
         )
     return table
+
+
+def _notes(size: Size, view: ScalingView) -> list[str]:
+    notes = ["measured" if size.measured else "expected"]
+    if size.nodes in view.meets:
+        notes.append("in time" if view.policy == "deadline" else "within the budget")
+    return [*notes, "chosen"] if size.nodes == view.chosen else notes
 
 
 def _read(what_if: str) -> dict[str, float]:

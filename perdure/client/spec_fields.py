@@ -168,8 +168,13 @@ class RoleFields(TypedDict, total=False):
 
 
 class ScalingFields(TypedDict, total=False):
-    policy: Literal["max", "efficient"]
+    policy: Literal["max", "efficient", "deadline", "budget", "manual"]
     min_efficiency: float
+    finish_by: str | None
+    max_cost: float | None
+    price: float | None
+    max_gpu_hours: float | None
+    steps: int | None
     batch: Literal["per-rank", "global"]
     settle: timedelta
     patience: timedelta

@@ -170,6 +170,8 @@ class Observation(Message):
     """That node trains: its machine was checked after a failure that may be the machine's own."""
     missed_nodes: bool = False
     """Nodes that the job requested to train with more of them did not come, and were given up for now."""
+    missed_goal: bool = False
+    """No number of nodes reaches the goal of `scaling.policy`."""
 
 
 class Suspect(Message):
@@ -338,6 +340,18 @@ class ScalingView(Message):
     """The number of nodes that the measurements speak for; None while there are too few."""
     why: str = ""
     """What the job waits for, or why it keeps its number, in a sentence."""
+    policy: str = "efficient"
+    """`scaling.policy`."""
+    problem: str = ""
+    """Why no number of nodes reaches the goal of `policy`, and what would; empty where one does."""
+    meets: tuple[int, ...] = ()
+    """The numbers of nodes that reach it, as far as that is known."""
+    price: float | None = None
+    """`scaling.price`."""
+    steps_left: int | None = None
+    """Steps that are left, as the present world counts them."""
+    pauses: float = 1.0
+    """The time that steps take together with all pauses, in times of the steps alone."""
     resized: tuple[Resized, ...] = ()
     """The newest changes that the job has made by itself, the oldest first."""
 

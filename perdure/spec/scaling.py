@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from .base import Section
 from .durations import PositiveDuration
@@ -20,6 +20,12 @@ class ScalingPolicy(StrEnum):
     EFFICIENT = "efficient"
     """As many as still pay: measures how fast the job is with different numbers, and keeps the largest one whose last
     nodes add `min_efficiency` of what the nodes before them do."""
+    DEADLINE = "deadline"
+    """The fewest that finish by `finish_by`, by the speed that was measured and the steps that are left."""
+    BUDGET = "budget"
+    """The number that finishes soonest within `max_cost` or `max_gpu_hours`."""
+    MANUAL = "manual"
+    """As many as a user asks for: measures the speed with each, for `perdure plan`, and changes nothing."""
 
 
 class BatchSize(StrEnum):
@@ -31,15 +37,49 @@ class BatchSize(StrEnum):
     """A step has a fixed number, as with `perdure_training.elastic.GlobalBatch`: with more nodes it is shorter."""
 
 
+def _time_with_zone(value: Any) -> datetime:
+    try:
+        time = value if isinstance(value, datetime) else datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        time = None
+    if time is None or time.tzinfo is None:
+        raise ValueError("expected a time with its zone such as 2026-12-01T08:00:00Z")
+    return time
+
+
+Deadline = Annotated[datetime, BeforeValidator(_time_with_zone)]
+"""A time with its zone. A number is none: it would count seconds since 1970."""
+
+PositiveAmount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+_FIELDS_OF = {
+    "finish_by": ScalingPolicy.DEADLINE,
+    "max_cost": ScalingPolicy.BUDGET,
+    "max_gpu_hours": ScalingPolicy.BUDGET,
+}
+
+
 class Scaling(Section):
     """The choice of the number of nodes, for elastic roles."""
 
     policy: ScalingPolicy = ScalingPolicy.MAX
     """`max` trains with as many nodes as there are; `efficient` measures the speed with different numbers, and keeps
-    the largest one whose last nodes still pay (docs/scaling.md)."""
+    the largest one whose last nodes still pay; `deadline` keeps the fewest nodes that finish by `finish_by`; `budget`
+    finishes as soon as `max_cost` or `max_gpu_hours` allows; `manual` only measures (docs/scaling.md)."""
     min_efficiency: Annotated[float, Field(gt=0, le=1)] = 0.7
     """The share of the speed of the nodes before them that further nodes must add: with 0.7, going from 4 nodes to 8
     must make the job at least 1.7 times as fast."""
+    finish_by: Deadline | None = None
+    """When the training is to be finished, with the zone, such as `2026-12-01T08:00:00Z`: for `deadline`."""
+    max_cost: PositiveAmount | None = None
+    """What all nodes of the role may cost together, from its first to its last step, in the unit of `price`: for
+    `budget`. The job goes on where it costs more, and warns before."""
+    price: PositiveAmount | None = None
+    """The price of a node for an hour: for `max_cost`, and for the costs that `perdure plan` shows."""
+    max_gpu_hours: PositiveAmount | None = None
+    """What all ranks of the role may take together, in hours of one rank: for `budget`."""
+    steps: Annotated[int, Field(ge=1)] | None = None
+    """Steps that the training makes, where its script does not report them (`perdure_training.report(total=...)`)."""
     batch: BatchSize = BatchSize.PER_RANK
     """What more nodes do to a step: `per-rank`, each rank has a fixed number of samples, so a step has more of them;
     `global`, a step has a fixed number of samples, so it is shorter."""
@@ -48,3 +88,18 @@ class Scaling(Section):
     patience: PositiveDuration = timedelta(minutes=10)
     """How long nodes that `policy` has requested are waited for. Those that have not come are given up, and requested
     again after twice this time, then after twice as long each time, at most after 4 hours."""
+
+    @model_validator(mode="after")
+    def _has_its_goal(self) -> Scaling:
+        for field, policy in _FIELDS_OF.items():
+            if getattr(self, field) is not None and self.policy is not policy:
+                raise ValueError(
+                    f"{field} is given, and policy is {self.policy}, which has no use for it; set policy to {policy}"
+                )
+        if self.policy is ScalingPolicy.DEADLINE and self.finish_by is None:
+            raise ValueError("policy is deadline, and finish_by is not given; set it, such as 2026-12-01T08:00:00Z")
+        if self.policy is ScalingPolicy.BUDGET and (self.max_cost is None) == (self.max_gpu_hours is None):
+            raise ValueError("policy is budget; give either max_cost, with price, or max_gpu_hours")
+        if self.max_cost is not None and self.price is None:
+            raise ValueError("max_cost is given, and price is not; set price to that of a node for an hour")
+        return self

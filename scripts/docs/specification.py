@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
@@ -114,6 +114,16 @@ def _note(support: FieldSupport) -> str:
     return f"*Only on {one_of([str(backend) for backend in Backend if backend in support.backends])}.*"
 
 
+_NAMES: dict[Any, str] = {
+    str: "text",
+    int: "integer",
+    float: "number",
+    bool: "truth value",
+    datetime: "time",
+    timedelta: "duration",
+}
+
+
 def _type(annotation: Any) -> str:
     kind = strip(annotation)
     if choices := choices_of(kind):
@@ -131,7 +141,7 @@ def _type(annotation: Any) -> str:
     members = get_args(kind)
     if int in members:
         return ", ".join(_type(member) for member in members)
-    return {str: "text", int: "integer", bool: "truth value", timedelta: "duration"}.get(kind, "anything")
+    return _NAMES.get(kind, "anything")
 
 
 def _default(field: FieldInfo) -> str:

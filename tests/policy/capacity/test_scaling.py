@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perdure.cli.explain import explanation
-from perdure.contract import Progress, ProgressSource, RankStepTimes, ScalingView
+from perdure.contract import JobPhase, JobStatus, Progress, ProgressSource, RankStepTimes, ScalingView
 from perdure.contract.transitions import NodePace, NodeRemoved, NodeStepTimes
 from perdure.workflows.policy.capacity import scaling
 from perdure.workflows.policy.facts.events import RepairsPaused, ScaleRequested
+from perdure.workflows.policy.record.projections import status_of
 from tests.policy.capacity.test_throughput import Law, best, shared
-from tests.policy.scenario import Scenario
+from tests.policy.scenario import START, Scenario
 
 
 class ScaledJob(Scenario):
@@ -74,7 +75,9 @@ class ScaledJob(Scenario):
         step = self.law(world.nodes) * noise
         self.wait(30)
         self.step += round(30 / step)
-        progress = Progress(step=self.step, total_steps=self.total, source=ProgressSource.REPORTED)
+        progress = Progress(
+            step=self.step, total_steps=self.total, source=ProgressSource.REPORTED, last_step_at=self.now
+        )
         self.transition(first, NodePace, generation=world.generation, step=step, progress=progress)
         return self
 
@@ -95,6 +98,10 @@ class ScaledJob(Scenario):
     @property
     def nodes_requested(self) -> list[int]:
         return [node.rank for node in self.state.nodes.values() if node.alive]
+
+    @property
+    def status(self) -> JobStatus:
+        return status_of(self.state, self.job, groups=(), phase=JobPhase.RUNNING, now=self.now)
 
     @property
     def view(self) -> ScalingView:
@@ -301,3 +308,58 @@ def test_whatever_room_there_is_a_job_trains_and_waits_for_no_node_longer_than_i
             assert waits is None or formed is None or job.now - max(waits, formed) <= timedelta(minutes=10)
     gave_up = [one.time for one in job.view.resized if one.gave_up]
     assert all(later - earlier >= timedelta(minutes=20) for earlier, later in pairwise(gave_up))
+
+
+def test_a_deadline_is_met_with_the_fewest_nodes_and_told_at_once_where_it_cannot_be() -> None:
+    law, finish_by = shared(8, 0.5), START + timedelta(hours=5)
+    # 2.4 h with 16 nodes, 5.6 h with 4.
+    job = ScaledJob(law=law, total=8000, policy="deadline", finish_by=finish_by).settle()
+    assert job.sizes == [16, 6]
+    assert job.view.meets == tuple(range(5, 17))
+    assert "6 nodes finish at 2026-01-01 04:0" in job.view.why
+    assert not job.view.problem
+
+    late = ScaledJob(law=law, total=8000, policy="deadline", finish_by=START + timedelta(hours=2)).settle()
+    assert late.sizes == [16, 6, 16]
+    assert late.view.meets == ()
+    assert "nodes could make it, by what was measured, and 16 are allowed" in late.view.problem
+    assert late.view.problem in late.status.warnings
+    [told] = [one for one in late.state.incidents if one.observation is not None]
+    assert told.title == "no number of nodes surely finishes by 2026-01-01 02:00 UTC"
+    assert "a goal does not" in explanation(told, job="job", flag="").plain
+
+
+def test_a_job_that_falls_behind_its_deadline_grows_and_explains_it() -> None:
+    job = ScaledJob(law=shared(8, 0.5), total=8000, policy="deadline", finish_by=START + timedelta(hours=5)).settle()
+    # Half of the time goes into evaluations, which a usual step does not show.
+    job.pass_time(60)
+    progress = Progress(step=job.step + 900, total_steps=8000, last_step_at=job.now)
+    job.transition(0, NodePace, generation=job.generation, step=job.law(6), progress=progress)
+    job.arrive().settle()
+    assert job.sizes[-1] > 6
+    assert job.view.pauses > 1.5
+    texts = [explanation(incident, job="job", flag="").plain for incident in job.state.incidents]
+    assert any("(scaling.policy is deadline)" in text for text in texts)
+
+
+def test_a_budget_is_kept_by_what_all_nodes_have_taken() -> None:
+    # Hours of nodes, for 8,000 steps: 20 with 2 nodes, 31 with 12, 36 with 16.
+    job = ScaledJob(law=shared(8, 0.5), total=8000, policy="budget", max_cost=64, price=2).settle()
+    assert job.sizes[-1] in range(8, 12)
+    assert 0 < job.state.scaling.node_seconds < 3600
+    assert "max_cost is 64.00" in job.view.why
+    assert job.view.price == 2
+
+
+@pytest.mark.parametrize("policy", [{"policy": "budget", "max_gpu_hours": 10}, {"policy": "manual"}])
+def test_without_a_goal_that_can_be_judged_nothing_is_tried(policy: dict[str, Any]) -> None:
+    job = ScaledJob(law=shared(8, 0.5), **policy).settle()
+    assert job.sizes == [16]
+    assert [pace.nodes for pace in job.view.paces] == [16]
+    job.allow(3, 3)
+    assert job.settle().sizes == [16, 3]
+
+
+def test_steps_of_the_specification_count_where_the_script_tells_none() -> None:
+    job = ScaledJob(law=shared(8, 0.5), policy="deadline", finish_by=START + timedelta(hours=5), steps=8000).settle()
+    assert job.sizes == [16, 6]

@@ -1,9 +1,9 @@
-"""Chooses the number of nodes of an elastic role by its speed: `scaling.policy` is `efficient`.
+"""Chooses the number of nodes of an elastic role by its speed: each `scaling.policy` but `max` and `manual`.
 
 A world's speed is measured once it has settled. A job tries few numbers of nodes: first the one of the current world,
-then one far from it, then those that the measurements speak for (`throughput.py`), until they speak for the number that
-it has. It never tries a number twice, and a series of tries is bounded, so it cannot swing. A series begins again where
-the job's own speed has changed, and seldom.
+then one far from it, then those that the measurements speak for (`goals.py`, `throughput.py`), until they speak for the
+number that it has. It never tries a number twice, and a series of tries is bounded, so it cannot swing. A series begins
+again where the job's own speed has changed, and seldom.
 
 A try costs a change, and so do the nodes that are not there meanwhile. So it is made only while enough of the training
 is left that all tries together cost little of it.
@@ -17,31 +17,38 @@ from datetime import datetime, timedelta
 from math import lcm, log
 from typing import NamedTuple
 
-from perdure.contract import Pace, Resized, ScalingView, World
+from perdure.contract import Evidence, EvidenceSource, Pace, Progress, Resized, ScalingView, World
 from perdure.contract.agents import CHANGED_PACE
 from perdure.spec.job import JobSpec
 from perdure.spec.roles import Role
 from perdure.spec.scaling import BatchSize, ScalingPolicy
-from perdure.workflows.policy.capacity import missing_nodes
+from perdure.workflows.policy.capacity import goals, missing_nodes
+from perdure.workflows.policy.capacity.goals import Choice, Outlook
 from perdure.workflows.policy.capacity.throughput import Throughput
 from perdure.workflows.policy.diagnosis import stragglers
-from perdure.workflows.policy.record import incidents
+from perdure.workflows.policy.record import incidents, observations
 from perdure.workflows.policy.state.job import RoleInJob
 from perdure.workflows.policy.state.role import RoleState
+from perdure.workflows.policy.state.scaling import StepAt
 
 _MOST_TRIES = 5
 """Tries of a series."""
-_SERIES_APART = 20
-"""The time between the begins of two series, in times over which one world is measured."""
+_APART = 20
+"""The time between the begins of two series, and between two choices for a goal of time or money, in times over which
+one world is measured."""
 _SHARE_OF_REST = 1 / 40
 """What a change may cost, as a share of the time that is left: five tries and the way back cost less than a sixth."""
+_FEWEST_STEPS = 20
+"""Fewer steps do not tell how long pauses are."""
+_GOALS = (ScalingPolicy.DEADLINE, ScalingPolicy.BUDGET)
 
 
-def learn(state: RoleInJob, world: World, *, step: float, spread: float) -> RoleInJob:
+def learn(state: RoleInJob, world: World, *, step: float, spread: float, progress: Progress | None = None) -> RoleInJob:
     """Takes in how fast the current world steps, unless one of its ranks slows it down."""
     times = [times for node in state.members if node.step_times_in == world.generation for times in node.step_times]
     if stragglers.find(times):
         return state
+    state = _learn_pauses(state, world, step, progress)
     known = state.scaling
     others = {pace.nodes: pace for pace in known.paces}
     before = others.pop(world.nodes, None)
@@ -55,21 +62,40 @@ def learn(state: RoleInJob, world: World, *, step: float, spread: float) -> Role
     return state.replace(scaling=known.replace(paces=tuple(paces)))
 
 
+def _learn_pauses(state: RoleInJob, world: World, seconds: float, progress: Progress | None) -> RoleInJob:
+    """Takes in how long the steps of a world take together with its pauses, from two reports of its progress."""
+    known = state.scaling
+    if progress is None or progress.last_step_at is None:
+        return state
+    newest = StepAt(generation=world.generation, step=progress.step, time=progress.last_step_at)
+    first = known.first_step
+    if first is None or first.generation != newest.generation or newest.step < first.step:
+        return state.replace(scaling=known.replace(first_step=newest, newest_step=newest))
+    pauses, steps = known.pauses, newest.step - first.step
+    if steps >= _FEWEST_STEPS and seconds > 0:
+        pauses = max((newest.time - first.time).total_seconds() / (steps * seconds), 1.0)
+    return state.replace(scaling=known.replace(newest_step=newest, pauses=pauses))
+
+
 def follow(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
     """Changes the number of nodes where the measurements speak for another one, or a try is due."""
     role, world = job.roles[state.role], state.world
-    if role.scaling.policy is ScalingPolicy.MAX or world is None or not _may_change(state):
+    if role.scaling.policy is ScalingPolicy.MAX:
+        return state
+    state = _count_nodes(state, role, now)
+    if world is None or not _may_change(state):
         return state
     state = missing_nodes.give_up(missing_nodes.note_arrival(state), role, now)
-    measured = next((pace for pace in state.scaling.paces if pace.generation == world.generation), None)
+    measured = _measured(state)
     if measured is None or world.nodes not in sizes_of(state, role):
         return state
-    wanted = _wanted(state, role, world.nodes, now)
+    wanted, choice = _wanted(state, job, measured, now)
+    state = _tell_problem(state, choice, now)
     if wanted is None or missing_nodes.places(state, wanted.nodes) == state.nodes_max:
         return state
-    if _obstacle(state, job, measured, now, is_try=wanted.is_try):
+    if _obstacle(state, job, measured, wanted, now):
         return state
-    return _resize(state, role, wanted, now)
+    return _resize(state, role, wanted, choice, now)
 
 
 def measured_over(role: Role) -> timedelta | None:
@@ -77,18 +103,27 @@ def measured_over(role: Role) -> timedelta | None:
     return None if role.scaling.policy is ScalingPolicy.MAX else role.scaling.settle
 
 
-def next_looks(state: RoleInJob, job: JobSpec) -> tuple[datetime | None, datetime | None]:
-    """The times at which the next series of tries may begin, and at which nodes that do not come are given up or
-    requested again."""
-    return _next_series(state, job), missing_nodes.next_look(state, job.roles[state.role])
+def next_looks(state: RoleInJob, job: JobSpec) -> tuple[datetime | None, ...]:
+    """The times at which the next series of tries and the next choice for a goal may be made, and at which nodes that
+    do not come are given up or requested again."""
+    role = job.roles[state.role]
+    return _next_series(state, role), _next_choice(state, role), missing_nodes.next_look(state, role)
 
 
-def _next_series(state: RoleInJob, job: JobSpec) -> datetime | None:
+def _next_series(state: RoleInJob, role: Role) -> datetime | None:
     """The time at which the next series of tries may begin; None where it may at once."""
-    role, known = job.roles[state.role], state.scaling
+    known = state.scaling
     if role.scaling.policy is ScalingPolicy.MAX or known.began_at is None or known.tries:
         return None
-    return known.began_at + _SERIES_APART * role.scaling.settle
+    return known.began_at + _APART * role.scaling.settle
+
+
+def _next_choice(state: RoleInJob, role: Role) -> datetime | None:
+    """The time at which another number may be chosen for a goal of time or money; None where it may at once."""
+    if role.scaling.policy not in _GOALS:
+        return None
+    chosen = [resized.time for resized in state.scaling.resized if not (resized.is_try or resized.gave_up)]
+    return chosen[-1] + _APART * role.scaling.settle if chosen else None
 
 
 def allow(state: RoleInJob) -> RoleInJob:
@@ -105,11 +140,13 @@ def is_own_choice(state: RoleInJob) -> bool:
 
 
 def view(state: RoleInJob, job: JobSpec, now: datetime) -> ScalingView | None:
-    """What is known, for users; None where the job chooses nothing."""
-    role, known, world = job.roles[state.role], state.scaling, state.world
+    """What is known, for users; None where nothing is measured."""
+    role, known = job.roles[state.role], state.scaling
     if role.scaling.policy is ScalingPolicy.MAX:
         return None
-    measured = None if world is None else next((p for p in known.paces if p.generation == world.generation), None)
+    measured, sizes, throughput = _measured(state), _available(state, role, now), throughput_of(state, role)
+    outlook = _outlook(state, job, measured, now)
+    choice = goals.choose(role.scaling, throughput, sizes, outlook)
     return ScalingView(
         fewest=state.nodes_min,
         largest=largest_of(state),
@@ -117,8 +154,14 @@ def view(state: RoleInJob, job: JobSpec, now: datetime) -> ScalingView | None:
         global_batch=role.scaling.batch is BatchSize.GLOBAL,
         min_efficiency=role.scaling.min_efficiency,
         paces=known.paces,
-        chosen=throughput_of(state, role).efficient(_available(state, role, now), role.scaling.min_efficiency),
+        chosen=choice.nodes,
         why=_why(state, job, measured, now),
+        policy=role.scaling.policy,
+        problem=choice.problem,
+        meets=tuple(nodes for nodes in sizes if goals.meets(role.scaling, throughput, outlook, nodes)),
+        price=role.scaling.price,
+        steps_left=None if outlook.steps is None else round(outlook.steps),
+        pauses=known.pauses,
         resized=known.resized,
     )
 
@@ -144,6 +187,14 @@ class _Wanted(NamedTuple):
     nodes: int
     is_try: bool
     """It is wanted to measure it; otherwise the measurements speak for it."""
+    urgent: bool = False
+    """The goal is missed with the present number."""
+
+
+def _measured(state: RoleInJob) -> Pace | None:
+    """The measurement of the present world."""
+    present = None if state.world is None else state.world.generation
+    return next((pace for pace in state.scaling.paces if pace.generation == present), None)
 
 
 def _available(state: RoleInJob, role: Role, now: datetime) -> range:
@@ -151,20 +202,45 @@ def _available(state: RoleInJob, role: Role, now: datetime) -> range:
     return missing_nodes.available(sizes_of(state, role), state, now)
 
 
-def _wanted(state: RoleInJob, role: Role, present: int, now: datetime) -> _Wanted | None:
-    """The number of nodes that is to be tried or kept; None where nothing speaks for another one."""
+def _outlook(state: RoleInJob, job: JobSpec, measured: Pace | None, now: datetime) -> Outlook:
+    known, world, progress, role = state.scaling, state.world, state.progress, job.roles[state.role]
+    total = role.scaling.steps if progress is None or progress.total_steps is None else progress.total_steps
+    step, newest, left = 0.0 if progress is None else float(progress.step), known.newest_step, None
+    seconds = 0.0 if measured is None else measured.step
+    if newest is not None and world is not None and newest.generation == world.generation and seconds > 0:
+        # The world has stepped on since it told its progress.
+        step = newest.step + max((now - newest.time).total_seconds(), 0.0) / (seconds * known.pauses)
+    if total is not None:
+        left = max(total - step, 0.0)
+    return Outlook(
+        now=now,
+        present=0 if world is None else world.nodes,
+        steps=left,
+        pauses=known.pauses,
+        change=incidents.restart_cost(state, seconds) or job.timing.stragglers.restart_cost,
+        node_hours=known.node_seconds / 3600,
+        ranks=1 if world is None else world.processes / world.nodes,
+    )
+
+
+def _wanted(state: RoleInJob, job: JobSpec, measured: Pace, now: datetime) -> tuple[_Wanted | None, Choice]:
+    """The number of nodes that is to be tried or kept, if any, and what the policy chooses."""
+    role, present = job.roles[state.role], measured.nodes
     sizes, throughput = _available(state, role, now), throughput_of(state, role)
+    outlook = _outlook(state, job, measured, now)
     known = [pace.nodes for pace in state.scaling.paces if pace.nodes in sizes]
+    choice = goals.choose(role.scaling, throughput, sizes, outlook)
     may_try = state.scaling.tries < _MOST_TRIES
+    if role.scaling.policy is ScalingPolicy.MANUAL or (role.scaling.policy in _GOALS and outlook.steps is None):
+        return None, choice
     if len(known) < 2:
-        far = _far_from(present, sizes)
-        return _Wanted(far, is_try=True) if far != present and may_try else None
-    size = throughput.efficient(sizes, role.scaling.min_efficiency)
-    if size is not None and size not in known:
+        far = sizes[-1] if choice.urgent and present != sizes[-1] else _far_from(present, sizes)
+        return (_Wanted(far, is_try=True) if far != present and may_try else None), choice
+    if choice.nodes is not None and choice.nodes not in known:
         if may_try:
-            return _Wanted(size, is_try=True)
-        size = throughput.efficient(known, role.scaling.min_efficiency)
-    return None if size is None else _Wanted(size, is_try=False)
+            return _Wanted(choice.nodes, is_try=True, urgent=choice.urgent), choice
+        choice = goals.choose(role.scaling, throughput, known, outlook)
+    return (None if choice.nodes is None else _Wanted(choice.nodes, is_try=False, urgent=choice.urgent)), choice
 
 
 def _far_from(present: int, sizes: range) -> int:
@@ -182,16 +258,41 @@ def _may_change(state: RoleInJob) -> bool:
     return all(one.alive and one.reachable and not state.has_finished(one) for one in state.members)
 
 
-def _obstacle(state: RoleInJob, job: JobSpec, measured: Pace, now: datetime, *, is_try: bool) -> str:
+def _count_nodes(state: RoleInJob, role: Role, now: datetime) -> RoleInJob:
+    """Adds what the nodes have taken since they were counted last."""
+    if role.scaling.policy is not ScalingPolicy.BUDGET:
+        return state
+    known = state.scaling
+    nodes = sum(node.alive and not node.queued for node in state.nodes.values())
+    taken = nodes * max((now - (known.counted_until or now)).total_seconds(), 0.0)
+    return state.replace(scaling=known.replace(node_seconds=known.node_seconds + taken, counted_until=now))
+
+
+def _tell_problem(state: RoleInJob, choice: Choice, now: datetime) -> RoleInJob:
+    """Records, once, that no number of nodes reaches the goal, and what would."""
+    known = state.scaling
+    if bool(choice.problem) == bool(known.problem):
+        return state
+    state = state.replace(scaling=known.replace(problem=choice.problem))
+    if not choice.problem:
+        return state
+    evidence = Evidence(time=now, source=EvidenceSource.AGENT, text=choice.problem)
+    return observations.observe_missed_goal(state, evidence, now)
+
+
+def _obstacle(state: RoleInJob, job: JobSpec, measured: Pace, wanted: _Wanted, now: datetime) -> str:
     """Why a change is not made now; empty where it is."""
-    due = _next_series(state, job) if is_try else None
+    role = job.roles[state.role]
+    due = _next_series(state, role) if wanted.is_try else None
     if due is not None and now < due:
         return f"its speed has changed; it tries other numbers of nodes again at {due:%H:%M:%S} UTC"
-    progress = state.progress
-    if progress is None or progress.total_steps is None:
+    due = None if wanted.is_try else _next_choice(state, role)
+    if due is not None and now < due:
+        return f"{wanted.nodes} nodes are chosen; it changes their number at {due:%H:%M:%S} UTC at the earliest"
+    outlook = _outlook(state, job, measured, now)
+    if outlook.steps is None or wanted.urgent:
         return ""
-    rest = max(progress.total_steps - progress.step, 0) * timedelta(seconds=measured.step)
-    cost = incidents.restart_cost(state, measured.step) or job.timing.stragglers.restart_cost
+    rest, cost = outlook.steps * timedelta(seconds=measured.step), outlook.change
     if cost <= rest * _SHARE_OF_REST:
         return ""
     return f"a change costs {cost.total_seconds():.1f} s, too much of the {rest.total_seconds():,.0f} s that are left"
@@ -203,10 +304,10 @@ def _why(state: RoleInJob, job: JobSpec, measured: Pace | None, now: datetime) -
         return "no world trains"
     if measured is None:
         return f"the speed with {world.nodes} nodes is being measured, over {role.scaling.settle.total_seconds():g} s"
-    wanted = _wanted(state, role, world.nodes, now)
+    wanted, choice = _wanted(state, job, measured, now)
     size = world.nodes if wanted is None else wanted.nodes
     if wanted is not None and missing_nodes.places(state, size) != state.nodes_max:
-        obstacle = _obstacle(state, job, measured, now, is_try=wanted.is_try)
+        obstacle = _obstacle(state, job, measured, wanted, now)
         if obstacle:
             return obstacle
     if size > world.nodes:
@@ -218,42 +319,30 @@ def _why(state: RoleInJob, job: JobSpec, measured: Pace | None, now: datetime) -
             f"{missed.nodes} nodes were requested and did not come; they are requested again at "
             f"{missed.until:%H:%M:%S} UTC, if they are still wanted"
         )
-    return _comparison(state, role, size)
+    sizes = sizes_of(state, role)
+    if choice.why or size not in sizes:
+        return choice.why
+    return goals.compare(role.scaling, throughput_of(state, role), sizes, size)
 
 
-def _resize(state: RoleInJob, role: Role, wanted: _Wanted, now: datetime) -> RoleInJob:
-    (size, is_try), known, before = wanted, state.scaling, state.nodes_max
+def _resize(state: RoleInJob, role: Role, wanted: _Wanted, choice: Choice, now: datetime) -> RoleInJob:
+    size, known, before = wanted.nodes, state.scaling, state.nodes_max
     expected = throughput_of(state, role).step(size)
     resized = Resized(
-        time=now, before=before, after=size, is_try=is_try, expected_step=None if expected is None else expected.seconds
+        time=now,
+        before=before,
+        after=size,
+        is_try=wanted.is_try,
+        expected_step=None if expected is None else expected.seconds,
     )
-    text = f"to measure the speed with {size} nodes" if is_try else _comparison(state, role, size)
+    text = f"to measure the speed with {size} nodes" if wanted.is_try else choice.why
     changed = range(min(before, size), max(before, size))
-    largest = largest_of(state)
     known = known.replace(
-        largest=largest,
-        tries=known.tries + is_try,
-        began_at=now if is_try and not known.tries else known.began_at,
+        largest=largest_of(state),
+        tries=known.tries + wanted.is_try,
+        began_at=now if wanted.is_try and not known.tries else known.began_at,
         awaited_since=now if state.world is not None and size > state.world.nodes else None,
     ).with_resized(resized)
     reasons = state.request_reasons | dict.fromkeys(changed, f"{text} (scaling.policy is {role.scaling.policy})")
-    return state.replace(
-        scaling=known, nodes_max=missing_nodes.places(state, size), ready_since=None, request_reasons=reasons
-    )
-
-
-def _comparison(state: RoleInJob, role: Role, size: int) -> str:
-    """What speaks for a number of nodes: how much faster the next larger one is, or it than the next smaller one."""
-    sizes, throughput = sizes_of(state, role), throughput_of(state, role)
-    if len(sizes) == 1:
-        return "no other number of nodes is allowed"
-    fewer, more = (size, size + sizes.step) if size + sizes.step in sizes else (size - sizes.step, size)
-    before, after = (throughput.speed(one) for one in (fewer, more))
-    if before is None or after is None:
-        return ""
-    least = 1 + role.scaling.min_efficiency * (more / fewer - 1)
-    verb = "are" if throughput.is_measured(fewer) and throughput.is_measured(more) else "would be"
-    return (
-        f"{more} nodes {verb} {after / before:.2f} times as fast as {fewer}, and {least:.2f} times is what "
-        f"scaling.min_efficiency {role.scaling.min_efficiency:g} asks for"
-    )
+    places = missing_nodes.places(state, size)
+    return state.replace(scaling=known, nodes_max=places, ready_since=None, request_reasons=reasons)

@@ -79,4 +79,4 @@ def on_pace(state: RoleInJob, node: NodeState, reported: NodePace) -> RoleInJob:
     if world.members[node.rank].base_rank != 0:
         return state
     state = state.replace(progress=newest_progress(state, reported.progress))
-    return scaling.learn(state, world, step=reported.step, spread=reported.spread)
+    return scaling.learn(state, world, step=reported.step, spread=reported.spread, progress=reported.progress)

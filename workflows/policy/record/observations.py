@@ -66,6 +66,8 @@ _NO_STOP = Considered(
 
 _NO_STOP_OF_JOB = Considered(option="stop the job", why_not="checkpoint.on_unusable is start_over")
 
+_NO_STOP_FOR_GOAL = Considered(option="stop the job", why_not="limits.active_deadline stops jobs, and a goal does not")
+
 _NO_END = Considered(
     option="stop the job", why_not="it has nodes.min nodes, and what refuses the others may end at any time"
 )
@@ -207,6 +209,13 @@ def observe_missed_nodes(
         state, Observation(missed_nodes=True), title, at=since, now=now, evidence=[evidence], considered=considered
     )
     return put(state, entry)
+
+
+def observe_missed_goal(state: RoleInJob, evidence: Evidence, now: datetime) -> RoleInJob:
+    """Records that no number of nodes reaches the goal of `scaling.policy`, and what would."""
+    title = evidence.text.partition(": ")[0]
+    seen, considered = Observation(missed_goal=True), (_NO_STOP_FOR_GOAL,)
+    return put(state, new_entry(state, seen, title, at=now, now=now, evidence=[evidence], considered=considered))
 
 
 def observe_unrepaired(state: RoleInJob, node: int, text: str, time: datetime, now: datetime) -> RoleInJob:

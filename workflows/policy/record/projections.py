@@ -38,6 +38,7 @@ def status_of(state: RoleInJob, job: JobSpec, *, groups: tuple[str, ...], phase:
     """The answer to the query `status`."""
     world = state.world
     archive = job.workdir.archive if job.workdir else None
+    speed = scaling.view(state, job, now)
     uncreated = observations.uncreated_nodes(state)
     return JobStatus(
         name=state.name,
@@ -69,13 +70,13 @@ def status_of(state: RoleInJob, job: JobSpec, *, groups: tuple[str, ...], phase:
         lost=tuple(node.rank for node in state.nodes.values() if node.phase is NodePhase.LOST),
         repairs_paused_until=state.repairs_paused_until,
         protected=state.last_incident is None or state.last_incident.failure is not FailureClass.UNPROTECTED,
-        warnings=warnings_of(state, job),
+        warnings=(*warnings_of(state, job), *([speed.problem] if speed is not None and speed.problem else [])),
         unprocessed=tuple(state.unprocessed.values()),
         last_incident=state.last_incident,
         next_action=next_action(state, job),
         checkpoint=commits.view(state, job),
         progress=state.progress,
-        scaling=scaling.view(state, job, now),
+        scaling=speed,
     )
 
 

@@ -22,6 +22,14 @@ class MissedNodes(Message):
     """When they may be requested again."""
 
 
+class StepAt(Message):
+    """A step of a world, and when it was made."""
+
+    generation: int
+    step: int
+    time: datetime
+
+
 class ScalingState(Message):
     """The measurements of one role, and what was made of them."""
 
@@ -33,6 +41,18 @@ class ScalingState(Message):
     """Worlds that were formed to measure them, in the newest series."""
     began_at: datetime | None = None
     """When that series began; None where no time must pass before the next one."""
+    first_step: StepAt | None = None
+    """The first step that was told of the newest world whose speed was measured."""
+    newest_step: StepAt | None = None
+    """The newest one."""
+    pauses: float = 1.0
+    """The time that steps take together with all pauses, in times of the steps alone."""
+    node_seconds: float = 0.0
+    """Seconds that all nodes have taken together, where `policy` is `budget`."""
+    counted_until: datetime | None = None
+    """Until when they are counted."""
+    problem: str = ""
+    """Why no number of nodes reaches the goal, as users were told last; empty where one does."""
     awaited_since: datetime | None = None
     """When more nodes than the world has were requested; None once all of them train, and where none were."""
     missed: MissedNodes | None = None
