@@ -13,7 +13,7 @@ GROUP ?= only
 # Lets Python cache bytecode: otherwise each of the thousands of processes that targets start compiles its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-roles test test-long test-failed test-torch-floor test-gpu check format lock bench-recovery bench-warm bench-kubernetes bench-oncall bench-chaos bench-faults bench-step-times bench-history bench-gateway bench-checkpoint bench-shards bench-store bench-roles bench-checks bench-events cluster cluster-down cluster-binaries docs kustomize clean
+.PHONY: help setup demo demo-roles test test-long test-failed test-torch-floor test-gpu check format lock bench-recovery bench-warm bench-kubernetes bench-oncall bench-chaos bench-faults bench-step-times bench-history bench-gateway bench-checkpoint bench-shards bench-store bench-roles bench-scaling bench-checks bench-events cluster cluster-down cluster-binaries docs kustomize clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -97,6 +97,9 @@ bench-store: setup  ## Calls a second through the key-value store of one job, an
 
 bench-roles: setup  ## Each role's rank and node killed: seconds to work again, what else restarts, what is lost or twice
 	@$(BIN)/python -m benchmarks.roles $(BENCH_ARGS)
+
+bench-scaling: setup  ## Jobs that choose their number of nodes by speed, against known laws; clusters that share their nodes
+	@$(BIN)/python -m benchmarks.scaling $(BENCH_ARGS)
 
 bench-checks: setup  ## How much later a job starts with preflight, how much longer steps with replays take
 	@$(BIN)/python -m benchmarks.checks $(BENCH_ARGS)

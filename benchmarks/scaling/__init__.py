@@ -1,0 +1,1 @@
+"""What choosing the number of nodes by speed brings: one job against its law, and many jobs of a cluster."""

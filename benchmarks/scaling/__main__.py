@@ -1,0 +1,128 @@
+"""`make bench-scaling`: jobs that choose their size by speed, and clusters that are shared; ends with one line of JSON.
+
+First real jobs on this machine whose steps follow known laws, then a cluster in virtual time that plays a trace under
+Perdure's rule and under those that it is compared with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.recovery.perdure_job import control_plane
+
+from . import real_jobs, trace
+from .rules import DLRoverRM, Pollux, overtaking, perdure, static
+from .simulation import Result, Rule, simulate
+from .trace import GPUS_OF_A_NODE, TraceJob
+
+NOT_RUN = "not run"
+_JOBS_OF_A_NODE = 6
+"""Jobs of a trace that is made."""
+_RATIOS = ("jct_ratio_static", "jct_ratio_rm", "jct_ratio_pollux", "worst_slowdown")
+_RULES: dict[str, Callable[[], Rule]] = {
+    "static": lambda: static,
+    "static, overtaking": lambda: overtaking,
+    "dlrover-rm": DLRoverRM,
+    "pollux": Pollux,
+    "perdure": lambda: perdure,
+}
+
+
+def play(jobs: Sequence[TraceJob], nodes: int) -> dict[str, Result]:
+    """Plays a trace under each rule."""
+    return {name: simulate(jobs, nodes, rule()) for name, rule in _RULES.items()}
+
+
+def slowdowns(found: Result, before: Result) -> list[float]:
+    """Returns how many times as long each job takes as before, ascending."""
+    return sorted(time / before.completions[name] for name, time in found.completions.items())
+
+
+def table(played: dict[str, dict[str, Result]]) -> Table:
+    """Returns the results for people."""
+    shown = Table(title="Traces under each rule", title_justify="left")
+    for column in ("trace", "rule", "mean", "p99", "wait", "in use", "GPU-hours", "changes", "mean/static", "slowest"):
+        shown.add_column(column)
+    for name, results in played.items():
+        before = results["static"]
+        for rule, found in results.items():
+            shown.add_row(
+                name,
+                rule,
+                *(f"{seconds:,.0f} s" for seconds in (found.mean, found.p99, found.wait)),
+                f"{found.utilisation:.0%}",
+                f"{found.gpu_hours:,.0f}",
+                f"{found.changes:.1f}",
+                f"{found.mean / before.mean:.2f}",
+                f"{slowdowns(found, before)[-1]:.2f}",
+            )
+    return shown
+
+
+def simulated(played: dict[str, dict[str, Result]]) -> dict[str, float]:
+    """Returns the figures of all traces: ratios of mean completion times, in the geometric mean."""
+
+    def ratio(rule: str) -> float:
+        return round(geometric_mean(found["perdure"].mean / found[rule].mean for found in played.values()), 3)
+
+    return {
+        "jct_ratio_static": ratio("static"),
+        "jct_ratio_rm": ratio("dlrover-rm"),
+        "jct_ratio_pollux": ratio("pollux"),
+        "worst_slowdown": round(max(slowdowns(found["perdure"], found["static"])[-1] for found in played.values()), 2),
+    }
+
+
+def main(
+    laws: Annotated[int, typer.Option(help="Real jobs, each with a law of its own; 0 for none.")] = 20,
+    seconds: Annotated[float, typer.Option(help="How long each of them trains.")] = 300.0,
+    together: Annotated[int, typer.Option(help="Real jobs at once.")] = 2,
+    gpus: Annotated[str, typer.Option(help="Sizes of clusters in virtual time, with commas; empty for none.")] = (
+        "64,512,4096"
+    ),
+    loads: Annotated[str, typer.Option(help="What jobs ask for, in times of what the cluster can do.")] = "0.7,1.0,1.3",
+    trace_file: Annotated[Path | None, typer.Option("--trace", help="A trace (trace.py) instead of one made.")] = None,
+    seed: Annotated[int, typer.Option(help="Of laws and traces.")] = 1,
+) -> None:
+    """Measures how well numbers of nodes are chosen and shared."""
+    console = Console(highlight=False, width=150)
+
+    def say(line: str) -> None:
+        console.print(f"bench: {line}", markup=False, soft_wrap=True)
+
+    async def real() -> dict[str, float | int | None]:
+        async with control_plane() as plane:
+            known = real_jobs.laws(laws, seed=seed)
+            return real_jobs.summary(
+                await real_jobs.run_all(plane.client, known, seconds=seconds, together=together, say=say)
+            )
+
+    figures: dict[str, object] = dict(asyncio.run(real())) if laws else dict.fromkeys(real_jobs.KEYS, NOT_RUN)
+    played: dict[str, dict[str, Result]] = {}
+    for size in (int(text) for text in gpus.split(",") if text):
+        nodes = size // GPUS_OF_A_NODE
+        if trace_file is not None:
+            played[f"{size} GPUs, {trace_file.name}"] = play(trace.read(trace_file, nodes=nodes), nodes)
+            continue
+        for load in (float(text) for text in loads.split(",")):
+            made = trace.make(nodes=nodes, jobs=max(nodes, 16) * _JOBS_OF_A_NODE, load=load, seed=seed)
+            played[f"{size} GPUs, load {load:g}"] = play(made, nodes)
+            say(f"{size} GPUs at load {load:g} played")
+    if played:
+        console.print(table(played))
+    figures |= simulated(played) if played else dict.fromkeys(_RATIOS, NOT_RUN)
+    # The last line is one JSON object.
+    print(json.dumps(figures | dict.fromkeys(("monitor_rss_mb", "monitor_view_age_s"), NOT_RUN)))
+
+
+if __name__ == "__main__":
+    typer.run(main)
