@@ -297,6 +297,8 @@ class RoleStatus(Message):
     """The most nodes that the specification or a user allows, where the job itself may choose fewer."""
     restarts: int
     """Its restarts within the restart window."""
+    suspended_alone: bool = False
+    """A user has suspended it without the job; it may still wait for a checkpoint before it is."""
 
 
 class Pace(Message):

@@ -98,6 +98,11 @@ def _spec_schema() -> Schema:
     properties: dict[str, Any] = job["properties"]
     del properties["name"], properties["namespace"]
     properties["backend"]["default"] = Backend.KUBERNETES.value
+    job["$defs"]["Role"]["properties"]["suspend"] = {
+        "type": "boolean",
+        "description": "Whether the role releases its nodes while the others continue. Unset: perdure suspend --role "
+        "decides.",
+    }
     properties["suspend"] = {
         "type": "boolean",
         "default": False,

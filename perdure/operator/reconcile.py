@@ -14,7 +14,7 @@ from typing import Any
 
 from perdure.base.errors import JobAlreadyRunning, PerdureError, Refused
 from perdure.base.kubernetes import KubernetesApi, KubernetesError
-from perdure.contract import JobPhase, JobStatus
+from perdure.contract import JobPhase, JobStatus, RoleStatus
 from perdure.operator import status as statuses
 from perdure.operator.changes import refusal_of_changes
 from perdure.operator.definition import Definition
@@ -33,6 +33,8 @@ REFRESH = 10.0
 RETRY = 30.0
 """Seconds until the next reconcile if only others can change the situation."""
 
+_OVER = (JobPhase.SUCCEEDED, JobPhase.FAILED)
+"""Phases of roles without which the job continues."""
 _AT_REST = (JobPhase.RUNNING, JobPhase.SUSPENDED, JobPhase.WAITING, JobPhase.HELD)
 
 logger = logging.getLogger("perdure.operator")
@@ -180,14 +182,19 @@ class Reconciler:
         running = running or {job.role: (job.nodes_min, job.nodes_allowed)}
         desired = {name: role.nodes for name, role in resource.job()[0].roles.items()}
         scaled = {name: nodes for name, nodes in desired.items() if (nodes.min, nodes.max) != running.get(name)}
-        switches = resource.suspended != (job.phase is JobPhase.SUSPENDED)
+        switches = resource.suspended != _is_suspended(resource, job)
         for role, nodes in scaled.items():
             logger.info("%s: %s scaled to %s", resource.workflow_id, role, nodes)
             await self._runs.scale(resource, role, str(nodes))
         if switches:
             logger.info("%s: %s", resource.workflow_id, "suspended" if resource.suspended else "resumed")
             await self._runs.suspend(resource, suspended=resource.suspended)
-        return bool(scaled) or switches
+        role = None if switches else _role_to_switch(resource, job)
+        if role is not None:
+            suspended = not role.suspended_alone
+            logger.info("%s: %s %s", resource.workflow_id, role.name, "suspended" if suspended else "resumed")
+            await self._runs.suspend(resource, suspended=suspended, role=role.name)
+        return bool(scaled) or switches or role is not None
 
     async def _end(self, resource: TrainingJobResource) -> Looked:
         """Ends the job of an object that a user deletes; the object is released when the job's nodes are gone.
@@ -254,6 +261,24 @@ class Reconciler:
         metadata = {**content.get("metadata", {}), "uid": resource.metadata.uid}
         made = await self._api.patch(f"{resource.path}{part}", {**content, "metadata": metadata})
         return resource if made is None else TrainingJobResource.model_validate(made)
+
+
+def _is_suspended(resource: TrainingJobResource, job: JobStatus) -> bool:
+    """Whether the whole job is suspended; if each of its roles is so by itself, it is what its object states."""
+    alone = [role.suspended_alone for role in job.by_role if role.phase not in _OVER]
+    return job.phase is JobPhase.SUSPENDED and (resource.suspended or not alone or not all(alone))
+
+
+def _role_to_switch(resource: TrainingJobResource, job: JobStatus) -> RoleStatus | None:
+    """The first role that is suspended and should not be, or the reverse.
+
+    One at a time: a job refuses to suspend a role while another one saves before its own suspension.
+    """
+    roles = [role for role in job.by_role if role.phase not in _OVER]
+    if any(role.suspended_alone and role.phase is not JobPhase.SUSPENDED for role in roles):
+        return None
+    desired = resource.suspensions
+    return next((role for role in roles if desired.get(role.name, role.suspended_alone) != role.suspended_alone), None)
 
 
 def _belongs(run: Run, resource: TrainingJobResource) -> bool:

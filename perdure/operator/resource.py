@@ -28,7 +28,8 @@ FINALIZER = f"{GROUP}/job"
 
 
 OWN_FIELDS = ("suspend", "replicas")
-"""Fields of an object's `spec` that no job has. `replicas` is what `kubectl scale` and autoscalers set."""
+"""Fields of an object's `spec` that no job has, and `suspend` no role of one. `replicas` is what `kubectl scale` and
+autoscalers set."""
 
 _ROLES = TypeAdapter(dict[str, Role])
 
@@ -90,7 +91,16 @@ class TrainingJobResource(Part):
     @property
     def suspended(self) -> bool:
         """Whether the job should have no nodes."""
-        return self.spec.get("suspend") is True or self.spec.get("replicas") == 0
+        of_roles = self.spec.get("roles")
+        only_role = isinstance(of_roles, dict) and len(of_roles) == 1 and True in self.suspensions.values()
+        return self.spec.get("suspend") is True or self.spec.get("replicas") == 0 or only_role
+
+    @property
+    def suspensions(self) -> Mapping[str, bool]:
+        """The roles that state whether they should have no nodes."""
+        roles = self.spec.get("roles")
+        stated = {name: role.get("suspend") for name, role in _mappings(roles)}
+        return {name: value for name, value in stated.items() if isinstance(value, bool)}
 
     @property
     def time_to_live(self) -> timedelta | None:
@@ -106,7 +116,7 @@ class TrainingJobResource(Part):
         """The role whose nodes `replicas` sets, and whose world the status shows: the first one that ends the job; None
         where the roles have a wrong form."""
         try:
-            roles = _ROLES.validate_python(self.spec.get("roles"))
+            roles = _ROLES.validate_python(_of_job(self.spec.get("roles")))
         except ValidationError:
             return None
         return next(iter(roles_that_end(roles)), None)
@@ -118,6 +128,7 @@ class TrainingJobResource(Part):
             SpecError: if it cannot run, with the text of `perdure validate`.
         """
         fields = {name: value for name, value in self.spec.items() if name not in OWN_FIELDS}
+        fields["roles"] = _of_job(fields.get("roles"))
         replicas = self.spec.get("replicas")
         if isinstance(replicas, int) and replicas > 0:
             fields["roles"] = _scaled(fields.get("roles"), self.leading_role, replicas)
@@ -132,6 +143,23 @@ class TrainingJobResource(Part):
 
     def _identity(self) -> Mapping[str, Any]:
         return {"name": self.metadata.name, "namespace": self.metadata.namespace}
+
+
+def _mappings(roles: JsonValue) -> list[tuple[str, dict[str, JsonValue]]]:
+    """The roles whose form is right."""
+    named = roles.items() if isinstance(roles, dict) else ()
+    return [(name, role) for name, role in named if isinstance(role, dict)]
+
+
+def _of_job(roles: JsonValue) -> JsonValue:
+    """The roles as a job has them. A form that is wrong is left for validation to refuse."""
+    if not isinstance(roles, dict):
+        return roles
+    known = dict(_mappings(roles))
+    return {
+        name: {field: value for field, value in known[name].items() if field != "suspend"} if name in known else role
+        for name, role in roles.items()
+    }
 
 
 def _scaled(roles: JsonValue, name: str | None, replicas: int) -> JsonValue:

@@ -156,11 +156,11 @@ class Runs:
         )
         await self._client.scale(name, nodes, role=role, namespace=namespace, reason=reason)
 
-    async def suspend(self, resource: TrainingJobResource, *, suspended: bool) -> None:
-        """Makes the job release its nodes, or request them again."""
+    async def suspend(self, resource: TrainingJobResource, *, suspended: bool, role: str | None = None) -> None:
+        """Makes the job, or one role of several, release its nodes, or request them again."""
         name, namespace = resource.metadata.name, resource.metadata.namespace
         change = self._client.suspend if suspended else self._client.resume
-        await change(name, namespace=namespace, reason="the TrainingJob object was changed")
+        await change(name, namespace=namespace, role=role, reason="the TrainingJob object was changed")
 
     async def cancel(self, run: Run) -> None:
         """Cancels this run, and no later one of its name; may be repeated."""

@@ -321,6 +321,11 @@ async def test_a_job_of_several_roles_is_shown_with_all_and_scaled_in_the_one_th
         assert known.status.replicas == 1
         await resources.patch("job", {"roles": {"helper": {"nodes": 2}}})
         await resources.until("job", shows(helper="2/2", trainer="1/1"))
+        await resources.patch("job", {"roles": {"helper": {"suspend": True}}})
+        known = await resources.until("job", lambda known: known.status.roles[0].phase == "SUSPENDED")
+        assert [one.phase for one in known.status.roles] == ["SUSPENDED", "RUNNING"]
+        await resources.patch("job", {"roles": {"helper": {"suspend": False}}})
+        await resources.until("job", shows(helper="2/2", trainer="1/1"))
         await resources.delete("job")
         await resources.until_gone("job")
 

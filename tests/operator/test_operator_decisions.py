@@ -112,6 +112,49 @@ async def test_each_role_of_a_running_job_follows_its_object(
     assert runs.told == told
 
 
+SUSPENDED = {"phase": JobPhase.SUSPENDED, "suspended_alone": True}
+
+
+@pytest.mark.parametrize(
+    ("stated", "ps", "trainer", "told"),
+    [
+        ({}, {}, {}, []),
+        ({}, SUSPENDED, {}, []),
+        ({"ps": True}, {}, {}, [("suspend", "ps")]),
+        ({"ps": True}, {"suspended_alone": True}, {}, []),
+        ({"ps": True}, SUSPENDED, {}, []),
+        ({"ps": False}, SUSPENDED, {}, [("resume", "ps")]),
+        ({"ps": True, "trainer": True}, {}, {}, [("suspend", "ps")]),
+        ({"ps": True, "trainer": True}, {"suspended_alone": True}, {}, []),
+        ({"ps": True, "trainer": True}, SUSPENDED, {}, [("suspend", "trainer")]),
+        ({"ps": True, "trainer": True}, SUSPENDED, SUSPENDED, []),
+        ({"ps": True}, {"phase": JobPhase.SUCCEEDED}, {}, []),
+        ({"trainer": True}, {"phase": JobPhase.SUCCEEDED}, SUSPENDED, []),
+    ],
+)
+async def test_a_role_is_suspended_as_its_object_states(
+    stated: dict[str, bool], ps: dict[str, Any], trainer: dict[str, Any], told: list[Any]
+):
+    runs = SteeredRuns()
+    roles = (running_role("ps", 2).replace(**ps), running_role("trainer", 4).replace(**trainer))
+    phase = JobPhase.SUSPENDED if trainer else JobPhase.RUNNING
+    job = running_job(role="trainer", phase=phase, by_role=roles)
+    described = of_roles()
+    for name, suspended in stated.items():
+        cast("Any", described.spec)["roles"][name]["suspend"] = suspended
+    reconciler = Reconciler(cast("Any", None), cast("Any", runs), cast("Any", None))
+    assert await reconciler._carry(described, job) is bool(told)
+    assert runs.told == told
+    assert refusal_of_changes(of_roles().job()[0], described.job()[0]) == ""
+    assert described.leading_role == "trainer"
+
+
+def test_the_only_role_of_an_object_is_suspended_as_its_job():
+    assert resource(suspend=True).suspended
+    assert not resource(suspend=False).suspended
+    assert not resource().suspended
+
+
 async def test_a_role_that_has_chosen_fewer_nodes_than_its_object_allows_keeps_them():
     runs = SteeredRuns()
     job = running_job(role="ps", by_role=(running_role("ps", 2), running_role("trainer", 2, allowed=4)))
@@ -128,8 +171,9 @@ class SteeredRuns:
     async def scale(self, resource: TrainingJobResource, role: str, nodes: str) -> None:
         self.told.append((role, nodes))
 
-    async def suspend(self, resource: TrainingJobResource, *, suspended: bool) -> None:
-        self.told.append("suspend" if suspended else "resume")
+    async def suspend(self, resource: TrainingJobResource, *, suspended: bool, role: str | None = None) -> None:
+        what = "suspend" if suspended else "resume"
+        self.told.append((what, role) if role else what)
 
 
 def running_role(name: str, nodes: int, *, allowed: int = 0) -> RoleStatus:

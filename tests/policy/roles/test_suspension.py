@@ -8,7 +8,7 @@ from temporalio.exceptions import ApplicationError
 from perdure.contract import JobPhase, RoleRequest
 from perdure.workflows import requests
 from perdure.workflows.policy.facts.events import ResumeRequested, SuspendRequested, TimePassed
-from perdure.workflows.policy.record.projections import next_action
+from perdure.workflows.policy.record.projections import next_action, role_statuses
 from perdure.workflows.policy.roles import addresses
 from tests.policy.job_of_roles import Roles
 
@@ -176,6 +176,20 @@ def test_the_whole_job_is_suspended_at_the_latest_when_the_wait_for_checkpoints_
     job = Roles(storage="file:///ckpt", a={}, b={}, ps={"ready": {"port": 6000}}).runs("a", "b", "ps")
     assert phases(job.take(SuspendRequested()).wait(59)) == [JobPhase.RUNNING] * 3
     assert phases(job.wait(2)) == [JobPhase.SUSPENDED] * 3
+
+
+def suspended_alone(job: Roles) -> list[bool]:
+    return [one.suspended_alone for one in role_statuses(job.state, job.job, job.now)]
+
+
+def test_the_status_of_a_role_tells_whether_it_is_suspended_without_the_job():
+    job = Roles(storage="file:///ckpt", trainer={}, ps={"ready": {"port": 6000}}).runs("ps", "trainer")
+    assert suspended_alone(job) == [False, False]
+    assert suspended_alone(job.take(SuspendRequested(role="trainer"))) == [True, False]
+    assert phases(job) == [JobPhase.RUNNING] * 2, "it saves before"
+    assert suspended_alone(has_saved(job, "trainer")) == [True, False]
+    assert suspended_alone(job.take(SuspendRequested())) == [True, False]
+    assert suspended_alone(job.take(ResumeRequested(role="trainer"))) == [False, False]
 
 
 def test_a_role_that_is_suspended_alone_saves_before_and_a_service_does_not():

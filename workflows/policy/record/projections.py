@@ -96,6 +96,7 @@ def _role_status(role: RoleState, job: JobSpec, now: datetime, closed: JobPhase 
         phase, reason = JobPhase.FAILED, role.failed
     elif closed is not None:
         phase, reason = closed, "it ended with the job"
+    awaited = role.postponed.suspend if role.postponed else None
     return RoleStatus(
         name=role.role,
         phase=phase,
@@ -106,6 +107,7 @@ def _role_status(role: RoleState, job: JobSpec, now: datetime, closed: JobPhase 
         nodes_max=role.nodes_max,
         nodes_allowed=scaling.largest_of(role),
         restarts=len(within_window(role.restarts, now=now, window=job.retry.window)),
+        suspended_alone=role.suspended_alone or bool(awaited and awaited.role),
     )
 
 
