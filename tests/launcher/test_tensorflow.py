@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from perdure.spec.validate import parse_spec
+from perdure.workflows.policy.facts.events import SuspendRequested
 from perdure.workflows.policy.roles.addresses import addresses_by_role
 from perdure.workflows.policy.state.job import JobState
 from perdure_launcher.config import LauncherConfig
 from perdure_launcher.tensorflow import tensorflow_environment
-from tests.policy.job_of_roles import NOW
+from tests.policy.job_of_roles import NOW, Roles
 
 
 def roles_of(**roles: dict[str, Any]) -> dict[str, Any]:
@@ -36,6 +37,15 @@ CLUSTER = {"worker": ["127.0.0.1:2223", "127.0.0.1:2224"], "ps": ["127.0.0.1:222
 @pytest.mark.parametrize(("role", "slot"), [("worker", 1), ("ps", 0), ("evaluator", 0)])
 def test_tensorflow_finds_the_other_processes_before_they_run(role: str, slot: int) -> None:
     assert environment(ROLES, role, slot) == {"TF_CONFIG": {"cluster": CLUSTER, "task": {"type": role, "index": slot}}}
+
+
+def test_a_role_without_nodes_now_keeps_its_addresses_in_the_cluster() -> None:
+    job = Roles(chief={"nodes": 1, "ready": {"port": 2222}}, worker=WORKER).runs("chief", "worker")
+    job.take(SuspendRequested(role="worker")).left("worker")
+    assert not any(node.alive for node in job.view("worker").nodes.values())
+    known = {name: role.model_dump(mode="json") for name, role in addresses_by_role(job.state, job.job).items()}
+    assert known["worker"]["addresses"] == []
+    assert environment(known, "chief")["TF_CONFIG"]["cluster"]["worker"] == CLUSTER["worker"]
 
 
 def test_a_role_that_serves_alone_has_a_cluster() -> None:

@@ -64,13 +64,13 @@ async def test_a_terminated_group_is_started_again_and_sees_an_agent_die(tempora
 async def test_a_group_that_is_no_child_of_the_jobs_run_is_started_again_when_an_agent_misses_it(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    async with dev_server() as server, running_fleet(await server.client()) as fleet:
+    async with dev_server() as server, running_fleet(await server.client(), sandboxed=False) as fleet:
         handle = await submit(fleet, job_spec("2"))
         await running(handle, nodes=2)
         nodes = [await node(fleet, handle, rank) for rank in range(2)]
         handle = fleet.client.get_workflow_handle(handle.id)
         first_run = (await handle.describe()).run_id
-        monkeypatch.setattr(options, "HISTORY_LIMIT", 10)
+        monkeypatch.setattr(options, "HISTORY_LIMIT", 100)
         while (await handle.describe()).run_id == first_run:
             await nodes[0].rank_dies(sequence=1)
         monkeypatch.undo()
@@ -84,7 +84,7 @@ async def test_a_group_that_is_no_child_of_the_jobs_run_is_started_again_when_an
 
 @pytest.mark.long("workflows")
 async def test_a_group_that_winds_down_for_long_continues_as_new(monkeypatch: pytest.MonkeyPatch):
-    async with dev_server() as server, running_fleet(await server.client()) as fleet:
+    async with dev_server() as server, running_fleet(await server.client(), sandboxed=False) as fleet:
         fleet.delete_nothing = True
         handle = await submit(fleet, job_spec("2"))
         known = await running(handle, nodes=2)
@@ -107,7 +107,7 @@ async def test_a_group_that_winds_down_for_long_continues_as_new(monkeypatch: py
 async def test_a_job_with_an_open_incident_continues_as_new_before_the_server_refuses_signals(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    async with dev_server() as server, running_fleet(await server.client()) as fleet:
+    async with dev_server() as server, running_fleet(await server.client(), sandboxed=False) as fleet:
         handle = await submit(fleet, job_spec("2"))
         handle = fleet.client.get_workflow_handle(handle.id)
         await running(handle, nodes=2)
