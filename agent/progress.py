@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from perdure.agent.stall_detector import StallDetector
+from perdure.agent.stall_detector import GapSketch, StallDetector
 from perdure.contract import Progress, ProgressSource, RankStarts, RankStepTimes
 from perdure_launcher.warm_start.starts import read_starts, read_why_all_cold
 from perdure_training.node_api import layout
@@ -65,7 +65,8 @@ class ProgressReader:
         self._generation = 0
         self._first_step: int | None = None
         self._samples: deque[tuple[float, int]] = deque()
-        self.stall_detector = StallDetector()
+        self._gaps = GapSketch()
+        self.stall_detector = StallDetector(self._gaps)
         """The stall detector of the generation last sampled."""
         self.newest: Progress | None = None
         """The progress at the last sample; None before all ranks have stepped."""
@@ -104,7 +105,7 @@ class ProgressReader:
             self._generation = generation
             self._first_step = None
             self._samples.clear()
-            self.stall_detector = StallDetector()
+            self.stall_detector = StallDetector(self._gaps)
             self.all_stepped = False
         numbers = range(base_rank, base_rank + processes)
         files = (

@@ -55,24 +55,31 @@ class StallLimits(NamedTuple):
     first_look: float
     compared: float
     """The pause is longer than those that have ended by themselves: the job compares the collectives of all ranks."""
+    unusual: float
+    """The pause is far longer than the gaps between the node's steps: where the ranks are is told, and no stall is
+    reported. The same as `stalled` where too little is known of the steps."""
     stalled: float
     """The stall is reported, with where the ranks are."""
     long: float
     """A rank that is elsewhere, in the same calls all the time, does no work."""
 
     @classmethod
-    def of(cls, timing: StallTiming, *, usual: float, pauses: Sequence[float]) -> Self:
+    def of(cls, timing: StallTiming, *, usual: float, pauses: Sequence[float], learned: float | None = None) -> Self:
         """The limits of a node.
 
         Args:
             timing: The job's.
             usual: Seconds of a usual step.
             pauses: The node's newest pauses that have ended by themselves.
+            learned: Seconds that the gaps between its steps do not explain.
         """
         known = timing.pauses * max(pauses, default=0.0)
         stalled = max(timing.after.total_seconds(), timing.steps * usual, known)
         first_look = min(max(timing.first_look.total_seconds(), _FIRST_LOOK_STEPS * usual), stalled / 2)
-        return cls(first_look, max(first_look, known), stalled, timing.elsewhere * stalled)
+        unusual = stalled if learned is None else min(max(first_look, known, learned), stalled)
+        # The first look comes before the others.
+        first_look = min(first_look, max(unusual - _LOOKS * _BETWEEN_LOOKS, unusual / 2))
+        return cls(first_look, max(first_look, known), unusual, stalled, timing.elsewhere * stalled)
 
 
 class _Look(NamedTuple):
@@ -210,7 +217,7 @@ class StallWatch:
         def report_stall() -> None:
             self._node.training.report_stall(since=since, usual_step=timedelta(seconds=usual) if usual > 0 else None)
 
-        def report(*, early: bool = False, long: bool = False) -> None:
+        def report(*, early: bool = False, unusual: bool = False, long: bool = False) -> None:
             seen = looks.summarize()
             if not seen.ranks:
                 return
@@ -222,6 +229,7 @@ class StallWatch:
                 **seen._asdict(),
                 progress=self._progress(),
                 early=early,
+                unusual=unusual,
                 long=long,
             )
             states = ", ".join(f"rank {rank.rank} {rank.state}" for rank in seen.ranks)
@@ -236,22 +244,24 @@ class StallWatch:
             if looks.stopped:
                 report_stall()
                 report(early=True)
-        if limits.compared < limits.stalled:
+        if limits.compared < limits.unusual:
             await until(limits.compared)
             await asyncio.sleep(_BETWEEN_LOOKS)
             if looks.waiting:
                 await self._look(looks)
                 if looks.waiting:
                     report(early=True)
+        sooner = (limits.unusual,) if limits.unusual < limits.stalled else ()
         # What a report leads to may be prevented: a node cannot be reached for a moment, or a report is late.
-        for limit in chain((limits.stalled,), (limits.long * 2**number for number in count())):
+        for limit in chain(sooner, (limits.stalled,), (limits.long * 2**number for number in count())):
             await until(limit - _LOOKS * _BETWEEN_LOOKS)
             for _ in range(_LOOKS):
                 await asyncio.sleep(_BETWEEN_LOOKS)
                 await self._look(looks)
             await until(limit)
-            report_stall()
-            report(long=limit >= limits.long)
+            if limit >= limits.stalled:
+                report_stall()
+            report(unusual=limit < limits.stalled, long=limit >= limits.long)
 
     async def _look(self, looks: Looks, *, by_signal: bool = True) -> None:
         try:

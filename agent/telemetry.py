@@ -175,7 +175,7 @@ class Telemetry:
             self._end_watch()
             return
         usual = detector.usual or 0.0
-        limits = StallLimits.of(stall, usual=usual, pauses=self._node.state.pauses)
+        limits = StallLimits.of(stall, usual=usual, pauses=self._node.state.pauses, learned=detector.learned)
         if idle < limits.first_look:
             self._end_watch()
         elif self._watch is not None:

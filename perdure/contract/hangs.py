@@ -87,6 +87,9 @@ class StallLook(Message):
     early: bool = False
     """The stall is not longer than a pause of this job may be: only what no pause explains means anything, a process
     that is stopped, or ranks that wait for each other in different collectives."""
+    unusual: bool = False
+    """The stall is far longer than the gaps between the node's steps, and not longer than a first evaluation may be:
+    a storage that does not answer may do so again."""
     long: bool = False
     """The stall is much longer than any pause of this job: `timing.stall.elsewhere`."""
 

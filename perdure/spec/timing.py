@@ -132,7 +132,8 @@ class StallTiming(Section):
     themselves: an evaluation that comes again is no stall."""
     first_look: Duration = timedelta(seconds=15)
     """When the ranks are looked at for the first time, which finds a process that was stopped; at least five usual
-    steps, and at most half of the time after which a stall is reported."""
+    steps, and at most half of the time after which a stall is reported. It is also the least time after which a gap
+    between steps is unusual, once a node knows a thousand of them."""
     elsewhere: int = Field(default=2, ge=1)
     """How many times as long as for the report of a stall a rank may be in calls of its own while the others wait for
     it: before that it may work."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.agent.stall_detector import StallDetector
+from perdure.agent.stall_detector import GapSketch, StallDetector
 from perdure.contract import World
 from perdure.spec.timing import StallTiming
 from tests.agent.harness import QUICK, RunningAgent, Workflows, running_agent, utc
@@ -123,7 +123,7 @@ async def test_ranks_that_ended_are_not_stalled(agent: RunningAgent, workflows: 
 
 
 def test_the_pace_is_that_of_the_generation_and_any_rank_moves_it():
-    detector = StallDetector()
+    detector = StallDetector(GapSketch())
     assert (detector.usual, detector.idle(5.0)) == (None, None)
     detector.follow((1,), 10.0)
     assert (detector.usual, detector.idle(13.0)) == (None, 3.0)
@@ -162,7 +162,7 @@ async def test_ranks_without_a_limit_may_take_any_time_for_their_first_step(
 
 
 def test_a_pause_is_much_longer_than_a_step_and_is_taken_once():
-    detector = StallDetector()
+    detector = StallDetector(GapSketch())
     detector.follow((1,), 0.0)
     for step in range(2, 12):
         detector.follow((step,), float(step - 1))

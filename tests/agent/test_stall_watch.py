@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +25,11 @@ from perdure.contract import (
     ThreadStack,
 )
 from perdure.contract.hangs import MOST_COLLECTIVES, MOST_FRAMES, MOST_RANKS, MOST_STACKS
-from perdure.spec.timing import StallTiming
 from tests.agent.bench import IDENTITY, Bench
 from tests.support.waiting import eventually, tasks_wait
 
 LIBRARY = "/usr/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
-LIMITS = StallLimits(first_look=0.1, compared=0.3, stalled=0.3, long=0.6)
+LIMITS = StallLimits(first_look=0.1, compared=0.3, unusual=0.3, stalled=0.3, long=0.6)
 
 
 def calls(*functions: str, file: str = "/job/train.py") -> tuple[ThreadStack, ...]:
@@ -180,16 +178,6 @@ def test_ranks_in_the_same_collective_share_it_and_one_that_goes_on_is_in_none()
     assert collectives_of((), waiting) == [(), waiting]
 
 
-def test_limits_grow_with_steps_and_with_pauses_that_ended_by_themselves():
-    timing = StallTiming()
-    assert StallLimits.of(timing, usual=0.1, pauses=()) == (15.0, 15.0, 120.0, 240.0)
-    assert StallLimits.of(timing, usual=10.0, pauses=()) == (50.0, 50.0, 200.0, 400.0)
-    assert StallLimits.of(timing, usual=0.1, pauses=(30.0, 40.0, 5.0)) == (15.0, 80.0, 120.0, 240.0)
-    assert StallLimits.of(timing, usual=0.1, pauses=(30.0, 180.0, 5.0)) == (15.0, 360.0, 360.0, 720.0)
-    quick = StallTiming(after=timedelta(seconds=4))
-    assert StallLimits.of(quick, usual=0.1, pauses=()) == (2.0, 2.0, 4.0, 8.0)
-
-
 class Answers(StackReader):
     """Answers with one look after another; the last one again and again."""
 
@@ -248,7 +236,7 @@ async def test_ranks_that_do_not_step_are_reported_again_each_time_that_the_stal
 
 async def test_the_looks_of_a_report_are_taken_before_it_is_due(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(stall_watch, "_BETWEEN_LOOKS", 0.5)
-    watch, reader = watching(bench, position(0, "wait"), limits=LIMITS._replace(stalled=2.0, long=9.0))
+    watch, reader = watching(bench, position(0, "wait"), limits=LIMITS._replace(unusual=2.0, stalled=2.0, long=9.0))
     (first,) = await looks_of(bench, 1)
     watch.end()
     assert (reader.asked, 200 <= first.usual_steps < 320) == (4, True)
@@ -280,6 +268,16 @@ async def test_ranks_that_are_in_no_collective_are_not_reported_early(bench: Ben
     (look, *_) = await looks_of(bench, 1)
     watch.end()
     assert not look.early
+
+
+async def test_ranks_in_an_unusual_pause_are_reported_before_there_is_a_stall(bench: Bench):
+    watch, reader = watching(
+        bench, position(0, "wait"), limits=LIMITS._replace(compared=0.1, unusual=0.2, stalled=60.0)
+    )
+    (look,) = await looks_of(bench, 1)
+    watch.end()
+    assert (look.unusual, look.early, look.long, look.ranks[0].steady) == (True, False, False, True)
+    assert (bench.group.of(Stall), reader.asked, reader.signals) == ([], 4, 3)
 
 
 async def test_one_that_continues_between_two_looks_is_not_reported_early(bench: Bench):

@@ -120,6 +120,17 @@ def test_what_no_work_explains_hangs_as_soon_as_a_stall_is_reported(rank: dict[s
     assert (hang.ranks, len(hang.signs)) == ((1,), 2)
 
 
+def test_an_unusual_pause_is_no_reason_to_replace_a_node_whose_storage_may_answer():
+    assert found(WAITS, IN_KERNEL, WAITS, long=False, unusual=True) is None
+    for rank in (sleeps(LOADER, moved=True), sleeps(BARRIER)):
+        hang = found(WAITS, rank, WAITS, long=False, unusual=True)
+        assert hang is not None
+        assert (hang.ranks, len(hang.signs)) == ((1,), 2)
+    works = found(WAITS, sleeps(LOCK), WAITS, long=False, unusual=True)
+    assert works is not None
+    assert works.kind is HangKind.WORKS
+
+
 def test_an_early_look_means_something_only_for_a_process_that_is_stopped():
     assert found(WAITS, sleeps(LOCK), early=True) is None
     stopped = found(WAITS, STOPPED, early=True)

@@ -175,7 +175,8 @@ def find(looks: Mapping[int, StallLook], members: Mapping[int, Member]) -> Hang 
     if any(not rank.calls for rank in _others(ranks, in_kernel)):
         return None
     if in_kernel:
-        return _find_in_kernel(in_kernel, ranks)
+        # A file server that starts again answers within a minute or two, and a node is replaced for it.
+        return None if any(look.unusual for look in looks.values()) else _find_in_kernel(in_kernel, ranks)
     return _find_crossed(ranks, compared) if compared is not None and compared.crossed else _compare(ranks, compared)
 
 
