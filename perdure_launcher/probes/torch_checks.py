@@ -22,6 +22,9 @@ _SIZE = {"cuda": 8192, "cpu": 768}
 _BEST_OF = 5
 _EXCHANGED = 4 << 20
 """Numbers of four bytes in one collective."""
+_SLOW = 0.5
+"""Seconds of one such collective from which on it is not repeated: what takes so long is no chance of a moment, and the
+other links wait to be measured."""
 _WAIT = timedelta(seconds=30)
 """The time for the other machine to come."""
 
@@ -56,21 +59,29 @@ def _exchange(address: str, port: int, rank: int) -> float:
         timeout=_WAIT,
     )
     numbers = torch.ones(_EXCHANGED, device=device)
-    seconds = _fastest(lambda: dist.all_reduce(numbers), device)
+    # The first collective makes the connections.
+    dist.all_reduce(numbers[: _EXCHANGED >> 6])
+    seconds = _time(lambda: dist.all_reduce(numbers), device)
+    longest = torch.tensor([seconds], device=device)
+    dist.all_reduce(longest, op=dist.ReduceOp.MAX)
+    # Both ranks must go on, or none.
+    if longest.item() < _SLOW:
+        seconds = _fastest(lambda: dist.all_reduce(numbers), device)
     dist.destroy_process_group()
     return numbers.nbytes / 1e6 / seconds
 
 
 def _fastest(work: Callable[[], object], device: str) -> float:
     """The fastest of a few tries; the first one, which prepares the device, does not count."""
-    times: list[float] = []
-    for _ in range(_BEST_OF + 1):
-        begun = time.perf_counter()
-        work()
-        if device != "cpu":
-            torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - begun)
-    return min(times[1:])
+    return min([_time(work, device) for _ in range(_BEST_OF + 1)][1:])
+
+
+def _time(work: Callable[[], object], device: str) -> float:
+    begun = time.perf_counter()
+    work()
+    if device != "cpu":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - begun
 
 
 def _report(name: str, subject: str, value: float, unit: str) -> None:

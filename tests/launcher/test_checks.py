@@ -6,11 +6,13 @@ import os
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from perdure_launcher.config import LauncherConfig
-from perdure_launcher.probes import checks
+from perdure_launcher.probes import checks, torch_checks
 from perdure_training.node_api.bodies import CheckFigure, CheckRequest
 from tests.support.small_disks import small_disk
 
@@ -86,3 +88,19 @@ def test_output_that_is_no_figure_is_left_out(config: LauncherConfig, tmp_path: 
     lines = ("hello", "[1]", '{"name": "matmul", "value": 1.0}', '{"unknown": 1}')
     (tmp_path / "torch.py").write_text(f"print({chr(10).join(lines)!r}, flush=True); raise SystemExit")
     assert list(checked(config, kind="full", PYTHONPATH=str(tmp_path)))[-1] == ("matmul", "")
+
+
+@pytest.mark.parametrize(("seconds", "measured"), [(0.02, 7), (1.7, 1)])
+def test_what_a_slow_link_takes_is_measured_once(seconds: float, measured: int, monkeypatch: pytest.MonkeyPatch):
+    clock, sizes = [0.0], list[int]()
+
+    def all_reduce(numbers: torch.Tensor, **_: Any) -> None:
+        sizes.append(numbers.numel())
+        clock[0] += seconds * numbers.numel() / 2**22
+
+    monkeypatch.setattr(torch_checks.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(torch_checks.dist, "all_reduce", all_reduce)
+    for name in ("init_process_group", "destroy_process_group"):
+        monkeypatch.setattr(torch_checks.dist, name, lambda *_, **__: None)
+    assert torch_checks._exchange("10.0.0.1", 20_000, 0) == pytest.approx(2**24 / 1e6 / seconds)
+    assert sizes.count(2**22) == measured
