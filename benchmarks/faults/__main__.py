@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,11 +25,11 @@ from benchmarks.recovery.perdure_job import ControlPlane, control_plane
 from benchmarks.recovery.processes import TrialFailed
 from perdure.base.errors import PerdureError
 from perdure.cli.explain import explanation
-from perdure.spec.timing import StallTiming
+from perdure.spec.timing import StallTiming, StragglerTiming
 
-from .judgement import CleanRun, Outcome, judge, judge_clean
+from .judgement import CleanRun, Outcome, Throughput, judge, judge_clean
 from .machines import ENVIRONMENT, PLACED_WORKER, machines
-from .rows import DDP, PROFILES, ROWS, STRAGGLER, Row
+from .rows import DDP, PROFILES, REPLACED, ROWS, STRAGGLER, Row
 from .site import Run
 
 OUT = Path(__file__).with_name("out")
@@ -42,14 +43,19 @@ CLEAN_SECONDS = 30.0
 """Seconds of steps of a run without faults, at least."""
 LONGEST_PAUSE = 600.0
 """Seconds in which each pause of a profile comes twice, with the default times."""
+WINDOW = 10.0
+"""Seconds over which steps are counted, where throughput is measured."""
 
 
-def stall_timing(scale: float) -> dict[str, Any]:
-    """The fields of a job whose stalls are judged in a fraction of the default times."""
-    default = StallTiming()
-    scaled = {name: getattr(default, name, None) for name in ("after", "first_look")}
-    times = {name: f"{time.total_seconds() * scale:.3f}s" for name, time in scaled.items() if time is not None}
-    return {"timing": {"stall": times}}
+def scaled_timing(scale: float) -> dict[str, Any]:
+    """The fields of a job whose stalls and slow ranks are judged in a fraction of the default times."""
+    stall, slow = StallTiming(), StragglerTiming()
+
+    def scaled(time: timedelta) -> str:
+        return f"{time.total_seconds() * scale:.3f}s"
+
+    times = {"after": scaled(stall.after), "first_look": scaled(stall.first_look)}
+    return {"timing": {"stall": times, "stragglers": {"restart_cost": scaled(slow.restart_cost)}}}
 
 
 class Bench:
@@ -74,22 +80,36 @@ class Bench:
             try:
                 row.injection.prepare(run)
                 environment = ENVIRONMENT if row.injection.placed else {}
-                await run.start(row.program, {**stall_timing(self.scale), **row.spec}, environment)
+                await run.start(row.program, {**scaled_timing(self.scale), **row.spec}, environment)
+                if row.throughput:
+                    await asyncio.sleep(WINDOW)
                 fault_at = await row.injection.inject(run)
                 story = await run.follow(expected, fault_at, lambda: row.injection.heal(run), patience=patience)
-                return judge(expected, story, name=row.name, backend=LOCAL)
+                outcome = judge(expected, story, name=row.name, backend=LOCAL)
+                return await self._with_throughput(run, outcome, fault_at) if row.throughput else outcome
             except (TrialFailed, PerdureError, psutil.Error, OSError) as failed:
                 return line.model_copy(update={"problem": f"not tried: {failed}"})
             finally:
                 with suppress(TrialFailed):
                     row.injection.clear(run)
 
+    async def _with_throughput(self, run: Run, outcome: Outcome, fault_at: float) -> Outcome:
+        """Adds the steps a second of a job that has repaired a fault."""
+        await asyncio.sleep(WINDOW)
+        now, acted_at = time.time(), fault_at + (outcome.detected_s or 0.0)
+        throughput = Throughput(
+            before=run.pace(fault_at - WINDOW, fault_at),
+            during=run.pace(fault_at, acted_at),
+            after=run.pace(now - WINDOW, now),
+        )
+        return outcome.model_copy(update={"throughput": throughput})
+
     async def clean(self, profile: str) -> CleanRun:
         """Trains without a fault for a while, and returns what was said of it."""
         async with self._run(f"clean-{profile}", CLEAN_NODES) as run:
             environment = {"FAULTS_PROFILE": json.dumps({"kind": profile, "scale": self.scale})}
             try:
-                await run.start(DDP, stall_timing(self.scale), environment)
+                await run.start(DDP, scaled_timing(self.scale), environment)
                 await asyncio.sleep(max(CLEAN_SECONDS, LONGEST_PAUSE * self.scale))
                 return judge_clean(profile, await run.incidents())
             except (TrialFailed, PerdureError) as failed:
@@ -186,6 +206,7 @@ def listed() -> Table:
 def closing(outcomes: list[Outcome], clean: list[CleanRun], overhead: float | None) -> dict[str, object]:
     """The values of the closing line."""
     slow = next((outcome for outcome in outcomes if outcome.name == STRAGGLER), None)
+    measured = next((outcome.throughput for outcome in outcomes if outcome.name == REPLACED), None)
     return {
         "faults": [outcome.model_dump() for outcome in outcomes],
         "clean_runs": sum(not run.problem for run in clean),
@@ -193,6 +214,7 @@ def closing(outcomes: list[Outcome], clean: list[CleanRun], overhead: float | No
         "false_repairs": sum(run.repairs for run in clean),
         "evidence_overhead_pct": overhead,
         "straggler_named_s": slow.detected_s if slow is not None and slow.culprit_ok else None,
+        "throughput_after_pct": measured.after_pct if measured is not None else None,
     }
 
 

@@ -13,6 +13,8 @@ from perdure.contract import FailureClass, IncidentView, JobStatus, Observation,
 EARLY = 1.0
 """Seconds by which an incident may begin before the fault was noted: the ranks note it just before it happens."""
 
+REGAINED = 98.0
+"""Percent of its steps a second that a job has again, at least, once a slow rank is replaced."""
 
 AGENTS = "agents"
 """What is shown where an agent was started again: a process on the machine, since no job is told of it."""
@@ -53,6 +55,26 @@ class Expected:
         return "" if self.shown in known else self.shown
 
 
+class Throughput(BaseModel):
+    """Steps a second of a job that replaces a slow rank."""
+
+    before: float
+    during: float
+    """Between the fault and the moment in which the job acts on it."""
+    after: float
+    """Once all ranks step again."""
+
+    @property
+    def after_pct(self) -> float:
+        return round(100 * self.after / self.before, 1) if self.before else 0.0
+
+
+def steps_per_second(times: Sequence[float], since: float, until: float) -> float:
+    """The pace of a rank whose steps ended at these times, between two times; 0 where it made no two steps."""
+    within = [time for time in times if since <= time <= until]
+    return round((len(within) - 1) / (within[-1] - within[0]), 3) if len(within) > 1 else 0.0
+
+
 class Outcome(BaseModel):
     """One line of the matrix."""
 
@@ -73,17 +95,21 @@ class Outcome(BaseModel):
     action_ok: bool | None = None
     steps_lost: int | None = None
     """Steps that were made again; None where that is not known."""
+    throughput: Throughput | None = None
+    """Only of the row that measures it."""
 
     @property
     def passed(self) -> bool:
         in_time = self.detected_s is not None and self.detected_s <= self.within_s
-        return in_time and bool(self.class_ok and self.culprit_ok and self.action_ok)
+        as_fast = self.throughput is None or self.throughput.after_pct >= REGAINED
+        return in_time and as_fast and bool(self.class_ok and self.culprit_ok and self.action_ok)
 
     @property
     def summary(self) -> str:
         if self.not_built:
             return f"not built: {self.not_built}"
-        return "passed" if self.passed else self.problem or f"detected after {self.detected_s} s"
+        pace = f"; {self.throughput.after_pct} % of the steps a second that it had before" if self.throughput else ""
+        return ("passed" if self.passed else self.problem or f"detected after {self.detected_s} s") + pace
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,8 @@ class Row:
     nodes: int = 2
     spec: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Further fields of the job."""
+    throughput: bool = False
+    """Its steps a second are measured before the fault, during it and after the repair."""
 
 
 _REPORTS = Path(__file__).parents[2] / "tests" / "system" / "bad_losses.py"
@@ -62,6 +64,8 @@ SILENT = 17.0
 hands the next one to a poll that is still open, whose 6 s pass, too, and a third one is not taken within 4 s."""
 STRAGGLER = "slow-rank"
 """The row whose time is that of naming a slow rank: it makes a step in 1/0.8 of the time of the others."""
+REPLACED = "slow-rank-replaced"
+"""The row whose throughput after the repair is compared with that before the fault."""
 
 
 def _one(failure: str, *actions: str, culprit: int = 1, within: float = 1.0, hang: str = "") -> Expected:
@@ -127,6 +131,15 @@ ROWS = (
     ),
     Row(STRAGGLER, DDP, InRank("slow", arguments={"seconds": 0.25 * PACE}), _shown("stragglers", within=30.0), 4),
     Row("half-speed", DDP, InRank("slow", arguments={"seconds": PACE}), _shown("stragglers", within=30.0), 4),
+    Row(
+        REPLACED,
+        DDP,
+        InRank("slow", arguments={"seconds": PACE}),
+        _one("STRAGGLER", "REPLACE_NODES", "RESTART_RANKS", within=45.0),
+        4,
+        spec={"recovery": {"on_straggler": "replace"}},
+        throughput=True,
+    ),
     Row(
         "kill-beside-stopped-rank",
         DDP,

@@ -23,7 +23,7 @@ from perdure.contract import IncidentView, JobPhase, JobStatus
 from perdure.contract.names import uid_of
 
 from . import judgement
-from .judgement import SHOWN_ONCE, Expected, Story
+from .judgement import SHOWN_ONCE, Expected, Story, steps_per_second
 
 WRAPPER = Path(__file__).with_name("programs") / "injected.py"
 FOREVER = 1_000_000
@@ -133,6 +133,10 @@ class Run:
             return []
         rows = (line.split() for line in lines)
         return [Step(float(row[0]), int(row[1]), int(row[2])) for row in rows if len(row) == 3]
+
+    def pace(self, since: float, until: float) -> float:
+        """Steps a second of the first rank, between two times."""
+        return steps_per_second([step.time for step in self.steps(0)], since, until)
 
     def furthest(self) -> int:
         """The furthest step of any rank."""

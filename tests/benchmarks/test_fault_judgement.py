@@ -9,8 +9,17 @@ import pytest
 import typer
 
 from benchmarks.faults.__main__ import closing, listed, matrix, plan
-from benchmarks.faults.judgement import CleanRun, Expected, Outcome, Story, judge, judge_clean
-from benchmarks.faults.rows import PROFILES, ROWS, STRAGGLER
+from benchmarks.faults.judgement import (
+    CleanRun,
+    Expected,
+    Outcome,
+    Story,
+    Throughput,
+    judge,
+    judge_clean,
+    steps_per_second,
+)
+from benchmarks.faults.rows import PROFILES, REPLACED, ROWS, STRAGGLER
 from perdure.contract import Evidence, EvidenceSource, FailureClass, IncidentView, Observation, Straggler
 from perdure.contract.actions import Actions, RestartRanks, Stop
 
@@ -134,6 +143,7 @@ def test_each_entry_of_a_job_without_a_fault_is_a_false_alarm_and_each_interrupt
         "false_repairs": 1,
         "evidence_overhead_pct": 0.2,
         "straggler_named_s": None,
+        "throughput_after_pct": None,
     }
 
 
@@ -141,6 +151,17 @@ def test_a_slow_rank_is_named_only_where_it_is_the_right_one():
     named = Outcome(name=STRAGGLER, backend="local", detected_s=12.0, culprit_ok=True)
     assert closing([named], [], None)["straggler_named_s"] == 12.0
     assert closing([named.model_copy(update={"culprit_ok": False})], [], None)["straggler_named_s"] is None
+
+
+def test_a_job_is_to_be_as_fast_again_once_a_slow_rank_is_replaced():
+    times = [0.05 * number for number in range(200)]
+    assert steps_per_second(times, 2.0, 7.0) == pytest.approx(20.0)
+    assert steps_per_second(times, 30.0, 40.0) == 0.0
+    again, less = (Throughput(before=20.0, during=10.0, after=after) for after in (19.7, 19.5))
+    outcome = judged(incident()).model_copy(update={"name": REPLACED, "throughput": again})
+    assert outcome.passed
+    assert closing([outcome], [], None)["throughput_after_pct"] == 98.5
+    assert not outcome.model_copy(update={"throughput": less}).passed
 
 
 def test_names_are_chosen_and_an_unknown_one_is_an_error():
