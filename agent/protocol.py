@@ -59,7 +59,8 @@ def _read(kind: type[_Body], content: bytes) -> _Body:
     try:
         return adapter.validate_json(content)
     except ValidationError as error:
-        problem = error
+        # Its traceback and this call would refer to each other, and keep the body until the garbage collector runs.
+        problem = error.with_traceback(None)
     try:
         fields = from_json(content)
     except ValueError as error:
@@ -71,7 +72,7 @@ def _read(kind: type[_Body], content: bytes) -> _Body:
         try:
             body = adapter.validate_python(fields)
         except ValidationError as error:
-            problem = error
+            problem = error.with_traceback(None)
         else:
             logger.warning("a %s has malformed fields, which are left out: %s", kind.__name__, problem)
             return body

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -77,6 +79,17 @@ def test_a_malformed_rank_costs_no_other_rank() -> None:
 def test_a_body_without_what_it_is_about_is_refused(content: bytes) -> None:
     with pytest.raises(Malformed):
         read_body(EnteredReport, content)
+
+
+@pytest.mark.parametrize(
+    "content", [b'"' + b"x" * 1000 + b'"', b"[" * 9, b'{"pid": "x"}', b'{"ranks": [{"pid": "x"}]}', b'{"ranks": 1}']
+)
+def test_what_is_refused_leaves_nothing_for_the_garbage_collector(content: bytes) -> None:
+    gc.collect()
+    for kind in (UsageReport, ReadyReport, HandlerHello):
+        with suppress(Malformed):
+            read_body(kind, content)
+    assert gc.collect() == 0
 
 
 def test_numbers_and_lists_are_bounded(tmp_path: Path) -> None:
