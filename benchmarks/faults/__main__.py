@@ -61,10 +61,12 @@ def scaled_timing(scale: float) -> dict[str, Any]:
 class Bench:
     """One run of the benchmark."""
 
-    def __init__(self, folder: Path, plane: ControlPlane, console: Console, *, scale: float) -> None:
+    def __init__(self, folder: Path, plane: ControlPlane, console: Console, *, scale: float, settle: float) -> None:
         self.folder = folder
         """For the explanations of the jobs."""
         self.scale = scale
+        self.settle = settle
+        """Seconds of steps before a fault, at least."""
         self.plane = plane
         self.console = console
         self._began = time.monotonic()
@@ -81,8 +83,7 @@ class Bench:
                 row.injection.prepare(run)
                 environment = ENVIRONMENT if row.injection.placed else {}
                 await run.start(row.program, {**scaled_timing(self.scale), **row.spec}, environment)
-                if row.throughput:
-                    await asyncio.sleep(WINDOW)
+                await asyncio.sleep(max(self.settle, WINDOW if row.throughput else 0.0))
                 fault_at = await row.injection.inject(run)
                 story = await run.follow(expected, fault_at, lambda: row.injection.heal(run), patience=patience)
                 outcome = judge(expected, story, name=row.name, backend=LOCAL)
@@ -229,6 +230,9 @@ def main(
     scale: Annotated[
         float, typer.Option(help="Factor for pauses, and for the times of stalls; 1: the defaults.")
     ] = 0.05,
+    settle: Annotated[
+        float, typer.Option(help="Minutes of steps before each fault: agents know them after about 9.", min=0)
+    ] = 0.0,
     overhead_minutes: Annotated[float, typer.Option(help="For the cost of evidence; 0: not measured.", min=0)] = 1.0,
     out: Annotated[Path | None, typer.Option(help="Folder for the explanations.")] = None,
     show: Annotated[bool, typer.Option("--list", help="List what can be tried, and try nothing.")] = False,
@@ -253,7 +257,7 @@ def main(
 
     async def run() -> None:
         async with control_plane() as plane:
-            bench = Bench(folder, plane, console, scale=scale)
+            bench = Bench(folder, plane, console, scale=scale, settle=60 * settle)
             await try_rows(bench, placed=False)
             for profile in due.profiles:
                 trained.append(await bench.clean(profile))
@@ -262,7 +266,8 @@ def main(
         if any(row.injection.placed for row in due.rows):
             with machines():
                 async with control_plane(worker_module=PLACED_WORKER) as plane:
-                    await try_rows(Bench(folder, plane, console, scale=scale), placed=True)
+                    bench = Bench(folder, plane, console, scale=scale, settle=60 * settle)
+                    await try_rows(bench, placed=True)
 
     asyncio.run(run())
     overhead = measure_overhead(overhead_minutes) if due.overhead and overhead_minutes else None

@@ -265,6 +265,28 @@ def test_what_was_seen_is_in_the_status_and_in_the_observation_of_the_pause():
     assert text not in job.state.reason
 
 
+def unusual(job: Scenario, *ranks: dict[str, Any]) -> Scenario:
+    """Each node has one rank, and tells where it is before there is a stall."""
+    since = job.now - timedelta(seconds=15)
+    for node, rank in enumerate(ranks):
+        told = look(rank, first=node, since=since, taken_at=job.now, unusual=True, long=False)
+        job.transition(node, NodeStallLook, generation=1, look=told)
+    return job
+
+
+def test_a_hang_that_no_work_explains_is_repaired_before_there_is_a_stall():
+    job = unusual(Scenario("3").running(), WAITS, sleeps(LOADER), WAITS)
+    assert (job.generation, job.incident.culprit) == (2, 1)
+    assert job.incident.hang is not None
+    assert job.incident.hang.kind is HangKind.DATA_LOADER
+
+
+def test_work_in_an_unusual_pause_is_no_entry_and_not_in_the_status():
+    job = unusual(Scenario("3").running(), WAITS, sleeps(EVALUATION), WAITS)
+    assert (job.generation, job.state.incidents) == (1, ())
+    assert "does something else" not in job.state.reason
+
+
 def test_a_job_that_only_reports_hangs_does_nothing_about_them():
     job = seen(Scenario("2", recovery={"on_hang": "report"}).running(), WAITS, sleeps(LOCK))
     assert job.generation == 1
