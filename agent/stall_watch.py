@@ -38,6 +38,9 @@ _LOOKS = 3
 """Looks for one report, in addition to the first look of the stall."""
 _BETWEEN_LOOKS = 1.0
 """Seconds between them; the last one is due when the report is."""
+_SOONER = 1.0
+"""Seconds by which an unusual gap is told before its limit: a sample may be half a second late, and the job has yet to
+compare the nodes."""
 _OWN_SWITCHES = 3
 """How often a look itself lets a main thread run, at most: it answers the signal, and sleeps again."""
 _TRANSFER = 2**20
@@ -76,7 +79,7 @@ class StallLimits(NamedTuple):
         known = timing.pauses * max(pauses, default=0.0)
         stalled = max(timing.after.total_seconds(), timing.steps * usual, known)
         first_look = min(max(timing.first_look.total_seconds(), _FIRST_LOOK_STEPS * usual), stalled / 2)
-        unusual = stalled if learned is None else min(max(first_look, known, learned), stalled)
+        unusual = stalled if learned is None else min(max(first_look, known, learned) - _SOONER, stalled)
         # The first look comes before the others.
         first_look = min(first_look, max(unusual - _LOOKS * _BETWEEN_LOOKS, unusual / 2))
         return cls(first_look, max(first_look, known), unusual, stalled, timing.elsewhere * stalled)

@@ -32,11 +32,11 @@ LEARNED = 1_000
         (0.1, (30.0, 40.0, 5.0), None, (15.0, 80.0, 120.0, 120.0, 240.0)),
         (0.1, (30.0, 180.0, 5.0), None, (15.0, 360.0, 360.0, 360.0, 720.0)),
         # The steps are known.
-        (0.1, (), 3.0, (12.0, 12.0, 15.0, 120.0, 240.0)),
-        (0.1, (), 40.0, (15.0, 15.0, 40.0, 120.0, 240.0)),
+        (0.1, (), 3.0, (11.0, 11.0, 14.0, 120.0, 240.0)),
+        (0.1, (), 40.0, (15.0, 15.0, 39.0, 120.0, 240.0)),
         (0.1, (), 900.0, (15.0, 15.0, 120.0, 120.0, 240.0)),
-        (10.0, (), 44.0, (47.0, 47.0, 50.0, 200.0, 400.0)),
-        (0.1, (30.0, 40.0, 5.0), 3.0, (15.0, 80.0, 80.0, 120.0, 240.0)),
+        (10.0, (), 44.0, (46.0, 46.0, 49.0, 200.0, 400.0)),
+        (0.1, (30.0, 40.0, 5.0), 3.0, (15.0, 80.0, 79.0, 120.0, 240.0)),
     ],
 )
 def test_limits(usual: float, pauses: Sequence[float], learned: float | None, limits: tuple[float, ...]):
@@ -46,7 +46,7 @@ def test_limits(usual: float, pauses: Sequence[float], learned: float | None, li
 def test_a_short_limit_has_a_first_look_in_half_of_it():
     quick = StallTiming(after=timedelta(seconds=4))
     assert StallLimits.of(quick, usual=0.1, pauses=()) == (2.0, 2.0, 4.0, 4.0, 8.0)
-    assert StallLimits.of(quick, usual=0.1, pauses=(), learned=0.5) == (1.0, 1.0, 2.0, 4.0, 8.0)
+    assert StallLimits.of(quick, usual=0.1, pauses=(), learned=0.5) == (0.5, 0.5, 1.0, 4.0, 8.0)
 
 
 class Node:
@@ -138,8 +138,7 @@ def test_what_is_learned_outlives_a_world():
 @pytest.mark.parametrize("step", [0.03, 0.5, 3.0, 10.0, 60.0])
 def test_the_ranks_that_hang_are_told_in_15_s_or_five_steps(step: float):
     node = Node().step(repeat(step, round(1.1 * LEARNED * max(LOOK / step, 1.0))))
-    assert node.limits.unusual <= 1.02 * max(15.0, 5 * step)
-    assert node.limits.unusual >= 15.0
+    assert 14.0 <= node.limits.unusual < 1.01 * max(15.0, 5 * step) - LOOK
 
 
 def test_what_is_known_takes_a_bounded_space_and_the_newest_gaps_count():
