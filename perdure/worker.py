@@ -24,6 +24,8 @@ from perdure.activities.nodes.activities import NodeActivities
 from perdure.activities.nodes.backend import NodeBackend, TidyingBackend
 from perdure.activities.nodes.joined.backend import JoinedBackend
 from perdure.activities.nodes.local.backend import LocalBackend
+from perdure.activities.nodes.ray.backend import RayBackend
+from perdure.activities.nodes.ray.settings import RaySettings
 from perdure.activities.runtime import RuntimeActivities
 from perdure.activities.signals import SignalActivities
 from perdure.activities.site import SiteActivities, gateway_facts
@@ -147,14 +149,31 @@ async def running_worker(
         yield facts
 
 
-def _local_backend(client: TemporalClient) -> LocalBackend:
-    """The backend for nodes on this machine, whose agents connect to the worker's server with its payload keys."""
+def _connection_of(client: TemporalClient) -> dict[str, str]:
+    """The variables with which agents connect to the worker's server with its payload keys."""
     address = client.service_client.config.target_host
     connection = {"TEMPORAL_ADDRESS": address, "TEMPORAL_NAMESPACE": client.namespace}
     codec = client.data_converter.payload_codec
     if isinstance(codec, PayloadEncryption):
         connection |= codec.environment
-    return LocalBackend(connection=connection)
+    return connection
+
+
+def _local_backend(client: TemporalClient) -> LocalBackend:
+    """The backend for nodes on this machine."""
+    return LocalBackend(connection=_connection_of(client))
+
+
+def _ray_backend(client: TemporalClient) -> RayBackend:
+    """The backend for actors of a Ray cluster.
+
+    Raises:
+        Refused: if the environment names none.
+    """
+    try:
+        return RayBackend(RaySettings.from_environment(connection=_connection_of(client)))
+    except ValueError as error:
+        raise Refused(f"the backend ray is not configured: {error}", remedy="See docs/ray.md.") from error
 
 
 def _kubernetes_backend(client: TemporalClient) -> NodeBackend:
@@ -299,7 +318,7 @@ async def serve(
     client = await connect(
         endpoint, identity=worker_identity(os.getpid()), runtime=sdk.runtime, patient=True, part="worker"
     )
-    make = {Backend.LOCAL: _local_backend, Backend.KUBERNETES: _kubernetes_backend}
+    make = {Backend.LOCAL: _local_backend, Backend.KUBERNETES: _kubernetes_backend, Backend.RAY: _ray_backend}
     # Places for nodes that join by themselves cost nothing.
     served = [*(make[backend](client) for backend in dict.fromkeys(backends)), JoinedBackend()]
     jobs = JobMetrics(client) if metrics_port else None

@@ -56,6 +56,7 @@ LONG = (
     "silent-faults",
     "roles",
     "tensorflow",
+    "ray",
 )
 """Groups of tests that are too long for each run. `.ci/run` adds one by turn."""
 

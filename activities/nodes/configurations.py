@@ -117,7 +117,12 @@ def _checkpoint_of(request: NodeRequest) -> Checkpoint | None:
 
 
 def agent_grant(
-    request: NodeRequest, *, temporal_namespace: str, pod: PodName | None = None, machine: str = ""
+    request: NodeRequest,
+    *,
+    temporal_namespace: str,
+    pod: PodName | None = None,
+    machine: str = "",
+    created: bool = False,
 ) -> Grant:
     """Returns the rights of the agent at the gateway.
 
@@ -125,7 +130,8 @@ def agent_grant(
         request: the node.
         temporal_namespace: that of the job.
         pod: the holder, if it is a pod.
-        machine: else the digest of the token of the machine that has joined.
+        machine: else the digest of the token of its machine.
+        created: whether a worker has created the node on that machine; otherwise the machine has joined.
     """
     return Grant(
         **dict(request.node),
@@ -135,4 +141,5 @@ def agent_grant(
         task_queue=request.task_queue,
         pod=pod,
         machine=machine,
+        created=created,
     )

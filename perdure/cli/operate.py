@@ -68,7 +68,7 @@ def worker(
         typer.Option(
             "--backend",
             metavar="BACKEND",
-            help="The source of nodes: local or kubernetes. May be repeated.",
+            help="The source of nodes: local, kubernetes or ray. May be repeated.",
             show_default="local",
         ),
     ] = None,

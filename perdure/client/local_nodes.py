@@ -13,7 +13,7 @@ def nodes_here(backend: str) -> NodeFolders | None:
     match backend:
         case Backend.LOCAL:
             return NodeFolders(default_path())
-        case Backend.JOINED:
+        case Backend.JOINED | Backend.RAY:
             return joined_nodes()
         case _:
             return None

@@ -95,6 +95,16 @@ class ProcessTimingFields(TypedDict, total=False):
     log_max_bytes: int
 
 
+class RayJobFields(TypedDict, total=False):
+    runtime_env: Mapping[str, Any]
+    rack_label: str
+
+
+class RayRoleFields(TypedDict, total=False):
+    resources: Mapping[str, float]
+    labels: Mapping[str, str]
+
+
 class ReadinessFields(TypedDict, total=False):
     port: Required[int]
     http: str | None
@@ -161,6 +171,7 @@ class RoleFields(TypedDict, total=False):
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None
     image_pull_secrets: list[str]
     resources: ResourcesFields
+    ray: RayRoleFields
     ports: Mapping[str, int]
     tolerations: list[TolerationFields]
     topology: TopologyFields | None
@@ -244,7 +255,7 @@ class WorkdirArchiveFields(TypedDict, total=False):
 class JobFields(TypedDict, total=False):
     namespace: str
     labels: Mapping[str, str]
-    backend: Literal["local", "kubernetes", "joined"]
+    backend: Literal["local", "kubernetes", "joined", "ray"]
     runtime: str | None
     preset: Literal["parameter-server"] | None
     queue: str | None
@@ -253,6 +264,7 @@ class JobFields(TypedDict, total=False):
     env: Mapping[str, str]
     secrets: Mapping[str, str]
     volumes: list[VolumeFields]
+    ray: RayJobFields
     network: NetworkFields
     recovery: RecoveryFields
     retry: RetryFields

@@ -182,7 +182,7 @@ class Gateway:
                 # Tenants whose gateways share keys by mistake would otherwise reach each other's namespaces.
                 raise Denied(f"grant: this gateway does not serve the namespace {grant.temporal_namespace!r}")
             with self._limits.one_call(grant.node), self.metrics.of_agent(grant.node):
-                if grant.machine and call_type.reports:
+                if grant.machine and not grant.created and call_type.reports:
                     await self._memberships.check(grant)
                 return await self._pass_on(call_type(grant, self._keys), await _read(body), context)
 

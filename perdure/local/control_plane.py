@@ -26,6 +26,7 @@ from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client as TemporalClient
 from temporalio.service import RPCError
 
+from perdure.activities.nodes.ray.settings import ADDRESS_VARIABLE
 from perdure.base.encryption.keys import create_keys
 from perdure.base.errors import ControlPlaneUnreachable, NoWorker
 from perdure.base.files import read_record
@@ -331,6 +332,8 @@ class LocalControlPlane:
                 "PERDURE_KUBERNETES_AGENT_IMAGE": self._pods.agent_image,
                 "PERDURE_KUBERNETES_POLICY_FILE": str(self._pods.site_policy),
             }
+        elif os.environ.get(ADDRESS_VARIABLE):
+            options = ["--backend", Backend.LOCAL, "--backend", Backend.RAY]
         with self.state.map_errors():
             output = self.state.worker / "worker.out"
             output.unlink(missing_ok=True)

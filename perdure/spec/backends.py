@@ -65,6 +65,7 @@ def _field(path: str, *backends: Backend, harmless: bool = False, remedy: str = 
 
 
 _PODS = (Backend.KUBERNETES,)
+_UPLOADS = tuple(backend for backend, can in CAPABILITIES.items() if can.uploads_workdir)
 _CREATES = tuple(backend for backend, can in CAPABILITIES.items() if can.creates_nodes)
 
 FIELD_SUPPORT: tuple[FieldSupport, ...] = (
@@ -74,10 +75,17 @@ FIELD_SUPPORT: tuple[FieldSupport, ...] = (
     _field("roles.*.pod_template", *_PODS, remedy="remove it"),
     _field("queue", *_PODS, harmless=True),
     _field("priority_class", *_PODS, harmless=True),
-    _field("limits.queue_timeout", *_PODS, harmless=True),
+    _field("limits.queue_timeout", *_PODS, Backend.RAY, harmless=True),
     _field("ttl_after_finished", Backend.KUBERNETES, Backend.JOINED, harmless=True),
-    _field("workdir.exclude", *_PODS, harmless=True),
-    _field("workdir.archive", *_PODS, harmless=True),
+    _field(
+        "ray.runtime_env",
+        Backend.RAY,
+        remedy="have its packages and files in the image or in the nodes' environment",
+    ),
+    _field("ray.rack_label", Backend.RAY, harmless=True),
+    _field("roles.*.ray", Backend.RAY, harmless=True),
+    _field("workdir.exclude", *_UPLOADS, harmless=True),
+    _field("workdir.archive", *_UPLOADS, harmless=True),
     _field(
         "roles.*.scaling",
         *_CREATES,
@@ -88,10 +96,11 @@ FIELD_SUPPORT: tuple[FieldSupport, ...] = (
         *_CREATES,
         remedy="remove it, and run `perdure join --role` for each of the roles on the same machine",
     ),
-    _field("roles.*.python", *_PODS, harmless=True),
+    _field("roles.*.python", *_PODS, Backend.RAY, harmless=True),
     _field("roles.*.image_pull_policy", *_PODS, harmless=True),
     _field("roles.*.image_pull_secrets", *_PODS, harmless=True),
-    _field("roles.*.resources", *_PODS, harmless=True),
+    _field("roles.*.resources", *_PODS, Backend.RAY, harmless=True),
+    _field("roles.*.resources.shm", *(one for one in Backend if one is not Backend.RAY), harmless=True),
     _field("roles.*.ports", *_PODS, harmless=True),
     _field("roles.*.tolerations", *_PODS, harmless=True),
     _field("roles.*.topology", *_PODS, harmless=True),

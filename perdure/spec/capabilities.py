@@ -61,6 +61,9 @@ CAPABILITIES = complete(
             names_nodes=True,
         ),
         Backend.JOINED: Capabilities(),
+        Backend.RAY: Capabilities(
+            creates_nodes=True, chooses_machines=True, keeps_shared_objects=True, uploads_workdir=True
+        ),
     }
 )
 

@@ -18,6 +18,7 @@ from .durations import Duration
 from .network import Network
 from .preflight import Preflight
 from .presets import Preset, with_preset
+from .ray import RayJob
 from .recovery import CapacityLoss, Limits, Recovery, Retry
 from .role_relations import check_relations
 from .roles import Role
@@ -34,6 +35,8 @@ class Backend(StrEnum):
     """Pods."""
     JOINED = "joined"
     """Machines that another system started, such as Slurm, and that join by `perdure join`."""
+    RAY = "ray"
+    """Actors of a Ray cluster."""
 
 
 class JobSpec(Section):
@@ -68,6 +71,8 @@ class JobSpec(Section):
     """Persistent volume claims, mounted in every node."""
     roles: dict[RoleName, Role]
     """The job's nodes, by the name of their role. Several roles run different commands: see docs/roles.md."""
+    ray: RayJob = RayJob()
+    """What a Ray cluster prepares for the nodes."""
     network: Network = Network()
     """The network between nodes."""
     recovery: Recovery = Recovery()

@@ -13,6 +13,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from .base import DnsLabel, Integer, Matching, Quantity, RoleName, Section, Template, Variable
+from .ray import RayRole
 from .scaling import Scaling, ScalingPolicy
 
 MAX_NODES = 2_000
@@ -277,7 +278,8 @@ class Role(Section):
     """The number of consecutive nodes that are replaced together, as those of one rack: nodes 0 to 3, 4 to 7 and so on
     for 4. The loss of one replaces all of its group."""
     python: str | None = None
-    """The interpreter for Perdure's launcher inside the image; by default `python3`, else `python`."""
+    """The interpreter for Perdure's launcher inside the image; by default `python3`, else `python`. On Ray, the
+    interpreter of its machines that has Perdure; by default Ray's own."""
     image: str | None = None
     """The container image; any with Python and PyTorch."""
     image_pull_policy: ImagePullPolicy | None = None
@@ -286,6 +288,8 @@ class Role(Section):
     """Names of the secrets that the image's registry requires."""
     resources: Resources = Resources()
     """Resources that one node needs."""
+    ray: RayRole = RayRole()
+    """What Ray provides for one node, in addition to `resources`."""
     ports: dict[DnsLabel, Annotated[Integer, Field(ge=1, le=LARGEST_PORT)]] = Field(default={})
     """Ports, by name, that nodes open for people, such as `{tensorboard: 6006}`."""
     tolerations: list[Toleration] = Field(default=[])

@@ -29,6 +29,7 @@ NOT_RUN_HERE = {
     "kubectl": "tests/kubernetes/test_printed_commands.py",
     "export": "a setting of the reader's shell",
     "kill": "breaks the reader's job: tests/system/test_readme.py does it to a job of its own",
+    "ray": "is in an environment of its own: tests/system/test_ray.py starts clusters",
     "pgrep": "finds the process to kill",
     "pkill": "breaks the reader's server: tests/system/test_survival.py does it to its own",
     "uv": "installs from the network; .venv/bin/perdure is the same package",

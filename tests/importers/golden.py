@@ -12,8 +12,13 @@ from perdure.spec.load import read_documents
 
 FIXTURES = Path(__file__).parent / "fixtures"
 NAMES = sorted(path.stem for path in FIXTURES.glob("*.yaml"))
-PAIRS = [(name, backend) for name in NAMES for backend in (Backend.KUBERNETES, Backend.LOCAL)]
-"""Each fixture as pods and on one machine."""
+_WITHOUT_IMAGE = ("ray-submission",)
+PAIRS = [
+    *((name, Backend.LOCAL) for name in NAMES),
+    *((name, Backend.KUBERNETES) for name in NAMES if name not in _WITHOUT_IMAGE),
+    *((name, Backend.RAY) for name in NAMES if "ray" in name),
+]
+"""Each fixture on one machine and, where it has what that needs, as pods; Ray's own on Ray."""
 
 
 def imported(name: str, backend: Backend) -> Imported:

@@ -150,15 +150,18 @@ def test_wrong_use_exits_with_2_and_says_what_is_wrong(command_line: CommandLine
     assert words in " ".join((done.out + done.err).replace("│", " ").split())
 
 
-def test_a_job_of_ray_is_told_that_no_backend_is_ray_s(command_line: CommandLine):
-    done = command_line.run("import", str(FIXTURES / "ray-job.yaml"))
-    assert "Ray has no counterpart among Perdure's backends: the specification is for the backend local" in " ".join(
-        done.err.split()
-    )
-    assert "backend" not in yaml.safe_load(done.out)
-    refused = command_line.run("import", str(FIXTURES / "ray-job.yaml"), "--backend", "ray")
+def test_a_job_of_ray_is_for_ray(command_line: CommandLine):
+    done = command_line.run("import", str(FIXTURES / "rayjob.yaml"))
+    assert yaml.safe_load(done.out)["backend"] == "ray"
+    refused = command_line.run("import", str(FIXTURES / "rayjob.yaml"), "--backend", "slurm")
     assert refused.code == 2
-    assert "expected local, kubernetes, joined" in " ".join(refused.err.replace("│", " ").split())
+    assert "expected local, kubernetes, joined, ray" in " ".join(refused.err.replace("│", " ").split())
+
+
+def test_a_job_of_a_system_without_a_backend_is_told_where_it_runs(command_line: CommandLine):
+    done = command_line.run("import", str(FIXTURES / "jobconfig.yaml"))
+    assert "the specification is for the backend local" in " ".join(done.err.split())
+    assert "backend" not in yaml.safe_load(done.out)
 
 
 def test_help_names_the_formats(command_line: CommandLine):

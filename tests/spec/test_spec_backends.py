@@ -55,6 +55,12 @@ def test_an_elastic_job_is_told_about_its_batch():
         (spec(volumes=[{"mount_path": "/a", "pvc": "b"}]), "volumes: has no meaning on the backend local; use paths"),
         (spec({"image": "x"}), "roles.worker.image: has no meaning on the backend local; the command runs with"),
         (spec({"pod_template": {"spec": {}}}), "roles.worker.pod_template: has no meaning on the backend local"),
+        (spec(ray={"runtime_env": {"pip": ["x"]}}), "ray.runtime_env: has no meaning on the backend local; have its"),
+        (
+            spec({"image": "x"}, backend="ray"),
+            "roles.worker.image: has no meaning on the backend ray; the command",
+        ),
+        (spec(backend="ray", volumes=[{"mount_path": "/a", "pvc": "b"}]), "volumes: has no meaning on the backend ray"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(data: dict[str, Any], text: str):
@@ -85,6 +91,29 @@ def test_what_only_places_nodes_is_ignored_with_a_warning_and_its_line():
         "queue: has no meaning on the backend local and is ignored (line 2)",
         "roles.worker.resources: has no meaning on the backend local and is ignored (line 7)",
     ]
+
+
+def test_what_ray_knows_is_no_warning_on_ray():
+    role = {"resources": {"cpu": 1, "gpu": 1}, "ray": {"labels": {"zone": "a"}}, "python": "/opt/bin/python"}
+    assert validate_spec(spec(role, backend="ray", ray={"runtime_env": {"pip": ["x"]}, "rack_label": "rack"}))[1] == ()
+    ignored = validate_spec(spec({"resources": {"shm": "1Gi"}, "topology": {"required": "rack"}}, backend="ray"))[1]
+    assert [str(warning) for warning in ignored] == [
+        "roles.worker.resources.shm: has no meaning on the backend ray and is ignored",
+        "roles.worker.topology: has no meaning on the backend ray and is ignored",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("environment", "text"),
+    [
+        ({"working_dir": "."}, "a folder of the submitting machine; expected the URL of a package"),
+        ({"env_vars": {"A": "b"}}, "env_vars has no meaning for Perdure's nodes: set env"),
+        ({"image_uri": "x"}, "image_uri has no meaning for Perdure's nodes"),
+    ],
+)
+def test_a_runtime_environment_that_means_nothing_to_nodes_is_refused(environment: dict[str, Any], text: str):
+    with pytest.raises(SpecError, match=text):
+        validate_spec(spec(backend="ray", ray={"runtime_env": environment}))
 
 
 def test_the_full_example_runs():

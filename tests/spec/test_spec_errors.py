@@ -43,7 +43,7 @@ timing: {lease: {heartbeat: 2s, timeout: 3s}}
 EVERY_TEXT = """\
 name: got "Llama_8B"; expected at most 63 lowercase letters, digits and inner hyphens (line 1)
 rols: unknown field; did you mean "roles"? (line 2)
-backend: got "kubernets"; expected local, kubernetes or joined; did you mean "kubernetes"? (line 3)
+backend: got "kubernets"; expected local, kubernetes, joined or ray; did you mean "kubernetes"? (line 3)
 lables: unknown field; did you mean "labels"? (line 4)
 max_restarts: unknown field here; it belongs to retry (line 5)
 env.OMP_NUM_THREADS: got 4; expected a text; in quotes: "4" (line 6)
@@ -257,7 +257,7 @@ def test_backend_problems_are_named_beside_others():
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"backend": "ray"}, 'backend: got "ray"; expected local, kubernetes or joined'),
+        ({"backend": "slurm"}, 'backend: got "slurm"; expected local, kubernetes, joined or ray'),
         ({"workdir": {"path": "/a", "git": "u"}}, "workdir.git: unknown field; expected one of path, exclude, archive"),
         ({"recovery": {"spares": 0}}, "recovery.spares: unknown field; expected one of on_capacity_loss, "),
         ({"outputs": {"archive": "s3://x"}}, "outputs.archive: unknown field here; it belongs to workdir"),

@@ -77,13 +77,23 @@ class NodeSession:
         """The path of the command's output."""
         return self._folder.log
 
-    def stop(self, reason: str) -> None:
+    def stop(self, reason: str, *, save: bool = True) -> None:
         """Ends the command with the job's grace period; `run` then returns.
 
         A job that stores checkpoints makes one before, unless it is called again.
+
+        Args:
+            reason: for users.
+            save: whether that checkpoint is made.
         """
         if self._leaving is None or self._leaving.done():
-            self._leaving = asyncio.create_task(self._leave(reason, save=self._leaving is None))
+            self._leaving = asyncio.create_task(self._leave(reason, save=save and self._leaving is None))
+
+    async def kill(self) -> None:
+        """Ends all processes of the command at once; `run` then returns."""
+        await self._started.wait()
+        if self._launcher is not None and self._launcher.returncode is None:
+            self._launcher.kill()
 
     async def _leave(self, reason: str, *, save: bool) -> None:
         # The agent learns first: it would report an unexpected end as a failure, and the job would repair the node

@@ -23,7 +23,7 @@ from perdure.activities.nodes.configurations import agent_configuration, launche
 from perdure.activities.nodes.containers import SHARED, TRAINING
 from perdure.activities.nodes.kubernetes import collocation, copies, workdir
 from perdure.activities.nodes.kubernetes.facts import NO_PYTHON
-from perdure.activities.nodes.kubernetes.gateway import TOKEN_MOUNT, TOKEN_VOLUME, token_volume
+from perdure.activities.nodes.kubernetes.gateway import TOKEN_MOUNT, TOKEN_VOLUME, connection_of, token_volume
 from perdure.activities.nodes.kubernetes.merge import merge
 from perdure.activities.nodes.kubernetes.naming import GROUP, INCARNATION, JOB, OURS, RANK, ROLE, UID
 from perdure.activities.nodes.kubernetes.pod_policy import violations
@@ -440,7 +440,7 @@ def _agent_configuration(request: NodeRequest, settings: KubernetesSettings) -> 
         address=_ADDRESS_LATER,
         run_dir=Path(RUN_DIRECTORY),
         state_dir=Path(PRIVATE),
-        gateway=settings.gateway.connection(request) if settings.gateway else None,
+        gateway=connection_of(request, settings.gateway) if settings.gateway else None,
         metrics_port=_metrics_port(request, settings),
         copies_dir=Path(copies.MOUNT) if copies.keeps_copies(request) else None,
     )

@@ -11,8 +11,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
+from perdure.activities.nodes.gateway import GatewayAccess, gateway_of
 from perdure.activities.nodes.kubernetes.gangs import GangAdapter, OneByOne, adapter_of
-from perdure.activities.nodes.kubernetes.gateway import GatewayAccess, gateway_of
 from perdure.activities.nodes.kubernetes.site_policy import SitePolicy
 from perdure.base.log_format import FORMAT_VARIABLE
 

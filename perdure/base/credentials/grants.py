@@ -55,7 +55,10 @@ class Grant(BaseModel):
     pod: PodName | None = None
     """The pod whose service account token must accompany the grant; None for a machine that joined."""
     machine: str = ""
-    """The digest of the token that must accompany the grant, for a machine that joined."""
+    """The digest of the token that must accompany the grant, for a machine that is no pod."""
+    created: bool = False
+    """Whether a worker has created the node on that machine; otherwise the machine joined, and has the place for as
+    long as the job says so."""
 
     @model_validator(mode="after")
     def _has_one_holder(self) -> Self:

@@ -25,7 +25,7 @@ from .jobset import read_indexed_job, read_job_set
 from .metadata import to_name
 from .mpijob import read_mpi_job
 from .pytorchjob import read_pytorch_job
-from .ray import read_job_file, read_ray_job
+from .ray import read_job_file, read_ray_job, read_submission
 from .reader import Field, Source, SourceWarning, as_list, as_mapping
 from .schedulers import refuse_skypilot_task
 from .tfjob import read_tf_job
@@ -134,7 +134,7 @@ FORMATS: tuple[Format, ...] = (
         name="KubeRay RayJob",
         kind="RayJob",
         versions=("ray.io/v1", "ray.io/v1alpha1"),
-        backend=None,
+        backend=Backend.RAY,
         read=_alone(read_ray_job),
     ),
 )
@@ -148,7 +148,15 @@ WITHOUT_KIND: tuple[Format, ...] = (
         read=_alone(read_job_config),
         sign="dl_config",
     ),
-    Format(name="Ray job", kind="", versions=(), backend=None, read=_alone(read_job_file), sign="entrypoint"),
+    Format(name="Ray job", kind="", versions=(), backend=Backend.RAY, read=_alone(read_job_file), sign="entrypoint"),
+    Format(
+        name="DLRover Ray job",
+        kind="",
+        versions=(),
+        backend=Backend.RAY,
+        read=_alone(read_submission),
+        sign="dashboardUrl",
+    ),
 )
 """Formats that are recognized by a field of their own."""
 
@@ -239,9 +247,9 @@ def _import(
     target = backend or found.backend or Backend.LOCAL
     if backend is None and found.backend is None:
         job[found.sign].warn_changed(
-            f"Ray has no counterpart among Perdure's backends: the specification is for the backend {target}, without "
-            f"what has no meaning there; --backend {Backend.KUBERNETES} keeps it",
-            value="" if found.sign == "dl_config" else None,
+            f"the specification is for the backend {target}, without what has no meaning there; --backend "
+            f"{Backend.RAY} or {Backend.KUBERNETES} keeps what has one there",
+            value="",
         )
     if target is not Backend.LOCAL:
         draft.put(("backend",), str(target))

@@ -1,4 +1,4 @@
-"""Imports Ray jobs: job files as `ray job submit` and the SDK take them, and KubeRay's RayJob.
+"""Imports Ray jobs: job files as `ray job submit`, the SDK and DLRover's submitter take them, and KubeRay's RayJob.
 
 A Ray job is one driver on one node. If the driver starts torchrun, or trains by itself, it becomes a node of Perdure.
 Perdure cannot see work that a driver does through Ray's own actors and tasks.
@@ -21,7 +21,7 @@ from .world import Replicas, System, put_world
 
 SYSTEM = System(name="Ray", variables=frozenset({"RAY_ADDRESS", "RAY_JOB_ID", "RAY_HEAD_IP"}))
 
-_INSTALL = "Perdure installs nothing; have it in the image or in the nodes' environment"
+_ENVIRONMENT = ("ray", "runtime_env")
 _CLUSTER = "Perdure makes no Ray cluster"
 _DRIVER = (
     "Ray runs it once, and Perdure on every node; workers that it starts through Ray Train or Ray's tasks need a Ray "
@@ -43,7 +43,8 @@ def read_job_file(job: Field, draft: Draft) -> None:
         _read_working_directory(job["working_dir"], draft)
     else:
         job["working_dir"].drop("runtime_env already sets it")
-    for name in ("address", "headers", "cookies", "verify", "no_wait"):
+    job["address"].drop("on the backend ray, the worker's PERDURE_RAY_ADDRESS names the cluster")
+    for name in ("headers", "cookies", "verify", "no_wait"):
         job[name].drop("Perdure talks to Temporal, and not to Ray's dashboard")
     pod = Pod()
     _read_entrypoint(job["entrypoint"], pod)
@@ -51,8 +52,35 @@ def read_job_file(job: Field, draft: Draft) -> None:
     _read_amount(job["entrypoint_num_cpus"], "cpu", draft)
     _read_amount(job["entrypoint_memory"], "memory", draft)
     pod.gpus = _read_gpus(job["entrypoint_num_gpus"], draft)
-    job["entrypoint_resources"].drop("Perdure requests no custom resources of Ray")
-    job["entrypoint_label_selector"].drop("Perdure requests no labels of Ray's nodes")
+    for name, field in job["entrypoint_resources"].entries().items():
+        if isinstance(field.value, int | float) and not isinstance(field.value, bool):
+            draft.put((*draft.role, "ray", "resources", name), field.value, field)
+        else:
+            field.wrong("a number")
+    for name, field in job["entrypoint_label_selector"].entries().items():
+        draft.put((*draft.role, "ray", "labels", name), field.text(), field)
+    _finish(draft, pod, Replicas(least=1, most=1, stated=False))
+
+
+def read_submission(job: Field, draft: Draft) -> None:
+    """Reads the file of DLRover's submitter of Ray jobs."""
+    job["dashboardUrl"].drop("on the backend ray, the worker's PERDURE_RAY_ADDRESS names the cluster")
+    pod = Pod()
+    words = job["command"]
+    if isinstance(words.value, list):
+        pod.command_fields, pod.command = (words,), words.texts()
+    else:
+        _read_entrypoint(words, pod)
+    _read_working_directory(job["workingDir"], draft)
+    requirements = job["requirements"]
+    packages = requirements.value
+    if isinstance(packages, str) and "\n" not in packages.strip():
+        draft.must_fill((*_ENVIRONMENT, "pip"), f"is the file {packages} there; expected its packages as a list")
+        requirements.drop("a file of the submitting machine")
+    else:
+        listed = packages.split("\n") if isinstance(packages, str) else requirements.texts()
+        kept = [line.strip() for line in listed or () if line.strip()]
+        draft.put((*_ENVIRONMENT, "pip"), kept or None, requirements)
     _finish(draft, pod, Replicas(least=1, most=1, stated=False))
 
 
@@ -185,9 +213,10 @@ def _read_runtime_environment(environment: Field, draft: Draft) -> None:
         draft.put((*draft.role, "image"), field.text(), field)
     for name in ("worker_path", "run_options"):
         container[name].drop("Perdure starts containers its own way")
-    for name in ("pip", "uv", "conda", "py_modules", "py_executable", "java_jars"):
-        environment[name].drop(_INSTALL)
-    for name in ("worker_process_setup_hook", "nsight", "rocprof_sys", "config", "mpi"):
+    for name in ("pip", "uv", "conda", "py_modules", "config"):
+        field = environment[name]
+        draft.put((*_ENVIRONMENT, name), field.value, field)
+    for name in ("worker_process_setup_hook", "nsight", "rocprof_sys", "mpi", "py_executable", "java_jars"):
         environment[name].drop("it belongs to Ray's own workers")
 
 
@@ -195,7 +224,9 @@ def _read_working_directory(folder: Field, draft: Draft) -> None:
     path = folder.text()
     if path is None:
         return
-    if "://" in path or path.endswith(".zip"):
+    if "://" in path:
+        draft.put((*_ENVIRONMENT, "working_dir"), path, folder)
+    elif path.endswith(".zip"):
         folder.drop("Perdure unpacks no archives; name a folder in workdir.path")
     else:
         draft.put(("workdir", "path"), path, folder)

@@ -1,0 +1,381 @@
+"""Script that talks to a Ray cluster for the worker: in a process of its own, with nothing but Ray and the standard
+library.
+
+A call of Ray's client may hang, and its core ends the whole process when it loses the cluster. The worker ends this
+process instead, and begins a new one. It needs Ray in the cluster's version, and so the interpreter may be another one.
+
+It reads a call per line, `{"id", "call", …}`, and writes an answer per line, in any order.
+"""
+
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
+# Ray is not installed where this is checked.
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.cloudpickle
+from ray.exceptions import RayActorError
+from ray.experimental import internal_kv
+from ray.util.placement_group import placement_group_table
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+_CALLS = 512
+"""Calls at a time: each watch has one, and a call that ends nodes lasts for their grace period."""
+_CODE = "perdure/code/"
+"""The prefix of the keys of the parts of jobs' code, as `actor.py` reads them."""
+_OWNER = "perdure/code-of/"
+"""The prefix of the keys that say which job has taken the code."""
+_SETTLES = 5.0
+"""Seconds until Ray reports how an actor ended that it does not list any more."""
+_VANISHES = 10.0
+"""Seconds until an actor that was killed is not listed any more."""
+_OUT_OF_MEMORY = re.compile(r"memory (pressure|monitor)|running low on memory|OutOfMemory|OOM", re.IGNORECASE)
+_DETAIL = re.compile(r"\t|The actor died unexpectedly before finishing this task|^$")
+"""Lines of Ray's errors that say nothing beyond the actor's name."""
+
+
+def _actor_module() -> Any:
+    """Loads the actor's module so that Ray carries its code to the machines."""
+    path = Path(__file__).with_name("actor.py")
+    found = importlib.util.spec_from_file_location("perdure_ray_actor", path)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules[found.name] = module
+    found.loader.exec_module(module)
+    ray.cloudpickle.register_pickle_by_value(module)
+    return module
+
+
+class ForeignActor(Exception):
+    """An actor of this name is not a node."""
+
+
+class NotYet(Exception):
+    """A node has to wait for others."""
+
+
+class _Tracked:
+    """An actor, and the calls that end when it starts and when it ends."""
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+        self.started = handle.describe_node.remote()
+        self.ended = handle.wait.remote()
+        self.facts: dict[str, Any] = {"state": "pending"}
+
+    def settle(self, timeout: float) -> None:
+        """Takes in what the actor has answered."""
+        if self.facts["state"] == "pending" and ray.wait([self.started], timeout=0)[0]:
+            with contextlib.suppress(RayActorError, ray.exceptions.RayError):
+                self.facts = {"state": "running", **ray.get(self.started)}
+        if self.facts["state"] != "gone" and ray.wait([self.ended], timeout=timeout)[0]:
+            self.facts = {**self.facts, "state": "gone", **_ending(self.ended)}
+
+
+class Bridge:
+    """The calls that the worker makes."""
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
+        self._actor_class = ray.remote(_actor_module().Node)
+        self._tracked: dict[str, _Tracked] = {}
+        self._lock = threading.RLock()
+
+    def create(
+        self,
+        *,
+        name: str,
+        options: dict[str, Any],
+        group: dict[str, Any],
+        index: int,
+        avoid: list[str],
+        archive: str,
+        **node: Any,
+    ) -> str:
+        """Creates a node's placement group and actor unless they exist. Returns why the actor cannot run yet."""
+        with self._lock:
+            if archive:
+                internal_kv._internal_kv_put(_OWNER + archive, group["prefix"])
+            if (existing := self._find(name)) is None:
+                placed, bundle = self._place(name, group, index, avoid)
+                strategy = PlacementGroupSchedulingStrategy(placed, placement_group_bundle_index=bundle)
+                existing = self._actor_class.options(
+                    name=name,
+                    namespace=self._namespace,
+                    lifetime="detached",
+                    get_if_exists=True,
+                    max_restarts=0,
+                    max_task_retries=0,
+                    scheduling_strategy=strategy,
+                    **options,
+                ).remote(name=name, **node)
+            one = self._track(name, existing)
+        return self._why_pending(group["prefix"]) if one.facts["state"] == "pending" else ""
+
+    def look(self, *, pattern: str, prefix: str, timeout: float) -> dict[str, dict[str, Any]]:
+        """Returns the state of each actor whose name matches, as soon as one changes or the time is up."""
+        with self._lock:
+            mine = {name: one for name, one in self._tracked.items() if re.fullmatch(pattern, name)}
+        # Listed after those that are known: one that is created meanwhile is not missing here.
+        names = self._names(pattern)
+        with self._lock:
+            for name in names - mine.keys():
+                with contextlib.suppress(ValueError, ForeignActor):
+                    mine[name] = self._track(name, self._find(name))
+        waiting = [one.started for one in mine.values() if one.facts["state"] == "pending"]
+        waiting += [one.ended for one in mine.values() if one.facts["state"] != "gone"]
+        if waiting:
+            ray.wait(waiting, timeout=timeout, fetch_local=False)
+        else:
+            time.sleep(timeout)
+        draining = _draining()
+        for name, one in mine.items():
+            one.settle(0 if name in names else _SETTLES)
+            if name not in names and one.facts["state"] != "gone":
+                one.facts = {**one.facts, "state": "gone", "reason": "its actor is gone", "cause": "UNKNOWN"}
+            if one.facts["state"] == "running":
+                one.facts["draining"] = one.facts["node_id"] in draining
+        if any(one.facts["state"] == "pending" for one in mine.values()):
+            reason = self._why_pending(prefix)
+            for one in mine.values():
+                if one.facts["state"] == "pending":
+                    one.facts["reason"] = reason
+        return {name: one.facts for name, one in mine.items()}
+
+    def end(self, *, names: list[str], grace: float, reason: str, save: bool = False) -> None:
+        """Ends nodes: their commands get the grace period, and then their actors are killed."""
+        handles: dict[str, Any] = {}
+        for name in names:
+            # An actor that is no node is none of the job's.
+            with contextlib.suppress(ForeignActor):
+                if (handle := self._find(name)) is not None:
+                    handles[name] = handle
+        waiting: list[Any] = []
+        for name, handle in handles.items():
+            with self._lock:
+                one = self._track(name, handle)
+            one.settle(0)
+            if one.facts["state"] == "running":
+                handle.leave.remote(reason, save)
+                waiting.append(one.ended)
+        if waiting:
+            ray.wait(waiting, num_returns=len(waiting), timeout=grace, fetch_local=False)
+        for handle in handles.values():
+            ray.kill(handle, no_restart=True)
+        deadline = time.monotonic() + _VANISHES
+        while (left := self._names() & handles.keys()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        if left:
+            raise TimeoutError(f"Ray still lists {', '.join(sorted(left))} after they were killed")
+
+    def leave(self, *, name: str, reason: str) -> None:
+        """Has a node leave its job, with a checkpoint where the job stores them."""
+        if (handle := self._find(name)) is not None:
+            handle.leave.remote(reason, True)
+
+    def release(self, *, prefix: str, over: bool) -> None:
+        """Removes the placement groups of a job that hold no actor any more, and its code once it is over."""
+        with self._lock:
+            names, kept = self._names(), 0
+            for one in self._groups(prefix):
+                if any(re.fullmatch(_holds(one["name"]), name) for name in names):
+                    kept += 1
+                else:
+                    ray.util.remove_placement_group(ray.util.get_placement_group(one["name"]))
+            for key in internal_kv._internal_kv_list(_OWNER) if over and not kept else ():
+                if internal_kv._internal_kv_get(key) == prefix.encode():
+                    self.remove_archive(archive=key.decode().removeprefix(_OWNER))
+            if over:
+                uid = prefix.split("/")[1]
+                mine = {name for name in self._tracked.keys() - names if re.fullmatch(rf".*-{uid}\d+", name)}
+                for name in mine:
+                    del self._tracked[name]
+
+    def keep_part(self, *, archive: str, index: int, content: str) -> None:
+        """Keeps a part of a job's code, in base64."""
+        internal_kv._internal_kv_put(f"{_CODE}{archive}/{index:04}", base64.b64decode(content))
+
+    def is_adopted(self, *, archive: str) -> bool:
+        """Returns whether a job has taken the code."""
+        return internal_kv._internal_kv_get(_OWNER + archive) is not None
+
+    def remove_archive(self, *, archive: str) -> None:
+        """Removes a job's code."""
+        for key in internal_kv._internal_kv_list(f"{_CODE}{archive}/"):
+            internal_kv._internal_kv_del(key)
+        internal_kv._internal_kv_del(_OWNER + archive)
+
+    def names(self, *, pattern: str) -> list[str]:
+        """Returns the names of the actors that match."""
+        return sorted(self._names(pattern))
+
+    def _names(self, pattern: str = ".*") -> set[str]:
+        listed = ray.util.list_named_actors(all_namespaces=True)
+        names = (one["name"] for one in listed if one["namespace"] == self._namespace)
+        return {name for name in names if re.fullmatch(pattern, name)}
+
+    def _track(self, name: str, handle: Any) -> _Tracked:
+        if handle is None:
+            raise ValueError(name)
+        if name not in self._tracked:
+            self._tracked[name] = _Tracked(handle)
+        return self._tracked[name]
+
+    def _find(self, name: str) -> Any:
+        try:
+            handle = ray.get_actor(name, self._namespace)
+        except ValueError:
+            return None
+        if not hasattr(handle, "describe_node"):
+            raise ForeignActor(f"an actor {name} that is no node exists in Ray's namespace {self._namespace}")
+        return handle
+
+    def _place(self, name: str, group: dict[str, Any], index: int, avoid: list[str]) -> tuple[Any, int]:
+        """Returns the placement group of a node, and the index of its bundle."""
+        bundle, labels, gang = group["bundle"], group["labels"], group["gang"]
+        first = self._group(group["name"], bundle, labels, number=gang)
+        # The job may have been scaled since.
+        gang = len(_table(first).get("bundles") or ()) or gang
+        if index >= gang and _table(first).get("state") != "CREATED":
+            raise NotYet(f"it waits for the first {gang} nodes: {self._why_pending(group['name'])}")
+        taken = {int(place): node for place, node in _table(first).get("bundles_to_node_id", {}).items() if node}
+        nodes = {one["NodeID"]: one for one in ray.nodes() if one["Alive"]}
+        unwanted = {node for node, one in nodes.items() if one["NodeManagerHostname"] in avoid}
+        unwanted |= _draining().keys() & nodes.keys()
+        others = {node for place, node in taken.items() if place != index}
+        own = f"{group['name']}/{index}" + (f"/{name}" if index < gang else "")
+        for one in self._groups(f"{group['name']}/"):
+            others |= {node for node in one.get("bundles_to_node_id", {}).values() if node and one["name"] != own}
+
+        def has_room(apart: set[str]) -> bool:
+            return any(_fits(bundle, nodes[node]["Resources"]) for node in nodes.keys() - apart)
+
+        # Avoidance is a preference: it needs another machine that could hold the node.
+        chooses = has_room(unwanted | others)
+        if index < gang and (taken.get(index) not in unwanted or not chooses):
+            return first, index
+        apart = sorted((others | (unwanted if chooses else set())) & nodes.keys())
+        label = {**labels, **({"ray.io/node-id": f"!in({','.join(apart)})"} if apart else {})}
+        return self._group(own, bundle, label), 0
+
+    def _group(self, name: str, bundle: dict[str, float], labels: dict[str, str], *, number: int = 1) -> Any:
+        try:
+            return ray.util.get_placement_group(name)
+        except ValueError:
+            selectors = {"bundle_label_selector": [labels] * number} if labels else {}
+            bundles = [bundle] * number
+            return ray.util.placement_group(
+                bundles, strategy="STRICT_SPREAD", name=name, lifetime="detached", **selectors
+            )
+
+    def _groups(self, prefix: str) -> list[dict[str, Any]]:
+        return [
+            one
+            for one in placement_group_table().values()
+            if one["name"].startswith(prefix) and one["state"] != "REMOVED"
+        ]
+
+    def _why_pending(self, prefix: str) -> str:
+        for one in self._groups(prefix):
+            if one["state"] != "CREATED":
+                why = one.get("stats", {}).get("scheduling_state", "")
+                demands = ", ".join(json.dumps(bundle) for bundle in one["bundles"].values())
+                return f"its placement group is {one['state']}{f' ({why})' if why else ''}: it demands {demands}"
+        return "its bundle is reserved, and Ray starts its actor once no earlier node uses it"
+
+
+def _holds(group: str) -> str:
+    """Returns the pattern of the actors that a placement group is for."""
+    parts = group.split("/")
+    uid, roles, rank = parts[1], parts[4].split("+"), parts[5] if len(parts) > 5 else r"\d+"
+    return re.escape(parts[6]) if len(parts) > 6 else rf".*-({'|'.join(roles)})-{rank}-{uid}\d+"
+
+
+def _table(group: Any) -> dict[str, Any]:
+    return placement_group_table(group) or {}
+
+
+def _fits(bundle: dict[str, float], resources: dict[str, float]) -> bool:
+    return all(resources.get(name, 0.0) >= number for name, number in bundle.items())
+
+
+def _draining() -> dict[str, int]:
+    """Returns the nodes that Ray drains, with their deadlines in milliseconds; Ray's public interface has none."""
+    with contextlib.suppress(Exception):
+        return dict(ray._private.state.state.get_draining_nodes())
+    return {}
+
+
+def _ending(ended: Any) -> dict[str, str]:
+    """Returns why an actor ended, in Ray's words where Ray knows."""
+    try:
+        return {"reason": ray.get(ended).get("reason", ""), "cause": "UNKNOWN"}
+    except ray.exceptions.RayError as error:
+        return _meaning(error)
+
+
+def _meaning(error: Any) -> dict[str, str]:
+    lines = [line.strip() for line in str(error).splitlines() if not _DETAIL.match(line)]
+    text = " ".join(lines) or type(error).__name__
+    if _OUT_OF_MEMORY.search(text):
+        return {"reason": f"it ran out of memory: {text}", "cause": "JOB"}
+    if getattr(error, "preempted", False):
+        return {"reason": f"its machine was preempted: {text}", "cause": "PREEMPTED"}
+    if "node has died" in text or "node was terminated" in text:
+        return {"reason": f"its machine was lost: {text}", "cause": "MACHINE"}
+    if "ray.kill" in text or "placement group" in text:
+        return {"reason": f"it was removed: {text}", "cause": "WANTED"}
+    if isinstance(error, ray.exceptions.RuntimeEnvSetupError):
+        return {"reason": f"its runtime environment cannot be built: {text}", "cause": "JOB"}
+    return {"reason": text, "cause": "UNKNOWN"}
+
+
+def main() -> None:
+    """`bridge.py ADDRESS NAMESPACE`."""
+    address, namespace = sys.argv[1:]
+    # Ray and its libraries print to standard output.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    os.dup2(2, 1)
+    writing = threading.Lock()
+
+    def answer(content: dict[str, Any]) -> None:
+        with writing:
+            answers.write(json.dumps(content) + "\n")
+
+    def serve(request: dict[str, Any]) -> None:
+        number, call = request.pop("id"), request.pop("call")
+        try:
+            answer({"id": number, "result": getattr(bridge, call)(**request)})
+        except Exception as error:
+            answer({"id": number, "error": str(error) or repr(error), "kind": type(error).__name__})
+
+    try:
+        ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level="ERROR")
+        bridge = Bridge(namespace)
+    except Exception as error:
+        answer({"id": 0, "error": str(error) or repr(error), "kind": type(error).__name__})
+        os._exit(1)
+    answer({"id": 0, "result": ray.__version__})
+    calls = ThreadPoolExecutor(_CALLS)
+    for line in sys.stdin:
+        calls.submit(serve, json.loads(line))
+    # The worker has ended. Ray's own shutdown may hang, and detached actors need none.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
