@@ -13,6 +13,7 @@ import typer
 
 from perdure.cli import text
 from perdure.cli.common import JobArgument, OnlyRoleOption, RoleOption, Session, out, say
+from perdure.cli.completion import complete_node
 
 if TYPE_CHECKING:
     from perdure.client.client import Client
@@ -107,7 +108,10 @@ def resume(name: JobArgument, role: OnlyRoleOption = None, *, here: ChangeSessio
 def restart(
     name: JobArgument,
     node: Annotated[
-        int | None, typer.Option("--node", help="Replace this node instead.", min=0, show_default=False)
+        int | None,
+        typer.Option(
+            "--node", help="Replace this node instead.", min=0, show_default=False, autocompletion=complete_node
+        ),
     ] = None,
     role: OnlyRoleOption = None,
     *,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hi
 
 import typer
 
+from perdure.cli.completion import complete_job
 from perdure.cli.terminal import SafeConsole, as_json
 
 if TYPE_CHECKING:
@@ -32,7 +33,9 @@ class OutputFormat(StrEnum):
     JSON = "json"
 
 
-JobArgument = Annotated[str, typer.Argument(metavar="NAME", help="The job's name.", show_default=False)]
+JobArgument = Annotated[
+    str, typer.Argument(metavar="NAME", help="The job's name.", show_default=False, autocompletion=complete_job)
+]
 NamespaceOption = Annotated[
     str, typer.Option("--namespace", "-n", envvar="PERDURE_NAMESPACE", help="The job's namespace.")
 ]

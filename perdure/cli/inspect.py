@@ -12,6 +12,7 @@ from rich.table import Table
 
 from perdure.cli import text
 from perdure.cli.common import JobArgument, NamespaceOption, OnlyRoleOption, ServerSession, Session, out
+from perdure.cli.completion import complete_incident
 
 if TYPE_CHECKING:
     from perdure.client.client import Client
@@ -269,7 +270,13 @@ async def _nodes(client: Client, name: str, role: str | None) -> dict[str, tuple
 def explain(
     name: JobArgument,
     number: Annotated[
-        int | None, typer.Argument(metavar="[N]", help="The incident's number; default: the last.", show_default=False)
+        int | None,
+        typer.Argument(
+            metavar="[N]",
+            help="The incident's number; default: the last.",
+            show_default=False,
+            autocompletion=complete_incident,
+        ),
     ] = None,
     role: OnlyRoleOption = None,
     *,

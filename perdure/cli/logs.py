@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 
 from perdure.cli.common import JobArgument, OnlyRoleOption, Session, err, out
+from perdure.cli.completion import complete_node, complete_rank
 from perdure.cli.ranks import node_numbers, parse_ranks
 from perdure.cli.terminal import as_json
 
@@ -20,11 +21,22 @@ if TYPE_CHECKING:
 def logs(
     name: JobArgument,
     node: Annotated[
-        int | None, typer.Option("--node", help="Only this node's (a number of `perdure nodes`).", show_default=False)
+        int | None,
+        typer.Option(
+            "--node",
+            help="Only this node's (a number of `perdure nodes`).",
+            show_default=False,
+            autocompletion=complete_node,
+        ),
     ] = None,
     rank: Annotated[
         str | None,
-        typer.Option("--rank", help="Only nodes that run these global ranks: 5, or 120-127.", show_default=False),
+        typer.Option(
+            "--rank",
+            help="Only nodes that run these global ranks: 5, or 120-127.",
+            show_default=False,
+            autocompletion=complete_rank,
+        ),
     ] = None,
     role: OnlyRoleOption = None,
     incarnation: Annotated[

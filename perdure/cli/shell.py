@@ -11,6 +11,7 @@ import typer
 
 from perdure.base.services import flush
 from perdure.cli.common import JobArgument, RoleOption, Session, out
+from perdure.cli.completion import complete_node, complete_rank
 
 if TYPE_CHECKING:
     from perdure.client.client import Client
@@ -25,10 +26,22 @@ def shell(
     ] = None,
     node: Annotated[
         int | None,
-        typer.Option("--node", help="In this node; default: where the last incident began.", show_default=False),
+        typer.Option(
+            "--node",
+            help="In this node; default: where the last incident began.",
+            show_default=False,
+            autocompletion=complete_node,
+        ),
     ] = None,
     rank: Annotated[
-        int | None, typer.Option("--rank", min=0, help="In the node that runs this global rank.", show_default=False)
+        int | None,
+        typer.Option(
+            "--rank",
+            min=0,
+            help="In the node that runs this global rank.",
+            show_default=False,
+            autocompletion=complete_rank,
+        ),
     ] = None,
     role: RoleOption = None,
     print_: Annotated[bool, typer.Option("--print", help="Only print the command that opens the shell.")] = False,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perdure.cli.common import Session, err, out
+from perdure.cli.reporting import Draft, ReportOption, reporting
 
 if TYPE_CHECKING:
     from perdure.spec.errors import SpecError, SpecProblem
@@ -19,6 +20,7 @@ def validate(
         str | None,
         typer.Option("--backend", help="Check for this backend instead of the file's.", show_default=False),
     ] = None,
+    report: ReportOption = None,
     *,
     here: Annotated[Session, "output"],
 ) -> None:
@@ -26,6 +28,11 @@ def validate(
 
     [dim]perdure validate job.yaml · perdure validate jobs/*.yaml -o json[/]
     """
+    with reporting(report, *files) as draft:
+        _validate(files, backend, draft, here)
+
+
+def _validate(files: list[Path], backend: str | None, draft: Draft, here: Session) -> None:
     from perdure.base.errors import ExitCode
     from perdure.spec.errors import SpecError
     from perdure.spec.load import validate_file
@@ -37,6 +44,7 @@ def validate(
             spec, warnings = validate_file(file, overrides={"backend": backend} if backend else {})
         except (SpecError, OSError) as error:
             problems = _problems(error)
+            draft.add_problems(file, problems)
             found = [_data(problem) for problem in problems]
             reports.append({"file": str(file), "valid": False, "problems": found, "warnings": []})
             if not here.json:
@@ -45,6 +53,7 @@ def validate(
                     err.print(f"  {problem if problem.location else problem.detail}", markup=False)
             continue
         good.append(file)
+        draft.add_problems(file, (), warnings)
         told = [{"path": one.path, "line": one.line, "message": one.message} for one in warnings]
         reports.append({"file": str(file), "valid": True, "problems": [], "warnings": told})
         if not here.json:
@@ -79,7 +88,9 @@ def _data(problem: SpecProblem) -> dict[str, object]:
     }
 
 
-def schema() -> None:
+def schema(
+    report: Annotated[bool, typer.Option("--report", help="The schema of JSON reports for CI instead.")] = False,
+) -> None:
     """Print the JSON Schema of job files, for editors and CI.
 
     [dim]perdure schema > perdure.schema.json[/], then at the top of a job file:
@@ -87,4 +98,9 @@ def schema() -> None:
     """
     from perdure.spec.schema import json_schema
 
+    if report:
+        from perdure.cli.reports import Report
+
+        Session().show(Report.model_json_schema())
+        return
     Session().show(json_schema())

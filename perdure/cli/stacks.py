@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.tree import Tree
 
 from perdure.cli.common import JobArgument, OnlyRoleOption, Session, out
+from perdure.cli.completion import complete_node, complete_rank
 from perdure.cli.ranks import node_numbers, parse_ranks, rank_numbers, running_roles
 
 if TYPE_CHECKING:
@@ -24,10 +25,19 @@ _STATES = {"R": "running", "S": "sleeping", "D": "sleeping in the kernel", "T": 
 def stacks(
     name: JobArgument,
     node: Annotated[
-        int | None, typer.Option("--node", help="Only this node's (a number of `perdure nodes`).", show_default=False)
+        int | None,
+        typer.Option(
+            "--node",
+            help="Only this node's (a number of `perdure nodes`).",
+            show_default=False,
+            autocompletion=complete_node,
+        ),
     ] = None,
     rank: Annotated[
-        str | None, typer.Option("--rank", help="Only these global ranks: 5, or 120-127.", show_default=False)
+        str | None,
+        typer.Option(
+            "--rank", help="Only these global ranks: 5, or 120-127.", show_default=False, autocompletion=complete_rank
+        ),
     ] = None,
     role: OnlyRoleOption = None,
     threads: Annotated[

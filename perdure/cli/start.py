@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from perdure.base.errors import ExitCode
 from perdure.cli.common import NamespaceOption, ServerSession, Session, local_endpoint_only, out, run_async, say, warn
+from perdure.cli.reporting import Draft, ReportOption, reporting
 
 if TYPE_CHECKING:
     from perdure.client.connection import Endpoint
     from perdure.client.views import Submission
+    from perdure.spec.backends import SpecWarning
     from perdure.spec.job import JobSpec
 
 SHELL_VARIABLES = ("PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH")
@@ -97,7 +100,7 @@ def run(
         _check_command(spec)
         _show_spec(here, spec)
         return
-    raise typer.Exit(run_spec(here, spec, warnings, detach=detach))
+    raise typer.Exit(run_spec(here, spec, tuple(map(str, warnings)), detach=detach))
 
 
 def run_spec(here: Session, spec: JobSpec, warnings: tuple[str, ...], *, detach: bool = False) -> int:
@@ -116,6 +119,7 @@ def submit(
     ] = None,
     backend: BackendOption = None,
     wait: WaitOption = False,
+    report: ReportOption = None,
     dry_run: SpecDryRunOption = False,
     *,
     here: ServerSession,
@@ -123,15 +127,19 @@ def submit(
     """Submit a job to a running control plane.
 
     [dim]perdure submit job.yaml · perdure submit job.yaml --wait -o json[/]
+    [dim]perdure submit job.yaml --wait --report github --report junit=perdure.xml[/]
     """
-    spec, warnings = _from_file(str(file), name=name, namespace=namespace, backend=backend)
-    _check_script(spec)
-    if dry_run:
-        _show_spec(here, spec)
-        return
-    for warning in warnings:
-        warn(warning)
-    raise typer.Exit(run_async(_submit(here, spec, wait=wait)))
+    with reporting(report, file) as draft:
+        spec, warnings = _from_file(str(file), name=name, namespace=namespace, backend=backend)
+        _check_script(spec)
+        draft.add_problems(file, (), warnings)
+        if dry_run:
+            _show_spec(here, spec)
+            return
+        for warning in warnings:
+            warn(str(warning))
+        code = run_async(_submit(here, spec, draft, wait=wait))
+    raise typer.Exit(code)
 
 
 async def _run(here: Session, spec: JobSpec, *, detach: bool) -> int:
@@ -143,10 +151,10 @@ async def _run(here: Session, spec: JobSpec, *, detach: bool) -> int:
         await LocalControlPlane(report=say).ensure()
     elif CAPABILITIES[spec.backend].runs_beside_worker:
         say("A Temporal server is configured: its nodes run where its workers do.")
-    return await _submit(here, spec, wait=not detach)
+    return await _submit(here, spec, Draft((), ()), wait=not detach)
 
 
-async def _submit(here: Session, spec: JobSpec, *, wait: bool) -> int:
+async def _submit(here: Session, spec: JobSpec, draft: Draft, *, wait: bool) -> int:
     from perdure.cli.live import follow
     from perdure.client.client import Client
 
@@ -156,7 +164,11 @@ async def _submit(here: Session, spec: JobSpec, *, wait: bool) -> int:
         if wait:
             if not here.json:
                 out.print(f"Submitted [bold]{submission.name}[/] to {_where(client.endpoint)}")
-            return await follow(client, here, submission.name)
+            with draft.muted():
+                code = await follow(client, here, submission.name)
+            if code is not ExitCode.DETACHED:
+                await draft.take_end(client, submission.name)
+            return code
         _tell(here, submission, client.endpoint)
         return 0
 
@@ -181,7 +193,7 @@ def _is_file(command: list[str]) -> bool:
 
 def _from_file(
     file: str, *, name: str | None, namespace: str | None, backend: str | None
-) -> tuple[JobSpec, tuple[str, ...]]:
+) -> tuple[JobSpec, tuple[SpecWarning, ...]]:
     from perdure.spec.load import validate_file
 
     overrides: dict[str, Any] = {}
@@ -191,8 +203,7 @@ def _from_file(
         overrides["namespace"] = namespace
     if backend:
         overrides["backend"] = backend
-    spec, warnings = validate_file(Path(file), overrides=overrides)
-    return spec, tuple(str(warning) for warning in warnings)
+    return validate_file(Path(file), overrides=overrides)
 
 
 def _from_command(
@@ -204,7 +215,7 @@ def _from_command(
     name: str | None,
     namespace: str,
     backend: str | None,
-) -> tuple[JobSpec, tuple[str, ...]]:
+) -> tuple[JobSpec, tuple[SpecWarning, ...]]:
     from perdure.spec.validate import default_name, one_line_spec, validate_spec
 
     spec = one_line_spec(
@@ -217,8 +228,7 @@ def _from_command(
         env=shell_environment(env),
         backend=backend or "local",
     )
-    spec, warnings = validate_spec(spec)
-    return spec, tuple(str(warning) for warning in warnings)
+    return validate_spec(spec)
 
 
 def shell_environment(assignments: list[str]) -> dict[str, str]:
