@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from temporalio.client import Client as TemporalClient
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from perdure.activities.datasets import DatasetActivities
+from perdure.activities.history.settings import HistorySettings
 from perdure.activities.job_metrics import JobMetrics
 from perdure.activities.nodes.activities import NodeActivities
 from perdure.activities.nodes.backend import NodeBackend, TidyingBackend
@@ -37,6 +38,7 @@ from perdure.base.metrics.endpoint import serving_metrics
 from perdure.base.metrics.sdk import SdkRuntime, worker_runtime
 from perdure.base.metrics.series import merge
 from perdure.base.services import health_endpoint
+from perdure.base.state_folder import StateFolder
 from perdure.base.tracing import tracing_of
 from perdure.base.ui_proxy import ui_proxy
 from perdure.client.connection import (
@@ -55,6 +57,7 @@ from perdure.spec.job import Backend
 from perdure.workflows.ask_node import AskNode
 from perdure.workflows.dataset import Dataset
 from perdure.workflows.event_sink import Sink, set_dataset_sink, set_sinks
+from perdure.workflows.history import HistoryRecorder, ReadHistory
 from perdure.workflows.node_group import NodeGroup
 from perdure.workflows.policy.record.job_events import JobEvent
 from perdure.workflows.policy.state.job import JobState
@@ -122,6 +125,8 @@ async def running_worker(
                 KeyValueStore,
                 AskNode,
                 ReadSite,
+                HistoryRecorder,
+                ReadHistory,
                 WorkdirUpload,
             ],
             # The sandbox is entered anew for each payload, which takes most of a worker's time when a thousand nodes
@@ -260,6 +265,17 @@ def _to_exporters(exporters: Sequence[AsyncExporter]) -> Sink:
     return export
 
 
+def _keeping_history(
+    client: TemporalClient, settings: HistorySettings | None, task_queue: str
+) -> AbstractAsyncContextManager[object]:
+    if settings is None:
+        return nullcontext()
+    # Its packages are an extra, and are imported once jobs are served.
+    from perdure.activities.history.activities import keeping_history
+
+    return keeping_history(client, settings, task_queue=task_queue)
+
+
 class _WorkerMetrics:
     """All that a worker exports at its port: its jobs, the SDK, and the nodes of this machine."""
 
@@ -313,6 +329,10 @@ async def serve(
         gateway = gateway_facts(os.environ)
     except ValueError as error:
         raise Refused(str(error), remedy="See docs/gateway.md.") from error
+    try:
+        history = HistorySettings.from_environment(os.environ, StateFolder())
+    except ValueError as error:
+        raise Refused(str(error), remedy="See docs/history.md.") from error
     endpoint = find_endpoint(address)
     sdk = worker_runtime(with_metrics=metrics_port is not None)
     client = await connect(
@@ -342,8 +362,9 @@ async def serve(
             endpoint.namespace,
             ", ".join(facts.backends),
         )
-        await stopped.wait()
-        logger.info("stopping")
+        async with _keeping_history(client, history, endpoint.task_queue):
+            await stopped.wait()
+            logger.info("stopping")
         for task in tidying:
             task.cancel()
 

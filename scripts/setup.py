@@ -37,11 +37,11 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perd
 PROGRESS_INTERVAL = 15.0
 """Seconds between two progress lines of a step."""
 
-LOCKED_EXTRAS = ("local", "kubernetes", "otlp", "torch", "frameworks", "dev")
+LOCKED_EXTRAS = ("local", "kubernetes", "otlp", "history", "torch", "frameworks", "dev")
 
 IMAGE_LOCK = ROOT / "deploy" / "images" / "requirements.lock"
 """Lock of the image of worker and agents, with the same versions."""
-IMAGE_EXTRAS = ("kubernetes", "otlp")
+IMAGE_EXTRAS = ("kubernetes", "otlp", "history")
 
 
 class SetupFailed(Exception):

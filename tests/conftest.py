@@ -21,6 +21,9 @@ from perdure.local.control_plane import LocalControlPlane
 from tests.support.command_line import end_nodes
 from tests.support.temporal_server import DevServer, shared_dev_server
 
+# Workers would keep a history of each test's jobs: those that need one name its database.
+os.environ.setdefault("PERDURE_HISTORY", "off")
+
 collect_ignore = ["gpu"]
 """`make test-gpu` names the folder, which is then collected."""
 
@@ -57,6 +60,7 @@ LONG = (
     "roles",
     "tensorflow",
     "ray",
+    "history",
 )
 """Groups of tests that are too long for each run. `.ci/run` adds one by turn."""
 

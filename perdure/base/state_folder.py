@@ -6,6 +6,7 @@
     payload-keys.json  the keys that encrypt what the database holds
     worker/            worker.json (process and code version), worker.log and its rotations
     nodes/             the run directories of local nodes
+    history.db         what happened to jobs (docs/history.md)
 
 Files are replaced atomically: after a full disk or a kill they hold the old content, never half of the new one.
 """

@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from pydantic import BaseModel, JsonValue
-from temporalio.api.enums.v1 import TaskQueueType
+from temporalio.api.enums.v1 import PendingActivityState, TaskQueueType
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest, GetSystemInfoRequest
 from temporalio.client import Client as TemporalClient
 from temporalio.client import WorkflowFailureError
@@ -27,7 +27,7 @@ from temporalio.service import RPCError
 from perdure.base.encryption.codec import Plain
 from perdure.base.encryption.keys import KEYS_FILE_VARIABLE
 from perdure.base.errors import ControlPlaneUnreachable, StateFolderError
-from perdure.base.executions import describe_all
+from perdure.base.executions import describe_all, find
 from perdure.base.files import read_record
 from perdure.base.state_folder import LEAST_FREE_BYTES, StateFolder
 from perdure.cli import text
@@ -43,7 +43,7 @@ from perdure.client.connection import (
 from perdure.client.search_attributes import missing_search_attributes
 from perdure.client.site import read_site
 from perdure.client.workers import pollers
-from perdure.contract.names import watch_task_queue
+from perdure.contract.names import recorder_workflow_id, watch_task_queue
 from perdure.local import temporal_binary
 from perdure.local.code_version import is_of_newer_release
 from perdure.local.control_plane import SERVER_OPTIONS, LocalStatus, WorkerRecord
@@ -123,6 +123,8 @@ async def run_checks(address: str | None) -> AsyncGenerator[Check]:
             yield check
     if (leftovers := await check_leftovers(client)) is not None:
         yield leftovers
+    if (history := await check_history(client, endpoint)) is not None:
+        yield history
     async for check in check_pauses(client):
         yield check
     async for check in check_workflow_tasks(client):
@@ -326,6 +328,26 @@ async def check_leftovers(client: TemporalClient) -> Check | None:
     more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
     remedy = "Workers remove them every 10 minutes; or `kubectl delete configmap` them, which also deletes their pods."
     return _warning(name, f"ConfigMaps of jobs that are over: {named}{more}", remedy)
+
+
+async def check_history(client: TemporalClient, endpoint: Endpoint) -> Check | None:
+    """Checks that jobs are recorded; None where no worker was ever to do so."""
+    name = "history"
+    try:
+        found = await find(client, recorder_workflow_id(endpoint.task_queue), rpc_timeout=CALL_TIMEOUT)
+    except RPCError as error:
+        return _warning(name, f"its workflow cannot be described: {error.message}")
+    if found is None:
+        return None
+    if not found.is_open:
+        return _warning(name, "its workflow has ended: no job is recorded", "Restart a worker: it starts it again.")
+    for recording in found.pending_activities:
+        failure = recording.last_failure.message
+        if recording.attempt > 1 and recording.state == PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED:
+            return _warning(name, f"no job is recorded for now: {failure}", "Jobs continue. See docs/history.md.")
+        if recording.state == PendingActivityState.PENDING_ACTIVITY_STATE_STARTED:
+            return _ok(name, f"{recording.last_worker_identity} records jobs")
+    return _warning(name, "no worker that keeps a history runs", "See docs/history.md: PERDURE_HISTORY")
 
 
 async def check_pauses(client: TemporalClient) -> AsyncGenerator[Check]:

@@ -16,6 +16,7 @@ from perdure.cli import (
     check,
     common,
     encryption,
+    history,
     importing,
     inspect,
     join,
@@ -64,6 +65,7 @@ app.command("nodes", rich_help_panel=_LOOK)(inspect.nodes)
 app.command("stacks", rich_help_panel=_LOOK)(stacks.stacks)
 app.command("check", rich_help_panel=_LOOK)(check.check)
 app.command("plan", rich_help_panel=_LOOK)(plan.plan)
+app.command("history", rich_help_panel=_LOOK)(history.history)
 app.command("shell", rich_help_panel=_LOOK)(shell.shell)
 app.command("scale", rich_help_panel=_CHANGE)(change.scale)
 app.command("suspend", rich_help_panel=_CHANGE)(change.suspend)

@@ -23,6 +23,7 @@
 | `store` | between agents and the store of their job |
 | `actions` | a job's actions on an interruption |
 | `views` | from jobs and groups to users |
+| `history` | about jobs of the past: from users to workers, and back |
 | `vocabulary` | the enumerations that all of them share |
 | `base` | base classes and text limits |
 
@@ -41,6 +42,7 @@ from perdure.contract.datasets import *
 from perdure.contract.findings import *
 from perdure.contract.groups import *
 from perdure.contract.hangs import *
+from perdure.contract.history import *
 from perdure.contract.identity import *
 from perdure.contract.joining import *
 from perdure.contract.logs import *

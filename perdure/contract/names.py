@@ -25,6 +25,11 @@ def watch_task_queue(worker_task_queue: str) -> str:
     return f"{worker_task_queue}-watch"
 
 
+def history_task_queue(worker_task_queue: str) -> str:
+    """The queue of those workers that keep a history."""
+    return f"{worker_task_queue}-history"
+
+
 TRAINING_JOB = "TrainingJob"
 SCHEDULED_JOB = "ScheduledJob"
 NODE_GROUP = "NodeGroup"
@@ -32,6 +37,8 @@ DATASET = "Dataset"
 STORE = "Store"
 ASK_NODE = "AskNode"
 READ_SITE = "ReadSite"
+HISTORY_RECORDER = "HistoryRecorder"
+READ_HISTORY = "ReadHistory"
 WORKDIR_UPLOAD = "WorkdirUpload"
 
 REMOVAL_DENIED = "RemovalDenied"
@@ -91,6 +98,16 @@ def question_workflow_id(job_id: str, node: NodeId, request: str) -> str:
 def site_workflow_id(request: str) -> str:
     """The workflow ID of one request for a site's configuration; `request` distinguishes it from others."""
     return f"site/{request}"
+
+
+def recorder_workflow_id(worker_task_queue: str) -> str:
+    """The workflow ID of the recording of the jobs of one task queue."""
+    return f"history/{worker_task_queue}"
+
+
+def history_workflow_id(request: str) -> str:
+    """The workflow ID of one question about the past; `request` distinguishes it from others."""
+    return f"ask-history/{request}"
 
 
 def node_task_queue(node: NodeId) -> str:

@@ -199,6 +199,8 @@ class IncidentView(Message):
     """None for what users requested."""
     culprit: int | None = None
     """The node (slot) where it began, where that is known."""
+    host: str = ""
+    """The machine of that node, where it is known."""
     also_failed: tuple[int, ...] = ()
     """Other nodes (slots) that failed in the same generation by themselves."""
     suspects: tuple[Suspect, ...] = ()

@@ -47,6 +47,7 @@ HELD_ELSEWHERE = {
     "stacks": "tests/system/test_hangs.py",
     "check": "tests/system/test_checks.py",
     "plan": "tests/cli/test_cli_plan.py",
+    "history": "tests/cli/test_cli_history.py",
     "shell": "tests/cli/test_cli_shell.py",
     "join": "tests/cli/test_cli_join.py",
     "ticket": "tests/system/test_joining_by_ticket.py",

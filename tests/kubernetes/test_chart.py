@@ -203,6 +203,7 @@ async def test_the_worker_knows_what_is_the_control_planes_own(helm: Path) -> No
     key = {"secretKeyRef": {"name": "vault", "key": "token"}}
     values = {
         "temporal": {"secret": "temporal", "payloadKeysSecret": "keys"},
+        "history": {"secret": "history"},
         "gateway": {"tls": {"secret": "certificate", "serverName": "gateway.test"}},
         "operator": {"enabled": True},
         "env": [{"name": "A", "value": "1"}, {"name": "B", "valueFrom": key}],

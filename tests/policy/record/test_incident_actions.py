@@ -111,3 +111,16 @@ def test_a_node_whose_clock_is_ahead_reports_nothing_of_the_future():
     incident = job.incident
     assert (incident.started_at, [one.time for one in incident.evidence]) == (job.now, [job.now])
     assert job.steps().incident.over_at == job.now
+
+
+@pytest.mark.parametrize("fail", [Scenario.rank_killed, Scenario.lost])
+def test_an_incident_names_the_machine_on_which_it_began(fail: Callable[[Scenario, int], Scenario]):
+    job = fail(Scenario("2").running(), 1)
+    assert (job.incident.culprit, job.incident.host) == (1, "host-1")
+    # Its replacement runs elsewhere; what follows is the same incident.
+    job.ready(*job.incarnations, after=1).steps(*job.incarnations)
+    assert job.incident.host == "host-1"
+
+
+def test_a_request_began_on_no_machine():
+    assert Scenario("2").running().take(SuspendRequested(reason="night")).incident.host == ""

@@ -117,6 +117,7 @@ def record_decision(
             title=shorten(title),
             failure=failure,
             culprit=culprit,
+            host=incident.host if same else _host(state, culprit),
             also_failed=tuple(sorted(also)),
             suspects=suspects,
             hang=hang,
@@ -312,6 +313,11 @@ def record_own_lines(state: RoleInJob, incident: IncidentView, lines: tuple[str,
     if lines == incident.own_lines:
         return state
     return _replace(state, incident.replace(own_lines=lines))
+
+
+def _host(state: RoleInJob, rank: int | None) -> str:
+    node = state.nodes.get(rank) if rank is not None else None
+    return node.host if node is not None else ""
 
 
 def _of_current_world(state: RoleInJob) -> IncidentView | None:

@@ -106,7 +106,7 @@ capabilities: {drop: [ALL]}
 {{/* The names of Secrets and service accounts that no job may use, for the site policy. */}}
 {{- define "perdure.ownSecrets" -}}
 {{- $names := list (include "perdure.name" (dict "root" $ "component" "gateway")) }}
-{{- $names = concat $names (list .Values.temporal.secret .Values.temporal.payloadKeysSecret .Values.gateway.tls.secret) }}
+{{- $names = concat $names (list .Values.temporal.secret .Values.temporal.payloadKeysSecret .Values.gateway.tls.secret .Values.history.secret) }}
 {{- range concat .Values.env .Values.gateway.env .Values.operator.env }}
 {{- $names = append $names (dig "valueFrom" "secretKeyRef" "name" "" .) }}
 {{- end }}

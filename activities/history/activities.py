@@ -1,0 +1,238 @@
+"""What a worker that keeps a history serves: one activity that records without an end, and one that answers.
+
+Nothing waits for the recording: a job does not know of it. What could not be written is written later, as long as
+Temporal still knows the job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from temporalio import activity
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.workflowservice.v1 import GetWorkflowExecutionHistoryRequest
+from temporalio.client import Client, WorkflowQueryFailedError
+from temporalio.common import WorkflowIDConflictPolicy
+from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError, RPCStatusCode
+from temporalio.worker import PollerBehaviorSimpleMaximum, Worker
+
+from perdure.activities.history.answers import NoSuchJob, answer
+from perdure.activities.history.records import JobRecord, record_of
+from perdure.activities.history.settings import HistorySettings
+from perdure.activities.history.store import HistoryStore, HistoryUnavailable, NotRecorded
+from perdure.base.executions import (
+    OPEN,
+    Execution,
+    ExecutionStatus,
+    QueryRejected,
+    converter_for,
+    describe,
+    list_executions,
+    query,
+)
+from perdure.contract import HistoryAnswer, HistoryRequest, IncidentView, JobShape, JobStatus
+from perdure.contract.names import HISTORY_RECORDER, TRAINING_JOB, history_task_queue, recorder_workflow_id
+from perdure.spec.accepted import read_accepted
+
+logger = logging.getLogger(__name__)
+
+INTERVAL: Final = timedelta(seconds=30)
+"""The time between two looks at all jobs."""
+_LOOK_AGAIN: Final = timedelta(minutes=5)
+"""The time after which an open job is read although its search attributes have not changed."""
+_OVERLAP: Final = timedelta(minutes=10)
+"""The server's lists show an end later than it happened."""
+_TIDIED_EVERY: Final = timedelta(hours=1)
+_CALL: Final = timedelta(seconds=10)
+"""The longest wait for a job's answer: a worker may have to replay it first."""
+_AT_ONCE: Final = 100
+"""Activities of the queue at a time; one of them records."""
+
+
+class HistoryActivities:
+    """Records what happens to the jobs of one task queue, and answers questions about the past."""
+
+    def __init__(
+        self,
+        client: Client,
+        store: HistoryStore,
+        *,
+        task_queue: str,
+        retention: timedelta,
+        interval: timedelta = INTERVAL,
+    ) -> None:
+        """Creates the object.
+
+        Args:
+            client: A client of the namespace whose jobs are recorded.
+            store: Where they are recorded.
+            task_queue: The queue of the jobs: several sites may share a namespace.
+            retention: How long jobs are kept after their end.
+            interval: The time between two looks.
+        """
+        self._client = client
+        self._store = store
+        self._task_queue = task_queue
+        self._retention = retention
+        self._interval = interval
+        self._tidied_at: datetime | None = None
+        self._seen: dict[str, tuple[Any, datetime]] = {}
+        """What lists showed of each open run when it was read last, and when that was."""
+
+    @property
+    def all(self) -> list[Callable[..., Any]]:
+        """The activities to register with the worker."""
+        return [self.record_history, self.read_history]
+
+    @activity.defn(name="record_history")
+    async def record_history(self) -> None:
+        """Records until it is cancelled."""
+        # Another attempt may have left off anywhere.
+        self._seen.clear()
+        try:
+            await asyncio.to_thread(self._store.prepare)
+            while True:
+                await self.look()
+                activity.heartbeat(datetime.now(UTC).isoformat(timespec="seconds"))
+                await asyncio.sleep(self._interval.total_seconds())
+        except HistoryUnavailable as error:
+            # Without its cause, whose text holds what jobs have said.
+            raise ApplicationError(f"the history cannot be written: {error}", type="HistoryUnavailable") from None
+
+    @activity.defn(name="read_history")
+    async def read_history(self, request: HistoryRequest) -> HistoryAnswer:
+        """Answers a question."""
+        try:
+            return await asyncio.to_thread(answer, self._store, request)
+        except (HistoryUnavailable, NoSuchJob) as error:
+            raise ApplicationError(str(error), type=type(error).__name__, non_retryable=True) from None
+
+    async def look(self) -> None:
+        """Records all jobs that have ended or changed since the last look.
+
+        Raises:
+            HistoryUnavailable: if the database cannot be written.
+            RPCError: if the server does not answer.
+        """
+        began = datetime.now(UTC)
+        await self._record_ended()
+        await self._record_open(began)
+        await asyncio.to_thread(self._store.set_complete_until, self._task_queue, began)
+        if self._tidied_at is None or began - self._tidied_at >= _TIDIED_EVERY:
+            await asyncio.to_thread(self._store.forget_before, began - self._retention)
+            self._tidied_at = began
+
+    async def _record_ended(self) -> None:
+        since = await asyncio.to_thread(self._store.complete_until, self._task_queue)
+        after = f" AND CloseTime >= '{(since - _OVERLAP).isoformat()}'" if since is not None else ""
+        listed = [one async for one in self._list(f"CloseTime IS NOT NULL{after}")]
+        ended = [one for one in listed if one.status is not ExecutionStatus.CONTINUED_AS_NEW]
+        known = await asyncio.to_thread(self._store.recorded, [one.run_id for one in ended])
+        for execution in ended:
+            if execution.run_id not in known:
+                await self._record(execution)
+
+    async def _record_open(self, now: datetime) -> None:
+        listed = [one async for one in self._list(OPEN)]
+        seen, self._seen = self._seen, {}
+        for execution in listed:
+            shown = execution.info.search_attributes.SerializeToString(deterministic=True)
+            before, at = seen.get(execution.run_id, (None, now))
+            if before != shown or now - at >= _LOOK_AGAIN:
+                await self._record(execution)
+                at = now
+            self._seen[execution.run_id] = (shown, at)
+
+    def _list(self, condition: str) -> AsyncGenerator[Execution]:
+        jobs = f"WorkflowType = '{TRAINING_JOB}' AND TaskQueue = '{self._task_queue}' AND {condition}"
+        return list_executions(self._client, jobs, rpc_timeout=_CALL)
+
+    async def _record(self, execution: Execution) -> None:
+        """Records one job. What one job says, or does not say, keeps no other from being recorded."""
+        if activity.in_activity():
+            activity.heartbeat()
+        try:
+            record = await self._read(execution)
+            await asyncio.to_thread(self._store.write, record)
+        except (NotRecorded, ValueError) as error:
+            logger.warning("%s cannot be recorded in the history: %s", execution.id, error)
+        except RPCError as error:
+            if error.status is not RPCStatusCode.NOT_FOUND:
+                raise
+
+    async def _read(self, execution: Execution) -> JobRecord:
+        described = await describe(self._client, execution.id, run_id=execution.run_id, rpc_timeout=_CALL)
+        shape = await self._shape(execution)
+        handle = self._client.get_workflow_handle(execution.id, run_id=execution.run_id)
+        status: JobStatus | None = None
+        incidents: Sequence[IncidentView] = ()
+        try:
+            status = await query(handle, "status", result_type=JobStatus, rpc_timeout=_CALL)
+            incidents = await query(handle, "incidents", result_type=list[IncidentView], rpc_timeout=_CALL)
+        except (WorkflowQueryFailedError, QueryRejected) as error:
+            logger.info("%s does not answer: %s", execution.id, error)
+        return record_of(execution, described.first_run_id, described.began, shape, status, incidents)
+
+    async def _shape(self, execution: Execution) -> JobShape:
+        request = GetWorkflowExecutionHistoryRequest(
+            namespace=self._client.namespace,
+            execution=WorkflowExecution(workflow_id=execution.id, run_id=execution.run_id),
+            maximum_page_size=1,
+        )
+        answered = await self._client.workflow_service.get_workflow_execution_history(request, timeout=_CALL)
+        started = answered.history.events[0].workflow_execution_started_event_attributes
+        try:
+            (given, *_) = await converter_for(self._client, execution.id).decode(started.input.payloads)
+            return JobShape.of(read_accepted(given))
+        except (ValueError, RuntimeError) as error:
+            logger.info("%s has a specification that cannot be read: %s", execution.id, error)
+            return JobShape()
+
+
+@asynccontextmanager
+async def keeping_history(
+    client: Client, settings: HistorySettings, *, task_queue: str
+) -> AsyncGenerator[HistoryActivities]:
+    """Keeps a history while the context is open.
+
+    Its activities have a queue of their own, since not every worker has a database; with one poller, since hardly
+    anything comes.
+
+    Raises:
+        Refused: if the database's address cannot be used.
+    """
+    store = HistoryStore(settings.url, tenant=client.namespace)
+    activities = HistoryActivities(client, store, task_queue=task_queue, retention=settings.retention)
+    try:
+        async with Worker(
+            client,
+            task_queue=history_task_queue(task_queue),
+            activities=activities.all,
+            max_concurrent_activities=_AT_ONCE,
+            activity_task_poller_behavior=PollerBehaviorSimpleMaximum(maximum=1),
+        ):
+            await start_recorder(client, task_queue=task_queue)
+            yield activities
+    finally:
+        store.close()
+
+
+async def start_recorder(client: Client, *, task_queue: str) -> None:
+    """Starts the workflow that records, where it does not run yet."""
+    try:
+        await client.start_workflow(
+            HISTORY_RECORDER,
+            id=recorder_workflow_id(task_queue),
+            task_queue=task_queue,
+            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+            static_summary="records jobs for `perdure history`",
+            rpc_timeout=_CALL,
+        )
+    except RPCError as error:
+        logger.warning("no history is recorded: its workflow cannot be started: %s", error.message)

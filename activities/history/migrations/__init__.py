@@ -1,0 +1,1 @@
+"""How the tables of each release are made from those of the release before."""

@@ -1,0 +1,163 @@
+"""Tests of the recording: what has happened is in the database once, however often it was away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from datetime import timedelta
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from temporalio.api.enums.v1 import PendingActivityState
+from temporalio.client import Client, WorkflowFailureError
+from temporalio.exceptions import ActivityError, ApplicationError
+
+from perdure.activities.history.activities import HistoryActivities, keeping_history, start_recorder
+from perdure.activities.history.answers import answer
+from perdure.activities.history.settings import HistorySettings
+from perdure.activities.history.store import HistoryStore, HistoryUnavailable
+from perdure.base.executions import find
+from perdure.contract import HistoryAnswer, HistoryRequest, JobPhase
+from perdure.contract.names import READ_HISTORY, recorder_workflow_id
+from tests.activities.history.played_jobs import jobs_are_played, start_job
+from tests.activities.history.stored import incident, status
+from tests.support.waiting import eventually
+
+
+@pytest.fixture
+async def queue(temporal_client: Client) -> AsyncGenerator[str]:
+    async with jobs_are_played(temporal_client) as queue:
+        yield queue
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'kept' / 'history.db'}"
+
+
+def recorder(client: Client, url: str, queue: str) -> tuple[HistoryActivities, HistoryStore]:
+    store = HistoryStore(url, tenant=client.namespace)
+    return HistoryActivities(client, store, task_queue=queue, retention=timedelta(days=1)), store
+
+
+async def ask(client: Client, queue: str) -> HistoryAnswer:
+    return await client.execute_workflow(
+        READ_HISTORY, HistoryRequest(), id=f"ask-{uuid4().hex}", task_queue=queue, result_type=HistoryAnswer
+    )
+
+
+def _type_of(error: WorkflowFailureError) -> str | None:
+    failed = error.cause.cause if isinstance(error.cause, ActivityError) else None
+    return failed.type if isinstance(failed, ApplicationError) else None
+
+
+async def test_jobs_are_recorded_while_they_run_and_when_they_have_ended(
+    temporal_client: Client, queue: str, url: str
+) -> None:
+    handle = await start_job(temporal_client, queue)
+    wrong = await start_job(temporal_client, queue, spec={"name": "llama"})
+    activities, store = recorder(temporal_client, url, queue)
+    store.prepare()
+
+    async def found(number: int) -> HistoryAnswer | None:
+        # The server's lists are late.
+        await activities.look()
+        known = answer(store, HistoryRequest(namespace="nlp"))
+        return known if len([job for job in known.jobs if job.finished_at]) == number else None
+
+    known = await eventually(lambda: found(0))
+    assert known.found == 2
+    await handle.signal("play", args=[status(generation=2, restarts_total=1), [incident(1, timedelta(minutes=1))]])
+    await handle.signal("end", True)
+    await wrong.terminate()
+    known = await eventually(lambda: found(2))
+    jobs = {job.name: job for job in known.jobs}
+    ended = jobs[handle.id.rpartition("/")[2]]
+    assert (ended.phase, ended.restarts, ended.worlds) == (JobPhase.SUCCEEDED, 1, 2)
+    assert (ended.shape.labels, ended.shape.roles[0].image) == ({"team": "nlp"}, "acme/llama:1")
+    assert ended.shape.roles[0].command == "torchrun train.py --lr"
+    assert jobs[wrong.id.rpartition("/")[2]].phase is JobPhase.CANCELLED
+    assert [host.host for host in known.hosts] == ["gpu-7"]
+    await activities.look()
+    assert answer(store, HistoryRequest()) == known.replace(recorded_at=answer(store, HistoryRequest()).recorded_at)
+    store.close()
+
+
+async def test_a_job_that_ends_while_the_database_is_away_is_recorded_later(
+    temporal_client: Client, queue: str, tmp_path: Path
+) -> None:
+    blocked = tmp_path / "kept"
+    blocked.touch()
+    settings = HistorySettings(url=f"sqlite:///{blocked / 'history.db'}")
+    handle = await start_job(temporal_client, queue)
+    async with keeping_history(temporal_client, settings, task_queue=queue):
+
+        async def fails() -> bool:
+            described = await find(temporal_client, recorder_workflow_id(queue))
+            assert described is not None
+            return any("cannot be written" in one.last_failure.message for one in described.pending_activities)
+
+        await eventually(fails)
+        await handle.signal("end", False)
+        with pytest.raises(WorkflowFailureError):
+            await handle.result()
+        refusals: set[str | None] = set()
+        with pytest.raises(WorkflowFailureError) as failed:
+            await ask(temporal_client, queue)
+        assert _type_of(failed.value) == "HistoryUnavailable"
+        blocked.unlink()
+
+        async def recorded() -> HistoryAnswer | None:
+            try:
+                found = await ask(temporal_client, queue)
+            except WorkflowFailureError as error:
+                refusals.add(_type_of(error))
+                return None
+            return found if found.jobs and found.jobs[0].finished_at else None
+
+        known = await eventually(recorded)
+        assert [job.phase for job in known.jobs] == [JobPhase.FAILED]
+        assert refusals <= {"HistoryUnavailable"}
+        # A second worker starts no second recording.
+        await start_recorder(temporal_client, task_queue=queue)
+        described = await find(temporal_client, recorder_workflow_id(queue))
+        assert described is not None
+        assert [one.state for one in described.pending_activities] == [
+            PendingActivityState.PENDING_ACTIVITY_STATE_STARTED
+        ]
+    await temporal_client.get_workflow_handle(recorder_workflow_id(queue)).terminate()
+
+
+async def test_a_look_that_fails_halfway_leaves_the_rest_for_the_next(
+    temporal_client: Client, queue: str, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handles = [await start_job(temporal_client, queue) for _ in range(3)]
+    for handle in handles:
+        await handle.signal("end", True)
+        await handle.result()
+    activities, store = recorder(temporal_client, url, queue)
+    store.prepare()
+    write, written = store.write, 0
+
+    def fail_once(record: object) -> None:
+        nonlocal written
+        written += 1
+        if written == 2:
+            raise HistoryUnavailable("the disk is full")
+        write(record)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(store, "write", fail_once)
+
+    async def look() -> bool:
+        before = store.complete_until(queue)
+        try:
+            await activities.look()
+        except HistoryUnavailable:
+            assert store.complete_until(queue) == before
+        return answer(store, HistoryRequest()).found == 3
+
+    await eventually(look)
+    # Each was written once, and the one that failed again.
+    assert written == 4
+    await asyncio.to_thread(store.close)

@@ -1,0 +1,119 @@
+"""What `perdure history` shows, and what `perdure doctor` says of the recording."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from temporalio.client import Client
+from typer.testing import CliRunner
+
+from perdure.activities.history.activities import keeping_history
+from perdure.activities.history.settings import HistorySettings
+from perdure.activities.history.store import HistoryStore
+from perdure.cli.checks import Verdict, check_history
+from perdure.cli.main import app
+from perdure.client.connection import Endpoint
+from perdure.contract.names import recorder_workflow_id
+from tests.activities.history.played_jobs import jobs_are_played
+from tests.activities.history.stored import FAILED, incident, record, shape, status
+from tests.support.temporal_server import DevServer
+from tests.support.waiting import eventually
+
+NOW = datetime.now(UTC)
+
+
+@pytest.fixture
+async def queue(
+    temporal_client: Client, temporal_server: DevServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncGenerator[str]:
+    """A worker with a history of three jobs, as the command finds it."""
+    url = f"sqlite:///{tmp_path / 'history.db'}"
+    store = HistoryStore(url, tenant=temporal_client.namespace)
+    store.prepare()
+    alike = shape(team="nlp")
+    failures = [
+        incident(1, timedelta(minutes=9)),
+        incident(2, timedelta(minutes=20), failure="NETWORK", host="[gpu-8]"),
+    ]
+    store.write(record("llama", like=alike, began=NOW - timedelta(days=2)))
+    store.write(
+        record(
+            "llama-long", like=alike, began=NOW - timedelta(days=1), answers=status(generation=3), incidents=failures
+        )
+    )
+    store.write(
+        record("other", like=shape("acme/other:1", "python x.py"), ended=FAILED, began=NOW - timedelta(days=40))
+    )
+    store.close()
+    async with jobs_are_played(temporal_client) as queue:
+        monkeypatch.setenv("TEMPORAL_ADDRESS", temporal_server.address)
+        monkeypatch.setenv("PERDURE_TASK_QUEUE", queue)
+        async with keeping_history(temporal_client, HistorySettings(url=url), task_queue=queue):
+            yield queue
+        await temporal_client.get_workflow_handle(recorder_workflow_id(queue)).terminate()
+
+
+async def history(*options: str) -> str:
+    result = await asyncio.to_thread(CliRunner().invoke, app, ["history", *options], None, {"COLUMNS": "200"})
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.output
+
+
+def first_column(table: str) -> list[str]:
+    return [line.split()[0] for line in table.splitlines() if line.strip()]
+
+
+async def test_it_shows_jobs_that_temporal_does_not_know(queue: str, tmp_path: Path) -> None:
+    shown = await history("-n", "nlp", "--price", "2")
+    assert first_column(shown) == ["NAME", "llama-long", "llama", "other"]
+    assert first_column(await history("-A", "--since", "30d"))[1:] == ["llama-long", "llama"]
+    assert "no such jobs" in await history()
+    assert "2 of 3 jobs" in await history("-n", "nlp", "--limit", "2")
+    job = json.loads(await history("-n", "nlp", "-o", "json"))["jobs"][1]
+    assert (job["name"], job["node_hours"], job["shape"]["labels"]) == ("llama", 4.0, {"team": "nlp"})
+    assert "8.00" in shown
+
+    like = await history("-n", "nlp", "--like", "llama")
+    assert first_column(like)[1:] == ["llama-long", "llama"]
+    assert "3 of 3" in like
+    spec = tmp_path / "job.yaml"
+    spec.write_text(
+        "name: new\nbackend: kubernetes\nroles:\n"
+        "  trainer: {nodes: 2, image: 'acme/llama:1', command: [torchrun, train.py, --lr, '3']}\n"
+    )
+    assert "2 of 3" in await history("-n", "nlp", "-f", str(spec))
+
+    hosts = await history("-n", "nlp", "--failures-by-host")
+    assert first_column(hosts)[1:] == ["[gpu-8]", "gpu-7"]
+    assert "NETWORK 1" in hosts
+    [_, needs] = (await history("-n", "nlp", "--image", "acme/llama")).splitlines()
+    assert needs.split()[0] == "acme/llama:1"
+    assert "torchrun train.py --lr" in needs
+    assert "100%" in needs
+
+
+async def test_what_it_cannot_answer_is_said(queue: str) -> None:
+    async def error(*options: str) -> str:
+        result = await asyncio.to_thread(CliRunner().invoke, app, ["history", *options])
+        assert result.exception is not None
+        return str(result.exception)
+
+    assert 'no job named "nobody"' in await error("-n", "nlp", "--like", "nobody")
+    assert "expected a time such as" in await error("--since", "yesterday")
+    assert "give one of them" in await error("--like", "a", "-f", "b")
+
+
+async def test_doctor_says_whether_jobs_are_recorded(temporal_client: Client, queue: str) -> None:
+    endpoint = Endpoint(address="", task_queue=queue)
+
+    async def records() -> bool:
+        found = await check_history(temporal_client, endpoint)
+        return found is not None and found.verdict is Verdict.OK
+
+    await eventually(records)
+    assert await check_history(temporal_client, Endpoint(address="", task_queue="another")) is None
