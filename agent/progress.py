@@ -13,7 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from perdure.agent.stall_detector import GapSketch, StallDetector
-from perdure.contract import Progress, ProgressSource, RankStarts, RankStepTimes
+from perdure.contract import CourseSample, Progress, ProgressSource, RankStarts, RankStepTimes
+from perdure.contract.courses import MOST_SAMPLES, thin
 from perdure_launcher.warm_start.starts import read_starts, read_why_all_cold
 from perdure_training.node_api import layout
 from perdure_training.node_api.progress_file import (
@@ -55,6 +56,22 @@ class SaveStalls:
             self._totals[local] = self._totals.get(local, 0.0) + max(grown, 0.0)
 
 
+class CourseRecorder:
+    """Samples the progress over the life of the agent, more rarely the longer that is."""
+
+    def __init__(self) -> None:
+        self.kept: tuple[CourseSample, ...] = ()
+        self._every = 1
+
+    def add(self, sample: CourseSample) -> None:
+        """Keeps the sample if enough time has passed since the last one."""
+        if self.kept and sample.at - self.kept[-1].at < self._every:
+            return
+        self.kept = (*self.kept, sample)
+        if len(self.kept) > MOST_SAMPLES:
+            self.kept, self._every = thin(self.kept), self._every * 2
+
+
 class ProgressReader:
     """Follows the progress of one node's ranks across generations; the slowest rank counts."""
 
@@ -77,6 +94,7 @@ class ProgressReader:
         self.measured: dict[int, StepTimes] = {}
         """The same as the ranks have measured it, by rank."""
         self._save_stalls = SaveStalls()
+        self._course = CourseRecorder()
 
     @property
     def save_stall(self) -> float:
@@ -124,14 +142,14 @@ class ProgressReader:
         self.all_stepped = len(stepped) == processes
         self.stall_detector.follow(tuple(rank.step for rank in stepped), now)
         if self.all_stepped:
-            self._follow(min(stepped, key=lambda rank: rank.step), now)
+            self._follow(min(stepped, key=lambda rank: rank.step), now, is_first=base_rank == 0)
 
     def end(self) -> None:
         """Handles the end of the generation's ranks: the step count stays valid, the rate does not."""
         if self.newest is not None and self.newest.steps_per_second is not None:
             self.newest = self.newest.model_copy(update={"steps_per_second": None})
 
-    def _follow(self, slowest: RankProgress, now: float) -> None:
+    def _follow(self, slowest: RankProgress, now: float, *, is_first: bool) -> None:
         if self._first_step is None or slowest.step < self._first_step:
             # Counted steps are replaced by reported ones as soon as there are any, so numbers may jump once in either
             # direction.
@@ -143,11 +161,15 @@ class ProgressReader:
             self._samples.popleft()
         since, earliest = self._samples[0]
         diverged = slowest.loss is not None and not math.isfinite(slowest.loss)
+        rate = (slowest.step - earliest) / (now - since) if now - since >= _RATE_SAMPLE else None
+        loss = slowest.loss if not diverged else None
+        if slowest.time > 0:
+            self._course.add(CourseSample(int(slowest.time), slowest.step, rate, loss))
         self.newest = Progress(
             step=slowest.step,
             total_steps=slowest.total,
-            steps_per_second=(slowest.step - earliest) / (now - since) if now - since >= _RATE_SAMPLE else None,
-            loss=slowest.loss if not diverged else None,
+            steps_per_second=rate,
+            loss=loss,
             diverged=diverged,
             mfu=slowest.mfu,
             source=ProgressSource.REPORTED if slowest.reported else ProgressSource.COUNTED,
@@ -155,4 +177,5 @@ class ProgressReader:
             generation_steps=slowest.step - self._first_step,
             last_step_at=datetime.fromtimestamp(slowest.time, UTC) if slowest.time > 0 else None,
             apart=is_without_process_group(self._folder, generation=self._generation, beneath=self._run_dir),
+            course=self._course.kept if is_first else (),
         )

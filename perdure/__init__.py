@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from perdure.contract import CheckpointView as CheckpointView
     from perdure.contract import CollectiveCall as CollectiveCall
     from perdure.contract import Considered as Considered
+    from perdure.contract import CourseSample as CourseSample
     from perdure.contract import DeviceUsage as DeviceUsage
     from perdure.contract import EndHang as EndHang
     from perdure.contract import Evidence as Evidence
@@ -137,6 +138,7 @@ _HOMES = {
         "CheckpointView",
         "CollectiveCall",
         "Considered",
+        "CourseSample",
         "DeviceUsage",
         "Evidence",
         "EvidenceSource",
@@ -203,6 +205,7 @@ __all__ = [
     "CollectiveCall",
     "Considered",
     "ControlPlaneUnreachable",
+    "CourseSample",
     "DeviceUsage",
     "EndHang",
     "Evidence",

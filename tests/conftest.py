@@ -61,6 +61,7 @@ LONG = (
     "tensorflow",
     "ray",
     "history",
+    "page",
 )
 """Groups of tests that are too long for each run. `.ci/run` adds one by turn."""
 

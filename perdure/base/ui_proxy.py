@@ -37,7 +37,7 @@ async def ui_proxy(ui: str, backend: str) -> AsyncGenerator[None]:
         return
     address = urlsplit(ui)
     async with aiohttp.ClientSession(backend, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()) as session:
-        application = web.Application(client_max_size=_LONGEST_REQUEST, middlewares=[_refuse_pages])
+        application = web.Application(client_max_size=_LONGEST_REQUEST, middlewares=[refuse_pages])
         application.router.add_route("*", "/{path:.*}", _Front(session).pass_on)
         runner = web.AppRunner(application, access_log=None)
         await runner.setup()
@@ -52,10 +52,10 @@ async def ui_proxy(ui: str, backend: str) -> AsyncGenerator[None]:
 
 
 @web.middleware
-async def _refuse_pages(
+async def refuse_pages(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Refuses what a browser sends for a page that is not the UI's own."""
+    """Refuses what a browser sends to a server of this machine for a page that is not the server's own."""
     origin = request.headers.get("Origin")
     if _split(f"//{request.host}").hostname not in _OWN_NAMES:
         raise web.HTTPForbidden(text=f"{request.host} is not a name of this machine: use 127.0.0.1 or localhost\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,8 +15,9 @@ from perdure.cli.common import JobArgument, OnlyRoleOption, RoleOption, Session,
 from perdure.cli.completion import complete_node
 
 if TYPE_CHECKING:
+    from perdure.client.changes import Change, Changes
     from perdure.client.client import Client
-    from perdure.contract import Accepted, CheckpointView
+    from perdure.contract import CheckpointView
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,14 +27,18 @@ class _Change(Session):
     reason: Annotated[str, typer.Option("--reason", help="Kept with the job and shown by `perdure explain`.")] = ""
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; change nothing.")] = False
 
-    def change(
-        self, name: str, plan: str, change: Callable[[Client], Awaitable[Accepted]], *, role: str | None = None
-    ) -> None:
+    def of(self, name: str, role: str | None = None) -> Changes:
+        """The changes of a job that can be requested."""
+        from perdure.client.changes import Changes
+
+        return Changes(name=name, role=role, reason=self.reason)
+
+    def change(self, name: str, change: Change, *, role: str | None = None) -> None:
         """Sends a change, or describes it with --dry-run."""
         if self.dry_run:
-            self.run(lambda client: self.tell_plan(client, name, plan, role))
+            self.run(lambda client: self.tell_plan(client, name, change.plan, role))
             return
-        accepted = self.run(change)
+        accepted = self.run(change.send)
         if self.json:
             self.show(accepted)
         else:
@@ -51,10 +55,7 @@ class _Change(Session):
         if self.json:
             self.show({"name": name, "would": plan, "phase": status.phase, "nodes": status.nodes})
             return
-        least, most = status.nodes_min, status.nodes_allowed
-        present = f"{name} is {status.phase} with {text.count(status.nodes, 'node')} of "
-        present += f"{least}:{most}" if least < most else f"{most}"
-        out.print(f"would {plan}: {present}; nothing was changed", markup=False)
+        out.print(f"{text.plan(plan, status)}; nothing was changed", markup=False)
 
 
 ChangeSession = Annotated[_Change, "reason", "dry_run", "namespace", "output", "address"]
@@ -78,12 +79,7 @@ def scale(
         NodeCount.model_validate(nodes)
     except ValueError:
         raise PerdureError(f'NODES: got "{nodes}"; expected a number such as 4, or a range such as 2:8') from None
-    here.change(
-        name,
-        f"scale to {nodes} nodes",
-        lambda client: client.scale(name, nodes, role=role, reason=here.reason),
-        role=role,
-    )
+    here.change(name, here.of(name, role).scale(nodes), role=role)
 
 
 def suspend(name: JobArgument, role: OnlyRoleOption = None, *, here: ChangeSession) -> None:
@@ -91,8 +87,7 @@ def suspend(name: JobArgument, role: OnlyRoleOption = None, *, here: ChangeSessi
 
     [dim]perdure suspend llama-8b-sft --reason "making room" · perdure suspend grpo --role evaluator[/]
     """
-    plan = f"release the nodes of role {role}" if role else "release all nodes"
-    here.change(name, plan, lambda client: client.suspend(name, role=role, reason=here.reason), role=role)
+    here.change(name, here.of(name, role).suspend(), role=role)
 
 
 def resume(name: JobArgument, role: OnlyRoleOption = None, *, here: ChangeSession) -> None:
@@ -101,8 +96,7 @@ def resume(name: JobArgument, role: OnlyRoleOption = None, *, here: ChangeSessio
 
     [dim]perdure resume llama-8b-sft · perdure resume grpo --role evaluator[/]
     """
-    plan = f"request the nodes of role {role} again" if role else "request nodes again"
-    here.change(name, plan, lambda client: client.resume(name, role=role, reason=here.reason), role=role)
+    here.change(name, here.of(name, role).resume(), role=role)
 
 
 def restart(
@@ -121,16 +115,8 @@ def restart(
 
     [dim]perdure restart llama-8b-sft · perdure restart llama-8b-sft --node 3 --reason "slow disk"[/]
     """
-    if node is None:
-        plan = f"restart all ranks of role {role} in place" if role else "restart all ranks in place"
-        here.change(name, plan, lambda client: client.restart(name, role=role, reason=here.reason), role=role)
-    else:
-        here.change(
-            name,
-            f"replace node {node}",
-            lambda client: client.relaunch_node(name, node, role=role, reason=here.reason),
-            role=role,
-        )
+    changes = here.of(name, role)
+    here.change(name, changes.restart() if node is None else changes.relaunch(node), role=role)
 
 
 def pause_repairs(
@@ -151,11 +137,7 @@ def pause_repairs(
         pause = parse_duration(duration)
     except ValueError as error:
         raise PerdureError(f'--for: got "{duration}"; {error}') from None
-    here.change(
-        name,
-        f"pause repairs for {text.duration(pause)}",
-        lambda client: client.pause_repairs(name, duration=pause, reason=here.reason),
-    )
+    here.change(name, here.of(name).pause_repairs(pause, text.duration(pause)))
 
 
 def resume_repairs(name: JobArgument, here: ChangeSession) -> None:
@@ -163,7 +145,7 @@ def resume_repairs(name: JobArgument, here: ChangeSession) -> None:
 
     [dim]perdure resume-repairs llama-8b-sft[/]
     """
-    here.change(name, "resume repairs", lambda client: client.resume_repairs(name, reason=here.reason))
+    here.change(name, here.of(name).resume_repairs())
 
 
 def checkpoint(
@@ -185,8 +167,7 @@ def checkpoint(
     except ValueError as error:
         raise PerdureError(f'--timeout: got "{timeout}"; {error}') from None
     if here.dry_run or not wait:
-        plan = "make a checkpoint in storage"
-        here.change(name, plan, lambda client: client.save_checkpoint(name, reason=here.reason))
+        here.change(name, here.of(name).checkpoint())
         return
     view = here.run(lambda client: _until_durable(client, name, patience, here.reason))
     if here.json:
@@ -228,14 +209,15 @@ def cancel(
 
     [dim]perdure cancel llama-8b-sft --wait[/]
     """
+    change = here.of(name).cancel()
     if here.dry_run:
-        here.run(lambda client: here.tell_plan(client, name, "cancel it and stop its nodes"))
+        here.change(name, change)
         return
 
     async def end(client: Client) -> str:
         from perdure.contract import JobPhase
 
-        accepted = await client.cancel(name, reason=here.reason)
+        accepted = await change.send(client)
         if not wait:
             return accepted.message
         say(accepted.message)

@@ -23,12 +23,14 @@ from perdure.cli import (
     logs,
     operate,
     plan,
+    report,
     secret,
     shell,
     spec,
     stacks,
     start,
     ticket,
+    ui,
     watch,
 )
 from perdure.cli.common import OutputFormat, as_command
@@ -66,6 +68,9 @@ app.command("stacks", rich_help_panel=_LOOK)(stacks.stacks)
 app.command("check", rich_help_panel=_LOOK)(check.check)
 app.command("plan", rich_help_panel=_LOOK)(plan.plan)
 app.command("history", rich_help_panel=_LOOK)(history.history)
+app.command("ui", rich_help_panel=_LOOK)(ui.ui)
+app.command("report", rich_help_panel=_LOOK)(report.report)
+app.command("plot", rich_help_panel=_LOOK)(report.plot)
 app.command("shell", rich_help_panel=_LOOK)(shell.shell)
 app.command("scale", rich_help_panel=_CHANGE)(change.scale)
 app.command("suspend", rich_help_panel=_CHANGE)(change.suspend)

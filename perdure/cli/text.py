@@ -129,6 +129,13 @@ def nodes(status: JobStatus) -> str:
     return f"{degraded}{status.nodes}/{status.nodes_max} nodes{detail}"
 
 
+def plan(change: str, status: JobStatus) -> str:
+    """`would release all nodes: llama is RUNNING with 2 nodes of 2:4`."""
+    least, most = status.nodes_min, status.nodes_allowed
+    size = f"{least}:{most}" if least < most else f"{most}"
+    return f"would {change}: {status.name} is {status.phase} with {count(status.nodes, 'node')} of {size}"
+
+
 def role(status: RoleStatus) -> str:
     """`RUNNING, 2 nodes, generation 3, 1 restart: 2 of 2 nodes, 2 ranks`."""
     size = (

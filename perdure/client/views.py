@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import reduce
 
 from pydantic import BaseModel, ConfigDict, SecretStr
 
@@ -19,6 +20,7 @@ from perdure.contract import (
     Progress,
     ProgressSource,
 )
+from perdure.contract.courses import join_courses
 
 _SHORTEST_IDLE = timedelta(seconds=5)
 _IDLE_STEPS = 10
@@ -233,6 +235,7 @@ def overall_progress(nodes: Sequence[NodeView], status: JobStatus | None) -> Pro
         return status.progress if status else None
     slowest = min(stepping, key=lambda progress: progress.step)
     rates = [progress.steps_per_second for progress in stepping if progress.steps_per_second]
+    courses = [progress.course for progress in (*known, status and status.progress) if progress]
     losses = [progress.loss for progress in stepping if progress.loss is not None]
     totals = [progress.total_steps for progress in stepping if progress.total_steps]
     return slowest.model_copy(
@@ -240,6 +243,7 @@ def overall_progress(nodes: Sequence[NodeView], status: JobStatus | None) -> Pro
             "steps_per_second": min(rates) if rates and longest_idle(members) is None else None,
             "loss": losses[0] if losses else None,
             "total_steps": max(totals) if totals else None,
+            "course": reduce(join_courses, courses, ()),
         }
     )
 

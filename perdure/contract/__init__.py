@@ -13,6 +13,7 @@
 | `nodes` | what groups, jobs and users know alike of a node |
 | `logs` | from users to agents: requests for a node's log |
 | `stacks` | from users to agents: where a node's ranks are |
+| `courses` | the progress of a training over time |
 | `checks` | from users to agents: checks of a node's machine |
 | `findings` | from agents to jobs: what ranks have found about their own numbers |
 | `hangs` | from agents to jobs: where ranks are that make no step, and who hangs |
@@ -38,6 +39,7 @@ from perdure.contract.base import *
 from perdure.contract.checkpoints import *
 from perdure.contract.checks import *
 from perdure.contract.commands import *
+from perdure.contract.courses import *
 from perdure.contract.datasets import *
 from perdure.contract.findings import *
 from perdure.contract.groups import *

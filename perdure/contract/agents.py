@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field
 
 from perdure.contract.base import LONGEST_ERROR, ErrorText, LogTail, Message, ShortText, Time, Vocabulary, shorten
 from perdure.contract.checks import MOST_CHECKS, Check
+from perdure.contract.courses import Course
 from perdure.contract.logs import LogPosition
 from perdure.contract.nodes import LARGEST_PORT, Ports, WorldRequest
 from perdure.contract.routes import Destination, Route, RoutedMessage
@@ -120,6 +121,9 @@ class Progress(Message):
     last_step_at: Time | None = None
     apart: bool = False
     """Several ranks step without a process group: each trains a model of its own."""
+    course: Course = ()
+    """The same over time, as lists of seconds since 1970, step, steps per second and loss; only of the node that has
+    the first rank."""
 
 
 class CopyReceiver(Message):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from perdure.agent.progress import ProgressReader
 from perdure.contract import ProgressSource
+from perdure.contract.courses import MOST_SAMPLES
 from perdure_training.node_api.progress_file import (
     COUNTED,
     REPORTED,
@@ -119,3 +121,23 @@ def test_half_written_and_foreign_files_are_not_read(tmp_path: Path, reader: Pro
     (folder / "rank-0").write_bytes(b"short")
     (folder / "rank-1").write_bytes(bytes(64))
     sample(reader, 1, 0)
+
+
+def test_the_node_of_the_first_rank_samples_its_course(tmp_path: Path, reader: ProgressReader) -> None:
+    ranks = Ranks(tmp_path, 1, REPORTED)
+    for second in range(1_000):
+        for writer in ranks.writers:
+            writer.write(second, time=10_000 + second, loss=1 / (second + 1))
+        sample(reader, 1, second)
+    assert reader.newest is not None
+    course = reader.newest.course
+    assert len(course) <= MOST_SAMPLES
+    assert (course[0].at, course[0].step, course[0].loss) == (10_000, 0, 1)
+    assert course[-1].step > 980
+    apart = {after.at - before.at for before, after in pairwise(course[:-2])}
+    assert apart == {8}, "evenly spread"
+    # In the next generation the node has another place.
+    Ranks(tmp_path, 2, REPORTED, base_rank=2).step(1, 1)
+    sample(reader, 2, 1_001, base_rank=2)
+    assert reader.newest.generation == 2
+    assert reader.newest.course == ()

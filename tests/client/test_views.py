@@ -19,6 +19,7 @@ from perdure.client.views import (
 )
 from perdure.contract import (
     CheckpointView,
+    CourseSample,
     JobPhase,
     JobStatus,
     LeaseView,
@@ -69,6 +70,19 @@ def test_of_several_generations_only_the_newest_counts() -> None:
     progress = overall_progress([stale, *stepping, unknown], None)
     assert progress is not None
     assert progress.step == 79, "an older agent does not say its generation"
+
+
+def test_the_course_of_a_job_goes_on_where_its_first_rank_has_moved() -> None:
+    earlier = [CourseSample(at, at) for at in range(0, 60, 10)]
+    known = status(Progress(step=50, source=REPORTED, course=tuple(earlier)))
+    moved = Progress(step=70, source=REPORTED, generation=2, course=(CourseSample(55, 40), CourseSample(65, 70)))
+    nodes = [node(1, group_rank=0, progress=moved), node(0, group_rank=1, progress=Progress(step=70, generation=2))]
+    progress = overall_progress(nodes, known)
+    assert progress is not None
+    assert progress.course == (*earlier, *moved.course)
+    lost = overall_progress([node(0, group_rank=0, progress=Progress(step=1, generation=3))], known)
+    assert lost is not None
+    assert lost.course == tuple(earlier)
 
 
 def test_counted_steps_continue_from_the_restored_one() -> None:

@@ -48,6 +48,7 @@ HELD_ELSEWHERE = {
     "check": "tests/system/test_checks.py",
     "plan": "tests/cli/test_cli_plan.py",
     "history": "tests/cli/test_cli_history.py",
+    **dict.fromkeys(("ui", "report", "plot"), "tests/cli/test_cli_page.py"),
     "shell": "tests/cli/test_cli_shell.py",
     "join": "tests/cli/test_cli_join.py",
     "ticket": "tests/system/test_joining_by_ticket.py",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from perdure.contract import AgentMessage, Progress, ProgressSource
+from perdure.contract.courses import join_courses
 from perdure.workflows.policy.state.job import RoleInJob
 from perdure.workflows.policy.state.node import NodeState
 
@@ -36,6 +37,10 @@ def newest_progress(state: RoleInJob, reported: Progress | None) -> Progress | N
     known = state.progress
     if known is None or reported is None:
         return reported or known
+    return _newer(known, reported).replace(course=join_courses(known.course, reported.course))
+
+
+def _newer(known: Progress, reported: Progress) -> Progress:
     if reported.source is not known.source:
         return reported if reported.source is ProgressSource.REPORTED else known
     if reported.generation != known.generation:

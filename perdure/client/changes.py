@@ -1,0 +1,109 @@
+"""Changes of running jobs that users can request, in words and as calls, for every interface that offers them.
+
+An interface shows the words before it makes the call, so both are defined together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from perdure.client.client import Client
+    from perdure.contract import Accepted
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of a job."""
+
+    plan: str
+    """What it does, as a clause that follows "would"."""
+    send: Callable[[Client], Awaitable[Accepted]]
+    """Requests it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """Makes changes of one job.
+
+    Args:
+        name: The job.
+        namespace: Its namespace; None: that of the client.
+        role: The role that is meant, of a job with several; None: the job, or its only role.
+        reason: The reason that the job keeps.
+    """
+
+    name: str
+    namespace: str | None = None
+    role: str | None = None
+    reason: str = ""
+
+    def scale(self, nodes: str) -> Change:
+        """Changes the number of nodes."""
+        return Change(
+            f"scale to {nodes} nodes",
+            lambda client: client.scale(self.name, nodes, namespace=self.namespace, role=self.role, reason=self.reason),
+        )
+
+    def suspend(self) -> Change:
+        """Releases the nodes."""
+        return Change(
+            f"release the nodes of role {self.role}" if self.role else "release all nodes",
+            lambda client: client.suspend(self.name, namespace=self.namespace, role=self.role, reason=self.reason),
+        )
+
+    def resume(self) -> Change:
+        """Requests the nodes again."""
+        return Change(
+            f"request the nodes of role {self.role} again" if self.role else "request nodes again",
+            lambda client: client.resume(self.name, namespace=self.namespace, role=self.role, reason=self.reason),
+        )
+
+    def restart(self) -> Change:
+        """Restarts all ranks in place."""
+        return Change(
+            f"restart all ranks of role {self.role} in place" if self.role else "restart all ranks in place",
+            lambda client: client.restart(self.name, namespace=self.namespace, role=self.role, reason=self.reason),
+        )
+
+    def relaunch(self, node: int) -> Change:
+        """Replaces a node."""
+        return Change(
+            f"replace node {node}",
+            lambda client: client.relaunch_node(
+                self.name, node, namespace=self.namespace, role=self.role, reason=self.reason
+            ),
+        )
+
+    def pause_repairs(self, duration: timedelta, shown: str) -> Change:
+        """Has what does not die shown and left as it is for a while, named `shown` for people."""
+        return Change(
+            f"pause repairs for {shown}",
+            lambda client: client.pause_repairs(
+                self.name, duration=duration, namespace=self.namespace, reason=self.reason
+            ),
+        )
+
+    def resume_repairs(self) -> Change:
+        """Has it repaired again."""
+        return Change(
+            "resume repairs",
+            lambda client: client.resume_repairs(self.name, namespace=self.namespace, reason=self.reason),
+        )
+
+    def checkpoint(self) -> Change:
+        """Has the ranks make a checkpoint in storage."""
+        return Change(
+            "make a checkpoint in storage",
+            lambda client: client.save_checkpoint(self.name, namespace=self.namespace, reason=self.reason),
+        )
+
+    def cancel(self) -> Change:
+        """Ends the job."""
+        return Change(
+            "cancel it and stop its nodes",
+            lambda client: client.cancel(self.name, namespace=self.namespace, reason=self.reason),
+        )

@@ -1,0 +1,165 @@
+"""The course of a job over time, for plots: its worlds, its incidents, and its steps, speed and loss.
+
+A job's own records tell when each world began and ended, and at which steps. What is between these its agents have
+sampled (`Progress.course`); agents of releases before 0.4 have not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import NamedTuple, TypeGuard
+
+from perdure.cli import text
+from perdure.contract import CourseSample, IncidentView, JobStatus
+
+
+class Sample(NamedTuple):
+    """The progress at one time."""
+
+    time: datetime
+    step: int
+    rate: float | None
+    """Steps per second."""
+    loss: float | None
+
+
+@dataclass(frozen=True)
+class WorldSpan:
+    """The time for which one world trained."""
+
+    begin: datetime
+    end: datetime
+    generation: int
+    nodes: int
+
+
+@dataclass(frozen=True)
+class Mark:
+    """An incident at its time."""
+
+    number: int
+    title: str
+    begin: datetime
+    end: datetime | None
+    """None while it is open."""
+    is_observation: bool
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The mean speed of a world, by the steps at its begin and at its end."""
+
+    begin: datetime
+    end: datetime
+    rate: float
+
+
+@dataclass(frozen=True)
+class Course:
+    """What is known of a job, or of one role of it, over time."""
+
+    begin: datetime
+    end: datetime
+    worlds: Sequence[WorldSpan]
+    marks: Sequence[Mark]
+    steps: Sequence[Sequence[tuple[datetime, float]]]
+    """Points of lines, one for each time of training without an interruption."""
+    rates: Sequence[tuple[datetime, float]]
+    paces: Sequence[Pace]
+    losses: Sequence[tuple[datetime, float]]
+
+
+def course_of(status: JobStatus, incidents: Iterable[IncidentView], *, now: datetime) -> Course:
+    """Puts the course of the status's role together."""
+    samples = [_sample(one) for one in status.progress.course] if status.progress else []
+    own = sorted((one for one in incidents if one.role in ("", status.role)), key=lambda one: one.number)
+    stops = [one for one in own if one.observation is None and one.generation_before]
+    end = status.finished_at or now
+    worlds = _worlds(status, stops, end)
+    lines = _steps(status, stops, samples, end)
+    return Course(
+        begin=status.started_at,
+        end=end,
+        worlds=worlds,
+        marks=[
+            Mark(one.number, text.incident_line(one), one.started_at, one.over_at, one.observation is not None)
+            for one in own
+        ],
+        steps=lines,
+        rates=[(one.time, one.rate) for one in samples if _is_finite(one.rate)],
+        paces=[
+            Pace(begin, last, (made - start) / (last - begin).total_seconds())
+            for (begin, start), (last, made) in ((line[0], line[-1]) for line in lines if len(line) > 1)
+            if last > begin and made > start
+        ],
+        losses=[(one.time, one.loss) for one in samples if _is_finite(one.loss)],
+    )
+
+
+def _sample(sample: CourseSample) -> Sample:
+    return Sample(datetime.fromtimestamp(sample.at, UTC), *sample[1:])
+
+
+def _is_finite(value: float | None) -> TypeGuard[float]:
+    return value is not None and math.isfinite(value)
+
+
+def _worlds(status: JobStatus, stops: Sequence[IncidentView], end: datetime) -> list[WorldSpan]:
+    found: list[WorldSpan] = []
+    begin, nodes, generation = status.started_at, 0, 1
+    for stop in stops:
+        if stop.nodes_before and begin is not None and stop.started_at > begin:
+            found.append(WorldSpan(begin, stop.started_at, stop.generation_before, stop.nodes_before))
+        begin = stop.over_at if stop.followed_by is None else None
+        nodes, generation = stop.nodes_after or stop.nodes_before, stop.generation_after or stop.generation_before
+    if begin is not None and begin < end and status.generation and (nodes or status.nodes):
+        if not stops:
+            nodes, generation = status.nodes, status.generation
+        found.append(WorldSpan(begin, end, generation, nodes or status.nodes))
+    return found
+
+
+def _steps(
+    status: JobStatus, stops: Sequence[IncidentView], samples: Sequence[Sample], end: datetime
+) -> list[list[tuple[datetime, float]]]:
+    """Lines between the interruptions: each from the step that its world continued with to the last one known."""
+    first = 0
+    if status.checkpoint.restored_generation == 1 and status.checkpoint.restored_step is not None:
+        first = status.checkpoint.restored_step
+    lines: list[list[tuple[datetime, float]]] = []
+    begin: datetime | None = status.started_at
+    start: int | None = first
+    for stop in stops:
+        line = _line(begin, start, samples, stop.started_at)
+        if stop.step_before is not None and begin is not None:
+            line.append((stop.started_at, stop.step_before))
+        lines.append(line)
+        begin = stop.over_at if stop.followed_by is None else None
+        start = _continued(stop)
+    line = _line(begin, start, samples, end)
+    progress = status.progress
+    if progress is not None and begin is not None:
+        last = progress.last_step_at or (end if status.finished_at else None)
+        if last is not None and (not line or last > line[-1][0]):
+            line.append((min(last, end), progress.step))
+    lines.append(line)
+    return [line for line in lines if line]
+
+
+def _line(
+    begin: datetime | None, start: int | None, samples: Sequence[Sample], end: datetime
+) -> list[tuple[datetime, float]]:
+    if begin is None:
+        return []
+    known: list[tuple[datetime, float]] = [] if start is None else [(begin, start)]
+    return known + [(one.time, one.step) for one in samples if begin < one.time < end]
+
+
+def _continued(stop: IncidentView) -> int | None:
+    """The step with which the world after an interruption continued."""
+    if stop.restored_step is not None:
+        return stop.restored_step
+    return None if stop.step_before is None else stop.step_before - (stop.steps_again or 0)

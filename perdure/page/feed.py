@@ -1,0 +1,104 @@
+"""Looks at something for as long as a page shows it, once for all pages that show the same."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
+from datetime import timedelta
+from typing import Generic, TypeVar
+
+logger = logging.getLogger(__name__)
+
+LookT = TypeVar("LookT")
+
+LINGER = 60.0
+"""Seconds for which looking continues after the last page, for pages that are loaded again."""
+
+_SHARE = 0.05
+"""Looking takes this share of the time, at most."""
+_LONGEST_PAUSE = 10.0
+
+
+class Feed(Generic[LookT]):
+    """Looks repeatedly, and hands each look to all followers.
+
+    Args:
+        look: Looks once.
+        interval: The pause between two looks, by the last one.
+        on_idle: Is called when no page has followed for a while; the feed is over then.
+    """
+
+    def __init__(
+        self,
+        look: Callable[[], Awaitable[LookT]],
+        interval: Callable[[LookT], timedelta],
+        on_idle: Callable[[], None],
+    ) -> None:
+        self._look = look
+        self._interval = interval
+        self._on_idle = on_idle
+        self._last: LookT | None = None
+        self._due = asyncio.Event()
+        self._fresh = asyncio.Condition()
+        self._number = 0
+        self._followers = 0
+        self._task: asyncio.Task[None] | None = None
+
+    async def newest(self) -> LookT:
+        """The last look while pages follow; else a new one."""
+        if self._last is None:
+            self._last = await self._look()
+        self._begin()
+        return self._last
+
+    async def follow(self) -> AsyncGenerator[LookT]:
+        """Yields the newest look, and each later one as far as the follower keeps up."""
+        self._followers += 1
+        try:
+            look = await self.newest()
+            while True:
+                seen = self._number
+                yield look
+                async with self._fresh:
+                    await self._fresh.wait_for(lambda seen=seen: self._number > seen)
+                look = await self.newest()
+        finally:
+            self._followers -= 1
+
+    def refresh(self) -> None:
+        """Looks at once: something was changed from here."""
+        self._due.set()
+
+    async def close(self) -> None:
+        """Ends looking."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _begin(self) -> None:
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        idle, took = 0.0, 0.0
+        while idle <= LINGER:
+            assert self._last is not None
+            pause = max(self._interval(self._last).total_seconds(), min(took / _SHARE, _LONGEST_PAUSE))
+            idle = 0.0 if self._followers else idle + pause
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._due.wait(), pause)
+            self._due.clear()
+            began = time.monotonic()
+            try:
+                self._last = await self._look()
+            except Exception:
+                # A page must not stop for what one look has found.
+                logger.exception("a look has failed")
+            took = time.monotonic() - began
+            async with self._fresh:
+                self._number += 1
+                self._fresh.notify_all()
+        self._on_idle()

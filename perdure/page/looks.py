@@ -1,0 +1,166 @@
+"""What a page shows of the jobs, and of one job, read by the client as the commands read it.
+
+A part of the control plane that does not answer hides nothing: the last look is kept, with the reason why it is old.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from perdure.base.errors import PerdureError
+from perdure.client.client import Client
+from perdure.client.hot_nodes import describe_hot_nodes
+from perdure.client.pauses import describe_pauses
+from perdure.client.recorded_spec import recorded_spec
+from perdure.client.task_failures import explain
+from perdure.client.views import FINAL_PHASES, JobSummary, all_warnings, closed, overall_progress
+from perdure.contract import IncidentView, JobStatus, NodeView, Progress
+
+MOST_JOBS = 500
+"""Jobs of one list, the newest ones."""
+
+_AT_ONCE = 4
+"""Running jobs of a list that are asked for their steps at a time; the others keep their last answer."""
+
+_SLOWLY = timedelta(seconds=10)
+"""Time between two looks at what changes rarely."""
+
+
+@dataclass(frozen=True)
+class JobRow:
+    """One job of the list."""
+
+    summary: JobSummary
+    status: JobStatus | None = None
+    """Its last answer; None before the first."""
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True)
+class ListLook:
+    """The jobs at one moment."""
+
+    time: datetime
+    jobs: Sequence[JobRow] = ()
+    problem: str = ""
+    """Why this is not fresh."""
+
+
+class JobList:
+    """Looks at the jobs of a namespace, or of all."""
+
+    def __init__(self, client: Client, *, everywhere: bool) -> None:
+        self._client = client
+        self._everywhere = everywhere
+        self._known: dict[str, JobRow] = {}
+        self._last = ListLook(datetime.now(UTC))
+        self._next = 0
+
+    async def look(self) -> ListLook:
+        """Looks once."""
+        try:
+            jobs = await self._client.list(everywhere=self._everywhere, limit=MOST_JOBS)
+        except PerdureError as error:
+            self._last = replace(self._last, time=datetime.now(UTC), problem=str(error))
+            return self._last
+        running = [job for job in jobs if job.finished_at is None]
+        turn = [running[(self._next + number) % len(running)] for number in range(min(_AT_ONCE, len(running)))]
+        self._next += len(turn)
+        for row in await asyncio.gather(*(self._ask(job) for job in turn)):
+            self._known[row.summary.run_id] = row
+        rows = [replace(self._known.get(job.run_id, JobRow(job)), summary=job) for job in jobs]
+        self._known = {row.summary.run_id: row for row in rows}
+        self._last = ListLook(datetime.now(UTC), rows)
+        return self._last
+
+    async def _ask(self, job: JobSummary) -> JobRow:
+        try:
+            status = await self._client.status(job.name, namespace=job.namespace)
+            nodes = await self._client.nodes(job.name, namespace=job.namespace, role=status.role)
+        except PerdureError:
+            return self._known.get(job.run_id, JobRow(job))
+        return JobRow(job, status, overall_progress(nodes, status))
+
+
+@dataclass(frozen=True)
+class JobLook:
+    """One job at one moment."""
+
+    time: datetime
+    summary: JobSummary
+    status: JobStatus | None = None
+    nodes: Mapping[str, tuple[NodeView, ...]] = field(default_factory=dict[str, tuple[NodeView, ...]])
+    """By role."""
+    progress: Progress | None = None
+    incidents: tuple[IncidentView, ...] = ()
+    warnings: tuple[str, ...] = ()
+    spec: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    problem: str = ""
+    """Why this is not fresh."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the job has ended, so that nothing changes."""
+        return self.summary.finished_at is not None and (self.status is None or self.status.phase in FINAL_PHASES)
+
+
+class JobWatch:
+    """Looks at one job, repeatedly."""
+
+    def __init__(self, client: Client, name: str, namespace: str) -> None:
+        self._client = client
+        self._name, self._namespace = name, namespace
+        self._last: JobLook | None = None
+        self._rare: tuple[str, ...] = ()
+        self._rare_at = datetime.min.replace(tzinfo=UTC)
+
+    async def look(self) -> JobLook:
+        """Looks once.
+
+        Raises:
+            JobNotFound: if the server does not know the job.
+            ControlPlaneUnreachable: if the server does not answer the first look.
+        """
+        now = datetime.now(UTC)
+        try:
+            summary = await self._client.describe(self._name, namespace=self._namespace)
+        except PerdureError as error:
+            if self._last is None:
+                raise
+            self._last = replace(self._last, time=now, problem=str(error))
+            return self._last
+        if self._last is None or self._last.summary.run_id != summary.run_id:
+            spec = await recorded_spec(self._client, self._name, namespace=self._namespace)
+            self._last = JobLook(now, summary, spec=spec)
+            self._rare_at = datetime.min.replace(tzinfo=UTC)
+        try:
+            self._last = await self._ask(replace(self._last, time=now, summary=summary, problem=""))
+        except PerdureError as error:
+            self._last = replace(self._last, time=now, summary=summary, problem=f"{error} {error.remedy}".strip())
+        return self._last
+
+    async def _ask(self, look: JobLook) -> JobLook:
+        client, names = self._client, {"namespace": self._namespace}
+        status = closed(await client.status(self._name, **names), look.summary)
+        roles = status.roles or (status.role,)
+        by_role = await asyncio.gather(*(client.nodes(self._name, role=role, **names) for role in roles))
+        nodes = dict(zip(roles, by_role, strict=True))
+        own = nodes.get(status.role, ())
+        progress = overall_progress(own, status)
+        is_due = look.time - self._rare_at >= _SLOWLY
+        incidents = look.incidents
+        if is_due or look.status is None or status.last_incident != look.status.last_incident:
+            incidents = tuple(await client.incidents(self._name, **names))
+        if is_due:
+            pauses = await client.pauses(self._name, **names)
+            failures = await client.task_failures(self._name, **names)
+            hot = [words for role in nodes if len(nodes) > 1 for words in describe_hot_nodes(role, nodes[role])]
+            self._rare = (*describe_pauses(pauses), *(f"{one.workflow_id}: {explain(one)}" for one in failures), *hot)
+            self._rare_at = look.time
+        warnings = () if status.finished_at else (*self._rare, *all_warnings(own, status))
+        known = status.model_copy(update={"progress": progress, "warnings": warnings})
+        return replace(look, status=known, nodes=nodes, progress=progress, incidents=incidents, warnings=warnings)

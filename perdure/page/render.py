@@ -1,0 +1,226 @@
+"""Turns looks into HTML, part by part, so that only parts that have changed are sent to a page.
+
+All text comes from templates that escape it, without control characters: names, messages and log lines are written by
+training code, too.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from perdure.cli import text
+from perdure.cli.explain import explanation, with_role_named
+from perdure.cli.inspect import facts
+from perdure.cli.terminal import without_controls
+from perdure.contract import IncidentView, NodeView
+from perdure.page.course import course_of
+from perdure.page.looks import JobLook, JobRow, ListLook
+from perdure.page.plots import draw
+
+_MOST_IN_TABLE = 64
+"""Nodes that have a row each; of more, the map of nodes shows each one's detail."""
+
+_SHADES = 5
+"""Shades of step times in the map of nodes, from as fast as the median to half as slow again."""
+
+
+@dataclass
+class Parts:
+    """The content of a page: parts by their element's ID, and lists of elements, each by its own."""
+
+    parts: dict[str, str] = field(default_factory=dict[str, str])
+    lists: dict[str, dict[str, str]] = field(default_factory=dict[str, dict[str, str]])
+
+    def since(self, before: Parts | None) -> dict[str, Any]:
+        """What a page that shows `before` needs to show this."""
+        known = before or Parts()
+        message: dict[str, Any] = {
+            "parts": {name: html for name, html in self.parts.items() if known.parts.get(name) != html}
+        }
+        lists: dict[str, Any] = {}
+        for name, items in self.lists.items():
+            shown = known.lists.get(name, {})
+            fresh = {key: html for key, html in items.items() if shown.get(key) != html}
+            if fresh or list(items) != list(shown):
+                lists[name] = {"items": fresh} | ({"order": list(items)} if list(items) != list(shown) else {})
+        return message | {"lists": lists}
+
+
+def _clean(value: object) -> object:
+    return without_controls(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+environment = Environment(
+    loader=PackageLoader("perdure.page"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    finalize=_clean,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+environment.globals.update(text=text)  # pyright: ignore[reportUnknownMemberType]
+
+
+def page(template: str, **values: Any) -> str:
+    """A whole page."""
+    return environment.get_template(template).render(now=datetime.now(UTC), **values)
+
+
+def _part(name: str, **values: Any) -> str:
+    """One part of a page, by its macro."""
+    macro = getattr(environment.get_template("parts.html").module, name)
+    return str(macro(**values))
+
+
+def list_parts(look: ListLook) -> Parts:
+    """The parts of the list of jobs."""
+    rows = {f"job/{row.summary.namespace}/{row.summary.name}": _part("job_row", **_row(row)) for row in look.jobs}
+    open_ = sum(row.summary.finished_at is None for row in look.jobs)
+    return Parts(
+        {
+            "problem": _part("problem", problem=look.problem),
+            "count": _part("count", jobs=len(look.jobs), open=open_),
+        },
+        {"jobs": rows},
+    )
+
+
+def _row(row: JobRow) -> dict[str, Any]:
+    job, status, progress = row.summary, row.status, row.progress
+    incident = status.last_incident if status else None
+    return {
+        "job": job,
+        "phase": str(job.phase or (status.phase if status else "RUNNING")),
+        "note": "paused" if job.pause else "fails" if job.task_failure else "",
+        "step": text.step(progress) if progress else "",
+        "rate": text.rate(progress) if progress and not job.finished_at else "",
+        "eta": text.eta(progress) if progress and not job.finished_at else "",
+        "incident": text.incident_line(incident) if incident else "",
+        "took": text.duration(job.finished_at - job.started_at) if job.finished_at else "",
+    }
+
+
+def job_parts(look: JobLook, *, page_link: str = "", is_live: bool = True) -> Parts:
+    """The parts of the page of a job.
+
+    Args:
+        look: The job.
+        page_link: Its page in the Temporal UI; empty where that is unknown.
+        is_live: Link to other pages of the server.
+    """
+    status = look.status
+    if status is None:
+        return Parts({"problem": _part("problem", problem=look.problem or "the job has not answered yet")})
+    flag = "" if status.namespace == "default" else f" -n {status.namespace}"
+    several = len(status.roles) > 1
+    own = look.nodes.get(status.role, ())
+    course = course_of(status, look.incidents, now=look.time)
+    parts = Parts(
+        {
+            "problem": _part("problem", problem=look.problem),
+            "headline": _part("headline", status=status, progress=look.progress),
+            "facts": _part("facts", rows=facts(status, look.progress, own, list(look.incidents)), page_link=page_link),
+            "roles": _part("roles", status=status) if several else "",
+            "plots": draw(course, href="#incident-"),
+            "nodes": _part("nodes", by_role=_tables(look), several=several),
+        }
+    )
+    for role, nodes in look.nodes.items():
+        parts.lists[f"map-{role}"] = {f"{role}-{cell.number}": _part("cell", cell=cell) for cell in _cells(role, nodes)}
+    ended = status.phase if status.finished_at else None
+    shown = map(with_role_named, look.incidents) if several else look.incidents
+    parts.lists["incidents"] = {
+        f"incident-{one.number}": _part(
+            "incident",
+            incident=one,
+            story=explanation(one, job=status.name, flag=flag, ended=ended, several_roles=several).plain,
+            line=text.incident_line(one),
+            is_live=is_live,
+            since=one.started_at.isoformat(timespec="seconds"),
+        )
+        for one in sorted(shown, key=_newest_first)
+    }
+    return parts
+
+
+def _newest_first(incident: IncidentView) -> int:
+    return -incident.number
+
+
+class Cell(NamedTuple):
+    """One node in the map of nodes."""
+
+    role: str
+    number: int
+    state: str
+    """Chooses the color."""
+    shade: int
+    """How slow its steps are beside those of the others."""
+    words: str
+
+
+class NodeRow(NamedTuple):
+    """One node in the table of nodes."""
+
+    node: NodeView
+    symbol: str
+    state: str
+    words: str
+
+
+def _tables(look: JobLook) -> dict[str, list[NodeRow]]:
+    return {
+        role: [NodeRow(node, *_state(node)) for node in nodes] if len(nodes) <= _MOST_IN_TABLE else []
+        for role, nodes in look.nodes.items()
+    }
+
+
+def _state(node: NodeView) -> tuple[str, str, str]:
+    symbol, style, word = text.node_state(node)
+    return symbol, {"green": "good", "cyan": "ready", "red": "bad", "yellow": "warn"}.get(style, "off"), word
+
+
+def _cells(role: str, nodes: Sequence[NodeView]) -> list[Cell]:
+    times = {node.rank: seconds for node in nodes if (seconds := _computes(node)) is not None}
+    usual = statistics.median(times.values()) if times else 0.0
+    return [_cell(role, node, times.get(node.rank), usual) for node in nodes]
+
+
+def _computes(node: NodeView) -> float | None:
+    """Seconds of a step in which its slowest rank computes; else of a whole step."""
+    if node.step_times:
+        return max(one.compute for one in node.step_times)
+    return node.usual_step.total_seconds() if node.usual_step else None
+
+
+def _cell(role: str, node: NodeView, computes: float | None, usual: float) -> Cell:
+    """A node's state, and what is known of its machine, in figures that do not change with every look."""
+    _, state, word = _state(node)
+    words = [f"node {node.rank}" + (f" ({node.host})" if node.host else ""), word if state != "warn" else "no step"]
+    shade = 0
+    if computes is not None:
+        if usual > 0:
+            shade = min(max(round((computes / usual - 1) * 10), 0), _SHADES - 1)
+        words.append(f"computes {computes:.2g} s of a step")
+    if node.incarnation > 1:
+        words.append(f"replaced {text.count(node.incarnation - 1, 'time')}")
+    if node.metrics and node.metrics.memory_bytes is not None:
+        words.append(f"memory {node.metrics.memory_bytes / 2**30:.2g} GiB")
+    heat = [one.temperature_celsius for one in node.metrics.devices if one.temperature_celsius] if node.metrics else []
+    words += [f"{max(heat):.2g} °C"] if heat else []
+    words += [node.reason] if node.reason else []
+    return Cell(role, node.rank, state, shade, ", ".join(words))
+
+
+def spec_text(spec: Mapping[str, Any]) -> str:
+    """The specification as YAML."""
+    import yaml
+
+    return yaml.safe_dump(dict(spec), sort_keys=False, allow_unicode=True, width=100) if spec else ""

@@ -1,0 +1,405 @@
+"""The server of `perdure ui`: pages, their events, logs, and forms that change a job.
+
+It has no state of its own: what it shows is in the jobs, and what it has looked at is forgotten a minute after the last
+page that shows it was closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import aclosing, asynccontextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from aiohttp import web
+
+from perdure.base.errors import JobNotFound, PerdureError
+from perdure.base.ui_proxy import refuse_pages
+from perdure.cli import text
+from perdure.cli.terminal import without_controls
+from perdure.client.changes import Changes
+from perdure.client.client import Client
+from perdure.client.views import FINAL_PHASES, nodes_of_ranks
+from perdure.contract import JobPhase
+from perdure.contract.names import job_workflow_id
+from perdure.page import render
+from perdure.page.actions import ACTIONS, FIELDS, Action
+from perdure.page.feed import Feed
+from perdure.page.looks import JobList, JobLook, JobWatch, ListLook
+from perdure.page.sessions import Sessions, add_headers
+from perdure.spec.durations import parse_duration
+
+HOST = "127.0.0.1"
+PORT = 8234
+"""The port where none is named: the one after that of the Temporal UI."""
+
+_STATIC = Path(__file__).with_name("static")
+_LIST_INTERVAL = timedelta(seconds=2)
+_INTERVAL = timedelta(seconds=1)
+_SLOW_INTERVAL = timedelta(seconds=5)
+"""For a job of many nodes, and for one that has ended."""
+_MANY_NODES = 200
+_ALIVE = 15.0
+"""Seconds without an event after which a sign of life is sent."""
+_LOG_TAIL = 500
+_LOG_BATCH = 500
+_LOG_PAUSE = 0.1
+"""Seconds for which lines of a log are collected."""
+_ROOT = "../../../"
+
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Pages:
+    """Handles requests.
+
+    Args:
+        client: Reads and changes jobs.
+        everywhere: Show the jobs of all namespaces.
+        sessions: Admits browsers.
+    """
+
+    def __init__(self, client: Client, sessions: Sessions, *, everywhere: bool) -> None:
+        self._client = client
+        self._sessions = sessions
+        self._everywhere = everywhere
+        self._list: Feed[ListLook] | None = None
+        self._jobs: dict[tuple[str, str], Feed[JobLook]] = {}
+
+    def routes(self) -> Iterable[web.AbstractRouteDef]:
+        """The addresses. A job's page ends with a slash, so that all of its links are relative."""
+        job = "/jobs/{namespace}/{name}/"
+        return (
+            web.get("/", self.jobs),
+            web.get("/events", self.jobs_events),
+            web.get(job, self.job),
+            web.get(f"{job}events", self.job_events),
+            web.get(f"{job}logs", self.logs),
+            web.get(f"{job}lines", self.lines),
+            web.get(f"{job}change/{{action}}", self.plan),
+            web.post(f"{job}change/{{action}}", self.change),
+            web.static("/static", _STATIC),
+        )
+
+    async def close(self, _: web.Application) -> None:
+        """Ends looking."""
+        feeds = [*self._jobs.values(), *([self._list] if self._list else [])]
+        await asyncio.gather(*(feed.close() for feed in feeds))
+
+    # The list of jobs
+
+    async def jobs(self, _: web.Request) -> web.StreamResponse:
+        """The list of jobs."""
+        parts = render.list_parts(await self._list_feed().newest())
+        where = "all namespaces" if self._everywhere else f"namespace {self._client.namespace}"
+        phases = [phase.value for phase in JobPhase if phase is not JobPhase.UNKNOWN]
+        return _html("jobs.html", root="", events="events", title=f"Jobs of {where}", parts=parts, phases=phases)
+
+    async def jobs_events(self, request: web.Request) -> web.StreamResponse:
+        """Changes of the list."""
+        return await _send_parts(request, (render.list_parts(look) async for look in self._list_feed().follow()))
+
+    def _list_feed(self) -> Feed[ListLook]:
+        if self._list is None:
+            jobs = JobList(self._client, everywhere=self._everywhere)
+            self._list = Feed(jobs.look, lambda _: _LIST_INTERVAL, self._forget_list)
+        return self._list
+
+    def _forget_list(self) -> None:
+        self._list = None
+
+    # One job
+
+    async def job(self, request: web.Request) -> web.StreamResponse:
+        """The page of a job."""
+        namespace, name = _job_of(request)
+        look = await self._feed(namespace, name).newest()
+        return _html(
+            "job.html",
+            root=_ROOT,
+            events="events",
+            title=name,
+            name=name,
+            namespace=namespace,
+            parts=self._parts(look),
+            roles=list(look.nodes),
+            actions=_actions(look),
+            spec=render.spec_text(look.spec),
+        )
+
+    async def job_events(self, request: web.Request) -> web.StreamResponse:
+        """Changes of that page."""
+        feed = self._feed(*_job_of(request))
+        return await _send_parts(request, (self._parts(look) async for look in feed.follow()))
+
+    def _parts(self, look: JobLook) -> render.Parts:
+        page = self._client.endpoint.workflow_page(job_workflow_id(look.summary.namespace, look.summary.name))
+        return render.job_parts(look, page_link=page)
+
+    def _feed(self, namespace: str, name: str) -> Feed[JobLook]:
+        key = (namespace, name)
+        if key not in self._jobs:
+            watch = JobWatch(self._client, name, namespace)
+            self._jobs[key] = Feed(watch.look, _interval, lambda: self._jobs.pop(key, None) and None)
+        return self._jobs[key]
+
+    # Logs
+
+    async def logs(self, request: web.Request) -> web.StreamResponse:
+        """The page with lines of a job's output."""
+        namespace, name = _job_of(request)
+        look = await self._feed(namespace, name).newest()
+        chosen = {key: request.query.get(key, "") for key in ("role", "node", "rank", "since")}
+        stream = str(request.rel_url.with_query({key: value for key, value in chosen.items() if value}).query_string)
+        return _html(
+            "logs.html",
+            root=_ROOT,
+            events="events",
+            title=f"Logs of {name}",
+            name=name,
+            namespace=namespace,
+            roles=list(look.nodes),
+            chosen=chosen,
+            stream=f"lines?{stream}",
+        )
+
+    async def lines(self, request: web.Request) -> web.StreamResponse:
+        """The lines themselves, until the job ends."""
+        namespace, name = _job_of(request)
+        response = await _begin_events(request)
+        waiting: list[str] = []
+        problem = ""
+
+        async def send() -> None:
+            while True:
+                await asyncio.sleep(_LOG_PAUSE)
+                while waiting:
+                    batch = waiting[:_LOG_BATCH]
+                    del waiting[:_LOG_BATCH]
+                    await _send(response, batch)
+
+        sending = asyncio.create_task(send())
+        try:
+            async for line in self._log_lines(request, namespace, name):
+                waiting.append(line)
+                if len(waiting) >= _LOG_BATCH:
+                    await asyncio.sleep(_LOG_PAUSE)
+        except (PerdureError, ValueError) as error:
+            problem = str(error)
+        except ConnectionError:
+            return response
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+        with suppress(ConnectionError):
+            if waiting:
+                await _send(response, waiting)
+            await _send(response, problem, event="end")
+        return response
+
+    async def _log_lines(self, request: web.Request, namespace: str, name: str) -> AsyncGenerator[str]:
+        query = request.query
+        role = query.get("role") or None
+        node = int(query["node"]) if query.get("node") else None
+        nodes = None if node is None else [node]
+        if query.get("rank"):
+            from perdure.cli.ranks import parse_ranks
+
+            views = await self._client.nodes(name, namespace=namespace, role=role)
+            nodes = sorted(nodes_of_ranks(views, parse_ranks(query["rank"])))
+        since = _moment(query["since"]) if query.get("since") else None
+        lines = self._client.logs(
+            name,
+            namespace=namespace,
+            node=nodes,
+            role=role,
+            follow=True,
+            tail=None if since else _LOG_TAIL,
+            since=since,
+        )
+        async with aclosing(lines):
+            async for line in lines:
+                time = f"{line.time:%H:%M:%S} " if line.time else ""
+                yield without_controls(f"{time}{line.role} {line.node:>3} | {line.text}")
+
+    # Changes
+
+    async def plan(self, request: web.Request) -> web.StreamResponse:
+        """What a change would do; nothing is changed."""
+        namespace, name = _job_of(request)
+        return await self._show_plan(request, namespace, name, {key: request.query.get(key, "") for key in FIELDS})
+
+    async def _show_plan(
+        self, request: web.Request, namespace: str, name: str, values: dict[str, str], problem: str = ""
+    ) -> web.StreamResponse:
+        action = _action(request)
+        status = await self._client.status(name, namespace=namespace, role=values["role"] or None)
+        plan = ""
+        if status.finished_at:
+            problem = f"{name} does not run: it has ended as {status.phase}"
+        elif not problem and action.is_complete(values):
+            try:
+                plan = text.plan(action.change(_changes(namespace, name, values), values).plan, status)
+            except PerdureError as error:
+                problem = str(error)
+        return _html(
+            "change.html",
+            root=f"{_ROOT}../",
+            events="",
+            title=f"{action.label}: {name}",
+            name=name,
+            namespace=namespace,
+            action=action,
+            values=values,
+            roles=status.roles,
+            plan=plan,
+            problem=problem,
+            csrf=self._sessions.csrf,
+            uid=status.uid,
+        )
+
+    async def change(self, request: web.Request) -> web.StreamResponse:
+        """Makes a change, of the run that the form was about."""
+        namespace, name = _job_of(request)
+        form = {key: value for key, value in (await request.post()).items() if isinstance(value, str)}
+        values = {key: form.get(key, "") for key in FIELDS}
+        status = await self._client.status(name, namespace=namespace)
+        if status.uid != form.get("uid"):
+            problem = f"nothing was changed: the page was about an earlier run, and {name} has been started again since"
+            return await self._show_plan(request, namespace, name, values, problem)
+        try:
+            accepted = await _action(request).change(_changes(namespace, name, values), values).send(self._client)
+        except PerdureError as error:
+            return await self._show_plan(request, namespace, name, values, f"{error} {error.remedy}".strip())
+        if (namespace, name) in self._jobs:
+            self._jobs[namespace, name].refresh()
+        return _message(f"{_action(request).label}: {name}", accepted.message, root=f"{_ROOT}../", back="../")
+
+
+def _changes(namespace: str, name: str, values: dict[str, str]) -> Changes:
+    return Changes(name=name, namespace=namespace, role=values["role"] or None, reason=values["reason"])
+
+
+def _job_of(request: web.Request) -> tuple[str, str]:
+    return request.match_info["namespace"], request.match_info["name"]
+
+
+def _action(request: web.Request) -> Action:
+    try:
+        return ACTIONS[request.match_info["action"]]
+    except KeyError:
+        raise web.HTTPNotFound from None
+
+
+def _actions(look: JobLook) -> list[Action]:
+    """The buttons that make sense now."""
+    if look.is_over:
+        return []
+    suspended = look.status is not None and look.status.phase is JobPhase.SUSPENDED
+    roles = look.status.roles if look.status else ()
+    left_out = set[str]() if len(roles) > 1 else {"suspend"} if suspended else {"resume"}
+    return [action for action in ACTIONS.values() if action.name not in left_out]
+
+
+def _interval(look: JobLook) -> timedelta:
+    many = sum(map(len, look.nodes.values())) > _MANY_NODES
+    return _SLOW_INTERVAL if many or look.summary.phase in FINAL_PHASES else _INTERVAL
+
+
+def _moment(given: str) -> datetime:
+    try:
+        return datetime.now(UTC) - parse_duration(given)
+    except (ValueError, OverflowError):
+        pass
+    try:
+        moment = datetime.fromisoformat(given)
+    except ValueError:
+        raise ValueError(f'Since: got "{given}"; expected a duration such as 10m, or a time (ISO 8601)') from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _html(template: str, *, status: int = 200, **values: object) -> web.Response:
+    return web.Response(text=render.page(template, **values), content_type="text/html", status=status)
+
+
+@web.middleware
+async def _show_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except PerdureError as error:
+        status = 404 if isinstance(error, JobNotFound) else 503
+        title = "Not found" if status == 404 else "No answer"
+        root = "../" * (request.path.count("/") - 1)
+        return _message(title, str(error), remedy=error.remedy, root=root, status=status)
+
+
+def _message(
+    title: str, message: str, *, root: str, remedy: str = "", back: str = "", status: int = 200
+) -> web.Response:
+    return _html(
+        "message.html", status=status, root=root, events="", title=title, message=message, remedy=remedy, back=back
+    )
+
+
+async def _begin_events(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"})
+    await response.prepare(request)
+    return response
+
+
+async def _send(response: web.StreamResponse, value: object, event: str = "") -> None:
+    head = f"event: {event}\n" if event else ""
+    await response.write(f"{head}data: {json.dumps(value)}\n\n".encode())
+
+
+async def _send_parts(request: web.Request, versions: AsyncGenerator[render.Parts]) -> web.StreamResponse:
+    """Sends what changes, as long as the page is open. A page that comes back begins with everything."""
+    async with aclosing(versions):
+        before, parts = None, await anext(versions)
+        response = await _begin_events(request)
+        with suppress(ConnectionError):
+            while True:
+                message = parts.since(before)
+                if message["parts"] or message["lists"]:
+                    await _send(response, message)
+                before = parts
+                coming = asyncio.ensure_future(anext(versions))
+                try:
+                    while not (await asyncio.wait([coming], timeout=_ALIVE))[0]:
+                        await response.write(b": alive\n\n")
+                finally:
+                    if not coming.done():
+                        coming.cancel()
+                        await asyncio.gather(coming, return_exceptions=True)
+                parts = coming.result()
+    return response
+
+
+@asynccontextmanager
+async def serve_pages(client: Client, *, everywhere: bool = False, port: int = PORT) -> AsyncGenerator[str]:
+    """Serves on loopback while the context is open, and yields the link that admits a browser.
+
+    Args:
+        client: Reads and changes jobs.
+        everywhere: Show the jobs of all namespaces; otherwise those of the client's.
+        port: The port; 0 for one that is free.
+
+    Raises:
+        OSError: if the port is taken.
+    """
+    sessions = Sessions()
+    pages = Pages(client, sessions, everywhere=everywhere)
+    application = web.Application(middlewares=[refuse_pages, sessions.guard, _show_errors])
+    application.on_response_prepare.append(add_headers)
+    application.add_routes(pages.routes())
+    application.on_shutdown.append(pages.close)
+    runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, HOST, port).start()
+        yield f"http://{HOST}:{runner.addresses[0][1]}/?token={sessions.token}"
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,181 @@
+"""Jobs of the policy's scenarios, answered as a client answers, so that pages are tested without a server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from perdure.base.errors import ControlPlaneUnreachable, JobNotFound, Refused
+from perdure.client.client import Client
+from perdure.client.connection import Endpoint
+from perdure.client.logs import LogLine
+from perdure.client.views import JobSummary, Pause, TaskFailure
+from perdure.contract import (
+    Accepted,
+    IncidentView,
+    JobStatus,
+    NodePhase,
+    NodeView,
+    Progress,
+    ProgressSource,
+    ResourceUse,
+)
+from perdure.workflows.policy.record.projections import status_of
+from tests.policy.scenario import Scenario, reported
+
+HOSTILE = '<img src=x onerror="document.title=1">\x1b[31m\x1b]0;title\x07</script><script>document.title=1</script>'
+
+
+class PlayedJob:
+    """One job: what its workflow and its agents would answer."""
+
+    def __init__(self, scenario: Scenario, *, name: str = "llama", namespace: str = "default") -> None:
+        self.scenario = scenario
+        self.name, self.namespace = name, namespace
+        # Scenarios begin at a time of their own, and pages show what is recent.
+        self.shift = datetime.now(UTC) - scenario.now - timedelta(seconds=1)
+        self.lines = ["step 1 loss 2.0"]
+        self.step = 0
+        self.uid = ""
+
+    def moved(self, value: Any) -> Any:
+        """The value, with all times moved to the present."""
+        if isinstance(value, datetime):
+            return value + self.shift
+        if isinstance(value, dict):
+            return {key: self.moved(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(self.moved(item) for item in value)
+        return value
+
+    @property
+    def summary(self) -> JobSummary:
+        status = self.status
+        return JobSummary(
+            name=self.name,
+            namespace=self.namespace,
+            workflow_id=f"job/{self.namespace}/{self.name}",
+            run_id=f"{self.namespace}/{self.name}",
+            phase=status.phase,
+            owner="ana",
+            world_size=status.world_size,
+            restarts=status.restarts,
+            started_at=status.started_at,
+            finished_at=status.finished_at,
+        )
+
+    @property
+    def status(self) -> JobStatus:
+        scenario = self.scenario
+        status = status_of(scenario.state, scenario.job, groups=(), phase=scenario.state.phase, now=scenario.now)
+        fields = self.moved(status.model_dump()) | {"name": self.name, "namespace": self.namespace}
+        fields |= {"uid": self.uid or status.uid}
+        return JobStatus.model_validate(fields)
+
+    @property
+    def incidents(self) -> list[IncidentView]:
+        return [IncidentView.model_validate(self.moved(one.model_dump())) for one in self.scenario.state.incidents]
+
+    @property
+    def nodes(self) -> tuple[NodeView, ...]:
+        if self.status.finished_at:
+            return ()
+        self.step += 1
+        members = self.scenario.group_ranks
+        return tuple(
+            NodeView(
+                rank=rank,
+                incarnation=node.incarnation,
+                phase=node.phase,
+                host=f"gpu-{rank}",
+                since=self.moved(self.scenario.now),
+                group_rank=members.get(rank),
+                progress=Progress(
+                    step=100 + self.step,
+                    total_steps=1000,
+                    steps_per_second=2.0,
+                    loss=2.0 / self.step,
+                    source=ProgressSource.REPORTED,
+                    last_step_at=datetime.now(UTC),
+                )
+                if node.phase is NodePhase.READY
+                else None,
+                usual_step=timedelta(seconds=0.5 + 0.1 * (rank == 1)),
+                metrics=ResourceUse(cpu_cores=1.5, memory_bytes=2**30),
+            )
+            for rank, node in self.scenario.state.nodes.items()
+        )
+
+
+class PlayedClient(Client):
+    """A client of such jobs, which records what it was asked to change."""
+
+    def __init__(self, *jobs: PlayedJob) -> None:
+        super().__init__(endpoint=Endpoint(address="127.0.0.1:1", ui="http://127.0.0.1:8233"))
+        self.jobs = {(job.namespace, job.name): job for job in jobs}
+        self.changed: list[tuple[Any, ...]] = []
+        self.away = False
+
+    def job(self, name: str, namespace: str | None) -> PlayedJob:
+        if self.away:
+            raise ControlPlaneUnreachable("the Temporal server does not answer")
+        try:
+            return self.jobs[namespace or self.namespace, name]
+        except KeyError:
+            raise JobNotFound(f'no job named "{name}"') from None
+
+    async def list(self, **_: Any) -> list[JobSummary]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if self.away:
+            raise ControlPlaneUnreachable("the Temporal server does not answer")
+        return [job.summary for job in self.jobs.values()]
+
+    async def describe(self, name: str, *, namespace: str | None = None) -> JobSummary:
+        return self.job(name, namespace).summary
+
+    async def status(self, name: str, *, namespace: str | None = None, role: str | None = None) -> JobStatus:
+        return self.job(name, namespace).status
+
+    async def nodes(self, name: str, *, namespace: str | None = None, role: str | None = None) -> tuple[NodeView, ...]:
+        return self.job(name, namespace).nodes
+
+    async def incidents(self, name: str, *, namespace: str | None = None) -> list[IncidentView]:
+        return self.job(name, namespace).incidents
+
+    async def pauses(self, name: str, *, namespace: str | None = None) -> tuple[Pause, ...]:
+        return ()
+
+    async def task_failures(self, name: str, *, namespace: str | None = None) -> tuple[TaskFailure, ...]:
+        return ()
+
+    async def logs(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, name: str, *, namespace: str | None = None, **chosen: Any
+    ) -> AsyncGenerator[LogLine]:
+        for line in self.job(name, namespace).lines:
+            yield LogLine(role="worker", node=0, incarnation=1, text=line, time=datetime.now(UTC))
+
+    async def _update(self, name: str, namespace: str | None, update: str, request: Any, kind: Any) -> Any:
+        self.job(name, namespace)
+        if getattr(request, "nodes", "") == "99":
+            raise Refused(f"{name} refuses: 99 nodes are more than there are")
+        self.changed.append((update, name, request.model_dump(exclude_defaults=True)))
+        return Accepted(message=f"{name} will {update}")
+
+    async def cancel(self, name: str, *, namespace: str | None = None, reason: str = "") -> Accepted:
+        self.changed.append(("cancel", name, {"reason": reason}))
+        return Accepted(message=f"{name} is being cancelled")
+
+
+def interrupted() -> Scenario:
+    """A job whose rank was killed and that steps again."""
+    job = Scenario("2:4").running()
+    job.wait(60)
+    job.rank_killed(1, progress=reported(120)).wait(3)
+    return job.steps().wait(60)
+
+
+def failed() -> Scenario:
+    """A job that has failed with an exception of its script."""
+    job = Scenario("2", retry={"max_restarts": 0}).running().wait(30)
+    job.rank_raised(1, HOSTILE, progress=reported(7))
+    return job

@@ -1,0 +1,81 @@
+"""Tests of reports and plots: files that stand alone, of the course of a job as its own records tell it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from xml.etree import ElementTree
+
+import pytest
+
+from perdure.contract import CourseSample, Progress
+from perdure.page.course import Course, course_of
+from perdure.page.plots import WHAT, draw
+from perdure.page.report import plot, report
+from tests.page.played import HOSTILE, PlayedClient, PlayedJob, failed, interrupted
+
+
+def course(job: PlayedJob, *samples: CourseSample) -> Course:
+    status = job.status
+    progress = (status.progress or Progress()).model_copy(update={"course": samples})
+    return course_of(status.model_copy(update={"progress": progress}), job.incidents, now=datetime.now(UTC))
+
+
+def test_worlds_begin_and_end_with_the_interruptions_between_them() -> None:
+    job = PlayedJob(interrupted())
+    (incident,) = job.incidents
+    found = course(job)
+    first, second = found.worlds
+    assert (first.generation, first.nodes, first.begin, first.end) == (1, 4, job.status.started_at, incident.started_at)
+    assert (second.generation, second.nodes, second.begin) == (2, 4, incident.over_at)
+    assert [mark.number for mark in found.marks] == [1]
+
+
+def test_steps_are_drawn_between_those_that_the_job_recorded() -> None:
+    job = PlayedJob(interrupted())
+    (incident,) = job.incidents
+    first, *_ = course(job).steps
+    assert first == [(job.status.started_at, 0), (incident.started_at, 120)]
+    (pace,) = course(job).paces
+    assert pace.rate == pytest.approx(2.0)
+
+
+def test_samples_of_agents_are_between_them() -> None:
+    job = PlayedJob(interrupted())
+    begin = int(job.status.started_at.timestamp())
+    samples = [CourseSample(begin + second, 2 * second, 2.0, 5.0 - second / 100) for second in range(10, 50, 10)]
+    found = course(job, *samples, CourseSample(begin + 55, 110, float("inf"), float("nan")))
+    assert [step for _, step in found.steps[0]] == [0, 20, 40, 60, 80, 110, 120]
+    assert [rate for _, rate in found.rates] == [2.0] * 4
+    assert len(found.losses) == 4
+
+
+@pytest.mark.parametrize("job", [interrupted(), failed()], ids=["interrupted", "failed"])
+def test_a_plot_is_xml_that_stands_alone(job: object) -> None:
+    found = course(PlayedJob(job))  # pyright: ignore[reportArgumentType]
+    for what in (WHAT, ("loss",), ("throughput", "worlds")):
+        root = ElementTree.fromstring(draw(found, what=what, style=True))
+        titles = [one.text for one in root if one.get("class") == "title"]
+        assert len(titles) == len(what)
+
+
+def test_a_job_that_has_just_begun_has_a_plot() -> None:
+    now = datetime.now(UTC)
+    ElementTree.fromstring(draw(Course(now, now, [], [], [], [], [], [])))
+    ElementTree.fromstring(draw(Course(now, now + timedelta(days=30), [], [], [[(now, 7.0)]], [(now, 0.0)], [], [])))
+
+
+async def test_a_report_has_what_the_page_has_and_loads_nothing(client: PlayedClient) -> None:
+    for name in ("llama", "gpt"):
+        written = await report(client, name)
+        assert "<svg" in written
+        assert "incident-1" in written
+        assert "train.py" in written
+        for forbidden in ("<script", "<link", "src=", "logs?", 'href="http'):
+            assert forbidden not in written.replace("&lt;script", "").replace("img src=x", "")
+    assert "<img" not in written
+    assert HOSTILE not in written
+
+
+async def test_a_plot_of_a_job_is_svg(client: PlayedClient) -> None:
+    written = await plot(client, "llama", ["loss"])
+    ElementTree.fromstring(written)
