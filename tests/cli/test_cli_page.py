@@ -9,6 +9,8 @@ import urllib.request
 from http.cookiejar import CookieJar
 from xml.etree import ElementTree
 
+import pytest
+
 from perdure.client.sync import SyncClient
 from tests.support.command_line import CommandLine
 
@@ -21,6 +23,7 @@ for step in range(1, 9):
 """
 
 
+@pytest.mark.long("page")
 def test_a_job_has_a_page_a_report_and_plots(command_line: CommandLine, jobs: SyncClient) -> None:
     name = f"page-{secrets.token_hex(3)}"
     (command_line.folder / "train.py").write_text(SCRIPT)

@@ -193,6 +193,7 @@ def test_a_caller_without_the_keys_is_told_which_are_missing(
         assert "Traceback" not in done.err
 
 
+@pytest.mark.long("commands")
 def test_what_is_requested_is_refused_or_planned_without_a_change(command_line: CommandLine, waiting: str) -> None:
     refused = command_line.run("resume", waiting)
     assert refused.code == 2

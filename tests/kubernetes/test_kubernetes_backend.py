@@ -70,6 +70,7 @@ async def test_a_deleted_pod_is_a_node_that_is_gone(
         await watch.until(RUNNING, rank=1, incarnation=2)
 
 
+@pytest.mark.long("cluster-faults")
 async def test_the_next_watch_reports_what_was_deleted_while_none_ran(
     own_cluster: Cluster, backend: KubernetesBackend, job: PodJob
 ) -> None:

@@ -142,6 +142,7 @@ async def test_a_namespace_that_is_deleted_leaves_the_others_served(
             await one.until_gone(name)
 
 
+@pytest.mark.long("cluster-faults")
 async def test_the_removal_of_the_definition_ends_no_job_and_the_job_is_adopted_when_it_is_back(
     own_cluster: Cluster,
     cluster: TestCluster,

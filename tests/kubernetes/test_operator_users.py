@@ -54,6 +54,7 @@ async def refusing_changes(resources: Resources, helm: Path) -> AsyncIterator[No
         await resources.api.delete(path)
 
 
+@pytest.mark.long("cluster-faults")
 async def test_kubectl_scales_a_job_and_what_it_cannot_follow_is_refused_at_once(
     cluster: TestCluster,
     kubectl: Path,

@@ -43,6 +43,7 @@ async def train(node: Node, generation: int, *, stage: int) -> None:
     await node.agent.complete_generation(generation, stages=stage + 1)
 
 
+@pytest.mark.long("launchers")
 async def test_what_follows_torchrun_runs_and_its_exit_code_is_the_commands() -> None:
     node = script(f"{TRAIN}; echo EXPORTED; sleep 1; exit 7")
     async with running(node):

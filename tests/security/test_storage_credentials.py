@@ -223,7 +223,13 @@ ATTACKS = [
 ]
 
 
-@pytest.mark.parametrize("attack", ATTACKS, ids=[one.__name__ for one in ATTACKS])
+@pytest.mark.parametrize(
+    "attack",
+    [
+        pytest.param(one, id=one.__name__, marks=[pytest.mark.long("storage")] if one is google_well_known_file else [])
+        for one in ATTACKS
+    ],
+)
 def test_no_configuration_of_training_code_leads_to_the_agents_files(attack: Any, node: Node, thief: Thief) -> None:
     url, environment = attack(node, thief)
     opened(node, url, environment, guarded=False)

@@ -95,6 +95,7 @@ async def test_a_gradient_that_is_spoiled_each_time_stops_the_job_with_its_step(
     assert [one.failure for one in await job.incidents()] == [FailureClass.NUMERIC] * 2
 
 
+@pytest.mark.long("silent-faults")
 async def test_a_rank_that_reports_nan_once_is_shown_and_nothing_is_repaired(site: Site):
     job = await submit(site, "--misreport-at", "20", on_nan="report")
     result = await job.client.wait(job.name)

@@ -21,7 +21,13 @@ SCRIPTS = {
 }
 
 
-@pytest.mark.parametrize(("script", "error"), SCRIPTS.values(), ids=SCRIPTS)
+@pytest.mark.parametrize(
+    ("script", "error"),
+    [
+        pytest.param(*parts, id=name, marks=[] if "before" in name else [pytest.mark.long("survival")])
+        for name, parts in SCRIPTS.items()
+    ],
+)
 async def test_it_is_tried_once_more_and_ends_with_its_traceback_once(site: Site, script: str, error: str):
     program = site.folder / "broken.py"
     program.write_text(script)

@@ -64,6 +64,7 @@ async def test_the_node_that_others_waited_for_is_suspected_and_the_hanging_rank
     assert {node.incarnation for node in await site.client.nodes(job.name)} == {1}
 
 
+@pytest.mark.long("silent-faults")
 async def test_a_world_whose_rank_hangs_before_its_first_step_is_restarted_in_place(site: Site):
     """Nothing else ends that: the others wait for it for half an hour, which is torch's own limit."""
     timing = {"rendezvous": {"last_call": "2s"}, "stall": {"first_step_least": "8s", "first_steps": 1}}
@@ -80,6 +81,7 @@ async def test_a_world_whose_rank_hangs_before_its_first_step_is_restarted_in_pl
     assert {node.incarnation for node in await site.client.nodes(job.name)} == {1}
 
 
+@pytest.mark.long("silent-faults")
 async def test_stacks_show_the_rank_that_is_elsewhere_and_the_ranks_go_on(site: Site):
     job = await site.submit("--hang-in", "1", nodes="3")
     await job.until(lambda s: s.phase is JobPhase.RUNNING)

@@ -80,6 +80,7 @@ def test_the_newest_of_many_requests_is_stored_in_the_end_and_all_ranks_know_it(
     assert all(torch.equal(one["weights"], torch.full((1000,), 30.0)) for one in again)
 
 
+@pytest.mark.long("storage")
 def test_a_full_storage_is_not_durable_and_the_reason_is_named(
     ranks: RankThreads, storage: SlowStorage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
