@@ -49,6 +49,11 @@ async def shown(tab: Tab, selector: str) -> str:
     return await tab.ask(f"document.querySelector({json.dumps(selector)}).innerText")
 
 
+async def says(tab: Tab, text: str) -> bool:
+    """Whether the page contains the text; between two pages there is no body."""
+    return await tab.ask(f"document.body?.innerText.includes({json.dumps(text)}) ?? false")
+
+
 async def test_hostile_names_messages_and_lines_stay_text(tab: Tab, link: str, client: PlayedClient) -> None:
     name = (HOSTILE + "x" * 10_000).replace("/", "_")
     hostile = PlayedJob(interrupted(), name=name)
@@ -118,12 +123,12 @@ async def test_a_button_shows_its_plan_and_a_stale_one_changes_nothing(
     # The job is started again under this page.
     client.jobs["default", "llama"].uid = "89abcdef"
     await tab.click("form[method=post] button")
-    await eventually(lambda: tab.ask("document.body.innerText.includes('earlier run')"))
+    await eventually(lambda: says(tab, "earlier run"))
     assert client.changed == []
     await tab.click("form.change button")
     await eventually(lambda: tab.ask("document.querySelector('form[method=post]') !== null"))
     await tab.click("form[method=post] button")
-    await eventually(lambda: tab.ask("document.body.innerText.includes('will suspend')"))
+    await eventually(lambda: says(tab, "will suspend"))
     assert [change[0] for change in client.changed] == ["suspend"]
 
 
@@ -153,7 +158,7 @@ async def test_a_foreign_page_reads_changes_and_frames_nothing(tab: Tab, link: s
         framed = "(() => { try { return frames[0].document.body.innerText } catch { return '' } })()"
         assert await tab.ask(framed) == ""
         await tab.ask("document.querySelector('#f').submit()")
-        await eventually(lambda: tab.ask("document.body.innerText.includes('are refused')"))
+        await eventually(lambda: says(tab, "are refused"))
     finally:
         await runner.cleanup()
     assert client.changed == []
