@@ -154,8 +154,10 @@ def _line(
 ) -> list[tuple[datetime, float]]:
     if begin is None:
         return []
-    known: list[tuple[datetime, float]] = [] if start is None else [(begin, start)]
-    return known + [(one.time, one.step) for one in samples if begin < one.time < end]
+    seen: list[tuple[datetime, float]] = [(one.time, one.step) for one in samples if begin < one.time < end]
+    # A script without a checkpoint starts over, whatever the job knew of its steps.
+    started_over = start is not None and bool(seen) and seen[0][1] < start
+    return seen if start is None or started_over else [(begin, start), *seen]
 
 
 def _continued(stop: IncidentView) -> int | None:

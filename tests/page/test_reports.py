@@ -49,6 +49,17 @@ def test_samples_of_agents_are_between_them() -> None:
     assert len(found.losses) == 4
 
 
+def test_a_script_that_starts_over_has_its_speed_from_its_own_first_step() -> None:
+    job = PlayedJob(interrupted())
+    (incident,) = job.incidents
+    assert incident.over_at is not None
+    begin = int(incident.over_at.timestamp())
+    samples = [CourseSample(begin + second, 2 * second, 2.0, None) for second in (1, 11, 21)]
+    found = course(job, *samples)
+    assert [step for _, step in found.steps[1]] == [2, 22, 42]
+    assert found.paces[1].rate == pytest.approx(2.0)
+
+
 @pytest.mark.parametrize("job", [interrupted(), failed()], ids=["interrupted", "failed"])
 def test_a_plot_is_xml_that_stands_alone(job: object) -> None:
     found = course(PlayedJob(job))  # pyright: ignore[reportArgumentType]
