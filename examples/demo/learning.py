@@ -65,7 +65,7 @@ class Learning:
         job["workdir"] = {"path": str(EXAMPLE)}
         job["env"] |= {"OUT": str(self.out), "STEPS": str(self._steps), "PYTHONDONTWRITEBYTECODE": "1"}
         self._nodes = {role: fields["nodes"] for role, fields in job["roles"].items()}
-        self._port = _free_ports(sum(self._nodes.values()))
+        self._port = free_ports(sum(self._nodes.values()))
         job["roles"][REWARD]["ready"]["port"] = self._port
         job["roles"][ROLLOUT]["ready"]["port"] = self._port + 1
         await self._client.submit(job)
@@ -174,7 +174,7 @@ def _greets(port: int) -> bool:
     return False
 
 
-def _free_ports(count: int) -> int:
+def free_ports(count: int) -> int:
     """Returns the first of so many ports in a row that nothing uses."""
     while True:
         with socket.create_server(("127.0.0.1", 0)) as server:

@@ -140,6 +140,19 @@ def command_of(pid: int) -> list[str]:
     return [os.fsdecode(word) for word in read_file(pid, "cmdline").split(b"\0")[:-1]]
 
 
+def waited_ns(pid: int) -> dict[int, int]:
+    """Returns the nanoseconds for which each thread could run and waited for a processor, by the thread's ID; empty if
+    the process is gone or the kernel does not count."""
+    threads: list[str] = []
+    with contextlib.suppress(OSError):
+        threads = os.listdir(f"/proc/{pid}/task")
+    waited: dict[int, int] = {}
+    for thread in threads:
+        if fields := read_file(pid, f"task/{thread}/schedstat").split():
+            waited[int(thread)] = int(fields[1])
+    return waited
+
+
 def resident_bytes(pid: int) -> tuple[int, int]:
     """Returns a process's resident memory and the part of it that is shared; zeros if the process is gone."""
     _, resident, shared, *_ = read_file(pid, "statm").split() or (0, 0, 0)

@@ -218,6 +218,8 @@ class UsageReport(Body):
 
     cpu_cores: float | None = None
     """CPU-seconds per second."""
+    cpu_wait_cores: float | None = None
+    """Seconds per second for which threads could run and waited for a processor, which others or a limit kept."""
     memory_bytes: int | None = None
     memory_limit_bytes: int | None = None
     devices: tuple[DeviceUsage, ...] = ()

@@ -10,9 +10,11 @@ from perdure.client.hot_nodes import describe_hot_nodes
 from perdure.contract import NodePhase, NodeView, Progress, ResourceUse
 
 
-def node(rank: int, cores: float | None, progress: Progress | None = None) -> NodeView:
+def node(rank: int, cores: float | None, progress: Progress | None = None, *, waited: float | None = None) -> NodeView:
     view = NodeView(rank=rank, incarnation=1, phase=NodePhase.READY, since=datetime(2026, 1, 1, tzinfo=UTC))
-    return view.model_copy(update={"metrics": ResourceUse(cpu_cores=cores), "progress": progress})
+    return view.model_copy(
+        update={"metrics": ResourceUse(cpu_cores=cores, cpu_wait_cores=waited), "progress": progress}
+    )
 
 
 @pytest.mark.parametrize(
@@ -41,5 +43,11 @@ def test_nodes_that_step_together_are_judged_by_their_steps() -> None:
 def test_the_warning_compares_it_with_the_others() -> None:
     (words,) = describe_hot_nodes("ps", [node(0, 0.4), node(1, 3.71), node(2, 0.2)])
     assert words.startswith(
-        "ps node 1 is hot: it uses 3.7 cores, and the others 0.3 in the median, so they wait for it."
+        "ps node 1 is hot: it uses 3.7 cores, and the others need 0.3 in the median, so they wait for it."
     )
+
+
+def test_a_node_that_gets_less_than_it_needs_is_hot_too() -> None:
+    (words,) = describe_hot_nodes("ps", [node(0, 0.02, waited=0.08), node(1, 0.2, waited=0.75)])
+    assert words.startswith("ps node 1 is hot: it uses 0.2 cores and waits for 0.8 more, and the others need 0.1")
+    assert not describe_hot_nodes("ps", [node(0, 0.1, waited=0.4), node(1, 0.2, waited=0.75)])

@@ -133,6 +133,21 @@ def test_usage_counts_only_what_is_below_and_only_since_the_last_reading(tmp_pat
         child.wait()
 
 
+def test_what_processes_wait_for_a_processor_is_measured(tmp_path: Path) -> None:
+    meter = UsageMeter(memory=MemoryController(tmp_path, tmp_path), devices=Devices(str(tmp_path / "none")))
+    processor = min(os.sched_getaffinity(0))
+    burn = f"import os; os.sched_setaffinity(0, [{processor}])\nwhile True: pass"
+    children = [subprocess.Popen([sys.executable, "-c", burn]) for _ in range(3)]
+    try:
+        assert meter.read().cpu_wait_cores is None
+        # Of three that share one processor, two wait at any time.
+        wait_for(lambda: (meter.read().cpu_wait_cores or 0) > 1)
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+
+
 PLACE = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
 ALONE = {"TORCHELASTIC_RUN_ID": "none", "GROUP_WORLD_SIZE": "1"}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -23,6 +24,13 @@ def serve(out: Path) -> None:
             server.accept()[0].close()
 
 
+def serve_hot(out: Path) -> None:
+    """Serves as all do, but a child of the second node computes all the time."""
+    if os.environ["RANK"] == "1":
+        subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    serve(out)
+
+
 def follow(out: Path) -> None:
     known = roles.wait_for("ps")
     note(out, f"follow {os.getpid()} {','.join(known.addresses)} {os.environ['PERDURE_ROLES'].count('ps')}")
@@ -36,4 +44,4 @@ def note(out: Path, line: str) -> None:
         file.write(f"{time.time():.3f} {line}\n")
 
 
-{"prepare": prepare, "serve": serve, "follow": follow}[sys.argv[1]](Path(sys.argv[2]))
+{"prepare": prepare, "serve": serve, "serve-hot": serve_hot, "follow": follow}[sys.argv[1]](Path(sys.argv[2]))

@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from examples.demo.learning import free_ports
 from perdure.cli.explain import explanation, with_role_named
 from perdure.contract import JobPhase, JobStatus
-from tests.support.temporal_server import free_port
 from tests.support.waiting import eventually
 from tests.system.site import PATIENCE, SCRIPT, Job, Site
 
@@ -39,19 +37,11 @@ async def job_of_roles(site: Site) -> Job:
                 "command": ["torchrun", str(SCRIPT), str(out)],
                 "depends_on": {"ps": "ready"},
             },
-            "ps": program("serve", 2, ready={"port": two_free_ports()}, depends_on={"init": "completed"}),
+            "ps": program("serve", 2, ready={"port": free_ports(2)}, depends_on={"init": "completed"}),
             "init": program("prepare", 1),
             "follower": program("follow", 1, depends_on={"ps": "ready"}, on_failure="ignore"),
         },
     )
-
-
-def two_free_ports() -> int:
-    """The first of two ports in a row that nothing uses."""
-    while True:
-        port = free_port()
-        with suppress(OSError, OverflowError), socket.create_server(("127.0.0.1", port + 1)):
-            return port
 
 
 def notes(job: Job, kind: str) -> list[list[str]]:
