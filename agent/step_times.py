@@ -13,11 +13,18 @@ from perdure_training.node_api.bodies import DeviceUsage
 from perdure_training.node_api.progress_file import StepTimes
 
 _KEPT = 3
-"""Measurements of a rank of which the middle one is reported, or the lower one of the first two."""
+"""Measurements of a rank of which the middle one of each part is reported, or the lower one of the first two."""
 _CHANGED = 0.05
 """Changes of a rank's computation that are reported, as a share of its step."""
 _AGAIN = 60.0
-"""Seconds between two reports, at least."""
+"""Seconds between two reports, at least, unless a change is large."""
+_LARGE = 0.1
+"""Changes of what a rank computes or waits that are reported at once, as a share of its step: what a slow rank costs
+the others at least, and what these wait for it."""
+_LARGE_WITHIN = 600.0
+"""Seconds in which at most `_MOST_LARGE` changes are reported at once."""
+_MOST_LARGE = 3
+_NOTHING = StepTimes(0.0, 0.0, 0.0, readings=0)
 _MOST_RANKS = 1024
 """Ranks of a job beyond which a node reports only its slowest rank: a job keeps all reports in its state."""
 
@@ -32,8 +39,10 @@ class StepTimesReports:
     def __init__(self) -> None:
         self._generation = 0
         self._measured: dict[int, deque[StepTimes]] = {}
-        self._reported: dict[int, float] = {}
+        self._reported: dict[int, StepTimes] = {}
         self._reported_at = 0.0
+        self._large_at: deque[float] = deque(maxlen=_MOST_LARGE)
+        """When large changes were last reported at once."""
         self._computes: dict[int, list[float]] = {}
         """All measurements of each rank in this generation."""
         self._told = 0
@@ -73,7 +82,7 @@ class StepTimesReports:
         if len(usual) < processes or not self._is_due(usual, requested, now):
             return ()
         self._reported_at, self._told = now, self._measurements
-        self._reported = {rank: measured.compute for rank, measured in usual.items()}
+        self._reported = usual
         ranks = [
             RankStepTimes(
                 rank=rank,
@@ -95,11 +104,25 @@ class StepTimesReports:
             return self._measurements - self._told >= min(_TOGETHER, requested - self._told)
         if not self._reported:
             return True
-        return now - self._reported_at >= _AGAIN and any(self._has_changed(*one) for one in usual.items())
+        compute, wait = self._changes(usual)
+        if now - self._reported_at >= _AGAIN:
+            return compute > _CHANGED or wait > _LARGE
+        if max(compute, wait) <= _LARGE or (
+            len(self._large_at) == _MOST_LARGE and now - self._large_at[0] < _LARGE_WITHIN
+        ):
+            return False
+        self._large_at.append(now)
+        return True
 
-    def _has_changed(self, rank: int, measured: StepTimes) -> bool:
-        step = measured.compute + measured.wait + measured.rest
-        return abs(measured.compute - self._reported.get(rank, 0.0)) > _CHANGED * step
+    def _changes(self, usual: Mapping[int, StepTimes]) -> tuple[float, float]:
+        """The largest changes since the last report of what a rank computes and of what it waits, as shares of its
+        step."""
+        computes, waits = [0.0], [0.0]
+        for rank, now in usual.items():
+            before, step = self._reported.get(rank, _NOTHING), max(now.compute + now.wait + now.rest, 1e-9)
+            computes.append(abs(now.compute - before.compute) / step)
+            waits.append(abs(now.wait - before.wait) / step)
+        return max(computes), max(waits)
 
 
 def with_slowed_devices(
@@ -112,5 +135,8 @@ def with_slowed_devices(
 
 
 def _middle(measured: deque[StepTimes]) -> StepTimes:
-    in_order = sorted(measured, key=lambda one: one.compute)
-    return in_order[(len(in_order) - 1) // 2]
+    """The middle one of each part: a rank computes as long as before where it waits for another that has become
+    slow."""
+    middle = (len(measured) - 1) // 2
+    compute, wait, rest = (sorted(part)[middle] for part in zip(*(one[:3] for one in measured), strict=True))
+    return StepTimes(compute, wait, rest, readings=measured[-1].readings)

@@ -27,8 +27,10 @@ from perdure.base.errors import PerdureError
 from perdure.cli.explain import explanation
 from perdure.spec.timing import StallTiming, StragglerTiming
 
+from . import peers as peer_systems
 from .judgement import CleanRun, Outcome, Throughput, judge, judge_clean
 from .machines import ENVIRONMENT, PLACED_WORKER, machines
+from .peers import PeerOutcome
 from .rows import DDP, PROFILES, REPLACED, ROWS, STRAGGLER, Row
 from .site import Run
 
@@ -78,10 +80,10 @@ class Bench:
         if lacks := expected.missing:
             return line.model_copy(update={"not_built": lacks})
         patience = max(3 * expected.within, SHORTEST_PATIENCE, LONGEST_STALL * self.scale)
-        async with self._run(f"fault-{row.name}", row.nodes) as run:
+        async with self._run(f"fault-{row.name}", row.nodes, row.processes) as run:
             try:
                 row.injection.prepare(run)
-                environment = ENVIRONMENT if row.injection.placed else {}
+                environment = {**row.environment, **(ENVIRONMENT if row.injection.placed else {})}
                 await run.start(row.program, {**scaled_timing(self.scale), **row.spec}, environment)
                 await asyncio.sleep(max(self.settle, WINDOW if row.throughput else 0.0))
                 fault_at = await row.injection.inject(run)
@@ -117,10 +119,10 @@ class Bench:
                 return CleanRun(profile=profile, problem=f"{failed}")
 
     @asynccontextmanager
-    async def _run(self, name: str, nodes: int) -> AsyncGenerator[Run]:
+    async def _run(self, name: str, nodes: int, processes: int = 1) -> AsyncGenerator[Run]:
         """Provides a job to start; ends it, and keeps what it said."""
         with tempfile.TemporaryDirectory(prefix="pf-", ignore_cleanup_errors=True) as parent:
-            run = Run(self.plane, f"{name}-{int(time.time()) % 100_000}", Path(parent) / "out", nodes)
+            run = Run(self.plane, f"{name}-{int(time.time()) % 100_000}", Path(parent) / "out", nodes, processes)
             run.out.mkdir()
             run.folder.mkdir()
             try:
@@ -204,7 +206,9 @@ def listed() -> Table:
     return table
 
 
-def closing(outcomes: list[Outcome], clean: list[CleanRun], overhead: float | None) -> dict[str, object]:
+def closing(
+    outcomes: list[Outcome], clean: list[CleanRun], overhead: float | None, peers: Sequence[PeerOutcome] = ()
+) -> dict[str, object]:
     """The values of the closing line."""
     slow = next((outcome for outcome in outcomes if outcome.name == STRAGGLER), None)
     measured = next((outcome.throughput for outcome in outcomes if outcome.name == REPLACED), None)
@@ -215,6 +219,7 @@ def closing(outcomes: list[Outcome], clean: list[CleanRun], overhead: float | No
         "false_repairs": sum(run.repairs for run in clean),
         "evidence_overhead_pct": overhead,
         "straggler_named_s": slow.detected_s if slow is not None and slow.culprit_ok else None,
+        "peers": [outcome.model_dump() for outcome in peers],
         "throughput_after_pct": measured.after_pct if measured is not None else None,
     }
 
@@ -234,6 +239,9 @@ def main(
         float, typer.Option(help="Minutes of steps before each fault: agents know them after about 9.", min=0)
     ] = 0.0,
     overhead_minutes: Annotated[float, typer.Option(help="For the cost of evidence; 0: not measured.", min=0)] = 1.0,
+    peers: Annotated[bool, typer.Option("--peers", help="Try DLRover and NVRx, too, where they can be run.")] = False,
+    peers_only: Annotated[bool, typer.Option("--peers-only", help="Try DLRover and NVRx, and not Perdure.")] = False,
+    peer_seconds: Annotated[float, typer.Option(help="For which a peer is looked at after a fault.", min=10)] = 120.0,
     out: Annotated[Path | None, typer.Option(help="Folder for the explanations.")] = None,
     show: Annotated[bool, typer.Option("--list", help="List what can be tried, and try nothing.")] = False,
 ) -> None:
@@ -242,7 +250,7 @@ def main(
     if show:
         console.print(listed())
         return
-    due = plan(only, clean=clean, clean_runs=clean_runs)
+    due = Plan((), (), False) if peers_only else plan(only, clean=clean, clean_runs=clean_runs)
     folder = out or OUT / time.strftime("%Y%m%d-%H%M%S")
     folder.mkdir(parents=True, exist_ok=True)
     outcomes: list[Outcome] = []
@@ -256,6 +264,8 @@ def main(
                 bench.say(f"{row.name}: {outcomes[-1].summary}")
 
     async def run() -> None:
+        if not (due.rows or due.profiles):
+            return
         async with control_plane() as plane:
             bench = Bench(folder, plane, console, scale=scale, settle=60 * settle)
             await try_rows(bench, placed=False)
@@ -271,9 +281,14 @@ def main(
 
     asyncio.run(run())
     overhead = measure_overhead(overhead_minutes) if due.overhead and overhead_minutes else None
+    compared: list[PeerOutcome] = []
+    if peers or peers_only:
+        names = [name for name in only.split(",") if name]
+        compared = asyncio.run(peer_systems.try_peers(names, limit=peer_seconds, kept=folder))
+        console.print(peer_systems.table(compared))
     console.print(matrix(outcomes))
     console.print(f"explanations: {folder}")
-    print(json.dumps(closing(outcomes, trained, overhead), separators=(",", ":")))
+    print(json.dumps(closing(outcomes, trained, overhead, compared), separators=(",", ":")))
 
 
 def measure_overhead(minutes: float) -> float:

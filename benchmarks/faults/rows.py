@@ -39,6 +39,10 @@ class Row:
     nodes: int = 2
     spec: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Further fields of the job."""
+    processes: int = 1
+    """Ranks of each node."""
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Further variables of the program."""
     throughput: bool = False
     """Its steps a second are measured before the fault, during it and after the repair."""
 
@@ -62,8 +66,10 @@ PACE = 0.05
 SILENT = 17.0
 """Seconds until a node that neither answers nor ends is shown as unreachable: its lease lapses after 6 s, the server
 hands the next one to a poll that is still open, whose 6 s pass, too, and a third one is not taken within 4 s."""
-STRAGGLER = "slow-rank"
+STRAGGLER = "slow-rank-of-eight"
 """The row whose time is that of naming a slow rank: it makes a step in 1/0.8 of the time of the others."""
+LONG_STEP = 0.2
+"""Seconds of a step of eight ranks, beside which what they compute is small even where they share two processors."""
 REPLACED = "slow-rank-replaced"
 """The row whose throughput after the repair is compared with that before the fault."""
 
@@ -129,7 +135,15 @@ ROWS = (
         _one("CORRUPTION", "REPLACE_NODES", "RESTART_RANKS", "ROLL_BACK", within=10.0),
         3,
     ),
-    Row(STRAGGLER, DDP, InRank("slow", arguments={"seconds": 0.25 * PACE}), _shown("stragglers", within=30.0), 4),
+    Row("slow-rank", DDP, InRank("slow", arguments={"seconds": 0.25 * PACE}), _shown("stragglers", within=30.0), 4),
+    Row(
+        STRAGGLER,
+        DDP,
+        InRank("slow", rank=5, arguments={"seconds": 0.25 * LONG_STEP}),
+        _shown("stragglers", within=30.0),
+        processes=4,
+        environment={"STEP_SECONDS": f"{LONG_STEP}"},
+    ),
     Row("half-speed", DDP, InRank("slow", arguments={"seconds": PACE}), _shown("stragglers", within=30.0), 4),
     Row(
         REPLACED,

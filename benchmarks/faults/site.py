@@ -54,11 +54,13 @@ class Step:
 class Run:
     """A program as a job, while something happens to it."""
 
-    def __init__(self, plane: ControlPlane, name: str, out: Path, nodes: int) -> None:
+    def __init__(self, plane: ControlPlane, name: str, out: Path, nodes: int, processes: int = 1) -> None:
         self.plane = plane
         self.name = name
         self.out = out
         self.nodes = nodes
+        self.processes = processes
+        """Ranks of each node."""
         self.uid = ""
         self._first_agents: dict[int, int] = {}
 
@@ -79,7 +81,12 @@ class Run:
                     **environment,
                 },
                 "limits": {"termination_grace_period": "5s"},
-                "roles": {"worker": {"nodes": self.nodes, "command": [torchrun, str(WRAPPER), *command]}},
+                "roles": {
+                    "worker": {
+                        "nodes": self.nodes,
+                        "command": [torchrun, f"--nproc-per-node={self.processes}", str(WRAPPER), *command],
+                    }
+                },
                 **spec,
             }
         )
@@ -93,6 +100,10 @@ class Run:
                 if snapshot.status is not None and snapshot.status.phase is JobPhase.RUNNING:
                     break
         self._first_agents = self._agents()
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.processes
 
     @property
     def folder(self) -> Path:
@@ -140,13 +151,13 @@ class Run:
 
     def furthest(self) -> int:
         """The furthest step of any rank."""
-        return max((step.number for rank in range(self.nodes) for step in self.steps(rank)), default=0)
+        return max((step.number for rank in range(self.ranks) for step in self.steps(rank)), default=0)
 
     def _made(self, *, generation: int, since: float = 0.0, ranks: int | None = None) -> int:
         """The fewest steps that any rank has made in a generation."""
         return min(
             sum(step.generation == generation and step.time > since for step in self.steps(rank))
-            for rank in range(ranks or self.nodes)
+            for rank in range(ranks or self.ranks)
         )
 
     async def follow(self, expected: Expected, fault_at: float, heal: Callable[[], None], *, patience: float) -> Story:
@@ -225,7 +236,7 @@ class Run:
 
     def _lost(self, fault_at: float) -> int | None:
         """Steps that the furthest rank had made before the fault's repair, and that were made again."""
-        steps = [step for rank in range(self.nodes) for step in self.steps(rank)]
+        steps = [step for rank in range(self.ranks) for step in self.steps(rank)]
         if not steps:
             return None
         first = max((step.generation for step in steps if step.time <= fault_at), default=1)

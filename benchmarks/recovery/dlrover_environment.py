@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from scripts.setup import CACHE, SetupFailed, find_uv
@@ -18,7 +19,7 @@ MODULES = ("dlrover.python.master.local_master", "dlrover.trainer.torch.elastic_
 
 
 class NotAvailable(Exception):
-    """DLRover cannot be measured here; the message says why."""
+    """A peer cannot be measured here; the message says why."""
 
 
 async def ensure() -> Path:
@@ -29,17 +30,30 @@ async def ensure() -> Path:
     """
     torch = importlib.metadata.version("torch")
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    home = CACHE / "dlrover" / f"{VERSION}-torch-{torch}-python-{python}"
+    packages = [f"dlrover[k8s,torch]=={VERSION}", f"torch=={torch}", *UNDECLARED]
+    return await make(CACHE / "dlrover" / f"{VERSION}-torch-{torch}-python-{python}", packages, MODULES)
+
+
+async def make(home: Path, packages: Sequence[str], modules: Sequence[str]) -> Path:
+    """Returns the `bin` folder of an environment with these packages, which is made once.
+
+    Args:
+        home: Its folder, whose name has all versions.
+        packages: The packages, with their versions.
+        modules: Modules of the commands: if they can be imported, the commands start.
+
+    Raises:
+        NotAvailable: if a package cannot be installed or imported.
+    """
     ready = home / "ready"
     if not ready.exists():
         try:
             uv = find_uv()
         except SetupFailed as failed:
             raise NotAvailable(str(failed)) from failed
-        packages = [f"dlrover[k8s,torch]=={VERSION}", f"torch=={torch}", *UNDECLARED]
         await _run(uv, "venv", "--quiet", "--clear", "--python", sys.executable, home)
         await _run(uv, "pip", "install", "--quiet", "--python", home / "bin" / "python", *packages)
-        await _run(home / "bin" / "python", "-c", f"import {', '.join(MODULES)}")
+        await _run(home / "bin" / "python", "-c", f"import {', '.join(modules)}")
         ready.touch()
     return home / "bin"
 

@@ -26,6 +26,12 @@ class PeerJob(ABC):
     scenario: Scenario
     folder: Path
     size: int = 2
+    program: Sequence[str | Path] = (TRAIN,)
+    """The script of the ranks, with its arguments."""
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Further variables of the ranks."""
+    restarts: str = RESTARTS
+    """How often the peer may restart ranks."""
     _nodes: dict[int, asyncio.subprocess.Process] = field(default_factory=dict[int, asyncio.subprocess.Process])
     _others: list[asyncio.subprocess.Process] = field(default_factory=list[asyncio.subprocess.Process])
 
@@ -58,7 +64,13 @@ class PeerJob(ABC):
     async def _start_node(self, node: int) -> None:
         command, env = self._node_command(node)
         log = self.folder / f"node-{node}.log"
-        self._nodes[node] = await start(command, env={"BENCH_FOLDER": str(self.folder), **env}, log=log)
+        env = {"BENCH_FOLDER": str(self.folder), **self.environment, **env}
+        self._nodes[node] = await start(command, env=env, log=log)
+
+    @property
+    def _options(self) -> list[str]:
+        nodes = self.scenario.nodes(self.size)
+        return [f"--nnodes={nodes}", "--nproc-per-node=1", f"--max-restarts={self.restarts}"]
 
     @abstractmethod
     def _node_command(self, node: int) -> tuple[Sequence[str | Path], Mapping[str, str]]:
@@ -80,15 +92,30 @@ class TorchrunJob(PeerJob):
         for node in range(1, self.size):
             await self._start_node(node)
 
+    @property
+    def _launcher(self) -> Sequence[str | Path]:
+        return [sys.executable, "-m", "torch.distributed.run"]
+
     def _store_answers(self) -> bool | None:
         return True if answers(self._port) else None
 
     def _node_command(self, node: int) -> tuple[Sequence[str | Path], Mapping[str, str]]:
         rendezvous = ["--rdzv-backend=c10d", "--rdzv-id=bench", f"--rdzv-endpoint=127.0.0.1:{self._port}"]
-        options = [f"--nnodes={self.scenario.nodes(self.size)}", "--nproc-per-node=1", f"--max-restarts={RESTARTS}"]
-        command = [sys.executable, "-m", "torch.distributed.run", *options, *rendezvous, "--local-addr=127.0.0.1"]
+        command = [*self._launcher, *self._options, *rendezvous, "--local-addr=127.0.0.1"]
         env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if self.own_store else {}
-        return [*command, TRAIN], env
+        return [*command, *self.program], env
+
+
+@dataclass
+class NVRxJob(TorchrunJob):
+    """NVIDIA's resiliency extension: one `ft_launcher` for each node, which is torchrun with a monitor of each rank."""
+
+    binaries: Path = Path()
+    """The `bin` folder of its environment."""
+
+    @property
+    def _launcher(self) -> Sequence[str | Path]:
+        return [self.binaries / "ft_launcher", "--ignore-missing-fault-tol-cfg"]
 
 
 @dataclass
@@ -120,7 +147,6 @@ class DLRoverJob(PeerJob):
         return True if answers(self._port) else None
 
     def _node_command(self, node: int) -> tuple[Sequence[str | Path], Mapping[str, str]]:
-        options = [f"--nnodes={self.scenario.nodes(self.size)}", "--nproc-per-node=1", f"--max-restarts={RESTARTS}"]
         env = {
             "DLROVER_MASTER_ADDR": f"127.0.0.1:{self._port}",
             "JOB_NAME": "bench",
@@ -132,7 +158,7 @@ class DLRoverJob(PeerJob):
             "NODE_IP": "127.0.0.1",
         }
         env["BENCH_FLASH"] = "1"
-        return with_own_memory([self.binaries / "dlrover-run", *options, TRAIN]), env
+        return with_own_memory([self.binaries / "dlrover-run", *self._options, *self.program]), env
 
 
 def answers(port: int) -> bool:

@@ -33,6 +33,13 @@ _QUICK = 16
 """The readings for which that holds: an experiment of the job takes its measurements from them."""
 _LATER_SHARE = 1 / 1000
 """The share that all further readings may take."""
+_SLOWER = 1.08
+"""How many times as long as at the last reading steps take where the next readings are quick, too: a rank that becomes
+slow makes all ranks step more slowly."""
+_PARTS = 8
+"""Parts of a look at the pace, of which the median counts: a pause for an evaluation is in one of them."""
+_QUICK_AGAIN = 600.0
+"""Seconds from one time of quick readings to the next, at least."""
 _FEWEST_STEPS = 8
 """Steps between two readings, at least."""
 _MARKS = 1024
@@ -112,6 +119,20 @@ def split_device_steps(
     return max((ended - begun) / 1e9 / count - wait, 0.0), wait, 0.0
 
 
+def usual_pace(steps: Sequence[OptimizerStep]) -> int:
+    """Returns the nanoseconds of a usual step: the median over parts of these steps; 0 where they are too few."""
+    length = (len(steps) - 1) // _PARTS
+    if length < 1:
+        return 0
+    parts = [steps[at + length].ended - steps[at].ended for at in range(0, _PARTS * length, length)]
+    return sorted(parts)[_PARTS // 2] // length
+
+
+def _steps_in(seconds: float, usual: float) -> int:
+    """The number of steps that take this time or longer: a power of two, and no fewer than `_FEWEST_STEPS`."""
+    return 1 << math.ceil(math.log2(max(_FEWEST_STEPS, seconds / max(usual, 1e-6))))
+
+
 class StepTimer:
     """Follows the steps of this process's optimizers, and tells the agent how they split."""
 
@@ -124,6 +145,13 @@ class StepTimer:
         """Steps from one reading to the next: a power of two, so that ranks which differ in it read together."""
         self._read_at = 0.0
         self._readings = 0
+        self._quick_until = _QUICK
+        """The reading from which on all take the smaller share."""
+        self._quick_at = -math.inf
+        self._look_every = 0
+        """Steps from one look at the pace to the next: a power of two, too."""
+        self._usual = 0
+        """Nanoseconds of a step at the last reading."""
         self._stopped = False
         """As in `StepCounter`."""
         self._compiling: Any = None
@@ -156,11 +184,24 @@ class StepTimer:
 
     def _is_due(self) -> bool:
         if self._every:
-            return self._count % self._every == 0
+            return self._count % self._every == 0 or self._is_slower()
         if self._count < _FEWEST_STEPS or self._count.bit_count() > 1:
             self._read_at = self._read_at or time.monotonic()
             return False
         return time.monotonic() - self._read_at >= _INTERVAL
+
+    def _is_slower(self) -> bool:
+        """Whether steps have become slower since the last reading, which is seldom looked at; only these steps are left
+        then, so that the reading shows what has changed."""
+        if self._readings < self._quick_until or self._count % self._look_every or not self._usual:
+            return False
+        now = time.monotonic()
+        steps = list(self._steps)[-self._look_every :]
+        if now - self._quick_at < _QUICK_AGAIN or usual_pace(steps) < _SLOWER * self._usual:
+            return False
+        self._quick_until, self._quick_at = self._readings + _QUICK, now
+        self._steps = deque(steps[len(steps) // 2 :], maxlen=_MARKS)
+        return True
 
     def _read(self) -> None:
         began = time.thread_time()
@@ -171,12 +212,12 @@ class StepTimer:
         self._file.write(StepTimes(*(parts or _UNKNOWN), readings=self._readings))
         if collectives is None:
             self._give_up("this torch does not record collectives")
+        self._usual = usual_pace(list(self._steps))
         self._steps = deque([self._steps[-1]], maxlen=_MARKS)
         self._read_at = time.monotonic()
-        share = _SHARE if self._readings < _QUICK else _LATER_SHARE
-        interval = max(_INTERVAL, (time.thread_time() - began) / share)
-        fewest = max(_FEWEST_STEPS, interval / max(usual, 1e-6))
-        self._every = 1 << math.ceil(math.log2(fewest))
+        share = _SHARE if self._readings < self._quick_until else _LATER_SHARE
+        self._every = _steps_in(max(_INTERVAL, (time.thread_time() - began) / share), usual)
+        self._look_every = _steps_in(_INTERVAL, usual)
 
     def _split(self, collectives: Sequence[Collective]) -> tuple[float, float, float] | None:
         on_device = [one for one in collectives if one.on_device]

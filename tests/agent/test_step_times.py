@@ -37,14 +37,33 @@ def test_a_world_is_reported_once_after_its_warm_up():
     assert [node.measure(reading, 0.2, 0.2) for reading in range(4, 30)] == [()] * 26
 
 
-def test_a_change_is_reported_but_not_at_once_again():
+def test_a_small_change_is_reported_but_not_at_once_again():
     node = Played()
     for reading in range(1, 10):
         node.measure(reading, 0.2, 0.2)
-    assert node.measure(10, 0.25, 0.2) == ()
-    assert computes(node.measure(11, 0.25, 0.2)) == [0.25, 0.2]
-    assert [node.measure(reading, 0.4, 0.2) for reading in (12, 13, 14, 15, 16)] == [()] * 5
-    assert computes(node.measure(17, 0.4, 0.2)) == [0.4, 0.2]
+    assert node.measure(10, 0.225, 0.2) == ()
+    assert computes(node.measure(11, 0.225, 0.2)) == [0.225, 0.2]
+    assert [node.measure(reading, 0.25, 0.2) for reading in (12, 13, 14, 15, 16)] == [()] * 5
+    assert computes(node.measure(17, 0.25, 0.2)) == [0.25, 0.2]
+
+
+def test_large_changes_are_reported_at_once_a_few_times():
+    node = Played()
+    for reading in range(1, 5):
+        node.measure(reading, 0.2, 0.2)
+    large = [node.measure(reading, 0.2 + 0.1 * (reading // 2), 0.2) for reading in range(6, 16)]
+    assert [round(one[0].compute, 1) for one in large if one] == [0.5, 0.6, 0.7]
+    for reading in range(20, 90):
+        node.measure(reading, 0.9, 0.2)
+    assert [bool(node.measure(reading, 0.4, 0.2)) for reading in (90, 91)] == [False, True]
+
+
+def test_a_rank_that_waits_for_one_that_has_become_slow_is_reported_at_once():
+    node = Played()
+    for reading in range(1, 6):
+        node.measure(reading, 0.2, 0.2)
+    assert node.measure(6, 0.2, 0.2, wait=0.2) == ()
+    assert [one.wait for one in node.measure(7, 0.2, 0.2, wait=0.2)] == [0.2, 0.2]
 
 
 def test_one_unusual_measurement_is_not_reported():

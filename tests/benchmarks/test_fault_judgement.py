@@ -143,6 +143,7 @@ def test_each_entry_of_a_job_without_a_fault_is_a_false_alarm_and_each_interrupt
         "false_repairs": 1,
         "evidence_overhead_pct": 0.2,
         "straggler_named_s": None,
+        "peers": [],
         "throughput_after_pct": None,
     }
 

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from perdure_launcher.environment import inject
 from perdure_launcher.rank_plugins import step_times
 from perdure_launcher.rank_plugins.flight_recorder import Collective
-from perdure_launcher.rank_plugins.step_times import OptimizerStep, split_device_steps, split_steps
+from perdure_launcher.rank_plugins.step_times import OptimizerStep, split_device_steps, split_steps, usual_pace
 from perdure_training.node_api.progress_file import COUNTED, ProgressFile, StepTimes, progress_path, read_progress
 
 MS = 10**6
@@ -150,6 +151,100 @@ def test_a_rank_whose_steps_cannot_be_split_says_why_once(
     assert progress is not None
     assert progress.step_times is not None
     assert progress.step_times.known is not bool(why)
+
+
+def steps_taking(milliseconds: Sequence[float]) -> list[OptimizerStep]:
+    ends = [sum(milliseconds[:count]) for count in range(len(milliseconds) + 1)]
+    return [OptimizerStep(int((end - 1) * MS), int(end * MS)) for end in ends]
+
+
+def test_the_pace_of_steps_is_that_of_most() -> None:
+    assert usual_pace(steps_taking([30] * 64)) == 30 * MS
+    assert usual_pace(steps_taking([30] * 20 + [90_000] + [30] * 43)) == 30 * MS
+    assert usual_pace(steps_taking([10, 50] * 32)) == 30 * MS
+    assert usual_pace(steps_taking([30] * 8)) == 30 * MS
+    assert usual_pace(steps_taking([30] * 7)) == 0
+
+
+class Timed:
+    """A rank with one collective in each step, whose clock is played."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("RANK", "0")
+        monkeypatch.setenv("PERDURE_GENERATION", "1")
+        monkeypatch.setenv("PERDURE_PROGRESS_DIR", str(folder))
+        ProgressFile(progress_path(folder, 0), generation=1, pid=1, source=COUNTED)
+        self._folder = folder
+        self.now = 1000.0
+        self._calls: deque[Collective] = deque(maxlen=2000)
+        self._used = 0.0
+        monkeypatch.setattr(step_times, "read_collectives", self._read)
+        monkeypatch.setattr(step_times.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(step_times.time, "time_ns", lambda: int(self.now * 1e9))
+        monkeypatch.setattr(step_times.time, "thread_time", lambda: self._used)
+        self._timer = step_times.StepTimer()
+        self._timer._compiling = lambda: False
+
+    def _read(self) -> list[Collective]:
+        self._used += 0.02
+        return list(self._calls)
+
+    def step(self, seconds: float) -> None:
+        self.now += 0.8 * seconds
+        self._calls.append(Collective("0", len(self._calls), "gloo:all_reduce", int(self.now * 1e9), ended=True))
+        self.now += 0.1 * seconds
+        self._timer.on_begin(None, (), {})
+        self.now += 0.1 * seconds
+        self._timer.on_end(None, (), {})
+
+    @property
+    def measured(self) -> StepTimes:
+        progress = read_progress(progress_path(self._folder, 0))
+        assert progress is not None
+        return progress.step_times or StepTimes(0.0, 0.0, 0.0, readings=0)
+
+    def until_measured(self, seconds: float, *, steps: float, times: int) -> float:
+        """Steps until a rank has measured so often that it computes for so long; returns the seconds that took."""
+        began, found, last = self.now, 0, self.measured.readings
+        while found < times:
+            self.step(steps)
+            if (new := self.measured).readings > last:
+                last = new.readings
+                found += new.compute == pytest.approx(seconds, rel=0.01)
+        return self.now - began
+
+
+def test_a_rank_measures_soon_again_once_steps_have_become_slower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = Timed(tmp_path, monkeypatch)
+    while rank.now < 2000:
+        rank.step(0.1)
+    before = rank.measured.readings
+    since = rank.now
+    while rank.now < since + 600:
+        rank.step(0.1)
+    assert rank.measured.readings - before <= 600 / 20
+    assert rank.until_measured(0.1, steps=0.125, times=2) < 30
+    # Only once in ten minutes: readings are as rare as before then.
+    while rank.now < since + 900:
+        rank.step(0.125)
+    before, since = rank.measured.readings, rank.now
+    while rank.now < since + 200:
+        rank.step(0.2)
+    assert rank.measured.readings - before <= 200 / 20
+
+
+def test_pauses_of_all_ranks_make_no_quick_readings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Timed(tmp_path, monkeypatch)
+    while rank.now < 2000:
+        rank.step(0.1)
+    before, since = rank.measured.readings, rank.now
+    while rank.now < since + 600:
+        for _ in range(100):
+            rank.step(0.1)
+        rank.step(30.0)
+    assert rank.measured.readings - before <= 600 / 20
 
 
 RANK = """

@@ -138,6 +138,7 @@ class Injector:
 
     def __init__(self) -> None:
         self._steps = (FOLDER / f"steps-{RANK}").open("a", buffering=1)
+        (FOLDER / f"pid-{RANK}").write_text(f"{os.getpid()}")
         self._slow = 0.0
         """Seconds by which each step takes longer from now on."""
         self._profile: dict[str, Any] = json.loads(os.environ.get("FAULTS_PROFILE", "{}"))
