@@ -13,7 +13,7 @@ GROUP ?= only
 # Lets Python cache bytecode: otherwise each of the thousands of processes that targets start compiles its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-roles test test-long test-failed test-torch-floor test-gpu check format lock bench-recovery bench-warm bench-kubernetes bench-oncall bench-chaos bench-faults bench-step-times bench-history bench-gateway bench-checkpoint bench-shards bench-store bench-roles bench-scaling bench-checks bench-events bench-ui cluster cluster-down cluster-binaries docs kustomize clean
+.PHONY: help setup demo demo-roles test test-long test-failed test-torch-floor test-gpu check format lock bench-recovery bench-warm bench-kubernetes bench-oncall bench-chaos bench-faults bench-step-times bench-history bench-gateway bench-checkpoint bench-shards bench-store bench-roles bench-scaling bench-checks bench-events bench-ui picture cluster cluster-down cluster-binaries docs kustomize clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -109,6 +109,9 @@ bench-events: setup  ## What telemetry costs: an event, a training step, and wit
 
 bench-ui: setup  ## How soon the page shows 500 jobs and what changes, what ten pages cost, and commands
 	@$(BIN)/python -m benchmarks.ui $(BENCH_ARGS)
+
+picture: setup  ## The README's pictures, from real runs: steps under the same faults, and a terminal (5 minutes)
+	@$(BIN)/python -m benchmarks.picture $(BENCH_ARGS)
 
 cluster: setup  ## Start a real Kubernetes cluster on this machine (Linux, root), for tests and demo
 	@$(BIN)/python -m scripts.cluster up

@@ -12,21 +12,21 @@ import signal
 import sys
 import termios
 import tty
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.markup import escape
+from rich.padding import Padding
 from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
-from perdure.base.errors import ExitCode, PerdureError
+from perdure.base.errors import ExitCode, LogsUnavailable, PerdureError
 from perdure.cli import text
 from perdure.cli.common import Session, out
 from perdure.cli.explain import explanation, with_role_named
@@ -42,6 +42,13 @@ LINE_INTERVAL = timedelta(seconds=10)
 _LAST_INCIDENTS = 5
 _LAST_LOG_LINES = 10
 _SPARKS = "▁▂▃▄▅▆▇█"
+_WIDE = 70
+"""Columns that also have room for the speed over time."""
+_BAR = 60
+_MOST_NODES = 48
+"""Nodes that are shown each; of more, how many are in each state."""
+_LOG_PAUSE = 1.0
+"""Seconds until a log that cannot be read yet is tried again."""
 
 
 @dataclass
@@ -85,7 +92,10 @@ class View:
         snapshot = self.snapshot
         return all_warnings(snapshot.nodes, snapshot.status) if snapshot and snapshot.status else ()
 
-    def __rich__(self) -> RenderableType:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self._shown(options.max_width)
+
+    def _shown(self, width: int) -> RenderableType:
         snapshot = self.snapshot
         parts: list[RenderableType] = [self._headline()]
         if snapshot and snapshot.problem:
@@ -94,7 +104,7 @@ class View:
             if snapshot.status.reason:
                 parts.append(Text.assemble(("WHY   ", "bold"), snapshot.status.reason))
             parts += map(Text.from_markup, text.tree(self.roles))
-            parts += [self._progress(), self._nodes()]
+            parts += [*self._progress(width), self._nodes()]
         parts += [Text.assemble(("WARN  ", "bold yellow"), warning) for warning in self.warnings]
         for number in sorted(self.incidents)[-_LAST_INCIDENTS:]:
             incident = self.told(number)
@@ -129,27 +139,34 @@ class View:
             words.append(f"[yellow]{stalled}[/]")
         return Text.from_markup("   ".join(words))
 
-    def _progress(self) -> RenderableType:
+    def _progress(self, width: int) -> list[RenderableType]:
         progress = self.snapshot.progress if self.snapshot else None
         if progress is None:
-            return Text.assemble(("STEP  ", "bold"), ("none yet", "dim"))
+            return [Text.assemble(("STEP  ", "bold"), ("none yet", "dim"))]
         words = [text.step(progress), text.rate(progress)]
         words += [f"loss {progress.loss:.4g}"] if progress.loss is not None else []
         words += [f"ETA {left}"] if (left := text.eta(progress)) else []
-        row: list[RenderableType] = [Text("STEP", style="bold")]
-        if progress.source == "REPORTED" and progress.total_steps:
-            row.append(ProgressBar(total=progress.total_steps, completed=progress.step, width=30))
-        row.append(Text("   ".join(word for word in words if word)))
-        row.append(Text(_spark(list(self.rates)), style="dim"))
-        grid = Table.grid(padding=(0, 2, 0, 0))
-        grid.add_row(*row)
-        return grid
+        line = Text.assemble(("STEP  ", "bold"), "   ".join(word for word in words if word))
+        if width >= _WIDE:
+            line.append(f"   {_spark(list(self.rates))}", style="dim")
+        if progress.source != "REPORTED" or not progress.total_steps:
+            return [line]
+        bar = ProgressBar(total=progress.total_steps, completed=progress.step, width=min(width - 6, _BAR))
+        return [line, Padding(bar, (0, 0, 0, 6))]
 
     def _nodes(self) -> Text:
         line = Text("NODES ", style="bold")
         if self.roles and self.snapshot and self.snapshot.status:
             line.append(f"{self.snapshot.status.role}  ")
-        for node in self.snapshot.nodes if self.snapshot else ():
+        nodes = self.snapshot.nodes if self.snapshot else ()
+        if len(nodes) > _MOST_NODES:
+            states = Counter(text.node_state(node) for node in nodes)
+            for (symbol, style, word), count in states.most_common():
+                line.append(f"{count:,} ", style="not bold")
+                line.append(symbol, style=f"not bold {style}")
+                line.append(f" {word}   ", style="not bold")
+            return line
+        for node in nodes:
             symbol, style, word = text.node_state(node)
             line.append(f"{node.rank} ", style="dim not bold")
             line.append(symbol, style=f"not bold {style}")
@@ -165,14 +182,22 @@ def _spark(values: list[float]) -> str:
     return "".join(_SPARKS[round(value / high * (len(_SPARKS) - 1))] for value in values)
 
 
-async def follow(client: Client, here: Session, name: str, *, keys: bool = False) -> ExitCode:
+async def follow(client: Client, here: Session, name: str, *, keys: bool = False, output: bool = False) -> ExitCode:
     """Shows the job until it ends or the user detaches.
+
+    Args:
+        client: Reads the job.
+        here: The command's session.
+        name: The job's name.
+        keys: Read keys, on a terminal.
+        output: Begin with the last lines of the script shown.
 
     Returns:
         The job's exit code; `DETACHED` if the user left before.
     """
     page = client.endpoint.workflow_page(f"job/{client.namespace}/{name}")
-    view = View(name=name, flag=here.flag, page=page, keys=keys and sys.stdin.isatty())
+    view = View(name=name, flag=here.flag, page=page, keys=keys and _owns_terminal())
+    view.panel = "logs" if output and view.keys else ""
     draw = here.json or not out.is_terminal
     with suppress(PerdureError):
         view.incidents.update({incident.number: incident for incident in await client.incidents(name)})
@@ -303,6 +328,11 @@ def line_of(snapshot: JobSnapshot) -> str:
     return "  ".join(word for word in words if word)
 
 
+def _owns_terminal() -> bool:
+    """Whether keys come here: to a program in the background the terminal sends a signal that stops it instead."""
+    return sys.stdin.isatty() and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+
+
 @asynccontextmanager
 async def _detach_on_interrupt() -> AsyncGenerator[asyncio.Event]:
     """Yields an event that Ctrl-C sets, instead of ending the program."""
@@ -327,12 +357,22 @@ async def _key_presses(client: Client, view: View, detached: asyncio.Event, *, e
     reading: set[asyncio.Task[None]] = set()
 
     async def read_log() -> None:
-        try:
-            async for line in client.logs(view.name, tail=_LAST_LOG_LINES, follow=True):
-                place = f"{line.role} " if view.roles else ""
-                view.log_lines.append(f"{place}{line.node:>3} | {line.text}")
-        except PerdureError as error:
-            view.log_lines.append(str(error))
+        while True:
+            try:
+                async for line in client.logs(view.name, tail=_LAST_LOG_LINES, follow=True):
+                    place = f"{line.role} " if view.roles else ""
+                    view.log_lines.append(f"{place}{line.node:>3} | {line.text}")
+                return
+            except LogsUnavailable as error:
+                view.log_lines.append(str(error))
+                return
+            except PerdureError:
+                await asyncio.sleep(_LOG_PAUSE)  # There is no node yet, or no answer.
+
+    def begin_log() -> None:
+        if view.panel == "logs" and all(task.done() for task in reading):
+            view.log_lines.clear()
+            reading.add(asyncio.create_task(read_log()))
 
     def on_key() -> None:
         match os.read(descriptor, 1).decode(errors="replace").lower():
@@ -342,15 +382,14 @@ async def _key_presses(client: Client, view: View, detached: asyncio.Event, *, e
                 view.panel = "" if view.panel == "explain" else "explain"
             case "l":
                 view.panel = "" if view.panel == "logs" else "logs"
-                if view.panel and all(task.done() for task in reading):
-                    view.log_lines.clear()
-                    reading.add(asyncio.create_task(read_log()))
+                begin_log()
             case _:
                 pass
 
     # Not the default, which discards input that was typed before.
     tty.setcbreak(descriptor, termios.TCSANOW)
     loop.add_reader(descriptor, on_key)
+    begin_log()
     try:
         yield
     finally:

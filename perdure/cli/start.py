@@ -165,7 +165,7 @@ async def _submit(here: Session, spec: JobSpec, draft: Draft, *, wait: bool) -> 
             if not here.json:
                 out.print(f"Submitted [bold]{submission.name}[/] to {_where(client.endpoint)}")
             with draft.muted():
-                code = await follow(client, here, submission.name)
+                code = await follow(client, here, submission.name, keys=True, output=True)
             if code is not ExitCode.DETACHED:
                 await draft.take_end(client, submission.name)
             return code

@@ -26,20 +26,19 @@ from perdure.base.executions import OPEN, ExecutionStatus, describe_all
 from perdure.client.connection import CALL_TIMEOUT
 from perdure.client.error_mapping import map_errors
 from perdure.client.job_calls import JobCalls
-from perdure.client.nodes import read_nodes, require_one_role, running_nodes
-from perdure.client.pauses import describe_pauses, pause_of, pauses_below
+from perdure.client.nodes import RunningNode, read_nodes, require_one_role, running_nodes
+from perdure.client.pauses import describe_pauses, pause_of
 from perdure.client.results import result_of
 from perdure.client.task_failures import failures_among
 from perdure.client.views import (
     IssuedTicket,
     JobSnapshot,
     JobSummary,
-    Pause,
     Submission,
     TaskFailure,
     overall_progress,
 )
-from perdure.client.visibility import newest_jobs, phase_of, summary_of
+from perdure.client.visibility import newest_jobs, phase_of
 from perdure.contract import (
     Accepted,
     IncidentView,
@@ -185,8 +184,20 @@ class Client(JobCalls):
             NoWorker: if no worker runs to answer for them.
             Refused: if the job has no such role.
         """
-        _, nodes = await self._look(name, namespace, role)
+        _, nodes = await self.look(name, namespace=namespace, role=role)
         return nodes
+
+    async def look(
+        self, name: str, *, namespace: str | None = None, role: str | None = None
+    ) -> tuple[JobStatus, tuple[NodeView, ...]]:
+        """The status and the nodes of the job, or of one role of several.
+
+        Raises:
+            NoWorker: if no worker runs to answer for them.
+            Refused: if the job has no such role.
+        """
+        status = await self.status(name, namespace=namespace, role=role)
+        return status, await read_nodes(self, name, namespace or self.namespace, status)
 
     async def list(
         self, *, namespace: str | None = None, everywhere: bool = False, running: bool = False, limit: int = 100
@@ -228,21 +239,6 @@ class Client(JobCalls):
         status = await self.status(name, namespace=namespace)
         workflows = [job_workflow_id(status.namespace, name), *status.groups]
         return tuple((await failures_among(await self.connect(), workflows)).values())
-
-    async def pauses(self, name: str, *, namespace: str | None = None) -> tuple[Pause, ...]:
-        """What an operator has paused in Temporal of the job, its groups, its datasets and its store: whole workflows
-        and activities, such as leases. Needs no worker."""
-        async with map_errors(self, name, namespace):
-            return await pauses_below(await self.connect(), job_workflow_id(namespace or self.namespace, name))
-
-    async def describe(self, name: str, *, namespace: str | None = None) -> JobSummary:
-        """The server's own information about the job, which needs no worker."""
-        async with map_errors(self, name, namespace):
-            found = await self._described(name, namespace)
-        summary = summary_of(found)
-        if summary is None:
-            raise Refused(f"{found.id} is not a job of Perdure")
-        return summary.model_copy(update={"pause": pause_of(found)})
 
     async def wait(
         self, name: str, *, namespace: str | None = None, outage: timedelta | None = OUTAGE_LIMIT
@@ -291,7 +287,7 @@ class Client(JobCalls):
         try:
             while not waiting.done():
                 try:
-                    status, nodes = await self._look(name, namespace)
+                    status, nodes = await self.look(name, namespace=namespace)
                 except ControlPlaneUnreachable as error:
                     snapshot = snapshot.model_copy(update={"time": datetime.now(UTC), "problem": str(error)})
                 else:
@@ -340,7 +336,7 @@ class Client(JobCalls):
 
         nodes = (node,) if isinstance(node, int) else node
         return read_logs(
-            partial(look_at_roles, partial(self._look, name, namespace), role),
+            partial(look_at_roles, lambda which: self.look(name, namespace=namespace, role=which), role),
             partial(ask_agent, self, job_workflow_id(namespace or self.namespace, name)),
             Selection(nodes=None if nodes is None else frozenset(nodes), incarnation=incarnation),
             follow=follow,
@@ -370,9 +366,8 @@ class Client(JobCalls):
         """
         from perdure.client.stacks import read_stacks
 
-        status, views = await self._look(name, namespace, role)
-        nodes = [running.id for running in running_nodes(status, views, node)]
-        return await read_stacks(self, job_workflow_id(namespace or self.namespace, name), nodes)
+        running = await self._running(name, namespace, role, node, one_role=False)
+        return await read_stacks(self, job_workflow_id(namespace or self.namespace, name), [one.id for one in running])
 
     async def check(
         self,
@@ -390,10 +385,8 @@ class Client(JobCalls):
         """
         from perdure.client.checks import check_nodes
 
-        status, views = await self._look(name, namespace, role)
-        require_one_role(status, role)
-        job_id = job_workflow_id(namespace or self.namespace, name)
-        return await check_nodes(self, job_id, running_nodes(status, views, node), full=full)
+        running = await self._running(name, namespace, role, node, one_role=True)
+        return await check_nodes(self, job_workflow_id(namespace or self.namespace, name), running, full=full)
 
     async def replay(
         self, name: str, *, namespace: str | None = None, role: str | None = None
@@ -406,10 +399,8 @@ class Client(JobCalls):
         """
         from perdure.client.checks import replay_step
 
-        status, views = await self._look(name, namespace, role)
-        require_one_role(status, role)
-        job_id = job_workflow_id(namespace or self.namespace, name)
-        return await replay_step(self, job_id, running_nodes(status, views, None))
+        running = await self._running(name, namespace, role, None, one_role=True)
+        return await replay_step(self, job_workflow_id(namespace or self.namespace, name), running)
 
     # Changing jobs
 
@@ -494,9 +485,11 @@ class Client(JobCalls):
         """Withdraws a ticket: its machines lose their places, and get no others."""
         return await self._update(name, namespace, "revoke_ticket", TicketRef(id=ticket), Accepted)
 
-    async def _look(
-        self, name: str, namespace: str | None, role: str | None = None
-    ) -> tuple[JobStatus, tuple[NodeView, ...]]:
-        """The status and the nodes of the job, or of one role of several."""
-        status = await self.status(name, namespace=namespace, role=role)
-        return status, await read_nodes(self, name, namespace or self.namespace, status)
+    async def _running(
+        self, name: str, namespace: str | None, role: str | None, node: int | Collection[int] | None, *, one_role: bool
+    ) -> tuple[RunningNode, ...]:
+        """The nodes whose agents can be asked: these, or all; with `one_role` of no more than one role."""
+        status, views = await self.look(name, namespace=namespace, role=role)
+        if one_role:
+            require_one_role(status, role)
+        return running_nodes(status, views, node)

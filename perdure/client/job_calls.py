@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -12,7 +13,12 @@ from perdure.base.errors import NoWorker, Refused
 from perdure.base.executions import ExecutionDescription, describe, query
 from perdure.client.connection import CALL_TIMEOUT, Connection
 from perdure.client.error_mapping import map_errors, why_silent
-from perdure.contract import JobResult
+from perdure.client.history_news import history_news
+from perdure.client.nodes import refresh_nodes
+from perdure.client.pauses import pause_of, pauses_below
+from perdure.client.views import JobSummary, Pause
+from perdure.client.visibility import summary_of
+from perdure.contract import JobResult, NodeView
 from perdure.contract.names import job_workflow_id
 
 UPDATE_TIMEOUT = timedelta(seconds=10)
@@ -23,6 +29,42 @@ ResultT = TypeVar("ResultT")
 
 class JobCalls(Connection):
     """A connection that asks jobs by their name."""
+
+    async def pauses(self, name: str, *, namespace: str | None = None) -> tuple[Pause, ...]:
+        """What an operator has paused in Temporal of the job, its groups, its datasets and its store: whole workflows
+        and activities, such as leases. Needs no worker."""
+        async with map_errors(self, name, namespace):
+            return await pauses_below(await self.connect(), job_workflow_id(namespace or self.namespace, name))
+
+    async def describe(self, name: str, *, namespace: str | None = None) -> JobSummary:
+        """The server's own information about the job, which needs no worker."""
+        async with map_errors(self, name, namespace):
+            found = await self._described(name, namespace)
+        summary = summary_of(found)
+        if summary is None:
+            raise Refused(f"{found.id} is not a job of Perdure")
+        return summary.model_copy(update={"pause": pause_of(found)})
+
+    async def news(self, name: str, *, namespace: str | None = None) -> AsyncGenerator[None]:
+        """Yields at once whenever something happens to the job, and for what has happened before, until the job has
+        ended. Costs nothing meanwhile, and needs no worker. Steps are no events.
+
+        Raises:
+            JobNotFound: if there is no such job.
+        """
+        async with map_errors(self, name, namespace):
+            job_id = job_workflow_id(namespace or self.namespace, name)
+            async for _ in history_news(await self.connect(), job_id):
+                yield
+
+    async def refreshed(self, nodes: Sequence[NodeView], groups: Iterable[str]) -> tuple[NodeView, ...]:
+        """These nodes with their agents' latest reports, which are read from the server alone.
+
+        Args:
+            nodes: Nodes of one role, as the job has told of them.
+            groups: The workflows of their groups.
+        """
+        return await refresh_nodes(await self.connect(), nodes, groups)
 
     async def _handle(self, name: str, namespace: str | None) -> WorkflowHandle[Any, JobResult]:
         temporal = await self.connect()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from temporalio.client import Client as TemporalClient
@@ -37,6 +37,14 @@ async def read_nodes(connection: Connection, name: str, namespace: str, status: 
     views = [view for group_views, _ in answers for view in group_views]
     leases = [lease for _, group_leases in answers for lease in group_leases]
     return merge_nodes(job, views, leases)
+
+
+async def refresh_nodes(
+    temporal: TemporalClient, nodes: Sequence[NodeView], groups: Iterable[str]
+) -> tuple[NodeView, ...]:
+    """The nodes with their leases' latest reports; what the job and its groups know stays as it was."""
+    answers = await asyncio.gather(*(_leases(temporal, group) for group in groups))
+    return merge_nodes(nodes, (), [lease for leases in answers for lease in leases])
 
 
 class RunningNode(NamedTuple):

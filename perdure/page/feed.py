@@ -6,9 +6,11 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from datetime import timedelta
 from typing import Generic, TypeVar
+
+from perdure.base.errors import PerdureError
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +30,7 @@ class Feed(Generic[LookT]):
     Args:
         look: Looks once.
         interval: The pause between two looks, by the last one.
+        news: Yields when there is something new to look at, at once.
         on_idle: Is called when no page has followed for a while; the feed is over then.
     """
 
@@ -36,10 +39,12 @@ class Feed(Generic[LookT]):
         look: Callable[[], Awaitable[LookT]],
         interval: Callable[[LookT], timedelta],
         on_idle: Callable[[], None],
+        news: Callable[[], AsyncGenerator[None]] | None = None,
     ) -> None:
         self._look = look
         self._interval = interval
         self._on_idle = on_idle
+        self._news = news
         self._last: LookT | None = None
         self._due = asyncio.Event()
         self._fresh = asyncio.Condition()
@@ -83,13 +88,37 @@ class Feed(Generic[LookT]):
             self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
+        listening = asyncio.create_task(self._listen(self._news)) if self._news else None
+        try:
+            await self._look_until_idle()
+        finally:
+            if listening:
+                listening.cancel()
+                await asyncio.gather(listening, return_exceptions=True)
+        self._on_idle()
+
+    async def _listen(self, news: Callable[[], AsyncGenerator[None]]) -> None:
+        """Looks at once when there is something new, until there will be nothing new."""
+        while True:
+            pause = LINGER
+            try:
+                async with aclosing(news()) as coming:
+                    async for _ in coming:
+                        self._due.set()
+            except PerdureError:
+                pause = _LONGEST_PAUSE  # Meanwhile it looks by its interval alone.
+            await asyncio.sleep(pause)
+
+    async def _look_until_idle(self) -> None:
         idle, took = 0.0, 0.0
         while idle <= LINGER:
             assert self._last is not None
             pause = max(self._interval(self._last).total_seconds(), min(took / _SHARE, _LONGEST_PAUSE))
             idle = 0.0 if self._followers else idle + pause
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._due.wait(), pause)
+                # A burst of news is one look, and looking leaves at least half of the time to others.
+                await asyncio.sleep(min(took, pause))
+                await asyncio.wait_for(self._due.wait(), max(pause - took, 0.0))
             self._due.clear()
             began = time.monotonic()
             try:
@@ -101,4 +130,3 @@ class Feed(Generic[LookT]):
             async with self._fresh:
                 self._number += 1
                 self._fresh.notify_all()
-        self._on_idle()

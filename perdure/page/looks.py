@@ -6,7 +6,7 @@ A part of the control plane that does not answer hides nothing: the last look is
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -19,6 +19,7 @@ from perdure.client.recorded_spec import recorded_spec
 from perdure.client.task_failures import explain
 from perdure.client.views import FINAL_PHASES, JobSummary, all_warnings, closed, overall_progress
 from perdure.contract import IncidentView, JobStatus, NodeView, Progress
+from perdure.contract.names import role_of_group
 
 MOST_JOBS = 500
 """Jobs of one list, the newest ones."""
@@ -29,6 +30,11 @@ _AT_ONCE = 4
 _SLOWLY = timedelta(seconds=10)
 """Time between two looks at what changes rarely."""
 
+_LONG_AGO = datetime.min.replace(tzinfo=UTC)
+
+_FULLY = timedelta(seconds=10)
+"""Time between two questions to a job of which the server tells nothing new. Its steps are read without it."""
+
 
 @dataclass(frozen=True)
 class JobRow:
@@ -38,6 +44,13 @@ class JobRow:
     status: JobStatus | None = None
     """Its last answer; None before the first."""
     progress: Progress | None = None
+    nodes: tuple[NodeView, ...] = ()
+    asked_at: datetime = _LONG_AGO
+    """When it was asked itself."""
+
+    def is_known(self, now: datetime) -> bool:
+        """Whether its last answer still holds but for its steps: the server tells of each change in its summary."""
+        return self.status is not None and now - self.asked_at < _FULLY
 
 
 @dataclass(frozen=True)
@@ -78,12 +91,16 @@ class JobList:
         return self._last
 
     async def _ask(self, job: JobSummary) -> JobRow:
+        """Asks the job; between two answers only its agents' reports are read."""
+        known, now = self._known.get(job.run_id, JobRow(job)), datetime.now(UTC)
         try:
-            status = await self._client.status(job.name, namespace=job.namespace)
-            nodes = await self._client.nodes(job.name, namespace=job.namespace, role=status.role)
+            if known.summary == job and known.status and known.is_known(now):
+                nodes = await self._client.refreshed(known.nodes, _groups(known.status, known.status.role))
+                return replace(known, nodes=nodes, progress=overall_progress(nodes, known.status))
+            status, nodes = await self._client.look(job.name, namespace=job.namespace)
         except PerdureError:
-            return self._known.get(job.run_id, JobRow(job))
-        return JobRow(job, status, overall_progress(nodes, status))
+            return known
+        return JobRow(job, status, overall_progress(nodes, status), nodes, now)
 
 
 @dataclass(frozen=True)
@@ -116,7 +133,19 @@ class JobWatch:
         self._name, self._namespace = name, namespace
         self._last: JobLook | None = None
         self._rare: tuple[str, ...] = ()
-        self._rare_at = datetime.min.replace(tzinfo=UTC)
+        self._rare_at = _LONG_AGO
+        self._asked_at = _LONG_AGO
+        """When the job was asked itself; before all times: it is to be asked next."""
+        self._is_listening = False
+
+    async def news(self) -> AsyncGenerator[None]:
+        """Yields when the job is to be looked at, as soon as something happens to it."""
+        try:
+            async for _ in self._client.news(self._name, namespace=self._namespace):
+                self._is_listening, self._asked_at = True, _LONG_AGO
+                yield
+        finally:
+            self._is_listening = False
 
     async def look(self) -> JobLook:
         """Looks once.
@@ -126,30 +155,59 @@ class JobWatch:
             ControlPlaneUnreachable: if the server does not answer the first look.
         """
         now = datetime.now(UTC)
-        try:
-            summary = await self._client.describe(self._name, namespace=self._namespace)
-        except PerdureError as error:
-            if self._last is None:
-                raise
-            self._last = replace(self._last, time=now, problem=str(error))
+        last = self._last
+        if last and last.status and not last.problem and self._is_listening and now - self._asked_at < _FULLY:
+            self._last = await self._refreshed(last, last.status, now)
             return self._last
-        if self._last is None or self._last.summary.run_id != summary.run_id:
-            spec = await recorded_spec(self._client, self._name, namespace=self._namespace)
-            self._last = JobLook(now, summary, spec=spec)
-            self._rare_at = datetime.min.replace(tzinfo=UTC)
-        try:
-            self._last = await self._ask(replace(self._last, time=now, summary=summary, problem=""))
-        except PerdureError as error:
-            self._last = replace(self._last, time=now, summary=summary, problem=f"{error} {error.remedy}".strip())
-        return self._last
+        self._asked_at = now
+        return await self._look_fully(now)
 
-    async def _ask(self, look: JobLook) -> JobLook:
-        client, names = self._client, {"namespace": self._namespace}
-        status = closed(await client.status(self._name, **names), look.summary)
-        roles = status.roles or (status.role,)
-        by_role = await asyncio.gather(*(client.nodes(self._name, role=role, **names) for role in roles))
-        nodes = dict(zip(roles, by_role, strict=True))
+    async def _refreshed(self, look: JobLook, status: JobStatus, now: datetime) -> JobLook:
+        """The look with the agents' latest reports. The server tells of everything else that happens."""
+        if status.finished_at:
+            return replace(look, time=now)
+        by_role = await asyncio.gather(
+            *(self._client.refreshed(nodes, _groups(status, role)) for role, nodes in look.nodes.items())
+        )
+        nodes = dict(zip(look.nodes, by_role, strict=True))
         own = nodes.get(status.role, ())
+        progress = overall_progress(own, status)
+        known = status.model_copy(update={"progress": progress})
+        return replace(look, time=now, status=known, nodes=nodes, progress=progress)
+
+    async def _look_fully(self, now: datetime) -> JobLook:
+        asked = asyncio.create_task(self._client.look(self._name, namespace=self._namespace))
+        try:
+            try:
+                summary = await self._client.describe(self._name, namespace=self._namespace)
+            except PerdureError as error:
+                if self._last is None:
+                    raise
+                self._last = replace(self._last, time=now, problem=str(error))
+                return self._last
+            if self._last is None or self._last.summary.run_id != summary.run_id:
+                spec = await recorded_spec(self._client, self._name, namespace=self._namespace)
+                self._last = JobLook(now, summary, spec=spec)
+                self._rare_at = _LONG_AGO
+            try:
+                self._last = await self._ask(replace(self._last, time=now, summary=summary, problem=""), asked)
+            except PerdureError as error:
+                problem = f"{error} {error.remedy}".strip()
+                self._last = replace(self._last, time=now, summary=summary, problem=problem)
+            return self._last
+        finally:
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
+
+    async def _ask(self, look: JobLook, asked: Awaitable[tuple[JobStatus, tuple[NodeView, ...]]]) -> JobLook:
+        client, names = self._client, {"namespace": self._namespace}
+        answer, own = await asked
+        status = closed(answer, look.summary)
+        roles = status.roles or (status.role,)
+        others = [role for role in roles if role != status.role]
+        by_role = await asyncio.gather(*(client.nodes(self._name, role=role, **names) for role in others))
+        found = dict(zip(others, by_role, strict=True)) | {status.role: own}
+        nodes = {role: found[role] for role in roles}
         progress = overall_progress(own, status)
         is_due = look.time - self._rare_at >= _SLOWLY
         incidents = look.incidents
@@ -164,3 +222,8 @@ class JobWatch:
         warnings = () if status.finished_at else (*self._rare, *all_warnings(own, status))
         known = status.model_copy(update={"progress": progress, "warnings": warnings})
         return replace(look, status=known, nodes=nodes, progress=progress, incidents=incidents, warnings=warnings)
+
+
+def _groups(status: JobStatus, role: str) -> list[str]:
+    """The workflows of a role's nodes."""
+    return [group for group in status.groups if role_of_group(group) == role]

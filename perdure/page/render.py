@@ -7,10 +7,10 @@ training code, too.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple, TypeVar
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -19,7 +19,7 @@ from perdure.cli import text
 from perdure.cli.explain import explanation, with_role_named
 from perdure.cli.inspect import facts
 from perdure.cli.terminal import without_controls
-from perdure.contract import IncidentView, NodeView
+from perdure.contract import IncidentView, JobStatus, NodeView
 from perdure.page.course import course_of
 from perdure.page.looks import JobLook, JobRow, ListLook
 from perdure.page.plots import draw
@@ -29,6 +29,11 @@ _MOST_IN_TABLE = 64
 
 _SHADES = 5
 """Shades of step times in the map of nodes, from as fast as the median to half as slow again."""
+
+_DRAWN_EVERY = timedelta(seconds=5)
+"""Time between two drawings of the same course, which is a little longer each time."""
+
+MadeT = TypeVar("MadeT")
 
 
 @dataclass
@@ -79,17 +84,28 @@ def _part(name: str, **values: Any) -> str:
     return str(macro(**values))
 
 
-def list_parts(look: ListLook) -> Parts:
-    """The parts of the list of jobs."""
-    rows = {f"job/{row.summary.namespace}/{row.summary.name}": _part("job_row", **_row(row)) for row in look.jobs}
-    open_ = sum(row.summary.finished_at is None for row in look.jobs)
-    return Parts(
-        {
-            "problem": _part("problem", problem=look.problem),
-            "count": _part("count", jobs=len(look.jobs), open=open_),
-        },
-        {"jobs": rows},
-    )
+class ListPage:
+    """The parts of the list of jobs. Only rows that have changed are made again."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, tuple[dict[str, Any], str]] = {}
+
+    def parts(self, look: ListLook) -> Parts:
+        """What the page shows of a look."""
+        rows: dict[str, tuple[dict[str, Any], str]] = {}
+        for row in look.jobs:
+            key, values = f"job/{row.summary.namespace}/{row.summary.name}", _row(row)
+            known = self._rows.get(key)
+            rows[key] = known if known and known[0] == values else (values, _part("job_row", **values))
+        self._rows = rows
+        open_ = sum(row.summary.finished_at is None for row in look.jobs)
+        return Parts(
+            {
+                "problem": _part("problem", problem=look.problem),
+                "count": _part("count", jobs=len(look.jobs), open=open_),
+            },
+            {"jobs": {key: html for key, (_, html) in rows.items()}},
+        )
 
 
 def _row(row: JobRow) -> dict[str, Any]:
@@ -107,47 +123,80 @@ def _row(row: JobRow) -> dict[str, Any]:
     }
 
 
-def job_parts(look: JobLook, *, page_link: str = "", is_live: bool = True) -> Parts:
-    """The parts of the page of a job.
+class JobPage:
+    """The parts of the page of a job. Those whose facts have not changed are kept.
 
     Args:
-        look: The job.
         page_link: Its page in the Temporal UI; empty where that is unknown.
         is_live: Link to other pages of the server.
     """
-    status = look.status
-    if status is None:
-        return Parts({"problem": _part("problem", problem=look.problem or "the job has not answered yet")})
-    flag = "" if status.namespace == "default" else f" -n {status.namespace}"
-    several = len(status.roles) > 1
-    own = look.nodes.get(status.role, ())
-    course = course_of(status, look.incidents, now=look.time)
-    parts = Parts(
-        {
-            "problem": _part("problem", problem=look.problem),
-            "headline": _part("headline", status=status, progress=look.progress),
-            "facts": _part("facts", rows=facts(status, look.progress, own, list(look.incidents)), page_link=page_link),
-            "roles": _part("roles", status=status) if several else "",
-            "plots": draw(course, href="#incident-"),
-            "nodes": _part("nodes", by_role=_tables(look), several=several),
-        }
-    )
-    for role, nodes in look.nodes.items():
-        parts.lists[f"map-{role}"] = {f"{role}-{cell.number}": _part("cell", cell=cell) for cell in _cells(role, nodes)}
-    ended = status.phase if status.finished_at else None
-    shown = map(with_role_named, look.incidents) if several else look.incidents
-    parts.lists["incidents"] = {
-        f"incident-{one.number}": _part(
-            "incident",
-            incident=one,
-            story=explanation(one, job=status.name, flag=flag, ended=ended, several_roles=several).plain,
-            line=text.incident_line(one),
-            is_live=is_live,
-            since=one.started_at.isoformat(timespec="seconds"),
+
+    def __init__(self, page_link: str = "", *, is_live: bool = True) -> None:
+        self._page_link = page_link
+        self._is_live = is_live
+        self._kept: dict[str, tuple[Any, Any]] = {}
+
+    def parts(self, look: JobLook) -> Parts:
+        """What the page shows of a look."""
+        status = look.status
+        if status is None:
+            return Parts({"problem": _part("problem", problem=look.problem or "the job has not answered yet")})
+        several = len(status.roles) > 1
+        own = look.nodes.get(status.role, ())
+        rows = facts(status, look.progress, own, list(look.incidents))
+        moment = look.time.timestamp() // _DRAWN_EVERY.total_seconds()
+        drawn = (moment, status.generation, status.phase, status.finished_at, look.incidents)
+        parts = Parts(
+            {
+                "problem": _part("problem", problem=look.problem),
+                "headline": _part("headline", status=status, progress=look.progress),
+                "facts": _part("facts", rows=rows, page_link=self._page_link),
+                "roles": _part("roles", status=status) if several else "",
+                "plots": self._keep("plots", drawn, lambda: _plots(look, status)),
+                "nodes": self._keep(
+                    "nodes", look.nodes, lambda: _part("nodes", by_role=_tables(look), several=several)
+                ),
+            }
         )
-        for one in sorted(shown, key=_newest_first)
+        parts.lists |= self._keep("maps", look.nodes, lambda: _maps(look))
+        told = (look.incidents, status.finished_at, several)
+        parts.lists["incidents"] = self._keep("incidents", told, lambda: self._incidents(look, status))
+        return parts
+
+    def _keep(self, name: str, facts_: object, make: Callable[[], MadeT]) -> MadeT:
+        """What was made of the same facts, or else is made now."""
+        known = self._kept.get(name)
+        if known is None or known[0] != facts_:
+            known = self._kept[name] = (facts_, make())
+        return known[1]
+
+    def _incidents(self, look: JobLook, status: JobStatus) -> dict[str, str]:
+        flag = "" if status.namespace == "default" else f" -n {status.namespace}"
+        several = len(status.roles) > 1
+        ended = status.phase if status.finished_at else None
+        shown = map(with_role_named, look.incidents) if several else look.incidents
+        return {
+            f"incident-{one.number}": _part(
+                "incident",
+                incident=one,
+                story=explanation(one, job=status.name, flag=flag, ended=ended, several_roles=several).plain,
+                line=text.incident_line(one),
+                is_live=self._is_live,
+                since=one.started_at.isoformat(timespec="seconds"),
+            )
+            for one in sorted(shown, key=_newest_first)
+        }
+
+
+def _plots(look: JobLook, status: JobStatus) -> Markup:
+    return draw(course_of(status, look.incidents, now=look.time), href="#incident-")
+
+
+def _maps(look: JobLook) -> dict[str, dict[str, str]]:
+    return {
+        f"map-{role}": {f"{role}-{cell.number}": _part("cell", cell=cell) for cell in _cells(role, nodes)}
+        for role, nodes in look.nodes.items()
     }
-    return parts
 
 
 def _newest_first(incident: IncidentView) -> int:

@@ -27,7 +27,7 @@ async def report(client: Client, name: str) -> str:
         title=name,
         name=name,
         namespace=look.summary.namespace,
-        parts=render.job_parts(look, is_live=False),
+        parts=render.JobPage(is_live=False).parts(look),
         roles=list(look.nodes),
         spec=render.spec_text(look.spec),
         style=_STYLE.read_text(encoding="utf-8"),

@@ -11,7 +11,9 @@ import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing, asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
 
 from aiohttp import web
 
@@ -50,7 +52,21 @@ _LOG_PAUSE = 0.1
 _ROOT = "../../../"
 
 
+LookT = TypeVar("LookT")
+
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Shown(NamedTuple, Generic[LookT]):
+    """A look, and what all pages show of it."""
+
+    look: LookT
+    parts: render.Parts
+
+
+async def _shown(look: Callable[[], Awaitable[LookT]], render_: Callable[[LookT], render.Parts]) -> Shown[LookT]:
+    found = await look()
+    return Shown(found, render_(found))
 
 
 class Pages:
@@ -66,8 +82,8 @@ class Pages:
         self._client = client
         self._sessions = sessions
         self._everywhere = everywhere
-        self._list: Feed[ListLook] | None = None
-        self._jobs: dict[tuple[str, str], Feed[JobLook]] = {}
+        self._list: Feed[Shown[ListLook]] | None = None
+        self._jobs: dict[tuple[str, str], Feed[Shown[JobLook]]] = {}
 
     def routes(self) -> Iterable[web.AbstractRouteDef]:
         """The addresses. A job's page ends with a slash, so that all of its links are relative."""
@@ -93,19 +109,20 @@ class Pages:
 
     async def jobs(self, _: web.Request) -> web.StreamResponse:
         """The list of jobs."""
-        parts = render.list_parts(await self._list_feed().newest())
+        parts = (await self._list_feed().newest()).parts
         where = "all namespaces" if self._everywhere else f"namespace {self._client.namespace}"
         phases = [phase.value for phase in JobPhase if phase is not JobPhase.UNKNOWN]
         return _html("jobs.html", root="", events="events", title=f"Jobs of {where}", parts=parts, phases=phases)
 
     async def jobs_events(self, request: web.Request) -> web.StreamResponse:
         """Changes of the list."""
-        return await _send_parts(request, (render.list_parts(look) async for look in self._list_feed().follow()))
+        return await _send_parts(request, (shown.parts async for shown in self._list_feed().follow()))
 
-    def _list_feed(self) -> Feed[ListLook]:
+    def _list_feed(self) -> Feed[Shown[ListLook]]:
         if self._list is None:
             jobs = JobList(self._client, everywhere=self._everywhere)
-            self._list = Feed(jobs.look, lambda _: _LIST_INTERVAL, self._forget_list)
+            look = partial(_shown, jobs.look, render.ListPage().parts)
+            self._list = Feed(look, lambda _: _LIST_INTERVAL, self._forget_list)
         return self._list
 
     def _forget_list(self) -> None:
@@ -116,7 +133,7 @@ class Pages:
     async def job(self, request: web.Request) -> web.StreamResponse:
         """The page of a job."""
         namespace, name = _job_of(request)
-        look = await self._feed(namespace, name).newest()
+        look, parts = await self._feed(namespace, name).newest()
         return _html(
             "job.html",
             root=_ROOT,
@@ -124,7 +141,7 @@ class Pages:
             title=name,
             name=name,
             namespace=namespace,
-            parts=self._parts(look),
+            parts=parts,
             roles=list(look.nodes),
             actions=_actions(look),
             spec=render.spec_text(look.spec),
@@ -133,17 +150,15 @@ class Pages:
     async def job_events(self, request: web.Request) -> web.StreamResponse:
         """Changes of that page."""
         feed = self._feed(*_job_of(request))
-        return await _send_parts(request, (self._parts(look) async for look in feed.follow()))
+        return await _send_parts(request, (shown.parts async for shown in feed.follow()))
 
-    def _parts(self, look: JobLook) -> render.Parts:
-        page = self._client.endpoint.workflow_page(job_workflow_id(look.summary.namespace, look.summary.name))
-        return render.job_parts(look, page_link=page)
-
-    def _feed(self, namespace: str, name: str) -> Feed[JobLook]:
+    def _feed(self, namespace: str, name: str) -> Feed[Shown[JobLook]]:
         key = (namespace, name)
         if key not in self._jobs:
             watch = JobWatch(self._client, name, namespace)
-            self._jobs[key] = Feed(watch.look, _interval, lambda: self._jobs.pop(key, None) and None)
+            page = render.JobPage(self._client.endpoint.workflow_page(job_workflow_id(namespace, name)))
+            look = partial(_shown, watch.look, page.parts)
+            self._jobs[key] = Feed(look, _interval, lambda: self._jobs.pop(key, None) and None, watch.news)
         return self._jobs[key]
 
     # Logs
@@ -151,7 +166,7 @@ class Pages:
     async def logs(self, request: web.Request) -> web.StreamResponse:
         """The page with lines of a job's output."""
         namespace, name = _job_of(request)
-        look = await self._feed(namespace, name).newest()
+        look = (await self._feed(namespace, name).newest()).look
         chosen = {key: request.query.get(key, "") for key in ("role", "node", "rank", "since")}
         stream = str(request.rel_url.with_query({key: value for key, value in chosen.items() if value}).query_string)
         return _html(
@@ -304,7 +319,8 @@ def _actions(look: JobLook) -> list[Action]:
     return [action for action in ACTIONS.values() if action.name not in left_out]
 
 
-def _interval(look: JobLook) -> timedelta:
+def _interval(shown: Shown[JobLook]) -> timedelta:
+    look = shown.look
     many = sum(map(len, look.nodes.values())) > _MANY_NODES
     return _SLOW_INTERVAL if many or look.summary.phase in FINAL_PHASES else _INTERVAL
 

@@ -89,6 +89,35 @@ async def test_watching_ends_with_the_result(client: Client, job_name: str) -> N
     assert last.result.phase is last.status.phase is JobPhase.SUCCEEDED
 
 
+async def test_news_come_when_something_happens_and_end_with_the_job(client: Client, job_name: str) -> None:
+    await client.submit(job(job_name, f"{STEPS}; sleep 600"))
+    snapshot = await running(client, job_name)
+    assert snapshot.status
+    news = client.news(job_name)
+    await client.cancel(job_name)
+    heard = [one async for one in news]
+    assert heard, "also of what has happened before"
+    assert (await client.describe(job_name)).finished_at
+    with pytest.raises(JobNotFound):
+        await anext(client.news(f"{job_name}-unknown"))
+
+
+async def test_nodes_are_refreshed_by_their_agents_reports_alone(client: Client, job_name: str) -> None:
+    await client.submit(job(job_name, f"{STEPS}; sleep 600"))
+    snapshot = await running(client, job_name)
+    assert snapshot.status
+    bare = [node.replace(progress=None, metrics=None) for node in snapshot.nodes]
+
+    async def refreshed() -> bool:
+        assert snapshot.status
+        (node,) = await client.refreshed(bare, snapshot.status.groups)
+        return node.progress is not None and node.phase == bare[0].phase
+
+    await eventually(refreshed)
+    await client.cancel(job_name)
+    await client.wait(job_name)
+
+
 async def test_cancelled(client: Client, job_name: str) -> None:
     await client.submit(job(job_name, f"{STEPS}; sleep 600"))
     assert [node.rank for node in (await running(client, job_name)).nodes] == [0]

@@ -29,6 +29,7 @@ async def spec_of_all(*_: object, **__: object) -> Mapping[str, Any]:
 def client(monkeypatch: pytest.MonkeyPatch) -> PlayedClient:
     """Two jobs: one that was interrupted and steps again, and one that has failed."""
     monkeypatch.setattr(looks, "recorded_spec", spec_of_all)
+    monkeypatch.setattr(looks, "_FULLY", timedelta())
     monkeypatch.setattr(server, "_INTERVAL", timedelta(seconds=0.05))
     monkeypatch.setattr(server, "_LIST_INTERVAL", timedelta(seconds=0.05))
     return PlayedClient(PlayedJob(interrupted()), PlayedJob(failed(), name="gpt"))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -116,6 +117,11 @@ class PlayedClient(Client):
         self.jobs = {(job.namespace, job.name): job for job in jobs}
         self.changed: list[tuple[Any, ...]] = []
         self.away = False
+        self.happened = asyncio.Condition()
+        self.asked = 0
+        """How often jobs themselves were asked."""
+        self.refreshed_nodes = 0
+        """How often only the agents' reports were read."""
 
     def job(self, name: str, namespace: str | None) -> PlayedJob:
         if self.away:
@@ -132,6 +138,29 @@ class PlayedClient(Client):
 
     async def describe(self, name: str, *, namespace: str | None = None) -> JobSummary:
         return self.job(name, namespace).summary
+
+    async def look(
+        self, name: str, *, namespace: str | None = None, role: str | None = None
+    ) -> tuple[JobStatus, tuple[NodeView, ...]]:
+        job = self.job(name, namespace)
+        self.asked += 1
+        return job.status, job.nodes
+
+    async def news(self, name: str, *, namespace: str | None = None) -> AsyncGenerator[None]:
+        self.job(name, namespace)
+        while True:
+            async with self.happened:
+                yield
+                await self.happened.wait()
+
+    async def tell(self) -> None:
+        """Has all pages learn that something has happened to jobs."""
+        async with self.happened:
+            self.happened.notify_all()
+
+    async def refreshed(self, nodes: Sequence[NodeView], groups: Iterable[str]) -> tuple[NodeView, ...]:
+        self.refreshed_nodes += 1
+        return tuple(nodes)
 
     async def status(self, name: str, *, namespace: str | None = None, role: str | None = None) -> JobStatus:
         return self.job(name, namespace).status

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from datetime import timedelta
 from html import unescape
 from typing import Any
 
@@ -15,9 +16,11 @@ import pytest
 
 from perdure.cli import text
 from perdure.cli.explain import explanation
+from perdure.page import looks, server
 from perdure.page.render import Parts
 from tests.page.conftest import Visitor
 from tests.page.played import HOSTILE, PlayedClient, PlayedJob, interrupted
+from tests.support.waiting import eventually
 
 JOB = "/jobs/default/llama/"
 
@@ -87,6 +90,30 @@ async def test_changes_arrive_as_events_and_nothing_else_does(visitor: Visitor, 
                 assert incidents["order"] == ["incident-2", "incident-1"]
                 assert list(incidents["items"]) == ["incident-2"]
                 break
+
+
+async def test_what_happens_is_shown_at_once_however_rarely_a_page_looks(
+    visitor: Visitor, client: PlayedClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_INTERVAL", timedelta(minutes=1))
+    async with aclosing(stream(visitor, f"{JOB}events")) as coming:
+        await anext(coming)
+        client.jobs["default", "llama"].scenario.rank_killed(0)
+        await client.tell()
+        async for event in coming:
+            if "incident-2" in event["lists"].get("incidents", {}).get("order", []):
+                break
+
+
+async def test_between_events_a_job_is_not_asked(
+    visitor: Visitor, client: PlayedClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looks, "_FULLY", timedelta(minutes=1))
+    await events(visitor, f"{JOB}events")
+    await eventually(lambda: client.refreshed_nodes >= 3)
+    before, refreshed = client.asked, client.refreshed_nodes
+    await eventually(lambda: client.refreshed_nodes >= refreshed + 3)
+    assert client.asked == before
 
 
 def test_a_page_is_sent_only_what_it_does_not_show() -> None:
