@@ -330,7 +330,12 @@ def line_of(snapshot: JobSnapshot) -> str:
 
 def _owns_terminal() -> bool:
     """Whether keys come here: to a program in the background the terminal sends a signal that stops it instead."""
-    return sys.stdin.isatty() and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    if not sys.stdin.isatty():
+        return False
+    try:
+        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    except OSError:
+        return True  # A terminal that controls no processes, such as that of a container.
 
 
 @asynccontextmanager
