@@ -15,7 +15,7 @@ from scripts.environments import make_environment
 from scripts.setup import CACHE, ROOT, find_uv, run
 
 LOCK = ROOT / "tests" / "system" / "ray_programs" / "requirements.lock"
-_RELEASE = "2.60.0"
+RELEASE = "2.60.0"
 _PYTHON = "3.11"
 
 
@@ -27,7 +27,7 @@ def interpreter() -> Path:
     """
     digest = hashlib.sha256(LOCK.read_bytes()).hexdigest()[:8]
     python = sys.executable if sys.version_info[:2] == (3, 11) else _PYTHON
-    home = CACHE / "ray" / f"{_RELEASE}-{digest}"
+    home = CACHE / "ray" / f"{RELEASE}-{digest}"
     return make_environment(home, ["sync", "--require-hashes", LOCK], size="0.3 GB", python=python)
 
 
@@ -36,7 +36,7 @@ def resolve() -> None:
     options = ["--python-version", _PYTHON, "--generate-hashes", "--no-annotate"]
     silence = ["--no-emit-index-url", "--no-emit-find-links", "--no-header", "--quiet"]
     wanted = LOCK.with_suffix(".in")
-    wanted.write_text(f"ray=={_RELEASE}\n", encoding="utf-8")
+    wanted.write_text(f"ray=={RELEASE}\n", encoding="utf-8")
     try:
         command = [find_uv(), "pip", "compile", wanted, *options, *silence, "--output-file", LOCK]
         run(command, remedy="Check the network.")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from perdure.base.state_folder import StateFolder
 from perdure.local.control_plane import LocalControlPlane
 from scripts.cluster import binaries
 from scripts.cluster.binaries import BinariesMissing
+from tests.system.ray_cluster import RayCluster
 from tests.system.site import Site
 
 _MISSING = pytest.StashKey[str]()
@@ -54,6 +56,34 @@ async def site(tmp_path: Path, control_plane: LocalControlPlane) -> AsyncIterato
 async def own_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
     """A Perdure of the test's own, which it may kill; nothing of it is left."""
     monkeypatch.delenv("TEMPORAL_ADDRESS", raising=False)
+    plane = LocalControlPlane(StateFolder(tmp_path / "state"))
+    try:
+        async with _started(Site(tmp_path, plane)) as site:
+            yield site
+    finally:
+        await plane.stop_worker()
+        await plane.stop_server()
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[RayCluster]:
+    """A head without processors, and machines as a test adds them."""
+    # Ray's sockets lie in the folder, whose path must be short.
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        cluster = RayCluster(Path(folder))
+        try:
+            yield cluster
+        finally:
+            await cluster.stop()
+
+
+@pytest.fixture
+async def ray_site(cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
+    """A Perdure of the test's own, whose worker serves the cluster."""
+    monkeypatch.delenv("TEMPORAL_ADDRESS", raising=False)
+    for name, value in cluster.variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PERDURE_STATE", str(tmp_path / "state"))
     plane = LocalControlPlane(StateFolder(tmp_path / "state"))
     try:
         async with _started(Site(tmp_path, plane)) as site:

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,13 +24,33 @@ _STORE = 100_000_000
 class RayCluster:
     """Starts `ray start` for each machine, all on this one."""
 
-    def __init__(self, folder: Path, *, head_cpus: int = 0, machine_cpus: int = 1) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        head_cpus: int = 0,
+        machine_cpus: int = 1,
+        python: Path | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        """Creates a cluster that has not started.
+
+        Args:
+            folder: of its sockets and logs; its path must be short.
+            head_cpus: made resources of the head.
+            machine_cpus: made resources of each machine.
+            python: the interpreter with Ray.
+            variables: of all its processes.
+        """
         self.folder = folder
+        self.python = python or interpreter()
         self.port = free_port()
         self._head_cpus = head_cpus
         self._machine_cpus = machine_cpus
+        self.head: asyncio.subprocess.Process | None = None
         self.machines: list[asyncio.subprocess.Process] = []
         self._environment = {name: value for name, value in os.environ.items() if not name.startswith("PERDURE_")}
+        self._environment |= variables or {}
 
     @property
     def address(self) -> str:
@@ -40,38 +61,85 @@ class RayCluster:
         """What a worker needs to use the cluster."""
         return {
             "PERDURE_RAY_ADDRESS": self.address,
-            "PERDURE_RAY_PYTHON": str(interpreter()),
+            "PERDURE_RAY_PYTHON": str(self.python),
             "PERDURE_RAY_NODE_PYTHON": sys.executable,
         }
 
+    @property
+    def _ray(self) -> tuple[str, ...]:
+        return (str(self.python), "-m", "ray.scripts.scripts")
+
     async def start(self, machines: int) -> None:
         """Starts the head and some machines."""
-        head = ("--head", "--port", str(self.port), "--temp-dir", str(self.folder), "--include-dashboard=false")
-        self.head = await self._start(*head, cpus=self._head_cpus)
-        await eventually(lambda: _accepts(self.port), what="Ray's head")
+        await self.start_head()
         for _ in range(machines):
             await self.add()
 
-    async def add(self) -> asyncio.subprocess.Process:
-        """Adds a machine."""
-        machine = await self._start("--address", self.address, cpus=self._machine_cpus)
+    async def start_head(self) -> None:
+        """Starts the head, whose tables are empty, in place of one that has died."""
+        if self.head is not None:
+            await _end(self.head)
+            # By it `ray start` finds a head that runs on this host.
+            (self.folder / "ray_current_cluster").unlink(missing_ok=True)
+        head = ("--head", "--port", str(self.port), "--temp-dir", str(self.folder), "--include-dashboard=false")
+        self.head = await self._start(*head, cpus=self._head_cpus)
+        await eventually(lambda: _accepts(self.port), what="Ray's head")
+        await self._serves(self.head)
+
+    async def add(self, **variables: str) -> asyncio.subprocess.Process:
+        """Adds a machine, with variables of its own."""
+        machine = await self._start("--address", self.address, cpus=self._machine_cpus, variables=variables)
         self.machines.append(machine)
-        await eventually(lambda: self.raylet(machine), what="a raylet")
+        await self._serves(machine)
         return machine
 
-    async def _start(self, *options: str, cpus: int) -> asyncio.subprocess.Process:
+    async def drain(self, machine: asyncio.subprocess.Process, *, seconds: int = 300) -> None:
+        """Has Ray drain a machine, as an autoscaler does before it preempts one."""
+        raylet = self.raylet(machine)
+        assert raylet is not None
+        command = (
+            *(*self._ray, "drain-node", "--address", self.address, "--node-id", _option(raylet, "node_id")),
+            *("--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "the machine is wanted back"),
+            *("--deadline-remaining-seconds", str(seconds)),
+        )
+        process = await asyncio.create_subprocess_exec(
+            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=self._environment
+        )
+        printed, _ = await process.communicate()
+        assert process.returncode == 0, printed.decode()
+
+    async def _serves(self, machine: asyncio.subprocess.Process) -> None:
+        """Waits until a machine's raylet accepts connections: raylets of one host that start at the same time choose
+        the same sockets, and one of them aborts."""
+
+        def serves() -> bool:
+            assert machine.returncode is None, f"ray start exited with {machine.returncode}"
+            raylet = self.raylet(machine)
+            return raylet is not None and _accepts_at(_option(raylet, "raylet_socket_name"))
+
+        await eventually(serves, what="a raylet")
+
+    async def _start(
+        self, *options: str, cpus: int, variables: Mapping[str, str] | None = None
+    ) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
-            *(*_ray(), "start", *options, "--block", "--num-cpus", str(cpus)),
+            *(*self._ray, "start", *options, "--block", "--num-cpus", str(cpus)),
             *("--object-store-memory", str(_STORE), "--disable-usage-stats", "--node-ip-address", "127.0.0.1"),
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
             start_new_session=True,
-            env=self._environment,
+            env=self._environment | dict(variables or {}),
         )
 
     def raylet(self, machine: asyncio.subprocess.Process) -> psutil.Process | None:
         """The raylet of a machine, once it runs."""
         return _child(machine, "raylet/raylet")
+
+    def gcs(self) -> psutil.Process:
+        """The process of the head that holds the cluster's tables."""
+        gcs = self.head and _child(self.head, "gcs/gcs_server")
+        assert gcs is not None
+        return gcs
 
     def machine_of(self, process: psutil.Process) -> asyncio.subprocess.Process:
         """The machine on which a process of a node runs."""
@@ -88,14 +156,17 @@ class RayCluster:
             with suppress(psutil.Error):
                 if str(self.folder) in " ".join(process.cmdline()) or str(self.port) in " ".join(process.cmdline()):
                     process.kill()
-        for machine in (self.head, *self.machines):
-            with suppress(ProcessLookupError):
-                os.killpg(machine.pid, signal.SIGKILL)
-            await machine.wait()
+        for machine in filter(None, (self.head, *self.machines)):
+            await _end(machine)
 
 
-def _ray() -> tuple[str, ...]:
-    return (str(interpreter()), "-m", "ray.scripts.scripts")
+async def _end(machine: asyncio.subprocess.Process) -> None:
+    with suppress(psutil.Error):
+        for process in psutil.Process(machine.pid).children(recursive=True):
+            process.kill()
+    with suppress(ProcessLookupError):
+        os.killpg(machine.pid, signal.SIGKILL)
+    await machine.wait()
 
 
 def _child(machine: asyncio.subprocess.Process, sign: str) -> psutil.Process | None:
@@ -104,6 +175,22 @@ def _child(machine: asyncio.subprocess.Process, sign: str) -> psutil.Process | N
             if any(sign in word for word in process.cmdline()[:1]):
                 return process
     return None
+
+
+def _option(process: psutil.Process, name: str) -> str:
+    """The value of an option of a process of Ray."""
+    with suppress(psutil.Error):
+        for word in process.cmdline():
+            if word.startswith(f"--{name}="):
+                return word.partition("=")[2]
+    return ""
+
+
+def _accepts_at(path: str) -> bool:
+    with suppress(OSError), socket.socket(socket.AF_UNIX) as client:
+        client.connect(path)
+        return True
+    return False
 
 
 def _accepts(port: int) -> bool:

@@ -57,7 +57,7 @@ class Job:
 
     @property
     def workflow_id(self) -> str:
-        return job_workflow_id("default", self.name)
+        return job_workflow_id(self.client.namespace, self.name)
 
     async def status(self) -> JobStatus:
         return await self.client.status(self.name)

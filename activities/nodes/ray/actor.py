@@ -29,8 +29,13 @@ STARTED = "perdure/started/"
 
 def _parts_of(archive: str) -> str:
     """Writes the parts of the job's code into a folder of this machine, which the node's processes remove."""
+    keys = internal_kv._internal_kv_list(f"{CODE}{archive}/")
+    if not keys:
+        raise RuntimeError(
+            "the job's code is not in Ray's tables, which a new head does not have; submit the job again"
+        )
     folder = tempfile.mkdtemp(prefix="perdure-code-")
-    for key in internal_kv._internal_kv_list(f"{CODE}{archive}/"):
+    for key in keys:
         with open(os.path.join(folder, key.decode().rpartition("/")[2]), "wb") as part:
             part.write(internal_kv._internal_kv_get(key))
     return folder

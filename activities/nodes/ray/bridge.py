@@ -42,7 +42,7 @@ _SETTLES = 5.0
 """Seconds until Ray reports how an actor ended that it does not list any more."""
 _VANISHES = 10.0
 """Seconds until an actor that was killed is not listed any more."""
-_OUT_OF_MEMORY = re.compile(r"memory (pressure|monitor)|running low on memory|OutOfMemory|OOM", re.IGNORECASE)
+_OUT_OF_MEMORY = re.compile(r"memory (pressure|monitor)|running low on memory|out of memory|OutOfMemory|\bOOM\b")
 _DETAIL = re.compile(r"\t|The actor died unexpectedly before finishing this task|^$")
 """Lines of Ray's errors that say nothing beyond the actor's name."""
 
@@ -320,7 +320,7 @@ def _draining() -> dict[str, int]:
     return {}
 
 
-def _ending(ended: Any) -> dict[str, str]:
+def _ending(ended: Any) -> dict[str, Any]:
     """Returns why an actor ended, in Ray's words where Ray knows."""
     try:
         return {"reason": ray.get(ended).get("reason", ""), "cause": "UNKNOWN"}
@@ -328,19 +328,20 @@ def _ending(ended: Any) -> dict[str, str]:
         return _meaning(error)
 
 
-def _meaning(error: Any) -> dict[str, str]:
+def _meaning(error: Any) -> dict[str, Any]:
     lines = [line.strip() for line in str(error).splitlines() if not _DETAIL.match(line)]
     text = " ".join(lines) or type(error).__name__
-    if _OUT_OF_MEMORY.search(text):
-        return {"reason": f"it ran out of memory: {text}", "cause": "JOB"}
+    if isinstance(error, ray.exceptions.RuntimeEnvSetupError):
+        # What precedes the last line is the traceback of Ray's own code.
+        return {"reason": f"its ray.runtime_env cannot be built: {lines[-1]}", "cause": "JOB", "refused": True}
+    if isinstance(error, ray.exceptions.OutOfMemoryError) or _OUT_OF_MEMORY.search(text):
+        return {"reason": f"its machine ran out of memory: {text}", "cause": "EVICTED"}
     if getattr(error, "preempted", False):
         return {"reason": f"its machine was preempted: {text}", "cause": "PREEMPTED"}
     if "node has died" in text or "node was terminated" in text:
         return {"reason": f"its machine was lost: {text}", "cause": "MACHINE"}
     if "ray.kill" in text or "placement group" in text:
         return {"reason": f"it was removed: {text}", "cause": "WANTED"}
-    if isinstance(error, ray.exceptions.RuntimeEnvSetupError):
-        return {"reason": f"its runtime environment cannot be built: {text}", "cause": "JOB"}
     return {"reason": text, "cause": "UNKNOWN"}
 
 

@@ -56,6 +56,7 @@ def event_of(pattern: str, name: str, facts: Mapping[str, Any]) -> NodeEvent:
         queued=pending and "placement group is" in reason,
         host=str(facts.get("host", "")) if gone else "",
         cause=LossCause(facts.get("cause", "UNKNOWN")) if gone else LossCause.UNKNOWN,
+        refused=gone and bool(facts.get("refused")),
     )
 
 

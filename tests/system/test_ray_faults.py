@@ -1,0 +1,161 @@
+"""Tests of jobs on a real Ray cluster that lacks room, drains machines, loses its head, or is used by others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from perdure.activities.nodes.backend import NodeRefused
+from perdure.activities.nodes.ray.backend import RayBackend
+from perdure.activities.nodes.ray.placement import group_of
+from perdure.activities.nodes.ray.settings import RaySettings
+from perdure.contract import IncidentView, JobPhase, JobStatus, NodeRef
+from perdure.contract.identity import NodeId
+from scripts.ray_environment import interpreter
+from tests.activities.test_ray_backend import request
+from tests.support.waiting import eventually
+from tests.system.ray_cluster import RayCluster
+from tests.system.ray_jobs import ACTORS, GROUPS, asked, incarnations, nothing_is_left, submitted, trained
+from tests.system.site import Job, Site
+
+pytestmark = [pytest.mark.long("ray"), pytest.mark.timeout(600)]
+
+
+async def cancelled(cluster: RayCluster, site: Site, job: Job) -> None:
+    """Cancels the job, which leaves nothing."""
+    await site.end_jobs()
+    await job.wound_down()
+    await nothing_is_left(cluster, job)
+
+
+async def waiting(job: Job, words: str) -> JobStatus:
+    """The job waits, and its status says so in these words."""
+    return await job.until(lambda status: words in str(status))
+
+
+async def test_two_jobs_of_one_name_share_a_cluster(cluster: RayCluster, ray_site: Site):
+    await cluster.start(machines=2)
+    others = Site(ray_site.folder, ray_site.control_plane)
+    await others.start()
+    others.client.namespace = "other"
+    name = f"s-{uuid4().hex[:8]}"
+    job = await submitted(ray_site, name=name, nodes="1")
+    other = await submitted(others, name=name, nodes="1", namespace="other")
+    await job.running(nodes=1)
+    await other.running(nodes=1)
+    await ray_site.end_jobs()
+    await job.wound_down()
+    assert await asked(cluster, GROUPS) == ["CREATED"]
+    await other.undisturbed(ranks=1, seconds=2)
+    await cancelled(cluster, others, other)
+
+
+async def test_a_job_waits_for_room_in_rays_words_while_its_worker_dies(cluster: RayCluster, ray_site: Site):
+    await cluster.start(machines=1)
+    job = await submitted(ray_site)
+    await waiting(job, 'it demands {"CPU": 1.0}')
+    assert await asked(cluster, GROUPS) == ["PENDING"]
+    ray_site.control_plane.kill_worker()
+    await cluster.add()
+    await ray_site.control_plane.ensure()
+    await job.running(nodes=2)
+    assert await asked(cluster, GROUPS) == ["CREATED"]
+    assert await incarnations(ray_site, job) == [1, 1]
+    await cancelled(cluster, ray_site, job)
+
+
+async def test_a_job_cancelled_while_it_waits_for_room_leaves_nothing(cluster: RayCluster, ray_site: Site):
+    await cluster.start(machines=1)
+    job = await submitted(ray_site)
+    await waiting(job, "it demands")
+    await cancelled(cluster, ray_site, job)
+
+
+async def test_a_runtime_environment_that_cannot_be_built_is_named(cluster: RayCluster, ray_site: Site):
+    await cluster.start(machines=2)
+    environment = {"working_dir": "file:///missing/code.zip"}
+    job = await submitted(ray_site, ray={"runtime_env": environment})
+    result = await ray_site.client.wait(job.name)
+    assert result.phase is JobPhase.FAILED
+    text = " ".join(str(incident) for incident in await job.incidents())
+    assert "its ray.runtime_env cannot be built" in text
+    assert "/missing/code.zip" in text
+    await job.wound_down()
+    await nothing_is_left(cluster, job)
+
+
+async def test_a_node_leaves_a_machine_that_ray_drains(cluster: RayCluster, ray_site: Site):
+    job = await trained(cluster, ray_site, 3)
+    drained = cluster.machine_of(job.processes(1, kind="launcher")[0])
+    await cluster.drain(drained)
+    await job.running(nodes=2, after=1)
+    assert cluster.machine_of(job.processes(1, kind="launcher")[0]) is not drained
+    text = " ".join(str(incident) for incident in await job.incidents())
+    assert "Ray drains its machine" in text
+    await cancelled(cluster, ray_site, job)
+
+
+async def test_a_placement_group_removed_by_hand_is_made_again(cluster: RayCluster, ray_site: Site):
+    job = await trained(cluster, ray_site, 2)
+    remove = (
+        "for one in ray.util.placement_group_table().values():\n"
+        "    ray.util.remove_placement_group(ray.util.get_placement_group(one['name']))\nfound = True"
+    )
+    assert await asked(cluster, remove)
+    await job.running(nodes=2, after=1)
+    assert await incarnations(ray_site, job) == [2, 2]
+    await cancelled(cluster, ray_site, job)
+
+
+async def test_a_node_that_rays_memory_monitor_kills_has_a_class_of_its_own(cluster: RayCluster, ray_site: Site):
+    await cluster.start(machines=1)
+    # This machine kills what runs on it every 20 s, which leaves the job time to train.
+    await cluster.add(RAY_memory_usage_threshold="0.001", RAY_memory_monitor_refresh_ms="20000")
+    job = await submitted(ray_site)
+
+    async def evictions() -> list[IncidentView]:
+        return [incident for incident in await job.incidents() if "EVICTED" in str(incident)]
+
+    found = await eventually(evictions, what="an eviction", within=200)
+    assert "running low on memory" in str(found)
+    await cancelled(cluster, ray_site, job)
+
+
+async def test_a_worker_killed_before_the_actors_finds_its_placement_group(cluster: RayCluster):
+    await cluster.start(machines=1)
+    node = request(worker={"nodes": 1, "command": ["true"]})
+    group = group_of(node)
+    left = (
+        f"ray.get(ray.util.placement_group([{group['bundle']!r}], strategy='STRICT_SPREAD', name={group['name']!r}, "
+        "lifetime='detached').ready())\nfound = True"
+    )
+    assert await asked(cluster, left)
+    backend = RayBackend(RaySettings(address=cluster.address, python=str(interpreter())))
+    try:
+        for _ in range(2):
+            await backend.create(node)
+        assert await asked(cluster, GROUPS) == ["CREATED"]
+        assert [one["name"] for one in await asked(cluster, ACTORS)] == [node.name]
+        ref = NodeRef(**dict(node.node.part(NodeId)), name=node.name, backend="ray", namespace="default")
+        await backend.delete(ref)
+        assert await asked(cluster, ACTORS) == []
+        assert await asked(cluster, GROUPS) == []
+    finally:
+        await backend.close()
+
+
+async def test_ray_of_another_version_is_refused_with_both(cluster: RayCluster, tmp_path: Path):
+    await cluster.start(machines=0)
+    other = tmp_path / "python"
+    code = (
+        "import ray, runpy, sys; ray.__version__ = '2.9.0'; sys.argv = sys.argv[1:]; "
+        "runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    other.write_text(f'#!/bin/sh\nshift\nexec {interpreter()} -P -c "{code}" "$@"\n')
+    other.chmod(0o755)
+    backend = RayBackend(RaySettings(address=cluster.address, python=str(other)))
+    with pytest.raises(NodeRefused, match=r"Ray: 2\.60\.0.*Ray: 2\.9\.0.*set PERDURE_RAY_PYTHON"):
+        await backend.create(request())
+    await backend.close()
