@@ -5,6 +5,8 @@ from __future__ import annotations
 from pydantic import BaseModel
 
 NOT_RUN = "not run"
+ENDLESS = 1_000_000
+"""Steps of a job that does not end by itself."""
 
 
 class Case(BaseModel):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from world import LONGEST
+from grid import LONGEST
 
 from perdure_training import roles
 

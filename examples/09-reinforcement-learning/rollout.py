@@ -12,7 +12,8 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
-from world import Trajectory, make_policy, play
+from grid import Trajectory
+from world import make_policy, play
 
 from perdure_training import roles
 from perdure_training.roles.queue import Producer, QueueClosed

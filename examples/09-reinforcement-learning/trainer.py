@@ -11,8 +11,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from grid import Trajectory
 from torch.nn.parallel import DistributedDataParallel
-from world import Trajectory, loss_of, make_policy
+from world import loss_of, make_policy
 
 from perdure_training import report
 from perdure_training.checkpoint import Checkpointer

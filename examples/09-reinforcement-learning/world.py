@@ -1,29 +1,12 @@
-"""The environment and the policy, which trainer and rollout share: an agent finds its way to a goal on a grid."""
+"""The policy, which trainer and rollout share: an agent finds its way to a goal on a grid."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
 
 import torch
+from grid import LONGEST, MOVES, SIZE, Trajectory
 from torch import Tensor, nn
-
-SIZE = 7
-LONGEST = 24
-"""Steps after which an episode ends without success."""
-MOVES = ((0, 1), (0, -1), (1, 0), (-1, 0))
-
-
-@dataclass
-class Trajectory:
-    """One episode."""
-
-    name: str
-    """The producer and the number of the item, which no other episode has."""
-    observations: list[list[float]] = field(default_factory=list[list[float]])
-    actions: list[int] = field(default_factory=list[int])
-    reached: bool = False
-    score: float = 0.0
 
 
 def make_policy() -> nn.Module:

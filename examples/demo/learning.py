@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import psutil
 import yaml
@@ -31,6 +31,8 @@ END_WITHIN = 60.0
 """Seconds in which a cancelled job has ended."""
 _LOOK = 0.05
 
+Condition: TypeAlias = Callable[[], Awaitable[bool]]
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -38,7 +40,12 @@ class Fault:
 
     role: str
     fault: str
+    began: float
+    """The time of the kill."""
     recovered_s: float
+    paused_s: float
+    """Seconds from the kill to the next step that was not begun before it: the whole job's loss, where the other roles
+    have work meanwhile less than the part's own."""
     other_restarts: int
     """Processes of other roles, and of other nodes of a service, that ended."""
     lost: int
@@ -62,15 +69,27 @@ class Learning:
         self.out.mkdir(parents=True)
         job: dict[str, Any] = yaml.safe_load((EXAMPLE / "job.yaml").read_text())
         job["name"] = self.name
-        job["workdir"] = {"path": str(EXAMPLE)}
         job["env"] |= {"OUT": str(self.out), "STEPS": str(self._steps), "PYTHONDONTWRITEBYTECODE": "1"}
         self._nodes = {role: fields["nodes"] for role, fields in job["roles"].items()}
+        self.place(job)
+        await self._client.submit(job)
+        self.uid = (await self._client.status(self.name)).uid
+        await self._until(_in_thread(lambda: self.step >= 5), "the first steps")
+
+    def place(self, job: dict[str, Any]) -> None:
+        """Completes the specification with what the backend needs."""
+        job["workdir"] = {"path": str(EXAMPLE)}
         self._port = free_ports(sum(self._nodes.values()))
         job["roles"][REWARD]["ready"]["port"] = self._port
         job["roles"][ROLLOUT]["ready"]["port"] = self._port + 1
-        await self._client.submit(job)
-        self.uid = (await self._client.status(self.name)).uid
-        await self._until(lambda: self.step >= 5, "the first steps")
+
+    async def lose_node(self, role: str, node: int) -> None:
+        """Takes a node away without warning."""
+        await asyncio.to_thread(kill_node, self.uid, role, node)
+
+    async def reward_address(self) -> tuple[str, int] | None:
+        """Returns where the reward model is to be called; None while it has no address."""
+        return "127.0.0.1", self._port
 
     @property
     def step(self) -> int:
@@ -87,20 +106,30 @@ class Learning:
         before, others = read_trained(self.out), self._processes(without=role, node=node)
         works = self._works_again(role, node)
         began = time.time()
-        await asyncio.to_thread(kill_node if whole_node else kill_rank, self.uid, role, node)
+        if whole_node:
+            await self.lose_node(role, node)
+        else:
+            await asyncio.to_thread(kill_rank, self.uid, role, node)
         at = await self._until(works, f"{role} {node}")
         # Until the next step, what counts as consumed may be that of a step which the trainer makes again.
         newest = self.step
-        await self._until(lambda: self.step > newest + 1, f"a step after {role} {node} works again")
+        await self._until(_in_thread(lambda: self.step > newest + 1), f"a step after {role} {node} works again")
         after = read_trained(self.out)
         return Fault(
             role=role,
             fault="node" if whole_node else "rank",
+            began=began,
             recovered_s=round(at - began, 2),
+            paused_s=round(self._next_step(began) - began, 2),
             other_restarts=len(others - self._processes(without=role, node=node)),
             lost=after.lost - before.lost,
             doubled=after.doubled - before.doubled,
         )
+
+    def _next_step(self, since: float) -> float:
+        """Returns the time of the first new step after a time, whose step is no repetition."""
+        known = max((made.step for made in read_made(self.out) if made.time < since), default=0)
+        return min((made.time for made in read_made(self.out) if made.step > known), default=since)
 
     async def wait(self) -> JobResult:
         """Waits for the end of the job."""
@@ -116,11 +145,11 @@ class Learning:
             for node in range(nodes if self.uid else 0):
                 await asyncio.to_thread(kill_node, self.uid, role, node)
 
-    def _works_again(self, role: str, node: int) -> Callable[[], bool]:
+    def _works_again(self, role: str, node: int) -> Condition:
         """Returns a function that tells whether a part that is killed after this call works again."""
         if role == TRAINER:
             generation = max(made.generation for made in read_made(self.out))
-            return lambda: any(made.generation > generation for made in read_made(self.out))
+            return _in_thread(lambda: any(made.generation > generation for made in read_made(self.out)))
         old = self._pids(role, node)
         if role == ROLLOUT:
             # The number is read once the new process runs, which plays on from it.
@@ -131,9 +160,16 @@ class Learning:
                     numbers.append(put_by(self.out, node))
                 return bool(numbers) and put_by(self.out, node) > numbers[0]
 
-            return plays
-        # The process that was killed may answer once more.
-        return lambda: not self._pids(role, node) <= old and _greets(self._port)
+            return _in_thread(plays)
+
+        async def answers() -> bool:
+            # The process that was killed may answer once more.
+            if await asyncio.to_thread(self._pids, role, node) <= old:
+                return False
+            address = await self.reward_address()
+            return address is not None and await asyncio.to_thread(_greets, address)
+
+        return answers
 
     def _pids(self, role: str, node: int) -> set[int]:
         found: set[int] = set()
@@ -153,23 +189,27 @@ class Learning:
         ]
         return {pid for role, number in spared for pid in self._pids(role, number)}
 
-    async def _until(self, condition: Callable[[], bool], what: str) -> float:
+    async def _until(self, condition: Condition, what: str) -> float:
         """Returns the time at which the condition holds.
 
         Raises:
             TimeoutError: if it does not in time.
         """
         end = time.monotonic() + WITHIN
-        while not await asyncio.to_thread(condition):
+        while not await condition():
             if time.monotonic() >= end:
                 raise TimeoutError(f"waited {WITHIN:.0f} s for {what}")
             await asyncio.sleep(_LOOK)
         return time.time()
 
 
-def _greets(port: int) -> bool:
-    """Returns whether a process that other roles can call is at the port: it speaks first."""
-    with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1) as connection:
+def _in_thread(looks: Callable[[], bool]) -> Condition:
+    return lambda: asyncio.to_thread(looks)
+
+
+def _greets(address: tuple[str, int]) -> bool:
+    """Returns whether a process that other roles can call is at the address: it speaks first."""
+    with suppress(OSError), socket.create_connection(address, 1) as connection:
         return bool(connection.recv(1))
     return False
 

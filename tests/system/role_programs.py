@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from perdure_training import roles
 
 
 def prepare(out: Path) -> None:
+    note(out, f"prepare {os.getpid()}")
     (out / "prepared").touch()
 
 
@@ -39,9 +41,16 @@ def follow(out: Path) -> None:
         note(out, f"saw {ps.generation} {ps.ready} {','.join(ps.addresses)}")
 
 
+def wait(out: Path) -> None:
+    note(out, f"wait {os.environ['PERDURE_ROLE']}")
+    signal.pause()
+
+
 def note(out: Path, line: str) -> None:
     with (out / "notes").open("a") as file:
         file.write(f"{time.time():.3f} {line}\n")
 
 
-{"prepare": prepare, "serve": serve, "serve-hot": serve_hot, "follow": follow}[sys.argv[1]](Path(sys.argv[2]))
+{"prepare": prepare, "serve": serve, "serve-hot": serve_hot, "follow": follow, "wait": wait}[sys.argv[1]](
+    Path(sys.argv[2])
+)
