@@ -1,4 +1,4 @@
-"""Test of examples/11-several-roles: it runs to its end, and each of its parts is killed."""
+"""Test of examples/12-several-roles: it runs to its end, and each of its parts is killed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perdure.contract import JobPhase, JobStatus
 from tests.support.allocation import REPOSITORY
 from tests.system.site import Job, Site
 
-EXAMPLE = REPOSITORY / "examples" / "11-several-roles"
+EXAMPLE = REPOSITORY / "examples" / "12-several-roles"
 WITHIN = 240.0
 VICTIMS = [(role, whole_node) for role in ("ps", "evaluator", "trainer") for whole_node in (False, True)]
 
