@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from perdure.base.errors import Refused
 from perdure.client.client import Client
@@ -86,37 +86,34 @@ def laws(count: int, *, seed: int) -> list[Law]:
     return [Law(compute, compute / fastest**2) for compute, fastest in known]
 
 
+def specification(
+    name: str, law: Law, folder: Path, *, steps: int, noise: float, min_efficiency: float = MIN_EFFICIENCY
+) -> dict[str, Any]:
+    """Returns a job that trains by a law, and writes into a folder."""
+    options = {"--compute": law.compute, "--exchange": law.exchange, "--noise": noise, "--steps": steps}
+    arguments = [str(part) for option in options.items() for part in option]
+    scaling = {"policy": "efficient", "batch": "global", "min_efficiency": min_efficiency, "settle": f"{SETTLE_S}s"}
+    return {
+        "name": name,
+        "workdir": {"path": str(folder)},
+        "recovery": {"warm_starts": False},
+        "timing": {"rendezvous": {"last_call": "15s"}, "stragglers": {"restart_cost": "2s"}},
+        "roles": {
+            "worker": {
+                "nodes": f"{NODES[0]}:{NODES[-1]}",
+                "command": [sys.executable, str(SCRIPT), str(folder), *arguments],
+                "scaling": scaling,
+            }
+        },
+    }
+
+
 async def run(client: Client, law: Law, *, seconds: float, noise: float = 0.1) -> Figures:
     """Trains by a law for about so many seconds."""
     name = f"law-{secrets.token_hex(3)}"
     steps = round(seconds / law.step(law.best))
     with tempfile.TemporaryDirectory(prefix="ps-", ignore_cleanup_errors=True) as folder:
-        options = {"--compute": law.compute, "--exchange": law.exchange, "--noise": noise, "--steps": steps}
-        await client.submit(
-            {
-                "name": name,
-                "workdir": {"path": folder},
-                "recovery": {"warm_starts": False},
-                "timing": {"rendezvous": {"last_call": "2s"}, "stragglers": {"restart_cost": "2s"}},
-                "roles": {
-                    "worker": {
-                        "nodes": f"{NODES[0]}:{NODES[-1]}",
-                        "command": [
-                            sys.executable,
-                            str(SCRIPT),
-                            folder,
-                            *(str(part) for option in options.items() for part in option),
-                        ],
-                        "scaling": {
-                            "policy": "efficient",
-                            "batch": "global",
-                            "min_efficiency": MIN_EFFICIENCY,
-                            "settle": f"{SETTLE_S}s",
-                        },
-                    }
-                },
-            }
-        )
+        await client.submit(specification(name, law, Path(folder), steps=steps, noise=noise))
         try:
             async with asyncio.timeout(_LONGEST * seconds + 60):
                 await client.wait(name)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import NamedTuple, TypeGuard
 
 from perdure.cli import text
-from perdure.contract import CourseSample, IncidentView, JobStatus
+from perdure.contract import CourseSample, IncidentView, JobStatus, Resized, ScalingView
 
 
 class Sample(NamedTuple):
@@ -34,6 +34,8 @@ class WorldSpan:
     end: datetime
     generation: int
     nodes: int
+    choice: str = ""
+    """What became of its number of nodes, where the job has chosen that by itself, such as "tried" or "kept"."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def course_of(status: JobStatus, incidents: Iterable[IncidentView], *, now: date
     own = sorted((one for one in incidents if one.role in ("", status.role)), key=lambda one: one.number)
     stops = [one for one in own if one.observation is None and one.generation_before]
     end = status.finished_at or now
-    worlds = _worlds(status, stops, end)
+    worlds = _with_choices(_worlds(status, stops, end), status.scaling)
     lines = _steps(status, stops, samples, end)
     return Course(
         begin=status.started_at,
@@ -120,6 +122,28 @@ def _worlds(status: JobStatus, stops: Sequence[IncidentView], end: datetime) -> 
             nodes, generation = status.nodes, status.generation
         found.append(WorldSpan(begin, end, generation, nodes or status.nodes))
     return found
+
+
+def _with_choices(worlds: Sequence[WorldSpan], scaling: ScalingView | None) -> list[WorldSpan]:
+    """Adds to the first world of each number of nodes that the job has chosen what became of that number."""
+    found = list(worlds)
+    resized = () if scaling is None else scaling.resized
+    for choice, following in zip(resized, (*resized[1:], None), strict=False):
+        at = next((n for n, world in enumerate(found) if world.end > choice.time and world.begin >= choice.time), None)
+        if at is not None and found[at].nodes == choice.after:
+            kept = scaling is not None and following is None and scaling.chosen == choice.after
+            found[at] = replace(found[at], choice=_what_became_of(choice, following, kept=kept))
+    return found
+
+
+def _what_became_of(choice: Resized, following: Resized | None, *, kept: bool) -> str:
+    if choice.gave_up:
+        return "nodes did not come"
+    if kept:
+        return "kept"
+    if not choice.is_try:
+        return "chosen"
+    return "taken back" if following is not None and not following.is_try else "tried"
 
 
 def _steps(

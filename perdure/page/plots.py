@@ -36,6 +36,8 @@ STYLE = """
 """The style of a plot; `page.css` has the same for the page, which allows no style within it."""
 
 _WIDTH, _LEFT, _RIGHT, _TOP, _HEIGHT, _AXIS = 960, 64, 12, 22, 96, 22
+_LETTER = 6
+"""The width of most letters."""
 _INNER = _WIDTH - _LEFT - _RIGHT
 _Point = tuple[datetime, float]
 
@@ -98,11 +100,16 @@ def _panel(course: Course, name: str, *, top: int, x: Callable[[datetime], float
         case "worlds":
             for one in course.worlds:
                 width = max(x(one.end) - x(one.begin), 1.0)
+                choice = f"; {one.choice}" if one.choice else ""
                 parts.append(
                     f'<rect class="world" x="{x(one.begin):.1f}" width="{width:.1f}" y="{y(one.nodes):.1f}" '
                     f'height="{bottom - y(one.nodes):.1f}"><title>generation {one.generation}: '
-                    f"{one.nodes} node{'' if one.nodes == 1 else 's'}</title></rect>"
+                    f"{one.nodes} node{'' if one.nodes == 1 else 's'}{choice}</title></rect>"
                 )
+                if one.choice and width >= _LETTER * len(one.choice):
+                    # Above the world, or in it where it is as high as the plot.
+                    at = max(y(one.nodes) - 4, top + _TOP + 12)
+                    parts.append(f'<text x="{x(one.begin) + 3:.1f}" y="{at:.1f}">{one.choice}</text>')
         case "steps":
             parts += [_line(line, x, y) for line in course.steps]
         case "throughput":
@@ -140,6 +147,7 @@ def _line(points: Sequence[_Point], x: Callable[[datetime], float], y: Callable[
 
 def _marks(course: Course, *, bottom: float, x: Callable[[datetime], float], href: str) -> list[str]:
     parts: list[str] = []
+    free = _LEFT + _LETTER * max(map(len, _NAMES.values()))  # After the title.
     for mark in course.marks:
         title = f"<title>{escape(without_controls(mark.title))}</title>"
         begin = x(mark.begin)
@@ -151,6 +159,11 @@ def _marks(course: Course, *, bottom: float, x: Callable[[datetime], float], hre
                 f'<rect class="stop" x="{begin:.1f}" width="{width:.1f}" y="{_TOP}" height="{bottom - _TOP}">'
                 f"{title}</rect>"
             )
+        number = f"#{mark.number}"
+        # Numbers would hide each other where incidents are close.
+        if begin >= free:
+            shape += f'<text x="{begin:.1f}" y="{_TOP - 7}" text-anchor="middle">{number}</text>'
+            free = begin + _LETTER * (len(number) + 1)
         parts.append(f'<a href="{escape(href)}{mark.number}">{shape}</a>' if href else shape)
     return parts
 

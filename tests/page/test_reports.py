@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from perdure.contract import CourseSample, Progress
+from perdure.contract import CourseSample, Progress, Resized, ScalingView
 from perdure.page.course import Course, course_of
 from perdure.page.plots import WHAT, draw
 from perdure.page.report import plot, report
@@ -58,6 +58,29 @@ def test_a_script_that_starts_over_has_its_speed_from_its_own_first_step() -> No
     found = course(job, *samples)
     assert [step for _, step in found.steps[1]] == [2, 22, 42]
     assert found.paces[1].rate == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "following", "expected"),
+    [
+        (4, None, "kept"),
+        (None, None, "tried"),
+        (2, Resized(time=datetime.max.replace(tzinfo=UTC), before=4, after=2, is_try=False), "taken back"),
+        (2, Resized(time=datetime.max.replace(tzinfo=UTC), before=4, after=2, is_try=True), "tried"),
+    ],
+)
+def test_worlds_tell_what_became_of_a_number_that_the_job_chose(
+    chosen: int | None, following: Resized | None, expected: str
+) -> None:
+    job = PlayedJob(interrupted())
+    (incident,) = job.incidents
+    tried = Resized(time=incident.started_at, before=4, after=4, is_try=True)
+    resized = (tried,) if following is None else (tried, following)
+    view = ScalingView(fewest=1, largest=4, min_efficiency=0.7, chosen=chosen, resized=resized)
+    status = job.status.model_copy(update={"scaling": view})
+    found = course_of(status, job.incidents, now=datetime.now(UTC))
+    assert [world.choice for world in found.worlds] == ["", expected]
+    assert f"4 nodes; {expected}</title>" in draw(found)
 
 
 @pytest.mark.parametrize("job", [interrupted(), failed()], ids=["interrupted", "failed"])
