@@ -58,7 +58,8 @@ class GlobalBatchCallback(TrainerCallback):
             ValueError: if the Trainer reads or splits its data in a way that leaves no room for this.
         """
         _check(trainer)
-        arguments, world = trainer.args, trainer.args.world_size
+        arguments: Any = trainer.args
+        world = arguments.world_size
         self._batch = GlobalBatch(
             self._batch.samples,
             micro_batch=self._batch.micro_batch,
@@ -128,8 +129,8 @@ class GlobalBatchCallback(TrainerCallback):
 
 class _Loader(DataLoader[Any]):
     def set_epoch(self, epoch: int) -> None:
-        sampler: Any = self.batch_sampler
-        sampler.set_epoch(epoch)
+        loader: Any = self
+        loader.batch_sampler.set_epoch(epoch)
 
 
 def _check(trainer: Any) -> None:

@@ -113,7 +113,7 @@ def _scaled(progress: Mapping[str, Any], by: int, of: int) -> dict[str, Any]:
     # The last batch has been trained on, and not all counts have it yet.
     return {
         name: {key: counts["ready"] // of * by - (counts["ready"] - count) for key, count in counts.items()}
-        if isinstance(counts, Mapping)
+        if name in ("total", "current")
         else counts
         for name, counts in progress.items()
     }
