@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from perdure.contract import CollectiveCall as CollectiveCall
     from perdure.contract import Considered as Considered
     from perdure.contract import CourseSample as CourseSample
+    from perdure.contract import DatasetView as DatasetView
     from perdure.contract import DeviceUsage as DeviceUsage
     from perdure.contract import EndHang as EndHang
     from perdure.contract import Evidence as Evidence
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from perdure.contract import NodeView as NodeView
     from perdure.contract import Observation as Observation
     from perdure.contract import Pace as Pace
+    from perdure.contract import PartitionView as PartitionView
     from perdure.contract import Progress as Progress
     from perdure.contract import ProgressSource as ProgressSource
     from perdure.contract import RankPosition as RankPosition
@@ -139,6 +141,7 @@ _HOMES = {
         "CollectiveCall",
         "Considered",
         "CourseSample",
+        "DatasetView",
         "DeviceUsage",
         "Evidence",
         "EvidenceSource",
@@ -160,6 +163,7 @@ _HOMES = {
         "NodeView",
         "Observation",
         "Pace",
+        "PartitionView",
         "Progress",
         "ProgressSource",
         "RankPosition",
@@ -206,6 +210,7 @@ __all__ = [
     "Considered",
     "ControlPlaneUnreachable",
     "CourseSample",
+    "DatasetView",
     "DeviceUsage",
     "EndHang",
     "Evidence",
@@ -241,6 +246,7 @@ __all__ = [
     "NotPermitted",
     "Observation",
     "Pace",
+    "PartitionView",
     "Pause",
     "PayloadKeysError",
     "PerdureError",

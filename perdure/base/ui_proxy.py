@@ -14,6 +14,7 @@ from urllib.parse import SplitResult, urlsplit
 
 import aiohttp
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +23,9 @@ _LONGEST_REQUEST = 8 * 1024 * 1024
 """Bytes; Temporal's server takes 4 MB at most."""
 _NOT_PASSED_ON = frozenset({"connection", "host", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade"})
 """Headers about one connection, in lower case."""
+
+
+_NO_PROXY = urlsplit("")
 
 
 @asynccontextmanager
@@ -51,17 +55,41 @@ async def ui_proxy(ui: str, backend: str) -> AsyncGenerator[None]:
             await runner.cleanup()
 
 
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
 @web.middleware
-async def refuse_pages(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
+async def refuse_pages(request: web.Request, handler: _Handler) -> web.StreamResponse:
     """Refuses what a browser sends to a server of this machine for a page that is not the server's own."""
-    origin = request.headers.get("Origin")
-    if _split(f"//{request.host}").hostname not in _OWN_NAMES:
-        raise web.HTTPForbidden(text=f"{request.host} is not a name of this machine: use 127.0.0.1 or localhost\n")
-    if origin is not None and _split(origin).netloc != request.host:
-        raise web.HTTPForbidden(text=f"requests of pages of {origin} are refused\n")
+    _refuse(request, _NO_PROXY)
     return await handler(request)
+
+
+def refuse_pages_of_others(shown_as: SplitResult) -> Middleware:
+    """Returns what does the same for a server that a proxy also shows.
+
+    Args:
+        shown_as: The address at which the proxy shows it; empty: there is none.
+    """
+
+    @web.middleware
+    async def refuse(request: web.Request, handler: _Handler) -> web.StreamResponse:
+        _refuse(request, shown_as)
+        return await handler(request)
+
+    return refuse
+
+
+def _refuse(request: web.Request, shown_as: SplitResult) -> None:
+    origin = request.headers.get("Origin")
+    by_proxy = bool(shown_as.netloc) and request.host == shown_as.netloc
+    if not by_proxy and _split(f"//{request.host}").hostname not in _OWN_NAMES:
+        raise web.HTTPForbidden(text=f"{request.host} is not a name of this machine: use 127.0.0.1 or localhost\n")
+    if origin is None or _split(origin).netloc == request.host:
+        return
+    # A proxy may send the name by which it knows this server instead of its own.
+    if not shown_as.netloc or origin != f"{shown_as.scheme}://{shown_as.netloc}":
+        raise web.HTTPForbidden(text=f"requests of pages of {origin} are refused\n")
 
 
 def _split(address: str) -> SplitResult:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
 def ui(
     everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Jobs of all namespaces.")] = False,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="The port on 127.0.0.1; 0: any.")] = 8234,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Show no buttons, and change nothing.")] = False,
+    url: Annotated[
+        str,
+        typer.Option("--url", metavar="URL", help="The address at which a proxy before it shows it, with its path."),
+    ] = "",
     *,
     here: Annotated[Session, "namespace", "address"],
 ) -> None:
@@ -24,15 +30,19 @@ def ui(
 
     It prints a link with a token, without which it answers no one. Ctrl-C ends it; jobs continue.
 
-    [dim]perdure ui · perdure ui -A · perdure ui --port 9000[/]
+    [dim]perdure ui · perdure ui -A · perdure ui --port 9000 --read-only[/]
     """
+    address = urlsplit(url)
+    if url and (address.scheme not in ("http", "https") or not address.hostname or address.query or address.fragment):
+        raise typer.BadParameter(f'got "{url}"; expected one such as https://gate.example/perdure', param_hint="--url")
 
     async def serve(client: Client) -> None:
         from perdure.page.server import serve_pages
 
-        async with serve_pages(client, everywhere=everywhere, port=port) as link:
+        pages = serve_pages(client, everywhere=everywhere, port=port, read_only=read_only, url=url)
+        async with pages as link:
             out.print(link, markup=False)
-            say("Anyone who has the link can change jobs. Ctrl-C ends it; jobs continue.")
+            say(f"Anyone who has the link can {'see' if read_only else 'change'} jobs. Ctrl-C ends it; jobs continue.")
             stopped = asyncio.Event()
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(number, stopped.set)

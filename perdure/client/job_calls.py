@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -12,13 +12,14 @@ from temporalio.exceptions import ApplicationError
 from perdure.base.errors import NoWorker, Refused
 from perdure.base.executions import ExecutionDescription, describe, query
 from perdure.client.connection import CALL_TIMEOUT, Connection
+from perdure.client.datasets import read_datasets
 from perdure.client.error_mapping import map_errors, why_silent
 from perdure.client.history_news import history_news
 from perdure.client.nodes import refresh_nodes
 from perdure.client.pauses import pause_of, pauses_below
 from perdure.client.views import JobSummary, Pause
 from perdure.client.visibility import summary_of
-from perdure.contract import JobResult, NodeView
+from perdure.contract import DatasetView, JobResult, JobStatus, NodeView
 from perdure.contract.names import job_workflow_id
 
 UPDATE_TIMEOUT = timedelta(seconds=10)
@@ -44,6 +45,12 @@ class JobCalls(Connection):
         if summary is None:
             raise Refused(f"{found.id} is not a job of Perdure")
         return summary.model_copy(update={"pause": pause_of(found)})
+
+    async def datasets(self, status: JobStatus) -> Mapping[str, DatasetView]:
+        """The datasets that the ranks of a job read, by their names: what is done, leased and set aside."""
+        async with map_errors(self, status.name, status.namespace):
+            job_id = job_workflow_id(status.namespace, status.name)
+            return await read_datasets(await self.connect(), job_id, status.uid)
 
     async def news(self, name: str, *, namespace: str | None = None) -> AsyncGenerator[None]:
         """Yields at once whenever something happens to the job, and for what has happened before, until the job has

@@ -82,6 +82,7 @@ class SyncClient:
     nodes = _blocking(Client.nodes)
     look = _blocking(Client.look)
     news = _iterating(Client.news)
+    datasets = _blocking(Client.datasets)
     refreshed = _blocking(Client.refreshed)
     list = _blocking(Client.list)
     task_failures = _blocking(Client.task_failures)

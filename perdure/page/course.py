@@ -7,9 +7,11 @@ sampled (`Progress.course`); agents of releases before 0.4 have not.
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import groupby
 from typing import NamedTuple, TypeGuard
 
 from perdure.cli import text
@@ -69,9 +71,14 @@ class Course:
     marks: Sequence[Mark]
     steps: Sequence[Sequence[tuple[datetime, float]]]
     """Points of lines, one for each time of training without an interruption."""
-    rates: Sequence[tuple[datetime, float]]
+    rates: Sequence[Sequence[tuple[datetime, float]]]
     paces: Sequence[Pace]
-    losses: Sequence[tuple[datetime, float]]
+    losses: Sequence[Sequence[tuple[datetime, float]]]
+
+    @property
+    def node_hours(self) -> float:
+        """Hours that nodes were in worlds."""
+        return sum(one.nodes * (one.end - one.begin).total_seconds() for one in self.worlds) / 3600
 
 
 def course_of(status: JobStatus, incidents: Iterable[IncidentView], *, now: datetime) -> Course:
@@ -91,14 +98,22 @@ def course_of(status: JobStatus, incidents: Iterable[IncidentView], *, now: date
             for one in own
         ],
         steps=lines,
-        rates=[(one.time, one.rate) for one in samples if _is_finite(one.rate)],
+        rates=_pieces(stops, [(one.time, one.rate) for one in samples if _is_finite(one.rate)]),
         paces=[
             Pace(begin, last, (made - start) / (last - begin).total_seconds())
             for (begin, start), (last, made) in ((line[0], line[-1]) for line in lines if len(line) > 1)
             if last > begin and made > start
         ],
-        losses=[(one.time, one.loss) for one in samples if _is_finite(one.loss)],
+        losses=_pieces(stops, [(one.time, one.loss) for one in samples if _is_finite(one.loss)]),
     )
+
+
+def _pieces(
+    stops: Sequence[IncidentView], points: Sequence[tuple[datetime, float]]
+) -> list[list[tuple[datetime, float]]]:
+    """Lines without those across interruptions."""
+    begins = [stop.started_at for stop in stops]
+    return [list(piece) for _, piece in groupby(points, key=lambda point: bisect(begins, point[0]))]
 
 
 def _sample(sample: CourseSample) -> Sample:

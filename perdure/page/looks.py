@@ -18,7 +18,7 @@ from perdure.client.pauses import describe_pauses
 from perdure.client.recorded_spec import recorded_spec
 from perdure.client.task_failures import explain
 from perdure.client.views import FINAL_PHASES, JobSummary, all_warnings, closed, overall_progress
-from perdure.contract import IncidentView, JobStatus, NodeView, Progress
+from perdure.contract import DatasetView, IncidentView, JobPhase, JobStatus, NodeView, Progress
 from perdure.contract.names import role_of_group
 
 MOST_JOBS = 500
@@ -70,6 +70,8 @@ class JobList:
         self._client = client
         self._everywhere = everywhere
         self._known: dict[str, JobRow] = {}
+        self._told: set[str] = set()
+        """Runs that have failed and were asked."""
         self._last = ListLook(datetime.now(UTC))
         self._next = 0
 
@@ -83,6 +85,12 @@ class JobList:
         running = [job for job in jobs if job.finished_at is None]
         turn = [running[(self._next + number) % len(running)] for number in range(min(_AT_ONCE, len(running)))]
         self._next += len(turn)
+        # Why a job has failed is asked once; the newest ones first.
+        failed = [job for job in jobs if job.phase is JobPhase.FAILED and job.run_id not in self._told]
+        turn += failed[:_AT_ONCE]
+        self._told = {job.run_id for job in jobs if job.run_id in self._told} | {
+            job.run_id for job in failed[:_AT_ONCE]
+        }
         for row in await asyncio.gather(*(self._ask(job) for job in turn)):
             self._known[row.summary.run_id] = row
         rows = [replace(self._known.get(job.run_id, JobRow(job)), summary=job) for job in jobs]
@@ -116,6 +124,8 @@ class JobLook:
     incidents: tuple[IncidentView, ...] = ()
     warnings: tuple[str, ...] = ()
     spec: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    data: Mapping[str, DatasetView] = field(default_factory=dict[str, DatasetView])
+    """Datasets that its ranks read, by their names."""
     problem: str = ""
     """Why this is not fresh."""
 
@@ -219,6 +229,7 @@ class JobWatch:
             hot = [words for role in nodes if len(nodes) > 1 for words in describe_hot_nodes(role, nodes[role])]
             self._rare = (*describe_pauses(pauses), *(f"{one.workflow_id}: {explain(one)}" for one in failures), *hot)
             self._rare_at = look.time
+            look = replace(look, data=await client.datasets(status))
         warnings = () if status.finished_at else (*self._rare, *all_warnings(own, status))
         known = status.model_copy(update={"progress": progress, "warnings": warnings})
         return replace(look, status=known, nodes=nodes, progress=progress, incidents=incidents, warnings=warnings)

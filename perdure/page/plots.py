@@ -119,9 +119,9 @@ def _panel(course: Course, name: str, *, top: int, x: Callable[[datetime], float
                     f'<line class="mean" x1="{x(pace.begin):.1f}" x2="{x(pace.end):.1f}" y1="{at}" y2="{at}">'
                     f"<title>mean: {_number(pace.rate)} steps/s</title></line>"
                 )
-            parts.append(_line(course.rates, x, y))
+            parts += [_line(line, x, y) for line in course.rates]
         case _:
-            parts.append(_line(course.losses, x, y))
+            parts += [_line(line, x, y) for line in course.losses]
     return parts
 
 
@@ -132,9 +132,9 @@ def _values(course: Course, name: str) -> list[float]:
         case "steps":
             return [value for line in course.steps for _, value in line]
         case "throughput":
-            return [value for _, value in course.rates] + [one.rate for one in course.paces]
+            return [value for line in course.rates for _, value in line] + [one.rate for one in course.paces]
         case _:
-            return [value for _, value in course.losses]
+            return [value for line in course.losses for _, value in line]
 
 
 def _line(points: Sequence[_Point], x: Callable[[datetime], float], y: Callable[[float], float]) -> str:

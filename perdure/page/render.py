@@ -143,7 +143,7 @@ class JobPage:
             return Parts({"problem": _part("problem", problem=look.problem or "the job has not answered yet")})
         several = len(status.roles) > 1
         own = look.nodes.get(status.role, ())
-        rows = facts(status, look.progress, own, list(look.incidents))
+        rows = [*facts(status, look.progress, own, list(look.incidents)), *_stored(status), *_cost(look, status)]
         moment = look.time.timestamp() // _DRAWN_EVERY.total_seconds()
         drawn = (moment, status.generation, status.phase, status.finished_at, look.incidents)
         parts = Parts(
@@ -152,6 +152,7 @@ class JobPage:
                 "headline": _part("headline", status=status, progress=look.progress),
                 "facts": _part("facts", rows=rows, page_link=self._page_link),
                 "roles": _part("roles", status=status) if several else "",
+                "data": self._keep("data", look.data, lambda: _part("data", datasets=look.data)),
                 "plots": self._keep("plots", drawn, lambda: _plots(look, status)),
                 "nodes": self._keep(
                     "nodes", look.nodes, lambda: _part("nodes", by_role=_tables(look), several=several)
@@ -186,6 +187,26 @@ class JobPage:
             )
             for one in sorted(shown, key=_newest_first)
         }
+
+
+def _stored(status: JobStatus) -> list[tuple[str, str]]:
+    """Where the newest checkpoint is, and why there is no newer one."""
+    saved = status.checkpoint
+    if not saved.url:
+        return []
+    words = [f"{saved.url.rstrip('/')}/{saved.folder}".rstrip("/")]
+    words += [text.bytes_(saved.size)] if saved.size else []
+    words += [f"stored in {text.duration(saved.took)}"] if saved.took else []
+    words += [f"not stored since: {saved.problem}"] if saved.problem else []
+    return [("STORED", ", ".join(words))]
+
+
+def _cost(look: JobLook, status: JobStatus) -> list[tuple[str, str]]:
+    """What the worlds have taken so far, and their price where the specification has one."""
+    hours = course_of(status, look.incidents, now=look.time).node_hours
+    price = status.scaling.price if status.scaling else None
+    words = f"{hours:,.2f} node-hours of training"
+    return [("COST", f"{words}, {hours * price:,.2f} at {price:g} for each" if price else words)] if hours else []
 
 
 def _plots(look: JobLook, status: JobStatus) -> Markup:
@@ -258,6 +279,8 @@ def _cell(role: str, node: NodeView, computes: float | None, usual: float) -> Ce
         if usual > 0:
             shade = min(max(round((computes / usual - 1) * 10), 0), _SHADES - 1)
         words.append(f"computes {computes:.2g} s of a step")
+        if waits := [one.wait for one in node.step_times]:
+            words.append(f"waits {max(waits):.2g} s")
     if node.incarnation > 1:
         words.append(f"replaced {text.count(node.incarnation - 1, 'time')}")
     if node.metrics and node.metrics.memory_bytes is not None:

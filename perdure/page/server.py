@@ -14,11 +14,12 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from perdure.base.errors import JobNotFound, PerdureError
-from perdure.base.ui_proxy import refuse_pages
+from perdure.base.ui_proxy import refuse_pages_of_others
 from perdure.cli import text
 from perdure.cli.terminal import without_controls
 from perdure.client.changes import Changes
@@ -54,6 +55,8 @@ _ROOT = "../../../"
 
 LookT = TypeVar("LookT")
 
+_PREFIX = web.AppKey("prefix", str)
+
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -76,28 +79,30 @@ class Pages:
         client: Reads and changes jobs.
         everywhere: Show the jobs of all namespaces.
         sessions: Admits browsers.
+        read_only: Change nothing.
     """
 
-    def __init__(self, client: Client, sessions: Sessions, *, everywhere: bool) -> None:
+    def __init__(self, client: Client, sessions: Sessions, *, everywhere: bool, read_only: bool = False) -> None:
         self._client = client
         self._sessions = sessions
         self._everywhere = everywhere
+        self._read_only = read_only
         self._list: Feed[Shown[ListLook]] | None = None
         self._jobs: dict[tuple[str, str], Feed[Shown[JobLook]]] = {}
 
-    def routes(self) -> Iterable[web.AbstractRouteDef]:
-        """The addresses. A job's page ends with a slash, so that all of its links are relative."""
-        job = "/jobs/{namespace}/{name}/"
+    def routes(self, prefix: str) -> Iterable[web.AbstractRouteDef]:
+        """The addresses below a prefix. A job's page ends with a slash, so that all of its links are relative."""
+        job = f"{prefix}/jobs/{{namespace}}/{{name}}/"
         return (
-            web.get("/", self.jobs),
-            web.get("/events", self.jobs_events),
+            web.get(f"{prefix}/", self.jobs),
+            web.get(f"{prefix}/events", self.jobs_events),
             web.get(job, self.job),
             web.get(f"{job}events", self.job_events),
             web.get(f"{job}logs", self.logs),
             web.get(f"{job}lines", self.lines),
             web.get(f"{job}change/{{action}}", self.plan),
             web.post(f"{job}change/{{action}}", self.change),
-            web.static("/static", _STATIC),
+            web.static(f"{prefix}/static", _STATIC),
         )
 
     async def close(self, _: web.Application) -> None:
@@ -143,7 +148,7 @@ class Pages:
             namespace=namespace,
             parts=parts,
             roles=list(look.nodes),
-            actions=_actions(look),
+            actions=[] if self._read_only else _actions(look),
             spec=render.spec_text(look.spec),
         )
 
@@ -244,8 +249,13 @@ class Pages:
 
     async def plan(self, request: web.Request) -> web.StreamResponse:
         """What a change would do; nothing is changed."""
+        self._refuse_changes()
         namespace, name = _job_of(request)
         return await self._show_plan(request, namespace, name, {key: request.query.get(key, "") for key in FIELDS})
+
+    def _refuse_changes(self) -> None:
+        if self._read_only:
+            raise web.HTTPForbidden(text="This page changes nothing: it was started with --read-only.\n")
 
     async def _show_plan(
         self, request: web.Request, namespace: str, name: str, values: dict[str, str], problem: str = ""
@@ -278,6 +288,7 @@ class Pages:
 
     async def change(self, request: web.Request) -> web.StreamResponse:
         """Makes a change, of the run that the form was about."""
+        self._refuse_changes()
         namespace, name = _job_of(request)
         form = {key: value for key, value in (await request.post()).items() if isinstance(value, str)}
         values = {key: form.get(key, "") for key in FIELDS}
@@ -348,7 +359,7 @@ async def _show_errors(request: web.Request, handler: _Handler) -> web.StreamRes
     except PerdureError as error:
         status = 404 if isinstance(error, JobNotFound) else 503
         title = "Not found" if status == 404 else "No answer"
-        root = "../" * (request.path.count("/") - 1)
+        root = "../" * (request.path.removeprefix(request.app[_PREFIX]).count("/") - 1)
         return _message(title, str(error), remedy=error.remedy, root=root, status=status)
 
 
@@ -395,27 +406,36 @@ async def _send_parts(request: web.Request, versions: AsyncGenerator[render.Part
 
 
 @asynccontextmanager
-async def serve_pages(client: Client, *, everywhere: bool = False, port: int = PORT) -> AsyncGenerator[str]:
+async def serve_pages(
+    client: Client, *, everywhere: bool = False, port: int = PORT, read_only: bool = False, url: str = ""
+) -> AsyncGenerator[str]:
     """Serves on loopback while the context is open, and yields the link that admits a browser.
 
     Args:
         client: Reads and changes jobs.
         everywhere: Show the jobs of all namespaces; otherwise those of the client's.
         port: The port; 0 for one that is free.
+        read_only: Show no buttons, and change nothing.
+        url: The address at which a proxy before this server shows it, with or without a path; empty: no proxy.
 
     Raises:
         OSError: if the port is taken.
     """
+    shown_as = urlsplit(url.rstrip("/"))
     sessions = Sessions()
-    pages = Pages(client, sessions, everywhere=everywhere)
-    application = web.Application(middlewares=[refuse_pages, sessions.guard, _show_errors])
+    pages = Pages(client, sessions, everywhere=everywhere, read_only=read_only)
+    application = web.Application(middlewares=[refuse_pages_of_others(shown_as), sessions.guard, _show_errors])
+    application[_PREFIX] = shown_as.path
     application.on_response_prepare.append(add_headers)
-    application.add_routes(pages.routes())
+    # A proxy may pass its path on, or not.
+    for prefix in {"", shown_as.path}:
+        application.add_routes(pages.routes(prefix))
     application.on_shutdown.append(pages.close)
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5)
     await runner.setup()
     try:
         await web.TCPSite(runner, HOST, port).start()
-        yield f"http://{HOST}:{runner.addresses[0][1]}/?token={sessions.token}"
+        home = url.rstrip("/") or f"http://{HOST}:{runner.addresses[0][1]}"
+        yield f"{home}/?token={sessions.token}"
     finally:
         await runner.cleanup()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 from yarl import URL
 
+from benchmarks.recovery.processes import free_port
 from perdure.page import looks, server
 from perdure.page.server import serve_pages
 from scripts.browser import ensure_browser
@@ -79,17 +82,79 @@ class Visitor:
 @pytest.fixture
 async def stranger(client: PlayedClient) -> AsyncIterator[Visitor]:
     """A visitor without the token."""
+    async with unknown(client) as visitor:
+        yield visitor
+
+
+@asynccontextmanager
+async def unknown(client: PlayedClient, **options: Any) -> AsyncIterator[Visitor]:
+    """A visitor without the token, of a server with these options."""
     async with (
-        serve_pages(client, port=0) as link,
+        serve_pages(client, port=0, **options) as link,
         aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as session,
     ):
         yield Visitor(link, session)
 
 
-@pytest.fixture
-async def visitor(stranger: Visitor) -> Visitor:
-    """A visitor who has opened the link."""
+async def admitted(stranger: Visitor) -> Visitor:
+    """The visitor, after opening the link."""
     async with stranger.session.get(stranger.link) as answer:
         assert answer.status == 200
         assert "token" not in str(answer.url)
     return stranger
+
+
+@asynccontextmanager
+async def served(client: PlayedClient, **options: Any) -> AsyncIterator[Visitor]:
+    """A visitor who has opened the link of a server with these options."""
+    async with unknown(client, **options) as stranger:
+        yield await admitted(stranger)
+
+
+@asynccontextmanager
+async def proxied(client: PlayedClient, *, strips: bool, keeps_name: bool) -> AsyncIterator[Visitor]:
+    """A visitor who has opened the link of a server behind a proxy that shows it below /perdure.
+
+    Args:
+        client: What the server shows.
+        strips: The proxy removes its path.
+        keeps_name: The proxy sends its own name on, and not the one by which it knows the server.
+    """
+    server_port, proxy_port = free_port(), free_port()
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{server_port}", cookie_jar=aiohttp.DummyCookieJar()) as session:
+
+        async def pass_on(request: web.Request) -> web.Response:
+            path = str(request.rel_url).removeprefix("/perdure") if strips else str(request.rel_url)
+            headers = {
+                key: value for key, value in request.headers.items() if key in ("Cookie", "Origin", "Content-Type")
+            }
+            if keeps_name:
+                headers["Host"] = request.host
+            body = await request.read()
+            async with session.request(
+                request.method, URL(path, encoded=True), headers=headers, data=body or None, allow_redirects=False
+            ) as answer:
+                kept = {key: answer.headers[key] for key in ("Set-Cookie", "Location") if key in answer.headers}
+                return web.Response(status=answer.status, body=await answer.read(), headers=kept)
+
+        application = web.Application()
+        application.router.add_route("*", "/perdure/{rest:.*}", pass_on)
+        runner = web.AppRunner(application)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", proxy_port).start()
+            url = f"http://127.0.0.1:{proxy_port}/perdure/"
+            async with (
+                serve_pages(client, port=server_port, url=url) as link,
+                aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as browser_session,
+            ):
+                assert link.startswith(url)
+                yield await admitted(Visitor(link, browser_session))
+        finally:
+            await runner.cleanup()
+
+
+@pytest.fixture
+async def visitor(stranger: Visitor) -> Visitor:
+    """A visitor who has opened the link."""
+    return await admitted(stranger)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,6 +14,7 @@ from perdure.client.logs import LogLine
 from perdure.client.views import JobSummary, Pause, TaskFailure
 from perdure.contract import (
     Accepted,
+    DatasetView,
     IncidentView,
     JobStatus,
     NodePhase,
@@ -39,6 +40,9 @@ class PlayedJob:
         self.lines = ["step 1 loss 2.0"]
         self.step = 0
         self.uid = ""
+        self.fields: dict[str, Any] = {}
+        """Fields of its status that are not the scenario's."""
+        self.data: dict[str, DatasetView] = {}
 
     def moved(self, value: Any) -> Any:
         """The value, with all times moved to the present."""
@@ -71,7 +75,7 @@ class PlayedJob:
         scenario = self.scenario
         status = status_of(scenario.state, scenario.job, groups=(), phase=scenario.state.phase, now=scenario.now)
         fields = self.moved(status.model_dump()) | {"name": self.name, "namespace": self.namespace}
-        fields |= {"uid": self.uid or status.uid}
+        fields |= {"uid": self.uid or status.uid} | self.fields
         return JobStatus.model_validate(fields)
 
     @property
@@ -161,6 +165,9 @@ class PlayedClient(Client):
     async def refreshed(self, nodes: Sequence[NodeView], groups: Iterable[str]) -> tuple[NodeView, ...]:
         self.refreshed_nodes += 1
         return tuple(nodes)
+
+    async def datasets(self, status: JobStatus) -> Mapping[str, DatasetView]:
+        return self.job(status.name, status.namespace).data
 
     async def status(self, name: str, *, namespace: str | None = None, role: str | None = None) -> JobStatus:
         return self.job(name, namespace).status

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.page.conftest import Visitor
+from perdure.page.sessions import Sessions
+from tests.page.conftest import Visitor, proxied, served
 from tests.page.played import PlayedClient
 
 JOB = "/jobs/default/llama/"
@@ -88,3 +89,29 @@ async def test_pages_have_no_inline_scripts_and_styles(visitor: Visitor) -> None
         assert "style=" not in page
         assert "<style" not in page
         assert "onclick" not in page
+
+
+async def test_a_page_that_is_read_only_has_no_buttons_and_changes_nothing(client: PlayedClient) -> None:
+    async with served(client, read_only=True) as visitor:
+        assert "change/" not in await visitor.get(JOB)
+        await visitor.get(f"{JOB}change/cancel", status=403)
+        sessions = Sessions()
+        sessions.token = visitor.link.query["token"]
+        uid = client.jobs["default", "llama"].status.uid
+        refused = await visitor.post(f"{JOB}change/cancel", {"csrf": sessions.csrf, "uid": uid}, status=403)
+        assert "--read-only" in refused
+    assert client.changed == []
+
+
+@pytest.mark.parametrize("strips", [True, False], ids=["stripped", "passed on"])
+@pytest.mark.parametrize("keeps_name", [True, False], ids=["own name", "other name"])
+async def test_a_proxy_shows_it_below_a_path(client: PlayedClient, strips: bool, keeps_name: bool) -> None:
+    async with proxied(client, strips=strips, keeps_name=keeps_name) as visitor:
+        page = await visitor.get(f"/perdure{JOB}")
+        assert 'href="../../../static/page.css"' in page
+        assert ".plot" in await visitor.get("/perdure/static/page.css")
+        assert "no job named" in await visitor.get("/perdure/jobs/default/none/", status=404)
+        form = await visitor.hidden(f"/perdure{JOB}change/suspend")
+        assert "will suspend" in await visitor.post(f"/perdure{JOB}change/suspend", form)
+        await visitor.post(f"/perdure{JOB}change/suspend", form, status=403, origin="http://evil.example")
+    assert len(client.changed) == 1

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from html import unescape
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 
 from perdure.cli import text
 from perdure.cli.explain import explanation
+from perdure.contract import CheckpointView, DatasetView, ScalingView
 from perdure.page import looks, server
 from perdure.page.render import Parts
 from tests.page.conftest import Visitor
@@ -114,6 +115,35 @@ async def test_between_events_a_job_is_not_asked(
     before, refreshed = client.asked, client.refreshed_nodes
     await eventually(lambda: client.refreshed_nodes >= refreshed + 3)
     assert client.asked == before
+
+
+async def test_a_failed_job_has_its_reason_in_the_list_and_is_asked_once(
+    visitor: Visitor, client: PlayedClient
+) -> None:
+    failure = text.incident_line(client.jobs["default", "gpt"].incidents[-1])
+    found = ""
+    async with aclosing(stream(visitor, "/events")) as coming:
+        async for event in coming:
+            found = event["lists"].get("jobs", {}).get("items", {}).get("job/default/gpt", found)
+            if "#1" in found:
+                break
+    assert failure[:20] in unescape(found)
+
+
+async def test_the_page_has_data_checkpoints_and_cost(visitor: Visitor, client: PlayedClient) -> None:
+    job = client.jobs["default", "llama"]
+    job.data = {"corpus<b>": DatasetView(done=1200, leased=64, total=10_000, set_aside_samples=3)}
+    committed = datetime.now(UTC) - timedelta(minutes=4)
+    job.fields = {
+        "checkpoint": CheckpointView(url="s3://ckpt/llama", folder="step-100", step=100, committed_at=committed),
+        "scaling": ScalingView(fewest=2, largest=4, global_batch=False, min_efficiency=0.7, price=2.5),
+    }
+    page = await visitor.get(JOB)
+    assert "1,200 of 10,000 samples" in page
+    assert "corpus&lt;b&gt;" in page
+    assert "step 100 durable, 4m" in page
+    assert "s3://ckpt/llama/step-100" in page
+    assert re.search(r"0\.\d\d node-hours of training, 0\.\d\d at 2\.5 for each", page)
 
 
 def test_a_page_is_sent_only_what_it_does_not_show() -> None:

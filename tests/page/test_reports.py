@@ -45,8 +45,25 @@ def test_samples_of_agents_are_between_them() -> None:
     samples = [CourseSample(begin + second, 2 * second, 2.0, 5.0 - second / 100) for second in range(10, 50, 10)]
     found = course(job, *samples, CourseSample(begin + 55, 110, float("inf"), float("nan")))
     assert [step for _, step in found.steps[0]] == [0, 20, 40, 60, 80, 110, 120]
-    assert [rate for _, rate in found.rates] == [2.0] * 4
-    assert len(found.losses) == 4
+    assert [rate for line in found.rates for _, rate in line] == [2.0] * 4
+    assert [len(line) for line in found.losses] == [4]
+
+
+def test_no_line_crosses_an_interruption() -> None:
+    job = PlayedJob(interrupted())
+    (incident,) = job.incidents
+    begin, stop = int(job.status.started_at.timestamp()), int(incident.started_at.timestamp())
+    times = (begin + 10, begin + 20, stop + 10, stop + 20, stop + 30)
+    found = course(job, *(CourseSample(time, 10 + time - begin, 2.0, 1.0) for time in times))
+    assert [len(line) for line in found.losses] == [2, 3]
+    assert [len(line) for line in found.rates] == [2, 3]
+
+
+def test_node_hours_are_those_of_its_worlds() -> None:
+    found = course(PlayedJob(interrupted()))
+    first, second = found.worlds
+    hours = sum((one.end - one.begin).total_seconds() for one in (first, second)) * 4 / 3600
+    assert found.node_hours == pytest.approx(hours)
 
 
 def test_a_script_that_starts_over_has_its_speed_from_its_own_first_step() -> None:
@@ -95,7 +112,7 @@ def test_a_plot_is_xml_that_stands_alone(job: object) -> None:
 def test_a_job_that_has_just_begun_has_a_plot() -> None:
     now = datetime.now(UTC)
     ElementTree.fromstring(draw(Course(now, now, [], [], [], [], [], [])))
-    ElementTree.fromstring(draw(Course(now, now + timedelta(days=30), [], [], [[(now, 7.0)]], [(now, 0.0)], [], [])))
+    ElementTree.fromstring(draw(Course(now, now + timedelta(days=30), [], [], [[(now, 7.0)]], [[(now, 0.0)]], [], [])))
 
 
 async def test_a_report_has_what_the_page_has_and_loads_nothing(client: PlayedClient) -> None:
