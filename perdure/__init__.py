@@ -91,6 +91,7 @@ if TYPE_CHECKING:
     from perdure.contract import StartOver as StartOver
     from perdure.contract import Stop as Stop
     from perdure.contract import Straggler as Straggler
+    from perdure.contract import Suggestion as Suggestion
     from perdure.contract import Suspect as Suspect
     from perdure.contract import Suspend as Suspend
     from perdure.contract import ThreadStack as ThreadStack
@@ -187,6 +188,7 @@ _HOMES = {
         "StartOver",
         "Stop",
         "Straggler",
+        "Suggestion",
         "Suspect",
         "Suspend",
         "ThreadStack",
@@ -278,6 +280,7 @@ __all__ = [
     "Stop",
     "Straggler",
     "Submission",
+    "Suggestion",
     "Suspect",
     "Suspend",
     "SyncClient",

@@ -18,6 +18,8 @@ from pathlib import Path
 from temporalio.client import Client as TemporalClient
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
+from perdure.activities.cluster.activities import watching_clusters
+from perdure.activities.cluster.settings import ClusterSettings, cluster_settings
 from perdure.activities.datasets import DatasetActivities
 from perdure.activities.history.settings import HistorySettings
 from perdure.activities.job_metrics import JobMetrics
@@ -55,6 +57,7 @@ from perdure.contract.names import watch_task_queue
 from perdure.events import AsyncExporter, ConsoleExporter, EventType, FileExporter, JobEvents, json_line, to_collector
 from perdure.spec.job import Backend
 from perdure.workflows.ask_node import AskNode
+from perdure.workflows.cluster import Cluster
 from perdure.workflows.dataset import Dataset
 from perdure.workflows.event_sink import Sink, set_dataset_sink, set_sinks
 from perdure.workflows.history import HistoryRecorder, ReadHistory
@@ -127,6 +130,7 @@ async def running_worker(
                 ReadSite,
                 HistoryRecorder,
                 ReadHistory,
+                Cluster,
                 WorkdirUpload,
             ],
             # The sandbox is entered anew for each payload, which takes most of a worker's time when a thousand nodes
@@ -276,6 +280,14 @@ def _keeping_history(
     return keeping_history(client, settings, task_queue=task_queue)
 
 
+def _watching_clusters(
+    client: TemporalClient, served: Sequence[NodeBackend], settings: ClusterSettings, task_queue: str
+) -> AbstractAsyncContextManager[object]:
+    if not settings.watched:
+        return nullcontext()
+    return watching_clusters(client, served, task_queue=task_queue, sharing=settings.sharing)
+
+
 class _WorkerMetrics:
     """All that a worker exports at its port: its jobs, the SDK, and the nodes of this machine."""
 
@@ -333,6 +345,10 @@ async def serve(
         history = HistorySettings.from_environment(os.environ, StateFolder())
     except ValueError as error:
         raise Refused(str(error), remedy="See docs/history.md.") from error
+    try:
+        watching = cluster_settings(os.environ)
+    except ValueError as error:
+        raise Refused(str(error), remedy="See docs/operations.md.") from error
     endpoint = find_endpoint(address)
     sdk = worker_runtime(with_metrics=metrics_port is not None)
     client = await connect(
@@ -362,7 +378,10 @@ async def serve(
             endpoint.namespace,
             ", ".join(facts.backends),
         )
-        async with _keeping_history(client, history, endpoint.task_queue):
+        async with (
+            _keeping_history(client, history, endpoint.task_queue),
+            _watching_clusters(client, served, watching, endpoint.task_queue),
+        ):
             await stopped.wait()
             logger.info("stopping")
         for task in tidying:

@@ -23,6 +23,8 @@ from tests.support.temporal_server import DevServer, shared_dev_server
 
 # Workers would keep a history of each test's jobs: those that need one name its database.
 os.environ.setdefault("PERDURE_HISTORY", "off")
+# And watch this machine: those that need it say so.
+os.environ.setdefault("PERDURE_CLUSTER", "off")
 
 collect_ignore = ["gpu"]
 """`make test-gpu` names the folder, which is then collected."""

@@ -67,7 +67,9 @@ class JobUpdates:
         event = ScaleRequested(minimum=count.min, maximum=count.max, reason=request.reason)
         self._take_request(ForRole(request.role, event))
         next_action = projections.next_action(self.state.view(request.role), self.job)
-        return Accepted(message=f"{self.state.name} changes to {count} nodes; {next_action}")
+        shared = count.elastic and self.job.roles[self.state.role_named(request.role)].scaling.share
+        within = "; the sharing of the cluster chooses within that" if shared else ""
+        return Accepted(message=f"{self.state.name} changes to {count} nodes{within}; {next_action}")
 
     @scale.validator
     def _scale_is_valid(self, request: ScaleRequest) -> None:

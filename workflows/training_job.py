@@ -35,6 +35,7 @@ with workflow.unsafe.imports_passed_through():
         JobStatus,
         MachinesView,
         NodesQuery,
+        NodesSuggested,
         NodeView,
         ShardsSetAside,
         SiteFacts,
@@ -149,6 +150,11 @@ class TrainingJob(JobUpdates):
     @workflow.signal(description="A rank does not compute what the other ranks compute")
     def corruption(self, message: Corruption) -> None:
         self.events.append(message)
+
+    @workflow.signal(description="The number of nodes that the sharing of the cluster advises")
+    def suggest_nodes(self, message: NodesSuggested) -> None:
+        if not self._spec_error and message.uid == self.state.uid and message.role in self.state.roles:
+            self.events.append(ForRole(message.role, message))
 
     @workflow.signal(description="A dataset has set shards aside that failed repeatedly")
     def shards_set_aside(self, message: ShardsSetAside) -> None:

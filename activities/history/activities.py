@@ -14,8 +14,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from temporalio import activity
-from temporalio.api.common.v1 import WorkflowExecution
-from temporalio.api.workflowservice.v1 import GetWorkflowExecutionHistoryRequest
 from temporalio.client import Client, WorkflowQueryFailedError
 from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.exceptions import ApplicationError
@@ -26,19 +24,18 @@ from perdure.activities.history.answers import NoSuchJob, answer
 from perdure.activities.history.records import JobRecord, record_of
 from perdure.activities.history.settings import HistorySettings
 from perdure.activities.history.store import HistoryStore, HistoryUnavailable, NotRecorded
+from perdure.activities.recorded_spec import recorded_spec
 from perdure.base.executions import (
     OPEN,
     Execution,
     ExecutionStatus,
     QueryRejected,
-    converter_for,
     describe,
     list_executions,
     query,
 )
 from perdure.contract import HistoryAnswer, HistoryRequest, IncidentView, JobShape, JobStatus
 from perdure.contract.names import HISTORY_RECORDER, TRAINING_JOB, history_task_queue, recorder_workflow_id
-from perdure.spec.accepted import read_accepted
 
 logger = logging.getLogger(__name__)
 
@@ -180,16 +177,8 @@ class HistoryActivities:
         return record_of(execution, described.first_run_id, described.began, shape, status, incidents)
 
     async def _shape(self, execution: Execution) -> JobShape:
-        request = GetWorkflowExecutionHistoryRequest(
-            namespace=self._client.namespace,
-            execution=WorkflowExecution(workflow_id=execution.id, run_id=execution.run_id),
-            maximum_page_size=1,
-        )
-        answered = await self._client.workflow_service.get_workflow_execution_history(request, timeout=_CALL)
-        started = answered.history.events[0].workflow_execution_started_event_attributes
         try:
-            (given, *_) = await converter_for(self._client, execution.id).decode(started.input.payloads)
-            return JobShape.of(read_accepted(given))
+            return JobShape.of(await recorded_spec(self._client, execution, rpc_timeout=_CALL))
         except (ValueError, RuntimeError) as error:
             logger.info("%s has a specification that cannot be read: %s", execution.id, error)
             return JobShape()

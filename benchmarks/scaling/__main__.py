@@ -19,7 +19,7 @@ from rich.table import Table
 
 from benchmarks.recovery.perdure_job import control_plane
 
-from . import real_jobs, trace
+from . import monitor, real_jobs, trace
 from .rules import DLRoverRM, Pollux, overtaking, perdure, static
 from .simulation import Result, Rule, simulate
 from .trace import GPUS_OF_A_NODE, TraceJob
@@ -82,6 +82,25 @@ def simulated(played: dict[str, dict[str, Result]]) -> dict[str, float]:
     }
 
 
+def _made(nodes: int, load: float, seed: int) -> list[TraceJob]:
+    return trace.make(nodes=nodes, jobs=max(nodes, 16) * _JOBS_OF_A_NODE, load=load, seed=seed)
+
+
+def ranges(seeds: Sequence[int], gpus: str, loads: str, *, say: Callable[[str], None]) -> dict[str, list[float]]:
+    """Returns the smallest and the largest figure over traces of other seeds, on all clusters but the largest."""
+    sizes = sorted(int(text) // GPUS_OF_A_NODE for text in gpus.split(",") if text)
+    found: list[dict[str, float]] = []
+    for seed in seeds:
+        played = {
+            f"{nodes}, {load}": play(_made(nodes, float(load), seed), nodes)
+            for nodes in sizes[:-1] or sizes
+            for load in loads.split(",")
+        }
+        found.append(simulated(played))
+        say(f"seed {seed}: {found[-1]}")
+    return {key: [min(one[key] for one in found), max(one[key] for one in found)] for key in _RATIOS if found}
+
+
 def main(
     laws: Annotated[int, typer.Option(help="Real jobs, each with a law of its own; 0 for none.")] = 20,
     seconds: Annotated[float, typer.Option(help="How long each of them trains.")] = 300.0,
@@ -92,6 +111,10 @@ def main(
     loads: Annotated[str, typer.Option(help="What jobs ask for, in times of what the cluster can do.")] = "0.7,1.0,1.3",
     trace_file: Annotated[Path | None, typer.Option("--trace", help="A trace (trace.py) instead of one made.")] = None,
     seed: Annotated[int, typer.Option(help="Of laws and traces.")] = 1,
+    other_seeds: Annotated[str, typer.Option(help="Seeds of further traces, for ranges; empty for none.")] = (
+        "2,3,4,5,6"
+    ),
+    machines: Annotated[int, typer.Option(help="Machines of the cluster that is watched; 0 for none.")] = 5000,
 ) -> None:
     """Measures how well numbers of nodes are chosen and shared."""
     console = Console(highlight=False, width=150)
@@ -114,14 +137,16 @@ def main(
             played[f"{size} GPUs, {trace_file.name}"] = play(trace.read(trace_file, nodes=nodes), nodes)
             continue
         for load in (float(text) for text in loads.split(",")):
-            made = trace.make(nodes=nodes, jobs=max(nodes, 16) * _JOBS_OF_A_NODE, load=load, seed=seed)
-            played[f"{size} GPUs, load {load:g}"] = play(made, nodes)
+            played[f"{size} GPUs, load {load:g}"] = play(_made(nodes, load, seed), nodes)
             say(f"{size} GPUs at load {load:g} played")
     if played:
         console.print(table(played))
     figures |= simulated(played) if played else dict.fromkeys(_RATIOS, NOT_RUN)
+    if played and trace_file is None:
+        figures["other_seeds"] = ranges([int(text) for text in other_seeds.split(",") if text], gpus, loads, say=say)
+    seen = asyncio.run(monitor.measure(machines, say)) if machines else dict.fromkeys(monitor.KEYS, NOT_RUN)
     # The last line is one JSON object.
-    print(json.dumps(figures | dict.fromkeys(("monitor_rss_mb", "monitor_view_age_s"), NOT_RUN)))
+    print(json.dumps(figures | seen))
 
 
 if __name__ == "__main__":

@@ -79,6 +79,8 @@ def _meaning(incident: IncidentView) -> str:
         return "nothing was interrupted; the loss of all nodes would have cost the steps since the newest checkpoint"
     if incident.observation and incident.observation.uncreated:
         return "nothing was interrupted: the world trains without it"
+    if incident.observation and incident.observation.shared:
+        return "nothing failed: jobs of the cluster share its nodes, which go where they add most"
     if incident.observation and incident.observation.missed_goal:
         return "nothing was interrupted; it is said as soon as it is known"
     if incident.observation and incident.observation.missed_nodes:
@@ -144,6 +146,8 @@ def _confidence(incident: IncidentView) -> str:
 def _decision(incident: IncidentView) -> str:
     if incident.observation and incident.observation.uncreated:
         return "request it again, with growing pauses"
+    if incident.observation and incident.observation.shared:
+        return "follow the advice; a world that trains changes after a checkpoint, where the job stores some"
     if incident.observation and incident.observation.missed_goal:
         return "choose the number of nodes that comes nearest to it, where one does"
     if incident.observation and incident.observation.missed_nodes:

@@ -14,6 +14,7 @@ from perdure.base.services import leave
 from perdure.cli import (
     change,
     check,
+    cluster,
     common,
     encryption,
     history,
@@ -67,6 +68,7 @@ app.command("nodes", rich_help_panel=_LOOK)(inspect.nodes)
 app.command("stacks", rich_help_panel=_LOOK)(stacks.stacks)
 app.command("check", rich_help_panel=_LOOK)(check.check)
 app.command("plan", rich_help_panel=_LOOK)(plan.plan)
+app.command("cluster", rich_help_panel=_LOOK)(cluster.cluster)
 app.command("history", rich_help_panel=_LOOK)(history.history)
 app.command("ui", rich_help_panel=_LOOK)(ui.ui)
 app.command("report", rich_help_panel=_LOOK)(report.report)

@@ -66,7 +66,7 @@ def plan(
     if view is None:
         raise PerdureError(
             f"{name}: its role {status.role} takes all nodes that it gets; `scaling: {{policy: efficient}}` beside its "
-            "nodes has it measure its speed, and `manual` has it do nothing else"
+            "nodes has it measure its speed, `share: true` has it share its cluster, and `policy: manual` only measures"
         )
     nodes = int(asked["nodes"]) if "nodes" in asked else None
     found = sizes(view, status, also=() if nodes is None else (nodes,), price=asked.get("price", view.price))
@@ -79,7 +79,7 @@ def plan(
         here.show({"name": name, "role": status.role, "scaling": known, "sizes": [asdict(size) for size in found]})
         return
     span = f"{view.fewest}:{view.largest}"
-    by = "a user" if view.policy == "manual" else "speed"
+    by = "a user" if view.policy == "manual" else "the sharing of the cluster" if view.shares else "speed"
     out.print(f"{name}: {text.count(status.nodes, 'node')} of {span}, chosen by {by}: {view.why}", markup=False)
     if found:
         out.print(_table(found, view))

@@ -204,6 +204,8 @@ def incident_line(incident: IncidentView) -> str:
         after = "tried again" if incident.observation.storage else "nothing was done"
         if incident.observation.uncreated:
             after = "it was requested again, with growing pauses"
+        if incident.observation.shared:
+            after = "the job follows it"
         if incident.observation.missed_goal:
             after = "it trains with the number that comes nearest"
         if incident.observation.missed_nodes:

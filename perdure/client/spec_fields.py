@@ -188,6 +188,8 @@ class ScalingFields(TypedDict, total=False):
     steps: int | None
     batch: Literal["per-rank", "global"]
     settle: timedelta
+    share: bool
+    priority: float
     patience: timedelta
 
 

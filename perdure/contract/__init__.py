@@ -24,6 +24,7 @@
 | `store` | between agents and the store of their job |
 | `actions` | a job's actions on an interruption |
 | `views` | from jobs and groups to users |
+| `cluster` | about the machines of a cluster, and advice to the jobs that share it |
 | `history` | about jobs of the past: from users to workers, and back |
 | `vocabulary` | the enumerations that all of them share |
 | `base` | base classes and text limits |
@@ -38,6 +39,7 @@ from perdure.contract.backends import *
 from perdure.contract.base import *
 from perdure.contract.checkpoints import *
 from perdure.contract.checks import *
+from perdure.contract.cluster import *
 from perdure.contract.commands import *
 from perdure.contract.courses import *
 from perdure.contract.datasets import *

@@ -30,6 +30,11 @@ def history_task_queue(worker_task_queue: str) -> str:
     return f"{worker_task_queue}-history"
 
 
+def cluster_task_queue(worker_task_queue: str, backend: str) -> str:
+    """The queue of those workers that can see the machines of one backend."""
+    return f"{worker_task_queue}-cluster-{backend}"
+
+
 TRAINING_JOB = "TrainingJob"
 SCHEDULED_JOB = "ScheduledJob"
 NODE_GROUP = "NodeGroup"
@@ -40,6 +45,9 @@ READ_SITE = "ReadSite"
 HISTORY_RECORDER = "HistoryRecorder"
 READ_HISTORY = "ReadHistory"
 WORKDIR_UPLOAD = "WorkdirUpload"
+CLUSTER = "Cluster"
+WATCH_CLUSTER = "watch_cluster"
+"""The activity whose heartbeats hold a cluster's view."""
 
 REMOVAL_DENIED = "RemovalDenied"
 """The type of the error of activities that a backend's system does not let remove nodes."""
@@ -103,6 +111,11 @@ def site_workflow_id(request: str) -> str:
 def recorder_workflow_id(worker_task_queue: str) -> str:
     """The workflow ID of the recording of the jobs of one task queue."""
     return f"history/{worker_task_queue}"
+
+
+def cluster_workflow_id(worker_task_queue: str, backend: str) -> str:
+    """The workflow ID of the watch over the machines of one backend."""
+    return f"cluster/{worker_task_queue}/{backend}"
 
 
 def history_workflow_id(request: str) -> str:

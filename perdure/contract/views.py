@@ -31,6 +31,7 @@ __all__ = [
     "SlowCause",
     "Slowness",
     "Straggler",
+    "Suggestion",
     "Suspect",
 ]
 
@@ -172,6 +173,8 @@ class Observation(Message):
     """Nodes that the job requested to train with more of them did not come, and were given up for now."""
     missed_goal: bool = False
     """No number of nodes reaches the goal of `scaling.policy`."""
+    shared: bool = False
+    """The sharing of the cluster has given nodes to the job, or taken some."""
 
 
 class Suspect(Message):
@@ -328,6 +331,14 @@ class Resized(Message):
     """Nodes that it had requested did not come."""
 
 
+class Suggestion(Message):
+    """A number of nodes that the sharing of its cluster has advised a job to have."""
+
+    nodes: int
+    why: ShortText
+    time: Time
+
+
 class ScalingView(Message):
     """What a job knows of its speed with different numbers of nodes, and what it makes of that."""
 
@@ -358,6 +369,10 @@ class ScalingView(Message):
     """The time that steps take together with all pauses, in times of the steps alone."""
     resized: tuple[Resized, ...] = ()
     """The newest changes that the job has made by itself, the oldest first."""
+    shares: bool = False
+    """`scaling.share`."""
+    advised: Suggestion | None = None
+    """The newest advice that it has followed; None where there was none since a user scaled it."""
 
 
 class JobStatus(Message):
@@ -431,7 +446,7 @@ class JobStatus(Message):
     progress: Progress | None = None
     """Progress at the last failure or finish; the groups know the current progress."""
     scaling: ScalingView | None = None
-    """What is known of its speed with different numbers of nodes; None where `scaling.policy` is `max`."""
+    """What is known of its speed with different numbers of nodes; None where it is not measured."""
 
     @property
     def nodes_allowed(self) -> int:

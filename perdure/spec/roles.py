@@ -14,7 +14,7 @@ from pydantic_core import CoreSchema
 
 from .base import DnsLabel, Integer, Matching, Quantity, RoleName, Section, Template, Variable
 from .ray import RayRole
-from .scaling import Scaling, ScalingPolicy
+from .scaling import Scaling
 
 MAX_NODES = 2_000
 """The most nodes of one role: twice the largest job that was run. The state of a job of 5,000 nodes can continue as
@@ -310,9 +310,9 @@ class Role(Section):
 
     @model_validator(mode="after")
     def _has_a_choice(self) -> Role:
-        if self.scaling.policy is ScalingPolicy.MAX:
+        if not self.scaling.measures:
             return self
-        policy = f"scaling.policy is {self.scaling.policy}"
+        policy = "scaling.share is true" if self.scaling.share else f"scaling.policy is {self.scaling.policy}"
         if self.ready is not None:
             raise ValueError(
                 f"{policy}, and a role with ready makes no steps whose speed is known; leave one of them out"

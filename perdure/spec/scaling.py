@@ -85,6 +85,13 @@ class Scaling(Section):
     `global`, a step has a fixed number of samples, so it is shorter."""
     settle: PositiveDuration = timedelta(seconds=30)
     """The time of steps in a world over which its speed is measured; at least 20 steps."""
+    share: bool = False
+    """Shares the cluster with other jobs that do: it has more nodes where they add most, and gives some to a job that
+    gains more by them, between `nodes.min` and `nodes.max`, after a checkpoint. `policy` stays `max` (docs/scaling.md).
+    """
+    priority: PositiveAmount = 1.0
+    """How much what its nodes add counts in sharing: with 2, a node adds as much as one that is twice as useful to
+    another job."""
     patience: PositiveDuration = timedelta(minutes=10)
     """How long nodes that `policy` has requested are waited for. Those that have not come are given up, and requested
     again after twice this time, then after twice as long each time, at most after 4 hours."""
@@ -103,3 +110,19 @@ class Scaling(Section):
         if self.max_cost is not None and self.price is None:
             raise ValueError("max_cost is given, and price is not; set price to that of a node for an hour")
         return self
+
+    @model_validator(mode="after")
+    def _shares_or_chooses(self) -> Scaling:
+        if self.share and self.policy is not ScalingPolicy.MAX:
+            raise ValueError(
+                f"share is true, and policy is {self.policy}: the number of nodes is chosen for all jobs of the "
+                "cluster, or for this one alone; leave one of them out"
+            )
+        if self.priority != 1 and not self.share:
+            raise ValueError("priority is given, and share is false, which has no use for it; set share to true")
+        return self
+
+    @property
+    def measures(self) -> bool:
+        """Whether the speed with each number of nodes is measured."""
+        return self.share or self.policy is not ScalingPolicy.MAX

@@ -47,6 +47,7 @@ HELD_ELSEWHERE = {
     "stacks": "tests/system/test_hangs.py",
     "check": "tests/system/test_checks.py",
     "plan": "tests/cli/test_cli_plan.py",
+    "cluster": "tests/activities/cluster/test_cluster_watch.py",
     "history": "tests/cli/test_cli_history.py",
     **dict.fromkeys(("ui", "report", "plot"), "tests/cli/test_cli_page.py"),
     "shell": "tests/cli/test_cli_shell.py",

@@ -19,7 +19,7 @@ from pydantic import JsonValue
 from temporalio.client import Client
 
 from perdure.activities.nodes.backend import Fact, JobRevoked, NodeNotYet, NodeRefused, RemovalDenied
-from perdure.activities.nodes.kubernetes import collocation, leftovers, workdir
+from perdure.activities.nodes.kubernetes import collocation, leftovers, machines, workdir
 from perdure.activities.nodes.kubernetes.anchor import Anchors, why_namespace_is_gone
 from perdure.activities.nodes.kubernetes.facts import event_of, is_held, machine_is_silent
 from perdure.activities.nodes.kubernetes.naming import GROUP, INCARNATION, OURS, RANK, ROLE, UID, selector
@@ -31,6 +31,7 @@ from perdure.activities.nodes.kubernetes.service import service_of
 from perdure.activities.nodes.kubernetes.settings import KubernetesSettings
 from perdure.activities.nodes.kubernetes.site_policy import violation_of_namespace
 from perdure.activities.nodes.kubernetes.watch import GroupWatch, pods_of
+from perdure.activities.nodes.machines import Machines
 from perdure.activities.runtime import PresetRefused
 from perdure.base.kubernetes import Changed, KubernetesApi, KubernetesError, Listed, Removed
 from perdure.contract import CreatedNode, GroupRef, NodeEvent, NodeRef, NodeRequest, WatchRequest, WorkdirRequest
@@ -136,6 +137,13 @@ class KubernetesBackend:
         async with contextlib.aclosing(watch.batches()) as batches:
             async for batch in batches:
                 yield batch
+
+    async def machines(self) -> AsyncGenerator[Machines]:
+        """Follows all machines of the cluster and the pods on them; see `MonitoredBackend`."""
+        api, _ = await self._connection()
+        async with contextlib.aclosing(machines.follow(api)) as followed:
+            async for found in followed:
+                yield found
 
     async def keep_part(self, request: WorkdirRequest, index: int, content: bytes) -> None:
         """Stores one part of a submission's code; see `WorkdirBackend`."""

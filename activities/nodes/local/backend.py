@@ -13,11 +13,12 @@ from pathlib import Path
 
 from temporalio.client import Client
 
-from perdure.activities.nodes.local import launch, retention
+from perdure.activities.nodes.local import launch, machines, retention
 from perdure.activities.nodes.local.folders import NodeFolders, now
 from perdure.activities.nodes.local.keeper import NodeKeeper
 from perdure.activities.nodes.local.scrape import node_metrics
 from perdure.activities.nodes.local.watch import GroupWatch, gone_event, node_event
+from perdure.activities.nodes.machines import Machines
 from perdure.base.state_folder import default_path
 from perdure.contract import CreatedNode, NodeEvent, NodeEventKind, NodeRef, NodeRequest, WatchRequest
 
@@ -84,6 +85,12 @@ class LocalBackend:
                     yield batch
         finally:
             self._watches.discard(watch)
+
+    async def machines(self) -> AsyncGenerator[Machines]:
+        """Follows this machine and its nodes; see `MonitoredBackend`."""
+        async with contextlib.aclosing(machines.follow(self._folders)) as followed:
+            async for found in followed:
+                yield found
 
     async def keep_tidy(self, client: Client) -> None:
         """Deletes the folders of jobs that ended long ago. Runs until it is cancelled."""

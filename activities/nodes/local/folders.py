@@ -228,6 +228,15 @@ class NodeFolders:
         live = (folder for folder in folders if not (folder.path / "ended.json").exists())
         return [folder for folder in live if (launcher := folder.launcher) is not None and launcher.alive]
 
+    def unended(self) -> Generator[tuple[NodeFolder, FolderOwner]]:
+        """Yields the nodes of this machine that have not ended, of all jobs: those that run, and those that wait."""
+        for name in self._names():
+            folder = NodeFolder(self._nodes / name)
+            if (folder.path / "ended.json").exists() or folder.deleted:
+                continue
+            if (record := folder.record) is not None:
+                yield folder, record
+
     def remove(self, nodes: Iterable[NodeFolder]) -> None:
         """Deletes nodes with everything in their folders, and what an earlier call left unfinished."""
         leaving = self._state / "deleting"

@@ -81,6 +81,7 @@ def follow(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
     """Changes the number of nodes where the measurements speak for another one, or a try is due."""
     role, world = job.roles[state.role], state.world
     if role.scaling.policy is ScalingPolicy.MAX:
+        # Where the cluster is shared, the number comes from there: `shared_nodes.py`.
         return state
     state = _count_nodes(state, role, now)
     if world is None or not _may_change(state):
@@ -100,7 +101,7 @@ def follow(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
 
 def measured_over(role: Role) -> timedelta | None:
     """The time of steps over which the speed of a role's worlds is measured; None where it is not."""
-    return None if role.scaling.policy is ScalingPolicy.MAX else role.scaling.settle
+    return role.scaling.settle if role.scaling.measures else None
 
 
 def next_looks(state: RoleInJob, job: JobSpec) -> tuple[datetime | None, ...]:
@@ -130,7 +131,9 @@ def allow(state: RoleInJob) -> RoleInJob:
     """Takes in that a user has said how many nodes there may be: what was chosen before counts no more, and tries begin
     at once."""
     return state.replace(
-        scaling=state.scaling.replace(largest=None, tries=0, began_at=None, awaited_since=None, missed=None)
+        scaling=state.scaling.replace(
+            largest=None, tries=0, began_at=None, awaited_since=None, missed=None, advised=None
+        )
     )
 
 
@@ -142,7 +145,7 @@ def is_own_choice(state: RoleInJob) -> bool:
 def view(state: RoleInJob, job: JobSpec, now: datetime) -> ScalingView | None:
     """What is known, for users; None where nothing is measured."""
     role, known = job.roles[state.role], state.scaling
-    if role.scaling.policy is ScalingPolicy.MAX:
+    if not role.scaling.measures:
         return None
     measured, sizes, throughput = _measured(state), _available(state, role, now), throughput_of(state, role)
     outlook = _outlook(state, job, measured, now)
@@ -163,6 +166,8 @@ def view(state: RoleInJob, job: JobSpec, now: datetime) -> ScalingView | None:
         steps_left=None if outlook.steps is None else round(outlook.steps),
         pauses=known.pauses,
         resized=known.resized,
+        shares=role.scaling.share,
+        advised=known.advised,
     )
 
 
@@ -300,6 +305,9 @@ def _obstacle(state: RoleInJob, job: JobSpec, measured: Pace, wanted: _Wanted, n
 
 def _why(state: RoleInJob, job: JobSpec, measured: Pace | None, now: datetime) -> str:
     role, world = job.roles[state.role], state.world
+    if role.scaling.share:
+        advised = state.scaling.advised
+        return "the sharing of the cluster has advised nothing" if advised is None else advised.why
     if world is None or not state.stepping:
         return "no world trains"
     if measured is None:

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from heapq import heapify, heappop, heapreplace
 
+from perdure.contract import SharingPolicy
 from perdure.workflows.policy.capacity.throughput import Throughput
 
 _HELD = 1.6
@@ -28,17 +28,6 @@ _GUESSED = 0.85
 """The power of the number of nodes with which the speed is taken to grow while too little is measured."""
 _AT_FIRST = 60.0
 """Seconds after which a job counts as one that waits."""
-
-
-class SharingPolicy(StrEnum):
-    """What a cluster's nodes are shared for."""
-
-    THROUGHPUT = "throughput"
-    """Nodes go where they add most, by priority and by what a job has missed."""
-    FAIR = "fair"
-    """All jobs have as much of what they asked for as possible."""
-    PRIORITY = "priority"
-    """Jobs of a higher priority have all that they can use before others have more than their fewest."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from perdure.contract import (
     Finished,
     JoinRequest,
     Message,
+    NodesSuggested,
     NodeView,
     ShardsSetAside,
     Ticket,
@@ -97,7 +98,14 @@ class CancelRequested(Message):
 
 
 RoleEvent = (
-    AnyTransition | GroupAdopted | GroupWoundDown | JoinRequest | ScaleRequested | RelaunchRequested | RestartRequested
+    AnyTransition
+    | GroupAdopted
+    | GroupWoundDown
+    | JoinRequest
+    | ScaleRequested
+    | NodesSuggested
+    | RelaunchRequested
+    | RestartRequested
 )
 """Events that concern the nodes of one role, and do not name it. A restart without a role concerns all."""
 

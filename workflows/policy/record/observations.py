@@ -68,6 +68,10 @@ _NO_STOP_OF_JOB = Considered(option="stop the job", why_not="checkpoint.on_unusa
 
 _NO_STOP_FOR_GOAL = Considered(option="stop the job", why_not="limits.active_deadline stops jobs, and a goal does not")
 
+_NO_KEEPING = Considered(
+    option="keep its number of nodes", why_not="scaling.share is true; `perdure scale` to a single number keeps it"
+)
+
 _NO_END = Considered(
     option="stop the job", why_not="it has nodes.min nodes, and what refuses the others may end at any time"
 )
@@ -216,6 +220,14 @@ def observe_missed_goal(state: RoleInJob, evidence: Evidence, now: datetime) -> 
     title = evidence.text.partition(": ")[0]
     seen, considered = Observation(missed_goal=True), (_NO_STOP_FOR_GOAL,)
     return put(state, new_entry(state, seen, title, at=now, now=now, evidence=[evidence], considered=considered))
+
+
+def observe_sharing(state: RoleInJob, title: str, evidence: Evidence, now: datetime) -> RoleInJob:
+    """Records that the sharing of the cluster has given nodes to the role, or taken some."""
+    entry = new_entry(
+        state, Observation(shared=True), title, at=now, now=now, evidence=[evidence], considered=(_NO_KEEPING,)
+    )
+    return put(state, entry)
 
 
 def observe_unrepaired(state: RoleInJob, node: int, text: str, time: datetime, now: datetime) -> RoleInJob:

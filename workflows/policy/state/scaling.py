@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Self
 
-from perdure.contract import Message, Pace, Resized
+from perdure.contract import Message, Pace, Resized, Suggestion
 
 _KEPT = 10
 """Choices that are kept for users."""
@@ -57,6 +57,10 @@ class ScalingState(Message):
     """When more nodes than the world has were requested; None once all of them train, and where none were."""
     missed: MissedNodes | None = None
     """Nodes that did not come; None where none are known to be missing."""
+    advice: int = 0
+    """The number of the newest advice of the cluster's sharing."""
+    advised: Suggestion | None = None
+    """That advice, as far as it was followed; None where a user has scaled the job since."""
     resized: tuple[Resized, ...] = ()
     """The newest choices, the oldest first."""
 

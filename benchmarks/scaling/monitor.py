@@ -1,0 +1,163 @@
+"""The watch over a large cluster: machines and pods that exist only in a real API server, as users read its view.
+
+The watching worker is a process of its own. Every machine changes in turn; then single ones are cordoned, and the time
+counts until `perdure cluster` would show it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from statistics import median
+from typing import Any
+
+import psutil
+
+from benchmarks.recovery.perdure_job import control_plane
+from perdure.base.errors import NoWorker
+from perdure.base.kubernetes import KubernetesApi, Object
+from perdure.client.client import Client
+from perdure.client.cluster import read_clusters
+from perdure.contract import ClusterView
+from perdure.spec.job import Backend
+from scripts.cluster.cluster import Cluster, why_not
+
+NODES = "/api/v1/nodes"
+KEYS = ("monitor_rss_mb", "monitor_view_age_s", "monitor_events_per_s")
+_AT_ONCE = 32
+_PATIENCE = 300.0
+_LOOKS = 5
+"""Machines that are cordoned one by one."""
+_FAKE = "kwok.x-k8s.io/node"
+"""KWOK keeps machines with this annotation ready."""
+
+
+async def measure(machines: int, say: Callable[[str], None]) -> dict[str, float | str]:
+    """Measures the watch over so many machines, with a pod on every second one."""
+    if reason := why_not():
+        say(f"no cluster can run here: {reason}")
+        return dict.fromkeys(KEYS, "not run")
+    with Cluster().use(say) as cluster:
+        kubeconfig = str(cluster.kubeconfig)
+        before = os.environ.get("KUBECONFIG")
+        os.environ["KUBECONFIG"] = kubeconfig
+        api = await KubernetesApi.connect(kubeconfig)
+        try:
+            async with _made(api, machines, say) as names, control_plane(worker_module=_WORKER) as plane:
+                process = plane.worker.process
+                assert process is not None
+                return await _watch(api, plane.client, names, process, say)
+        finally:
+            await api.close()
+            os.environ.pop("KUBECONFIG")
+            if before is not None:
+                os.environ["KUBECONFIG"] = before
+
+
+_WORKER = "benchmarks.scaling.watching_worker"
+
+
+async def _watch(
+    api: KubernetesApi, client: Client, names: list[str], process: psutil.Process, say: Callable[[str], None]
+) -> dict[str, float | str]:
+    began = time.monotonic()
+    await _until(client, lambda view: view.machines_total >= len(names))
+    say(f"{len(names)} machines are in the view after {time.monotonic() - began:.1f} s")
+    known = (await _view(client)).events
+    began = time.monotonic()
+    await _at_once(_patch(api, name, {"metadata": {"labels": {"bench": "changed"}}}) for name in names)
+    await _until(client, lambda view: view.events >= known + len(names))
+    rate = len(names) / (time.monotonic() - began)
+    say(f"all machines changed: {rate:,.0f} events per second from the change to the view")
+    ages: list[float] = []
+    for name in names[:: max(len(names) // _LOOKS, 1)][:_LOOKS]:
+        began = time.monotonic()
+        await _patch(api, name, {"spec": {"unschedulable": True}})
+        await _until(client, lambda view, name=name: any(one.name == name and one.problem for one in view.machines))
+        ages.append(time.monotonic() - began)
+    say(f"a cordoned machine is shown after {', '.join(f'{age:.1f} s' for age in ages)}")
+    return {
+        "monitor_rss_mb": round(process.memory_info().rss / 2**20, 1),
+        "monitor_view_age_s": round(median(ages), 2),
+        "monitor_events_per_s": round(rate, 1),
+    }
+
+
+@asynccontextmanager
+async def _made(api: KubernetesApi, machines: int, say: Callable[[str], None]) -> AsyncGenerator[list[str]]:
+    label = f"bench-{secrets.token_hex(3)}"
+    names = [f"{label}-{number}" for number in range(machines)]
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": label}}
+    began = time.monotonic()
+    await api.create("/api/v1/namespaces", namespace)
+    try:
+        await _at_once(api.create_or_get(NODES, _machine(name)) for name in names)
+        pods = f"/api/v1/namespaces/{label}/pods"
+        await _at_once(api.create_or_get(pods, _pod(name)) for name in names[::2])
+        say(f"{machines} machines and {len(names[::2])} pods made in {time.monotonic() - began:.1f} s")
+        yield names
+    finally:
+        await api.delete(f"/api/v1/namespaces/{label}")
+        await _at_once(api.delete(f"{NODES}/{name}") for name in names)
+
+
+def _machine(name: str) -> Object:
+    capacity = {"cpu": "96", "memory": "1Ti", "pods": "110", "nvidia.com/gpu": "8"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "annotations": {_FAKE: "fake"}, "labels": {"type": "kwok"}},
+        "spec": {"taints": [{"key": _FAKE, "value": "fake", "effect": "NoSchedule"}]},
+        "status": {"allocatable": capacity, "capacity": capacity, "conditions": [{"type": "Ready", "status": "True"}]},
+    }
+
+
+def _pod(machine: str) -> Object:
+    requests = {"cpu": "90", "nvidia.com/gpu": "8"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": machine},
+        "spec": {
+            "nodeName": machine,
+            "automountServiceAccountToken": False,
+            "tolerations": [{"operator": "Exists"}],
+            "containers": [{"name": "main", "image": "made/up:1", "resources": {"limits": requests}}],
+        },
+    }
+
+
+async def _patch(api: KubernetesApi, name: str, content: Object) -> None:
+    await api.patch(f"{NODES}/{name}", content)
+
+
+async def _at_once(calls: Iterable[Awaitable[Any]]) -> None:
+    slots = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(call: Awaitable[Any]) -> None:
+        async with slots:
+            await call
+
+    async with asyncio.TaskGroup() as group:
+        for call in calls:
+            group.create_task(one(call))
+
+
+async def _view(client: Client) -> ClusterView:
+    [view] = await read_clusters(client, [Backend.KUBERNETES])
+    return view
+
+
+async def _until(client: Client, is_so: Callable[[ClusterView], bool]) -> None:
+    async with asyncio.timeout(_PATIENCE):
+        while True:
+            try:
+                if is_so(await _view(client)):
+                    return
+            except NoWorker:
+                pass
+            await asyncio.sleep(0.1)

@@ -1,0 +1,171 @@
+"""The command `perdure cluster`: machines, who holds what, who waits for what, and what another node would bring."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from perdure.cli import text
+from perdure.cli.common import NamespaceOption, ServerSession, out
+from perdure.spec.job import Backend
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from perdure.contract import ClusterJob, ClusterView, Machine
+
+_OLD = timedelta(minutes=1)
+_UNITS = (("Ti", 2**40), ("Gi", 2**30), ("Mi", 2**20))
+
+
+def cluster(
+    *,
+    namespace: NamespaceOption = "default",
+    everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Jobs of all namespaces.")] = False,
+    backend: Annotated[
+        Backend | None,
+        typer.Option("--backend", help="Only the machines of this backend.", show_default=False),
+    ] = None,
+    here: ServerSession,
+) -> None:
+    """Show the machines, which jobs have nodes on them, which wait for nodes, and what another one would bring to whom.
+
+    [dim]perdure cluster · perdure cluster -A · perdure cluster --backend kubernetes -o json[/]
+    """
+    from perdure.client.cluster import read_clusters
+
+    wanted = (backend,) if backend is not None else tuple(Backend)
+    views = here.run(lambda client: read_clusters(client, wanted))
+    if not everywhere:
+        views = [within(view, namespace) for view in views]
+    if here.json:
+        here.show(views)
+        return
+    if backend is None:
+        views = [view for view in views if view.machines_total or view.jobs or view.problem] or views[:1]
+    for number, view in enumerate(views):
+        if number:
+            out.print()
+        _show(view, everywhere=everywhere)
+    here = replace(here, namespace=namespace)
+    waiting = next((job for view in views for job in view.jobs if job.waiting), None)
+    shown = waiting or next((job for view in views for job in view.jobs), None)
+    here.hint(*([f"perdure plan {shown.job}{here.flag}"] if shown is not None else []), "perdure list")
+
+
+def within(view: ClusterView, namespace: str) -> ClusterView:
+    """The view with the jobs of one namespace only. What others have on machines is counted."""
+    machines: list[Machine] = []
+    for machine in view.machines:
+        own = tuple(one for one in machine.held if one.namespace == namespace)
+        others = machine.others + sum(one.nodes for one in machine.held if one.namespace != namespace)
+        machines.append(machine.replace(held=own, others=others))
+    jobs = tuple(job for job in view.jobs if job.namespace == namespace)
+    return view.replace(machines=tuple(machines), jobs=jobs, jobs_total=len(jobs))
+
+
+def _show(view: ClusterView, *, everywhere: bool) -> None:
+    now = datetime.now(UTC)
+    age = now - view.seen_at
+    unusable = sum(shape.unusable for shape in view.shapes)
+    facts = [text.count(view.machines_total, "machine")]
+    facts += [f"{unusable} on which no node can start"] if unusable else []
+    facts += [f"{text.count(view.pods_waiting, 'pod')} of others wait"] if view.pods_waiting else []
+    facts += [f"shared for {view.sharing}"] if view.sharing is not None and any(job.shares for job in view.jobs) else []
+    facts.append(f"seen {text.duration(age)} ago")
+    out.print(f"[bold]{view.backend}[/]  {escape(', '.join(facts))}")
+    if age > _OLD:
+        out.print("[yellow]warning:[/] no worker has looked at them since; `perdure doctor` says why")
+    if view.problem:
+        out.print(f"[yellow]warning:[/] {escape(view.problem)}")
+    if len(view.shapes) > 1 or view.machines_total > len(view.machines):
+        out.print(_shapes_table(view))
+    if view.machines:
+        out.print(_machines_table(view.machines, everywhere=everywhere))
+    left = view.machines_total - len(view.machines)
+    if left > 0:
+        out.print(f"and {text.count(left, 'machine')} more, which are in the sums above", style="dim")
+    if view.jobs:
+        out.print(_jobs_table(view.jobs, everywhere=everywhere))
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _shapes_table(view: ClusterView) -> Table:
+    table = _table("MACHINES", "EACH", "FREE", "UNUSABLE", "TAINTS")
+    for shape in view.shapes:
+        unusable = str(shape.unusable) if shape.unusable else ""
+        taints = escape(", ".join(shape.taints))
+        table.add_row(str(shape.machines), amounts(shape.capacity), str(shape.free), unusable, taints)
+    return table
+
+
+def _machines_table(machines: Iterable[Machine], *, everywhere: bool) -> Table:
+    table = _table("MACHINE", "HAS", "FREE", "HELD BY", "")
+    for machine in machines:
+        held = [f"{_job_name(one.namespace, one.job, everywhere)} {one.nodes}" for one in machine.held]
+        held += [f"others {machine.others}"] if machine.others else []
+        notes = [note for note in (machine.problem, *machine.taints) if note]
+        table.add_row(
+            escape(machine.name),
+            amounts(machine.capacity),
+            amounts({what: machine.free.get(what, 0) for what in machine.capacity}),
+            escape(", ".join(held)),
+            escape(", ".join(notes)),
+        )
+    return table
+
+
+def _jobs_table(jobs: Iterable[ClusterJob], *, everywhere: bool) -> Table:
+    table = _table("JOB", "PHASE", "NODES", "WAITS FOR", "ONE MORE", "ROOM", "SHARES")
+    for job in jobs:
+        name = _job_name(job.namespace, job.job, everywhere)
+        table.add_row(
+            escape(name),
+            text.phase(job.phase),
+            f"{job.nodes} of {job.fewest}:{job.most}" if job.fewest < job.most else f"{job.nodes} of {job.most}",
+            escape(f"{text.count(job.waiting, 'node')}: {job.waits_for}".removesuffix(": ")) if job.waiting else "",
+            _gain(job),
+            "" if job.room is None else str(job.room),
+            _sharing(job),
+        )
+    return table
+
+
+def _job_name(namespace: str, job: str, everywhere: bool) -> str:
+    return f"{namespace}/{job}" if everywhere else job
+
+
+def _gain(job: ClusterJob) -> str:
+    if job.gain is not None:
+        return f"{job.gain:+.0%} speed"
+    return "not measured" if job.nodes and job.nodes + job.unit <= job.most else ""
+
+
+def _sharing(job: ClusterJob) -> str:
+    if not job.shares:
+        return ""
+    return "yes" if job.advised is None else f"{job.advised.nodes} advised"
+
+
+def amounts(found: Mapping[str, float]) -> str:
+    """Writes quantities of resources for people: `8 gpu, 96 cpu, 1.0 Ti memory`."""
+    order = sorted(found, key=lambda what: (what in ("cpu", "memory"), what))
+    return ", ".join(f"{_amount(what, found[what])} {what.rpartition('/')[2]}" for what in order)
+
+
+def _amount(what: str, number: float) -> str:
+    if what != "memory":
+        return f"{number:g}"
+    unit, size = next(((unit, size) for unit, size in _UNITS if number >= size), ("Mi", 2**20))
+    return f"{number / size:.1f} {unit}"
