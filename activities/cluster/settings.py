@@ -31,6 +31,7 @@ def cluster_settings(variables: Mapping[str, str]) -> ClusterSettings:
     if watched not in ("on", "off"):
         raise ValueError(f'{WATCH_VARIABLE}: got "{watched}"; expected on or off')
     sharing = variables.get(SHARING_VARIABLE, "").strip() or SharingPolicy.THROUGHPUT
-    if sharing != "off" and sharing not in list(SharingPolicy):
-        raise ValueError(f'{SHARING_VARIABLE}: got "{sharing}"; expected off or one of {", ".join(SharingPolicy)}')
+    known = [policy for policy in SharingPolicy if policy is not SharingPolicy.UNKNOWN]
+    if sharing != "off" and sharing not in known:
+        raise ValueError(f'{SHARING_VARIABLE}: got "{sharing}"; expected off or one of {", ".join(known)}')
     return ClusterSettings(watched == "on", None if sharing == "off" else SharingPolicy(sharing))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 from pydantic import Field
 
-from perdure.contract.base import Message, ShortText, Time
+from perdure.contract.base import Message, ShortText, Time, Vocabulary
 from perdure.contract.views import Pace, Suggestion
 from perdure.contract.vocabulary import JobPhase
 
@@ -24,7 +22,7 @@ __all__ = [
 ]
 
 
-class SharingPolicy(StrEnum):
+class SharingPolicy(Vocabulary):
     """What the nodes of a cluster are shared for."""
 
     THROUGHPUT = "throughput"
@@ -33,6 +31,8 @@ class SharingPolicy(StrEnum):
     """All jobs have as much of what they asked for as possible."""
     PRIORITY = "priority"
     """Jobs of a higher priority have all that they can use before others have more than their fewest."""
+    UNKNOWN = "UNKNOWN"
+    """A policy that only a newer release knows: its worker advises."""
 
 
 class ClusterRef(Message):

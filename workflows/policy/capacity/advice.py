@@ -63,7 +63,7 @@ def advise(
     jobs = {_key(job): job for job in seen.jobs}
     accounts = {key: _count(state.accounts.get(key), job, now) for key, job in jobs.items()}
     state = state.replace(accounts=accounts)
-    if seen.sharing is None:
+    if seen.sharing in (None, SharingPolicy.UNKNOWN):
         return state, (), None
     pools: defaultdict[str, dict[str, ClusterJob]] = defaultdict(dict)
     for key, job in jobs.items():

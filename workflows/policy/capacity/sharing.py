@@ -118,7 +118,7 @@ def _rank(job: SharingJob, policy: SharingPolicy) -> float:
 
 def _weight(job: SharingJob, policy: SharingPolicy) -> float:
     match policy:
-        case SharingPolicy.THROUGHPUT:
+        case SharingPolicy.THROUGHPUT | SharingPolicy.UNKNOWN:
             return job.priority * job.behind
         case SharingPolicy.PRIORITY:
             return job.behind
