@@ -81,7 +81,7 @@ class RankPosition(Message):
     generation: int = 0
     state: str = ""
     """The kernel's letter for the state of its main thread: R runs, S sleeps, D sleeps and takes no signal, T is
-    stopped."""
+    stopped, t has a debugger attached."""
     cpu_percent: float | None = None
     """Its use of processors while it was asked; 100 for one whole processor."""
     cpu_seconds: float | None = None

@@ -27,7 +27,9 @@ from ..system import processes
 ANSWER_WITHIN = 2.0
 """Seconds for which ranks are waited for. A rank answers within a few milliseconds, if it gets a processor."""
 _LOOK_EVERY = 0.05
-_STOPPED = "Tt"
+_TRACED = "t"
+"""The kernel's letter for a process that its debugger has stopped, told of one that a debugger lets run, too."""
+_STOPPED = f"T{_TRACED}"
 _SILENT = f"{_STOPPED}D"
 """States of the kernel in which a process does not answer."""
 _MOST_RANKS = 64
@@ -112,7 +114,10 @@ def _ranks(folder: Path) -> Sequence[_Rank]:
 
 
 def _answers(pid: int) -> bool:
-    """Returns whether the process has a handler for the signal, as the kernel says: without one it would end."""
+    """Returns whether the process has a handler for the signal, as the kernel says: without one it would end. One that
+    a debugger follows is not asked, since most debuggers stop it at each signal."""
+    if processes.is_traced(pid):
+        return False
     try:
         with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
             caught = next(line for line in file if line.startswith("SigCgt:"))
@@ -137,6 +142,7 @@ def _report(rank: _Rank, *, seconds: float, asked: bool) -> RankStacks:
     same = process is not None and process.start_ticks == rank.mark.start_ticks
     if process is None or not same or process.zombie:
         return RankStacks(global_rank=rank.mark.rank, pid=rank.mark.pid, problem="it ended while it was asked")
+    state = _TRACED if processes.is_traced(process.pid) else process.state
     used = (process.cpu_ticks - rank.ticks) / processes.TICKS_PER_SECOND
     family = (process, *processes.descendants(process.pid))
     transferred = [size for one in family if (size := processes.transferred_bytes(one.pid)) is not None]
@@ -144,13 +150,13 @@ def _report(rank: _Rank, *, seconds: float, asked: bool) -> RankStacks:
         global_rank=rank.mark.rank,
         pid=rank.mark.pid,
         generation=rank.mark.generation,
-        state=process.state,
+        state=state,
         cpu_percent=round(100 * used / seconds, 1) if seconds > 0 else None,
         cpu_seconds=sum(one.cpu_ticks for one in family) / processes.TICKS_PER_SECOND,
         switches=rank.switches,
         transferred_bytes=sum(transferred) if transferred else None,
         text=main_thread_first(_read(rank.path)) if asked else "",
-        problem=("" if rank.length else _why_silent(process.state)) if asked else "it was not asked",
+        problem=("" if rank.length else _why_silent(state)) if asked else "it was not asked",
     )
 
 
@@ -179,8 +185,10 @@ def _received(connection: socket.socket) -> bytes:
 
 
 def _why_silent(state: str) -> str:
+    if state == _TRACED:
+        return "a debugger is attached to it, so it is left alone"
     if state in _STOPPED:
-        return "it is stopped (SIGSTOP, or a debugger), and answers once it continues"
+        return "it is stopped (SIGSTOP), and answers once it continues"
     if state == "D":
         return "it sleeps in the kernel, where no signal reaches it: mostly it waits for a disk, a mount or a driver"
     return f"it has not answered within {ANSWER_WITHIN:g} s"

@@ -37,7 +37,10 @@ def serve_collectives(path: Path) -> None:
     # The path itself may be too long for a socket.
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        listening.bind(f"/proc/self/fd/{folder}/{path.name}")
+        own = f"/proc/self/fd/{folder}/{path.name}"
+        listening.bind(own)
+        # The script's umask may allow more. No one else connects before it listens.
+        os.chmod(own, 0o600)
         listening.listen(_BACKLOG)
     finally:
         os.close(folder)

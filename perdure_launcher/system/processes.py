@@ -85,6 +85,12 @@ def read_process(pid: int) -> Process | None:
     )
 
 
+def is_traced(pid: int) -> bool:
+    """Whether a debugger is attached to the process, also while it lets the process run."""
+    tracer = next((line for line in read_file(pid, "status").splitlines() if line.startswith(b"TracerPid:")), b"")
+    return tracer.split()[1:] not in ([], [b"0"])
+
+
 def all_processes() -> Iterator[Process]:
     for name in os.listdir("/proc"):
         if name.isdecimal() and (process := read_process(int(name))):

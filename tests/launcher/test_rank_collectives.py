@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import pickle
 import socket
+import subprocess
+import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from perdure_launcher.probes import stacks
@@ -175,3 +178,59 @@ def test_the_socket_of_a_process_that_has_ended_is_deleted(tmp_path: Path):
         assert len(list((tmp_path / STACKS).iterdir())) == 2
     assert stacks.collect(tmp_path) == ()
     assert list((tmp_path / STACKS).iterdir()) == []
+
+
+ATTACK = """
+import ctypes, os, socket, sys
+folder, name, user, network = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
+if network:
+    assert ctypes.CDLL(None).unshare(0x40000000) == 0  # CLONE_NEWNET
+# Where folders above would keep the user out.
+os.chdir(folder)
+os.setgid(user), os.setuid(user)
+with socket.socket(socket.AF_UNIX) as attacker:
+    try:
+        attacker.connect(name)
+    except PermissionError:
+        print("refused")
+    else:
+        print("connected")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("network", ["", "another"], ids=["same network", "another network namespace"])
+def test_only_the_ranks_own_user_is_answered_whatever_the_scripts_umask(tmp_path: Path, network: str):
+    (tmp_path / STACKS).mkdir()
+    (tmp_path / STACKS).chmod(0o755)
+    with rank(tmp_path, SLEEPS, before="import os; os.umask(0)\n" + BEGIN.format(recorded=RECORDED)):
+        (name,) = (path.name for path in (tmp_path / STACKS).glob("*.collectives"))
+        for user, answer in ((0, "connected"), (65534, "refused")):
+            command = [sys.executable, "-c", ATTACK, str(tmp_path / STACKS), name, str(user), network]
+            assert subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip() == answer
+        assert only(stacks.collect(tmp_path)).collectives == (TOLD,)
+
+
+def test_a_rank_listens_on_no_network(tmp_path: Path):
+    (tmp_path / STACKS).mkdir()
+    with rank(tmp_path, SLEEPS, before=BEGIN.format(recorded=RECORDED)) as process:
+        own = psutil.Process(process.pid)
+        assert [one for one in own.net_connections("inet") if one.status == psutil.CONN_LISTEN] == []
+        # A name without a path would be known in the whole network namespace.
+        assert [one.laddr[:1] for one in own.net_connections("unix") if one.laddr] == ["/"]
+
+
+def test_clients_that_say_nothing_or_do_not_read_keep_no_answer_from_the_launcher(tmp_path: Path):
+    (tmp_path / STACKS).mkdir()
+    with rank(tmp_path, SLEEPS, before=BEGIN.format(recorded=RECORDED)) as process, ExitStack() as clients:
+        (path,) = (tmp_path / STACKS).glob("*.collectives")
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        for content in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 65536, b"[" * 4096):
+            client = clients.enter_context(socket.socket(socket.AF_UNIX))
+            client.settimeout(5)
+            client.connect(f"/proc/self/fd/{folder}/{path.name}")
+            with suppress(OSError):
+                client.sendall(content)
+        os.close(folder)
+        assert only(stacks.collect(tmp_path)).collectives == (TOLD,)
+        assert process.poll() is None

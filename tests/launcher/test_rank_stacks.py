@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -204,3 +206,59 @@ def test_a_report_keeps_the_oldest_threads_that_it_can_hold():
 
 def test_the_signal_is_one_that_nothing_else_uses():
     assert signal.SIGRTMIN + 2 < STACKS_SIGNAL < signal.SIGRTMAX - 2
+
+
+FOLLOWS = """
+import ctypes, sys
+libc = ctypes.CDLL(None, use_errno=True)
+seized = libc.ptrace(0x4206, int(sys.argv[1]), None, None)
+print("attached" if seized == 0 else f"refused: {ctypes.get_errno()}", flush=True)
+sys.stdin.read()
+"""
+"""A debugger that lets the process run (PTRACE_SEIZE)."""
+
+
+def test_a_rank_that_a_debugger_lets_run_is_told_as_such_and_not_signalled(folder: Path):
+    with rank(folder, SLEEPS) as process:
+        command = [sys.executable, "-c", FOLLOWS, str(process.pid)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as debugger:
+            assert debugger.stdout is not None
+            if (answer := debugger.stdout.readline().strip()) != "attached":
+                debugger.kill()
+                pytest.skip(f"ptrace is {answer}")
+            told = only(stacks.collect(folder))
+            debugger.communicate()
+        assert (told.state, told.text, told.problem) == (
+            "t",
+            "",
+            "a debugger is attached to it, so it is left alone",
+        )
+        again = only(stacks.collect(folder))
+        assert (again.state, again.text.count("in waits_in_python")) == ("S", 1)
+
+
+WITHOUT_PTRACE = """
+import ctypes, pathlib, subprocess, sys
+from perdure_launcher.probes import stacks
+from tests.launcher.test_rank_stacks import FOLLOWS, SLEEPS, only, rank
+folder = pathlib.Path(sys.argv[1])
+hidden = "import ctypes; ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)\\n"
+with rank(folder, SLEEPS, before=hidden) as process:
+    command = [sys.executable, "-c", FOLLOWS, str(process.pid)]
+    attached = subprocess.run(command, input="", stdout=subprocess.PIPE, text=True, check=True).stdout
+    told = only(stacks.collect(folder))
+    print(attached.strip(), told.state, "in waits_in_python" in told.text, told.transferred_bytes)
+"""
+"""A rank whose memory no other process may read: PR_SET_DUMPABLE is 0."""
+
+
+def test_a_rank_tells_its_calls_where_ptrace_is_forbidden(folder: Path):
+    dropped = ["setpriv", "--bounding-set=-sys_ptrace,-dac_override,-dac_read_search", "--inh-caps=-sys_ptrace"]
+    if os.geteuid() != 0:
+        dropped = []
+    elif shutil.which("setpriv") is None:
+        pytest.skip("setpriv is missing")
+    done = subprocess.run(
+        [*dropped, sys.executable, "-c", WITHOUT_PTRACE, str(folder)], stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert done.stdout.split()[:4] == ["refused:", str(errno.EPERM), "S", "True"]
