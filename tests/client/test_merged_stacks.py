@@ -31,6 +31,18 @@ def test_a_rank_without_a_stack_is_in_no_branch():
     assert merged([position(0), position(1, "main")]).ranks == [1]
 
 
+def test_a_thousand_ranks_share_one_branch_but_for_the_one_that_is_elsewhere():
+    elsewhere = 617
+    ranks = [
+        position(rank, *(("main", "load") if rank == elsewhere else ("main", "step", "reduce"))) for rank in range(1000)
+    ]
+    main = calls(merged(ranks))["main"]
+    assert {name: (len(below.ranks), below.ranks[0]) for name, below in calls(main).items()} == {
+        "step": (999, 0),
+        "load": (1, elsewhere),
+    }
+
+
 @given(st.lists(st.lists(st.sampled_from("abc"), min_size=1, max_size=5), max_size=6))
 def test_each_rank_ends_at_its_innermost_call(stacks: list[list[str]]):
     root = merged(position(rank, *functions) for rank, functions in enumerate(stacks))

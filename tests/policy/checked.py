@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from perdure.contract import ExchangePlaces, Failure, FailureKind, JoinRequest, NodePhase, World
+from perdure.contract import Corruption, ExchangePlaces, Failure, FailureKind, JoinRequest, NodePhase, World
 from perdure.contract.transitions import (
     NodeCreateFailed,
     NodeLost,
@@ -83,6 +83,8 @@ class CheckedScenario(Scenario):
                 if failure.kind is FailureKind.NODE:
                     self.ended.add((failure.sender.rank, failure.sender.incarnation))
                 self.signs[failure.sender.rank, failure.sender.incarnation].add("FAILURE")
+            case Corruption() as found if found.found.is_named:
+                self.signs[found.sender.rank, found.sender.incarnation].add("CORRUPTION")
             case RelaunchRequested(rank=rank) if rank in before.nodes:
                 self.signs[rank, before.nodes[rank].incarnation].add("RELAUNCH")
             case JoinRequest() as request:

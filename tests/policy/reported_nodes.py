@@ -59,6 +59,8 @@ SPECS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("2:4", {"retry": {"max_restarts": 2, "window": "5m", "no_progress_limit": 1}}),
     ("1:3", {"backend": "joined"}),
     ("3", {"recovery": {"on_straggler": "replace"}}),
+    ("2:3", {"recovery": {"on_nan": "rollback"}}),
+    ("3", {"recovery": {"on_nan": "stop", "on_hang": "replace"}}),
     (
         "3:4",
         {

@@ -13,16 +13,31 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
-from perdure.contract import Failure, FailureKind, Finished, JoinRequest, RankExit
+from perdure.contract import (
+    BadNumber,
+    Corruption,
+    CorruptionKind,
+    Failure,
+    FailureKind,
+    Finished,
+    FoundCorruption,
+    JoinRequest,
+    NumberKind,
+    RankExit,
+    RankNumber,
+)
 from perdure.workflows.policy.capacity.joining import place_of, refusal
 from perdure.workflows.policy.facts.events import (
     CancelRequested,
     RelaunchRequested,
+    RepairsPaused,
+    RepairsResumed,
     RestartRequested,
     ResumeRequested,
     ScaleRequested,
     SuspendRequested,
 )
+from perdure.workflows.policy.state.node import NodeState
 from perdure.workflows.policy.timers import next_deadline
 from tests.policy.reported_nodes import ReportedNodes
 from tests.policy.scenario import START
@@ -78,6 +93,38 @@ class JobMachine(ReportedNodes):
     def finishes(self, data: st.DataObject) -> None:
         self._say(Finished(**self._message(self._pick(data), data)))
 
+    def _first_rank(self, node: NodeState) -> int:
+        world = self.job.state.world
+        return world.members[node.rank].base_rank if world is not None and node.rank in world.members else 0
+
+    @precondition(lambda self: self._alive() and self.job.state.stepping)
+    @rule(
+        data=st.data(), kind=st.sampled_from(NumberKind), step=st.integers(1, 5), finite=st.none() | st.integers(0, 4)
+    )
+    def reports_a_bad_number(self, data: st.DataObject, kind: NumberKind, step: int, finite: int | None) -> None:
+        node = self._pick(data)
+        rank = self._first_rank(node)
+        number = RankNumber(rank=rank, kind=kind, value="nan", step=step, last_finite=finite)
+        self._say(BadNumber(number=number, progress=self._progress(data), **self._message(node, data)))
+
+    @precondition(lambda self: self._alive() and self.job.state.stepping)
+    @rule(
+        data=st.data(),
+        kind=st.sampled_from(CorruptionKind),
+        others=st.sets(st.integers(0, 5)),
+        own=st.booleans(),
+        sound=st.none() | st.integers(0, 4),
+        repeats=st.booleans(),
+    )
+    def computes_something_else(
+        self, data: st.DataObject, kind: CorruptionKind, others: set[int], own: bool, sound: int | None, repeats: bool
+    ) -> None:
+        node = self._pick(data)
+        rank = self._first_rank(node)
+        suspects = (rank,) if own else tuple(others)
+        found = FoundCorruption(rank=rank, kind=kind, step=5, suspects=suspects, sound=sound, repeats=repeats)
+        self._say(Corruption(found=found, progress=self._progress(data), **self._message(node, data)))
+
     @precondition(lambda self: self.job.state.generation > 3 and self.job.state.stepping)
     @rule()
     def all_finish(self) -> None:
@@ -118,6 +165,11 @@ class JobMachine(ReportedNodes):
     @rule()
     def restart(self) -> None:
         self.job.take(RestartRequested())
+
+    @precondition(lambda self: self.job.state.outcome is None)
+    @rule(minutes=st.sampled_from([0, 1, 60]))
+    def repairs_are_paused_or_resumed(self, minutes: int) -> None:
+        self.job.take(RepairsPaused(until=self.job.now + timedelta(minutes=minutes)) if minutes else RepairsResumed())
 
     @precondition(lambda self: self.job.state.outcome is None and self._alive())
     @rule(data=st.data())

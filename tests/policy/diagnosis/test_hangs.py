@@ -409,3 +409,26 @@ def test_ranks_that_were_restarted_for_another_reason_are_restarted_when_one_han
     job.wait(60)
     seen(job, WAITS, STOPPED, WAITS, progress=reported(200))
     assert job.incident.rule == 'hang/1 "a rank hangs: restart in place"'
+
+
+def test_a_hang_that_is_seen_during_a_repair_is_that_of_the_world_which_is_over():
+    job = Scenario("3").running().lost(2)
+    over = job.generation
+    assert job.state.interruption is not None
+    for node, rank in enumerate([WAITS, sleeps(LOCK)]):
+        job.transition(node, NodeStallLook, generation=over, look=look(rank, first=node, generation=over))
+    assert (job.generation, job.state.interruption.hang) == (over, None)
+    job.ready(0, 1, 2)
+    assert job.generation == over + 1
+    job.steps()
+    assert all(node.look is None or node.look.generation < job.generation for node in job.state.nodes.values())
+    assert job.incident.failure is FailureClass.NODE_LOST
+
+
+def test_a_rank_that_hangs_again_in_the_world_after_a_repair_is_found_there():
+    job = Scenario("3").running().rank_killed(2)
+    assert job.generation == 2
+    job.ready(0, 1, 2).steps()
+    seen(job, WAITS, sleeps(LOCK), WAITS)
+    assert job.generation == 3
+    assert [one.failure for one in job.state.incidents] == [FailureClass.KILLED, FailureClass.RANK_HANG]
