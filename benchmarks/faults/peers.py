@@ -244,7 +244,9 @@ def _named(logs: Mapping[Path, int], pids: Mapping[int, int | None]) -> tuple[in
             file.seek(known)
             text = file.read().decode(errors="replace")
         told += [line for line in text.splitlines() if _COMPLAINT.search(line)]
-    return tuple(rank for rank, pid in pids.items() if any(re.search(rf"\b{pid}\b", line) for line in told))
+    # Process IDs of a namespace are small numbers.
+    named = {rank: re.compile(rf"pid\W{{0,3}}{pid}\b", re.IGNORECASE) for rank, pid in pids.items()}
+    return tuple(rank for rank, pattern in named.items() if any(map(pattern.search, told)))
 
 
 async def _run_isolated(trial: PeerTrial) -> PeerOutcome:

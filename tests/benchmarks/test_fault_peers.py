@@ -29,7 +29,7 @@ def test_a_rank_is_named_by_a_line_about_a_failure_that_is_new(tmp_path: Path) -
     log.write_text("rank 0 failed (pid: 4711)\n")
     known = {log: log.stat().st_size}
     with log.open("a") as more:
-        more.write("started (pid: 4711)\nfailed (exitcode: 1) (pid: 4712)\n")
+        more.write("started (pid: 4711)\nerror at 10:47:4711\nfailed (exitcode: 1) (pid: 4712)\n")
     assert peers._named(known, {0: 4711, 1: 4712}) == (1,)
 
 
