@@ -13,7 +13,7 @@ from perdure.activities.nodes.backend import NodeBackend
 from perdure.contract import GatewayFacts, JobCheck, SiteFacts, SiteReport
 from perdure.contract.names import SCHEDULED_JOB, job_workflow_id
 from perdure.spec.errors import SpecError
-from perdure.spec.job import JobSpec
+from perdure.spec.job import Backend, JobSpec
 from perdure.spec.validate import validate_started
 
 ADDRESS_VARIABLE = "PERDURE_GATEWAY_ADDRESS"
@@ -22,6 +22,8 @@ AUTHORITY_VARIABLE = "PERDURE_GATEWAY_AUTHORITY"
 """A file with the certificate of the authority that issues the gateway's certificate."""
 SERVER_NAME_VARIABLE = "PERDURE_GATEWAY_SERVER_NAME"
 """The name in that certificate, where the site's own is used."""
+
+NO_COMMANDS = "this site's workers run no commands of their users on their own machines; use a webhook"
 
 
 @runtime_checkable
@@ -33,6 +35,13 @@ class PolicyBackend(Protocol):
     def policy(self) -> dict[str, JsonValue]:
         """Returns the policy in force as plain data, which holds no secrets."""
         ...
+
+
+def webhook_networks(backends: Iterable[NodeBackend]) -> list[str]:
+    """The networks inside the site that its policy lets webhooks reach."""
+    policies = [backend.policy() for backend in backends if isinstance(backend, PolicyBackend)]
+    found = [policy.get("webhook_networks") for policy in policies]
+    return [str(network) for networks in found if isinstance(networks, list) for network in networks]
 
 
 class SiteActivities:
@@ -71,7 +80,16 @@ class SiteActivities:
             job = validate_started(spec)
         except SpecError as error:
             return JobCheck(facts=self._facts, problem=str(error))
-        return JobCheck(facts=self._facts, problem=_problem_of_id(activity.info().workflow_id, job))
+        problem = _problem_of_id(activity.info().workflow_id, job) or self._problem_of_commands(job)
+        return JobCheck(facts=self._facts, problem=problem)
+
+    def _problem_of_commands(self, job: JobSpec) -> str:
+        """Why a job whose notifications run commands cannot run here; empty where it can: on a worker that serves
+        `local`, users run code on its machine anyway."""
+        commands = [name for name, target in job.notifications.items() if target.command is not None]
+        if not commands or Backend.LOCAL in self._facts.backends:
+            return ""
+        return f"notifications.{commands[0]}.command: {NO_COMMANDS}"
 
 
 def _problem_of_id(workflow_id: str | None, job: JobSpec) -> str:

@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from perdure.contract import NodePhase as NodePhase
     from perdure.contract import NodeStacks as NodeStacks
     from perdure.contract import NodeView as NodeView
+    from perdure.contract import NotifierReport as NotifierReport
     from perdure.contract import Observation as Observation
     from perdure.contract import Pace as Pace
     from perdure.contract import PartitionView as PartitionView
@@ -94,6 +95,7 @@ if TYPE_CHECKING:
     from perdure.contract import Suggestion as Suggestion
     from perdure.contract import Suspect as Suspect
     from perdure.contract import Suspend as Suspend
+    from perdure.contract import TargetReport as TargetReport
     from perdure.contract import ThreadStack as ThreadStack
     from perdure.contract import UnprocessedSamples as UnprocessedSamples
     from perdure.contract import Wait as Wait
@@ -162,6 +164,7 @@ _HOMES = {
         "NodePhase",
         "NodeStacks",
         "NodeView",
+        "NotifierReport",
         "Observation",
         "Pace",
         "PartitionView",
@@ -191,6 +194,7 @@ _HOMES = {
         "Suggestion",
         "Suspect",
         "Suspend",
+        "TargetReport",
         "ThreadStack",
         "UnprocessedSamples",
         "Wait",
@@ -246,6 +250,7 @@ __all__ = [
     "NodeStacks",
     "NodeView",
     "NotPermitted",
+    "NotifierReport",
     "Observation",
     "Pace",
     "PartitionView",
@@ -284,6 +289,7 @@ __all__ = [
     "Suspect",
     "Suspend",
     "SyncClient",
+    "TargetReport",
     "TaskFailure",
     "ThreadStack",
     "UnprocessedSamples",

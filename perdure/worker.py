@@ -29,9 +29,10 @@ from perdure.activities.nodes.joined.backend import JoinedBackend
 from perdure.activities.nodes.local.backend import LocalBackend
 from perdure.activities.nodes.ray.backend import RayBackend
 from perdure.activities.nodes.ray.settings import RaySettings
+from perdure.activities.notifications import NotificationActivities
 from perdure.activities.runtime import RuntimeActivities
 from perdure.activities.signals import SignalActivities
-from perdure.activities.site import SiteActivities, gateway_facts
+from perdure.activities.site import SiteActivities, gateway_facts, webhook_networks
 from perdure.activities.workdir import WorkdirActivities
 from perdure.base.encryption.codec import PayloadEncryption
 from perdure.base.encryption.keys import KEYS_FILE_VARIABLE
@@ -62,6 +63,7 @@ from perdure.workflows.dataset import Dataset
 from perdure.workflows.event_sink import Sink, set_dataset_sink, set_sinks
 from perdure.workflows.history import HistoryRecorder, ReadHistory
 from perdure.workflows.node_group import NodeGroup
+from perdure.workflows.notifier import Notifier
 from perdure.workflows.policy.record.job_events import JobEvent
 from perdure.workflows.policy.state.job import JobState
 from perdure.workflows.read_site import ReadSite
@@ -114,6 +116,11 @@ async def running_worker(
     served = tuple(backends) if backends is not None else (_local_backend(client), JoinedBackend())
     nodes = NodeActivities(client, served)
     workdirs = WorkdirActivities(client, served)
+    notifications = NotificationActivities(
+        client,
+        own_machine=any(backend.name == Backend.LOCAL for backend in served),
+        networks=webhook_networks(served),
+    )
     task_queue = task_queue or configured_task_queue()
     facts = SiteFacts(search_attributes=not problem, backends=tuple(backend.name for backend in served))
     async with (
@@ -132,6 +139,7 @@ async def running_worker(
                 ReadHistory,
                 Cluster,
                 WorkdirUpload,
+                Notifier,
             ],
             # The sandbox is entered anew for each payload, which takes most of a worker's time when a thousand nodes
             # report at once. Problems that it prevents are found before a release: the tests' own workers run in it.
@@ -142,6 +150,7 @@ async def running_worker(
                 *RuntimeActivities(served).all,
                 *SignalActivities(client).all,
                 *SiteActivities(facts, served, gateway).all,
+                *notifications.all,
             ],
             max_concurrent_activities=SHORT_SLOTS,
             graceful_shutdown_timeout=SHUTDOWN_GRACE,

@@ -125,3 +125,16 @@ start workflows without end."""
 
 STORE_NOTIFICATION = timedelta(seconds=5)
 """The time in which an agent takes note that the store has changed; it does nothing else. Ranks wait for it."""
+
+NOTIFY_RETRY = RetryPolicy(
+    initial_interval=timedelta(milliseconds=200), maximum_interval=timedelta(seconds=10), maximum_attempts=20
+)
+"""Some minutes of retries to hand notices to the workflow that delivers them: a job waits for that before it closes."""
+
+NOTIFICATION_ATTEMPT = timedelta(seconds=30)
+"""Longest delivery of a notification; one that was cut off with its worker is tried again after this time."""
+
+NOTIFICATION_RETRY = RetryPolicy(
+    initial_interval=timedelta(seconds=1), backoff_coefficient=2, maximum_interval=timedelta(minutes=10)
+)
+"""Until the notification's own deadline: a server that was away is reached within 10 minutes of its return."""

@@ -47,6 +47,7 @@ with workflow.unsafe.imports_passed_through():
     from perdure.workflows.event_sink import send_events
     from perdure.workflows.job_groups import Group, JobGroups
     from perdure.workflows.job_updates import JobUpdates
+    from perdure.workflows.notices import JobNotices
     from perdure.workflows.patching import behavior_of_this_run, newer_behavior_begins
     from perdure.workflows.policy.capacity import joining
     from perdure.workflows.policy.decide import decide, decide_all
@@ -81,6 +82,7 @@ class TrainingJob(JobUpdates):
         self._cancelled = False
         self._resolved = True
         self._outdated = False
+        self._notices = JobNotices()
         self._unchecked = carried is None
         """The specification is not checked yet. Requests are accepted meanwhile; nothing is sent."""
         try:
@@ -245,13 +247,13 @@ class TrainingJob(JobUpdates):
         """Decides on all events that have arrived, and sends what follows from all of them."""
         self._decide_all()
         self._publish()
-        self._groups.start_senders()
+        self._start_senders()
 
     def _take(self, event: AddressedEvent) -> None:
         """Decides on one event, and sends what follows from it."""
         self._decide(event)
         self._publish()
-        self._groups.start_senders()
+        self._start_senders()
 
     def _take_request(self, event: AddressedEvent) -> None:
         """Decides on a user's request; the main loop sends what follows from it.
@@ -287,10 +289,15 @@ class TrainingJob(JobUpdates):
         before, self._told = self._told, self.state
         if not workflow.unsafe.is_replaying():
             send_events(before, self.state, workflow.now())
+        self._notices.note(before, self.state, self.job, workflow.now())
         if self._unchecked:
             return
         self._groups.note_changes()
         self._show()
+
+    def _start_senders(self) -> None:
+        self._groups.start_senders()
+        self._notices.start_sender(self.state, self.job)
 
     async def _wait(self) -> None:
         state, deadline = self.state, self._next_deadline()
@@ -299,6 +306,7 @@ class TrainingJob(JobUpdates):
                 lambda: (
                     bool(self.events)
                     or self._groups.have_unsent
+                    or self._notices.have_unsent
                     or self._is_over()
                     or self._may_continue()
                     # An update decides by itself, and may change the deadline. Finding it takes a look at all nodes.
@@ -328,7 +336,8 @@ class TrainingJob(JobUpdates):
         due = self._outdated or workflow.info().is_continue_as_new_suggested()
         # A job that was cancelled ends in the run that the server knows to be cancelled.
         full = workflow.info().get_current_history_length() > options.HISTORY_LIMIT and not self._cancelled
-        return (due and self._is_quiet()) or (full and self._groups.are_known and workflow.all_handlers_finished())
+        settled = self._notices.are_settled and workflow.all_handlers_finished()
+        return settled and ((due and self._is_quiet()) or (full and self._groups.are_known))
 
     def _is_quiet(self) -> bool:
         settled = self.state.outcome is None and (self.state.open_incident is None or self.state.suspended)
@@ -338,6 +347,7 @@ class TrainingJob(JobUpdates):
         result = projections.result_of(self.state.decisive, workflow.now())
         self._closed = result.phase
         self._show()
+        await self._notices.close(self.state, self.job)
         await workflow.wait_condition(workflow.all_handlers_finished)
         if result.phase is JobPhase.CANCELLED:
             raise asyncio.CancelledError(result.reason)

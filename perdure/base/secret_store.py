@@ -27,10 +27,15 @@ _REFERENCE = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-
 class SecretStore:
     """The files of one folder."""
 
-    def __init__(self, path: Path | None = None) -> None:
-        """Uses a folder, by default the one that `PERDURE_SECRETS` names, else that of the state folder."""
+    def __init__(self, path: Path | None = None, *, mounted: bool = False) -> None:
+        """Uses a folder, by default the one that `PERDURE_SECRETS` names, else that of the state folder.
+
+        Args:
+            path: The folder.
+            mounted: Another program has made the folder, such as a kubelet, and answers for its permissions.
+        """
         named = os.environ.get(FOLDER_VARIABLE)
-        self._own = path is not None or not named
+        self._own = (path is not None or not named) and not mounted
         self.path = path or (Path(named) if named else default_path() / "secrets")
 
     def read(self, reference: str) -> str:
@@ -97,7 +102,7 @@ class SecretStore:
 
     def _file(self, reference: str) -> Path:
         if not _REFERENCE.fullmatch(reference):
-            raise SecretUnavailable(f"{reference!r}does not name a secret; expected NAME/KEY, such as hf/token")
+            raise SecretUnavailable(f"{reference!r} does not name a secret; expected NAME/KEY, such as hf/token")
         return self.path / reference
 
 

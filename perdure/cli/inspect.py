@@ -15,9 +15,11 @@ from perdure.cli.common import JobArgument, NamespaceOption, OnlyRoleOption, Ser
 from perdure.cli.completion import complete_incident
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from perdure.client.client import Client
     from perdure.client.views import JobSummary, TaskFailure
-    from perdure.contract import IncidentView, JobStatus, NodeView, Progress
+    from perdure.contract import IncidentView, JobStatus, NodeView, Progress, TargetReport
 
 
 def list_(
@@ -125,10 +127,21 @@ async def _status(client: Client, here: Session, name: str, role: str | None) ->
         out.print(line)
     for label, words in facts(known, progress, nodes, incidents):
         out.print(f"[bold]{label:<8}[/] {escape(words)}")
+    if known.notifies:
+        for line in notified((await client.notifications(known)).targets):
+            out.print(f"[bold]{'NOTIFIED':<8}[/] {escape(line)}")
     page = client.endpoint.workflow_page(f"job/{known.namespace}/{known.name}")
     if page:
         out.print(f"[bold]{'UI':<8}[/] {page}")
     here.hint(*_next_commands(known, here.flag))
+
+
+def notified(targets: Iterable[TargetReport]) -> Iterator[str]:
+    """How the deliveries of a job's notifications are, a line for each target."""
+    for one in targets:
+        counts = {"delivered": one.sent, "waiting": one.waiting, "given up": one.given_up, "dropped": one.dropped}
+        words = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+        yield f"{one.name}: {words or 'nothing to tell yet'}" + (f"; {one.last_error}" if one.last_error else "")
 
 
 def only_role(status: JobStatus, role: str) -> JobStatus:

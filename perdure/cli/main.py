@@ -22,6 +22,7 @@ from perdure.cli import (
     inspect,
     join,
     logs,
+    notify,
     operate,
     plan,
     report,
@@ -59,6 +60,7 @@ app.command("validate", rich_help_panel=_START)(spec.validate)
 app.command("schema", rich_help_panel=_START)(spec.schema)
 app.command("import", rich_help_panel=_START)(importing.import_)
 app.command("secret", rich_help_panel=_START)(secret.secret)
+app.command("notify", rich_help_panel=_START)(notify.notify)
 app.command("list", rich_help_panel=_LOOK)(inspect.list_)
 app.command("status", rich_help_panel=_LOOK)(inspect.status)
 app.command("watch", rich_help_panel=_LOOK)(watch.watch)

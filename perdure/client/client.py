@@ -25,8 +25,8 @@ from perdure.base.errors import ControlPlaneUnreachable, JobAlreadyRunning, NoWo
 from perdure.base.executions import OPEN, ExecutionStatus, describe_all
 from perdure.client.connection import CALL_TIMEOUT
 from perdure.client.error_mapping import map_errors
-from perdure.client.job_calls import JobCalls
 from perdure.client.nodes import RunningNode, read_nodes, require_one_role, running_nodes
+from perdure.client.notifications import NotificationCalls
 from perdure.client.pauses import describe_pauses, pause_of
 from perdure.client.results import result_of
 from perdure.client.task_failures import failures_among
@@ -73,7 +73,7 @@ TICKET_LIFETIME = timedelta(days=1)
 """The default lifetime of tickets: that of one allocation of machines."""
 
 
-class Client(JobCalls):
+class Client(NotificationCalls):
     """Submits, watches and changes jobs.
 
         async with Client() as client:

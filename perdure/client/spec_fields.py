@@ -84,6 +84,12 @@ class NodeCountFields(TypedDict, total=False):
     unit: int
 
 
+class NotificationFields(TypedDict, total=False):
+    when: list[Literal["incident", "completion", "stall", "budget"]]
+    webhook: WebhookFields | None
+    command: list[str] | None
+
+
 class OutputsFields(TypedDict, total=False):
     logs: str | None
 
@@ -242,6 +248,14 @@ class VolumeFields(TypedDict, total=False):
     read_only: bool
 
 
+class WebhookFields(TypedDict, total=False):
+    url: str | None
+    url_secret: str | None
+    format: Literal["json", "slack"]
+    token: str | None
+    signing_key: str | None
+
+
 class WorkdirFields(TypedDict, total=False):
     path: Required[str]
     exclude: list[str]
@@ -273,6 +287,7 @@ class JobFields(TypedDict, total=False):
     preflight: Literal["off", "quick", "full"]
     limits: LimitsFields
     outputs: OutputsFields
+    notifications: Mapping[str, NotificationFields]
     checkpoint: CheckpointFields | None
     hold_on_failure: timedelta | None
     ttl_after_finished: timedelta | None

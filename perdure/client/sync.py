@@ -105,6 +105,8 @@ class SyncClient:
     cancel = _blocking(Client.cancel)
     issue_ticket = _blocking(Client.issue_ticket)
     revoke_ticket = _blocking(Client.revoke_ticket)
+    notifications = _blocking(Client.notifications)
+    send_sample = _blocking(Client.send_sample)
 
     def _run(self, call: Coroutine[Any, Any, ResultT]) -> ResultT:
         future = asyncio.run_coroutine_threadsafe(call, self._loop)

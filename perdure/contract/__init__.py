@@ -10,6 +10,7 @@
 | `groups` | between jobs and groups |
 | `transitions` | from groups to jobs: changes of nodes, one model for each kind |
 | `questions` | from users to agents: what all of their questions have in common |
+| `notifications` | from jobs to those whom they notify |
 | `nodes` | what groups, jobs and users know alike of a node |
 | `logs` | from users to agents: requests for a node's log |
 | `stacks` | from users to agents: where a node's ranks are |
@@ -51,6 +52,7 @@ from perdure.contract.identity import *
 from perdure.contract.joining import *
 from perdure.contract.logs import *
 from perdure.contract.nodes import *
+from perdure.contract.notifications import *
 from perdure.contract.routes import *
 from perdure.contract.stacks import *
 from perdure.contract.store import *

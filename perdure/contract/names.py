@@ -48,6 +48,7 @@ WORKDIR_UPLOAD = "WorkdirUpload"
 CLUSTER = "Cluster"
 WATCH_CLUSTER = "watch_cluster"
 """The activity whose heartbeats hold a cluster's view."""
+NOTIFIER = "Notifier"
 
 REMOVAL_DENIED = "RemovalDenied"
 """The type of the error of activities that a backend's system does not let remove nodes."""
@@ -96,6 +97,11 @@ def dataset_workflow_id(job_id: str, uid: str, name: str) -> str:
 
 def store_workflow_id(job_id: str, uid: str) -> str:
     return f"{job_id}/{uid}/store"
+
+
+def notifier_workflow_id(namespace: str, name: str, uid: str) -> str:
+    """The workflow ID of the deliveries of one run's notifications."""
+    return f"notifier/{namespace}/{name}/{uid}"
 
 
 def question_workflow_id(job_id: str, node: NodeId, request: str) -> str:

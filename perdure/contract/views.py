@@ -414,6 +414,8 @@ class JobStatus(Message):
     """The window: `retry.window`."""
     started_at: Time
     finished_at: Time | None = None
+    notifies: tuple[str, ...] = ()
+    """Whom it notifies: the names in `notifications`."""
     logs_url: str = ""
     """The destination of copies of the nodes' logs: `outputs.logs`."""
     groups: tuple[str, ...] = ()

@@ -33,7 +33,7 @@ def read_accepted(data: Any) -> JobSpec:
         if not isinstance(data, Mapping):
             raise
         try:
-            return fill_templates(_without_checks().validate_python(data))
+            return fill_templates(_without_checks().validate_python(_without_retired(data)))
         except ValidationError as error:
             raise SpecError(problem_report(error).problems or strict.problems) from None
 
@@ -42,11 +42,21 @@ def _read(value: Any, checked: ValidatorFunctionWrapHandler) -> JobSpec:
     try:
         return checked(value)
     except ValidationError:
-        return _without_checks().validate_python(value)
+        return _without_checks().validate_python(_without_retired(value))
 
 
 AcceptedSpec = Annotated[JobSpec, WrapValidator(_read)]
 """The type of fields that hold the specification of a started job."""
+
+
+def _without_retired(data: Any) -> Any:
+    """Empties `notifications` of a release before 0.3, which was a list without an effect."""
+    if not isinstance(data, Mapping):
+        return data
+    fields = cast("Mapping[str, Any]", data)
+    return {
+        name: {} if name == "notifications" and isinstance(value, list) else value for name, value in fields.items()
+    }
 
 
 @cache

@@ -16,6 +16,7 @@ from .checkpoint import Checkpoint
 from .data import Outputs, Volume, Workdir
 from .durations import Duration
 from .network import Network
+from .notifications import MOST_TARGETS, Notification
 from .preflight import Preflight
 from .presets import Preset, with_preset
 from .ray import RayJob
@@ -86,6 +87,9 @@ class JobSpec(Section):
     """Time limits of the job and its parts."""
     outputs: Outputs = Outputs()
     """The place for the job's outputs."""
+    notifications: dict[DnsLabel, Notification] = Field(default={}, max_length=MOST_TARGETS)
+    """Whom the job tells about incidents, stalls, a restart budget that is nearly spent, and its end, by a name for
+    each, at most 8: see docs/notifications.md."""
     checkpoint: Checkpoint | None = None
     """Checkpoints in storage, which survive the loss of all nodes, and copies of what scripts save by themselves.
     Unset: disabled."""

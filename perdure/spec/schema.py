@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, cast
 
-from pydantic.json_schema import GenerateJsonSchema
+from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
 from pydantic_core import CoreSchema
 
 from .durations import format_duration
@@ -16,7 +17,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of a job specification, with the shorthand forms; `perdure schema` prints it."""
-    schema = _unwrap(JobSpec.model_json_schema(schema_generator=_Generator))
+    schema = plain_schema(JobSpec, mode="validation")
     definitions: dict[str, Any] = schema.pop("$defs", {})
     return {
         "$schema": DIALECT,
@@ -28,6 +29,11 @@ def json_schema() -> dict[str, Any]:
         ],
         "$defs": definitions,
     }
+
+
+def plain_schema(model: type[BaseModel], *, mode: JsonSchemaMode) -> dict[str, Any]:
+    """The schema of a model, with descriptions and defaults as people write them."""
+    return _unwrap(model.model_json_schema(schema_generator=_Generator, mode=mode))
 
 
 class _Generator(GenerateJsonSchema):

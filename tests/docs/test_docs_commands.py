@@ -58,6 +58,7 @@ HELD_ELSEWHERE = {
     "worker": "tests/cli/test_cli_without_jobs.py",
     "operator": "tests/kubernetes/test_operator.py",
     "secret": "tests/security/test_secrets.py",
+    "notify": "tests/cli/test_cli_notify.py",
     **dict.fromkeys(("temporal", "codec-server", "payload-keys"), "tests/security/test_codec_server.py"),
     "gateway": "tests/security/cluster/test_gateway.py",
 }

@@ -261,7 +261,7 @@ def test_backend_problems_are_named_beside_others():
         ({"workdir": {"path": "/a", "git": "u"}}, "workdir.git: unknown field; expected one of path, exclude, archive"),
         ({"recovery": {"spares": 0}}, "recovery.spares: unknown field; expected one of on_capacity_loss, "),
         ({"outputs": {"archive": "s3://x"}}, "outputs.archive: unknown field here; it belongs to workdir"),
-        ({"notifications": []}, "notifications: unknown field; expected one of name, "),
+        ({"notifications": []}, "notifications: got an empty list; expected a mapping"),
     ],
 )
 def test_what_an_earlier_release_had_is_refused_as_any_unknown_field_is(fields: dict[str, object], text: str):

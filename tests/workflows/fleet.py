@@ -22,6 +22,7 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from perdure.activities.datasets import DatasetActivities
 from perdure.activities.nodes.activities import refuse_outdated_watch
+from perdure.activities.notifications import NotificationActivities
 from perdure.activities.signals import SignalActivities
 from perdure.activities.site import SiteActivities
 from perdure.agent.job_liveness import JobLiveness, OwnerLiveness
@@ -47,6 +48,7 @@ from perdure.contract.names import REMOVAL_DENIED, node_name, watch_task_queue
 from perdure.workflows.dataset import Dataset
 from perdure.workflows.delivery import Delivery
 from perdure.workflows.node_group import NodeGroup
+from perdure.workflows.notifier import Notifier
 from perdure.workflows.scheduled_job import ScheduledJob
 from perdure.workflows.store import KeyValueStore
 from perdure.workflows.training_job import TrainingJob
@@ -156,7 +158,7 @@ class Fleet:
                 self.client,
                 task_queue=self.task_queue,
                 workflow_runner=runner,
-                workflows=[TrainingJob, ScheduledJob, NodeGroup, Dataset, KeyValueStore],
+                workflows=[TrainingJob, ScheduledJob, NodeGroup, Dataset, KeyValueStore, Notifier],
                 activities=[
                     self.create_node,
                     self.create_nodes,
@@ -164,6 +166,7 @@ class Fleet:
                     self.clear_group,
                     *facts.all,
                     *_Signals(self).all,
+                    *NotificationActivities(self.client, own_machine=True).all,
                 ],
                 max_cached_workflows=max_cached_workflows,
                 max_heartbeat_throttle_interval=timedelta(seconds=1),

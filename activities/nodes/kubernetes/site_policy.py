@@ -15,10 +15,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from ipaddress import ip_network
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError, field_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator
 
 from perdure.spec.base import Quantity, Section
 from perdure.spec.errors import format_path, format_value
@@ -117,6 +118,15 @@ class PolicyAddition(Section):
         return value
 
 
+def _is_network(text: str) -> str:
+    ip_network(text)
+    return text
+
+
+Cidr = Annotated[str, AfterValidator(_is_network)]
+"""A network, in the form of CIDR."""
+
+
 class SitePolicy(Section):
     """The limits on the pods of jobs.
 
@@ -183,6 +193,10 @@ class SitePolicy(Section):
     with claims of dynamic resource allocation are refused then: a ResourceQuota counts their devices."""
     gpu_resources: _Patterns = COUNTED_RESOURCES
     """Resources of device plugins that `max_gpus` counts."""
+
+    webhook_networks: tuple[Cidr, ...] = ()
+    """Networks inside the site, such as `10.20.0.0/16`, whose addresses webhooks of jobs' `notifications` may have.
+    Others than these and public ones are refused."""
 
     @classmethod
     def parse(cls, text: str) -> SitePolicy:

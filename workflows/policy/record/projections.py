@@ -49,6 +49,7 @@ def status_of(state: RoleInJob, job: JobSpec, *, groups: tuple[str, ...], phase:
         role=state.role,
         roles=tuple(job.roles),
         backend=job.backend,
+        notifies=tuple(job.notifications),
         workdir_digest=archive.digest if archive else "",
         generation=state.generation,
         nodes=world.nodes if world else 0,
