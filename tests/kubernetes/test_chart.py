@@ -85,6 +85,21 @@ async def test_prometheus_finds_all_parts_and_reaches_agents_where_the_values_sa
     assert not any(one["kind"] == "PodMonitor" for one in await rendered(helm))
 
 
+async def test_a_worker_may_list_machines_only_where_it_is_to_watch_them(helm: Path) -> None:
+    def roles(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [one for one in objects if one["kind"] == "ClusterRole" and one["metadata"]["name"].endswith("-cluster")]
+
+    assert not roles(await rendered(helm))
+    objects = await rendered(helm, cluster={"watch": True, "sharing": "fair"})
+    [role] = roles(objects)
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["list", "watch"]}]
+    [worker] = [one for one in objects if one["kind"] == "Deployment" and one["metadata"]["name"].endswith("worker")]
+    variables = {one["name"]: one.get("value") for one in worker["spec"]["template"]["spec"]["containers"][0]["env"]}
+    assert (variables["PERDURE_CLUSTER"], variables["PERDURE_SHARING"]) == ("on", "fair")
+    with pytest.raises(HelmFailed, match="sharing"):
+        await rendered(helm, cluster={"sharing": "maybe"})
+
+
 async def test_rules_and_dashboards_are_those_of_the_repository(helm: Path) -> None:
     switched_on = {"prometheusRules": {"enabled": True, "labels": {"release": "kps"}}, "dashboards": {"enabled": True}}
     objects = await rendered(helm, **switched_on)
