@@ -7,11 +7,6 @@ leaving means detaching: the job continues.
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import sys
-import termios
-import tty
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -30,6 +25,7 @@ from perdure.base.errors import ExitCode, LogsUnavailable, PerdureError
 from perdure.cli import text
 from perdure.cli.common import Session, out
 from perdure.cli.explain import explanation, with_role_named
+from perdure.cli.keys import event_of_interrupt, owns_terminal, single_keys
 
 if TYPE_CHECKING:
     from perdure.client.client import Client
@@ -196,12 +192,12 @@ async def follow(client: Client, here: Session, name: str, *, keys: bool = False
         The job's exit code; `DETACHED` if the user left before.
     """
     page = client.endpoint.workflow_page(f"job/{client.namespace}/{name}")
-    view = View(name=name, flag=here.flag, page=page, keys=keys and _owns_terminal())
+    view = View(name=name, flag=here.flag, page=page, keys=keys and owns_terminal())
     view.panel = "logs" if output and view.keys else ""
     draw = here.json or not out.is_terminal
     with suppress(PerdureError):
         view.incidents.update({incident.number: incident for incident in await client.incidents(name)})
-    async with _detach_on_interrupt() as detached:
+    async with event_of_interrupt() as detached:
         drawing = (_silent if here.json else _lines) if draw else _picture
         # The keys come first: a user who sees them may press one at once.
         async with _key_presses(client, view, detached, enabled=view.keys):
@@ -328,37 +324,12 @@ def line_of(snapshot: JobSnapshot) -> str:
     return "  ".join(word for word in words if word)
 
 
-def _owns_terminal() -> bool:
-    """Whether keys come here: to a program in the background the terminal sends a signal that stops it instead."""
-    if not sys.stdin.isatty():
-        return False
-    try:
-        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
-    except OSError:
-        return True  # A terminal that controls no processes, such as that of a container.
-
-
-@asynccontextmanager
-async def _detach_on_interrupt() -> AsyncGenerator[asyncio.Event]:
-    """Yields an event that Ctrl-C sets, instead of ending the program."""
-    detached = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGINT, detached.set)
-    try:
-        yield detached
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)
-
-
 @asynccontextmanager
 async def _key_presses(client: Client, view: View, detached: asyncio.Event, *, enabled: bool) -> AsyncGenerator[None]:
     """Reads single keys while the context is open."""
     if not enabled:
         yield
         return
-    descriptor = sys.stdin.fileno()
-    before = termios.tcgetattr(descriptor)
-    loop = asyncio.get_running_loop()
     reading: set[asyncio.Task[None]] = set()
 
     async def read_log() -> None:
@@ -379,8 +350,8 @@ async def _key_presses(client: Client, view: View, detached: asyncio.Event, *, e
             view.log_lines.clear()
             reading.add(asyncio.create_task(read_log()))
 
-    def on_key() -> None:
-        match os.read(descriptor, 1).decode(errors="replace").lower():
+    def on_key(key: str) -> None:
+        match key:
             case "q" | "\x04" | "":
                 detached.set()
             case "e":
@@ -391,15 +362,11 @@ async def _key_presses(client: Client, view: View, detached: asyncio.Event, *, e
             case _:
                 pass
 
-    # Not the default, which discards input that was typed before.
-    tty.setcbreak(descriptor, termios.TCSANOW)
-    loop.add_reader(descriptor, on_key)
     begin_log()
     try:
-        yield
+        async with single_keys(on_key):
+            yield
     finally:
-        loop.remove_reader(descriptor)
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
         for task in reading:
             task.cancel()
         await asyncio.gather(*reading, return_exceptions=True)

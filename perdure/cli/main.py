@@ -32,6 +32,7 @@ from perdure.cli import (
     stacks,
     start,
     ticket,
+    top,
     ui,
     watch,
 )
@@ -63,6 +64,7 @@ app.command("secret", rich_help_panel=_START)(secret.secret)
 app.command("notify", rich_help_panel=_START)(notify.notify)
 app.command("list", rich_help_panel=_LOOK)(inspect.list_)
 app.command("status", rich_help_panel=_LOOK)(inspect.status)
+app.command("top", rich_help_panel=_LOOK)(top.top)
 app.command("watch", rich_help_panel=_LOOK)(watch.watch)
 app.command("logs", rich_help_panel=_LOOK)(logs.logs)
 app.command("explain", rich_help_panel=_LOOK)(inspect.explain)

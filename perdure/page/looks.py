@@ -64,10 +64,17 @@ class ListLook:
 
 
 class JobList:
-    """Looks at the jobs of a namespace, or of all."""
+    """Looks at the jobs of a namespace, or of all.
 
-    def __init__(self, client: Client, *, everywhere: bool) -> None:
+    Args:
+        client: Reads the jobs.
+        everywhere: Jobs of all namespaces.
+        at_once: Jobs that one look asks for their steps, by turns.
+    """
+
+    def __init__(self, client: Client, *, everywhere: bool, at_once: int = _AT_ONCE) -> None:
         self._client = client
+        self._at_once = at_once
         self._everywhere = everywhere
         self._known: dict[str, JobRow] = {}
         self._told: set[str] = set()
@@ -83,13 +90,13 @@ class JobList:
             self._last = replace(self._last, time=datetime.now(UTC), problem=str(error))
             return self._last
         running = [job for job in jobs if job.finished_at is None]
-        turn = [running[(self._next + number) % len(running)] for number in range(min(_AT_ONCE, len(running)))]
+        turn = [running[(self._next + number) % len(running)] for number in range(min(self._at_once, len(running)))]
         self._next += len(turn)
         # Why a job has failed is asked once; the newest ones first.
         failed = [job for job in jobs if job.phase is JobPhase.FAILED and job.run_id not in self._told]
-        turn += failed[:_AT_ONCE]
+        turn += failed[: self._at_once]
         self._told = {job.run_id for job in jobs if job.run_id in self._told} | {
-            job.run_id for job in failed[:_AT_ONCE]
+            job.run_id for job in failed[: self._at_once]
         }
         for row in await asyncio.gather(*(self._ask(job) for job in turn)):
             self._known[row.summary.run_id] = row

@@ -50,6 +50,7 @@ HELD_ELSEWHERE = {
     "cluster": "tests/activities/cluster/test_cluster_watch.py",
     "history": "tests/cli/test_cli_history.py",
     **dict.fromkeys(("ui", "report", "plot"), "tests/cli/test_cli_page.py"),
+    "top": "tests/cli/test_cli_top.py",
     "shell": "tests/cli/test_cli_shell.py",
     "join": "tests/cli/test_cli_join.py",
     "ticket": "tests/system/test_joining_by_ticket.py",

@@ -122,8 +122,9 @@ class PlayedClient(Client):
         self.changed: list[tuple[Any, ...]] = []
         self.away = False
         self.happened = asyncio.Condition()
+        self.listed = 0
         self.asked = 0
-        """How often jobs themselves were asked."""
+        """How often jobs were listed, and themselves asked."""
         self.refreshed_nodes = 0
         """How often only the agents' reports were read."""
 
@@ -138,6 +139,7 @@ class PlayedClient(Client):
     async def list(self, **_: Any) -> list[JobSummary]:  # pyright: ignore[reportIncompatibleMethodOverride]
         if self.away:
             raise ControlPlaneUnreachable("the Temporal server does not answer")
+        self.listed += 1
         return [job.summary for job in self.jobs.values()]
 
     async def describe(self, name: str, *, namespace: str | None = None) -> JobSummary:

@@ -20,7 +20,7 @@ from perdure.contract import CheckpointView, DatasetView, ScalingView
 from perdure.page import looks, server
 from perdure.page.render import Parts
 from tests.page.conftest import Visitor
-from tests.page.played import HOSTILE, PlayedClient, PlayedJob, interrupted
+from tests.page.played import HOSTILE, PlayedClient, PlayedJob, failed, interrupted
 from tests.support.waiting import eventually
 
 JOB = "/jobs/default/llama/"
@@ -120,14 +120,22 @@ async def test_between_events_a_job_is_not_asked(
 async def test_a_failed_job_has_its_reason_in_the_list_and_is_asked_once(
     visitor: Visitor, client: PlayedClient
 ) -> None:
-    failure = text.incident_line(client.jobs["default", "gpt"].incidents[-1])
+    ended = PlayedJob(failed(), name="bert")
+    ended.fields = {"finished_at": datetime.now(UTC), "phase": "FAILED"}
+    client.jobs["default", "bert"] = ended
+    failure = text.incident_line(ended.incidents[-1])
     found = ""
     async with aclosing(stream(visitor, "/events")) as coming:
         async for event in coming:
-            found = event["lists"].get("jobs", {}).get("items", {}).get("job/default/gpt", found)
+            found = event["lists"].get("jobs", {}).get("items", {}).get("job/default/bert", found)
             if "#1" in found:
                 break
     assert failure[:20] in unescape(found)
+    del client.jobs["default", "llama"], client.jobs["default", "gpt"]
+    await eventually(lambda count=client.listed: client.listed >= count + 2)
+    asked = client.asked
+    await eventually(lambda count=client.listed: client.listed >= count + 5)
+    assert client.asked == asked
 
 
 async def test_the_page_has_data_checkpoints_and_cost(visitor: Visitor, client: PlayedClient) -> None:
