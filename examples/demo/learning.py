@@ -25,7 +25,7 @@ from perdure.contract import JobResult
 
 EXAMPLE = Path(__file__).parents[1] / "09-reinforcement-learning"
 TRAINER, ROLLOUT, REWARD = "trainer", "rollout", "reward"
-WITHIN = 120.0
+WITHIN = 240.0
 """Seconds in which a part works again on a busy machine."""
 END_WITHIN = 60.0
 """Seconds in which a cancelled job has ended."""
@@ -54,6 +54,8 @@ class Fault:
 
 class Learning:
     """One run of the job."""
+
+    within = WITHIN
 
     def __init__(self, client: Client, out: Path, *, steps: int, name: str = "learning") -> None:
         self.out = out
@@ -195,10 +197,10 @@ class Learning:
         Raises:
             TimeoutError: if it does not in time.
         """
-        end = time.monotonic() + WITHIN
+        end = time.monotonic() + self.within
         while not await condition():
             if time.monotonic() >= end:
-                raise TimeoutError(f"waited {WITHIN:.0f} s for {what}")
+                raise TimeoutError(f"waited {self.within:.0f} s for {what}")
             await asyncio.sleep(_LOOK)
         return time.time()
 
