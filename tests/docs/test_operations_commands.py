@@ -1,0 +1,76 @@
+"""Tests that each command of Temporal's own tools that docs/operations.md describes is run by a test.
+
+`test_docs_commands.py` does the same for the commands of `perdure`, of all pages.
+"""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from tests.docs.pages import ROOT
+
+_TOOLS = "tests/system/test_temporal_tools.py"
+_OPERATORS = "tests/workflows/test_operators.py"
+_PAUSES = "tests/client/test_pauses.py"
+_SCHEDULES = "tests/workflows/test_schedules.py"
+
+RUN_BY: dict[str, tuple[str, ...]] = {
+    "`cancel`": (f"{_OPERATORS}::test_a_batch_that_cancels_everything_of_a_job_ends_it_and_its_nodes",),
+    "`terminate`": (f"{_TOOLS}::test_a_terminated_job_leaves_nothing_and_its_name_is_free",),
+    "`reset` of a running job": (f"{_TOOLS}::test_a_reset_job_adopts_its_nodes_and_trains_on",),
+    "`reset` of a job that has ended": (f"{_TOOLS}::test_a_job_that_failed_is_reset_once_its_script_is_mended",),
+    "`cancel`, `terminate` or `delete` of a node group, a dataset or a store alone": (
+        f"{_OPERATORS}::test_a_group_a_store_and_a_dataset_that_are_cancelled_alone_go_on",
+        f"{_OPERATORS}::test_a_deleted_group_is_started_again_and_keeps_its_nodes",
+        f"{_OPERATORS}::test_a_store_and_a_dataset_that_are_gone_begin_again_when_they_are_needed",
+    ),
+    "`delete` of a job": (f"{_OPERATORS}::test_nodes_of_a_deleted_job_are_wound_down",),
+    "`activity reset`": (
+        f"{_OPERATORS}::test_a_watch_that_is_reset_is_begun_again",
+        f"{_OPERATORS}::test_a_lease_that_is_reset_is_held_again",
+    ),
+    "`schedule create --type ScheduledJob`": (
+        f"{_SCHEDULES}::test_a_schedule_that_starts_a_job_twice_leaves_the_running_one_alone",
+    ),
+    "a batch (`--query`)": (
+        f"{_OPERATORS}::test_a_batch_signal_that_no_workflow_expects_changes_nothing",
+        f"{_OPERATORS}::test_a_batch_that_cancels_everything_of_a_job_ends_it_and_its_nodes",
+        f"{_OPERATORS}::test_a_batch_that_terminates_jobs_leaves_groups_that_wind_down",
+    ),
+    "`pause` of a workflow": (
+        f"{_PAUSES}::test_a_paused_job_keeps_its_nodes_and_continues_once_it_is_unpaused",
+        f"{_PAUSES}::test_a_paused_job_is_named_by_all_commands_and_hides_no_other",
+        f"{_PAUSES}::test_a_paused_group_keeps_its_nodes_and_is_named",
+    ),
+    "`activity pause`": (
+        f"{_PAUSES}::test_a_paused_lease_is_named_with_its_node_and_held_again_once_it_is_unpaused",
+        f"{_OPERATORS}::test_a_watch_that_is_paused_is_named_and_sees_what_was_lost_once_it_is_unpaused",
+    ),
+    "`start --input-file`": (
+        f"{_TOOLS}::test_plain_json_is_enough",
+        f"{_TOOLS}::test_a_wrong_field_fails_once_with_the_text",
+    ),
+}
+"""By the first column of the table, the tests that run it against a real server."""
+
+
+def described() -> list[str]:
+    page = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+    section = page.split("\n## Temporal's own tools\n")[1].split("\n## ")[0]
+    rows = [line.strip("| ").split(" | ")[0] for line in section.splitlines() if line.startswith("| ")]
+    return [row for row in rows if row != "what happens"]
+
+
+def test_each_command_that_the_page_describes_has_tests_that_run_it():
+    assert described() == list(RUN_BY)
+
+
+@pytest.mark.parametrize("command", RUN_BY)
+def test_these_tests_exist(command: str):
+    for test in RUN_BY[command]:
+        file, _, name = test.partition("::")
+        tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+        functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+        assert name in functions, f"{file} has no test {name}, which {command} needs"
