@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -27,8 +28,21 @@ from tests.system.site import Site
 @pytest.fixture
 async def demo(tmp_path: Path) -> AsyncIterator[asyncio.subprocess.Process]:
     """The demo, with all its files in the test's folder."""
+    async with running("examples.demo", tmp_path) as process:
+        yield process
+
+
+@pytest.fixture
+async def demo_of_roles(tmp_path: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+    """The demo of roles, with all its files in the test's folder."""
+    async with running("examples.demo.roles", tmp_path) as process:
+        yield process
+
+
+@asynccontextmanager
+async def running(module: str, tmp_path: Path) -> AsyncIterator[asyncio.subprocess.Process]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "examples.demo"),
+        *(sys.executable, "-m", module),
         cwd=REPOSITORY,
         env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"},
         stdout=asyncio.subprocess.PIPE,
@@ -88,11 +102,26 @@ async def test_sigterm_ends_everything_that_the_demo_started(demo: asyncio.subpr
     assert not folder.exists()
 
 
-async def said(demo: asyncio.subprocess.Process, words: str) -> None:
+@pytest.mark.long("roles")
+@pytest.mark.timeout(440)
+@pytest.mark.parametrize("words", ["model learn", "kill -9 of a whole node of reward"], ids=["learning", "recovering"])
+async def test_ctrl_c_ends_everything_that_the_demo_of_roles_started(
+    demo_of_roles: asyncio.subprocess.Process, tmp_path: Path, words: str
+) -> None:
+    await said(demo_of_roles, words, within=200)
+    [folder] = tmp_path.glob("perdure-demo-*")
+    demo_of_roles.send_signal(signal.SIGINT)
+    await said(demo_of_roles, "all processes of the demo have ended", within=200)
+    assert await demo_of_roles.wait() == 1
+    assert of_the_demo(tmp_path) == []
+    assert not folder.exists()
+
+
+async def said(demo: asyncio.subprocess.Process, words: str, *, within: float = 120) -> None:
     """Returns when the demo has printed a line with these words."""
     assert demo.stdout
     printed: list[str] = []
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(within):
         async for line in demo.stdout:
             printed.append(line.decode())
             if words in printed[-1]:

@@ -52,7 +52,7 @@ async def worker_dies_and_returns(site: Site, chance: random.Random) -> None:
 
 
 @pytest.mark.long("roles")
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(440)
 @pytest.mark.parametrize("seed", [1])
 async def test_each_role_recovers_alone_and_once_though_the_worker_is_killed_at_any_moment(own_site: Site, seed: int):
     chance = random.Random(seed)

@@ -33,7 +33,7 @@ async def submitted(site: Site, *, steps: int) -> Job:
 
 
 @pytest.mark.long("roles")
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(440)
 async def test_the_example_of_several_roles_ends_and_each_of_its_parts_is_repaired_alone(site: Site) -> None:
     short = await submitted(site, steps=5)
     result = await site.client.wait(short.name)
