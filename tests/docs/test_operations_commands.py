@@ -34,6 +34,12 @@ RUN_BY: dict[str, tuple[str, ...]] = {
     "`schedule create --type ScheduledJob`": (
         f"{_SCHEDULES}::test_a_schedule_that_starts_a_job_twice_leaves_the_running_one_alone",
     ),
+    "`list --query \"JobPhase = 'RUNNING'\"`": (
+        f"{_TOOLS}::test_jobs_are_listed_by_their_phase_and_each_of_them_is_suspended",
+    ),
+    '`update execute --name suspend --input \'{"reason": "maintenance"}\'`': (
+        f"{_TOOLS}::test_jobs_are_listed_by_their_phase_and_each_of_them_is_suspended",
+    ),
     "a batch (`--query`)": (
         f"{_OPERATORS}::test_a_batch_signal_that_no_workflow_expects_changes_nothing",
         f"{_OPERATORS}::test_a_batch_that_cancels_everything_of_a_job_ends_it_and_its_nodes",

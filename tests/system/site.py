@@ -231,8 +231,12 @@ class Site:
         self.jobs.append(job)
         return job
 
-    async def temporal(self, *arguments: str) -> None:
-        """Runs Temporal's own command line against this site's server, with the codec server that it needs there."""
+    async def temporal(self, *arguments: str) -> str:
+        """Runs Temporal's own command line against this site's server, with the codec server that it needs there.
+
+        Returns:
+            Its output.
+        """
         process = await asyncio.create_subprocess_exec(
             *(*PERDURE, "codec-server", "--", str(temporal_binary()), *arguments),
             env={**os.environ, "PERDURE_STATE": str(self.state.path), "TEMPORAL_ADDRESS": ""},
@@ -242,6 +246,7 @@ class Site:
         )
         printed, _ = await process.communicate()
         assert process.returncode == 0, printed.decode()
+        return printed.decode()
 
     async def end_jobs(self) -> None:
         for job in self.jobs:

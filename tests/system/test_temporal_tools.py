@@ -16,6 +16,7 @@ from perdure.contract import JobPhase
 from perdure.contract.names import TRAINING_JOB, WORKER_TASK_QUEUE, job_workflow_id
 from perdure.spec.errors import SpecError
 from perdure.spec.validate import validate_spec
+from tests.support.waiting import eventually
 from tests.system.site import SCRIPT, WALK, Job, Site
 
 SOON: dict[str, Any] = {"rendezvous": {"last_call": "2s"}, "owner_check": "2s"}
@@ -111,6 +112,34 @@ async def test_a_reset_job_adopts_its_nodes_and_trains_on(
     await job.wound_down()
     nodes = [path.name for path in site.state.nodes.iterdir() if job.uid in path.name]
     assert len(nodes) == 2, "no node was created again"
+
+
+@pytest.mark.long("commands")
+async def test_jobs_are_listed_by_their_phase_and_each_of_them_is_suspended(site: Site):
+    label = f"team-{uuid4().hex[:8]}"
+    jobs = [await site.submit(script=WALK, nodes="1", name=f"{label}-{number}") for number in range(2)]
+    for job in jobs:
+        await job.running(nodes=1)
+    query = f"JobPhase = 'RUNNING' AND WorkflowId STARTS_WITH 'job/default/{label}'"
+    wanted = {job.workflow_id for job in jobs}
+
+    async def listed() -> bool:
+        found = await site.temporal("workflow", "list", "--query", query)
+        return all(workflow_id in found for workflow_id in wanted)
+
+    await eventually(listed, within=60)
+    for workflow_id in wanted:
+        await site.temporal(
+            *("workflow", "update", "execute", "--name", "suspend", "--input", '{"reason": "maintenance"}'),
+            *("--workflow-id", workflow_id),
+        )
+    for job in jobs:
+        assert (await job.status()).phase is JobPhase.SUSPENDED
+    await eventually(lambda: none_is_listed(site, query), within=60)
+
+
+async def none_is_listed(site: Site, query: str) -> bool:
+    return "job/default" not in await site.temporal("workflow", "list", "--query", query)
 
 
 async def test_plain_json_is_enough(site: Site):
