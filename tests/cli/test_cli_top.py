@@ -108,8 +108,8 @@ def test_of_many_nodes_a_live_view_tells_how_many_are_in_each_state() -> None:
 def test_top_shows_jobs_live_on_a_terminal_and_once_to_a_pipe(
     command_line: CommandLine, jobs: SyncClient, job_name: str
 ) -> None:
-    submitted = command_line.run("submit", "--name", job_name, "--nodes", "1", "--", "sh", "-c", WAITS)
-    assert submitted.code == 0, submitted.err
+    command = ["sh", "-c", f"cd {command_line.folder} && {WAITS}"]
+    jobs.submit({"name": job_name, "backend": "local", "roles": {"worker": {"nodes": 1, "command": command}}})
     terminal = command_line.on_terminal("top", columns=120)
     terminal.expect(job_name)
     terminal.expect("RUNNING")
