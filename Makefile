@@ -13,7 +13,7 @@ GROUP ?= only
 # Lets Python cache bytecode: otherwise each of the thousands of processes that targets start compiles its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-roles test test-long test-failed test-torch-floor test-gpu check format lock bench-recovery bench-warm bench-kubernetes bench-oncall bench-chaos bench-faults bench-step-times bench-history bench-gateway bench-checkpoint bench-shards bench-store bench-roles bench-scaling bench-checks bench-events bench-ui picture cluster cluster-down cluster-binaries docs kustomize clean
+.PHONY: help setup demo demo-roles test test-long test-failed test-torch-floor test-gpu check format lock bench-recovery bench-warm bench-kubernetes bench-oncall bench-chaos bench-faults bench-step-times bench-history bench-gateway bench-checkpoint bench-shards bench-store bench-roles bench-ray bench-scaling bench-checks bench-events bench-ui picture cluster cluster-down cluster-binaries docs kustomize clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -97,6 +97,9 @@ bench-store: setup  ## Calls a second through the key-value store of one job, an
 
 bench-roles: setup  ## Each role's rank and node killed: seconds to work again, what else restarts, what is lost or twice
 	@$(BIN)/python -m benchmarks.roles $(BENCH_ARGS)
+
+bench-ray: setup  ## On a Ray cluster: ranks and machines killed, beside Ray Train; many actors start and are whole again
+	@$(BIN)/python -m benchmarks.ray $(BENCH_ARGS)
 
 bench-scaling: setup  ## Jobs that choose their number of nodes by speed, against known laws; clusters that share their nodes
 	@$(BIN)/python -m benchmarks.scaling $(BENCH_ARGS)

@@ -58,7 +58,9 @@ def main() -> None:
     folder = Path(os.environ["BENCH_FOLDER"])
     checkpoint = folder / "checkpoint.pt"
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    # Ray Train has created the group before.
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
     grouped = time.time()
     rank, world_size, pid = dist.get_rank(), dist.get_world_size(), os.getpid()
     with (folder / "starts.log").open("a", encoding="utf-8") as starts:

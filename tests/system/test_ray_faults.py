@@ -11,8 +11,9 @@ from perdure.activities.nodes.backend import NodeRefused
 from perdure.activities.nodes.ray.backend import RayBackend
 from perdure.activities.nodes.ray.placement import group_of
 from perdure.activities.nodes.ray.settings import RaySettings
-from perdure.contract import IncidentView, JobPhase, JobStatus, NodeRef
+from perdure.contract import IncidentView, JobPhase, JobStatus, NodeEvent, NodeEventKind, NodeRef
 from perdure.contract.identity import NodeId
+from perdure.spec.data import Workdir, WorkdirArchive
 from scripts.ray_environment import interpreter
 from tests.activities.test_ray_backend import request
 from tests.support.waiting import eventually
@@ -123,6 +124,20 @@ async def test_a_node_that_rays_memory_monitor_kills_has_a_class_of_its_own(clus
     await cancelled(cluster, ray_site, job)
 
 
+async def test_training_outlives_the_head_and_is_requested_again_where_it_lost_its_tables(
+    cluster: RayCluster, ray_site: Site
+):
+    job = await trained(cluster, ray_site, 2, workdir=None)
+    cluster.gcs().kill()
+    await job.undisturbed(ranks=2, seconds=10)
+    await cluster.start_head()
+    for _ in range(2):
+        await cluster.add()
+    await job.running(nodes=2, after=1)
+    assert await incarnations(ray_site, job) == [2, 2]
+    await cancelled(cluster, ray_site, job)
+
+
 async def test_a_worker_killed_before_the_actors_finds_its_placement_group(cluster: RayCluster):
     await cluster.start(machines=1)
     node = request(worker={"nodes": 1, "command": ["true"]})
@@ -142,6 +157,28 @@ async def test_a_worker_killed_before_the_actors_finds_its_placement_group(clust
         await backend.delete(ref)
         assert await asked(cluster, ACTORS) == []
         assert await asked(cluster, GROUPS) == []
+    finally:
+        await backend.close()
+
+
+async def test_code_that_a_new_head_does_not_have_is_named(cluster: RayCluster):
+    await cluster.start(machines=1)
+    node = request(worker={"nodes": 1, "command": ["true"]})
+    archive = WorkdirArchive(name=f"perdure-workdir-{0:016x}", parts=1, digest="sha256:" + "0" * 64)
+    spec = node.spec.model_copy(update={"workdir": Workdir(path="/", archive=archive)})
+    node = node.model_copy(update={"spec": spec})
+    ref = NodeRef(**dict(node.node.part(NodeId)), name=node.name, backend="ray", namespace="default")
+    backend = RayBackend(RaySettings(address=cluster.address, python=str(interpreter())))
+
+    async def gone() -> NodeEvent | None:
+        event = await backend.describe(ref)
+        return event if event is not None and event.kind is NodeEventKind.GONE else None
+
+    try:
+        await backend.create(node)
+        event = await eventually(gone, what="its end")
+        assert "it could not start: RuntimeError: the job's code is not in Ray's tables" in event.reason
+        await backend.delete(ref)
     finally:
         await backend.close()
 

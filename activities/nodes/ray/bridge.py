@@ -334,6 +334,8 @@ def _meaning(error: Any) -> dict[str, Any]:
     if isinstance(error, ray.exceptions.RuntimeEnvSetupError):
         # What precedes the last line is the traceback of Ray's own code.
         return {"reason": f"its ray.runtime_env cannot be built: {lines[-1]}", "cause": "JOB", "refused": True}
+    if getattr(error, "actor_init_failed", False):
+        return {"reason": f"it could not start: {lines[-1]}", "cause": "UNKNOWN"}
     if isinstance(error, ray.exceptions.OutOfMemoryError) or _OUT_OF_MEMORY.search(text):
         return {"reason": f"its machine ran out of memory: {text}", "cause": "EVICTED"}
     if getattr(error, "preempted", False):

@@ -1,0 +1,1 @@
+"""Recoveries on a Ray cluster, by Perdure and by Ray Train, and what many actors cost."""
