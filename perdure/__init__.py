@@ -55,9 +55,13 @@ if TYPE_CHECKING:
     from perdure.contract import FailureClass as FailureClass
     from perdure.contract import Hang as Hang
     from perdure.contract import HangKind as HangKind
+    from perdure.contract import HistoryAnswer as HistoryAnswer
+    from perdure.contract import HistoryRequest as HistoryRequest
+    from perdure.contract import HostFailures as HostFailures
     from perdure.contract import IncidentView as IncidentView
     from perdure.contract import JobPhase as JobPhase
     from perdure.contract import JobResult as JobResult
+    from perdure.contract import JobShape as JobShape
     from perdure.contract import JobStatus as JobStatus
     from perdure.contract import LogPosition as LogPosition
     from perdure.contract import NewWorld as NewWorld
@@ -69,6 +73,7 @@ if TYPE_CHECKING:
     from perdure.contract import Observation as Observation
     from perdure.contract import Pace as Pace
     from perdure.contract import PartitionView as PartitionView
+    from perdure.contract import PastJob as PastJob
     from perdure.contract import Progress as Progress
     from perdure.contract import ProgressSource as ProgressSource
     from perdure.contract import RankPosition as RankPosition
@@ -80,6 +85,8 @@ if TYPE_CHECKING:
     from perdure.contract import RestartCommands as RestartCommands
     from perdure.contract import RestartRanks as RestartRanks
     from perdure.contract import RestoreSource as RestoreSource
+    from perdure.contract import RoleNeeds as RoleNeeds
+    from perdure.contract import RoleShape as RoleShape
     from perdure.contract import RoleStatus as RoleStatus
     from perdure.contract import RollBack as RollBack
     from perdure.contract import ScalingView as ScalingView
@@ -154,9 +161,13 @@ _HOMES = {
         "FailureClass",
         "Hang",
         "HangKind",
+        "HistoryAnswer",
+        "HistoryRequest",
+        "HostFailures",
         "IncidentView",
         "JobPhase",
         "JobResult",
+        "JobShape",
         "JobStatus",
         "LogPosition",
         "NewWorld",
@@ -168,6 +179,7 @@ _HOMES = {
         "Observation",
         "Pace",
         "PartitionView",
+        "PastJob",
         "Progress",
         "ProgressSource",
         "RankPosition",
@@ -183,6 +195,8 @@ _HOMES = {
         "ScalingView",
         "SetAside",
         "Shrink",
+        "RoleNeeds",
+        "RoleShape",
         "RoleStatus",
         "SlowCause",
         "Slowness",
@@ -227,6 +241,9 @@ __all__ = [
     "FailureClass",
     "Hang",
     "HangKind",
+    "HistoryAnswer",
+    "HistoryRequest",
+    "HostFailures",
     "IncidentView",
     "IssuedTicket",
     "JobAlreadyRunning",
@@ -235,6 +252,7 @@ __all__ = [
     "JobPaused",
     "JobPhase",
     "JobResult",
+    "JobShape",
     "JobSnapshot",
     "JobSpec",
     "JobStatus",
@@ -254,6 +272,7 @@ __all__ = [
     "Observation",
     "Pace",
     "PartitionView",
+    "PastJob",
     "Pause",
     "PayloadKeysError",
     "PerdureError",
@@ -269,6 +288,8 @@ __all__ = [
     "RestartCommands",
     "RestartRanks",
     "RestoreSource",
+    "RoleNeeds",
+    "RoleShape",
     "RoleStatus",
     "RollBack",
     "ScalingView",

@@ -53,7 +53,6 @@ def history(
 
     [dim]perdure history --like llama-8b-sft · perdure history --failures-by-host --since 30d[/]
     """
-    from perdure.client.history import read_history
     from perdure.contract import HistoryRequest
 
     if like is not None and file is not None:
@@ -67,7 +66,7 @@ def history(
         limit=limit,
     )
     here = replace(here, namespace=namespace)
-    answer = here.run(lambda client: read_history(client, request))
+    answer = here.run(lambda client: client.history(request))
     if here.json:
         here.show(answer)
         return

@@ -19,7 +19,7 @@ from perdure.client.nodes import refresh_nodes
 from perdure.client.pauses import pause_of, pauses_below
 from perdure.client.views import JobSummary, Pause
 from perdure.client.visibility import summary_of
-from perdure.contract import DatasetView, JobResult, JobStatus, NodeView
+from perdure.contract import DatasetView, HistoryAnswer, HistoryRequest, JobResult, JobStatus, NodeView
 from perdure.contract.names import job_workflow_id
 
 UPDATE_TIMEOUT = timedelta(seconds=10)
@@ -72,6 +72,20 @@ class JobCalls(Connection):
             groups: The workflows of their groups.
         """
         return await refresh_nodes(await self.connect(), nodes, groups)
+
+    async def history(self, request: HistoryRequest | None = None) -> HistoryAnswer:
+        """Answers a question about jobs of the past, also of those that Temporal has forgotten.
+
+        Args:
+            request: Which jobs; by default the newest ones of all namespaces that the worker serves.
+
+        Raises:
+            NoWorker: if no worker that keeps a history answers.
+            Refused: if the history has no job of the name that others are to be like, or its database does not answer.
+        """
+        from perdure.client.history import read_history
+
+        return await read_history(self, request or HistoryRequest())
 
     async def _handle(self, name: str, namespace: str | None) -> WorkflowHandle[Any, JobResult]:
         temporal = await self.connect()

@@ -88,6 +88,7 @@ class SyncClient:
     task_failures = _blocking(Client.task_failures)
     pauses = _blocking(Client.pauses)
     describe = _blocking(Client.describe)
+    history = _blocking(Client.history)
     wait = _blocking(Client.wait)
     watch = _iterating(Client.watch)
     logs = _iterating(Client.logs)

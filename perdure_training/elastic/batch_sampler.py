@@ -38,6 +38,8 @@ class GlobalBatchSampler(Sampler[list[int]]):
         self._shuffle = shuffle
         self._seed = seed
         self._epoch = 0
+        self._done = 0
+        """Steps that the next iteration leaves out."""
         self.sampler = self
         """Lightning looks for `set_epoch` at the sampler of a batch sampler."""
 
@@ -46,13 +48,27 @@ class GlobalBatchSampler(Sampler[list[int]]):
         """The micro-batches of each step."""
         return self._micro_batches
 
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iteration reads."""
+        return self._epoch
+
+    @property
+    def steps(self) -> int:
+        """The steps of an epoch."""
+        return self._size // self._samples
+
     def set_epoch(self, epoch: int) -> None:
         """Chooses the epoch that the next iteration reads."""
         self._epoch = epoch
 
+    def continue_after(self, steps: int) -> None:
+        """Has the next iteration begin after so many steps of its epoch."""
+        self._done = steps
+
     def __len__(self) -> int:
         """The micro-batches of an epoch."""
-        return self._size // self._samples * len(self._micro_batches)
+        return self.steps * len(self._micro_batches)
 
     def __iter__(self) -> Iterator[list[int]]:
         order = list(range(self._size))
@@ -60,6 +76,8 @@ class GlobalBatchSampler(Sampler[list[int]]):
             generator = torch.Generator()
             generator.manual_seed(self._seed + self._epoch)
             order = cast("list[int]", cast("Any", torch.randperm(self._size, generator=generator)).tolist())
-        for first in range(0, self._size - self._samples + 1, self._samples):
+        done, self._done = self._done, 0
+        for step in range(done, self.steps):
+            first = step * self._samples
             for micro in self._micro_batches:
                 yield [order[first + position] for position in micro.positions]

@@ -52,6 +52,7 @@ class GlobalBatchCallback(Callback):
         self._batch = GlobalBatch(samples, micro_batch=micro_batch)
         self._micro_batches = tuple(self._batch)
         self._micro = self._micro_batches[0]
+        self._loader: _Loader | None = None
 
     def loader(self, dataset: Dataset[Any], *, shuffle: bool = True, seed: int = 0, **options: Any) -> DataLoader[Any]:
         """Returns the loader of the training's samples.
@@ -66,9 +67,8 @@ class GlobalBatchCallback(Callback):
             ValueError: if the dataset has fewer samples than one step.
         """
         size = len(dataset)  # pyright: ignore[reportArgumentType]
-        return DataLoader(
-            dataset, batch_sampler=GlobalBatchSampler(size, self._batch, shuffle=shuffle, seed=seed), **options
-        )
+        self._loader = _Loader(dataset, GlobalBatchSampler(size, self._batch, shuffle=shuffle, seed=seed), options)
+        return self._loader
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Sets the number of micro-batches in a step. The Trainer calls it.
@@ -89,6 +89,9 @@ class GlobalBatchCallback(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Knows which micro-batch comes. The Trainer calls it."""
         self._micro = self._micro_batches[batch_idx % len(self._micro_batches)]
+        if self._loader is not None:
+            # Checkpoints are made after a batch, by callbacks in any order.
+            self._loader.done = (batch_idx + 1) // len(self._micro_batches)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         """Gives the loss its weight. The Trainer calls it."""
@@ -106,6 +109,24 @@ class GlobalBatchCallback(Callback):
         progress = loop.get("epoch_loop.batch_progress")
         if before and progress is not None and before != len(self._micro_batches):
             loop["epoch_loop.batch_progress"] = _scaled(progress, len(self._micro_batches), before)
+
+
+class _Loader(DataLoader[Any]):
+    """A loader that continues where a checkpoint was made, as Lightning asks those to that have a state."""
+
+    def __init__(self, dataset: Dataset[Any], sampler: GlobalBatchSampler, options: Mapping[str, Any]) -> None:
+        super().__init__(dataset, batch_sampler=sampler, **options)
+        self._steps = sampler
+        self.done = 0
+        """Steps of the epoch that were made."""
+
+    def state_dict(self) -> dict[str, int]:
+        ended, done = divmod(self.done, self._steps.steps)
+        return {"epoch": self._steps.epoch + ended, "done": done}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self._steps.set_epoch(state["epoch"])
+        self._steps.continue_after(state["done"])
 
 
 def _scaled(progress: Mapping[str, Any], by: int, of: int) -> dict[str, Any]:

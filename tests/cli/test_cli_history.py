@@ -12,6 +12,7 @@ import pytest
 from temporalio.client import Client
 from typer.testing import CliRunner
 
+import perdure
 from perdure.activities.history.activities import keeping_history
 from perdure.activities.history.settings import HistorySettings
 from perdure.activities.history.store import HistoryStore
@@ -66,6 +67,16 @@ async def history(*options: str) -> str:
 
 def first_column(table: str) -> list[str]:
     return [line.split()[0] for line in table.splitlines() if line.strip()]
+
+
+async def test_a_client_asks_it_too(queue: str) -> None:
+    client = perdure.Client()
+    answer: perdure.HistoryAnswer = await client.history(perdure.HistoryRequest(namespace="nlp", like="llama"))
+    assert [job.name for job in answer.jobs] == ["llama-long", "llama"]
+    assert {host.host for host in answer.hosts} >= {"[gpu-8]"}
+    assert (await client.history()).found == 3
+    with pytest.raises(perdure.Refused, match='the history has no job named "gpt"'):
+        await client.history(perdure.HistoryRequest(like="gpt"))
 
 
 async def test_it_shows_jobs_that_temporal_does_not_know(queue: str, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -40,6 +40,15 @@ class Samples(Dataset[torch.Tensor]):
         return torch.randn(8, dtype=torch.float64, generator=torch.Generator().manual_seed(index))
 
 
+class SaveAndStop(Callback):
+    """Saves in the middle of an epoch; at the end of `fit`, Lightning takes the epoch for ended."""
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *others: Any) -> None:
+        if steps and trainer.global_step == int(steps[0]) and not trainer.should_stop:
+            trainer.save_checkpoint(left)
+            trainer.should_stop = True
+
+
 micro_batch, out, *steps = sys.argv[1:]
 torch.manual_seed(0)
 model = Model().double()
@@ -47,12 +56,12 @@ left = Path(out).with_suffix(".ckpt")
 world_size = int(os.environ["WORLD_SIZE"])
 batch = GlobalBatchCallback(SAMPLES, micro_batch=int(micro_batch))
 trainer = Trainer(
-    max_steps=int(steps[0]) if steps else STEPS,
+    max_steps=STEPS,
     accelerator="cpu",
     strategy="ddp",
     devices=world_size,
     precision="64-true",
-    callbacks=[batch],
+    callbacks=[SaveAndStop(), batch],
     use_distributed_sampler=False,
     enable_checkpointing=False,
     enable_progress_bar=False,
@@ -61,8 +70,6 @@ trainer = Trainer(
 )
 resumed = str(left) if left.exists() else None
 trainer.fit(model, batch.loader(Samples()), ckpt_path=resumed)
-if steps:
-    trainer.save_checkpoint(left)
 if trainer.global_rank == 0:
     torch.save({name: value.detach() for name, value in model.named_parameters()}, out)
     print(f"ended at {trainer.global_step}, from {resumed}", flush=True)
