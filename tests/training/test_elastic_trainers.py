@@ -38,7 +38,9 @@ def ends_with(folder: Path, script: str, arguments: tuple[str, ...], *worlds: tu
 
 @pytest.mark.long("frameworks")
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("script", "arguments"), SETS, ids=lambda part: "-".join(part) if part else "")
+@pytest.mark.parametrize(
+    ("script", "arguments"), SETS, ids=[f"{script.removesuffix('.py')}-{'-'.join(how)}" for script, how in SETS]
+)
 def test_a_training_ends_alike_in_worlds_of_one_and_two_ranks(
     tmp_path: Path, script: str, arguments: tuple[str, ...]
 ) -> None:
