@@ -23,8 +23,8 @@ from tests.system.ray_cluster import RayCluster
 SIZE = 2
 STARTS = 240.0
 RECOVERS = 180.0
-STEADY = 40
-"""Steps before the kill: two checkpoints of the script's."""
+STEADY = 50
+"""Steps before the kill, which falls in the middle between two checkpoints of the script's."""
 PROGRAM = Path(__file__).with_name("programs") / "ray_train.py"
 SETTINGS = {"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5", "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "180"}
 """Ray Train's: its controller looks at its workers each 2 s unless it is told otherwise, and starts over with a group
