@@ -26,6 +26,7 @@ SLEEPS = {
     "tests/system/walk.py": "a training, whose steps take time",
     "tests/system/tensorflow_programs/": "trainings, whose steps take time",
     "tests/system/exact_training.py": "a training, whose steps take time",
+    "tests/system/elastic_loss.py": "a training, whose steps take time",
     "tests/system/test_exactness.py": "a killed worker or server is away for a while",
     "tests/kubernetes/role_programs.py": "a program that waits for a test, and one that calls a server again and again",
     "tests/system/test_roles_without_worker.py": "faults at random times",
