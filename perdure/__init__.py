@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from perdure.client.client import Client as Client
     from perdure.client.logs.lines import LogLine as LogLine
     from perdure.client.sync import SyncClient as SyncClient
+    from perdure.client.views import FailingActivity as FailingActivity
     from perdure.client.views import IssuedTicket as IssuedTicket
     from perdure.client.views import JobSnapshot as JobSnapshot
     from perdure.client.views import JobSummary as JobSummary
@@ -141,6 +142,7 @@ _HOMES = {
         "JobSummary",
         "Pause",
         "Submission",
+        "FailingActivity",
         "TaskFailure",
     ),
     "perdure.contract": (
@@ -238,6 +240,7 @@ __all__ = [
     "ExchangePlaces",
     "ExitCode",
     "ExtendFirstStep",
+    "FailingActivity",
     "FailureClass",
     "Hang",
     "HangKind",

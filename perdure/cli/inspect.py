@@ -96,6 +96,7 @@ def status(name: JobArgument, role: OnlyRoleOption = None, *, here: Session) -> 
 
 async def _status(client: Client, here: Session, name: str, role: str | None) -> None:
     from perdure.base.errors import NoWorker
+    from perdure.client.failing_activities import describe_failing
     from perdure.client.hot_nodes import find_hot_nodes
     from perdure.client.pauses import describe_pauses, unpause_command
     from perdure.client.views import all_warnings, closed, overall_progress
@@ -113,8 +114,9 @@ async def _status(client: Client, here: Session, name: str, role: str | None) ->
     progress = overall_progress(nodes, known)
     pauses = await client.pauses(name)
     failures = _describe_task_failures(await client.task_failures(name))
+    failing = describe_failing(await client.failing_activities(name))
     hot = await find_hot_nodes(client, known)
-    warnings = (*describe_pauses(pauses), *failures, *all_warnings(nodes, known), *hot)
+    warnings = (*describe_pauses(pauses), *failures, *failing, *all_warnings(nodes, known), *hot)
     known = known.model_copy(update={"progress": progress, "warnings": warnings})
     if pauses:
         known = known.model_copy(update={"next_action": f"unpause it: {unpause_command(pauses[0])}"})

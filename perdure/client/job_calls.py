@@ -14,10 +14,11 @@ from perdure.base.executions import ExecutionDescription, describe, query
 from perdure.client.connection import CALL_TIMEOUT, Connection
 from perdure.client.datasets import read_datasets
 from perdure.client.error_mapping import map_errors, why_silent
+from perdure.client.failing_activities import failing_below
 from perdure.client.history_news import history_news
 from perdure.client.nodes import refresh_nodes
 from perdure.client.pauses import pause_of, pauses_below
-from perdure.client.views import JobSummary, Pause
+from perdure.client.views import FailingActivity, JobSummary, Pause
 from perdure.client.visibility import summary_of
 from perdure.contract import DatasetView, HistoryAnswer, HistoryRequest, JobResult, JobStatus, NodeView
 from perdure.contract.names import job_workflow_id
@@ -36,6 +37,12 @@ class JobCalls(Connection):
         and activities, such as leases. Needs no worker."""
         async with map_errors(self, name, namespace):
             return await pauses_below(await self.connect(), job_workflow_id(namespace or self.namespace, name))
+
+    async def failing_activities(self, name: str, *, namespace: str | None = None) -> tuple[FailingActivity, ...]:
+        """What the job, its groups, its datasets and its store try repeatedly without success, such as the deletion of
+        nodes of a cluster that is gone. Needs no worker."""
+        async with map_errors(self, name, namespace):
+            return await failing_below(await self.connect(), job_workflow_id(namespace or self.namespace, name))
 
     async def describe(self, name: str, *, namespace: str | None = None) -> JobSummary:
         """The server's own information about the job, which needs no worker."""

@@ -87,6 +87,7 @@ class SyncClient:
     list = _blocking(Client.list)
     task_failures = _blocking(Client.task_failures)
     pauses = _blocking(Client.pauses)
+    failing_activities = _blocking(Client.failing_activities)
     describe = _blocking(Client.describe)
     history = _blocking(Client.history)
     wait = _blocking(Client.wait)

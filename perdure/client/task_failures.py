@@ -60,7 +60,7 @@ async def failure_of(temporal: TemporalClient, workflow: ExecutionDescription) -
     if event is None:
         return known
     failed = event.workflow_task_failed_event_attributes
-    text = await _text_of(converter_for(temporal, workflow.id), failed.failure)
+    text = await text_of(converter_for(temporal, workflow.id), failed.failure)
     return known.model_copy(
         update={
             "cause": text[:_LONGEST_CAUSE],
@@ -71,7 +71,7 @@ async def failure_of(temporal: TemporalClient, workflow: ExecutionDescription) -
     )
 
 
-async def _text_of(converter: DataConverter, failure: Failure) -> str:
+async def text_of(converter: DataConverter, failure: Failure) -> str:
     """The failure's message and those of its causes, which are encrypted where payloads are."""
     copy = Failure()
     copy.CopyFrom(failure)

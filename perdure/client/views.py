@@ -73,6 +73,20 @@ class TaskFailure(View):
     since: datetime
 
 
+class FailingActivity(View):
+    """An activity that fails and is tried again; its workflow waits for it."""
+
+    workflow_id: str
+    """The workflow of a job, of one of its groups or datasets, or of its store."""
+    activity_type: str
+    attempt: int
+    """The next or the present attempt: all earlier ones have failed."""
+    cause: str
+    """The error of the last attempt."""
+    since: datetime
+    """When the activity was requested, or its present attempt began."""
+
+
 class Pause(View):
     """A workflow or an activity that an operator has paused in Temporal."""
 

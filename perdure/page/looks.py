@@ -13,6 +13,7 @@ from typing import Any
 
 from perdure.base.errors import PerdureError
 from perdure.client.client import Client
+from perdure.client.failing_activities import describe_failing
 from perdure.client.hot_nodes import describe_hot_nodes
 from perdure.client.pauses import describe_pauses
 from perdure.client.recorded_spec import recorded_spec
@@ -233,8 +234,10 @@ class JobWatch:
         if is_due:
             pauses = await client.pauses(self._name, **names)
             failures = await client.task_failures(self._name, **names)
+            failing = describe_failing(await client.failing_activities(self._name, **names))
             hot = [words for role in nodes if len(nodes) > 1 for words in describe_hot_nodes(role, nodes[role])]
-            self._rare = (*describe_pauses(pauses), *(f"{one.workflow_id}: {explain(one)}" for one in failures), *hot)
+            tasks = (f"{one.workflow_id}: {explain(one)}" for one in failures)
+            self._rare = (*describe_pauses(pauses), *tasks, *failing, *hot)
             self._rare_at = look.time
             look = replace(look, data=await client.datasets(status))
         warnings = () if status.finished_at else (*self._rare, *all_warnings(own, status))

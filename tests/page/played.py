@@ -11,7 +11,7 @@ from perdure.base.errors import ControlPlaneUnreachable, JobNotFound, Refused
 from perdure.client.client import Client
 from perdure.client.connection import Endpoint
 from perdure.client.logs import LogLine
-from perdure.client.views import JobSummary, Pause, TaskFailure
+from perdure.client.views import FailingActivity, JobSummary, Pause, TaskFailure
 from perdure.contract import (
     Accepted,
     DatasetView,
@@ -181,6 +181,9 @@ class PlayedClient(Client):
         return self.job(name, namespace).incidents
 
     async def pauses(self, name: str, *, namespace: str | None = None) -> tuple[Pause, ...]:
+        return ()
+
+    async def failing_activities(self, name: str, *, namespace: str | None = None) -> tuple[FailingActivity, ...]:
         return ()
 
     async def task_failures(self, name: str, *, namespace: str | None = None) -> tuple[TaskFailure, ...]:

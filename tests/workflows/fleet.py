@@ -103,6 +103,8 @@ class Fleet:
         self.withhold_events = False
         self.delete_nothing = False
         """Nodes that are to be deleted stay."""
+        self.away = ""
+        """Why nothing can be deleted for now."""
         self.denied: dict[str, int] = {}
         """How often the deletion of each node was denied, by its name."""
         self.denies = False
@@ -254,6 +256,8 @@ class Fleet:
             activity.heartbeat()
             await asyncio.sleep(0.1)
         names = {ref.name for ref in request.nodes}
+        if self.away:
+            raise ApplicationError(self.away)
         if self.denies:
             self.denied |= {name: self.denied.get(name, 0) + 1 for name in names}
             raise ApplicationError("forbidden", type=REMOVAL_DENIED, non_retryable=True)
