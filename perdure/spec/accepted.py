@@ -54,9 +54,8 @@ def _without_retired(data: Any) -> Any:
     if not isinstance(data, Mapping):
         return data
     fields = cast("Mapping[str, Any]", data)
-    return {
-        name: {} if name == "notifications" and isinstance(value, list) else value for name, value in fields.items()
-    }
+    retired = isinstance(fields.get("notifications"), list)
+    return {**fields, "notifications": {}} if retired else fields
 
 
 @cache
