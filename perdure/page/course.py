@@ -17,6 +17,9 @@ from typing import NamedTuple, TypeGuard
 from perdure.cli import text
 from perdure.contract import CourseSample, IncidentView, JobStatus, Resized, ScalingView
 
+_ENOUGH = 3
+"""Points of a world with two samples between its begin and its end."""
+
 
 class Sample(NamedTuple):
     """The progress at one time."""
@@ -54,7 +57,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Pace:
-    """The mean speed of a world, by the steps at its begin and at its end."""
+    """The mean speed of a world, its pauses included."""
 
     begin: datetime
     end: datetime
@@ -99,13 +102,18 @@ def course_of(status: JobStatus, incidents: Iterable[IncidentView], *, now: date
         ],
         steps=lines,
         rates=_pieces(stops, [(one.time, one.rate) for one in samples if _is_finite(one.rate)]),
-        paces=[
-            Pace(begin, last, (made - start) / (last - begin).total_seconds())
-            for (begin, start), (last, made) in ((line[0], line[-1]) for line in lines if len(line) > 1)
-            if last > begin and made > start
-        ],
+        paces=[pace for line in lines if (pace := _pace(line)) is not None],
         losses=_pieces(stops, [(one.time, one.loss) for one in samples if _is_finite(one.loss)]),
     )
+
+
+def _pace(line: Sequence[tuple[datetime, float]]) -> Pace | None:
+    """The mean over samples where a world has several: the step that it began with may be known too low, since ranks go
+    on until a requested change of the world begins."""
+    (begin, start), (end, made) = line[1] if len(line) > _ENOUGH else line[0], line[-1]
+    if end <= begin or made <= start:
+        return None
+    return Pace(begin, end, (made - start) / (end - begin).total_seconds())
 
 
 def _pieces(
