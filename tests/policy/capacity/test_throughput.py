@@ -61,7 +61,23 @@ def test_the_nearest_measurements_count() -> None:
 
     expected = measured(kinked, 2, 4, 16).step(3)
     assert expected is not None
-    assert expected.seconds == pytest.approx(kinked(3))
+    assert expected.seconds == pytest.approx(kinked(3), rel=0.03)
+
+
+@given(st.floats(0.5, 10), st.floats(0, 1), st.floats(0.02, 0.5), st.integers(2, 15))
+def test_three_measurements_tell_where_steps_are_shortest(
+    compute: float, fixed: float, growth: float, nodes: int
+) -> None:
+    def law(nodes: int) -> float:
+        return compute / nodes + fixed + growth * nodes
+
+    throughput = measured(law, 1, 4, 16)
+    expected = throughput.step(nodes)
+    assert expected is not None
+    if 1 < compute / growth < 16**2:
+        assert expected.seconds == pytest.approx(law(nodes), rel=1e-6)
+    else:
+        assert expected.seconds >= law(nodes) - 1e-9, "a straight line over 1/nodes lies above a curve like this"
 
 
 @given(st.floats(0.5, 10), st.floats(0, 0.5), st.floats(0.3, 0.99))

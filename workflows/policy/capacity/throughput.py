@@ -4,10 +4,14 @@ Between two measurements the time of a step is taken as a straight line: over 1/
 samples, so that its computation is divided by the nodes and its communication is not; over nodes where each rank has a
 fixed number. That is exact with two of them and such a law, and where the law is another one, each further measurement
 corrects it.
+
+Where communication grows with the nodes, steps are shortest with some number in the middle, which no straight line
+shows. Three measurements do: if c/nodes + a + e * nodes through them has its valley among them, that form counts there.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -49,9 +53,37 @@ class Throughput:
         at = min(max(above - 1, 0), len(self._paces) - 2)
         lower, upper = self._paces[at : at + 2]
         share = (self._x(nodes) - self._x(lower.nodes)) / (self._x(upper.nodes) - self._x(lower.nodes))
-        seconds = lower.step + share * (upper.step - lower.step)
-        spread = abs(1 - share) * lower.spread + abs(share) * upper.spread
+        weights = self._valley(at, nodes) if lower.nodes < nodes < upper.nodes else None
+        weights = weights or [(lower, 1 - share), (upper, share)]
+        seconds = sum(weight * pace.step for pace, weight in weights)
+        spread = sum(abs(weight) * pace.spread for pace, weight in weights)
         return Expected(max(seconds, _LEAST * min(pace.step for pace in self._paces)), spread, measured=False)
+
+    def _valley(self, at: int, nodes: int) -> list[tuple[Pace, float]] | None:
+        """Returns the weights of three measurements in the time of a step between two of them; None where these show
+        no valley.
+
+        Args:
+            at: The index of the measurement below.
+            nodes: A number of nodes between that one and the next.
+        """
+        if not self._global_batch or len(self._paces) < 3:
+            return None
+        three = self._paces[at - 1 : at + 2] if at else self._paces[:3]
+        found = {pace.nodes for pace in three}
+        # The time of a step, times the nodes, is a quadratic polynomial of the nodes.
+        (x0, y0), (x1, y1), (x2, y2) = ((pace.nodes, pace.nodes * pace.step) for pace in three)
+        slope = (y1 - y0) / (x1 - x0)
+        grows = ((y2 - y1) / (x2 - x1) - slope) / (x2 - x0)
+        shared = y0 - slope * x0 + grows * x0 * x1
+        if min(grows, shared) <= 0:
+            return None
+        if not x0 < math.sqrt(shared / grows) < x2:
+            return None
+        return [
+            (pace, pace.nodes / nodes * math.prod((nodes - one) / (pace.nodes - one) for one in found - {pace.nodes}))
+            for pace in three
+        ]
 
     def is_measured(self, nodes: int) -> bool:
         """Whether it is known how fast the job is with this number of nodes."""
