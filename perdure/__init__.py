@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from perdure.base.errors import SecretUnavailable as SecretUnavailable
     from perdure.base.errors import StateFolderError as StateFolderError
     from perdure.base.errors import WorkflowTaskFails as WorkflowTaskFails
+    from perdure.base.notebook import Table as Table
     from perdure.client.builder import JobBuilder as JobBuilder
     from perdure.client.client import Client as Client
     from perdure.client.logs.lines import LogLine as LogLine
@@ -132,17 +133,18 @@ _HOMES = {
         "StateFolderError",
         "WorkflowTaskFails",
     ),
+    "perdure.base.notebook": ("Table",),
     "perdure.client.builder": ("JobBuilder",),
     "perdure.client.client": ("Client",),
     "perdure.client.logs.lines": ("LogLine",),
     "perdure.client.sync": ("SyncClient",),
     "perdure.client.views": (
+        "FailingActivity",
         "IssuedTicket",
         "JobSnapshot",
         "JobSummary",
         "Pause",
         "Submission",
-        "FailingActivity",
         "TaskFailure",
     ),
     "perdure.contract": (
@@ -313,6 +315,7 @@ __all__ = [
     "Suspect",
     "Suspend",
     "SyncClient",
+    "Table",
     "TargetReport",
     "TaskFailure",
     "ThreadStack",

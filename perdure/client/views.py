@@ -9,6 +9,7 @@ from functools import reduce
 
 from pydantic import BaseModel, ConfigDict, SecretStr
 
+from perdure.base.notebook import Shown
 from perdure.contract import (
     CheckpointView,
     JobPhase,
@@ -29,8 +30,8 @@ _IDLE_STEPS = 10
 FINAL_PHASES = frozenset({JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.CANCELLED})
 
 
-class View(BaseModel):
-    """A value for people and scripts; `-o json` prints its fields."""
+class View(Shown, BaseModel):
+    """A value for people and scripts; `-o json` prints its fields, and a notebook shows them."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 

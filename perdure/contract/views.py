@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from perdure.base.notebook import Shown
 from perdure.contract.actions import Actions
 from perdure.contract.agents import Progress, RankStarts, RankStepTimes, ResourceUse
 from perdure.contract.base import LogTail, Message, ShortText, Time, Vocabulary
@@ -36,7 +37,7 @@ __all__ = [
 ]
 
 
-class NodeView(NodeFacts, Incarnation):
+class NodeView(Shown, NodeFacts, Incarnation):
     """A node as the query `nodes` shows it."""
 
     token: str = Field(default="", repr=False)
@@ -188,7 +189,7 @@ class Suspect(Message):
     """It stopped stepping before the others, by the reports of the agents: an independent sign."""
 
 
-class IncidentView(Message):
+class IncidentView(Shown, Message):
     """One interruption, from its first evidence until the world steps again, or an observation. `perdure explain`
     prints these."""
 
@@ -375,7 +376,7 @@ class ScalingView(Message):
     """The newest advice that it has followed; None where there was none since a user scaled it."""
 
 
-class JobStatus(Message):
+class JobStatus(Shown, Message):
     """Answer to the query `status`."""
 
     name: str
@@ -456,7 +457,7 @@ class JobStatus(Message):
         return self.nodes_max if self.scaling is None else self.scaling.largest
 
 
-class JobResult(Message):
+class JobResult(Shown, Message):
     """The workflow's result: small and stable, for CI."""
 
     phase: JobPhase
