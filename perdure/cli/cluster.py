@@ -12,12 +12,12 @@ from rich.table import Table
 
 from perdure.cli import text
 from perdure.cli.common import NamespaceOption, ServerSession, out
-from perdure.spec.job import Backend
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from perdure.contract import ClusterJob, ClusterView, Machine
+    from perdure.spec.job import Backend
 
 _OLD = timedelta(minutes=1)
 _UNITS = (("Ti", 2**40), ("Gi", 2**30), ("Mi", 2**20))
@@ -28,7 +28,7 @@ def cluster(
     namespace: NamespaceOption = "default",
     everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Jobs of all namespaces.")] = False,
     backend: Annotated[
-        Backend | None,
+        str | None,
         typer.Option("--backend", help="Only the machines of this backend.", show_default=False),
     ] = None,
     here: ServerSession,
@@ -39,7 +39,7 @@ def cluster(
     """
     from perdure.client.cluster import read_clusters
 
-    wanted = (backend,) if backend is not None else tuple(Backend)
+    wanted = _backends(backend)
     views = here.run(lambda client: read_clusters(client, wanted))
     if not everywhere:
         views = [within(view, namespace) for view in views]
@@ -56,6 +56,17 @@ def cluster(
     waiting = next((job for view in views for job in view.jobs if job.waiting), None)
     shown = waiting or next((job for view in views for job in view.jobs), None)
     here.hint(*([f"perdure plan {shown.job}{here.flag}"] if shown is not None else []), "perdure list")
+
+
+def _backends(name: str | None) -> tuple[Backend, ...]:
+    # Models of the specification take longer to import than `--help` may.
+    from perdure.spec.job import Backend
+
+    if name is None:
+        return tuple(Backend)
+    if name not in tuple(Backend):
+        raise typer.BadParameter(f"got {name!r}; expected one of {', '.join(Backend)}", param_hint="--backend")
+    return (Backend(name),)
 
 
 def within(view: ClusterView, namespace: str) -> ClusterView:
