@@ -136,7 +136,9 @@ class Training:
         return [line async for line in self._lines(CHIEF) if re.match(r"(epoch|starts after epoch) \d+", line)]
 
     async def _evaluated(self) -> int:
-        return len([line async for line in self._lines(EVALUATOR) if line.startswith("evaluated epoch")])
+        """Returns the newest epoch that was evaluated: a new node has lines of its own only."""
+        lines = [line async for line in self._lines(EVALUATOR) if line.startswith("evaluated epoch")]
+        return max(map(_number, lines), default=0)
 
     async def _lines(self, role: str) -> AsyncGenerator[str]:
         async for line in self._client.logs(self.name, role=role):

@@ -108,9 +108,10 @@ def course_of(status: JobStatus, incidents: Iterable[IncidentView], *, now: date
 
 
 def _pace(line: Sequence[tuple[datetime, float]]) -> Pace | None:
-    """The mean over samples where a world has several: the step that it began with may be known too low, since ranks go
-    on until a requested change of the world begins."""
-    (begin, start), (end, made) = line[1] if len(line) > _ENOUGH else line[0], line[-1]
+    """The mean over samples where a world has several: the steps at its begin and end may be known too low, since ranks
+    go on until a requested change of the world begins."""
+    sampled = line[1:-1] if len(line) > _ENOUGH else line
+    (begin, start), (end, made) = sampled[0], sampled[-1]
     if end <= begin or made <= start:
         return None
     return Pace(begin, end, (made - start) / (end - begin).total_seconds())

@@ -40,7 +40,8 @@ PORT = 8234
 
 _STATIC = Path(__file__).with_name("static")
 _LIST_INTERVAL = timedelta(seconds=2)
-_INTERVAL = timedelta(seconds=1)
+_INTERVAL = timedelta(seconds=2)
+"""Agents report their progress as often; what happens to a job is shown at once."""
 _SLOW_INTERVAL = timedelta(seconds=5)
 """For a job of many nodes, and for one that has ended."""
 _MANY_NODES = 200

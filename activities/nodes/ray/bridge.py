@@ -42,6 +42,9 @@ _SETTLES = 5.0
 """Seconds until Ray reports how an actor ended that it does not list any more."""
 _VANISHES = 10.0
 """Seconds until an actor that was killed is not listed any more."""
+_UNREACHABLE = 60.0
+"""Seconds for which a machine gets no new node after an actor on it could not be reached. Ray counts a machine that is
+lost as one of its own for 15 s, and would start the next actor there."""
 _OUT_OF_MEMORY = re.compile(r"memory (pressure|monitor)|running low on memory|out of memory|OutOfMemory|\bOOM\b")
 _DETAIL = re.compile(r"\t|The actor died unexpectedly before finishing this task|^$")
 """Lines of Ray's errors that say nothing beyond the actor's name."""
@@ -76,6 +79,8 @@ class _Tracked:
         self.started = handle.describe_node.remote()
         self.ended = handle.wait.remote()
         self.facts: dict[str, Any] = {"state": "pending"}
+        self.unreachable_at: float | None = None
+        """When the actor could not be reached any more."""
 
     def settle(self, timeout: float) -> None:
         """Takes in what the actor has answered."""
@@ -83,7 +88,10 @@ class _Tracked:
             with contextlib.suppress(RayActorError, ray.exceptions.RayError):
                 self.facts = {"state": "running", **ray.get(self.started)}
         if self.facts["state"] != "gone" and ray.wait([self.ended], timeout=timeout)[0]:
-            self.facts = {**self.facts, "state": "gone", **_ending(self.ended)}
+            ending = _ending(self.ended)
+            if ending.pop("unreachable", False):
+                self.unreachable_at = time.monotonic()
+            self.facts = {**self.facts, "state": "gone", **ending}
 
 
 class Bridge:
@@ -255,7 +263,7 @@ class Bridge:
         taken = {int(place): node for place, node in _table(first).get("bundles_to_node_id", {}).items() if node}
         nodes = {one["NodeID"]: one for one in ray.nodes() if one["Alive"]}
         unwanted = {node for node, one in nodes.items() if one["NodeManagerHostname"] in avoid}
-        unwanted |= _draining().keys() & nodes.keys()
+        unwanted |= (_draining().keys() | self._unreachable()) & nodes.keys()
         others = {node for place, node in taken.items() if place != index}
         own = f"{group['name']}/{index}" + (f"/{name}" if index < gang else "")
         for one in self._groups(f"{group['name']}/"):
@@ -271,6 +279,15 @@ class Bridge:
         apart = sorted((others | (unwanted if chooses else set())) & nodes.keys())
         label = {**labels, **({"ray.io/node-id": f"!in({','.join(apart)})"} if apart else {})}
         return self._group(own, bundle, label), 0
+
+    def _unreachable(self) -> set[str]:
+        """Returns the nodes of Ray on which an actor could not be reached a moment ago."""
+        since = time.monotonic() - _UNREACHABLE
+        return {
+            one.facts["node_id"]
+            for one in self._tracked.values()
+            if one.unreachable_at is not None and one.unreachable_at > since and "node_id" in one.facts
+        }
 
     def _group(self, name: str, bundle: dict[str, float], labels: dict[str, str], *, number: int = 1) -> Any:
         try:
@@ -344,7 +361,7 @@ def _meaning(error: Any) -> dict[str, Any]:
         return {"reason": f"its machine was lost: {text}", "cause": "MACHINE"}
     if "ray.kill" in text or "placement group" in text:
         return {"reason": f"it was removed: {text}", "cause": "WANTED"}
-    return {"reason": text, "cause": "UNKNOWN"}
+    return {"reason": text, "cause": "UNKNOWN", "unreachable": isinstance(error, ray.exceptions.ActorUnavailableError)}
 
 
 def main() -> None:
