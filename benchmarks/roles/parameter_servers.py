@@ -117,8 +117,9 @@ class Training:
             fault="node" if whole_node else "rank",
             recovered_s=round(recovered, 2),
             other_restarts=len(ended),
-            lost=lost(after) - lost(before),
-            doubled=doubled(after) - doubled(before),
+            # A new node of the chief has a log of its own, which does not tell what the old one had made.
+            lost=None if role == CHIEF and whole_node else lost(after) - lost(before),
+            doubled=None if role == CHIEF and whole_node else doubled(after) - doubled(before),
         )
 
     async def end(self) -> None:
