@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -50,7 +51,10 @@ def test_numbered_examples_have_no_gaps_and_are_all_shown() -> None:
 
 @pytest.mark.parametrize("path", numbered_files(), ids=lambda path: path.name)
 def test_an_example_begins_with_a_sentence_about_what_it_shows(path: Path) -> None:
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#!")]
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".ipynb":
+        text = "".join(json.loads(text)["cells"][0]["source"])
+    lines = [line for line in text.splitlines() if not line.startswith("#!")]
     assert re.match(r'("""|# )[A-Z].*[.:]', lines[0]), lines[0]
 
 
