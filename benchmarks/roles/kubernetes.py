@@ -10,22 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from examples.demo.learning import EXAMPLE, REWARD, Learning
-from examples.demo.places import ended
+from examples.demo.pods import PODS, plane_on_pods
 from perdure.activities.nodes.kubernetes.merge import merge
 from perdure.base.kubernetes import KubernetesApi
-from perdure.base.state_folder import StateFolder
 from perdure.client.client import Client
-from perdure.local.control_plane import LocalControlPlane, PodSite, Report
-from scripts.cluster.cluster import Cluster
-from scripts.cluster.host_programs import SITE_POLICY, with_host_programs
+from perdure.local.control_plane import Report
+from scripts.cluster.host_programs import with_host_programs
 from scripts.cluster.images import BARE_IMAGE
-from scripts.cluster.machine import API_ADDRESS
 from tests.kubernetes.name_server import POD_TEMPLATE, name_server
 
 from .records import ENDLESS
 
 BACKEND = "kubernetes"
-PODS = "/api/v1/namespaces/default/pods"
 PORT = 6100
 WITHIN = 300.0
 """Seconds in which a part works again where a busy machine runs a cluster beside it."""
@@ -71,29 +67,17 @@ class LearningOnPods(Learning):
 @asynccontextmanager
 async def learning_on_pods(report: Report, name: str) -> AsyncGenerator[Learning]:
     """Provides a job that learns on pods, and ends it. Starts the cluster if it does not run, and then ends it, too."""
-    with (
-        tempfile.TemporaryDirectory(prefix="pk-", ignore_cleanup_errors=True) as path,
-        Cluster().use(report) as cluster,
-    ):
+    with tempfile.TemporaryDirectory(prefix="pk-", ignore_cleanup_errors=True) as path:
         folder = Path(path)
-        policy = folder / "site-policy.yaml"
-        policy.write_text(SITE_POLICY)
-        site = PodSite(
-            kubeconfig=cluster.kubeconfig,
-            agent_image=cluster.load_perdure_image().reference,
-            site_policy=policy,
-            ip=API_ADDRESS,
-        )
-        plane = LocalControlPlane(StateFolder(folder / "state"), report=report, pods=site)
-        api = await KubernetesApi.connect(str(cluster.kubeconfig))
-        try:
-            async with name_server(api), ended(plane), Client(endpoint=await plane.ensure()) as client:
-                unique = f"{name}-{int(time.time()) % 100_000}"
-                job = LearningOnPods(client, api, folder / "out", steps=ENDLESS, name=unique)
-                try:
-                    await job.start()
-                    yield job
-                finally:
-                    await job.end()
-        finally:
-            await api.close()
+        async with (
+            plane_on_pods(folder, report) as (plane, api),
+            name_server(api),
+            Client(endpoint=await plane.ensure()) as client,
+        ):
+            unique = f"{name}-{int(time.time()) % 100_000}"
+            job = LearningOnPods(client, api, folder / "out", steps=ENDLESS, name=unique)
+            try:
+                await job.start()
+                yield job
+            finally:
+                await job.end()

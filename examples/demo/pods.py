@@ -45,10 +45,9 @@ class Pods:
 
 
 @asynccontextmanager
-async def pods(folder: Path, report: Report) -> AsyncGenerator[Place]:
-    """Provides the machine's cluster, a server and a worker. Starts the cluster if it does not run, and then ends it,
-    too."""
-    (folder / OUT).mkdir()
+async def plane_on_pods(folder: Path, report: Report) -> AsyncGenerator[tuple[LocalControlPlane, KubernetesApi]]:
+    """Provides a server and a worker whose nodes are pods of the machine's cluster, and the cluster's API, and ends
+    them. Starts the cluster if it does not run, and then ends it, too."""
     with Cluster().use(report) as cluster:
         report("Building an image of this checkout")
         policy = folder / "site-policy.yaml"
@@ -59,10 +58,18 @@ async def pods(folder: Path, report: Report) -> AsyncGenerator[Place]:
             site_policy=policy,
             ip=API_ADDRESS,
         )
-        control_plane = LocalControlPlane(StateFolder(folder / "state"), report=report, pods=site)
+        plane = LocalControlPlane(StateFolder(folder / "state"), report=report, pods=site)
         api = await KubernetesApi.connect(str(cluster.kubeconfig))
         try:
-            async with ended(control_plane):
-                yield Pods(control_plane, api, folder / OUT)
+            async with ended(plane):
+                yield plane, api
         finally:
             await api.close()
+
+
+@asynccontextmanager
+async def pods(folder: Path, report: Report) -> AsyncGenerator[Place]:
+    """Provides the machine's cluster, a server and a worker, and ends those that it started."""
+    (folder / OUT).mkdir()
+    async with plane_on_pods(folder, report) as (plane, api):
+        yield Pods(plane, api, folder / OUT)

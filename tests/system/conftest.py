@@ -56,13 +56,8 @@ async def site(tmp_path: Path, control_plane: LocalControlPlane) -> AsyncIterato
 async def own_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
     """A Perdure of the test's own, which it may kill; nothing of it is left."""
     monkeypatch.delenv("TEMPORAL_ADDRESS", raising=False)
-    plane = LocalControlPlane(StateFolder(tmp_path / "state"))
-    try:
-        async with _started(Site(tmp_path, plane)) as site:
-            yield site
-    finally:
-        await plane.stop_worker()
-        await plane.stop_server()
+    async with _alone(tmp_path) as site:
+        yield site
 
 
 @pytest.fixture
@@ -84,9 +79,16 @@ async def ray_site(cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.Monk
     for name, value in cluster.variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PERDURE_STATE", str(tmp_path / "state"))
-    plane = LocalControlPlane(StateFolder(tmp_path / "state"))
+    async with _alone(tmp_path) as site:
+        yield site
+
+
+@asynccontextmanager
+async def _alone(folder: Path) -> AsyncGenerator[Site]:
+    """Starts a server and a worker for one test, and ends them."""
+    plane = LocalControlPlane(StateFolder(folder / "state"))
     try:
-        async with _started(Site(tmp_path, plane)) as site:
+        async with _started(Site(folder, plane)) as site:
             yield site
     finally:
         await plane.stop_worker()

@@ -97,7 +97,8 @@ class Fleet:
         self.cut_off: dict[int, str] = {}
         """By rank, why the node does not get to the others."""
         self.told_early: dict[int, str] = {}
-        """By rank, why no machine is given to it: the watch reports it before the node's maker has answered."""
+        """By rank, why no machine is given to it: the watch reports it before the node's maker has answered, and
+        nothing after that."""
         self.unseen: set[int] = set()
         """Ranks whose first incarnation is taken away before it is seen."""
         self.withhold_events = False
@@ -309,7 +310,7 @@ class Fleet:
         events: list[NodeEvent] = []
         for (_, rank, incarnation), node in self.nodes.items():
             ours = node.request.job_id == request.job_id and node.request.group_id == request.group_id
-            if not ours or node.request.name in self._away or (rank, incarnation) in told:
+            if not ours or node.request.name in self._away or rank in self.told_early or (rank, incarnation) in told:
                 continue
             told.add((rank, incarnation))
             kind = NodeEventKind.PENDING if rank in self.pending else NodeEventKind.RUNNING
