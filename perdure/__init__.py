@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from perdure.contract import PastJob as PastJob
     from perdure.contract import Progress as Progress
     from perdure.contract import ProgressSource as ProgressSource
+    from perdure.contract import RaiseMemory as RaiseMemory
     from perdure.contract import RankPosition as RankPosition
     from perdure.contract import RankStarts as RankStarts
     from perdure.contract import RankStepTimes as RankStepTimes
@@ -186,6 +187,7 @@ _HOMES = {
         "PastJob",
         "Progress",
         "ProgressSource",
+        "RaiseMemory",
         "RankPosition",
         "RankStarts",
         "RankStepTimes",
@@ -283,6 +285,7 @@ __all__ = [
     "PerdureError",
     "Progress",
     "ProgressSource",
+    "RaiseMemory",
     "RankPosition",
     "RankStarts",
     "RankStepTimes",

@@ -89,7 +89,11 @@ def _request(table: NodeTable, nodes: Sequence[NodeCredentials]) -> NodesRequest
     return NodesRequest(
         nodes=tuple(
             RequestedNode(
-                node=node, name=table.name(node), task_queue=table.queue(node), avoids=table.avoids(node.rank)
+                node=node,
+                name=table.name(node),
+                task_queue=table.queue(node),
+                avoids=table.avoids(node.rank),
+                memory=table.memory(node.rank),
             )
             for node in nodes
         ),

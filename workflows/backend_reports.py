@@ -75,6 +75,7 @@ def _take_event(table: NodeTable, event: NodeEvent) -> NodeRecord | None:
                     detail=event.reason,
                     cause=event.cause,
                     host=event.host or None,
+                    out_of_memory=event.out_of_memory,
                 )
             )
             return record

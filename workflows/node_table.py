@@ -299,6 +299,11 @@ class NodeTable:
         desired = self.desire.nodes.get(rank)
         return desired.avoids if desired else ()
 
+    def memory(self, rank: int) -> int | None:
+        """Bytes of memory that the node requests; None for `resources.memory` of the specification."""
+        desired = self.desire.nodes.get(rank)
+        return desired.memory if desired else None
+
     def name(self, node: NodeCredentials) -> str:
         return node_name(self.group.spec.name, node)
 

@@ -197,6 +197,7 @@ class ScalingFields(TypedDict, total=False):
     share: bool
     priority: float
     patience: timedelta
+    memory_max: str | int | float | None
 
 
 class SignalTimingFields(TypedDict, total=False):

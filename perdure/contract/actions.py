@@ -22,6 +22,7 @@ __all__ = [
     "ExchangePlaces",
     "ExtendFirstStep",
     "NewWorld",
+    "RaiseMemory",
     "ReplaceNodes",
     "RestartCommands",
     "RestartRanks",
@@ -146,6 +147,18 @@ class RollBack(RoleAction):
     """The step whose loss was not a number; below 0 where the job goes back for another reason."""
 
 
+class RaiseMemory(RoleAction):
+    """Have the successors of these nodes, and all later ones, request more memory than before: theirs has run out."""
+
+    kind: Literal["RAISE_MEMORY"] = "RAISE_MEMORY"
+    memory: int = Field(default=0, ge=0)
+    """Bytes that nodes request from now on."""
+    before: int = Field(default=0, ge=0)
+    """Bytes that those had whose memory ran out."""
+    steps: int | None = None
+    """Steps of their world until then; None where none are known."""
+
+
 class ExtendFirstStep(RoleAction):
     """Give the next world twice the time for its first step."""
 
@@ -182,6 +195,7 @@ _AnyAction = (
     | StartOver
     | Suspend
     | RollBack
+    | RaiseMemory
 )
 
 _KINDS = {kind_of(model) for model in get_args(_AnyAction)}

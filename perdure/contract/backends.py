@@ -11,6 +11,8 @@ from perdure.contract.identity import Incarnation, NodeCredentials, NodeId
 from perdure.contract.vocabulary import LossCause
 from perdure.spec.accepted import AcceptedSpec
 from perdure.spec.durations import Duration
+from perdure.spec.quantities import quantity_of_bytes
+from perdure.spec.roles import Role
 
 __all__ = [
     "CreatedNode",
@@ -42,6 +44,8 @@ class RequestedNode(Message):
     """The node's own task queue."""
     avoids: tuple[str, ...] = ()
     """Machines that the node should avoid."""
+    memory: int | None = None
+    """Bytes of memory that it requests; None for `resources.memory` of the specification."""
 
 
 class NodesOwner(Message):
@@ -57,6 +61,15 @@ class NodesOwner(Message):
 
 class NodeRequest(RequestedNode, NodesOwner):
     """Argument of `create_node`: everything that a backend needs. Repeating the request creates no second node."""
+
+    @property
+    def role(self) -> Role:
+        """The node's role, with the memory that this node requests."""
+        role = self.spec.roles[self.node.role]
+        if self.memory is None:
+            return role
+        resources = role.resources.model_copy(update={"memory": quantity_of_bytes(self.memory)})
+        return role.model_copy(update={"resources": resources})
 
     @property
     def minimum(self) -> int:
@@ -151,6 +164,8 @@ class NodeEvent(Incarnation):
     it again."""
     host: str = ""
     """The machine of a GONE node, if known."""
+    out_of_memory: bool = False
+    """Set with GONE only: what the node may use of its machine's memory had run out."""
     cause: LossCause = LossCause.UNKNOWN
     """Why a GONE node was lost."""
 

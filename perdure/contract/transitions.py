@@ -203,6 +203,8 @@ class NodeLost(NodeTransition):
     cause: LossCause = LossCause.UNKNOWN
     host: str | None = None
     """Its machine; None where that is unknown."""
+    out_of_memory: bool = False
+    """What it may use of its machine's memory had run out."""
 
 
 class NodeCreateFailed(NodeTransition):

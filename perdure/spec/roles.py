@@ -12,7 +12,8 @@ from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, JsonValue, Wi
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from .base import DnsLabel, Integer, Matching, Quantity, RoleName, Section, Template, Variable
+from .base import DnsLabel, Integer, Matching, RoleName, Section, Template, Variable
+from .quantities import Amount, bytes_of
 from .ray import RayRole
 from .scaling import Scaling
 
@@ -115,14 +116,6 @@ class ImagePullPolicy(StrEnum):
     ALWAYS = "Always"
     IF_NOT_PRESENT = "IfNotPresent"
     NEVER = "Never"
-
-
-def _number_to_text(value: Any) -> Any:
-    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
-
-
-Amount = Annotated[Quantity, BeforeValidator(_number_to_text, json_schema_input_type=Quantity | int | float)]
-"""A quantity that may be written as a number."""
 
 
 class Resources(Section):
@@ -319,6 +312,15 @@ class Role(Section):
             )
         if not self.nodes.elastic:
             raise ValueError(f"{policy}, and nodes is {self.nodes}, which leaves no choice; give a range such as 2:8")
+        return self
+
+    @model_validator(mode="after")
+    def _may_have_what_it_requests(self) -> Role:
+        most, memory = self.scaling.memory_max, self.resources.memory
+        if most is not None and memory is not None and bytes_of(most) < bytes_of(memory):
+            raise ValueError(
+                f"scaling.memory_max is {most}, and resources.memory is {memory}; set memory_max to more than that"
+            )
         return self
 
     @model_validator(mode="after")

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from .base import Section
 from .durations import PositiveDuration
+from .quantities import Amount, amount
 
 
 class ScalingPolicy(StrEnum):
@@ -95,6 +96,17 @@ class Scaling(Section):
     patience: PositiveDuration = timedelta(minutes=10)
     """How long nodes that `policy` has requested are waited for. Those that have not come are given up, and requested
     again after twice this time, then after twice as long each time, at most after 4 hours."""
+
+    memory_max: Amount | None = None
+    """The most memory that a node may request after the memory of one has run out: each time 1.5 times as much as
+    before, beginning with `resources.memory`. Unset: it requests `resources.memory` whatever happens
+    (docs/scaling.md)."""
+
+    @model_validator(mode="after")
+    def _has_some_memory(self) -> Scaling:
+        if self.memory_max is not None and amount(self.memory_max) < 1:
+            raise ValueError(f"memory_max is {self.memory_max}; expected at least a byte, such as 64Gi")
+        return self
 
     @model_validator(mode="after")
     def _has_its_goal(self) -> Scaling:

@@ -116,6 +116,7 @@ def test_what_a_pod_says_of_its_node(status: dict[str, Any], kind: str, text: st
     assert (event.kind, event.rank, event.incarnation) == (NodeEventKind(kind), 1, 2)
     assert text in event.reason
     assert bool(event.reason) == bool(text)
+    assert event.out_of_memory is ("ran out of memory" in text)
     assert (event.cause, event.host) == (cause, "gpu-17" if kind == "GONE" else "")
 
 

@@ -171,6 +171,15 @@ def test_agents_read_the_endpoints_that_the_workers_environment_names(monkeypatc
     assert config["monitors"] == ["http://dcgm:9400/metrics#DCGM_FI_DEV_", "http://node:9100/metrics"]
 
 
+def test_a_node_requests_the_memory_that_its_job_has_raised():
+    resources = {"cpu": 8, "memory": "64Gi"}
+    pod = pod_of(request({"resources": resources}).replace(memory=96 * 2**30), SETTINGS)
+    assert container(pod, "training")["resources"] == {
+        "requests": {"cpu": "8", "memory": "96Gi"},
+        "limits": {"memory": "96Gi"},
+    }
+
+
 def test_fields_become_what_kubernetes_calls_them():
     pod = manifest(
         {

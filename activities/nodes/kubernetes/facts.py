@@ -21,12 +21,13 @@ class Ending(NamedTuple):
 
     text: str
     cause: LossCause = LossCause.WANTED
+    out_of_memory: bool = False
 
 
 _BY_KUBELET = "TerminationByKubelet"
 
 ENDINGS: Mapping[str, Ending] = {
-    "OOMKilled": Ending("it ran out of memory; its limit is {memory}", LossCause.JOB),
+    "OOMKilled": Ending("it ran out of memory; its limit is {memory}", LossCause.JOB, out_of_memory=True),
     "Evicted": Ending("its machine evicted it", LossCause.EVICTED),
     "Preempting": Ending("its machine made room for another pod", LossCause.PREEMPTED),
     "Terminated": Ending("its machine shut down"),
@@ -93,7 +94,7 @@ def event_of(pod: Pod, *, removed: bool = False) -> NodeEvent:
     # A pod that its machine refused, or whose init container failed, ends without a terminated training container.
     if removed or (processes_ended(pod) and not _reason_is_due(pod)):
         ended = state.terminated or Terminated(exit_code=-1)
-        reason, cause = _why_ended(pod, state.terminated)
+        reason, cause, out_of_memory = _why_ended(pod, state.terminated)
         no_python = ended.exit_code == NO_PYTHON.exit_code and NO_PYTHON.text in ended.message
         return _event(
             pod,
@@ -103,6 +104,7 @@ def event_of(pod: Pod, *, removed: bool = False) -> NodeEvent:
             host=pod.spec.node_name,
             cause=LossCause.JOB if no_python else cause,
             refused=no_python,
+            out_of_memory=out_of_memory,
         )
     if state.running is not None or state.terminated is not None:
         return _event(pod, NodeEventKind.RUNNING, reason=_silence(pod))

@@ -87,7 +87,7 @@ def pod_of(request: NodeRequest, settings: KubernetesSettings) -> dict[str, Any]
     Raises:
         NodeRefused: if no pod can be built from the specification.
     """
-    role = request.spec.roles[request.node.role]
+    role = request.role
     template = role.pod_template
     try:
         _refuse_command(template)

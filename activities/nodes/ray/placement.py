@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
 from typing import Any, Final
 
 from perdure.contract import NodeRequest
+from perdure.spec.quantities import amount
 from perdure.spec.role_relations import roles_collocated_with
 from perdure.spec.roles import Role
 
 PREFIX: Final = "perdure/"
 """The beginning of the names of all placement groups: `perdure/<uid>/<namespace>/<job>/<roles>`."""
 
-_SUFFIXES: Final = {
-    "m": Decimal("0.001"),
-    **{unit: Decimal(1000) ** power for power, unit in enumerate("kMGTPE", 1)},
-    **{f"{unit}i": Decimal(1024) ** power for power, unit in enumerate("KMGTPE", 1)},
-}
 _LEAST: Final = {"CPU": 1.0}
 """The bundle of a role that names no resources; Ray takes no empty one."""
 _OF_TYPE: Final = 0.001
@@ -41,13 +36,6 @@ def bundle_of(role: Role) -> dict[str, float]:
     if needs.gpu_type is not None:
         bundle[f"accelerator_type:{needs.gpu_type}"] = _OF_TYPE
     return bundle | role.ray.resources or dict(_LEAST)
-
-
-def amount(quantity: str) -> Decimal:
-    """Returns the number of a quantity of the specification, such as 500m or 64Gi."""
-    digits = quantity.rstrip("kKMGTPEim")
-    unit = quantity[len(digits) :]
-    return Decimal(digits) * _SUFFIXES[unit] if unit else Decimal(digits)
 
 
 def group_of(request: NodeRequest) -> dict[str, Any]:

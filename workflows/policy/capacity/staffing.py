@@ -59,6 +59,7 @@ def staff(state: RoleInJob, job: JobSpec, now: datetime, *, new_token: TokenSour
             unchecked=job.preflight is not Preflight.OFF,
             refusals=node.refusals if node else 0,
             catching_up=state.stages_complete > 0,
+            memory=state.host_memory.requested,
         )
         state = state.with_node(succession.succeed(state, node, newer, job, now))
     return incidents.record_avoided_machines(state, avoids)

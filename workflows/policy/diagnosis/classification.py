@@ -28,7 +28,7 @@ from perdure.workflows.policy.diagnosis.error_texts import (
 )
 from perdure.workflows.policy.diagnosis.failures import FAILURE_CLASSES, VICTIMS
 from perdure.workflows.policy.diagnosis.raised_errors import raised_at
-from perdure.workflows.policy.state.node import NodeFailure
+from perdure.workflows.policy.state.node import NodeFailure, RanOut
 
 SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGKILL, SIGSEGV, SIGTERM = 4, 6, 7, 8, 9, 11, 15
 _CRASH_SIGNALS = frozenset({SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV})
@@ -138,7 +138,8 @@ def node_failure(failure: Failure, *, before_steps: bool = False) -> NodeFailure
     failure_class, text, exit_code = classify(failure, before_steps=before_steps)
     ended = _speaking_rank(failure, before_steps=before_steps)[1] if failure.ranks else failure
     certain = not (failure_class is FailureClass.USER_CODE and not any(rank.error for rank in failure.ranks))
-    if failure.out_of_memory and failure_class is FailureClass.OUT_OF_MEMORY:
+    killed_for_memory = failure.out_of_memory and failure_class is FailureClass.OUT_OF_MEMORY
+    if killed_for_memory:
         text = f"{text}: {_describe_memory_kill(failure.memory_limit)}"
     # The backend knows why a node ends, and reports it a moment later.
     certain = (certain or failure.kind is not FailureKind.RANKS) and failure.kind not in (
@@ -159,6 +160,7 @@ def node_failure(failure: Failure, *, before_steps: bool = False) -> NodeFailure
         log_tail=failure.log_tail or next((rank.traceback or "" for rank in failure.ranks), ""),
         certain=certain,
         ranks=tuple(rank.global_rank for rank in failure.ranks if rank.global_rank is not None),
+        ran_out=RanOut(limit=failure.memory_limit) if killed_for_memory else None,
     )
 
 

@@ -10,14 +10,17 @@ from perdure.workflows.policy.diagnosis.interruptions import interrupt
 from perdure.workflows.policy.facts.nodes import lose
 from perdure.workflows.policy.record import incidents
 from perdure.workflows.policy.state.job import RoleInJob
-from perdure.workflows.policy.state.node import NodeFailure, NodeState
+from perdure.workflows.policy.state.node import NodeFailure, NodeState, RanOut
 
 
 def on_lost(state: RoleInJob, node: NodeState, lost: NodeLost, now: datetime) -> RoleInJob:
     """Takes in that the node's processes have ended, which breaks a world that needs it."""
     needed = _is_needed(state, node)
     state = lose(state, node.replace(host=lost.host or node.host), now, lost.detail, lost.cause)
-    return _break_world(state, lost, _failure_of(lost.cause), "lost", now) if needed else state
+    if not needed:
+        return state
+    ran_out = RanOut(requested=node.memory) if lost.out_of_memory else None
+    return _break_world(state, lost, _failure_of(lost.cause), "lost", now, ran_out=ran_out)
 
 
 def on_create_failed(state: RoleInJob, node: NodeState, refusal: NodeCreateFailed, now: datetime) -> RoleInJob:
@@ -64,11 +67,22 @@ def _text(end: NodeLost | NodeCreateFailed, what: str) -> str:
 
 
 def _break_world(
-    state: RoleInJob, end: NodeLost | NodeCreateFailed, failure: FailureClass, what: str, now: datetime
+    state: RoleInJob,
+    end: NodeLost | NodeCreateFailed,
+    failure: FailureClass,
+    what: str,
+    now: datetime,
+    *,
+    ran_out: RanOut | None = None,
 ) -> RoleInJob:
     if state.outcome is not None:
         return state
     reported = NodeFailure(
-        rank=end.rank, failure=failure, time=end.time, source=EvidenceSource.BACKEND, text=_text(end, what)
+        rank=end.rank,
+        failure=failure,
+        time=end.time,
+        source=EvidenceSource.BACKEND,
+        text=_text(end, what),
+        ran_out=ran_out,
     )
     return interrupt(state, reported, now=now)

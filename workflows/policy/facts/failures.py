@@ -30,6 +30,8 @@ def on_failure(state: RoleInJob, failure: Failure, now: datetime) -> RoleInJob:
     if failure.printed is not None:
         state = own_lines.take(state, node.rank, failure.printed)
     reported = node_failure(failure, before_steps=not state.has_stepped and failure.progress is None)
+    if reported.ran_out is not None:
+        reported = reported.replace(ran_out=reported.ran_out.replace(requested=node.memory))
     node = _after(node, failure, now)
     state = state.with_node(node).replace(progress=newest_progress(state, failure.progress))
     state = first_steps.learn_from_failure(charges.note_error(state, reported), failure)

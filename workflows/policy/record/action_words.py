@@ -13,6 +13,7 @@ from perdure.contract import (
     ExchangePlaces,
     ExtendFirstStep,
     NewWorld,
+    RaiseMemory,
     ReplaceNodes,
     RestartCommands,
     RestartRanks,
@@ -24,13 +25,14 @@ from perdure.contract import (
     Suspend,
     Wait,
 )
+from perdure.spec.quantities import quantity_of_bytes
 
 
 def words(actions: tuple[Action, ...]) -> str:
     """What a job does, as one sentence for `perdure explain`."""
-    back = [option(action) for action in actions if isinstance(action, RollBack)]
-    rest = tuple(action for action in actions if not isinstance(action, RollBack))
-    return "; ".join([*([_words(rest)] if rest else []), *back])
+    also = [option(action) for action in actions if isinstance(action, RollBack | RaiseMemory)]
+    rest = tuple(action for action in actions if not isinstance(action, RollBack | RaiseMemory))
+    return "; ".join([*([_words(rest)] if rest else []), *also])
 
 
 def _words(actions: tuple[Action, ...]) -> str:
@@ -105,6 +107,10 @@ def option(action: Action) -> str:
             return "wait"
         case ExtendFirstStep():
             return "give the first step more time"
+        case RaiseMemory(memory=memory, before=before) if memory:
+            return f"new nodes request {quantity_of_bytes(memory)} of memory instead of {quantity_of_bytes(before)}"
+        case RaiseMemory():
+            return "request more memory"
         case RollBack(after=step):
             return f"load a state of step {step:,} or before" if step >= 0 else "load no state of this run"
 

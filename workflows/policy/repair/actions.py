@@ -16,12 +16,14 @@ from perdure.contract import (
     JobPhase,
     LossCause,
     NodePhase,
+    RaiseMemory,
     ReplaceNodes,
     RestartCommands,
     RollBack,
     Stop,
     Suspend,
 )
+from perdure.workflows.policy.capacity import memory_requests
 from perdure.workflows.policy.checkpoints import trust
 from perdure.workflows.policy.diagnosis.failures import GONE
 from perdure.workflows.policy.record import incidents
@@ -77,6 +79,8 @@ def carry_out(state: RoleInJob, verdict: Verdict, now: datetime) -> RoleInJob:
                 state = state.replace(**suspended, reason=verdict.title, request_reasons={})
             case ReplaceNodes() if interruption is not None:
                 state = _give_up(state, action, interruption, verdict.title, now)
+            case RaiseMemory():
+                state = memory_requests.take(state, action)
             case RollBack():
                 state = trust.distrust_unsound(state, action)
             case RestartCommands() if state.between_stages:

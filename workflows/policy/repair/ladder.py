@@ -27,6 +27,7 @@ from perdure.workflows.policy.repair.rungs import (
     fatal_exit_code,
     first_step,
     hanging_rank,
+    more_memory,
     new_world,
     peers_lost,
     permanent_failure,
@@ -47,6 +48,7 @@ RUNGS: tuple[Rung, ...] = (
     permanent_failure.decide,
     users_rule.decide,
     fatal_exit_code.decide,
+    more_memory.decide,
     repeated_failure.decide,
     spent_budget.decide,
     capacity_loss.decide,
@@ -70,6 +72,7 @@ def decide(case: Case) -> Verdict:
     verdict = next(verdict for rung in RUNGS if (verdict := rung(case)) is not None)
     if verdict.stop or verdict.wait:
         return verdict
+    verdict = more_memory.add(case, verdict)
     return replace(verdict, actions=(*verdict.actions, *_roll_back(case), *_other_commands(case, verdict)))
 
 

@@ -25,6 +25,15 @@ from perdure.contract import (
 from perdure.contract.base import LogTail, ShortText
 
 
+class RanOut(Message):
+    """What a node had whose memory ran out."""
+
+    requested: int | None = None
+    """Bytes that it had requested; None for `resources.memory` of the specification."""
+    limit: int | None = None
+    """Bytes that its memory controller allowed, where that is known."""
+
+
 class NodeFailure(Message):
     """The failure of one node that broke a generation, as the job has judged it."""
 
@@ -50,6 +59,8 @@ class NodeFailure(Message):
     that did not report why it failed."""
     ranks: tuple[int, ...] = ()
     """The global ranks that failed, as far as they are known."""
+    ran_out: RanOut | None = None
+    """Set where the host's memory ran out, or what the node's container may use of it."""
     number: RankNumber | None = None
     """The loss for which the world ends, if it is that."""
     corruption: FoundCorruption | None = None
@@ -79,6 +90,8 @@ class NodeState(NodeFacts, Incarnation):
     """Why a LOST node was lost."""
     avoids: tuple[str, ...] = ()
     """Machines that its request avoids."""
+    memory: int | None = None
+    """Bytes of memory that it requests; None for `resources.memory` of the specification."""
     queued: bool = False
     """Pending without a machine: its queue has not admitted it, or no machine has room."""
     reachable: bool = True

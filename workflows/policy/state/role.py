@@ -27,6 +27,7 @@ from perdure.contract import (
 from perdure.spec.durations import Duration
 from perdure.workflows.policy.facts.events import RelaunchRequested, SuspendRequested
 from perdure.workflows.policy.state.checkpoint import CheckpointState
+from perdure.workflows.policy.state.host_memory import HostMemory
 from perdure.workflows.policy.state.memory import RepairMemory
 from perdure.workflows.policy.state.node import LeavingNode, NodeFailure, NodeState, SlotOwner
 from perdure.workflows.policy.state.scaling import ScalingState
@@ -193,6 +194,7 @@ class RoleState(Message):
     """What nodes have printed that failed in the newest generation that did, the last report first."""
     memory: RepairMemory = RepairMemory()
     scaling: ScalingState = ScalingState()
+    host_memory: HostMemory = HostMemory()
     restarts: tuple[datetime, ...] = ()
     """Times of restarts that failures caused, within the budget's window."""
     progress: Progress | None = None
