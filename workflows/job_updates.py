@@ -24,6 +24,7 @@ with workflow.unsafe.imports_passed_through():
         TicketRequest,
     )
     from perdure.contract.names import group_index
+    from perdure.contract.users import OBJECT_MEMO
     from perdure.spec.job import JobSpec
     from perdure.workflows import requests
     from perdure.workflows.job_groups import Group, JobGroups
@@ -47,6 +48,9 @@ with workflow.unsafe.imports_passed_through():
     from perdure.workflows.policy.state.job import JobState
 
 
+_UNDONE = "; its TrainingJob object decides, and sets what it states again within seconds: kubectl scale changes that"
+
+
 class JobUpdates:
     """The updates of a job, which are decided by the class that has its state."""
 
@@ -61,15 +65,16 @@ class JobUpdates:
         """Decides on a user's request."""
         raise NotImplementedError
 
-    @workflow.update(description="Change the number of nodes: 4, or 2:8 for min and max")
+    @workflow.update(description="Change the number of nodes: 4, 2:8 for min and max, or auto for what the job states")
     def scale(self, request: ScaleRequest) -> Accepted:
-        count = requests.node_count(request.nodes, requests.role_of(self.state, request.role).unit)
+        count = requests.node_count(self.state, self.job, request)
         event = ScaleRequested(minimum=count.min, maximum=count.max, reason=request.reason)
         self._take_request(ForRole(request.role, event))
         next_action = projections.next_action(self.state.view(request.role), self.job)
         shared = count.elastic and self.job.roles[self.state.role_named(request.role)].scaling.share
         within = "; the sharing of the cluster chooses within that" if shared else ""
-        return Accepted(message=f"{self.state.name} changes to {count} nodes{within}; {next_action}")
+        undone = _UNDONE if OBJECT_MEMO in workflow.memo() else ""
+        return Accepted(message=f"{self.state.name} changes to {count} nodes{within}; {next_action}{undone}")
 
     @scale.validator
     def _scale_is_valid(self, request: ScaleRequest) -> None:

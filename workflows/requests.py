@@ -24,6 +24,7 @@ with workflow.unsafe.imports_passed_through():
         TicketRequest,
     )
     from perdure.contract.names import node_name, node_task_queue, service_address
+    from perdure.contract.users import AS_SPECIFIED
     from perdure.spec.capabilities import CAPABILITIES
     from perdure.spec.job import JobSpec
     from perdure.spec.roles import NodeCount
@@ -39,18 +40,22 @@ _LONGEST_PAUSE = timedelta(days=7)
 """The longest time for which repairs are paused: a job that hangs meanwhile waits."""
 
 
-def node_count(text: str, unit: int) -> NodeCount:
-    """Reads `4` or `2:8`.
+def node_count(state: JobState, job: JobSpec, request: ScaleRequest) -> NodeCount:
+    """Reads `4`, `2:8`, or `auto` for what the specification says.
 
     Raises:
-        ApplicationError: if it is neither, or does not fit the job's unit.
+        ApplicationError: if it is none of them, or does not fit the job's unit.
     """
+    role = role_of(state, request.role)
+    if request.nodes == AS_SPECIFIED:
+        return job.roles[role.role].nodes
     try:
-        count = NodeCount.model_validate(text)
-        return NodeCount(min=count.min, max=count.max, unit=unit)
+        count = NodeCount.model_validate(request.nodes)
+        return NodeCount(min=count.min, max=count.max, unit=role.unit)
     except ValueError as error:
         problem = str(error).splitlines()[-2 if "\n" in str(error) else 0].strip()
-        raise ApplicationError(f'nodes: got "{text}"; {problem}; write 4, or 2:8 for min and max') from None
+        text = f'nodes: got "{request.nodes}"; {problem}; write 4, 2:8 for min and max, or auto for what the job states'
+        raise ApplicationError(text) from None
 
 
 def role_of(state: JobState, name: str | None) -> RoleInJob:
@@ -79,7 +84,7 @@ def refusal_to_join(state: JobState, request: JoinRequest, job: JobSpec) -> Refu
 
 def check_scale(state: JobState, job: JobSpec, request: ScaleRequest) -> None:
     role = role_of(state, request.role)
-    count = node_count(request.nodes, role.unit)
+    count = node_count(state, job, request)
     others = (other for other in state.views if other.role != role.role)
     taken = {
         service_address(job, state.uid, other.role, rank): other.role

@@ -63,22 +63,29 @@ ChangeSession = Annotated[_Change, "reason", "dry_run", "namespace", "output", "
 
 def scale(
     name: JobArgument,
-    nodes: Annotated[str, typer.Argument(metavar="NODES", help="4, or 2:8 for min and max.", show_default=False)],
+    nodes: Annotated[
+        str,
+        typer.Argument(
+            metavar="NODES", help="4, 2:8 for min and max, or auto: what the job states.", show_default=False
+        ),
+    ],
     role: RoleOption = None,
     *,
     here: ChangeSession,
 ) -> None:
     """Change how many nodes a job has.
 
-    [dim]perdure scale llama-8b-sft 4 · perdure scale llama-8b-sft 2:8 -n nlp[/]
+    [dim]perdure scale llama-8b-sft 4 · perdure scale llama-8b-sft 2:8 -n nlp · perdure scale llama-8b-sft auto[/]
     """
     from perdure.base.errors import PerdureError
+    from perdure.contract.users import AS_SPECIFIED
     from perdure.spec.roles import NodeCount
 
     try:
-        NodeCount.model_validate(nodes)
+        if nodes != AS_SPECIFIED:
+            NodeCount.model_validate(nodes)
     except ValueError:
-        raise PerdureError(f'NODES: got "{nodes}"; expected a number such as 4, or a range such as 2:8') from None
+        raise PerdureError(f'NODES: got "{nodes}"; expected a number such as 4, a range such as 2:8, or auto') from None
     here.change(name, here.of(name, role).scale(nodes), role=role)
 
 

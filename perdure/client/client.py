@@ -407,7 +407,8 @@ class Client(NotificationCalls):
     async def scale(
         self, name: str, nodes: int | str, *, namespace: str | None = None, role: str | None = None, reason: str = ""
     ) -> Accepted:
-        """Changes the number of nodes of the job, or of one role of several: `4`, or `"2:8"` for min and max.
+        """Changes the number of nodes of the job, or of one role of several: `4`, `"2:8"` for min and max, or `"auto"`
+        for what the specification states.
 
         Raises:
             Refused: if the job does not accept that.

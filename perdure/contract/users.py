@@ -16,11 +16,18 @@ __all__ = [
 ]
 
 
+AS_SPECIFIED = "auto"
+"""The number of nodes that the specification states, and that its policy chooses within."""
+
+OBJECT_MEMO = "perdure.dev/object"
+"""Key of the memo that holds the uid of the TrainingJob object which a run was started for."""
+
+
 class ScaleRequest(Message):
     """Argument of the update `scale`."""
 
     nodes: str
-    """`4`, or `2:8` for min and max."""
+    """`4`, `2:8` for min and max, or `auto` for what the specification states."""
     role: str | None = None
     """Required only for a job with several roles."""
     reason: ShortText = ""

@@ -34,6 +34,24 @@ autoscalers set."""
 _ROLES = TypeAdapter(dict[str, Role])
 
 
+AUTOSCALERS = ("kube-controller-manager", "keda")
+"""The names under which autoscalers write: those of HorizontalPodAutoscalers, with which KEDA scales, too, and KEDA."""
+
+
+class ManagedFields(Part):
+    """The fields of an object that one writer has set."""
+
+    manager: str = ""
+    """The program that wrote them."""
+    fields_v1: dict[str, JsonValue] = Field(default={}, alias="fieldsV1")
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether `spec.replicas` is one of them."""
+        spec = self.fields_v1.get("f:spec")
+        return isinstance(spec, dict) and "f:replicas" in spec
+
+
 class Metadata(Part):
     """The fields of an object's metadata that the operator reads."""
 
@@ -46,6 +64,7 @@ class Metadata(Part):
     """Counts the changes of `spec`."""
     deletion_timestamp: datetime | None = None
     finalizers: tuple[str, ...] = ()
+    managed_fields: tuple[ManagedFields, ...] = ()
 
     @property
     def version(self) -> int:
@@ -121,6 +140,12 @@ class TrainingJobResource(Part):
             return None
         return next(iter(roles_that_end(roles)), None)
 
+    @property
+    def autoscaler(self) -> str:
+        """The autoscaler that alone has set `replicas`; empty where a user has, or its writer is not known."""
+        writers = {one.manager for one in self.metadata.managed_fields if one.has_replicas}
+        return min(writers) if writers and writers <= set(AUTOSCALERS) else ""
+
     def job(self) -> tuple[JobSpec, tuple[SpecWarning, ...]]:
         """The job that the object describes, and warnings about it.
 
@@ -130,7 +155,10 @@ class TrainingJobResource(Part):
         fields = {name: value for name, value in self.spec.items() if name not in OWN_FIELDS}
         fields["roles"] = _of_job(fields.get("roles"))
         replicas = self.spec.get("replicas")
+        advice: tuple[SpecWarning, ...] = ()
         if isinstance(replicas, int) and replicas > 0:
+            if autoscaler := self.autoscaler:
+                replicas, advice = _within(fields["roles"], self.leading_role, replicas, autoscaler)
             fields["roles"] = _scaled(fields.get("roles"), self.leading_role, replicas)
         own = {name: f"the object's metadata sets it: {value}" for name, value in self._identity().items()}
         if doubled := [
@@ -139,7 +167,8 @@ class TrainingJobResource(Part):
             if name in fields
         ]:
             raise SpecError(doubled)
-        return validate_spec({"backend": Backend.KUBERNETES.value, **fields, **self._identity()})
+        job, warnings = validate_spec({"backend": Backend.KUBERNETES.value, **fields, **self._identity()})
+        return job, (*warnings, *advice)
 
     def _identity(self) -> Mapping[str, Any]:
         return {"name": self.metadata.name, "namespace": self.metadata.namespace}
@@ -171,6 +200,20 @@ def _scaled(roles: JsonValue, name: str | None, replicas: int) -> JsonValue:
     nodes = NodeCount.model_validate(role.get("nodes"))
     least = min(nodes.min, replicas) if nodes.elastic else replicas
     return {**roles, name: {**role, "nodes": {"min": least, "max": replicas, "unit": nodes.unit}}}
+
+
+def _within(roles: JsonValue, name: str | None, replicas: int, autoscaler: str) -> tuple[int, tuple[SpecWarning, ...]]:
+    """The number of nodes nearest to what an autoscaler asks for, of those that the role allows; a warning where it is
+    another one."""
+    role = roles.get(name) if isinstance(roles, dict) and name else None
+    if not isinstance(role, dict):
+        return replicas, ()
+    nodes = NodeCount.model_validate(role.get("nodes"))
+    nearest = min(max(replicas - replicas % nodes.unit, nodes.min), nodes.max)
+    if nearest == replicas:
+        return replicas, ()
+    message = f"{autoscaler} asks for {replicas} nodes, and nodes of role {name} is {nodes}: the job has {nearest}"
+    return nearest, (SpecWarning(location=("replicas",), message=message),)
 
 
 def collection(namespace: str | None = None) -> str:

@@ -27,13 +27,11 @@ from perdure.client.leases import leases_of
 from perdure.client.views import Submission, comparable, training_step
 from perdure.contract import JobPhase, JobResult, JobStatus
 from perdure.contract.names import role_of_group, uid_of
+from perdure.contract.users import OBJECT_MEMO
 from perdure.operator.resource import TrainingJobResource
 from perdure.operator.status import KnownStep
 from perdure.spec.accepted import read_accepted
 from perdure.spec.job import JobSpec
-
-MEMO = "perdure.dev/object"
-"""Key of the memo that holds the uid of the object which a run was started for."""
 
 EVERY_JOB = 100_000
 """A limit above the number of jobs that a Temporal namespace is expected to hold."""
@@ -71,7 +69,7 @@ class Runs:
                 workflow_id=found.id,
                 run_id=found.run_id,
                 first_run_id=found.first_run_id,
-                object_uid=await memo_value(temporal, found, MEMO) or "",
+                object_uid=await memo_value(temporal, found, OBJECT_MEMO) or "",
                 open=found.is_open,
                 page=self._client.endpoint.workflow_page(found.id, found.first_run_id),
             )
@@ -87,7 +85,7 @@ class Runs:
         Raises:
             JobAlreadyRunning: if a job of that name runs.
         """
-        return await self._client.submit(job, upload=False, memo={MEMO: resource.metadata.uid}, owner=owner)
+        return await self._client.submit(job, upload=False, memo={OBJECT_MEMO: resource.metadata.uid}, owner=owner)
 
     async def spec_of(self, run: Run) -> JobSpec:
         """The specification that the run was started with."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from perdure.base.errors import PerdureError
 from perdure.client.changes import Change, Changes
+from perdure.contract.users import AS_SPECIFIED
 from perdure.spec.roles import NodeCount
 
 
@@ -35,10 +36,11 @@ class Action:
 
 def _scale(changes: Changes, values: Mapping[str, str]) -> Change:
     try:
-        NodeCount.model_validate(values["nodes"])
+        if values["nodes"] != AS_SPECIFIED:
+            NodeCount.model_validate(values["nodes"])
     except ValueError:
         got = values["nodes"]
-        raise PerdureError(f'Nodes: got "{got}"; expected a number such as 4, or a range such as 2:8') from None
+        raise PerdureError(f'Nodes: got "{got}"; expected a number such as 4, a range such as 2:8, or auto') from None
     return changes.scale(values["nodes"])
 
 

@@ -81,6 +81,42 @@ def test_replicas_that_nodes_cannot_have_are_refused():
         resource({"replicas": 3}, nodes={"min": 2, "max": 8, "unit": 2}).job()
 
 
+def scaled_by(*writers: str, replicas: int, nodes: Any) -> TrainingJobResource:
+    """An object whose replicas these programs have set."""
+    fields = [
+        {"manager": "kubectl", "fieldsV1": {"f:spec": {"f:roles": {}}}},
+        *({"manager": one, "fieldsV1": {"f:spec": {"f:replicas": {}}}, "subresource": "scale"} for one in writers),
+    ]
+    known = resource({"replicas": replicas}, nodes=nodes)
+    return known.model_validate(
+        {"metadata": {**known.metadata.model_dump(by_alias=True), "managedFields": fields}, "spec": known.spec}
+    )
+
+
+@pytest.mark.parametrize(
+    ("writers", "nodes", "replicas", "expected", "told"),
+    [
+        (("kube-controller-manager",), "2:4", 3, (2, 3), []),
+        (("kube-controller-manager",), "2:4", 7, (2, 4), ["asks for 7 nodes, and nodes of role worker is 2:4"]),
+        (("keda",), "2:4", 1, (2, 2), ["keda asks for 1 nodes"]),
+        (("kube-controller-manager",), 4, 6, (4, 4), ["nodes of role worker is 4: the job has 4"]),
+        (("kube-controller-manager",), {"min": 2, "max": 8, "unit": 2}, 5, (2, 4), ["the job has 4"]),
+        (("kubectl",), "2:4", 7, (2, 7), []),
+        (("kube-controller-manager", "kubectl"), "2:4", 7, (2, 7), []),
+        ((), "2:4", 7, (2, 7), []),
+    ],
+)
+def test_an_autoscaler_moves_within_the_nodes_that_the_user_states_and_a_user_beyond_them(
+    writers: tuple[str, ...], nodes: Any, replicas: int, expected: tuple[int, int], told: list[str]
+):
+    job, warnings = scaled_by(*writers, replicas=replicas, nodes=nodes).job()
+    count = job.roles["worker"].nodes
+    assert (count.min, count.max) == expected
+    about = [warning.message for warning in warnings if warning.path == "replicas"]
+    assert len(about) == len(told)
+    assert all(text in message for text, message in zip(told, about, strict=True))
+
+
 def of_roles(spec: dict[str, Any] | None = None, **nodes: Any) -> TrainingJobResource:
     """A trainer and two servers."""
     server = {"nodes": nodes.get("ps", 2), "command": ["serve"], "image": "acme/ps", "ready": {"port": 80}}

@@ -170,7 +170,7 @@ async def test_scale_suspend_resume_restart_relaunch(fleet: Fleet):
     await running(handle, nodes=3)
     await handle.execute_update("scale", ScaleRequest(nodes="2"))
     await running(handle, nodes=2)
-    await handle.execute_update("scale", ScaleRequest(nodes="2:3"))
+    await handle.execute_update("scale", ScaleRequest(nodes="auto"))
     await running(handle, nodes=3)
     await handle.execute_update("restart", ReasonRequest(reason="new config"))
     await until(handle, lambda s: s.phase is JobPhase.RUNNING and s.generation == 4)
