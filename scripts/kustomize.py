@@ -20,18 +20,25 @@ _HELM_S_OWN = re.compile(r"^(# Source: .*| *(app\.kubernetes\.io/managed-by|helm
 _OF_JOBS = re.compile(r"^  name: perdure-jobs-", flags=re.MULTILINE)
 """What the chart makes in each namespace of jobs, by its name."""
 _OF_OPERATOR = re.compile(r"^    app\.kubernetes\.io/component: operator$", flags=re.MULTILINE)
+_OF_PAGE = re.compile(r"^    app\.kubernetes\.io/component: page$", flags=re.MULTILINE)
 
 
 def bases(helm: Path) -> dict[Path, str]:
     """Returns the content of each file: worker and gateway; what a namespace needs in which jobs run, that is the
-    worker's rights, and the network policy of jobs; and the operator for all namespaces."""
+    worker's rights, and the network policy of jobs; and operator and page for all namespaces."""
     objects = _rendered(helm)
     access = [one for one in objects if _OF_JOBS.search(one)]
     others = [one for one in objects if one not in access]
-    everywhere = _rendered(helm, "--set", "operator.enabled=true,allNamespaces=true")
+    everywhere = _rendered(helm, "--set", "operator.enabled=true,page.enabled=true,allNamespaces=true")
     operator = [one for one in everywhere if _OF_OPERATOR.search(one)]
+    page = [one for one in everywhere if _OF_PAGE.search(one)]
     folder = DEPLOY / "kustomize"
-    files = {"access/access.yaml": access, "worker/worker.yaml": others, "operator/operator.yaml": operator}
+    files = {
+        "access/access.yaml": access,
+        "worker/worker.yaml": others,
+        "operator/operator.yaml": operator,
+        "page/page.yaml": page,
+    }
     return {folder / path: _HEAD + "\n---\n".join(content) + "\n" for path, content in files.items()}
 
 

@@ -89,6 +89,7 @@ app.command("cancel", rich_help_panel=_CHANGE)(change.cancel)
 app.command("worker", rich_help_panel=_CONTROL_PLANE)(operate.worker)
 app.command("operator", rich_help_panel=_CONTROL_PLANE)(operate.operator)
 app.command("gateway", rich_help_panel=_CONTROL_PLANE)(operate.gateway)
+app.command("page", rich_help_panel=_CONTROL_PLANE)(operate.page)
 app.command("doctor", rich_help_panel=_CONTROL_PLANE)(operate.doctor)
 app.command(
     "temporal",

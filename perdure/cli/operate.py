@@ -10,6 +10,7 @@ import typer
 
 from perdure.base.log_format import FORMAT_VARIABLE, LogFormat
 from perdure.cli.common import AddressOption, ServerSession, Session, local_endpoint_only, out, run_async, say
+from perdure.cli.ui import check_url, is_own_name
 from perdure.operator.ownership import Ownership
 
 if TYPE_CHECKING:
@@ -198,6 +199,90 @@ def gateway(
         metrics_port=metrics_port,
     )
     raise typer.Exit(run_service(service, logger=serve.logger, log_format=log_format))
+
+
+def page(
+    listen: Annotated[
+        str, typer.Option("--listen", metavar="HOST:PORT", help="Serve browsers at this address.")
+    ] = "0.0.0.0:8234",
+    namespaces: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--namespace",
+            "-n",
+            metavar="NAMESPACE",
+            help="Show jobs of this namespace only. May be repeated.",
+            show_default="all",
+        ),
+    ] = None,
+    url: Annotated[
+        str,
+        typer.Option(
+            "--url",
+            metavar="URL",
+            help="The address at which browsers know it, with its path; without it, only this machine's own names are "
+            "answered, as through kubectl port-forward.",
+        ),
+    ] = "",
+    audience: Annotated[
+        str,
+        typer.Option(
+            "--audience",
+            help="The audience for which tokens must be made; empty: the API server's own, as those of the site's "
+            "identity provider are.",
+        ),
+    ] = "perdure-page",
+    read_only: Annotated[bool, typer.Option("--read-only", help="Show no buttons, and change nothing.")] = False,
+    tls_certificate: Annotated[
+        Path | None,
+        typer.Option(
+            "--tls-certificate",
+            metavar="FILE",
+            help="Serve TLS with this certificate, which is read again when it changes.",
+            show_default="something before it adds TLS",
+        ),
+    ] = None,
+    tls_key: Annotated[
+        Path | None,
+        typer.Option("--tls-key", metavar="FILE", help="The private key of --tls-certificate.", show_default=False),
+    ] = None,
+    health_port: HealthPortOption = None,
+    log_format: LogFormatOption = LogFormat.TEXT,
+    address: AddressOption = None,
+) -> None:
+    """Run the page of a site: jobs in a browser, for users whom the cluster knows, who do what their rights allow.
+
+    Users sign in with a token that the API server accepts, or a proxy before the page sends theirs. They see the jobs
+    of namespaces whose trainingjobs they may list, and change those that they may update.
+
+    [dim]perdure page --url https://perdure.example · perdure page --namespace nlp --read-only[/]
+    """
+    if (tls_certificate is None) != (tls_key is None):
+        raise typer.BadParameter("name both files", param_hint="--tls-certificate, --tls-key")
+    check_url(url)
+    if url.startswith("http:") and not is_own_name(url):
+        raise typer.BadParameter(
+            f'got "{url}"; tokens must not cross a network unencrypted: name an address with https', param_hint="--url"
+        )
+    from perdure.base.services import run_service
+    from perdure.gateway.certificates import SiteCertificate
+    from perdure.page import site
+    from perdure.page.server import logger
+
+    certificate = None
+    if tls_certificate and tls_key:
+        certificate = SiteCertificate(certificate=tls_certificate, private_key=tls_key)
+    service = site.serve(
+        address=address,
+        listen=listen,
+        namespaces=namespaces or (),
+        url=url,
+        audience=audience,
+        read_only=read_only,
+        certificate=certificate,
+        health_port=health_port,
+    )
+    raise typer.Exit(run_service(service, logger=logger, log_format=log_format))
 
 
 def operator(

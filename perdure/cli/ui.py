@@ -32,9 +32,7 @@ def ui(
 
     [dim]perdure ui · perdure ui -A · perdure ui --port 9000 --read-only[/]
     """
-    address = urlsplit(url)
-    if url and (address.scheme not in ("http", "https") or not address.hostname or address.query or address.fragment):
-        raise typer.BadParameter(f'got "{url}"; expected one such as https://gate.example/perdure', param_hint="--url")
+    check_url(url)
 
     async def serve(client: Client) -> None:
         from perdure.page.server import serve_pages
@@ -49,3 +47,19 @@ def ui(
             await stopped.wait()
 
     here.run(serve)
+
+
+def check_url(url: str) -> None:
+    """Refuses what is no address of pages.
+
+    Raises:
+        BadParameter: if it is not.
+    """
+    address = urlsplit(url)
+    if url and (address.scheme not in ("http", "https") or not address.hostname or address.query or address.fragment):
+        raise typer.BadParameter(f'got "{url}"; expected one such as https://gate.example/perdure', param_hint="--url")
+
+
+def is_own_name(url: str) -> bool:
+    """Whether an address is one of this machine itself."""
+    return urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from perdure.base.errors import PerdureError
 from perdure.client.changes import Change, Changes
 from perdure.contract.users import AS_SPECIFIED
+from perdure.page.access import Right
 from perdure.spec.roles import NodeCount
 
 
@@ -28,6 +29,11 @@ class Action:
     """It can be for one role of several."""
     ends: bool = False
     """It ends the job."""
+
+    @property
+    def right(self) -> Right:
+        """The right that it takes."""
+        return Right.END if self.ends else Right.CHANGE
 
     def is_complete(self, values: Mapping[str, str]) -> bool:
         """Whether the form has all that the change needs."""

@@ -7,7 +7,7 @@ training code, too.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
@@ -94,18 +94,33 @@ class ListPage:
         """What the page shows of a look."""
         rows: dict[str, tuple[dict[str, Any], str]] = {}
         for row in look.jobs:
-            key, values = f"job/{row.summary.namespace}/{row.summary.name}", _row(row)
+            key, values = _key(row), _row(row)
             known = self._rows.get(key)
             rows[key] = known if known and known[0] == values else (values, _part("job_row", **values))
         self._rows = rows
-        open_ = sum(row.summary.finished_at is None for row in look.jobs)
         return Parts(
             {
                 "problem": _part("problem", problem=look.problem),
-                "count": _part("count", jobs=len(look.jobs), open=open_),
+                "count": _count(look.jobs),
             },
             {"jobs": {key: html for key, (_, html) in rows.items()}},
         )
+
+
+def of_namespaces(parts: Parts, jobs: Sequence[JobRow], namespaces: Collection[str]) -> Parts:
+    """The list of some jobs, without those of other namespaces."""
+    seen = [row for row in jobs if row.summary.namespace in namespaces]
+    keys = [_key(row) for row in seen]
+    rows = parts.lists["jobs"]
+    return Parts({**parts.parts, "count": _count(seen)}, {"jobs": {key: rows[key] for key in keys}})
+
+
+def _key(row: JobRow) -> str:
+    return f"job/{row.summary.namespace}/{row.summary.name}"
+
+
+def _count(jobs: Sequence[JobRow]) -> str:
+    return _part("count", jobs=len(jobs), open=sum(row.summary.finished_at is None for row in jobs))
 
 
 def _row(row: JobRow) -> dict[str, Any]:

@@ -32,6 +32,7 @@ async def report(client: Client, name: str) -> str:
         spec=render.spec_text(look.spec),
         style=_STYLE.read_text(encoding="utf-8"),
         version=perdure.__version__,
+        visit=None,
     )
 
 

@@ -7,8 +7,8 @@ page that shows it was closed.
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable
 from contextlib import aclosing, asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -17,8 +17,9 @@ from typing import Generic, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
-from perdure.base.errors import JobNotFound, PerdureError
+from perdure.base.errors import PerdureError
 from perdure.base.ui_proxy import refuse_pages_of_others
 from perdure.cli import text
 from perdure.cli.terminal import without_controls
@@ -28,11 +29,15 @@ from perdure.client.views import FINAL_PHASES, nodes_of_ranks
 from perdure.contract import JobPhase
 from perdure.contract.names import job_workflow_id
 from perdure.page import render
+from perdure.page.access import VISIT, NotAllowed, Right, allowed, require
 from perdure.page.actions import ACTIONS, FIELDS, Action
+from perdure.page.answers import PREFIX, begin_events, html, message, send, send_parts, show_errors
 from perdure.page.feed import Feed
 from perdure.page.looks import JobList, JobLook, JobWatch, ListLook
 from perdure.page.sessions import Sessions, add_headers
 from perdure.spec.durations import parse_duration
+
+logger = logging.getLogger("perdure.page")
 
 HOST = "127.0.0.1"
 PORT = 8234
@@ -45,8 +50,6 @@ _INTERVAL = timedelta(seconds=2)
 _SLOW_INTERVAL = timedelta(seconds=5)
 """For a job of many nodes, and for one that has ended."""
 _MANY_NODES = 200
-_ALIVE = 15.0
-"""Seconds without an event after which a sign of life is sent."""
 _LOG_TAIL = 500
 _LOG_BATCH = 500
 _LOG_PAUSE = 0.1
@@ -55,10 +58,6 @@ _ROOT = "../../../"
 
 
 LookT = TypeVar("LookT")
-
-_PREFIX = web.AppKey("prefix", str)
-
-_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Shown(NamedTuple, Generic[LookT]):
@@ -79,14 +78,21 @@ class Pages:
     Args:
         client: Reads and changes jobs.
         everywhere: Show the jobs of all namespaces.
-        sessions: Admits browsers.
+        namespaces: Of these, show those of these namespaces only; None: all.
         read_only: Change nothing.
     """
 
-    def __init__(self, client: Client, sessions: Sessions, *, everywhere: bool, read_only: bool = False) -> None:
+    def __init__(
+        self,
+        client: Client,
+        *,
+        everywhere: bool,
+        namespaces: Collection[str] | None = None,
+        read_only: bool = False,
+    ) -> None:
         self._client = client
-        self._sessions = sessions
         self._everywhere = everywhere
+        self._namespaces = namespaces
         self._read_only = read_only
         self._list: Feed[Shown[ListLook]] | None = None
         self._jobs: dict[tuple[str, str], Feed[Shown[JobLook]]] = {}
@@ -113,16 +119,35 @@ class Pages:
 
     # The list of jobs
 
-    async def jobs(self, _: web.Request) -> web.StreamResponse:
+    async def jobs(self, request: web.Request) -> web.StreamResponse:
         """The list of jobs."""
-        parts = (await self._list_feed().newest()).parts
-        where = "all namespaces" if self._everywhere else f"namespace {self._client.namespace}"
+        parts = await self._visible(request, await self._list_feed().newest())
+        where = f"namespace {self._client.namespace}"
+        if self._everywhere:
+            where = "all namespaces" if self._namespaces is None else ", ".join(sorted(self._namespaces))
         phases = [phase.value for phase in JobPhase if phase is not JobPhase.UNKNOWN]
-        return _html("jobs.html", root="", events="events", title=f"Jobs of {where}", parts=parts, phases=phases)
+        return html(
+            request, "jobs.html", root="", events="events", title=f"Jobs of {where}", parts=parts, phases=phases
+        )
 
     async def jobs_events(self, request: web.Request) -> web.StreamResponse:
         """Changes of the list."""
-        return await _send_parts(request, (shown.parts async for shown in self._list_feed().follow()))
+        return await send_parts(request, self._list_while_known(request))
+
+    async def _list_while_known(self, request: web.Request) -> AsyncGenerator[render.Parts]:
+        async with aclosing(self._list_feed().follow()) as looks:
+            async for shown in looks:
+                if not await request[VISIT].is_known():
+                    return
+                yield await self._visible(request, shown)
+
+    async def _visible(self, request: web.Request, shown: Shown[ListLook]) -> render.Parts:
+        """The list, without the jobs that this user may not see."""
+        jobs = shown.look.jobs
+        known = frozenset(job.summary.namespace for job in jobs)
+        served = known if self._namespaces is None else known.intersection(self._namespaces)
+        seen = await allowed(request[VISIT], Right.READ, served)
+        return shown.parts if seen == known else render.of_namespaces(shown.parts, jobs, seen)
 
     def _list_feed(self) -> Feed[Shown[ListLook]]:
         if self._list is None:
@@ -138,9 +163,11 @@ class Pages:
 
     async def job(self, request: web.Request) -> web.StreamResponse:
         """The page of a job."""
-        namespace, name = _job_of(request)
+        namespace, name = await self._readable(request)
         look, parts = await self._feed(namespace, name).newest()
-        return _html(
+        actions = [] if self._read_only else _actions(look)
+        return html(
+            request,
             "job.html",
             root=_ROOT,
             events="events",
@@ -149,14 +176,36 @@ class Pages:
             namespace=namespace,
             parts=parts,
             roles=list(look.nodes),
-            actions=[] if self._read_only else _actions(look),
+            actions=[(one, await request[VISIT].may(one.right, namespace)) for one in actions],
+            may_read_logs=await request[VISIT].may(Right.LOGS, namespace),
             spec=render.spec_text(look.spec),
         )
 
     async def job_events(self, request: web.Request) -> web.StreamResponse:
         """Changes of that page."""
-        feed = self._feed(*_job_of(request))
-        return await _send_parts(request, (shown.parts async for shown in feed.follow()))
+        namespace, name = await self._readable(request)
+        return await send_parts(request, self._parts_while_allowed(request, namespace, name))
+
+    async def _parts_while_allowed(
+        self, request: web.Request, namespace: str, name: str
+    ) -> AsyncGenerator[render.Parts]:
+        async with aclosing(self._feed(namespace, name).follow()) as looks:
+            async for shown in looks:
+                if not await request[VISIT].may(Right.READ, namespace):
+                    return
+                yield shown.parts
+
+    async def _readable(self, request: web.Request, right: Right = Right.READ) -> tuple[str, str]:
+        """Namespace and name of the job that a request is about, if its user has the right.
+
+        Raises:
+            NotAllowed: if the user lacks the right, whether or not there is such a job.
+        """
+        namespace = request.match_info["namespace"]
+        await require(request, right, namespace)
+        if self._namespaces is not None and namespace not in self._namespaces:
+            raise NotAllowed(f"these pages are not of the namespace {namespace}")
+        return namespace, request.match_info["name"]
 
     def _feed(self, namespace: str, name: str) -> Feed[Shown[JobLook]]:
         key = (namespace, name)
@@ -171,11 +220,12 @@ class Pages:
 
     async def logs(self, request: web.Request) -> web.StreamResponse:
         """The page with lines of a job's output."""
-        namespace, name = _job_of(request)
+        namespace, name = await self._readable(request, Right.LOGS)
         look = (await self._feed(namespace, name).newest()).look
         chosen = {key: request.query.get(key, "") for key in ("role", "node", "rank", "since")}
         stream = str(request.rel_url.with_query({key: value for key, value in chosen.items() if value}).query_string)
-        return _html(
+        return html(
+            request,
             "logs.html",
             root=_ROOT,
             events="events",
@@ -189,22 +239,23 @@ class Pages:
 
     async def lines(self, request: web.Request) -> web.StreamResponse:
         """The lines themselves, until the job ends."""
-        namespace, name = _job_of(request)
-        response = await _begin_events(request)
+        namespace, name = await self._readable(request, Right.LOGS)
+        response = await begin_events(request)
         waiting: list[str] = []
         problem = ""
 
-        async def send() -> None:
+        async def send_lines() -> None:
             while True:
                 await asyncio.sleep(_LOG_PAUSE)
                 while waiting:
                     batch = waiting[:_LOG_BATCH]
                     del waiting[:_LOG_BATCH]
-                    await _send(response, batch)
+                    await send(response, batch)
 
-        sending = asyncio.create_task(send())
+        sending = asyncio.create_task(send_lines())
         try:
             async for line in self._log_lines(request, namespace, name):
+                await require(request, Right.LOGS, namespace)
                 waiting.append(line)
                 if len(waiting) >= _LOG_BATCH:
                     await asyncio.sleep(_LOG_PAUSE)
@@ -217,8 +268,8 @@ class Pages:
             await asyncio.gather(sending, return_exceptions=True)
         with suppress(ConnectionError):
             if waiting:
-                await _send(response, waiting)
-            await _send(response, problem, event="end")
+                await send(response, waiting)
+            await send(response, problem, event="end")
         return response
 
     async def _log_lines(self, request: web.Request, namespace: str, name: str) -> AsyncGenerator[str]:
@@ -251,7 +302,7 @@ class Pages:
     async def plan(self, request: web.Request) -> web.StreamResponse:
         """What a change would do; nothing is changed."""
         self._refuse_changes()
-        namespace, name = _job_of(request)
+        namespace, name = await self._readable(request, _action(request).right)
         return await self._show_plan(request, namespace, name, {key: request.query.get(key, "") for key in FIELDS})
 
     def _refuse_changes(self) -> None:
@@ -271,7 +322,8 @@ class Pages:
                 plan = text.plan(action.change(_changes(namespace, name, values), values).plan, status)
             except PerdureError as error:
                 problem = str(error)
-        return _html(
+        return html(
+            request,
             "change.html",
             root=f"{_ROOT}../",
             events="",
@@ -283,35 +335,37 @@ class Pages:
             roles=status.roles,
             plan=plan,
             problem=problem,
-            csrf=self._sessions.csrf,
             uid=status.uid,
         )
 
     async def change(self, request: web.Request) -> web.StreamResponse:
         """Makes a change, of the run that the form was about."""
         self._refuse_changes()
-        namespace, name = _job_of(request)
+        action = _action(request)
+        namespace, name = await self._readable(request, action.right)
         form = {key: value for key, value in (await request.post()).items() if isinstance(value, str)}
         values = {key: form.get(key, "") for key in FIELDS}
+        user = request[VISIT].user
         status = await self._client.status(name, namespace=namespace)
         if status.uid != form.get("uid"):
             problem = f"nothing was changed: the page was about an earlier run, and {name} has been started again since"
             return await self._show_plan(request, namespace, name, values, problem)
         try:
-            accepted = await _action(request).change(_changes(namespace, name, values), values).send(self._client)
+            changes = _changes(namespace, name, values, user)
+            accepted = await action.change(changes, values).send(self._client)
         except PerdureError as error:
             return await self._show_plan(request, namespace, name, values, f"{error} {error.remedy}".strip())
         if (namespace, name) in self._jobs:
             self._jobs[namespace, name].refresh()
-        return _message(f"{_action(request).label}: {name}", accepted.message, root=f"{_ROOT}../", back="../")
+        if user:
+            logger.info("%s: %s of %s/%s: %s", user, action.name, namespace, name, accepted.message)
+        return message(request, f"{action.label}: {name}", accepted.message, back="../")
 
 
-def _changes(namespace: str, name: str, values: dict[str, str]) -> Changes:
-    return Changes(name=name, namespace=namespace, role=values["role"] or None, reason=values["reason"])
-
-
-def _job_of(request: web.Request) -> tuple[str, str]:
-    return request.match_info["namespace"], request.match_info["name"]
+def _changes(namespace: str, name: str, values: dict[str, str], user: str = "") -> Changes:
+    """The changes that a form asks for; the job keeps who has asked."""
+    reason = ": ".join(filter(None, (user and f"{user}, on the page", values["reason"])))
+    return Changes(name=name, namespace=namespace, role=values["role"] or None, reason=reason)
 
 
 def _action(request: web.Request) -> Action:
@@ -349,61 +403,23 @@ def _moment(given: str) -> datetime:
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
-def _html(template: str, *, status: int = 200, **values: object) -> web.Response:
-    return web.Response(text=render.page(template, **values), content_type="text/html", status=status)
+def application_of(pages: Pages, guard: Middleware, url: str) -> web.Application:
+    """The application of pages.
 
-
-@web.middleware
-async def _show_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except PerdureError as error:
-        status = 404 if isinstance(error, JobNotFound) else 503
-        title = "Not found" if status == 404 else "No answer"
-        root = "../" * (request.path.removeprefix(request.app[_PREFIX]).count("/") - 1)
-        return _message(title, str(error), remedy=error.remedy, root=root, status=status)
-
-
-def _message(
-    title: str, message: str, *, root: str, remedy: str = "", back: str = "", status: int = 200
-) -> web.Response:
-    return _html(
-        "message.html", status=status, root=root, events="", title=title, message=message, remedy=remedy, back=back
-    )
-
-
-async def _begin_events(request: web.Request) -> web.StreamResponse:
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"})
-    await response.prepare(request)
-    return response
-
-
-async def _send(response: web.StreamResponse, value: object, event: str = "") -> None:
-    head = f"event: {event}\n" if event else ""
-    await response.write(f"{head}data: {json.dumps(value)}\n\n".encode())
-
-
-async def _send_parts(request: web.Request, versions: AsyncGenerator[render.Parts]) -> web.StreamResponse:
-    """Sends what changes, as long as the page is open. A page that comes back begins with everything."""
-    async with aclosing(versions):
-        before, parts = None, await anext(versions)
-        response = await _begin_events(request)
-        with suppress(ConnectionError):
-            while True:
-                message = parts.since(before)
-                if message["parts"] or message["lists"]:
-                    await _send(response, message)
-                before = parts
-                coming = asyncio.ensure_future(anext(versions))
-                try:
-                    while not (await asyncio.wait([coming], timeout=_ALIVE))[0]:
-                        await response.write(b": alive\n\n")
-                finally:
-                    if not coming.done():
-                        coming.cancel()
-                        await asyncio.gather(coming, return_exceptions=True)
-                parts = coming.result()
-    return response
+    Args:
+        pages: Handles requests.
+        guard: Lets through requests of admitted users, and says who they are.
+        url: The address at which a proxy shows it; empty: none.
+    """
+    shown_as = urlsplit(url.rstrip("/"))
+    application = web.Application(middlewares=[refuse_pages_of_others(shown_as), guard, show_errors])
+    application[PREFIX] = shown_as.path
+    application.on_response_prepare.append(add_headers)
+    # A proxy may pass its path on, or not.
+    for prefix in {"", shown_as.path}:
+        application.add_routes(pages.routes(prefix))
+    application.on_shutdown.append(pages.close)
+    return application
 
 
 @asynccontextmanager
@@ -422,16 +438,9 @@ async def serve_pages(
     Raises:
         OSError: if the port is taken.
     """
-    shown_as = urlsplit(url.rstrip("/"))
     sessions = Sessions()
-    pages = Pages(client, sessions, everywhere=everywhere, read_only=read_only)
-    application = web.Application(middlewares=[refuse_pages_of_others(shown_as), sessions.guard, _show_errors])
-    application[_PREFIX] = shown_as.path
-    application.on_response_prepare.append(add_headers)
-    # A proxy may pass its path on, or not.
-    for prefix in {"", shown_as.path}:
-        application.add_routes(pages.routes(prefix))
-    application.on_shutdown.append(pages.close)
+    pages = Pages(client, everywhere=everywhere, read_only=read_only)
+    application = application_of(pages, sessions.guard, url)
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5)
     await runner.setup()
     try:

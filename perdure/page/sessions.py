@@ -8,12 +8,12 @@ contain. Pages load nothing from elsewhere and run no script but the one that is
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import secrets
-from collections.abc import Awaitable, Callable
 
 from aiohttp import web
+
+from perdure.page.access import VISIT, Handler, Holder, derived, require_own_form
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
@@ -42,20 +42,15 @@ class Sessions:
 
     @property
     def _session(self) -> str:
-        return self._derive("session")
+        return derived(self.token, "session")
 
     @property
     def csrf(self) -> str:
         """What every request that changes something must contain."""
-        return self._derive("csrf")
-
-    def _derive(self, purpose: str) -> str:
-        return hmac.new(self.token.encode(), purpose.encode(), hashlib.sha256).hexdigest()
+        return derived(self.token, "csrf")
 
     @web.middleware
-    async def guard(
-        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
+    async def guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Lets through only requests of admitted browsers."""
         if (given := request.query.get(_TOKEN)) is not None and request.method == "GET":
             return self._admit(request, given)
@@ -63,11 +58,8 @@ class Sessions:
             raise web.HTTPUnauthorized(
                 text="This page needs the link that `perdure ui` has printed: it contains a token.\n"
             )
-        if request.method not in ("GET", "HEAD"):
-            form = await request.post()
-            csrf = form.get("csrf", "")
-            if not isinstance(csrf, str) or not hmac.compare_digest(csrf.encode(), self.csrf.encode()):
-                raise web.HTTPForbidden(text="This form is of another server: load the page again.\n")
+        await require_own_form(request, self.csrf)
+        request[VISIT] = Holder(self.csrf)
         return await handler(request)
 
     def _admit(self, request: web.Request, given: str) -> web.StreamResponse:

@@ -10,7 +10,9 @@ from http.cookiejar import CookieJar
 from xml.etree import ElementTree
 
 import pytest
+from typer.testing import CliRunner
 
+from perdure.cli.main import app
 from perdure.client.sync import SyncClient
 from tests.support.command_line import CommandLine
 
@@ -58,3 +60,17 @@ def test_a_job_has_a_page_a_report_and_plots(command_line: CommandLine, jobs: Sy
         assert server.wait(30) == 0
     finally:
         server.kill()
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--url", "http://gate.example"], "must not cross a network unencrypted"),
+        (["--url", "gate.example"], "expected one such as"),
+        (["--tls-key", "key.pem"], "name both files"),
+    ],
+)
+def test_a_site_s_page_is_served_in_no_unsafe_way(options: list[str], complaint: str) -> None:
+    result = CliRunner().invoke(app, ["page", *options])
+    assert result.exit_code == 2
+    assert complaint in " ".join(result.output.replace("│", " ").split())

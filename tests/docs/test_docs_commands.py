@@ -62,6 +62,7 @@ HELD_ELSEWHERE = {
     "notify": "tests/cli/test_cli_notify.py",
     **dict.fromkeys(("temporal", "codec-server", "payload-keys"), "tests/security/test_codec_server.py"),
     "gateway": "tests/security/cluster/test_gateway.py",
+    "page": "tests/cli/test_cli_page.py",
 }
 """Commands of perdure that need a server or a job: only parsed here, and run by these tests."""
 

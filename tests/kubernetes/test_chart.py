@@ -51,6 +51,7 @@ async def test_it_is_without_fault_to_the_linter(helm: Path) -> None:
         ({"temporal": {"adress": "temporal:7233"}}, "'/temporal': additional properties 'adress' not allowed"),
         ({"temporal": {"address": "temporal"}}, "'/temporal/address': 'temporal' does not match pattern"),
         ({"jobNamespaces": "nlp"}, "'/jobNamespaces': got string, want array"),
+        ({"page": {"url": "http://gate.example"}}, "'/page/url': 'http://gate.example' does not match pattern"),
         ({"agentMetrics": {"port": 9465}}, "set networkPolicy.metricsFrom"),
         ({"agentMetrics": {"port": 80}}, "'/agentMetrics/port'"),
         ({"jobNamespaces": ["nlp"], "allNamespaces": True}, "leave jobNamespaces empty, or allNamespaces false"),
@@ -130,11 +131,12 @@ async def test_names_labels_images_and_pods_are_as_the_values_say(helm: Path) ->
         jobs={"podAnnotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}},
         gateway=extra,
         operator={"enabled": True, **extra},
+        page={"enabled": True, **extra},
         **extra,
     )
     assert {one["metadata"]["labels"].get("team") for one in objects} == {"nlp"}
     deployments = {one["metadata"]["name"]: one["spec"]["template"] for one in objects if one["kind"] == "Deployment"}
-    assert deployments.keys() == {"training-worker", "training-gateway", "training-operator"}
+    assert deployments.keys() == {"training-worker", "training-gateway", "training-operator", "training-page"}
     for template in deployments.values():
         spec = template["spec"]
         (container,) = spec["containers"]
@@ -180,6 +182,45 @@ async def test_the_operator_has_probes_and_a_disruption_budget_and_users_have_ag
     }
 
 
+async def test_the_page_asks_about_its_namespaces_only_and_is_reached_by_those_whom_the_values_name(
+    helm: Path,
+) -> None:
+    ingress = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress"}}}]
+    page = {"enabled": True, "url": "https://gate.example/perdure", "audience": "", "readOnly": True}
+    values: dict[str, Any] = {"page": page, "networkPolicy": {"pageFrom": ingress}}
+    objects = await rendered(helm, jobNamespaces=["nlp", "vision"], **values)
+    assert not [one for one in await rendered(helm) if is_of(one, "page")], "only where it is enabled"
+    own = [one for one in objects if is_of(one, "page")]
+    rights = {
+        (one["kind"], one["metadata"].get("namespace", "")): one["rules"]
+        for one in own
+        if one["kind"] in ("Role", "ClusterRole")
+    }
+    assert rights.keys() == {("ClusterRole", ""), ("Role", "nlp"), ("Role", "vision")}
+    resources = {kind: [resource for rule in rules for resource in rule["resources"]] for kind, rules in rights.items()}
+    assert resources["ClusterRole", ""] == ["tokenreviews"]
+    assert resources["Role", "nlp"] == resources["Role", "vision"] == ["localsubjectaccessreviews"]
+    [deployment] = [one for one in own if one["kind"] == "Deployment"]
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["command"][:2] == ["perdure", "page"]
+    assert {"--audience=", "--read-only", "--namespace=nlp", "--namespace=vision"} < {*container["command"]}
+    assert "--url=https://gate.example/perdure" in container["command"]
+    [policy] = [one for one in own if one["kind"] == "NetworkPolicy"]
+    assert policy["spec"]["ingress"] == [{"ports": [{"port": "page"}], "from": ingress}]
+    [closed] = [one for one in await rendered(helm, page={"enabled": True}) if is_network(one)]
+    assert "ingress" not in closed["spec"], "kubectl port-forward alone leads to it"
+    users = [
+        one["metadata"]["name"].rpartition("-")[2] for one in objects if "-trainingjob-" in one["metadata"]["name"]
+    ]
+    assert users == ["editor", "viewer"]
+    everywhere = [(one["kind"], one["metadata"]["name"]) for one in await rendered(helm, allNamespaces=True, **values)]
+    assert len(everywhere) == len(set(everywhere))
+
+
+def is_network(one: dict[str, Any]) -> bool:
+    return one["kind"] == "NetworkPolicy" and is_of(one, "page")
+
+
 async def test_its_site_policy_is_the_models_and_reaches_the_worker(helm: Path) -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())["properties"]["sitePolicy"]
     assert schema["properties"].keys() == SitePolicy.model_fields.keys()
@@ -221,6 +262,7 @@ async def test_the_worker_knows_what_is_the_control_planes_own(helm: Path) -> No
         "history": {"secret": "history"},
         "gateway": {"tls": {"secret": "certificate", "serverName": "gateway.test"}},
         "operator": {"enabled": True},
+        "page": {"enabled": True, "tls": {"secret": "of-the-page"}},
         "env": [{"name": "A", "value": "1"}, {"name": "B", "valueFrom": key}],
         "volumes": [{"name": "v", "secret": {"secretName": "mounted"}}],
     }

@@ -81,6 +81,9 @@ async def test_the_kustomizations_are_the_chart_and_the_api_server_takes_them(
     operator = list(yaml.safe_load_all(await kubectl_says(kubectl, "kustomize", KUSTOMIZE / "operator")))
     assert {"CustomResourceDefinition", "Deployment", "ValidatingAdmissionPolicy"} <= {one["kind"] for one in operator}
 
+    page = list(yaml.safe_load_all(await kubectl_says(kubectl, "kustomize", KUSTOMIZE / "page")))
+    assert {"Deployment", "Service", "NetworkPolicy", "ClusterRole"} <= {one["kind"] for one in page}
+
     # Its namespaces are other people's here.
     copy = shutil.copytree(KUSTOMIZE, tmp_path / "kustomize")
     for path in copy.rglob("kustomization.yaml"):
@@ -89,6 +92,10 @@ async def test_the_kustomizations_are_the_chart_and_the_api_server_takes_them(
         kubectl, "apply", "--dry-run=server", "--kustomize", copy / "example", kubeconfig=cluster.kubeconfig
     )
     assert taken.count("created (server dry run)") == len(objects)
+    taken = await kubectl_says(
+        kubectl, "apply", "--dry-run=server", "--kustomize", copy / "page", kubeconfig=cluster.kubeconfig
+    )
+    assert taken.count("created (server dry run)") == len(page)
     shutil.copytree(DEPLOY / "crds", tmp_path / "crds")
     taken = await kubectl_says(
         kubectl, "apply", "--dry-run=server", "--kustomize", copy / "operator", kubeconfig=cluster.kubeconfig

@@ -44,6 +44,14 @@
   verbs: [create, get, patch]
 {{- end }}
 
+{{/* The page's rights at the API server; docs/page.md has the same table. */}}
+{{- define "perdure.pageRules" -}}
+# What its users may do.
+- apiGroups: [authorization.k8s.io]
+  resources: [localsubjectaccessreviews]
+  verbs: [create]
+{{- end }}
+
 {{/* Grants rules in the namespaces that jobs may run in; takes (dict "root" $ "component" NAME "rules" TEXT). */}}
 {{- define "perdure.access" -}}
 {{- $values := .root.Values }}

@@ -106,18 +106,18 @@ capabilities: {drop: [ALL]}
 {{/* The names of Secrets and service accounts that no job may use, for the site policy. */}}
 {{- define "perdure.ownSecrets" -}}
 {{- $names := list (include "perdure.name" (dict "root" $ "component" "gateway")) }}
-{{- $names = concat $names (list .Values.temporal.secret .Values.temporal.payloadKeysSecret .Values.gateway.tls.secret .Values.history.secret) }}
-{{- range concat .Values.env .Values.gateway.env .Values.operator.env }}
+{{- $names = concat $names (list .Values.temporal.secret .Values.temporal.payloadKeysSecret .Values.gateway.tls.secret .Values.page.tls.secret .Values.history.secret) }}
+{{- range concat .Values.env .Values.gateway.env .Values.operator.env .Values.page.env }}
 {{- $names = append $names (dig "valueFrom" "secretKeyRef" "name" "" .) }}
 {{- end }}
-{{- range concat .Values.volumes .Values.gateway.volumes .Values.operator.volumes }}
+{{- range concat .Values.volumes .Values.gateway.volumes .Values.operator.volumes .Values.page.volumes }}
 {{- $names = append $names (dig "secret" "secretName" "" .) }}
 {{- end }}
 {{- $names | compact | uniq | join "," }}
 {{- end }}
 
 {{- define "perdure.ownAccounts" -}}
-{{- range $index, $component := list "worker" "gateway" "operator" "keyring" }}
+{{- range $index, $component := list "worker" "gateway" "operator" "page" "keyring" }}
 {{- if $index }},{{ end }}{{ include "perdure.name" (dict "root" $ "component" $component) }}
 {{- end }}
 {{- end }}

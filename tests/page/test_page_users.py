@@ -1,0 +1,250 @@
+"""Tests of a site's pages: who signs in, what users see and change, and what happens when the API server is away.
+
+The API server is played, for its outages; `tests/security/cluster/test_page.py` has a real one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from perdure.base.kubernetes import KubernetesApi, KubernetesError
+from perdure.page import users as users_module
+from perdure.page.access import Right
+from perdure.page.server import Pages, application_of
+from perdure.page.users import AUDIENCE, ClusterUsers, SignIn
+from tests.page.conftest import Visitor
+from tests.page.played import HOSTILE, PlayedClient, PlayedJob, interrupted
+
+JOB = "/jobs/default/llama/"
+EVERYTHING = ("/", "/events", JOB, f"{JOB}events", f"{JOB}logs", f"{JOB}lines", f"{JOB}change/cancel")
+RIGHTS = {
+    "ana": {"default": {Right.READ, Right.LOGS, Right.CHANGE, Right.END}},
+    "ben": {"default": {Right.READ}},
+    "cleo": {"vision": {Right.READ, Right.LOGS, Right.CHANGE, Right.END}},
+    "dan": {"default": {Right.READ, Right.LOGS, Right.CHANGE}},
+    HOSTILE: {"default": {Right.READ}},
+}
+TOKENS = {"mallory": HOSTILE}
+"""Tokens that are not their users' names."""
+
+
+class PlayedApi:
+    """An API server that knows users by their names as tokens."""
+
+    def __init__(self) -> None:
+        self.rights = {name: {where: set(them) for where, them in one.items()} for name, one in RIGHTS.items()}
+        self.audiences = [AUDIENCE]
+        self.away = False
+        self.reviews: list[str] = []
+
+    async def create(self, path: str, content: dict[str, Any]) -> dict[str, Any]:
+        if self.away:
+            raise KubernetesError(503, "ServiceUnavailable", "etcd is away")
+        spec = content["spec"]
+        self.reviews.append(content["kind"])
+        if content["kind"] == "TokenReview":
+            name = TOKENS.get(spec["token"], spec["token"])
+            known = name in self.rights
+            user = {"username": name, "groups": ["users"], "extra": {"x": ["y"]}}
+            return {"status": {"authenticated": known, "user": user, "audiences": self.audiences} if known else {}}
+        asked = spec["resourceAttributes"]
+        assert path == f"/apis/authorization.k8s.io/v1/namespaces/{asked['namespace']}/localsubjectaccessreviews"
+        assert (spec["groups"], spec["extra"]) == (["users"], {"x": ["y"]})
+        right = next(one for one in Right if (one.verb, one.resource) == (asked["verb"], asked["resource"]))
+        return {"status": {"allowed": right in self.rights.get(spec["user"], {}).get(asked["namespace"], set())}}
+
+
+@pytest.fixture
+def api() -> PlayedApi:
+    return PlayedApi()
+
+
+@pytest.fixture
+def client(client: PlayedClient) -> PlayedClient:
+    """Two namespaces have jobs."""
+    client.jobs["vision", "resnet"] = PlayedJob(interrupted(), name="resnet", namespace="vision")
+    return client
+
+
+async def visitor_of(client: PlayedClient, api: PlayedApi, **options: Any) -> AsyncIterator[Visitor]:
+    """A visitor who has not signed in."""
+    pages = Pages(client, everywhere=True, **options)
+    guard = SignIn(ClusterUsers(cast(KubernetesApi, api)), is_secure=False).guard
+    runner = web.AppRunner(application_of(pages, guard, ""), shutdown_timeout=0.5)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    jar = aiohttp.CookieJar(unsafe=True)
+    async with aiohttp.ClientSession(cookie_jar=jar) as session:
+        yield Visitor(f"http://127.0.0.1:{runner.addresses[0][1]}/", session)
+    await runner.cleanup()
+
+
+@pytest.fixture
+async def stranger(client: PlayedClient, api: PlayedApi) -> AsyncIterator[Visitor]:
+    async for visitor in visitor_of(client, api):
+        yield visitor
+
+
+async def signed_in(stranger: Visitor, name: str) -> Visitor:
+    await stranger.post("/sign-in", {"token": name, "back": ""})
+    return stranger
+
+
+@pytest.mark.parametrize("path", EVERYTHING)
+async def test_nothing_is_shown_to_strangers_but_the_way_in(stranger: Visitor, path: str) -> None:
+    page = await stranger.get(path, status=401)
+    assert "llama" not in page.replace(JOB[1:], "")
+    assert "--audience perdure-page" in page
+    await stranger.get(path, status=401, Authorization="Bearer nobody")
+    assert ".plot" in await stranger.get("/static/page.css")
+    await stranger.post(f"{JOB}change/cancel", {"csrf": "x"}, status=401)
+
+
+async def test_a_user_signs_in_where_the_link_led_and_out_again(stranger: Visitor, api: PlayedApi) -> None:
+    assert "does not accept" in await stranger.post("/sign-in", {"token": "nobody", "back": ""}, status=401)
+    async with stranger.session.post(
+        stranger.url("/sign-in"), data={"token": "ana", "back": "jobs/default/llama/"}
+    ) as answer:
+        assert answer.url.path == JOB
+        assert "ana" in await answer.text()
+    async with stranger.session.post(
+        stranger.url("/sign-in"), data={"token": "ana", "back": "//evil.example/"}, allow_redirects=False
+    ) as answer:
+        assert answer.headers["Location"] == "./evil.example/", "a place below this page"
+        assert "HttpOnly" in answer.headers["Set-Cookie"]
+        assert "SameSite=Lax" in answer.headers["Set-Cookie"]
+    form = await stranger.hidden(JOB)
+    await stranger.post("/sign-out", {}, status=403)
+    await stranger.post("/sign-out", {"csrf": form["csrf"]}, status=401)
+    await stranger.get(JOB, status=401)
+    assert api.reviews.count("TokenReview") == 2, "one for each token"
+
+
+async def test_users_see_the_jobs_of_their_namespaces_only(stranger: Visitor) -> None:
+    page = await (await signed_in(stranger, "ben")).get("/")
+    assert "llama" in page
+    assert "resnet" not in page
+    assert "2 jobs, " in page
+    async with stranger.session.get(stranger.url("/events")) as events:
+        assert b"resnet" not in await events.content.readline()
+    other = await stranger.get("/jobs/vision/resnet/", status=403)
+    assert other.replace("resnet", "none") == await stranger.get("/jobs/vision/none/", status=403), "nor whether it is"
+    await signed_in(stranger, "cleo")
+    assert "llama" not in await stranger.get("/")
+    assert "resnet" in await stranger.get("/jobs/vision/resnet/")
+
+
+async def test_a_site_s_own_namespaces_bound_what_is_shown(client: PlayedClient, api: PlayedApi) -> None:
+    """A user with rights in both namespaces sees those of this release's."""
+    api.rights["ana"]["vision"] = {Right.READ, Right.CHANGE}
+    async for visitor in visitor_of(client, api, namespaces=["default"]):
+        await signed_in(visitor, "ana")
+        assert "resnet" not in await visitor.get("/")
+        await visitor.get("/jobs/vision/resnet/", status=403)
+        await visitor.get("/jobs/vision/resnet/change/suspend", status=403)
+
+
+async def test_buttons_that_a_user_may_not_press_are_disabled_and_refuse(
+    stranger: Visitor, client: PlayedClient
+) -> None:
+    page = await (await signed_in(stranger, "ben")).get(JOB)
+    assert "change/" not in page
+    assert 'href="logs"' not in page
+    assert 'disabled title="It takes the right to update trainingjobs.perdure.dev in the namespace default"' in page
+    csrf = (await stranger.hidden(JOB))["csrf"]
+    for path in ("change/suspend", "logs", "lines"):
+        await stranger.get(f"{JOB}{path}", status=403)
+    uid = client.jobs["default", "llama"].status.uid
+    refused = await stranger.post(f"{JOB}change/cancel", {"csrf": csrf, "uid": uid}, status=403)
+    assert "the right to delete trainingjobs.perdure.dev" in refused
+    page = await (await signed_in(stranger, "dan")).get(JOB)
+    assert "change/suspend" in page
+    assert "change/cancel" not in page, "to end a job takes a right of its own"
+    assert client.changed == []
+
+
+async def test_a_job_keeps_who_has_changed_it(stranger: Visitor, client: PlayedClient) -> None:
+    await signed_in(stranger, "ana")
+    form = await stranger.hidden(f"{JOB}change/suspend?reason=night")
+    assert "will suspend" in await stranger.post(f"{JOB}change/suspend", form)
+    await stranger.post(f"{JOB}change/suspend", {**form, "csrf": "x"}, status=403)
+    await stranger.post(f"{JOB}change/suspend", form, status=403, origin="http://evil.example")
+    [(_, _, request)] = client.changed
+    assert request["reason"] == "ana, on the page: night"
+
+
+async def test_a_form_of_another_user_changes_nothing(stranger: Visitor, client: PlayedClient) -> None:
+    form = await (await signed_in(stranger, "dan")).hidden(f"{JOB}change/suspend")
+    await signed_in(stranger, "ana")
+    await stranger.post(f"{JOB}change/suspend", form, status=403)
+    assert client.changed == []
+
+
+async def test_a_proxy_may_sign_users_in(stranger: Visitor) -> None:
+    page = await stranger.get(JOB, Authorization="Bearer ana")
+    assert "Suspend …" in page
+    assert "Sign out" not in page
+    await stranger.get(JOB, status=401)
+
+
+async def test_a_token_for_another_audience_is_refused(stranger: Visitor, api: PlayedApi) -> None:
+    api.audiences = ["https://kubernetes.default.svc"]
+    await stranger.post("/sign-in", {"token": "ana", "back": ""}, status=401)
+
+
+async def test_a_user_s_name_stays_text(stranger: Visitor) -> None:
+    page = await stranger.get(JOB, Authorization="Bearer mallory")
+    assert "&lt;script&gt;" in page
+    assert "<script>" not in page
+
+
+async def test_an_outage_of_the_api_server_ends_no_visit_and_admits_no_one(
+    stranger: Visitor, api: PlayedApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await (await signed_in(stranger, "ben")).get(JOB)
+    monkeypatch.setattr(users_module, "_FRESH_SECONDS", 0.0)
+    api.away = True
+    assert "llama" in await stranger.get(JOB)
+    assert "does not say" in await stranger.get(f"{JOB}logs", status=503, Authorization="Bearer dan")
+    monkeypatch.setattr(users_module, "_STALE_SECONDS", 0.0)
+    await stranger.get(JOB, status=503)
+
+
+@pytest.mark.parametrize("path", ["/events", f"{JOB}events"])
+@pytest.mark.parametrize("loses", ["right", "token"])
+async def test_an_open_page_ends_with_the_right_to_see_it(
+    stranger: Visitor, api: PlayedApi, monkeypatch: pytest.MonkeyPatch, path: str, loses: str
+) -> None:
+    monkeypatch.setattr(users_module, "_FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(users_module, "_REFUSED_SECONDS", 0.0)
+    await signed_in(stranger, "ben")
+    async with asyncio.timeout(10), stranger.session.get(stranger.url(path)) as events:
+        assert b"llama" in await events.content.readline()
+        if loses == "right":
+            api.rights["ben"].clear()
+        else:
+            api.rights.pop("ben")
+        if path == "/events" and loses == "right":
+            while b'"order": []' not in await events.content.readline():
+                pass
+            return
+        while await events.content.readline():
+            pass
+    status = 403 if loses == "right" else 401
+    await stranger.get(path, status=status)
+
+
+async def test_an_address_that_tries_many_tokens_is_slowed_down(stranger: Visitor) -> None:
+    async def attempt(number: int) -> int:
+        headers = {"Authorization": f"Bearer t{number}"}
+        async with stranger.session.get(stranger.url("/"), headers=headers) as answer:
+            return answer.status
+
+    found = [await attempt(number) for number in range(700)]
+    assert set(found) == {401, 429}
