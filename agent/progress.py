@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from perdure.agent.stall_detector import GapSketch, StallDetector
-from perdure.contract import CourseSample, Progress, ProgressSource, RankStarts, RankStepTimes
+from perdure.contract import CourseSample, Peaks, Progress, ProgressSource, RankStarts, RankStepTimes
 from perdure.contract.courses import MOST_SAMPLES, thin
 from perdure_launcher.warm_start.starts import read_starts, read_why_all_cold
 from perdure_training.node_api import layout
@@ -93,6 +93,8 @@ class ProgressReader:
         """How the steps of the local ranks split, as far as they have measured it in the generation last sampled."""
         self.measured: dict[int, StepTimes] = {}
         """The same as the ranks have measured it, by rank."""
+        self.peaks: Peaks | None = None
+        """The most that the node has used of its machine, which its progress carries."""
         self._save_stalls = SaveStalls()
         self._course = CourseRecorder()
 
@@ -178,4 +180,5 @@ class ProgressReader:
             last_step_at=datetime.fromtimestamp(slowest.time, UTC) if slowest.time > 0 else None,
             apart=is_without_process_group(self._folder, generation=self._generation, beneath=self._run_dir),
             course=self._course.kept if is_first else (),
+            peaks=self.peaks,
         )

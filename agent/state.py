@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from perdure.agent.files import KeptFile
 from perdure.agent.notifier import Notifier
 from perdure.contract import CheckpointRef, Commit, CopyTarget, LogPosition, NodeReached, RoleAddresses
+from perdure.contract.peaks import Peaks
 from perdure_training.node_api.bodies import CheckRequest, Desired, World, WorldAnswer
 from perdure_training.node_api.layout import AGENT_STATE
 
@@ -110,6 +111,8 @@ class AgentState(BaseModel):
     """The generation that was reported as stalled; 0 once it was reported to step again."""
     pauses: tuple[float, ...] = ()
     """Seconds of the newest pauses between steps that ended by themselves."""
+    peaks: Peaks | None = None
+    """The most that the node has used of its machine."""
     finished: int = 0
     """The newest generation that was reported as finished on this node."""
     failures: list[str] = []

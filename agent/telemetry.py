@@ -13,6 +13,7 @@ from perdure.agent.log_reader import end_of_log
 from perdure.agent.node import Node
 from perdure.agent.outbox import MessageSink, envelope
 from perdure.agent.pace import PaceMeter
+from perdure.agent.peaks import PeakMeter
 from perdure.agent.progress import ProgressReader
 from perdure.agent.readiness import ReadinessProbe
 from perdure.agent.stall_watch import StallLimits, StallWatch
@@ -68,10 +69,14 @@ class Telemetry:
         self._preparing_due: float | None = None
         self._step_times = StepTimesReports()
         self._pace = PaceMeter()
+        self._peaks = PeakMeter(node.state.peaks, keep=node.training.keep_peaks)
+        ranks.peaks = node.state.peaks
 
     def usage(self, usage: UsageReport) -> None:
         """Stores the launcher's newest usage for the next `view`."""
         self._usage = usage
+        self._peaks.add(usage, time.monotonic())
+        self._ranks.peaks = self._peaks.newest
 
     @property
     def newest_usage(self) -> UsageReport | None:

@@ -11,7 +11,7 @@ from perdure.agent.node_events import NodeEventEmitter
 from perdure.agent.outbox import MessageSink, envelope
 from perdure.agent.rank_findings import RankFindings
 from perdure.agent.state import AgentState, KeptState
-from perdure.contract import Progress, RankStarts, Stall, Stepping
+from perdure.contract import Peaks, Progress, RankStarts, Stall, Stepping
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +91,10 @@ class TrainingReports:
         for found in self._findings.find(self._state, self._progress()):
             self._events.on_finding(found)
             self._to_job.put(found)
+
+    def keep_peaks(self, peaks: Peaks) -> None:
+        """Remembers the most that the node has used of its machine, for the agent after this one."""
+        self._kept.keep(peaks=peaks)
 
     def keep_pauses(self, pauses: Sequence[float]) -> None:
         """Remembers how long pauses between steps were, across worlds: an evaluation comes again."""

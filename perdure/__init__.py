@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from perdure.contract import Pace as Pace
     from perdure.contract import PartitionView as PartitionView
     from perdure.contract import PastJob as PastJob
+    from perdure.contract import Peaks as Peaks
     from perdure.contract import Progress as Progress
     from perdure.contract import ProgressSource as ProgressSource
     from perdure.contract import RaiseMemory as RaiseMemory
@@ -91,6 +92,7 @@ if TYPE_CHECKING:
     from perdure.contract import RoleNeeds as RoleNeeds
     from perdure.contract import RoleShape as RoleShape
     from perdure.contract import RoleStatus as RoleStatus
+    from perdure.contract import RoleUse as RoleUse
     from perdure.contract import RollBack as RollBack
     from perdure.contract import ScalingView as ScalingView
     from perdure.contract import SetAside as SetAside
@@ -108,6 +110,7 @@ if TYPE_CHECKING:
     from perdure.contract import TargetReport as TargetReport
     from perdure.contract import ThreadStack as ThreadStack
     from perdure.contract import UnprocessedSamples as UnprocessedSamples
+    from perdure.contract import Unused as Unused
     from perdure.contract import Wait as Wait
     from perdure.spec.errors import SpecError as SpecError
     from perdure.spec.job import JobSpec as JobSpec
@@ -185,6 +188,7 @@ _HOMES = {
         "Pace",
         "PartitionView",
         "PastJob",
+        "Peaks",
         "Progress",
         "ProgressSource",
         "RaiseMemory",
@@ -196,6 +200,7 @@ _HOMES = {
         "ResourceUse",
         "RestartCommands",
         "RestartRanks",
+        "RoleUse",
         "RollBack",
         "RestoreSource",
         "ScalingView",
@@ -217,6 +222,7 @@ _HOMES = {
         "TargetReport",
         "ThreadStack",
         "UnprocessedSamples",
+        "Unused",
         "Wait",
     ),
     "perdure.spec.errors": ("SpecError",),
@@ -282,6 +288,7 @@ __all__ = [
     "PastJob",
     "Pause",
     "PayloadKeysError",
+    "Peaks",
     "PerdureError",
     "Progress",
     "ProgressSource",
@@ -299,6 +306,7 @@ __all__ = [
     "RoleNeeds",
     "RoleShape",
     "RoleStatus",
+    "RoleUse",
     "RollBack",
     "ScalingView",
     "SecretUnavailable",
@@ -323,6 +331,7 @@ __all__ = [
     "TaskFailure",
     "ThreadStack",
     "UnprocessedSamples",
+    "Unused",
     "Wait",
     "WorkflowTaskFails",
     "load_spec",

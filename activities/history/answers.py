@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from statistics import median
 from typing import Any, Final
 
 from sqlalchemy import Connection, Table, or_, select
 
+from perdure.activities.history.needs import needs_of
 from perdure.activities.history.schema import CURSORS, INCIDENTS, JOBS, ROLES, WORLDS
 from perdure.activities.history.store import HistoryStore
 from perdure.contract import (
@@ -19,8 +19,9 @@ from perdure.contract import (
     JobPhase,
     JobShape,
     PastJob,
-    RoleNeeds,
+    Peaks,
     RoleShape,
+    RoleUse,
 )
 
 _MOST_READ: Final = 5_000
@@ -57,6 +58,7 @@ def answer(store: HistoryStore, request: HistoryRequest) -> HistoryAnswer:
             jobs = {run: job for run, job in jobs.items() if points[run] > 0}
         if request.image is not None:
             jobs = {run: job for run, job in jobs.items() if _has_image(shapes[run], request.image)}
+        roles = _by_run(connection, store.tenant, ROLES, jobs)
         worlds = _by_run(connection, store.tenant, WORLDS, jobs)
         incidents = _by_run(connection, store.tenant, INCIDENTS, jobs)
         recorded = connection.execute(
@@ -65,14 +67,15 @@ def answer(store: HistoryStore, request: HistoryRequest) -> HistoryAnswer:
             .order_by(CURSORS.c.complete_until)
             .limit(1)
         ).scalar()
-    past = [_past(job, shapes[run], worlds[run], incidents[run], points[run]) for run, job in jobs.items()]
+    past = [_past(job, shapes[run], roles[run], worlds[run], incidents[run], points[run]) for run, job in jobs.items()]
+    newest = list(past)
     # Sorting keeps the order of equals, the newest first.
     past.sort(key=lambda one: -one.alike)
     return HistoryAnswer(
         jobs=tuple(_within_budget(past[: request.limit])),
         found=len(past),
         hosts=tuple(_hosts(incidents)[:_MOST_GROUPS]),
-        needs=tuple(_needs(past)[:_MOST_GROUPS]),
+        needs=tuple(needs_of(newest)[:_MOST_GROUPS]),
         recorded_at=recorded,
     )
 
@@ -130,7 +133,9 @@ def _has_image(shape: JobShape, image: str) -> bool:
     return any(role.image == image or role.image.startswith((f"{image}:", f"{image}@")) for role in shape.roles)
 
 
-def _past(job: Any, shape: JobShape, worlds: Sequence[Any], incidents: Sequence[Any], alike: int) -> PastJob:
+def _past(
+    job: Any, shape: JobShape, roles: Sequence[Any], worlds: Sequence[Any], incidents: Sequence[Any], alike: int
+) -> PastJob:
     spent = (one.nodes * (one.ended_at - one.started_at).total_seconds() for one in worlds if one.ended_at is not None)
     steps = [one.step_seconds for one in worlds if one.step_seconds is not None]
     return PastJob(
@@ -151,8 +156,21 @@ def _past(job: Any, shape: JobShape, worlds: Sequence[Any], incidents: Sequence[
         step_seconds=steps[-1] if steps else None,
         lost_seconds=sum(one.lost_seconds or 0 for one in incidents),
         node_hours=sum(spent) / 3600,
+        use=tuple(_use(role, worlds) for role in roles),
         alike=alike,
     )
+
+
+def _use(role: Any, worlds: Iterable[Any]) -> RoleUse:
+    peaks = Peaks(
+        watched=role.watched_seconds or 0.0,
+        memory=role.memory_bytes,
+        cpu=role.cpu_cores,
+        gpu_memory=role.gpu_memory_bytes,
+        shm=role.shm_bytes,
+    )
+    nodes = max((one.nodes for one in worlds if one.role == role.role), default=0)
+    return RoleUse(role=role.role, nodes=nodes, peaks=peaks if peaks != Peaks() else None)
 
 
 def _hosts(incidents: dict[str, list[Any]]) -> list[HostFailures]:
@@ -177,28 +195,6 @@ def _hosts(incidents: dict[str, list[Any]]) -> list[HostFailures]:
             )
         )
     return sorted(found, key=lambda one: (-one.failures, one.host))
-
-
-def _needs(jobs: Iterable[PastJob]) -> list[RoleNeeds]:
-    by_kind: dict[tuple[str, str], list[PastJob]] = defaultdict(list)
-    for job in jobs:
-        for kind in {(role.image, role.command) for role in job.shape.roles}:
-            by_kind[kind].append(job)
-    found: list[RoleNeeds] = []
-    for (image, command), own in by_kind.items():
-        good = [job for job in own if job.phase is JobPhase.SUCCEEDED and job.finished_at is not None]
-        seconds = [(job.finished_at - job.started_at).total_seconds() for job in good if job.finished_at is not None]
-        found.append(
-            RoleNeeds(
-                image=image,
-                command=command,
-                jobs=len(own),
-                succeeded=len(good),
-                nodes=median(job.nodes for job in own),
-                seconds=median(seconds) if seconds else None,
-            )
-        )
-    return sorted(found, key=lambda one: (-one.jobs, one.image, one.command))
 
 
 def _within_budget(jobs: Iterable[PastJob]) -> Iterable[PastJob]:

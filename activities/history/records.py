@@ -13,7 +13,7 @@ from typing import Any
 
 from perdure.activities.history.schema import LONGEST_NAME
 from perdure.base.executions import Execution, ExecutionStatus
-from perdure.contract import IncidentView, JobPhase, JobShape, JobStatus
+from perdure.contract import IncidentView, JobPhase, JobShape, JobStatus, Peaks
 from perdure.contract.base import LONGEST_TEXT, shorten
 from perdure.contract.names import job_of, uid_of
 from perdure.workflows.search_attributes import JOB_BACKEND, JOB_OWNER
@@ -65,6 +65,7 @@ def record_of(
     namespace, name = job_of(execution.id)
     finished = execution.close_time
     worlds = list(_worlds(status, incidents, finished)) if status is not None else []
+    peaks = _peaks(status) if status is not None else {}
     steps = [status.progress.step] if status is not None and status.progress is not None else []
     steps += [one.step_before for one in incidents if one.step_before is not None]
     return JobRecord(
@@ -87,12 +88,33 @@ def record_of(
             "step": min(max(steps), MOST_STEPS) if steps else None,
         },
         roles=[
-            {"role": _name(role.role), "image": _name(role.image), "command": _name(role.command)}
+            {
+                "role": _name(role.role),
+                "image": _name(role.image),
+                "command": _name(role.command),
+                **(_use(peaks.get(role.role, Peaks())) if peaks else {}),
+            }
             for role in shape.roles
         ],
         worlds=worlds,
         incidents=[_incident(one) for one in incidents],
     )
+
+
+def _peaks(status: JobStatus) -> dict[str, Peaks]:
+    """The peaks of the roles that have some. Without any, what was recorded before is left as it is."""
+    known = {one.name: one.peaks for one in status.by_role} or {status.role: status.peaks}
+    return {role: peaks for role, peaks in known.items() if peaks is not None}
+
+
+def _use(peaks: Peaks) -> Row:
+    return {
+        "watched_seconds": peaks.watched,
+        "memory_bytes": peaks.memory,
+        "cpu_cores": peaks.cpu,
+        "gpu_memory_bytes": peaks.gpu_memory,
+        "shm_bytes": peaks.shm,
+    }
 
 
 def _phase(execution: Execution, status: JobStatus | None) -> JobPhase:

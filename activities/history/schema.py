@@ -90,6 +90,11 @@ ROLES = Table(
     *_key("role"),
     Column("image", _NAME, nullable=False),
     Column("command", _NAME, nullable=False),
+    Column("watched_seconds", Float),
+    Column("memory_bytes", BigInteger),
+    Column("cpu_cores", Float),
+    Column("gpu_memory_bytes", BigInteger),
+    Column("shm_bytes", BigInteger),
     Index("roles_by_image", "tenant", "image"),
     Index("roles_by_command", "tenant", "command"),
 )

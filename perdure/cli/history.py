@@ -157,9 +157,14 @@ def _hosts_table(hosts: tuple[HostFailures, ...]) -> Table:
 
 
 def _needs_table(needs: tuple[RoleNeeds, ...]) -> Table:
-    table = _table("IMAGE", "COMMAND", "JOBS", "SUCCEEDED", "NODES", "TOOK")
+    table = _table("IMAGE", "COMMAND", "JOBS", "SUCCEEDED", "NODES", "MEMORY", "CPU", "GPU-MEMORY", "TOOK")
     for one in needs:
         took = text.duration(timedelta(seconds=one.seconds)) if one.seconds is not None else ""
         share = f"{one.succeeded / one.jobs:.0%}"
-        table.add_row(escape(one.image), escape(one.command), str(one.jobs), share, f"{one.nodes:g}", took)
+        used = (
+            text.bytes_(one.memory) if one.memory else "",
+            f"{one.cpu:.3g}" if one.cpu else "",
+            text.bytes_(one.gpu_memory) if one.gpu_memory else "",
+        )
+        table.add_row(escape(one.image), escape(one.command), str(one.jobs), share, f"{one.nodes:g}", *used, took)
     return table

@@ -99,6 +99,7 @@ async def _status(client: Client, here: Session, name: str, role: str | None) ->
     from perdure.client.failing_activities import describe_failing
     from perdure.client.hot_nodes import find_hot_nodes
     from perdure.client.pauses import describe_pauses, unpause_command
+    from perdure.client.resource_use import with_peaks
     from perdure.client.views import all_warnings, closed, overall_progress
 
     try:
@@ -117,7 +118,7 @@ async def _status(client: Client, here: Session, name: str, role: str | None) ->
     failing = describe_failing(await client.failing_activities(name))
     hot = await find_hot_nodes(client, known)
     warnings = (*describe_pauses(pauses), *failures, *failing, *all_warnings(nodes, known), *hot)
-    known = known.model_copy(update={"progress": progress, "warnings": warnings})
+    known = with_peaks(known.model_copy(update={"progress": progress, "warnings": warnings}), nodes)
     if pauses:
         known = known.model_copy(update={"next_action": f"unpause it: {unpause_command(pauses[0])}"})
     if here.json:
@@ -211,6 +212,8 @@ def facts(
             ("SPEED", "   ".join(speed)),
             ("GOOD", good),
             ("SAVED", text.checkpoint(status.checkpoint)),
+            ("USED", text.peaks(status.peaks) if status.peaks else ""),
+            *(("UNUSED", text.unused(one)) for one in status.unused),
             ("CODE", f"{status.workdir_digest[:19]}, uploaded with the job" if status.workdir_digest else ""),
             ("CONTROL", control if not status.finished_at else "" if status.protected else text.protection(status)),
             *(("WARNING", words) for words in _warnings(status)),

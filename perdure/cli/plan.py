@@ -16,6 +16,7 @@ from perdure.cli.common import JobArgument, RoleOption, Session, out
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from perdure.client.client import Client
     from perdure.contract import JobStatus, ScalingView
     from perdure.workflows.policy.capacity.throughput import Throughput
 
@@ -61,8 +62,11 @@ def plan(
     [dim]perdure plan llama-8b-sft · perdure plan llama-8b-sft --what-if nodes=16,price=2.1[/]
     """
     asked = _read(what_if) if what_if is not None else {}
-    status = here.run(lambda client: client.status(name, role=role))
+    status = here.run(lambda client: _status(client, name, role))
     view = status.scaling
+    if view is None and status.unused and what_if is None:
+        _tell_resources(here, status)
+        return
     if view is None:
         raise PerdureError(
             f"{name}: its role {status.role} takes all nodes that it gets; `scaling: {{policy: efficient}}` beside its "
@@ -76,14 +80,42 @@ def plan(
             raise PerdureError(f"--what-if nodes={nodes}: too little is measured to say; {view.why}")
     if here.json:
         known = view.model_dump(mode="json")
-        here.show({"name": name, "role": status.role, "scaling": known, "sizes": [asdict(size) for size in found]})
+        rows = [asdict(size) for size in found]
+        here.show({"name": name, "role": status.role, "scaling": known, "sizes": rows, **_resources(status)})
         return
     span = f"{view.fewest}:{view.largest}"
     by = "a user" if view.policy == "manual" else "the sharing of the cluster" if view.shares else "speed"
     out.print(f"{name}: {text.count(status.nodes, 'node')} of {span}, chosen by {by}: {view.why}", markup=False)
     if found:
         out.print(_table(found, view))
+    for one in status.unused:
+        out.print(text.unused(one), markup=False)
     here.hint(f"perdure explain {name}{here.flag}", f"perdure scale {name} {span}{here.flag}")
+
+
+async def _status(client: Client, name: str, role: str | None) -> JobStatus:
+    from perdure.client.resource_use import with_peaks
+
+    status = await client.status(name, role=role)
+    return with_peaks(status, await client.nodes(name, role=status.role))
+
+
+def _resources(status: JobStatus) -> dict[str, object]:
+    return {
+        "requests": status.requests,
+        "peaks": status.peaks and status.peaks.model_dump(mode="json"),
+        "unused": [one.model_dump(mode="json") for one in status.unused],
+    }
+
+
+def _tell_resources(here: Session, status: JobStatus) -> None:
+    """Shows what a job requests and does not use that does not choose its number of nodes."""
+    if here.json:
+        here.show({"name": status.name, "role": status.role, **_resources(status)})
+        return
+    for one in status.unused:
+        out.print(text.unused(one), markup=False)
+    here.hint(f"perdure status {status.name}{here.flag}")
 
 
 def sizes(view: ScalingView, status: JobStatus, *, also: Iterable[int], price: float | None) -> list[Size]:

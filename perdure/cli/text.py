@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 
 if TYPE_CHECKING:
-    from perdure.contract import CheckpointView, IncidentView, JobStatus, NodeView, Progress, RoleStatus
+    from perdure.contract import (
+        CheckpointView,
+        IncidentView,
+        JobStatus,
+        NodeView,
+        Peaks,
+        Progress,
+        RoleStatus,
+        Unused,
+    )
 
 PHASE_STYLES = {
     "RUNNING": "green",
@@ -76,6 +85,26 @@ def bytes_(count: int) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     return f"{value:.1f} TiB"
+
+
+def peaks(found: Peaks) -> str:
+    """`at most 21.3 GiB of memory, 7.2 processors and 61.0 GiB of a GPU's 80.0 GiB on a node, in 3h 4m`."""
+    parts = [f"{bytes_(found.memory)} of memory"] if found.memory else []
+    parts += [f"{found.cpu:.3g} processors"] if found.cpu else []
+    parts += [f"{bytes_(found.shm)} of /dev/shm"] if found.shm else []
+    if found.gpu_memory:
+        parts.append(f"{bytes_(found.gpu_memory)} of a GPU's {bytes_(found.gpu_memory_total or found.gpu_memory)}")
+    words = " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1]))) if parts else ""
+    return f"at most {words} on a node, in {duration(found.watched)}" if words else ""
+
+
+def unused(found: Unused) -> str:
+    """`memory: asks for 64Gi and has used at most 21.3Gi in 3h 4m: 25Gi would do, 39Gi less for each of 8 nodes`."""
+    nodes = f"each of {found.nodes} nodes" if found.nodes > 1 else "its node"
+    return (
+        f"{found.resource}: asks for {found.requested} and has used at most {found.used} in {duration(found.watched)}: "
+        f"{found.enough} would do, {found.saved} less for {nodes}"
+    )
 
 
 def protection(status: JobStatus) -> str:

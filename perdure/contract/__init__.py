@@ -15,6 +15,7 @@
 | `logs` | from users to agents: requests for a node's log |
 | `stacks` | from users to agents: where a node's ranks are |
 | `courses` | the progress of a training over time |
+| `peaks` | the most of its machine that a node has used |
 | `checks` | from users to agents: checks of a node's machine |
 | `findings` | from agents to jobs: what ranks have found about their own numbers |
 | `hangs` | from agents to jobs: where ranks are that make no step, and who hangs |
@@ -53,6 +54,7 @@ from perdure.contract.joining import *
 from perdure.contract.logs import *
 from perdure.contract.nodes import *
 from perdure.contract.notifications import *
+from perdure.contract.peaks import *
 from perdure.contract.routes import *
 from perdure.contract.stacks import *
 from perdure.contract.store import *

@@ -16,6 +16,7 @@ from perdure.contract.checks import MOST_CHECKS, Check
 from perdure.contract.courses import Course
 from perdure.contract.logs import LogPosition
 from perdure.contract.nodes import LARGEST_PORT, Ports, WorldRequest
+from perdure.contract.peaks import Peaks
 from perdure.contract.routes import Destination, Route, RoutedMessage
 from perdure.contract.vocabulary import ProgressSource
 from perdure.spec.durations import Duration
@@ -124,6 +125,8 @@ class Progress(Message):
     course: Course = ()
     """The same over time, as lists of seconds since 1970, step, steps per second and loss; only of the node that has
     the first rank."""
+    peaks: Peaks | None = None
+    """The most that the node has used of its machine, over all of its agents."""
 
 
 class CopyReceiver(Message):

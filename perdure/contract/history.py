@@ -11,12 +11,22 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import AfterValidator, Field
 
 from perdure.contract.base import Message, ShortText, Time, shorten
+from perdure.contract.peaks import Peaks
 from perdure.contract.vocabulary import FailureClass, JobPhase
 
 if TYPE_CHECKING:
     from perdure.spec.job import JobSpec
 
-__all__ = ["HistoryAnswer", "HistoryRequest", "HostFailures", "JobShape", "PastJob", "RoleNeeds", "RoleShape"]
+__all__ = [
+    "HistoryAnswer",
+    "HistoryRequest",
+    "HostFailures",
+    "JobShape",
+    "PastJob",
+    "RoleNeeds",
+    "RoleShape",
+    "RoleUse",
+]
 
 MOST_LABELS = 64
 _LONGEST_NAME = 400
@@ -71,6 +81,15 @@ class HistoryRequest(Message):
     """The most jobs to return, the most similar and newest first; sums are over all of them."""
 
 
+class RoleUse(Message):
+    """What the nodes of one role of a job have used."""
+
+    role: _Name
+    nodes: int = 0
+    """The most nodes that a world of it had."""
+    peaks: Peaks | None = None
+
+
 class PastJob(Message):
     """What is kept of one job."""
 
@@ -96,6 +115,8 @@ class PastJob(Message):
     """The time in which interruptions kept it from training."""
     node_hours: float = 0
     """Hours of all its nodes in worlds."""
+    use: tuple[RoleUse, ...] = ()
+    """What the nodes of each role have used, where that is known."""
     alike: int = 0
     """How much it is like the requested job: a point each for the image, the command and the labels."""
 
@@ -123,6 +144,18 @@ class RoleNeeds(Message):
     """The median of the most nodes in a world."""
     seconds: float | None = None
     """The median duration of those that succeeded."""
+    measured: int = 0
+    """The jobs whose use of their machines is known: they succeeded, or were measured for an hour."""
+    memory: int | None = None
+    """Bytes of memory that a node used at most; jobs that used more than four times the median do not count."""
+    cpu: float | None = None
+    """The same of processors, as the highest mean over a minute."""
+    gpu_memory: int | None = None
+    """The same of bytes of a GPU."""
+    shm: int | None = None
+    """The same of bytes of /dev/shm."""
+    names: tuple[str, ...] = ()
+    """The newest jobs of which these figures are."""
 
 
 class HistoryAnswer(Message):

@@ -14,6 +14,7 @@ from perdure.contract.hangs import Hang
 from perdure.contract.identity import Incarnation
 from perdure.contract.logs import LogPosition
 from perdure.contract.nodes import NodeFacts
+from perdure.contract.peaks import Peaks
 from perdure.contract.vocabulary import EvidenceSource, FailureClass, JobPhase
 from perdure.spec.durations import Duration
 
@@ -34,6 +35,7 @@ __all__ = [
     "Straggler",
     "Suggestion",
     "Suspect",
+    "Unused",
 ]
 
 
@@ -305,6 +307,8 @@ class RoleStatus(Message):
     """Its restarts within the restart window."""
     suspended_alone: bool = False
     """A user has suspended it without the job; it may still wait for a checkpoint before it is."""
+    peaks: Peaks | None = None
+    """The most that one of its nodes has used of its machine, as far as the job knows."""
 
 
 class Pace(Message):
@@ -330,6 +334,24 @@ class Resized(Message):
     """Seconds of a step that were expected with it; None where nothing was."""
     gave_up: bool = False
     """Nodes that it had requested did not come."""
+
+
+class Unused(Message):
+    """A part of a request that no node of a role has ever used."""
+
+    resource: str
+    """`cpu` or `memory`."""
+    requested: str
+    """What each node requests, as a quantity of Kubernetes."""
+    used: str
+    """The most that one has used: of processors the highest mean over a minute."""
+    enough: str
+    """What would do, with room to spare."""
+    saved: str
+    """What that leaves to others, for each node."""
+    nodes: int
+    watched: Duration
+    """The time of training over which it was measured."""
 
 
 class Suggestion(Message):
@@ -450,6 +472,14 @@ class JobStatus(Shown, Message):
     """Progress at the last failure or finish; the groups know the current progress."""
     scaling: ScalingView | None = None
     """What is known of its speed with different numbers of nodes; None where it is not measured."""
+    peaks: Peaks | None = None
+    """The most that one of the role's nodes has used of its machine; `perdure status` adds what agents report now."""
+    requests: dict[str, str] = Field(default={})
+    """What each of the role's nodes requests of `cpu` and `memory`; empty where that has no meaning."""
+    memory_raised: bool = False
+    """That memory was raised after the memory of a node had run out: `scaling.memory_max`."""
+    unused: tuple[Unused, ...] = ()
+    """What they request and have never used."""
 
     @property
     def nodes_allowed(self) -> int:

@@ -26,15 +26,24 @@ class MemoryController:
     def free_bytes(self) -> int | None:
         """The memory that may still be used below the nearest limit, including file caches; None if there is no
         limit."""
+        used = ((limit, self._working_set(directory)) for directory, limit in self._limits())
+        return min((limit - bytes for limit, bytes in used if bytes is not None), default=None)
+
+    @property
+    def working_set_bytes(self) -> int | None:
+        """The memory that counts against the nearest limit, without file caches that can be reclaimed; None if there is
+        no limit, since other processes of the machine may be counted then."""
+        directory = next((directory for directory, _ in self._limits()), None)
+        return None if directory is None else self._working_set(directory)
+
+    def _working_set(self, directory: Path) -> int | None:
         usage, cached = ("memory.current", "inactive_file")
         if self._version == 1:
             usage, cached = ("memory.usage_in_bytes", "total_inactive_file")
-        free: list[int] = []
-        for directory, limit in self._limits():
-            used = _read(directory / usage).strip()
-            if used.isdecimal():
-                free.append(limit - int(used) + _entry(directory / "memory.stat", cached))
-        return min(free, default=None)
+        used = _read(directory / usage).strip()
+        if not used.isdecimal():
+            return None
+        return max(0, int(used) - _entry(directory / "memory.stat", cached))
 
     @property
     def out_of_memory_kills(self) -> int:

@@ -14,6 +14,8 @@ from . import processes
 from .cgroups import MemoryController
 from .nvml import Devices
 
+_SHARED_MEMORY = "/dev/shm"
+
 _Counts: TypeAlias = dict[tuple[int, ...], int]
 """What each process or thread has counted since its start, by what identifies it."""
 
@@ -54,7 +56,17 @@ class UsageMeter:
             + max((shared for _, shared in resident), default=0),
             memory_limit_bytes=self._memory.limit_bytes,
             devices=tuple(self._devices.usage()),
+            working_set_bytes=self._memory.working_set_bytes,
+            shm_bytes=_used_of(_SHARED_MEMORY) if self._memory.limit_bytes is not None else None,
         )
+
+
+def _used_of(folder: str) -> int | None:
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return None
+    return (found.f_blocks - found.f_bfree) * found.f_frsize
 
 
 def _growth(before: _Counts, counts: _Counts) -> int:

@@ -223,6 +223,10 @@ class UsageReport(Body):
     memory_bytes: int | None = None
     memory_limit_bytes: int | None = None
     devices: tuple[DeviceUsage, ...] = ()
+    working_set_bytes: int | None = None
+    """What the node's container is charged, without file caches that can be reclaimed; None where it has no limit."""
+    shm_bytes: int | None = None
+    """What is used of /dev/shm; None where that is the machine's."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -252,13 +252,14 @@ class Scenario:
         failure = self.failure(rank, kind=FailureKind.RENDEZVOUS, message="the command did not enter", **fields)
         return self.take(failure)
 
-    def finish(self, *ranks: int, generation: int | None = None) -> Scenario:
+    def finish(self, *ranks: int, generation: int | None = None, progress: Progress | None = None) -> Scenario:
         for rank in ranks:
             finished = Finished(
                 sender=self.identity(rank),
                 sequence=next(self._sequence),
                 time=self.now,
                 generation=generation or self.generation,
+                progress=progress,
             )
             self.take(finished)
         return self

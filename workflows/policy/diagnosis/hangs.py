@@ -36,7 +36,7 @@ from perdure.workflows.policy.diagnosis import collectives
 from perdure.workflows.policy.diagnosis.collectives import Comparison
 from perdure.workflows.policy.diagnosis.hang_words import describe, rank_names, sign_of, verb
 from perdure.workflows.policy.diagnosis.interruptions import interrupt
-from perdure.workflows.policy.facts.agent_messages import newest_progress
+from perdure.workflows.policy.facts.agent_messages import take_progress
 from perdure.workflows.policy.record import incidents
 from perdure.workflows.policy.state.job import RoleInJob
 from perdure.workflows.policy.state.node import NodeFailure, NodeState
@@ -205,7 +205,7 @@ def judge(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
         return state
     progress = [node.look.progress for node in state.members if node.look is not None]
     for known in progress:
-        state = state.replace(progress=newest_progress(state, known))
+        state = take_progress(state, known)
     last_steps = {node.rank: node.look.since for node in state.members if node.look is not None}
     failure = NodeFailure(
         rank=hang.node if hang.node is not None else state.members[0].rank,

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 
 from perdure.contract import AgentMessage, Progress, ProgressSource
 from perdure.contract.courses import join_courses
+from perdure.contract.peaks import join_peaks
 from perdure.workflows.policy.state.job import RoleInJob
 from perdure.workflows.policy.state.node import NodeState
 
@@ -31,12 +32,20 @@ def accept_message(state: RoleInJob, message: AgentMessage, now: datetime) -> tu
     return state, node
 
 
-def newest_progress(state: RoleInJob, reported: Progress | None) -> Progress | None:
+def take_progress(state: RoleInJob, reported: Progress | None) -> RoleInJob:
+    """Takes in the progress of a node, and the most that it has used of its machine."""
+    if reported is None:
+        return state
+    peaks = join_peaks((state.peaks, reported.peaks))
+    return state.replace(progress=_newest(state, reported.replace(peaks=None)), peaks=peaks)
+
+
+def _newest(state: RoleInJob, reported: Progress) -> Progress:
     """Returns the progress of the newest world, in which a lower step is not an older one: ranks begin with a
     checkpoint, and counts with 0. Of one world the furthest counts, as reports may be late."""
     known = state.progress
-    if known is None or reported is None:
-        return reported or known
+    if known is None:
+        return reported
     return _newer(known, reported).replace(course=join_courses(known.course, reported.course))
 
 

@@ -8,7 +8,7 @@ from perdure.contract import Failure, FailureClass, FailureKind, LossCause, Node
 from perdure.workflows.policy.diagnosis import claims, first_steps, own_lines
 from perdure.workflows.policy.diagnosis.classification import node_failure
 from perdure.workflows.policy.diagnosis.interruptions import count_another_try, interrupt, record_command_failure
-from perdure.workflows.policy.facts.agent_messages import accept_message, newest_progress
+from perdure.workflows.policy.facts.agent_messages import accept_message, take_progress
 from perdure.workflows.policy.facts.nodes import fresh_ports, lose, with_preparation
 from perdure.workflows.policy.record import incidents
 from perdure.workflows.policy.repair import charges
@@ -33,7 +33,7 @@ def on_failure(state: RoleInJob, failure: Failure, now: datetime) -> RoleInJob:
     if reported.ran_out is not None:
         reported = reported.replace(ran_out=reported.ran_out.replace(requested=node.memory))
     node = _after(node, failure, now)
-    state = state.with_node(node).replace(progress=newest_progress(state, failure.progress))
+    state = take_progress(state.with_node(node), failure.progress)
     state = first_steps.learn_from_failure(charges.note_error(state, reported), failure)
     if state.outcome is not None:
         return state

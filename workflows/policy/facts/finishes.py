@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from perdure.contract import Finished, NodePhase
-from perdure.workflows.policy.facts.agent_messages import accept_message, newest_progress
+from perdure.workflows.policy.facts.agent_messages import accept_message, take_progress
 from perdure.workflows.policy.state.job import RoleInJob
 
 
@@ -22,7 +22,7 @@ def on_finished(state: RoleInJob, finished: Finished, now: datetime) -> RoleInJo
             ended=node.ended or ended,
             catching_up=node.catching_up and not ended,
         )
-        return state.with_node(node).replace(progress=newest_progress(state, finished.progress))
+        return take_progress(state.with_node(node), finished.progress)
     outside = world is None or state.between_stages or not state.is_member(node)
     if not ended or not outside:
         return state

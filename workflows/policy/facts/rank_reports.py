@@ -6,7 +6,7 @@ from datetime import datetime
 
 from perdure.contract import BadNumber, Corruption
 from perdure.workflows.policy.diagnosis import claims
-from perdure.workflows.policy.facts.agent_messages import accept_message, newest_progress
+from perdure.workflows.policy.facts.agent_messages import accept_message, take_progress
 from perdure.workflows.policy.state.job import RoleInJob
 from perdure.workflows.policy.state.node import NodeState
 
@@ -35,4 +35,4 @@ def accept_rank_report(
     member = world.members[node.rank]
     if not member.base_rank <= rank < member.base_rank + member.processes or step < 0:
         return claims.count(state, f"node {node.rank} has reported {about} of rank {rank}"), None
-    return state.replace(progress=newest_progress(state, report.progress)), node
+    return take_progress(state, report.progress), node

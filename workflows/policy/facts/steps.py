@@ -15,7 +15,7 @@ from perdure.contract.transitions import (
 )
 from perdure.workflows.policy.capacity import scaling
 from perdure.workflows.policy.diagnosis import first_steps, hangs
-from perdure.workflows.policy.facts.agent_messages import newest_progress
+from perdure.workflows.policy.facts.agent_messages import take_progress
 from perdure.workflows.policy.facts.nodes import with_preparation
 from perdure.workflows.policy.record import incidents, observations
 from perdure.workflows.policy.repair import memory
@@ -78,5 +78,5 @@ def on_pace(state: RoleInJob, node: NodeState, reported: NodePace) -> RoleInJob:
         return state
     if world.members[node.rank].base_rank != 0:
         return state
-    state = state.replace(progress=newest_progress(state, reported.progress))
+    state = take_progress(state, reported.progress)
     return scaling.learn(state, world, step=reported.step, spread=reported.spread, progress=reported.progress)

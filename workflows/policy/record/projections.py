@@ -18,7 +18,7 @@ from perdure.contract import (
 from perdure.contract.identity import identity_of
 from perdure.contract.names import group_index
 from perdure.spec.job import JobSpec
-from perdure.workflows.policy.capacity import planned_changes, scaling
+from perdure.workflows.policy.capacity import planned_changes, resource_use, scaling
 from perdure.workflows.policy.checkpoints import commits
 from perdure.workflows.policy.diagnosis import first_steps
 from perdure.workflows.policy.record import observations
@@ -40,6 +40,7 @@ def status_of(state: RoleInJob, job: JobSpec, *, groups: tuple[str, ...], phase:
     archive = job.workdir.archive if job.workdir else None
     speed = scaling.view(state, job, now)
     uncreated = observations.uncreated_nodes(state)
+    requests, raised = resource_use.requests_of(state, job), state.host_memory.requested is not None
     return JobStatus(
         name=state.name,
         namespace=state.namespace,
@@ -78,6 +79,16 @@ def status_of(state: RoleInJob, job: JobSpec, *, groups: tuple[str, ...], phase:
         checkpoint=commits.view(state, job),
         progress=state.progress,
         scaling=speed,
+        peaks=state.peaks,
+        requests=requests,
+        memory_raised=raised,
+        unused=resource_use.unused(
+            requests,
+            state.peaks,
+            nodes=state.nodes_max,
+            complete=phase is JobPhase.SUCCEEDED,
+            raised=raised,
+        ),
     )
 
 
@@ -109,6 +120,7 @@ def _role_status(role: RoleState, job: JobSpec, now: datetime, closed: JobPhase 
         nodes_allowed=scaling.largest_of(role),
         restarts=len(within_window(role.restarts, now=now, window=job.retry.window)),
         suspended_alone=role.suspended_alone or bool(awaited and awaited.role),
+        peaks=role.peaks,
     )
 
 

@@ -18,6 +18,7 @@ from perdure.contract import (
     Incarnation,
     JobPhase,
     Message,
+    Peaks,
     PrintedLines,
     Progress,
     RankNumber,
@@ -198,6 +199,8 @@ class RoleState(Message):
     restarts: tuple[datetime, ...] = ()
     """Times of restarts that failures caused, within the budget's window."""
     progress: Progress | None = None
+    peaks: Peaks | None = None
+    """The most that one of its nodes has used of its machine, as far as their agents have reported it to the job."""
     desire_version: int = 0
     wound_down_groups: tuple[int, ...] = ()
     ownership_epochs: dict[int, str] = Field(default={})

@@ -57,11 +57,16 @@ def _decide(case: Case) -> MemoryAfterOom | None:
     most = case.job.roles[case.state.role].scaling.memory_max
     if most is None or not _nodes(case):
         return None
-    return memory_after_oom(_kill(case), most=bytes_of(most), earlier=earlier_kills(case.state))
+    return memory_after_oom(_kill(case), most=bytes_of(most), peak=_peak(case), earlier=earlier_kills(case.state))
 
 
 def _nodes(case: Case) -> tuple[int, ...]:
     return tuple(sorted({one.rank for one in case.interruption.failures if one.ran_out is not None}))
+
+
+def _peak(case: Case) -> int | None:
+    """The most that a node was seen to use. Up to its limit this says nothing more than the kill does."""
+    return case.state.peaks.memory if case.state.peaks is not None else None
 
 
 def _kill(case: Case) -> MemoryKill:

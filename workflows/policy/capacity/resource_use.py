@@ -1,0 +1,92 @@
+"""Finds what nodes request and never use: what others could have, or what is paid for nothing.
+
+Nothing is said before enough was seen (`_ENOUGH`, or a training from its first to its last step), nor where the request
+has a reason that its use does not show: a rank needs a GPU however much of it, and memory that was raised after a kill
+is needed although no peak shows it.
+
+What would do is the highest use and `MARGIN` of it, which is what Kubernetes' vertical autoscaler recommends
+(`recommendation-margin-fraction`), in whole processors and whole GiB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from math import ceil
+from typing import Final
+
+from perdure.contract import Peaks, Unused
+from perdure.spec.capabilities import CAPABILITIES
+from perdure.spec.job import JobSpec
+from perdure.spec.quantities import amount, bytes_of, quantity_of_bytes
+from perdure.workflows.policy.state.role import RoleState
+
+MARGIN: Final = 0.15
+_ENOUGH: Final = timedelta(hours=1)
+"""The time of training after which a peak counts: evaluations and saves have mostly come by then."""
+_WORTH: Final = 0.1
+"""The least share of a request that is worth telling."""
+_GI: Final = 2**30
+
+
+def requests_of(state: RoleState, job: JobSpec) -> dict[str, str]:
+    """Returns what a node of the role requests of processors and memory, where that has a meaning."""
+    if not CAPABILITIES[job.backend].chooses_machines:
+        return {}
+    resources, raised = job.roles[state.role].resources, state.host_memory.requested
+    memory = resources.memory if raised is None else quantity_of_bytes(raised)
+    return {name: text for name, text in (("cpu", resources.cpu), ("memory", memory)) if text is not None}
+
+
+def unused(
+    requests: Mapping[str, str], peaks: Peaks | None, *, nodes: int, complete: bool = False, raised: bool = False
+) -> tuple[Unused, ...]:
+    """Returns what is requested and was never used.
+
+    Args:
+        requests: What each node requests: `requests_of`.
+        peaks: The most that a node has used.
+        nodes: The number of nodes.
+        complete: The training was seen from its first to its last step, so no later one can need more.
+        raised: The memory was raised after a kill.
+    """
+    if peaks is None or not (complete or peaks.watched >= _ENOUGH.total_seconds()):
+        return ()
+    return tuple(one for one in _each(requests, peaks, raised=raised, nodes=nodes) if one is not None)
+
+
+def _each(requests: Mapping[str, str], peaks: Peaks, *, raised: bool, nodes: int) -> Iterator[Unused | None]:
+    if "cpu" in requests and peaks.cpu is not None:
+        requested, enough = float(amount(requests["cpu"])), cores_for(peaks.cpu)
+        if requested - enough >= max(1.0, _WORTH * requested):
+            yield Unused(
+                resource="cpu",
+                requested=requests["cpu"],
+                used=f"{peaks.cpu:.3g}",
+                enough=str(enough),
+                saved=f"{requested - enough:g}",
+                nodes=nodes,
+                watched=timedelta(seconds=peaks.watched),
+            )
+    if "memory" in requests and peaks.memory and not raised:
+        requested, enough = bytes_of(requests["memory"]), memory_for(peaks.memory)
+        if requested - enough >= max(_GI, _WORTH * requested):
+            yield Unused(
+                resource="memory",
+                requested=requests["memory"],
+                used=f"{peaks.memory / _GI:.3g}Gi",
+                enough=quantity_of_bytes(enough),
+                saved=f"{(requested - enough) / _GI:.3g}Gi",
+                nodes=nodes,
+                watched=timedelta(seconds=peaks.watched),
+            )
+
+
+def memory_for(peak: int) -> int:
+    """Returns the bytes to request for a node that uses this much at most."""
+    return ceil(peak * (1 + MARGIN) / _GI) * _GI
+
+
+def cores_for(peak: float) -> int:
+    """Returns the processors to request for a node that uses this many at most."""
+    return max(1, ceil(peak * (1 + MARGIN)))
