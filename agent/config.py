@@ -101,6 +101,8 @@ class AgentConfig(BaseModel):
     """Endpoints for Prometheus whose samples the agent writes to its event files: URLs, with prefixes after `#`."""
     outputs_logs: str | None = None
     """URL of a folder, in fsspec's format, to which the node's log is copied."""
+    keep_all_logs: bool = True
+    """Whether that is all of the log; otherwise a long one loses its middle, as `LogShipper` does it."""
 
     @property
     def stored(self) -> Checkpoint | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,12 @@ _PART_MAX = 4 * 1024 * 1024
 """Bytes of a part, and of the memory that copying uses."""
 _INTERVAL = 30.0
 """Seconds between copies; each writes at most one part again."""
+
+FIRST_PARTS, LAST_PARTS = 4, 60
+"""Parts that an archive keeps of a node's log: 16 MiB of its beginning, where it starts, and the last 240 MiB."""
+
+COMPLETE = "complete"
+"""The file beside the parts that says that nothing follows: the agent has copied the log as it ended."""
 
 
 class _Position(BaseModel):
@@ -50,6 +57,7 @@ class LogShipper:
         private_dir: Path | None = None,
         part_max: int = _PART_MAX,
         file_max: int = Timing().processes.log_max_bytes,
+        keep_all: bool = True,
     ) -> None:
         """Begins where an earlier agent ended.
 
@@ -61,6 +69,7 @@ class LogShipper:
             part_max: Bytes of a part.
             file_max: Bytes of one file of the log, at most. The launcher writes no larger ones; training code could put
                 a file without end in their place.
+            keep_all: Keep all parts, and not only the first and the last ones.
         """
         self._run_dir = run_dir
         # A folder of its own is what the agent has where it is another user.
@@ -69,6 +78,7 @@ class LogShipper:
         self._folder = f"{node.role}-{node.rank}/{node.incarnation}"
         self._part_max = part_max
         self._file_max = file_max
+        self._keep_all = keep_all
         self._file = KeptFile((private_dir or run_dir) / SHIPPED_LOGS)
         self._position = self._read_position()
         self._files: Any = None
@@ -95,6 +105,12 @@ class LogShipper:
                 if self._failing:
                     logger.info("the log is copied to %s again", self._url)
                 self._failing = False
+
+    async def finish(self) -> None:
+        """Copies the end of the log, and that it is the end."""
+        await self.ship()
+        if not self._failing and self._files is not None:
+            await asyncio.to_thread(self._files.pipe_file, f"{self._root}/{COMPLETE}", b"")
 
     def _ship(self) -> None:
         files = log_files(self._run_dir)
@@ -123,19 +139,30 @@ class LogShipper:
                     self._keep(position.model_copy(update={"shipped": len(content)}))
                 if len(content) < self._part_max:
                     return
-                self._keep(_Position(inode=position.inode, start=position.start + len(content), part=position.part + 1))
+                self._next_part(inode=position.inode, start=position.start + len(content), part=position.part + 1)
 
     def _next_file(self, file: LogFile) -> None:
         position = self._position
-        self._keep(_Position(inode=file.inode, part=position.part + (position.shipped > 0)))
+        self._next_part(inode=file.inode, start=0, part=position.part + (position.shipped > 0))
+
+    def _next_part(self, *, inode: int, start: int, part: int) -> None:
+        left_out = part - LAST_PARTS
+        if not self._keep_all and left_out > FIRST_PARTS and part > self._position.part:
+            with suppress(FileNotFoundError):
+                self._open().rm_file(f"{self._root}/part-{left_out:06}.log")
+        self._keep(_Position(inode=inode, start=start, part=part))
 
     def _upload(self, part: int, content: bytes) -> None:
+        files = self._open()
+        files.pipe_file(f"{self._root}/part-{part:06}.log", content)
+
+    def _open(self) -> Any:
         if self._files is None:
             files, root = open_storage(self._url, contained=self._contained)
             self._root = f"{root}/{self._folder}"
             files.makedirs(self._root, exist_ok=True)
             self._files = files
-        self._files.pipe_file(f"{self._root}/part-{part:06}.log", content)
+        return self._files
 
     def _keep(self, position: _Position) -> None:
         self._position = position

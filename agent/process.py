@@ -159,6 +159,7 @@ class Agent:
                 config.node,
                 private_dir=config.private_dir,
                 file_max=config.timing.processes.log_max_bytes,
+                keep_all=config.keep_all_logs,
             )
             if config.outputs_logs
             else None
@@ -297,7 +298,7 @@ class Agent:
         if self._shipper:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_SHUTDOWN_REPORT_TIMEOUT):
-                    await self._shipper.ship()
+                    await self._shipper.finish()
 
     def _follow_launcher(self, hello: LauncherHello) -> None:
         if self._followed and self._followed.pid == hello.pid:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from perdure.client.views import Submission as Submission
     from perdure.client.views import TaskFailure as TaskFailure
     from perdure.contract import Accepted as Accepted
+    from perdure.contract import ArchiveReport as ArchiveReport
     from perdure.contract import AwaitNodes as AwaitNodes
     from perdure.contract import Check as Check
     from perdure.contract import CheckpointView as CheckpointView
@@ -153,6 +154,7 @@ _HOMES = {
     ),
     "perdure.contract": (
         "Accepted",
+        "ArchiveReport",
         "AwaitNodes",
         "Check",
         "CheckpointView",
@@ -234,6 +236,7 @@ _HOMES = {
 
 __all__ = [
     "Accepted",
+    "ArchiveReport",
     "AwaitNodes",
     "Check",
     "CheckpointView",

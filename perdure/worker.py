@@ -18,6 +18,7 @@ from pathlib import Path
 from temporalio.client import Client as TemporalClient
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
+from perdure.activities.archive import ArchiveActivities, ArchivePlaces, Render
 from perdure.activities.cluster.activities import watching_clusters
 from perdure.activities.cluster.settings import ClusterSettings, cluster_settings
 from perdure.activities.datasets import DatasetActivities
@@ -57,6 +58,7 @@ from perdure.contract import GatewayFacts, SiteFacts
 from perdure.contract.names import watch_task_queue
 from perdure.events import AsyncExporter, ConsoleExporter, EventType, FileExporter, JobEvents, json_line, to_collector
 from perdure.spec.job import Backend
+from perdure.workflows.archiver import Archiver
 from perdure.workflows.ask_node import AskNode
 from perdure.workflows.cluster import Cluster
 from perdure.workflows.dataset import Dataset
@@ -98,6 +100,7 @@ async def running_worker(
     backends: Iterable[NodeBackend] | None = None,
     task_queue: str | None = None,
     gateway: GatewayFacts | None = None,
+    render: Render | None = None,
 ) -> AsyncGenerator[SiteFacts]:
     """Serves both task queues while the context is open; leaving it stops gracefully.
 
@@ -106,6 +109,7 @@ async def running_worker(
         backends: Sources of nodes; by default this machine, and nodes that join by themselves.
         task_queue: The task queue of workflows and short activities; by default the one that the environment names.
         gateway: How machines reach the site's gateway, for those who make tickets.
+        render: Makes the reports in archives; by default they have none.
 
     Yields:
         The facts that the worker found out about the client's namespace.
@@ -140,6 +144,7 @@ async def running_worker(
                 Cluster,
                 WorkdirUpload,
                 Notifier,
+                Archiver,
             ],
             # The sandbox is entered anew for each payload, which takes most of a worker's time when a thousand nodes
             # report at once. Problems that it prevents are found before a release: the tests' own workers run in it.
@@ -151,6 +156,7 @@ async def running_worker(
                 *SignalActivities(client).all,
                 *SiteActivities(facts, served, gateway).all,
                 *notifications.all,
+                *ArchiveActivities(client, ArchivePlaces.of_site(served), render).all,
             ],
             max_concurrent_activities=SHORT_SLOTS,
             graceful_shutdown_timeout=SHUTDOWN_GRACE,
@@ -329,6 +335,7 @@ async def serve(
     health_port: int | None = None,
     backends: Sequence[Backend] = (Backend.LOCAL,),
     events: Path | None = None,
+    render: Render | None = None,
 ) -> None:
     """Runs a worker until SIGTERM or SIGINT.
 
@@ -338,6 +345,7 @@ async def serve(
         health_port: The port that answers `GET /healthz` for as long as both task queues are served.
         backends: Sources of nodes, in addition to nodes that join by themselves.
         events: The file for the events of jobs; `-` for standard output.
+        render: Makes the reports in archives of jobs; by default they have none.
 
     Raises:
         ControlPlaneUnreachable: if the server does not answer at the start.
@@ -371,7 +379,9 @@ async def serve(
     async with (
         exporting_events(events, jobs) as exporters,
         serving_metrics(metrics.text, metrics_port) if metrics is not None else nullcontext(),
-        running_worker(client, backends=served, task_queue=endpoint.task_queue, gateway=gateway) as facts,
+        running_worker(
+            client, backends=served, task_queue=endpoint.task_queue, gateway=gateway, render=render
+        ) as facts,
         health_endpoint(health_port),
         ui_proxy(os.environ.get(UI_VARIABLE, ""), os.environ.get(UI_BACKEND_VARIABLE, "")),
         asyncio.TaskGroup() as beside,

@@ -138,3 +138,14 @@ NOTIFICATION_RETRY = RetryPolicy(
     initial_interval=timedelta(seconds=1), backoff_coefficient=2, maximum_interval=timedelta(minutes=10)
 )
 """Until the notification's own deadline: a server that was away is reached within 10 minutes of its return."""
+
+ARCHIVE_ATTEMPT = timedelta(minutes=5)
+"""Longest try to write a job's archive, which has no logs: agents write these."""
+
+ARCHIVE_PATIENCE = timedelta(days=7)
+"""The time for which that is tried: a storage that is full or away is noticed and repaired within it."""
+
+ARCHIVE_RETRY = RetryPolicy(
+    initial_interval=timedelta(seconds=1), backoff_coefficient=2, maximum_interval=timedelta(minutes=10)
+)
+"""As of notifications: a storage that was away is written to within 10 minutes of its return."""

@@ -43,6 +43,7 @@ with workflow.unsafe.imports_passed_through():
     from perdure.contract.names import TRAINING_JOB, group_index, uid_of
     from perdure.spec.accepted import read_accepted
     from perdure.workflows import job_check, options, preset, requests
+    from perdure.workflows.archiver import start_archiver
     from perdure.workflows.carrying import Packed, pack, unpack
     from perdure.workflows.event_sink import send_events
     from perdure.workflows.job_groups import Group, JobGroups
@@ -103,6 +104,8 @@ class TrainingJob(JobUpdates):
             if not self._resolved:
                 spec = await preset.complete(spec)
                 self.job, self._resolved = read_accepted(spec), True
+            if carried is None:
+                await start_archiver(self.job, self.state.uid)
             self._take(TimePassed())
             while not self._is_over():
                 await self._wait()

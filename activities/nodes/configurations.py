@@ -10,6 +10,7 @@ from typing import Any
 from perdure.agent.config import AgentConfig, GatewayConnection
 from perdure.base.credentials.grants import Grant, PodName
 from perdure.contract import NodeRequest
+from perdure.contract.archive import logs_place
 from perdure.spec.capabilities import service_port
 from perdure.spec.checkpoint import Checkpoint
 from perdure.spec.recovery import OnNan
@@ -58,7 +59,8 @@ def agent_configuration(
         gateway=gateway,
         timing=spec.timing,
         termination_grace=spec.limits.termination_grace_period.total_seconds(),
-        outputs_logs=spec.outputs.logs,
+        outputs_logs=logs_place(spec, request.node.uid),
+        keep_all_logs=spec.outputs.logs is not None,
         preflight=spec.preflight,
         ready=role.ready.model_copy(update={"port": port}) if role.ready is not None else None,
         log_patterns={number: rule.match.log for number, rule in enumerate(spec.retry.rules) if rule.match.log},

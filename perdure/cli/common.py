@@ -6,6 +6,8 @@ Heavy imports wait until a command runs, so that `perdure --help` and completion
 from __future__ import annotations
 
 import asyncio
+import os
+import shlex
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, fields
@@ -121,6 +123,57 @@ class Session:
         """Ends the output with the commands that are useful next."""
         if not self.json:
             out.print(f"[dim]next:[/] {'   '.join(commands)}", markup=True)
+
+
+ArchiveOption = Annotated[
+    str | None,
+    typer.Option(
+        "--archive",
+        metavar="URL",
+        help="Read the job from this place, its specification's outputs.archive, and not from Temporal.",
+        show_default=False,
+    ),
+]
+
+ARCHIVE_VARIABLE = "PERDURE_ARCHIVE"
+"""The place in which jobs are looked for that Temporal does not know, or not any more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadingSession(Session):
+    """The session of commands that also show jobs of archives."""
+
+    archive: ArchiveOption = None
+
+    @property
+    def flag(self) -> str:
+        """The options with which a suggested command finds the same job."""
+        return super().flag + ("" if self.archive is None else f" --archive {shlex.quote(self.archive)}")
+
+    def run(self, work: Callable[[Client], Awaitable[ResultT]]) -> ResultT:
+        """Runs work with a client, or with what reads an archive where that is requested, or Temporal does not know the
+        job."""
+        from perdure.base.errors import JobNotFound
+
+        if self.archive is not None:
+            return self._read(self.archive, work)
+        try:
+            return super().run(work)
+        except JobNotFound:
+            place = os.environ.get(ARCHIVE_VARIABLE)
+            if not place:
+                raise
+            say(f"not in Temporal; read from the archive at {place}")
+            return self._read(place, work)
+
+    def _read(self, url: str, work: Callable[[Client], Awaitable[ResultT]]) -> ResultT:
+        async def read() -> ResultT:
+            from perdure.client.archive import ArchivedJobs
+
+            async with ArchivedJobs(url, namespace=self.namespace) as jobs:
+                return await work(jobs)
+
+        return asyncio.run(read())
 
 
 ServerSession = Annotated[Session, "output", "address"]

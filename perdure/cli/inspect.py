@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from perdure.cli import text
-from perdure.cli.common import JobArgument, NamespaceOption, OnlyRoleOption, ServerSession, Session, out
+from perdure.cli.common import JobArgument, NamespaceOption, OnlyRoleOption, ReadingSession, ServerSession, out
 from perdure.cli.completion import complete_incident
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def status(name: JobArgument, role: OnlyRoleOption = None, *, here: Session) -> None:
+def status(name: JobArgument, role: OnlyRoleOption = None, *, here: ReadingSession) -> None:
     """Show a job's phase and its reason, speed, interruptions, and what happens next; with --role, those of one role.
 
     [dim]perdure status llama-8b-sft -n nlp · perdure status grpo --role rollout · perdure status grpo -o json[/]
@@ -94,7 +94,7 @@ def status(name: JobArgument, role: OnlyRoleOption = None, *, here: Session) -> 
     here.run(lambda client: _status(client, here, name, role))
 
 
-async def _status(client: Client, here: Session, name: str, role: str | None) -> None:
+async def _status(client: Client, here: ReadingSession, name: str, role: str | None) -> None:
     from perdure.base.errors import NoWorker
     from perdure.client.failing_activities import describe_failing
     from perdure.client.hot_nodes import find_hot_nodes
@@ -133,10 +133,24 @@ async def _status(client: Client, here: Session, name: str, role: str | None) ->
     if known.notifies:
         for line in notified((await client.notifications(known)).targets):
             out.print(f"[bold]{'NOTIFIED':<8}[/] {escape(line)}")
+    if known.archive:
+        out.print(f"[bold]{'ARCHIVE':<8}[/] {escape(await _archive(client, known))}")
     page = client.endpoint.workflow_page(f"job/{known.namespace}/{known.name}")
     if page:
         out.print(f"[bold]{'UI':<8}[/] {page}")
     here.hint(*_next_commands(known, here.flag))
+
+
+async def _archive(client: Client, status: JobStatus) -> str:
+    """Where the job is archived, and whether that has worked."""
+    report = await client.archive(status)
+    if report.problem:
+        return f"could not be written: {report.problem}"
+    if report.complete_at is not None:
+        return f"complete, at {report.folder}"
+    if status.finished_at is not None:
+        return f"is being written to {status.archive}"
+    return f"at the end, to {status.archive}" + ("" if report.begun_at else ", which was not written to yet")
 
 
 def notified(targets: Iterable[TargetReport]) -> Iterator[str]:
@@ -240,7 +254,7 @@ def _next_commands(status: JobStatus, flag: str) -> list[str]:
     return [*commands, f"perdure watch {name}{flag}"]
 
 
-def nodes(name: JobArgument, role: OnlyRoleOption = None, *, here: Session) -> None:
+def nodes(name: JobArgument, role: OnlyRoleOption = None, *, here: ReadingSession) -> None:
     """Show the job's nodes, with the latest report of each agent.
 
     [dim]perdure nodes llama-8b-sft -n nlp · perdure nodes grpo --role rollout[/]
@@ -275,7 +289,7 @@ def nodes(name: JobArgument, role: OnlyRoleOption = None, *, here: Session) -> N
     first = f" --role {views[0][0]}" if several and views else ""
     here.hint(
         f"perdure logs {name}{here.flag}{first} --node {views[0][1].rank if views else 0}",
-        f"perdure watch {name}{here.flag}",
+        *([f"perdure watch {name}{here.flag}"] if here.archive is None else []),
     )
 
 
@@ -298,7 +312,7 @@ def explain(
     ] = None,
     role: OnlyRoleOption = None,
     *,
-    here: Session,
+    here: ReadingSession,
 ) -> None:
     """Explain an interruption: what was seen, what it means, what was done, and what was not.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from perdure.cli.common import JobArgument, OnlyRoleOption, Session, err, out
+from perdure.cli.common import JobArgument, OnlyRoleOption, ReadingSession, err, out
 from perdure.cli.completion import complete_node, complete_rank
 from perdure.cli.ranks import node_numbers, parse_ranks
 from perdure.cli.terminal import as_json
@@ -67,10 +67,11 @@ def logs(
         bool, typer.Option("--timestamps", "-t", help="Begin each line with the time (UTC) at which it was printed.")
     ] = False,
     *,
-    here: Session,
+    here: ReadingSession,
 ) -> None:
-    """Print the nodes' output in the order of time: from files here, from running nodes' agents, or from the copies at
-    outputs.logs. Lines are cut after 16,384 characters, and --grep searches what is left; the log itself has all.
+    """Print the nodes' output in the order of time: from files here, from running nodes' agents, or from copies: at
+    outputs.logs or in an archive. Lines are cut after 16,384 characters, and --grep searches what is left; the log
+    itself has all.
 
     [dim]perdure logs llama-8b-sft -f --rank 8 · perdure logs llama-8b-sft --since 10m --grep NCCL -t[/]
     """

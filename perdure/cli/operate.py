@@ -16,6 +16,7 @@ from perdure.operator.ownership import Ownership
 if TYPE_CHECKING:
     from pydantic import JsonValue
 
+    from perdure.contract import ArchivedJob
     from perdure.spec.job import Backend
 
 HealthPortOption = Annotated[
@@ -107,9 +108,21 @@ def worker(
     from perdure.base.services import run_service
 
     service = worker.serve(
-        address=address, metrics_port=metrics_port, health_port=health_port, backends=backends, events=events
+        address=address,
+        metrics_port=metrics_port,
+        health_port=health_port,
+        backends=backends,
+        events=events,
+        render=_render,
     )
     raise typer.Exit(run_service(service, logger=worker.logger, log_file=log_file, log_format=log_format))
+
+
+def _render(record: ArchivedJob) -> str:
+    """The report of a job, for its archive; the page's packages are imported by the first one."""
+    from perdure.page.report import report_of
+
+    return report_of(record)
 
 
 def _backends(names: Sequence[str]) -> list[Backend]:

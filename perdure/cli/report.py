@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from perdure.cli.common import JobArgument, Session, out
+from perdure.cli.common import JobArgument, ReadingSession, out
 
-FileSession = Annotated[Session, "namespace", "address"]
+FileSession = Annotated[ReadingSession, "namespace", "address", "archive"]
 """The session of commands whose output is a file."""
 
 OutputFile = Annotated[

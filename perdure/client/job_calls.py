@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from temporalio.client import WorkflowHandle, WorkflowUpdateFailedError, WorkflowUpdateRPCTimeoutOrCancelledError
 from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.base.errors import NoWorker, Refused
 from perdure.base.executions import ExecutionDescription, describe, query
@@ -20,8 +21,16 @@ from perdure.client.nodes import refresh_nodes
 from perdure.client.pauses import pause_of, pauses_below
 from perdure.client.views import FailingActivity, JobSummary, Pause
 from perdure.client.visibility import summary_of
-from perdure.contract import DatasetView, HistoryAnswer, HistoryRequest, JobResult, JobStatus, NodeView
-from perdure.contract.names import job_workflow_id
+from perdure.contract import (
+    ArchiveReport,
+    DatasetView,
+    HistoryAnswer,
+    HistoryRequest,
+    JobResult,
+    JobStatus,
+    NodeView,
+)
+from perdure.contract.names import archiver_workflow_id, job_workflow_id
 
 UPDATE_TIMEOUT = timedelta(seconds=10)
 """The time that a job has to answer a request; it decides in milliseconds, but a worker may be just starting."""
@@ -58,6 +67,19 @@ class JobCalls(Connection):
         async with map_errors(self, status.name, status.namespace):
             job_id = job_workflow_id(status.namespace, status.name)
             return await read_datasets(await self.connect(), job_id, status.uid)
+
+    async def archive(self, status: JobStatus) -> ArchiveReport:
+        """Whether the archive of a job could be written; empty where it has none."""
+        handle = (await self.connect()).get_workflow_handle(
+            archiver_workflow_id(job_workflow_id(status.namespace, status.name), status.uid)
+        )
+        async with map_errors(self, status.name, status.namespace):
+            try:
+                return await query(handle, "report", result_type=ArchiveReport, rpc_timeout=CALL_TIMEOUT)
+            except RPCError as error:
+                if error.status is RPCStatusCode.NOT_FOUND:
+                    return ArchiveReport()
+                raise
 
     async def news(self, name: str, *, namespace: str | None = None) -> AsyncGenerator[None]:
         """Yields at once whenever something happens to the job, and for what has happened before, until the job has

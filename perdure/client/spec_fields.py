@@ -92,6 +92,7 @@ class NotificationFields(TypedDict, total=False):
 
 class OutputsFields(TypedDict, total=False):
     logs: str | None
+    archive: str | None
 
 
 class ProcessTimingFields(TypedDict, total=False):

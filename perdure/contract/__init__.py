@@ -28,6 +28,7 @@
 | `views` | from jobs and groups to users |
 | `cluster` | about the machines of a cluster, and advice to the jobs that share it |
 | `history` | about jobs of the past: from users to workers, and back |
+| `archive` | what is kept of a job at `outputs.archive` |
 | `vocabulary` | the enumerations that all of them share |
 | `base` | base classes and text limits |
 
@@ -37,6 +38,7 @@ The limits and the types of fields are imported from their own module.
 
 from perdure.contract.actions import *
 from perdure.contract.agents import *
+from perdure.contract.archive import *
 from perdure.contract.backends import *
 from perdure.contract.base import *
 from perdure.contract.checkpoints import *

@@ -49,6 +49,7 @@ CLUSTER = "Cluster"
 WATCH_CLUSTER = "watch_cluster"
 """The activity whose heartbeats hold a cluster's view."""
 NOTIFIER = "Notifier"
+ARCHIVER = "Archiver"
 
 REMOVAL_DENIED = "RemovalDenied"
 """The type of the error of activities that a backend's system does not let remove nodes."""
@@ -97,6 +98,11 @@ def dataset_workflow_id(job_id: str, uid: str, name: str) -> str:
 
 def store_workflow_id(job_id: str, uid: str) -> str:
     return f"{job_id}/{uid}/store"
+
+
+def archiver_workflow_id(job_id: str, uid: str) -> str:
+    """The workflow ID of the archive of one run."""
+    return f"{job_id}/{uid}/archive"
 
 
 def notifier_workflow_id(namespace: str, name: str, uid: str) -> str:

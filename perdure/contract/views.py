@@ -440,7 +440,9 @@ class JobStatus(Shown, Message):
     notifies: tuple[str, ...] = ()
     """Whom it notifies: the names in `notifications`."""
     logs_url: str = ""
-    """The destination of copies of the nodes' logs: `outputs.logs`."""
+    """The destination of copies of the nodes' logs: `outputs.logs`, or a folder of the archive."""
+    archive: str = ""
+    """The folder in which the run is archived; empty where it is not: `outputs.archive`."""
     groups: tuple[str, ...] = ()
     """Workflow IDs of the node groups, which know each node's progress."""
     unreachable: tuple[int, ...] = ()

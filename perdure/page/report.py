@@ -8,7 +8,10 @@ from pathlib import Path
 
 import perdure
 from perdure.base.errors import Refused
+from perdure.client.archive import ArchivedJobs, summary_of
 from perdure.client.client import Client
+from perdure.client.views import closed, overall_progress
+from perdure.contract import ArchivedJob
 from perdure.page import render
 from perdure.page.course import course_of
 from perdure.page.looks import JobLook, JobWatch
@@ -19,13 +22,21 @@ _STYLE = Path(__file__).with_name("static") / "page.css"
 
 async def report(client: Client, name: str) -> str:
     """The page of a job, in HTML that loads nothing."""
-    look = await _look(client, name)
+    return _render(await _look(client, name))
+
+
+def report_of(record: ArchivedJob) -> str:
+    """The page of a job of which an archive keeps this."""
+    return _render(_look_at(record))
+
+
+def _render(look: JobLook) -> str:
     return render.page(
         "report.html",
         root="",
         events="",
-        title=name,
-        name=name,
+        title=look.summary.name,
+        name=look.summary.name,
         namespace=look.summary.namespace,
         parts=render.JobPage(is_live=False).parts(look),
         roles=list(look.nodes),
@@ -43,7 +54,26 @@ async def plot(client: Client, name: str, what: Collection[str]) -> str:
     return draw(course_of(look.status, look.incidents, now=datetime.now(UTC)), what=what, style=True)
 
 
+def _look_at(record: ArchivedJob) -> JobLook:
+    summary = summary_of(record)
+    leading = closed(next(iter(record.roles.values())).status, summary)
+    own = record.roles[leading.role].nodes
+    return JobLook(
+        record.written_at,
+        summary,
+        status=leading.model_copy(update={"warnings": ()}),
+        nodes={name: role.nodes for name, role in record.roles.items()},
+        progress=overall_progress(own, leading),
+        incidents=record.incidents,
+        spec=record.spec,
+        data=record.datasets,
+    )
+
+
 async def _look(client: Client, name: str) -> JobLook:
+    if isinstance(client, ArchivedJobs):
+        await client.status(name)  # Refuses a record that is not complete.
+        return _look_at(await client.archived(name))
     look = await JobWatch(client, name, client.namespace).look()
     if look.status is None:
         raise Refused(look.problem)

@@ -50,3 +50,7 @@ class Outputs(Section):
 
     logs: Template | None = None
     """URL of a folder, as fsspec takes it (`s3://…`, `gs://…`, `file:///…`), to which the nodes' logs are copied."""
+    archive: Template | None = None
+    """URL of a folder in which the job is kept for after its end: what it knows of itself, its specification, a report
+    and, unless `logs` names another place, its nodes' logs: docs/archive.md. Jobs may share one; each run has a folder
+    of its own below it."""

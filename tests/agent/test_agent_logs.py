@@ -8,7 +8,8 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from perdure.agent.logs import LogShipper
+from perdure.agent.logs import FIRST_PARTS, LAST_PARTS, LogShipper
+from perdure.client.logs.copies import CopiedLog
 from perdure.contract import NodeCredentials
 
 NODE = NodeCredentials(uid="0a1b2c3d", role="worker", rank=1, incarnation=2, token="secret")
@@ -88,3 +89,40 @@ async def test_storage_that_refuses_is_tried_again(tmp_path: Path) -> None:
     blocked.unlink()
     await shipper.ship()
     assert shipped(f"file://{blocked}/job") == b"hello"
+
+
+async def test_an_archive_keeps_the_beginning_and_the_end_of_a_long_log_and_says_what_is_left_out(tmp_path: Path):
+    run, url = tmp_path / "run", f"file://{tmp_path}/kept"
+    log = Log(run)
+    shipper = LogShipper(run, url, NODE, part_max=10, keep_all=False)
+    count = FIRST_PARTS + LAST_PARTS + 10
+    for number in range(count):
+        log.write(f"line {number:04}\n".encode())
+        if number % 7 == 0:
+            await shipper.ship()
+    await shipper.ship()
+    copied = CopiedLog(f"{url}/worker-1/2", rank=1, incarnation=2, in_archive=True)
+    lines = [line.text async for line in copied.old_lines(None, None)]
+    numbers = [int(line.removeprefix("line ")) for line in lines if line.startswith("line ")]
+    last = count - LAST_PARTS + 1  # The last part is begun and empty.
+    assert numbers == [*range(FIRST_PARTS), *range(last, count)]
+    assert [line for line in lines if "left out" in line] == lines[FIRST_PARTS + 1 : FIRST_PARTS + 2]
+    assert "may have continued" in lines[-1], "the agent is still at work, or lost"
+    await shipper.finish()
+    lines = [line.text async for line in copied.old_lines(None, None)]
+    assert lines[-1] == f"line {count - 1:04}"
+    assert [line.text async for line in copied.old_lines(2, None)] == lines[-2:]
+
+
+async def test_the_end_is_not_said_to_be_kept_where_it_could_not_be_copied(tmp_path: Path):
+    run, blocked = tmp_path / "run", tmp_path / "storage"
+    log = Log(run)
+    blocked.write_text("a file where a folder should be")
+    shipper = LogShipper(run, f"file://{blocked}/job", NODE)
+    log.write(b"hello\n")
+    await shipper.finish()
+    blocked.unlink()
+    await shipper.ship()
+    assert not list(blocked.rglob("complete"))
+    await shipper.finish()
+    assert list(blocked.rglob("complete"))

@@ -37,7 +37,7 @@ class Request(Message):
         {"env": {"A": "1"}, "secrets": {"A": "name/key"}},
         {"workdir": {"path": "/a", "git": None, "ref": None}},
         {"recovery": {"spares": 0, "replace_timeout": "5m"}},
-        {"outputs": {"logs": "s3://logs/${job.name}", "archive": None}},
+        {"outputs": {"logs": "s3://logs/${job.name}", "report": None}},
         {"notifications": []},
         {"labels": {"": "?"}},
         {"env": {"LONG": "x" * MAX_BYTES}},
@@ -71,7 +71,7 @@ def test_retired_fields_change_nothing_else():
     retired = {
         "workdir": {"path": "/a", "exclude": ["data/"], "git": None, "ref": None},
         "recovery": {"spares": 0, "on_capacity_loss": "wait"},
-        "outputs": {"logs": None, "archive": None},
+        "outputs": {"logs": None, "report": None},
         "notifications": [],
     }
     kept = {"workdir": {"path": "/a", "exclude": ["data/"]}, "recovery": {"on_capacity_loss": "wait"}}

@@ -260,7 +260,6 @@ def test_backend_problems_are_named_beside_others():
         ({"backend": "slurm"}, 'backend: got "slurm"; expected local, kubernetes, joined or ray'),
         ({"workdir": {"path": "/a", "git": "u"}}, "workdir.git: unknown field; expected one of path, exclude, archive"),
         ({"recovery": {"spares": 0}}, "recovery.spares: unknown field; expected one of on_capacity_loss, "),
-        ({"outputs": {"archive": "s3://x"}}, "outputs.archive: unknown field here; it belongs to workdir"),
         ({"notifications": []}, "notifications: got an empty list; expected a mapping"),
     ],
 )

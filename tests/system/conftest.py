@@ -13,15 +13,21 @@ from perdure.base.state_folder import StateFolder
 from perdure.local.control_plane import LocalControlPlane
 from scripts.cluster import binaries
 from scripts.cluster.binaries import BinariesMissing
+from tests.support.programs import Programs, report
 from tests.system.ray_cluster import RayCluster
 from tests.system.site import Site
+
+_PROGRAMS = Programs(
+    {"object_store_program": lambda: binaries.ensure(report, (binaries.OBJECT_STORE_SOURCE,))["versitygw"]}
+)
 
 _MISSING = pytest.StashKey[str]()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Builds Prometheus before the first test where a test that is left needs it: that takes longer than a test may."""
+    """Builds programs before the first test where a test that is left needs them: that takes longer than a test may."""
+    _PROGRAMS.make(config, items)
     if not any("prometheus_programs" in getattr(item, "fixturenames", ()) for item in items):
         return
     capture: Any = config.pluginmanager.getplugin("capturemanager")
@@ -43,6 +49,12 @@ def prometheus_programs(pytestconfig: pytest.Config) -> dict[str, Path]:
     if reason := pytestconfig.stash.get(_MISSING, ""):
         pytest.fail(reason, pytrace=False)
     return _prometheus()
+
+
+@pytest.fixture(scope="session")
+def object_store_program() -> Path:
+    """An S3 server."""
+    return _PROGRAMS.path("object_store_program")
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from temporalio.service import RPCError
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker, WorkflowRunner
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
+from perdure.activities.archive import ArchiveActivities, ArchivePlaces
 from perdure.activities.datasets import DatasetActivities
 from perdure.activities.nodes.activities import refuse_outdated_watch
 from perdure.activities.notifications import NotificationActivities
@@ -45,6 +46,8 @@ from perdure.contract import (
     WatchRequest,
 )
 from perdure.contract.names import REMOVAL_DENIED, node_name, watch_task_queue
+from perdure.page.report import report_of
+from perdure.workflows.archiver import Archiver
 from perdure.workflows.dataset import Dataset
 from perdure.workflows.delivery import Delivery
 from perdure.workflows.node_group import NodeGroup
@@ -74,6 +77,9 @@ class _Signals(SignalActivities):
 
 class Fleet:
     """The backend's activities, and the nodes that they made."""
+
+    archive_places = ArchivePlaces(own_machine=True)
+    """Where its workers write archives."""
 
     def __init__(self, client: Client, task_queue: str) -> None:
         self.client = client
@@ -161,7 +167,7 @@ class Fleet:
                 self.client,
                 task_queue=self.task_queue,
                 workflow_runner=runner,
-                workflows=[TrainingJob, ScheduledJob, NodeGroup, Dataset, KeyValueStore, Notifier],
+                workflows=[TrainingJob, ScheduledJob, NodeGroup, Dataset, KeyValueStore, Notifier, Archiver],
                 activities=[
                     self.create_node,
                     self.create_nodes,
@@ -170,6 +176,7 @@ class Fleet:
                     *facts.all,
                     *_Signals(self).all,
                     *NotificationActivities(self.client, own_machine=True).all,
+                    *ArchiveActivities(self.client, self.archive_places, report_of).all,
                 ],
                 max_cached_workflows=max_cached_workflows,
                 max_heartbeat_throttle_interval=timedelta(seconds=1),

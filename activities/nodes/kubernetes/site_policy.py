@@ -197,6 +197,9 @@ class SitePolicy(Section):
     webhook_networks: tuple[Cidr, ...] = ()
     """Networks inside the site, such as `10.20.0.0/16`, whose addresses webhooks of jobs' `notifications` may have.
     Others than these and public ones are refused."""
+    archive_places: tuple[str, ...] = ()
+    """URLs, such as `s3://archive/jobs`, below which the worker may write archives of jobs, by their `outputs.archive`;
+    it needs the credentials for them."""
 
     @classmethod
     def parse(cls, text: str) -> SitePolicy:

@@ -2,6 +2,6 @@
 
 from perdure.client.logs.agents import ask_agent
 from perdure.client.logs.lines import LogLine
-from perdure.client.logs.read import Selection, look_at_roles, read_logs
+from perdure.client.logs.read import Selection, look_at_roles, read_copies, read_logs
 
-__all__ = ["LogLine", "Selection", "ask_agent", "look_at_roles", "read_logs"]
+__all__ = ["LogLine", "Selection", "ask_agent", "look_at_roles", "read_copies", "read_logs"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import importlib
+import re
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from datetime import datetime
@@ -13,19 +14,25 @@ from typing import Any
 from perdure.base.errors import LogsUnavailable
 from perdure.client.logs.lines import Lines, PrintedLine
 
+_PART = re.compile(r"/part-(\d+)\.log$")
+_LEFT_OUT = "\n[perdure: what follows here is left out, as the archive keeps the beginning and the end of long logs]\n"
+_CUT_OFF = "[perdure: the log may have continued: its node was lost before its agent could copy the end]"
+
 
 class CopiedLog:
     """The copied log of one incarnation, which does not grow."""
 
-    def __init__(self, folder: str, *, rank: int, incarnation: int) -> None:
+    def __init__(self, folder: str, *, rank: int, incarnation: int, in_archive: bool = False) -> None:
         """Prepares reading; reads nothing yet.
 
         Args:
             folder: URL of the folder that holds the log's parts.
             rank: The node's rank.
             incarnation: The node's incarnation.
+            in_archive: Whether an archive keeps it, so that agents have marked its end, and its middle may be left out.
         """
         self._folder = folder
+        self._in_archive = in_archive
         self._node = f"{rank}.{incarnation}"
 
     async def old_lines(self, tail: int | None, since: datetime | None) -> AsyncGenerator[PrintedLine]:
@@ -37,11 +44,15 @@ class CopiedLog:
         lines = Lines()
         kept = deque[PrintedLine](maxlen=tail)
         try:
-            files, parts = await asyncio.to_thread(self._parts, tail)
+            files, parts, is_complete = await asyncio.to_thread(self._parts, tail)
             decoder = codecs.getincrementaldecoder("utf-8")("replace")
+            before = 0
             for part in parts:
                 content = await asyncio.to_thread(files.cat_file, part)
-                for line in lines.add(decoder.decode(content), ()):
+                number = _number(part)
+                gap = _LEFT_OUT if before and number != before + 1 else ""
+                before = number
+                for line in lines.add(gap + decoder.decode(content), ()):
                     if tail is None:
                         yield line
                     else:
@@ -58,6 +69,8 @@ class CopiedLog:
                 remedy="This machine needs the storage's client and credentials, as the nodes do.",
             ) from error
         kept.extend(lines.rest())
+        if self._in_archive and not is_complete:
+            kept.append(PrintedLine(_CUT_OFF, None))
         for line in kept:
             yield line
 
@@ -70,15 +83,22 @@ class CopiedLog:
         """Empty: reading all lines includes the last one."""
         return ()
 
-    def _parts(self, tail: int | None) -> tuple[Any, Sequence[str]]:
-        """Returns the storage, and the parts that hold the last lines, the oldest first."""
+    def _parts(self, tail: int | None) -> tuple[Any, Sequence[str], bool]:
+        """Returns the storage, the parts that hold the last lines, the oldest first, and whether the end is there."""
         fsspec: Any = importlib.import_module("fsspec.core")
         files, root = fsspec.url_to_fs(self._folder)
-        parts: list[str] = sorted(files.ls(root, detail=False))
+        names: list[str] = sorted(files.ls(root, detail=False))
+        parts = [name for name in names if _PART.search(name)]
+        is_complete = len(parts) < len(names)
         if tail is None:
-            return files, parts
+            return files, parts, is_complete
         begin, ends = len(parts), 0
         while begin > 0 and ends <= tail:
             begin -= 1
             ends += files.cat_file(parts[begin]).count(b"\n")
-        return files, parts[begin:]
+        return files, parts[begin:], is_complete
+
+
+def _number(part: str) -> int:
+    found = _PART.search(part)
+    return int(found[1]) if found else 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -20,6 +20,7 @@ from perdure.client.logs.lines import LogLine, PrintedLine
 from perdure.client.logs.order import merge_by_time
 from perdure.client.views import FINAL_PHASES
 from perdure.contract import JobStatus, NodeId, NodePhase, NodeView
+from perdure.contract.archive import archived_logs
 from perdure.spec.job import Backend
 
 READ_INTERVAL = timedelta(milliseconds=200)
@@ -97,8 +98,7 @@ async def read_logs(
     find = _Finder(look, ask, selection)
     status, found, problems = await find()
     logs = dict(found)
-    old = [_lines_of(key, log.old_lines(tail, since), problems) for key, log in logs.items()]
-    async for line in merge_by_time(old):
+    async for line in _old_lines(logs, problems, tail=tail, since=since):
         yield line
     loop = asyncio.get_running_loop()
     ask_at = loop.time() + NODES_INTERVAL.total_seconds()
@@ -120,7 +120,34 @@ async def read_logs(
     for key, log in logs.items():
         for printed in log.last_line():
             yield _line(key, printed)
-    if problems and not follow:
+    if not follow:
+        _raise(problems)
+
+
+async def read_copies(
+    logs: Mapping[_Key, NodeLog], *, tail: int | None, since: datetime | None
+) -> AsyncGenerator[LogLine]:
+    """Yields the lines of logs that do not grow.
+
+    Raises:
+        LogsUnavailable: if one cannot be read; after all others.
+    """
+    problems: list[LogsUnavailable] = []
+    async for line in _old_lines(logs, problems, tail=tail, since=since):
+        yield line
+    _raise(problems)
+
+
+async def _old_lines(
+    logs: Mapping[_Key, NodeLog], problems: list[LogsUnavailable], *, tail: int | None, since: datetime | None
+) -> AsyncGenerator[LogLine]:
+    old = [_lines_of(key, log.old_lines(tail, since), problems) for key, log in logs.items()]
+    async for line in merge_by_time(old):
+        yield line
+
+
+def _raise(problems: Sequence[LogsUnavailable]) -> None:
+    if problems:
         # After all readable logs: one silent agent must not hide the others.
         raise LogsUnavailable("; ".join(map(str, problems)), remedy=problems[0].remedy)
 
@@ -198,7 +225,8 @@ class _Finder:
             return log
         if status.logs_url and (incarnation < view.incarnation or view.phase in _GONE or status.phase in FINAL_PHASES):
             folder = f"{status.logs_url.rstrip('/')}/{status.role}-{view.rank}/{incarnation}"
-            return CopiedLog(folder, rank=view.rank, incarnation=incarnation)
+            in_archive = status.logs_url == archived_logs(status.archive)
+            return CopiedLog(folder, rank=view.rank, incarnation=incarnation, in_archive=in_archive)
         if incarnation > view.incarnation:
             return f"node {view.rank} has no incarnation {incarnation}, its newest is {view.incarnation}"
         if newest and view.phase not in _GONE and status.phase not in FINAL_PHASES:

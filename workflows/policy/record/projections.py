@@ -15,6 +15,7 @@ from perdure.contract import (
     ProgressSource,
     RoleStatus,
 )
+from perdure.contract.archive import job_archive, logs_place
 from perdure.contract.identity import identity_of
 from perdure.contract.names import group_index
 from perdure.spec.job import JobSpec
@@ -63,7 +64,8 @@ def status_of(state: RoleInJob, job: JobSpec, *, groups: tuple[str, ...], phase:
         restart_window=job.retry.window,
         started_at=state.started_at,
         finished_at=now if phase in (JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.CANCELLED) else None,
-        logs_url=job.outputs.logs or "",
+        logs_url=logs_place(job, state.uid) or "",
+        archive=job_archive(job, state.uid) or "",
         groups=groups,
         unreachable=tuple(node.rank for node in state.nodes.values() if node.alive and not node.reachable),
         stalled=tuple(node.rank for node in state.stalled),

@@ -1,0 +1,254 @@
+"""Reads jobs from their archives, for which neither Temporal nor a node is needed: see `perdure.contract.archive`."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import re
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn, Self
+
+from pydantic import ValidationError
+
+from perdure.base.errors import JobNotFound, PerdureError, Refused
+from perdure.client.client import Client
+from perdure.client.connection import Endpoint
+from perdure.client.logs import LogLine, Selection, read_copies
+from perdure.client.logs.copies import CopiedLog
+from perdure.client.views import FailingActivity, JobSummary, Pause, TaskFailure, closed
+from perdure.contract import (
+    ArchivedJob,
+    ArchivedRole,
+    ArchiveReport,
+    DatasetView,
+    IncidentView,
+    JobStatus,
+    NodeView,
+    NotifierReport,
+)
+from perdure.contract.archive import ARCHIVED_JOB, FORMAT, archived_logs
+from perdure.spec.base import fill_template
+
+_NODE = re.compile(r"(?P<role>.+)-(?P<rank>\d+)")
+
+
+class ArchivedJobs(Client):
+    """Answers what a client answers about jobs that have ended, from a folder in which they were archived.
+
+    Args:
+        url: The folder, as in `outputs.archive`; `${job.name}` and `${job.namespace}` are filled in.
+        namespace: The jobs' namespace, for calls that do not name one.
+    """
+
+    def __init__(self, url: str, *, namespace: str = "default") -> None:
+        super().__init__(namespace=namespace, endpoint=Endpoint(address="", ui=""))
+        self._url = url
+        self._known: dict[tuple[str, str], tuple[str, ArchivedJob]] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def connect(self) -> NoReturn:
+        """Refuses what an archive cannot do.
+
+        Raises:
+            Refused: always.
+        """
+        raise Refused("jobs of an archive have ended, and cannot be changed or asked")
+
+    async def archived(self, name: str, *, namespace: str | None = None) -> ArchivedJob:
+        """What is kept of a job; of several runs the newest.
+
+        Raises:
+            JobNotFound: if the archive has no such job.
+            PerdureError: if it cannot be read.
+        """
+        return (await self._find(name, namespace))[1]
+
+    async def describe(self, name: str, *, namespace: str | None = None) -> JobSummary:
+        return summary_of(await self.archived(name, namespace=namespace))
+
+    async def look(
+        self, name: str, *, namespace: str | None = None, role: str | None = None
+    ) -> tuple[JobStatus, tuple[NodeView, ...]]:
+        record = await self.archived(name, namespace=namespace)
+        found = _role_of(record, role)
+        return found.status, found.nodes
+
+    async def status(self, name: str, *, namespace: str | None = None, role: str | None = None) -> JobStatus:
+        return (await self.look(name, namespace=namespace, role=role))[0]
+
+    async def incidents(self, name: str, *, namespace: str | None = None) -> list[IncidentView]:
+        return list((await self.archived(name, namespace=namespace)).incidents)
+
+    async def datasets(self, status: JobStatus) -> Mapping[str, DatasetView]:
+        return (await self.archived(status.name, namespace=status.namespace)).datasets
+
+    async def archive(self, status: JobStatus) -> ArchiveReport:
+        folder, record = await self._find(status.name, status.namespace)
+        return ArchiveReport(folder=folder, complete_at=record.written_at)
+
+    async def notifications(self, job: JobStatus) -> NotifierReport:
+        """Empty: they are not kept."""
+        return NotifierReport()
+
+    async def pauses(self, name: str, *, namespace: str | None = None) -> tuple[Pause, ...]:
+        return ()
+
+    async def task_failures(self, name: str, *, namespace: str | None = None) -> tuple[TaskFailure, ...]:
+        return ()
+
+    async def failing_activities(self, name: str, *, namespace: str | None = None) -> tuple[FailingActivity, ...]:
+        return ()
+
+    async def logs(
+        self,
+        name: str,
+        *,
+        namespace: str | None = None,
+        node: int | Collection[int] | None = None,
+        role: str | None = None,
+        incarnation: int | None = None,
+        follow: bool = False,
+        tail: int | None = None,
+        since: datetime | None = None,
+    ) -> AsyncGenerator[LogLine]:
+        """Yields the lines of all nodes that are kept, also of those that were replaced."""
+        folder, record = await self._find(name, namespace)
+        if role is not None:
+            _role_of(record, role)
+        nodes = (node,) if isinstance(node, int) else node
+        chosen = Selection(nodes=None if nodes is None else frozenset(nodes), incarnation=incarnation)
+        place = _logs_of(record, folder)
+        found = {
+            (of_role, rank, number): CopiedLog(
+                f"{place}/{of_role}-{rank}/{number}",
+                rank=rank,
+                incarnation=number,
+                in_archive=place == archived_logs(folder),
+            )
+            for of_role, rank, number in await asyncio.to_thread(_kept_logs, place)
+            if chosen.includes(rank, number) and role in (None, of_role)
+        }
+        if not found:
+            raise PerdureError(
+                f"{place} has no such log of {name}",
+                remedy="Nodes that ended before their agent first wrote to it have none: perdure nodes shows them.",
+            )
+        async for line in read_copies(found, tail=tail, since=since):
+            yield line
+
+    async def _find(self, name: str, namespace: str | None) -> tuple[str, ArchivedJob]:
+        key = (namespace or self.namespace, name)
+        if key not in self._known:
+            self._known[key] = await asyncio.to_thread(_newest, self._url, *key)
+        return self._known[key]
+
+
+def summary_of(record: ArchivedJob) -> JobSummary:
+    """The job as an entry of a list."""
+    leading = next(iter(record.roles.values()), None)
+    return JobSummary(
+        name=record.name,
+        namespace=record.namespace,
+        workflow_id=record.workflow_id,
+        run_id=record.run_id,
+        phase=record.phase,
+        backend=leading.status.backend if leading is not None else "",
+        owner=record.owner,
+        world_size=leading.status.world_size if leading is not None else None,
+        restarts=leading.status.restarts_total if leading is not None else None,
+        started_at=record.started_at,
+        finished_at=record.finished_at,
+    )
+
+
+def _role_of(record: ArchivedJob, role: str | None) -> ArchivedRole:
+    if not record.is_final:
+        raise Refused(
+            f"the archive has {record.name} only as it began, at {record.started_at:%Y-%m-%d %H:%M:%S} UTC",
+            remedy="It is complete once the job has ended, or its worker was away since: perdure status without "
+            "--archive asks the job itself.",
+        )
+    names = list(record.roles)
+    if role is not None and role not in record.roles:
+        raise Refused(f"{record.name} has no role {role}; its roles are: {', '.join(names)}")
+    found = record.roles[role or names[0]]
+    return found.replace(status=closed(found.status, summary_of(record)))
+
+
+def _logs_of(record: ArchivedJob, folder: str) -> str:
+    """Where the logs are: an archive that was moved has them still, while `outputs.logs` is a place of its own."""
+    leading = next(iter(record.roles.values()), None)
+    status = leading.status if leading is not None else None
+    if status is None or status.logs_url == archived_logs(status.archive):
+        return archived_logs(folder)
+    return status.logs_url.rstrip("/")
+
+
+def _newest(url: str, namespace: str, name: str) -> tuple[str, ArchivedJob]:
+    place = f"{fill_template(url, name=name, namespace=namespace).rstrip('/')}/{namespace}/{name}"
+    try:
+        files, root = _open(place)
+        runs = _names_in(files, root)
+        contents = {run: _content(files, f"{root}/{run}/{ARCHIVED_JOB}") for run in runs}
+    except Exception as error:
+        # Each storage behind the URL raises errors of its own.
+        raise PerdureError(
+            f"{place} cannot be read: {error or type(error).__name__}",
+            remedy="This machine needs the storage's client and credentials.",
+        ) from error
+    records = {run: _read(f"{place}/{run}", content) for run, content in contents.items() if content is not None}
+    if not records:
+        raise JobNotFound(
+            f'{place} has no archive of a job "{name}"',
+            remedy="Its place is what outputs.archive of its specification was; -n names another namespace.",
+        )
+    run, record = max(records.items(), key=lambda found: found[1].started_at)
+    return f"{place}/{run}", record
+
+
+def _read(folder: str, content: bytes) -> ArchivedJob:
+    try:
+        record = ArchivedJob.model_validate_json(content)
+    except ValidationError as error:
+        raise PerdureError(f"{folder}/{ARCHIVED_JOB} is not the archive of a job") from error
+    if record.format > FORMAT:
+        raise PerdureError(f"{folder} was written by a newer release", remedy="Install that release to read it.")
+    return record
+
+
+def _kept_logs(place: str) -> Sequence[tuple[str, int, int]]:
+    """Role, rank and incarnation of each log that is kept."""
+    try:
+        files, root = _open(place)
+        found: list[tuple[str, int, int]] = []
+        for folder in _names_in(files, root):
+            node = _NODE.fullmatch(folder)
+            if node is not None:
+                numbers = [int(one) for one in _names_in(files, f"{root}/{folder}") if one.isdecimal()]
+                found += [(node["role"], int(node["rank"]), number) for number in numbers]
+        return sorted(found)
+    except Exception as error:
+        raise PerdureError(f"{place} cannot be read: {error or type(error).__name__}") from error
+
+
+def _open(url: str) -> tuple[Any, str]:
+    fsspec: Any = importlib.import_module("fsspec.core")
+    files, root = fsspec.url_to_fs(url, use_listings_cache=False)
+    return files, str(root).rstrip("/")
+
+
+def _names_in(files: Any, folder: str) -> list[str]:
+    try:
+        return [str(path).rstrip("/").rpartition("/")[2] for path in files.ls(folder, detail=False)]
+    except FileNotFoundError:
+        return []
+
+
+def _content(files: Any, path: str) -> bytes | None:
+    try:
+        return files.cat_file(path)
+    except FileNotFoundError:
+        return None
