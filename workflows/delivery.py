@@ -46,8 +46,14 @@ async def deliver(workflow_id: str, signal: str, message: GroupDesire | Adopt | 
             result_type=Delivery,
             start_to_close_timeout=options.SIGNAL_TIMEOUT,
             retry_policy=options.SIGNAL_RETRY,
-            summary=f"{signal} to {workflow_id}",
+            summary=f"{signal} to {_short(workflow_id)}",
         )
     except ActivityError as error:
         workflow.logger.warning("%s was not delivered to %s: %s", signal, workflow_id, error.cause or error)
         return Delivery.FAILED
+
+
+def _short(workflow_id: str) -> str:
+    """A job or one of its groups, as people know it within the job."""
+    _, _, *rest = workflow_id.split("/")
+    return "/".join(rest[2:]) or "the job"

@@ -18,6 +18,7 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError
 
 with workflow.unsafe.imports_passed_through():
+    from perdure.base.markdown import code, plain, table
     from perdure.contract import (
         Notice,
         NoticeBatch,
@@ -181,8 +182,15 @@ class Notifier:
 
     def _show(self) -> None:
         rows = [
-            f"| {one.name} | {one.sent} | {one.waiting} | {one.given_up} | {one.dropped} |"
+            (
+                code(one.name),
+                str(one.sent),
+                str(one.waiting),
+                str(one.given_up),
+                str(one.dropped),
+                plain(one.last_error),
+            )
             for one in self.report().targets
         ]
-        head = ["| to | delivered | waiting | given up | dropped |", "|-|-|-|-|-|"]
-        workflow.set_current_details("\n".join([*head, *rows]))
+        head = ("To", "Delivered", "Waiting", "Given up", "Dropped", "Last error")
+        workflow.set_current_details("\n".join(table(head, rows)))

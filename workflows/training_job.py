@@ -62,6 +62,7 @@ with workflow.unsafe.imports_passed_through():
         TimePassed,
     )
     from perdure.workflows.policy.record import projections
+    from perdure.workflows.policy.record.page import details_of
     from perdure.workflows.policy.state.job import JobState, UnknownRole
     from perdure.workflows.policy.timers import next_deadline
     from perdure.workflows.policy.world import group_desire
@@ -366,7 +367,7 @@ class TrainingJob(JobUpdates):
     def _show(self) -> None:
         """Updates search attributes and the page's details; only changes add to the history."""
         state, phase = self.state, self._phase()
-        workflow.set_current_details(projections.details_of(state.leading, self.job, phase))
+        workflow.set_current_details(details_of(state, self.job, phase, workflow.now()))
         if not self._facts.search_attributes:
             return
         updates = changed_attributes(state, phase, self.job.backend, shown=self._shown)

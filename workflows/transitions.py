@@ -140,6 +140,7 @@ class TransitionBatch:
                         self._stopped or (self._wound_down and not waits) or (gathers and self._is_urgent)
                     ),
                     timeout=pause,
+                    timeout_summary="gathers transitions for the job",
                 )
             if gathers and self._is_urgent:
                 self._at_once -= 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from urllib.parse import SplitResult, urlsplit
 
 import aiohttp
@@ -114,10 +114,12 @@ class _Front:
                 for name, value in answer.headers.items():
                     if name.lower() not in _NOT_PASSED_ON:
                         response.headers.add(name, value)
-                await response.prepare(request)
-                async for chunk in answer.content.iter_any():
-                    await response.write(chunk)
-                await response.write_eof()
+                # A browser that leaves a page ends its long polls: no error of ours.
+                with suppress(ConnectionResetError):
+                    await response.prepare(request)
+                    async for chunk in answer.content.iter_any():
+                        await response.write(chunk)
+                    await response.write_eof()
                 return response
         except aiohttp.ClientConnectorError:
             raise web.HTTPBadGateway(text="the Temporal server does not run; `perdure worker --detach`\n") from None

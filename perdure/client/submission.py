@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 from collections.abc import Mapping
+from textwrap import shorten
 from typing import Any
 
 from temporalio.client import Client, WorkflowHandle
@@ -16,11 +17,15 @@ from temporalio.common import (
 from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.base.errors import Refused
+from perdure.base.markdown import code
 from perdure.client.connection import CALL_TIMEOUT
 from perdure.contract.names import TRAINING_JOB, WORKDIR_MEMO
 from perdure.spec.job import JobSpec
 from perdure.spec.validate import to_mapping
 from perdure.workflows.search_attributes import JOB_BACKEND, JOB_NAMESPACE, JOB_OWNER
+
+_SUMMARY = 200
+"""The most characters of a summary; the server takes 400 bytes."""
 
 
 async def start_job(
@@ -59,7 +64,7 @@ async def start_job(
                 id_reuse_policy=reuse,
                 search_attributes=search_attributes,
                 memo={**memo, **({WORKDIR_MEMO: archive.name} if archive else {})} or None,
-                static_summary=_summary(job)[:200],
+                static_summary=_summary(job),
                 rpc_timeout=CALL_TIMEOUT,
             )
         except RPCError as error:
@@ -70,8 +75,13 @@ async def start_job(
 
 def _summary(job: JobSpec) -> str:
     """The nodes and commands of the job, for the Temporal UI."""
-    roles = ((name, f"{role.nodes} nodes: {' '.join(role.command)}") for name, role in job.roles.items())
-    return "; ".join(text if len(job.roles) == 1 else f"{name}, {text}" for name, text in roles)
+    room = _SUMMARY // len(job.roles)
+    roles: list[str] = []
+    for name, role in job.roles.items():
+        count = f"{role.nodes} node{'' if str(role.nodes) == '1' else 's'}"
+        head = count if len(job.roles) == 1 else f"{name}, {count}"
+        roles.append(f"{head}: {code(shorten(' '.join(role.command), max(room - len(head) - 4, 1), placeholder='…'))}")
+    return "; ".join(roles)[:_SUMMARY]
 
 
 def _user() -> str:

@@ -32,7 +32,8 @@ from perdure.contract.transitions import KINDS, AnyTransition, NodeChangedOtherw
 from perdure.operator.status import Observed, ResourceStatus
 from perdure.operator.status import running_status as resource_of
 from perdure.workflows.policy.record.action_words import words
-from perdure.workflows.policy.record.projections import details_of, status_of
+from perdure.workflows.policy.record.page import details_of
+from perdure.workflows.policy.record.projections import status_of
 from perdure.workflows.policy.repair.case import Case
 from perdure.workflows.policy.repair.ladder import decide
 from perdure.workflows.policy.state.node import NodeFailure
@@ -137,7 +138,7 @@ def test_every_phase_is_shown(phase: JobPhase):
     status = status_of(job.state, job.job, groups=(), phase=phase, now=job.now)
     assert phase in text.phase(phase)
     assert text.nodes(status)
-    assert details_of(job.state, job.job, phase)
+    assert details_of(job.whole, job.job, phase, job.now)
     assert resource_of(ResourceStatus(), status, None, Observed(1, START)).phase == phase
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -107,3 +108,34 @@ async def test_a_taken_port_keeps_no_worker_from_its_work(ui: Ui, caplog: pytest
     async with ui_proxy(f"http://{ui.address}", "http://127.0.0.1:9"):
         assert "is not served" in caplog.text
     assert (await ask(ui))[0] == 299
+
+
+async def test_a_browser_that_leaves_during_a_long_poll_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    asked, answers, answered = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def poll(request: web.BaseRequest) -> web.Response:
+        asked.set()
+        await answers.wait()
+        answered.set()
+        return web.Response(text="news")
+
+    server = web.ServerRunner(web.Server(poll))
+    await server.setup()
+    await web.TCPSite(server, "127.0.0.1", 0).start()
+    address = f"127.0.0.1:{free_port()}"
+    try:
+        async with ui_proxy(f"http://{address}", "http://{}:{}".format(*server.addresses[0][:2])):
+            host, _, port = address.partition(":")
+            _, leaving = await asyncio.open_connection(host, int(port))
+            leaving.write(f"GET {PATH} HTTP/1.1\r\nHost: {address}\r\n\r\n".encode())
+            await asyncio.wait_for(asked.wait(), 10)
+            leaving.close()
+            await leaving.wait_closed()
+            answers.set()
+            await asyncio.wait_for(answered.wait(), 10)
+            # The proxy still serves others.
+            async with aiohttp.ClientSession() as session, session.get(f"http://{address}{PATH}") as answer:
+                assert await answer.text() == "news"
+    finally:
+        await server.cleanup()
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []

@@ -1,4 +1,4 @@
-"""Views of a job's state: its status, its nodes, its result and its page in the Temporal UI."""
+"""Views of a job's state: its status, its nodes and its result."""
 
 from __future__ import annotations
 
@@ -30,9 +30,6 @@ from perdure.workflows.policy.world import stages, succession
 
 _WARNED_OF = 8
 """The most nodes for which the same warning is given."""
-
-_SHOWN = 64
-"""The most nodes in the details of the workflow's page."""
 
 
 def status_of(state: RoleInJob, job: JobSpec, *, groups: tuple[str, ...], phase: JobPhase, now: datetime) -> JobStatus:
@@ -284,37 +281,3 @@ def result_of(state: RoleInJob, now: datetime) -> JobResult:
         started_at=state.started_at,
         finished_at=now,
     )
-
-
-def details_of(state: RoleInJob, job: JobSpec, phase: JobPhase) -> str:
-    """Markdown for the workflow's page in the Temporal UI."""
-    world = state.world
-    lines = [
-        f"**{phase}**: {state.reason}" if state.reason else f"**{phase}**",
-        "",
-        "| | |",
-        "|-|-|",
-        f"| Nodes | {world.nodes if world else 0} in the world, {state.nodes_min} to {state.nodes_max} desired |",
-        f"| Ranks | {world.processes if world else 0} |",
-        f"| Generation | {state.generation} |",
-        f"| Next | {next_action(state, job)} |",
-    ]
-    incident = state.last_incident
-    if incident is not None:
-        again, how = incident.stepping_at or incident.running_at, "stepping" if incident.stepping_at else "running"
-        took = f"{how} again after {(again - incident.started_at).total_seconds():.1f} s" if again else "ongoing"
-        lines.append(f"| Last incident | #{incident.number} {incident.title} ({took}) |")
-    lines += ["", "| Node | State | Group rank | Host | Why |", "|-|-|-|-|-|"]
-    for view in node_views(state, first=_SHOWN):
-        reach = "" if view.reachable else ", unreachable"
-        rank = "" if view.group_rank is None else str(view.group_rank)
-        lines.append(
-            f"| {view.rank}.{view.incarnation} | {view.phase}{reach} | {rank} | {view.host} | {_cell(view.reason)} |"
-        )
-    if len(state.nodes) > _SHOWN:
-        lines.append(f"| … | {len(state.nodes) - _SHOWN} more | | | |")
-    return "\n".join(lines)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")[:160]
