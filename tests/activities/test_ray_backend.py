@@ -260,7 +260,7 @@ async def test_a_watch_reports_each_change_once_and_what_it_missed(monkeypatch: 
 
 
 async def test_a_node_leaves_a_machine_that_ray_drains_once():
-    drained = {"state": "running", "host": "m", "node_id": "n", "draining": True}
+    drained = {"state": "running", "host": "m", "node_id": "n", "drained": "Ray drains its machine"}
     name = f"walk-worker-0-{UID}1"
     ray = Played({name: drained}, {name: drained}, {})
     batches = GroupWatch(ray, watched()).batches()

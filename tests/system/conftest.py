@@ -13,14 +13,17 @@ from perdure.base.state_folder import StateFolder
 from perdure.local.control_plane import LocalControlPlane
 from scripts.cluster import binaries
 from scripts.cluster.binaries import BinariesMissing
+from scripts.redis_server import ensure_redis
 from tests.support.programs import Programs, report
 from tests.system.ray_cluster import RayCluster
 from tests.system.site import Site
 
 _PROGRAMS = Programs(
-    {"object_store_program": lambda: binaries.ensure(report, (binaries.OBJECT_STORE_SOURCE,))["versitygw"]}
+    {
+        "object_store_program": lambda: binaries.ensure(report, (binaries.OBJECT_STORE_SOURCE,))["versitygw"],
+        "redis": lambda: ensure_redis(report),
+    }
 )
-
 _MISSING = pytest.StashKey[str]()
 
 
@@ -70,6 +73,12 @@ async def own_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
     monkeypatch.delenv("TEMPORAL_ADDRESS", raising=False)
     async with _alone(tmp_path) as site:
         yield site
+
+
+@pytest.fixture(scope="session")
+def redis() -> Path:
+    """The program of a Redis server."""
+    return _PROGRAMS.path("redis")
 
 
 @pytest.fixture

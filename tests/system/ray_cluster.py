@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from scripts.ray_environment import interpreter
+from scripts.redis_server import NAME
 from tests.support.temporal_server import free_port
 from tests.support.waiting import eventually
 
@@ -49,6 +50,8 @@ class RayCluster:
         self._machine_cpus = machine_cpus
         self.head: asyncio.subprocess.Process | None = None
         self.machines: list[asyncio.subprocess.Process] = []
+        self._tables: asyncio.subprocess.Process | None = None
+        self._head_variables: dict[str, str] = {}
         self._environment = {name: value for name, value in os.environ.items() if not name.startswith("PERDURE_")}
         self._environment |= variables or {}
 
@@ -75,14 +78,31 @@ class RayCluster:
         for _ in range(machines):
             await self.add()
 
+    async def keep_tables(self, redis: Path) -> None:
+        """Has heads that are started from now on keep their tables outside of them: Ray's fault tolerance."""
+        port = free_port()
+        self._tables = await asyncio.create_subprocess_exec(
+            *(NAME, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self.folder)),
+            executable=redis,
+            start_new_session=True,
+            stdout=asyncio.subprocess.DEVNULL,
+        )
+        self._head_variables = {"RAY_REDIS_ADDRESS": f"127.0.0.1:{port}"}
+        await eventually(lambda: _accepts(port), what="Redis")
+
+    async def kill_head(self) -> None:
+        """Kills all processes of the head at once."""
+        assert self.head is not None
+        await _end(self.head)
+
     async def start_head(self) -> None:
-        """Starts the head, whose tables are empty, in place of one that has died."""
+        """Starts the head in place of one that has died; its tables are empty unless they are kept."""
         if self.head is not None:
             await _end(self.head)
             # By it `ray start` finds a head that runs on this host.
             (self.folder / "ray_current_cluster").unlink(missing_ok=True)
         head = ("--head", "--port", str(self.port), "--temp-dir", str(self.folder), "--include-dashboard=false")
-        self.head = await self._start(*head, cpus=self._head_cpus)
+        self.head = await self._start(*head, cpus=self._head_cpus, variables=self._head_variables)
         await eventually(lambda: _accepts(self.port), what="Ray's head")
         await self._serves(self.head)
 
@@ -93,20 +113,22 @@ class RayCluster:
         await self._serves(machine)
         return machine
 
-    async def drain(self, machine: asyncio.subprocess.Process, *, seconds: int = 300) -> None:
-        """Has Ray drain a machine, as an autoscaler does before it preempts one."""
+    async def drain(self, machine: asyncio.subprocess.Process, *, seconds: int | None = 300) -> str:
+        """Has Ray drain a machine, as an autoscaler does that preempts it, or without a deadline, finds it idle.
+        Returns why Ray refuses."""
         raylet = self.raylet(machine)
         assert raylet is not None
         command = (
             *(*self._ray, "drain-node", "--address", self.address, "--node-id", _option(raylet, "node_id")),
-            *("--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "the machine is wanted back"),
-            *("--deadline-remaining-seconds", str(seconds)),
+            *("--reason", f"DRAIN_NODE_REASON_{'IDLE_TERMINATION' if seconds is None else 'PREEMPTION'}"),
+            *("--reason-message", "the machine is wanted back"),
+            *(() if seconds is None else ("--deadline-remaining-seconds", str(seconds))),
         )
         process = await asyncio.create_subprocess_exec(
             *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=self._environment
         )
         printed, _ = await process.communicate()
-        assert process.returncode == 0, printed.decode()
+        return printed.decode() if process.returncode else ""
 
     async def _serves(self, machine: asyncio.subprocess.Process) -> None:
         """Waits until a machine's raylet accepts connections: raylets of one host that start at the same time choose
@@ -156,7 +178,7 @@ class RayCluster:
             with suppress(psutil.Error):
                 if str(self.folder) in " ".join(process.cmdline()) or str(self.port) in " ".join(process.cmdline()):
                     process.kill()
-        for machine in filter(None, (self.head, *self.machines)):
+        for machine in filter(None, (self.head, *self.machines, self._tables)):
             await _end(machine)
 
 

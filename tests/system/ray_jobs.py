@@ -10,7 +10,9 @@ from typing import Any
 
 import psutil
 
+from perdure.contract import FailureClass, IncidentView
 from scripts.ray_environment import interpreter
+from tests.support.waiting import eventually
 from tests.system.ray_cluster import RayCluster
 from tests.system.site import WALK, Job, Site
 
@@ -31,6 +33,11 @@ def ask(cluster: RayCluster, code: str) -> Any:
 ACTORS = "found = ray.util.list_named_actors(all_namespaces=True)"
 GROUPS = "found = [g['state'] for g in ray.util.placement_group_table().values() if g['state'] != 'REMOVED']"
 
+KEYS = (
+    "from ray.experimental import internal_kv\n"
+    "found = [key.decode() for key in internal_kv._internal_kv_list('perdure/')]"
+)
+
 
 async def asked(cluster: RayCluster, code: str) -> Any:
     return await asyncio.to_thread(ask, cluster, code)
@@ -40,10 +47,45 @@ async def submitted(site: Site, *arguments: str, nodes: str = "2", script: Path 
     return await site.submit(*arguments, nodes=nodes, script=script, backend="ray", **spec)
 
 
+async def waits_for_room(cluster: RayCluster, site: Site) -> Job:
+    """A job of two nodes on a cluster with room for one."""
+    await cluster.start(machines=1)
+    job = await submitted(site)
+    await job.until(lambda status: 'it demands 2 x {"CPU": 1}' in str(status))
+    assert await asked(cluster, GROUPS) == ["PENDING"]
+    return job
+
+
+async def group_removed(cluster: RayCluster) -> None:
+    """Removes all placement groups, as a user of the cluster may."""
+    remove = (
+        "for one in ray.util.placement_group_table().values():\n"
+        "    ray.util.remove_placement_group(ray.util.get_placement_group(one['name']))\nfound = True"
+    )
+    assert await asked(cluster, remove)
+
+
+async def evicted(cluster: RayCluster, site: Site) -> Job:
+    """A job of which Ray's memory monitor has killed an actor, and kills more."""
+    await cluster.start(machines=1)
+    # This machine kills what runs on it every 20 s, which leaves the job time to train.
+    await cluster.add(RAY_memory_usage_threshold="0.001", RAY_memory_monitor_refresh_ms="20000")
+    job = await submitted(site)
+
+    async def evictions() -> list[IncidentView]:
+        return [incident for incident in await job.incidents() if incident.failure is FailureClass.EVICTED]
+
+    found = await eventually(evictions, what="an eviction", within=200)
+    assert "running low on memory" in str(found)
+    return job
+
+
 async def nothing_is_left(cluster: RayCluster, job: Job) -> None:
+    """Nothing of a job is left: no process, and nothing in Ray's tables, which no other job uses."""
     assert not job.processes()
     assert await asked(cluster, ACTORS) == []
     assert await asked(cluster, GROUPS) == []
+    assert await asked(cluster, KEYS) == []
 
 
 async def trained(cluster: RayCluster, site: Site, machines: int, *arguments: str, **spec: Any) -> Job:

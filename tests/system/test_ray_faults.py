@@ -11,15 +11,31 @@ from perdure.activities.nodes.backend import NodeRefused
 from perdure.activities.nodes.ray.backend import RayBackend
 from perdure.activities.nodes.ray.placement import group_of
 from perdure.activities.nodes.ray.settings import RaySettings
-from perdure.contract import IncidentView, JobPhase, JobStatus, NodeEvent, NodeEventKind, NodeRef
+from perdure.contract import FailureClass, IncidentView, JobPhase, NodeEvent, NodeEventKind, NodeRef
 from perdure.contract.identity import NodeId
 from perdure.spec.data import Workdir, WorkdirArchive
 from scripts.ray_environment import interpreter
 from tests.activities.test_ray_backend import request
+from tests.support.allocation import REPOSITORY
 from tests.support.waiting import eventually
+from tests.system.made_steps import steps
 from tests.system.ray_cluster import RayCluster
-from tests.system.ray_jobs import ACTORS, GROUPS, asked, incarnations, nothing_is_left, submitted, trained
-from tests.system.site import Job, Site
+from tests.system.ray_jobs import (
+    ACTORS,
+    GROUPS,
+    actor_of,
+    asked,
+    evicted,
+    group_removed,
+    incarnations,
+    nothing_is_left,
+    submitted,
+    trained,
+    waits_for_room,
+)
+from tests.system.site import PATIENCE, Job, Site
+
+EXAMPLE = REPOSITORY / "examples" / "04-checkpoints" / "plain.py"
 
 pytestmark = [pytest.mark.long("ray"), pytest.mark.timeout(600)]
 
@@ -31,9 +47,12 @@ async def cancelled(cluster: RayCluster, site: Site, job: Job) -> None:
     await nothing_is_left(cluster, job)
 
 
-async def waiting(job: Job, words: str) -> JobStatus:
-    """The job waits, and its status says so in these words."""
-    return await job.until(lambda status: words in str(status))
+async def preempted(job: Job) -> IncidentView:
+    """The job's only incident, which names the drain."""
+    (incident,) = await job.incidents()
+    assert incident.failure is FailureClass.PREEMPTED
+    assert "Ray drain" in str(incident.evidence)
+    return incident
 
 
 async def test_two_jobs_of_one_name_share_a_cluster(cluster: RayCluster, ray_site: Site):
@@ -54,23 +73,13 @@ async def test_two_jobs_of_one_name_share_a_cluster(cluster: RayCluster, ray_sit
 
 
 async def test_a_job_waits_for_room_in_rays_words_while_its_worker_dies(cluster: RayCluster, ray_site: Site):
-    await cluster.start(machines=1)
-    job = await submitted(ray_site)
-    await waiting(job, 'it demands {"CPU": 1.0}')
-    assert await asked(cluster, GROUPS) == ["PENDING"]
+    job = await waits_for_room(cluster, ray_site)
     ray_site.control_plane.kill_worker()
     await cluster.add()
     await ray_site.control_plane.ensure()
     await job.running(nodes=2)
     assert await asked(cluster, GROUPS) == ["CREATED"]
     assert await incarnations(ray_site, job) == [1, 1]
-    await cancelled(cluster, ray_site, job)
-
-
-async def test_a_job_cancelled_while_it_waits_for_room_leaves_nothing(cluster: RayCluster, ray_site: Site):
-    await cluster.start(machines=1)
-    job = await submitted(ray_site)
-    await waiting(job, "it demands")
     await cancelled(cluster, ray_site, job)
 
 
@@ -90,37 +99,68 @@ async def test_a_runtime_environment_that_cannot_be_built_is_named(cluster: RayC
 async def test_a_node_leaves_a_machine_that_ray_drains(cluster: RayCluster, ray_site: Site):
     job = await trained(cluster, ray_site, 3)
     drained = cluster.machine_of(job.processes(1, kind="launcher")[0])
-    await cluster.drain(drained)
+    assert not await cluster.drain(drained)
     await job.running(nodes=2, after=1)
     assert cluster.machine_of(job.processes(1, kind="launcher")[0]) is not drained
-    text = " ".join(str(incident) for incident in await job.incidents())
-    assert "Ray drains its machine" in text
+    await preempted(job)
+    await cancelled(cluster, ray_site, job)
+
+
+async def test_a_node_stores_a_checkpoint_before_a_drained_machine_is_taken(cluster: RayCluster, ray_site: Site):
+    out = ray_site.folder / "out"
+    await cluster.start(machines=3)
+    job = await submitted(
+        ray_site,
+        command=["torchrun", str(EXAMPLE), "--steps", "100000", "--out", str(out)],
+        checkpoint={"storage": f"file://{ray_site.folder / 'stored'}", "every": 1_000_000},
+    )
+    job.out = out
+    await job.running(nodes=2)
+    await eventually(lambda: steps(job, 0)[10:], what="steps", within=PATIENCE)
+    reached = steps(job, 0)[-1]
+    drained = cluster.machine_of(job.processes(1, kind="launcher")[0])
+    assert not await cluster.drain(drained)
+    known = await job.until(lambda status: status.checkpoint.restored_generation > 1)
+    assert (known.checkpoint.step or 0) > reached
+    assert cluster.machine_of(job.processes(1, kind="launcher")[0]) is not drained
+    await preempted(job)
+    await cancelled(cluster, ray_site, job)
+
+
+async def test_a_machine_taken_as_soon_as_it_is_drained_is_one_that_ray_drained(cluster: RayCluster, ray_site: Site):
+    job = await trained(cluster, ray_site, 3)
+    drained = cluster.machine_of(job.processes(1, kind="launcher")[0])
+    raylet = cluster.raylet(drained)
+    assert raylet is not None
+    assert not await cluster.drain(drained, seconds=1)
+    raylet.kill()
+    await job.running(nodes=2, after=1)
+    await preempted(job)
+    await cancelled(cluster, ray_site, job)
+
+
+async def test_an_idle_machine_is_drained_without_the_job_and_one_that_is_used_is_not(
+    cluster: RayCluster, ray_site: Site
+):
+    job = await trained(cluster, ray_site, 3)
+    used = [cluster.machine_of(job.processes(node, kind="launcher")[0]) for node in (0, 1)]
+    (idle,) = (machine for machine in cluster.machines if machine not in used)
+    assert "no longer idle" in await cluster.drain(used[0], seconds=None)
+    assert not await cluster.drain(idle, seconds=None)
+    await job.undisturbed(ranks=2, seconds=5)
     await cancelled(cluster, ray_site, job)
 
 
 async def test_a_placement_group_removed_by_hand_is_made_again(cluster: RayCluster, ray_site: Site):
     job = await trained(cluster, ray_site, 2)
-    remove = (
-        "for one in ray.util.placement_group_table().values():\n"
-        "    ray.util.remove_placement_group(ray.util.get_placement_group(one['name']))\nfound = True"
-    )
-    assert await asked(cluster, remove)
+    await group_removed(cluster)
     await job.running(nodes=2, after=1)
     assert await incarnations(ray_site, job) == [2, 2]
     await cancelled(cluster, ray_site, job)
 
 
 async def test_a_node_that_rays_memory_monitor_kills_has_a_class_of_its_own(cluster: RayCluster, ray_site: Site):
-    await cluster.start(machines=1)
-    # This machine kills what runs on it every 20 s, which leaves the job time to train.
-    await cluster.add(RAY_memory_usage_threshold="0.001", RAY_memory_monitor_refresh_ms="20000")
-    job = await submitted(ray_site)
-
-    async def evictions() -> list[IncidentView]:
-        return [incident for incident in await job.incidents() if "EVICTED" in str(incident)]
-
-    found = await eventually(evictions, what="an eviction", within=200)
-    assert "running low on memory" in str(found)
+    job = await evicted(cluster, ray_site)
     await cancelled(cluster, ray_site, job)
 
 
@@ -135,6 +175,23 @@ async def test_training_outlives_the_head_and_is_requested_again_where_it_lost_i
         await cluster.add()
     await job.running(nodes=2, after=1)
     assert await incarnations(ray_site, job) == [2, 2]
+    await cancelled(cluster, ray_site, job)
+
+
+async def test_a_head_with_fault_tolerance_has_the_jobs_actors_again(cluster: RayCluster, ray_site: Site, redis: Path):
+    await cluster.keep_tables(redis)
+    job = await trained(cluster, ray_site, 3)
+    await cluster.kill_head()
+    await job.undisturbed(ranks=2, seconds=10)
+    await cluster.start_head()
+    assert len(await asked(cluster, ACTORS)) == 2
+    await job.undisturbed(ranks=2, seconds=10)
+    assert (await job.status()).restarts_total == 0
+    assert await incarnations(ray_site, job) == [1, 1]
+    # The new head tells the job what happens to them, and starts others with the code of before.
+    actor_of(job, 1).kill()
+    await job.running(nodes=2, after=1)
+    assert await incarnations(ray_site, job) == [1, 2]
     await cancelled(cluster, ray_site, job)
 
 
@@ -183,16 +240,28 @@ async def test_code_that_a_new_head_does_not_have_is_named(cluster: RayCluster):
         await backend.close()
 
 
-async def test_ray_of_another_version_is_refused_with_both(cluster: RayCluster, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("differs", "both"),
+    [
+        ("ray.__version__ = '2.9.0'", r"Ray: 2\.60\.0.*Ray: 2\.9\.0"),
+        (
+            "ray._private.utils.compute_version_info = lambda: (ray.__version__, '3.9.1')",
+            r"Python: 3\.11\.\d+.*Python: 3\.9\.1",
+        ),
+    ],
+)
+async def test_ray_or_python_of_another_version_is_refused_with_both(
+    cluster: RayCluster, tmp_path: Path, differs: str, both: str
+):
     await cluster.start(machines=0)
     other = tmp_path / "python"
     code = (
-        "import ray, runpy, sys; ray.__version__ = '2.9.0'; sys.argv = sys.argv[1:]; "
+        f"import ray, ray._private.utils, runpy, sys; {differs}; sys.argv = sys.argv[1:]; "
         "runpy.run_path(sys.argv[0], run_name='__main__')"
     )
     other.write_text(f'#!/bin/sh\nshift\nexec {interpreter()} -P -c "{code}" "$@"\n')
     other.chmod(0o755)
     backend = RayBackend(RaySettings(address=cluster.address, python=str(other)))
-    with pytest.raises(NodeRefused, match=r"Ray: 2\.60\.0.*Ray: 2\.9\.0.*set PERDURE_RAY_PYTHON"):
+    with pytest.raises(NodeRefused, match=f"{both}.*set PERDURE_RAY_PYTHON"):
         await backend.create(request())
     await backend.close()

@@ -71,6 +71,7 @@ class NodeSession:
         self._launcher: Process | None = None
         self._agent: Process | None = None
         self._leaving: asyncio.Task[None] | None = None
+        self._reason = ""
 
     @property
     def log(self) -> Path:
@@ -86,6 +87,7 @@ class NodeSession:
             reason: for users.
             save: whether that checkpoint is made.
         """
+        self._reason = self._reason or reason
         if self._leaving is None or self._leaving.done():
             self._leaving = asyncio.create_task(self._leave(reason, save=save and self._leaving is None))
 
@@ -213,6 +215,9 @@ class NodeSession:
 
     def _read_ending(self, code: int) -> Ending:
         said = self._folder.launcher_exit
+        if said is not None and said.signal is not None and self._reason:
+            # The launcher knows no more than that it received the signal.
+            return said.model_copy(update={"reason": self._reason})
         if said is not None:
             return said
         if code >= 0:

@@ -21,12 +21,16 @@ import re
 import sys
 import threading
 import time
+from collections import Counter
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import ray
 import ray.cloudpickle
+from ray.core.generated.common_pb2 import NodeDeathInfo
 from ray.exceptions import RayActorError
 from ray.experimental import internal_kv
 from ray.util.placement_group import placement_group_table
@@ -38,6 +42,8 @@ _CODE = "perdure/code/"
 """The prefix of the keys of the parts of jobs' code, as `actor.py` reads them."""
 _OWNER = "perdure/code-of/"
 """The prefix of the keys that say which job has taken the code."""
+_STARTED = "perdure/started/"
+"""The prefix of the keys of the incarnations that have run, as `actor.py` writes them."""
 _SETTLES = 5.0
 """Seconds until Ray reports how an actor ended that it does not list any more."""
 _VANISHES = 10.0
@@ -45,6 +51,8 @@ _VANISHES = 10.0
 _UNREACHABLE = 60.0
 """Seconds for which a machine gets no new node after an actor on it could not be reached. Ray counts a machine that is
 lost as one of its own for 15 s, and would start the next actor there."""
+_DRAINED = (NodeDeathInfo.AUTOSCALER_DRAIN_PREEMPTED, NodeDeathInfo.AUTOSCALER_DRAIN_IDLE)
+"""Reasons of a machine's death in Ray's table."""
 _OUT_OF_MEMORY = re.compile(r"memory (pressure|monitor)|running low on memory|out of memory|OutOfMemory|\bOOM\b")
 _DETAIL = re.compile(r"\t|The actor died unexpectedly before finishing this task|^$")
 """Lines of Ray's errors that say nothing beyond the actor's name."""
@@ -91,6 +99,8 @@ class _Tracked:
             ending = _ending(self.ended)
             if ending.pop("unreachable", False):
                 self.unreachable_at = time.monotonic()
+            if drained := _drained(self.facts):
+                ending |= {"reason": drained, "cause": "PREEMPTED"}
             self.facts = {**self.facts, "state": "gone", **ending}
 
 
@@ -152,11 +162,11 @@ class Bridge:
             time.sleep(timeout)
         draining = _draining()
         for name, one in mine.items():
+            if (node := one.facts.get("node_id")) in draining and one.facts["state"] == "running":
+                one.facts["drained"] = _in_words(draining[node])
             one.settle(0 if name in names else _SETTLES)
             if name not in names and one.facts["state"] != "gone":
                 one.facts = {**one.facts, "state": "gone", "reason": "its actor is gone", "cause": "UNKNOWN"}
-            if one.facts["state"] == "running":
-                one.facts["draining"] = one.facts["node_id"] in draining
         if any(one.facts["state"] == "pending" for one in mine.values()):
             reason = self._why_pending(prefix)
             for one in mine.values():
@@ -196,7 +206,7 @@ class Bridge:
             handle.leave.remote(reason, True)
 
     def release(self, *, prefix: str, over: bool) -> None:
-        """Removes the placement groups of a job that hold no actor any more, and its code once it is over."""
+        """Removes the placement groups of a job that hold no actor any more, and its keys once it is over."""
         with self._lock:
             names, kept = self._names(), 0
             for one in self._groups(prefix):
@@ -204,14 +214,22 @@ class Bridge:
                     kept += 1
                 else:
                     ray.util.remove_placement_group(ray.util.get_placement_group(one["name"]))
-            for key in internal_kv._internal_kv_list(_OWNER) if over and not kept else ():
-                if internal_kv._internal_kv_get(key) == prefix.encode():
-                    self.remove_archive(archive=key.decode().removeprefix(_OWNER))
             if over:
-                uid = prefix.split("/")[1]
-                mine = {name for name in self._tracked.keys() - names if re.fullmatch(rf".*-{uid}\d+", name)}
-                for name in mine:
-                    del self._tracked[name]
+                self._forget(prefix, names, everything=not kept)
+
+    def _forget(self, prefix: str, names: set[str], *, everything: bool) -> None:
+        """Removes what is known of the actors of a job that are not listed any more, and with `everything` its keys."""
+        mine = re.compile(rf".*-{prefix.split('/')[1]}\d+")
+        for name in [name for name in self._tracked.keys() - names if mine.fullmatch(name)]:
+            del self._tracked[name]
+        if not everything:
+            return
+        for key in internal_kv._internal_kv_list(_OWNER):
+            if internal_kv._internal_kv_get(key) == prefix.encode():
+                self.remove_archive(archive=key.decode().removeprefix(_OWNER))
+        for key in internal_kv._internal_kv_list(_STARTED):
+            if mine.fullmatch(key.decode()):
+                internal_kv._internal_kv_del(key)
 
     def keep_part(self, *, archive: str, index: int, content: str) -> None:
         """Keeps a part of a job's code, in base64."""
@@ -310,7 +328,7 @@ class Bridge:
         for one in self._groups(prefix):
             if one["state"] != "CREATED":
                 why = one.get("stats", {}).get("scheduling_state", "")
-                demands = ", ".join(json.dumps(bundle) for bundle in one["bundles"].values())
+                demands = _demands(one["bundles"].values())
                 return f"its placement group is {one['state']}{f' ({why})' if why else ''}: it demands {demands}"
         return "its bundle is reserved, and Ray starts its actor once no earlier node uses it"
 
@@ -320,6 +338,15 @@ def _holds(group: str) -> str:
     parts = group.split("/")
     uid, roles, rank = parts[1], parts[4].split("+"), parts[5] if len(parts) > 5 else r"\d+"
     return re.escape(parts[6]) if len(parts) > 6 else rf".*-({'|'.join(roles)})-{rank}-{uid}\d+"
+
+
+def _demands(bundles: Iterable[dict[str, float]]) -> str:
+    """Returns the bundles in Ray's words, equal ones once: `8 x {"CPU": 1, "GPU": 1}`."""
+    texts = Counter(
+        json.dumps({name: int(number) if number == int(number) else number for name, number in one.items()})
+        for one in bundles
+    )
+    return ", ".join(f"{number} x {text}" if number > 1 else text for text, number in texts.items())
 
 
 def _table(group: Any) -> dict[str, Any]:
@@ -335,6 +362,23 @@ def _draining() -> dict[str, int]:
     with contextlib.suppress(Exception):
         return dict(ray._private.state.state.get_draining_nodes())
     return {}
+
+
+def _in_words(deadline: int) -> str:
+    """Returns what is said of a machine that Ray drains. One that runs a node is not idle, so it is preempted."""
+    until = f", until {datetime.fromtimestamp(deadline / 1000, UTC):%H:%M:%S} UTC" if deadline else ""
+    return f"Ray drains its machine, which is preempted{until}"
+
+
+def _drained(facts: dict[str, Any]) -> str:
+    """Returns that the machine of an actor is or was drained, with the words of the drain once Ray's table has them:
+    after the machine's death. Empty if it was not drained."""
+    said = facts.get("drained", "")
+    for node in ray.nodes() if "node_id" in facts else ():
+        if node["NodeID"] == facts["node_id"] and node["DeathReason"] in _DRAINED:
+            words = node["DeathReasonMessage"] or NodeDeathInfo.Reason.Name(node["DeathReason"])
+            return f"{said or 'Ray drained its machine'}: {words}"
+    return said
 
 
 def _ending(ended: Any) -> dict[str, Any]:

@@ -25,7 +25,6 @@ _LOOK: Final = 1.0
 """Seconds until actors that another worker created are found; changes of known ones are reported at once."""
 _PAUSE: Final = 2.0
 _LONGEST: Final = 300
-DRAINED: Final = "Ray drains its machine"
 _KINDS: Final = {"pending": NodeEventKind.PENDING, "running": NodeEventKind.RUNNING, "gone": NodeEventKind.GONE}
 
 
@@ -115,7 +114,7 @@ class GroupWatch:
     async def _leave_drained(self, found: Mapping[str, Mapping[str, Any]]) -> None:
         """Has nodes leave machines that Ray drains, before Ray ends them."""
         for name, facts in found.items():
-            if facts.get("draining") and name not in self._leaving:
-                logger.info("%s leaves: %s", name, DRAINED)
+            if facts["state"] == "running" and (drained := facts.get("drained")) and name not in self._leaving:
+                logger.info("%s leaves: %s", name, drained)
                 self._leaving.add(name)
-                await self._ray.call("leave", name=name, reason=DRAINED)
+                await self._ray.call("leave", name=name, reason=drained)
