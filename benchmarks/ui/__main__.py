@@ -115,8 +115,8 @@ async def event_to_pixel(client: Client, name: str) -> dict[str, float]:
                 "event_to_pixel_ms": pixel - signal,
             }.items():
                 parts.setdefault(part, []).append(1000 * seconds)
-    worst = {"event_to_pixel_worst_ms": round(max(parts["event_to_pixel_ms"]))}
-    return {part: round(median(values)) for part, values in parts.items()} | worst
+    found: dict[str, float] = {part: round(median(values)) for part, values in parts.items()}
+    return found | {"event_to_pixel_worst_ms": round(max(parts["event_to_pixel_ms"]))}
 
 
 async def signalled(client: Client, name: str, *, after: float) -> float:

@@ -21,6 +21,7 @@ from perdure.client.task_failures import explain
 from perdure.client.views import FINAL_PHASES, JobSummary, all_warnings, closed, overall_progress
 from perdure.contract import DatasetView, IncidentView, JobPhase, JobStatus, NodeView, Progress
 from perdure.contract.names import role_of_group
+from perdure.contract.notifications import TargetReport
 
 MOST_JOBS = 500
 """Jobs of one list, the newest ones."""
@@ -134,6 +135,8 @@ class JobLook:
     spec: Mapping[str, Any] = field(default_factory=dict[str, Any])
     data: Mapping[str, DatasetView] = field(default_factory=dict[str, DatasetView])
     """Datasets that its ranks read, by their names."""
+    told: tuple[TargetReport, ...] = ()
+    """How the deliveries of its notifications are."""
     problem: str = ""
     """Why this is not fresh."""
 
@@ -177,8 +180,9 @@ class JobWatch:
         if last and last.status and not last.problem and self._is_listening and now - self._asked_at < _FULLY:
             self._last = await self._refreshed(last, last.status, now)
             return self._last
+        is_news = last is not None and self._asked_at == _LONG_AGO
         self._asked_at = now
-        return await self._look_fully(now)
+        return await self._look_fully(now, is_news=is_news)
 
     async def _refreshed(self, look: JobLook, status: JobStatus, now: datetime) -> JobLook:
         """The look with the agents' latest reports. The server tells of everything else that happens."""
@@ -193,8 +197,11 @@ class JobWatch:
         known = status.model_copy(update={"progress": progress})
         return replace(look, time=now, status=known, nodes=nodes, progress=progress)
 
-    async def _look_fully(self, now: datetime) -> JobLook:
-        asked = asyncio.create_task(self._client.look(self._name, namespace=self._namespace))
+    async def _look_fully(self, now: datetime, *, is_news: bool) -> JobLook:
+        names = {"namespace": self._namespace}
+        asked = asyncio.create_task(self._client.look(self._name, **names))
+        # What has happened is probably an incident, or a part of one.
+        told = asyncio.create_task(self._client.incidents(self._name, **names)) if is_news else None
         try:
             try:
                 summary = await self._client.describe(self._name, namespace=self._namespace)
@@ -208,16 +215,23 @@ class JobWatch:
                 self._last = JobLook(now, summary, spec=spec)
                 self._rare_at = _LONG_AGO
             try:
-                self._last = await self._ask(replace(self._last, time=now, summary=summary, problem=""), asked)
+                self._last = await self._ask(replace(self._last, time=now, summary=summary, problem=""), asked, told)
             except PerdureError as error:
                 problem = f"{error} {error.remedy}".strip()
                 self._last = replace(self._last, time=now, summary=summary, problem=problem)
             return self._last
         finally:
             asked.cancel()
-            await asyncio.gather(asked, return_exceptions=True)
+            if told:
+                told.cancel()
+            await asyncio.gather(asked, *filter(None, (told,)), return_exceptions=True)
 
-    async def _ask(self, look: JobLook, asked: Awaitable[tuple[JobStatus, tuple[NodeView, ...]]]) -> JobLook:
+    async def _ask(
+        self,
+        look: JobLook,
+        asked: Awaitable[tuple[JobStatus, tuple[NodeView, ...]]],
+        told: Awaitable[list[IncidentView]] | None,
+    ) -> JobLook:
         client, names = self._client, {"namespace": self._namespace}
         answer, own = await asked
         status = closed(answer, look.summary)
@@ -228,8 +242,9 @@ class JobWatch:
         nodes = {role: found[role] for role in roles}
         progress = overall_progress(own, status)
         is_due = look.time - self._rare_at >= _SLOWLY
-        incidents = look.incidents
-        if is_due or look.status is None or status.last_incident != look.status.last_incident:
+        incidents = look.incidents if told is None else tuple(await told)
+        is_new = look.status is None or status.last_incident != look.status.last_incident
+        if told is None and (is_due or is_new):
             incidents = tuple(await client.incidents(self._name, **names))
         if is_due:
             pauses = await client.pauses(self._name, **names)
@@ -239,7 +254,8 @@ class JobWatch:
             tasks = (f"{one.workflow_id}: {explain(one)}" for one in failures)
             self._rare = (*describe_pauses(pauses), *tasks, *failing, *hot)
             self._rare_at = look.time
-            look = replace(look, data=await client.datasets(status))
+            deliveries = (await client.notifications(status)).targets if status.notifies else ()
+            look = replace(look, data=await client.datasets(status), told=deliveries)
         warnings = () if status.finished_at else (*self._rare, *all_warnings(own, status))
         known = status.model_copy(update={"progress": progress, "warnings": warnings})
         return replace(look, status=known, nodes=nodes, progress=progress, incidents=incidents, warnings=warnings)

@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from perdure.cli import text
 from perdure.cli.explain import explanation, with_role_named
-from perdure.cli.inspect import facts
+from perdure.cli.inspect import facts, notified
 from perdure.cli.terminal import without_controls
 from perdure.contract import IncidentView, JobStatus, NodeView
 from perdure.page.course import course_of
@@ -159,6 +159,7 @@ class JobPage:
         several = len(status.roles) > 1
         own = look.nodes.get(status.role, ())
         rows = [*facts(status, look.progress, own, list(look.incidents)), *_stored(status), *_cost(look, status)]
+        rows += [("NOTIFIED", line) for line in notified(look.told)]
         moment = look.time.timestamp() // _DRAWN_EVERY.total_seconds()
         drawn = (moment, status.generation, status.phase, status.finished_at, look.incidents)
         parts = Parts(

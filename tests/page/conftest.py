@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -123,7 +123,7 @@ async def proxied(client: PlayedClient, *, strips: bool, keeps_name: bool) -> As
     server_port, proxy_port = free_port(), free_port()
     async with aiohttp.ClientSession(f"http://127.0.0.1:{server_port}", cookie_jar=aiohttp.DummyCookieJar()) as session:
 
-        async def pass_on(request: web.Request) -> web.Response:
+        async def pass_on(request: web.Request) -> web.StreamResponse:
             path = str(request.rel_url).removeprefix("/perdure") if strips else str(request.rel_url)
             headers = {
                 key: value for key, value in request.headers.items() if key in ("Cookie", "Origin", "Content-Type")
@@ -134,12 +134,18 @@ async def proxied(client: PlayedClient, *, strips: bool, keeps_name: bool) -> As
             async with session.request(
                 request.method, URL(path, encoded=True), headers=headers, data=body or None, allow_redirects=False
             ) as answer:
-                kept = {key: answer.headers[key] for key in ("Set-Cookie", "Location") if key in answer.headers}
-                return web.Response(status=answer.status, body=await answer.read(), headers=kept)
+                names = ("Set-Cookie", "Location", "Content-Type")
+                kept = {key: answer.headers[key] for key in names if key in answer.headers}
+                response = web.StreamResponse(status=answer.status, headers=kept)
+                await response.prepare(request)
+                with suppress(ConnectionError):  # The browser has left.
+                    async for piece in answer.content.iter_any():
+                        await response.write(piece)
+                return response
 
         application = web.Application()
         application.router.add_route("*", "/perdure/{rest:.*}", pass_on)
-        runner = web.AppRunner(application)
+        runner = web.AppRunner(application, shutdown_timeout=0.5)
         await runner.setup()
         try:
             await web.TCPSite(runner, "127.0.0.1", proxy_port).start()

@@ -23,6 +23,7 @@ from perdure.contract import (
     ProgressSource,
     ResourceUse,
 )
+from perdure.contract.notifications import NotifierReport, TargetReport
 from perdure.workflows.policy.record.projections import status_of
 from tests.policy.scenario import Scenario, reported
 
@@ -43,6 +44,7 @@ class PlayedJob:
         self.fields: dict[str, Any] = {}
         """Fields of its status that are not the scenario's."""
         self.data: dict[str, DatasetView] = {}
+        self.told: tuple[TargetReport, ...] = ()
 
     def moved(self, value: Any) -> Any:
         """The value, with all times moved to the present."""
@@ -84,7 +86,7 @@ class PlayedJob:
 
     @property
     def nodes(self) -> tuple[NodeView, ...]:
-        if self.status.finished_at:
+        if self.status.finished_at or self.scenario.state.world is None:
             return ()
         self.step += 1
         members = self.scenario.group_ranks
@@ -170,6 +172,9 @@ class PlayedClient(Client):
 
     async def datasets(self, status: JobStatus) -> Mapping[str, DatasetView]:
         return self.job(status.name, status.namespace).data
+
+    async def notifications(self, job: JobStatus) -> NotifierReport:
+        return NotifierReport(targets=self.job(job.name, job.namespace).told)
 
     async def status(self, name: str, *, namespace: str | None = None, role: str | None = None) -> JobStatus:
         return self.job(name, namespace).status

@@ -7,57 +7,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any, cast
 
-import aiohttp
 import pytest
-from aiohttp import web
 
-from perdure.base.kubernetes import KubernetesApi, KubernetesError
 from perdure.page import users as users_module
 from perdure.page.access import Right
-from perdure.page.server import Pages, application_of
-from perdure.page.users import AUDIENCE, ClusterUsers, SignIn
 from tests.page.conftest import Visitor
-from tests.page.played import HOSTILE, PlayedClient, PlayedJob, interrupted
+from tests.page.played import PlayedClient, PlayedJob, interrupted
+from tests.page.site import PlayedApi, visitor_of
 
 JOB = "/jobs/default/llama/"
 EVERYTHING = ("/", "/events", JOB, f"{JOB}events", f"{JOB}logs", f"{JOB}lines", f"{JOB}change/cancel")
-RIGHTS = {
-    "ana": {"default": {Right.READ, Right.LOGS, Right.CHANGE, Right.END}},
-    "ben": {"default": {Right.READ}},
-    "cleo": {"vision": {Right.READ, Right.LOGS, Right.CHANGE, Right.END}},
-    "dan": {"default": {Right.READ, Right.LOGS, Right.CHANGE}},
-    HOSTILE: {"default": {Right.READ}},
-}
-TOKENS = {"mallory": HOSTILE}
-"""Tokens that are not their users' names."""
-
-
-class PlayedApi:
-    """An API server that knows users by their names as tokens."""
-
-    def __init__(self) -> None:
-        self.rights = {name: {where: set(them) for where, them in one.items()} for name, one in RIGHTS.items()}
-        self.audiences = [AUDIENCE]
-        self.away = False
-        self.reviews: list[str] = []
-
-    async def create(self, path: str, content: dict[str, Any]) -> dict[str, Any]:
-        if self.away:
-            raise KubernetesError(503, "ServiceUnavailable", "etcd is away")
-        spec = content["spec"]
-        self.reviews.append(content["kind"])
-        if content["kind"] == "TokenReview":
-            name = TOKENS.get(spec["token"], spec["token"])
-            known = name in self.rights
-            user = {"username": name, "groups": ["users"], "extra": {"x": ["y"]}}
-            return {"status": {"authenticated": known, "user": user, "audiences": self.audiences} if known else {}}
-        asked = spec["resourceAttributes"]
-        assert path == f"/apis/authorization.k8s.io/v1/namespaces/{asked['namespace']}/localsubjectaccessreviews"
-        assert (spec["groups"], spec["extra"]) == (["users"], {"x": ["y"]})
-        right = next(one for one in Right if (one.verb, one.resource) == (asked["verb"], asked["resource"]))
-        return {"status": {"allowed": right in self.rights.get(spec["user"], {}).get(asked["namespace"], set())}}
 
 
 @pytest.fixture
@@ -72,22 +32,9 @@ def client(client: PlayedClient) -> PlayedClient:
     return client
 
 
-async def visitor_of(client: PlayedClient, api: PlayedApi, **options: Any) -> AsyncIterator[Visitor]:
-    """A visitor who has not signed in."""
-    pages = Pages(client, everywhere=True, **options)
-    guard = SignIn(ClusterUsers(cast(KubernetesApi, api)), is_secure=False).guard
-    runner = web.AppRunner(application_of(pages, guard, ""), shutdown_timeout=0.5)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    jar = aiohttp.CookieJar(unsafe=True)
-    async with aiohttp.ClientSession(cookie_jar=jar) as session:
-        yield Visitor(f"http://127.0.0.1:{runner.addresses[0][1]}/", session)
-    await runner.cleanup()
-
-
 @pytest.fixture
 async def stranger(client: PlayedClient, api: PlayedApi) -> AsyncIterator[Visitor]:
-    async for visitor in visitor_of(client, api):
+    async with visitor_of(client, api) as visitor:
         yield visitor
 
 
@@ -143,7 +90,7 @@ async def test_users_see_the_jobs_of_their_namespaces_only(stranger: Visitor) ->
 async def test_a_site_s_own_namespaces_bound_what_is_shown(client: PlayedClient, api: PlayedApi) -> None:
     """A user with rights in both namespaces sees those of this release's."""
     api.rights["ana"]["vision"] = {Right.READ, Right.CHANGE}
-    async for visitor in visitor_of(client, api, namespaces=["default"]):
+    async with visitor_of(client, api, namespaces=["default"]) as visitor:
         await signed_in(visitor, "ana")
         assert "resnet" not in await visitor.get("/")
         await visitor.get("/jobs/vision/resnet/", status=403)

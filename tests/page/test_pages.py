@@ -17,6 +17,7 @@ import pytest
 from perdure.cli import text
 from perdure.cli.explain import explanation
 from perdure.contract import CheckpointView, DatasetView, ScalingView
+from perdure.contract.notifications import TargetReport
 from perdure.page import looks, server
 from perdure.page.render import Parts
 from tests.page.conftest import Visitor
@@ -152,6 +153,15 @@ async def test_the_page_has_data_checkpoints_and_cost(visitor: Visitor, client: 
     assert "step 100 durable, 4m" in page
     assert "s3://ckpt/llama/step-100" in page
     assert re.search(r"0\.\d\d node-hours of training, 0\.\d\d at 2\.5 for each", page)
+
+
+async def test_the_page_tells_whom_a_job_has_notified_and_what_failed(visitor: Visitor, client: PlayedClient) -> None:
+    job = client.jobs["default", "llama"]
+    job.fields = {"notifies": ("slack", "pager")}
+    job.told = (TargetReport(name="slack", sent=3), TargetReport(name="pager", waiting=2, last_error=f"500 {HOSTILE}"))
+    page = await visitor.get(JOB)
+    assert "slack: 3 delivered" in page
+    assert "pager: 2 waiting; 500 &lt;img" in page
 
 
 def test_a_page_is_sent_only_what_it_does_not_show() -> None:
