@@ -37,7 +37,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perd
 PROGRESS_INTERVAL = 15.0
 """Seconds between two progress lines of a step."""
 
-LOCKED_EXTRAS = ("local", "kubernetes", "otlp", "history", "torch", "frameworks", "dev")
+LOCKED_EXTRAS = ("local", "kubernetes", "otlp", "history", "plots", "torch", "frameworks", "dev")
 
 IMAGE_LOCK = ROOT / "deploy" / "images" / "requirements.lock"
 """Lock of the image of worker and agents, with the same versions."""

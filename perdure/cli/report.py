@@ -39,10 +39,12 @@ def plot(
     *,
     here: FileSession,
 ) -> None:
-    """Draw a job's course as SVG: the nodes of its worlds, its steps, speed and loss over time, with each incident.
+    """Draw a job's course: the nodes of its worlds, its steps, speed and loss over time, with each incident. The file's
+    name chooses the format: .svg; with the extra plots also .png and .pdf.
 
-    [dim]perdure plot llama-8b-sft · perdure plot llama-8b-sft --what throughput,loss -o loss.svg[/]
+    [dim]perdure plot llama-8b-sft · perdure plot llama-8b-sft --what throughput,loss -o loss.png[/]
     """
+    from perdure.page.figures import FORMATS
     from perdure.page.plots import WHAT
     from perdure.page.report import plot
 
@@ -50,7 +52,9 @@ def plot(
     if not names or not set(names) <= set(WHAT):
         raise typer.BadParameter(f'got "{what}"; expected some of {", ".join(WHAT)}', param_hint="--what")
     path = output or Path(f"{name}.svg")
-    if path.suffix.lower() != ".svg":
-        raise typer.BadParameter(f"{path}: plots are SVG; name a file that ends with .svg", param_hint="--output")
-    path.write_text(here.run(lambda client: plot(client, name, names)), encoding="utf-8")
+    endings = [f".{one}" for one in ("svg", *FORMATS)]
+    if path.suffix.lower() not in endings:
+        expected = f"{', '.join(endings[:-1])} or {endings[-1]}"
+        raise typer.BadParameter(f"got {path}; expected a file that ends with {expected}", param_hint="--output")
+    here.run(lambda client: plot(client, name, names, path))
     out.print(f"{path}: {', '.join(names)} of {name}", markup=False)

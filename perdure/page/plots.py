@@ -41,12 +41,13 @@ _LETTER = 6
 _INNER = _WIDTH - _LEFT - _RIGHT
 _Point = tuple[datetime, float]
 
-_NAMES = {
+NAMES = {
     "worlds": "Nodes of each world",
     "steps": "Step",
     "throughput": "Steps per second",
     "loss": "Loss",
 }
+"""Their titles."""
 
 
 def draw(course: Course, *, what: Iterable[str] = WHAT, href: str = "", style: bool = False) -> Markup:
@@ -66,7 +67,7 @@ def draw(course: Course, *, what: Iterable[str] = WHAT, href: str = "", style: b
         share = (time - course.begin).total_seconds() / length
         return _LEFT + _INNER * min(max(share, 0.0), 1.0)
 
-    label = f"{', '.join(_NAMES[name].lower() for name in names)} over time, with {len(course.marks)} incidents"
+    label = f"{', '.join(NAMES[name].lower() for name in names)} over time, with {len(course.marks)} incidents"
     size = f'viewBox="0 0 {_WIDTH} {height}"'
     parts = [f'<svg class="plot" xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{label}">']
     parts += [f"<style>{STYLE}</style>"] if style else []
@@ -87,7 +88,7 @@ def _panel(course: Course, name: str, *, top: int, x: Callable[[datetime], float
     def y(value: float) -> float:
         return bottom - (value - low) / (high - low) * (_HEIGHT - 4)
 
-    parts = [f'<text class="title" x="{_LEFT}" y="{top + 15}">{_NAMES[name]}</text>']
+    parts = [f'<text class="title" x="{_LEFT}" y="{top + 15}">{NAMES[name]}</text>']
     for value in _ticks(low, high, whole=name == "worlds"):
         parts.append(
             f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>'
@@ -147,7 +148,7 @@ def _line(points: Sequence[_Point], x: Callable[[datetime], float], y: Callable[
 
 def _marks(course: Course, *, bottom: float, x: Callable[[datetime], float], href: str) -> list[str]:
     parts: list[str] = []
-    free = _LEFT + _LETTER * max(map(len, _NAMES.values()))  # After the title.
+    free = _LEFT + _LETTER * max(map(len, NAMES.values()))  # After the title.
     for mark in course.marks:
         title = f"<title>{escape(without_controls(mark.title))}</title>"
         begin = x(mark.begin)

@@ -14,6 +14,7 @@ from perdure.client.views import closed, overall_progress
 from perdure.contract import ArchivedJob
 from perdure.page import render
 from perdure.page.course import course_of
+from perdure.page.figures import write_figure
 from perdure.page.looks import JobLook, JobWatch
 from perdure.page.plots import draw
 
@@ -47,11 +48,19 @@ def _render(look: JobLook) -> str:
     )
 
 
-async def plot(client: Client, name: str, what: Collection[str]) -> str:
-    """Plots of a job, as SVG."""
+async def plot(client: Client, name: str, what: Collection[str], path: Path) -> None:
+    """Writes plots of a job to a file, in the format that its suffix names: SVG, or one of `FORMATS`.
+
+    Raises:
+        Refused: if that format needs a package that is not installed.
+    """
     look = await _look(client, name)
     assert look.status is not None
-    return draw(course_of(look.status, look.incidents, now=datetime.now(UTC)), what=what, style=True)
+    course = course_of(look.status, look.incidents, now=datetime.now(UTC))
+    if path.suffix.lower() == ".svg":
+        path.write_text(draw(course, what=what, style=True), encoding="utf-8")
+    else:
+        write_figure(course, path, what=what, title=f"{look.status.namespace}/{name}")
 
 
 def _look_at(record: ArchivedJob) -> JobLook:

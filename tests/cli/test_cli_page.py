@@ -46,7 +46,10 @@ def test_a_job_has_a_page_a_report_and_plots(command_line: CommandLine, jobs: Sy
     lines = [one for one in root if one.get("class") == "line"]
     assert len(lines) == 2, "steps and losses that the agent has sampled"
     assert command_line.run("plot", name, "--what", "speed").code == 2
-    assert command_line.run("plot", name, "-o", "course.png").code == 2
+    assert command_line.run("plot", name, "-o", "course.png").code == 0
+    assert (command_line.folder / "course.png").read_bytes().startswith(b"\x89PNG")
+    refused = command_line.run("plot", name, "-o", "course.gif")
+    assert (refused.code, ".svg, .png or .pdf" in refused.err) == (2, True)
 
     server = command_line.start("ui", "--port", "0")
     try:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from perdure.base.errors import Refused
 from perdure.contract import CourseSample, Progress, Resized, ScalingView
 from perdure.page.course import Course, course_of
+from perdure.page.figures import write_figure
 from perdure.page.plots import WHAT, draw
 from perdure.page.report import plot, report
 from tests.page.played import HOSTILE, PlayedClient, PlayedJob, failed, interrupted
@@ -127,6 +131,36 @@ async def test_a_report_has_what_the_page_has_and_loads_nothing(client: PlayedCl
     assert HOSTILE not in written
 
 
-async def test_a_plot_of_a_job_is_svg(client: PlayedClient) -> None:
-    written = await plot(client, "llama", ["loss"])
-    ElementTree.fromstring(written)
+@pytest.mark.parametrize(
+    ("name", "beginning"), [("a.svg", b"<svg "), ("a.SVG", b"<svg "), ("a.png", b"\x89PNG\r\n"), ("a.pdf", b"%PDF-")]
+)
+async def test_a_plot_is_written_in_the_format_of_its_file(
+    client: PlayedClient, tmp_path: Path, name: str, beginning: bytes
+) -> None:
+    await plot(client, "llama", ["loss", "worlds"], tmp_path / name)
+    assert (tmp_path / name).read_bytes().startswith(beginning)
+
+
+@pytest.mark.parametrize("job", [failed(), interrupted()], ids=["failed", "interrupted"])
+def test_a_figure_has_the_requested_plots_and_one_is_drawn_of_any_job(job: object, tmp_path: Path) -> None:
+    heights: list[int] = []
+    for what in (("loss",), ("throughput", "worlds"), WHAT):
+        path = tmp_path / "figure.png"
+        write_figure(course(PlayedJob(job)), path, what=what, title=f"{HOSTILE} $\\bad{{")  # pyright: ignore[reportArgumentType]
+        content = path.read_bytes()
+        heights.append(int.from_bytes(content[20:24], "big"))
+        assert int.from_bytes(content[16:20], "big") == 1920
+    assert heights == sorted(set(heights))
+
+
+async def test_a_format_without_its_package_is_refused_with_the_remedy(
+    client: PlayedClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(Refused, match=r"needs matplotlib") as refused:
+        await plot(client, "llama", ["loss"], tmp_path / "a.png")
+    assert "perdure[plots]" in refused.value.remedy
+    assert not (tmp_path / "a.png").exists()
+    await plot(client, "llama", ["loss"], tmp_path / "a.svg")
