@@ -12,7 +12,7 @@ from perdure.activities.nodes.kubernetes.presets import Preset, with_preset
 from perdure.activities.nodes.kubernetes.site_policy import SitePolicy
 from perdure.operator.references import Kind
 from perdure.spec.validate import validate_spec
-from tests.docs.pages import PAGES, Block
+from tests.docs.pages import PAGES, ROOT, Block
 
 BLOCKS = [block for page in PAGES for block in page.blocks if block.language == "yaml"]
 BASE: dict[str, Any] = {
@@ -20,6 +20,12 @@ BASE: dict[str, Any] = {
     "backend": "kubernetes",
     "roles": {"worker": {"nodes": 1, "image": "x", "command": ["torchrun", "train.py"]}},
 }
+EXAMPLES = {
+    data["name"]: path
+    for path in (ROOT / "examples").glob("[0-9]*/*.yaml")
+    if "name" in (data := yaml.safe_load(path.read_text()))
+}
+"""The jobs of the examples, by their names."""
 NOT_OURS = {
     "server": "values of Temporal's own chart, which is not here",
     "jobs": "a workflow of GitHub's: tests/cli/test_cli_ci.py does the steps of the action that it uses",
@@ -34,8 +40,20 @@ def test_the_example_is_valid(block: Block):
         _check(data)
 
 
+def _is_example(data: Any) -> bool:
+    return isinstance(data, dict) and data.get("name") in EXAMPLES and "roles" in data
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: f"{block.page}:{block.line}")
+def test_a_job_of_the_examples_is_printed_as_it_is(block: Block):
+    for data in filter(_is_example, yaml.safe_load_all(block.text)):
+        assert data == yaml.safe_load(EXAMPLES[data["name"]].read_text())
+
+
 def _check(data: Any) -> None:
     match data:
+        case {"roles": _, "workdir": {"path": path}} if _is_example(data):
+            validate_spec({**data, "workdir": {"path": str((EXAMPLES[data["name"]].parent / path).resolve())}})
         case {"roles": _}:
             validate_spec(data)
         case {"kind": "TrainingJob", "metadata": {"name": name, "namespace": namespace}, "spec": spec}:

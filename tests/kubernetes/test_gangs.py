@@ -98,13 +98,13 @@ async def definition(job: PodJob, file: str) -> AsyncIterator[None]:
     """A custom resource that the API server knows for as long as the context is open."""
     content = yaml.safe_load((Path(__file__).parent / "crds" / file).read_text())
     name = f"{DEFINITIONS}/{content['metadata']['name']}"
-    served = content["spec"]["versions"][0]["name"]
+    served, plural = content["spec"]["versions"][0]["name"], content["spec"]["names"]["plural"]
     await job.api.create(DEFINITIONS, content)
     try:
 
         async def known() -> bool:
             try:
-                await job.api.list(f"/apis/{content['spec']['group']}/{served}/namespaces/{job.namespace}/podgroups")
+                await job.api.list(f"/apis/{content['spec']['group']}/{served}/namespaces/{job.namespace}/{plural}")
             except KubernetesError:
                 return False
             return True

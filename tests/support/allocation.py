@@ -21,6 +21,19 @@ ALLOCATION_VARIABLE = "TESTS_ALLOCATION"
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
+@dataclass(frozen=True)
+class Network:
+    """The network namespace of a node."""
+
+    name: str
+    address: str
+
+    @property
+    def entered(self) -> tuple[str, ...]:
+        """The beginning of a command that runs in it."""
+        return ("ip", "netns", "exec", self.name)
+
+
 @dataclass
 class Allocation:
     """Nodes that a scheduler gave a user."""
@@ -33,6 +46,11 @@ class Allocation:
     """With the played `srun`."""
     networks: dict[str, str] = field(default_factory=dict[str, str])
     """The network namespace of each node."""
+    addresses: dict[str, str] = field(default_factory=dict[str, str])
+
+    def network(self, node: str) -> Network:
+        """The network namespace of a node, with its address."""
+        return Network(self.networks[node], self.addresses[node])
 
     @property
     def environment(self) -> dict[str, str]:
@@ -71,10 +89,11 @@ def allocation(folder: Path, *, nodes: int) -> Generator[Allocation]:
             _ip("netns", "add", network)
             cleanup.callback(_ip, "netns", "delete", network)
             given.networks[f"node-{index}"] = network
+            given.addresses[f"node-{index}"] = f"{subnet}.{index + 2}"
             cleanup.callback(given.crash, f"node-{index}")
             _ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", network)
             _ip("link", "set", cable, "master", switch, "up")
-            _ip("-n", network, "address", "add", f"{subnet}.{index + 2}/24", "dev", "eth0")
+            _ip("-n", network, "address", "add", f"{given.addresses[f'node-{index}']}/24", "dev", "eth0")
             for interface in ("lo", "eth0"):
                 _ip("-n", network, "link", "set", interface, "up")
         yield given

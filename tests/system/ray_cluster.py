@@ -15,6 +15,7 @@ import psutil
 
 from scripts.ray_environment import interpreter
 from scripts.redis_server import NAME
+from tests.support.allocation import Network
 from tests.support.temporal_server import free_port
 from tests.support.waiting import eventually
 
@@ -33,6 +34,7 @@ class RayCluster:
         machine_cpus: int = 1,
         python: Path | None = None,
         variables: Mapping[str, str] | None = None,
+        host: str = "127.0.0.1",
     ) -> None:
         """Creates a cluster that has not started.
 
@@ -42,8 +44,10 @@ class RayCluster:
             machine_cpus: made resources of each machine.
             python: the interpreter with Ray.
             variables: of all its processes.
+            host: the head's address.
         """
         self.folder = folder
+        self.host = host
         self.python = python or interpreter()
         self.port = free_port()
         self._head_cpus = head_cpus
@@ -57,7 +61,7 @@ class RayCluster:
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     @property
     def variables(self) -> dict[str, str]:
@@ -103,12 +107,14 @@ class RayCluster:
             (self.folder / "ray_current_cluster").unlink(missing_ok=True)
         head = ("--head", "--port", str(self.port), "--temp-dir", str(self.folder), "--include-dashboard=false")
         self.head = await self._start(*head, cpus=self._head_cpus, variables=self._head_variables)
-        await eventually(lambda: _accepts(self.port), what="Ray's head")
+        await eventually(lambda: _accepts(self.host, self.port), what="Ray's head")
         await self._serves(self.head)
 
-    async def add(self, **variables: str) -> asyncio.subprocess.Process:
-        """Adds a machine, with variables of its own."""
-        machine = await self._start("--address", self.address, cpus=self._machine_cpus, variables=variables)
+    async def add(self, *options: str, network: Network | None = None, **variables: str) -> asyncio.subprocess.Process:
+        """Adds a machine, with options and variables of its own, and in a network of its own."""
+        machine = await self._start(
+            *("--address", self.address, *options), cpus=self._machine_cpus, variables=variables, network=network
+        )
         self.machines.append(machine)
         await self._serves(machine)
         return machine
@@ -142,11 +148,16 @@ class RayCluster:
         await eventually(serves, what="a raylet")
 
     async def _start(
-        self, *options: str, cpus: int, variables: Mapping[str, str] | None = None
+        self,
+        *options: str,
+        cpus: int,
+        variables: Mapping[str, str] | None = None,
+        network: Network | None = None,
     ) -> asyncio.subprocess.Process:
+        inside, address = (network.entered, network.address) if network else ((), self.host)
         return await asyncio.create_subprocess_exec(
-            *(*self._ray, "start", *options, "--block", "--num-cpus", str(cpus)),
-            *("--object-store-memory", str(_STORE), "--disable-usage-stats", "--node-ip-address", "127.0.0.1"),
+            *(*inside, *self._ray, "start", *options, "--block", "--num-cpus", str(cpus)),
+            *("--object-store-memory", str(_STORE), "--disable-usage-stats", "--node-ip-address", address),
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
             start_new_session=True,
@@ -215,7 +226,7 @@ def _accepts_at(path: str) -> bool:
     return False
 
 
-def _accepts(port: int) -> bool:
-    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+def _accepts(host: str, port: int) -> bool:
+    with suppress(OSError), socket.create_connection((host, port), timeout=1):
         return True
     return False

@@ -60,6 +60,9 @@ class Node:
         command = [python or sys.executable, "-P", "-m", NODE_MODULE, str(writing)]
         # Ray's own workers find their cluster by these, and so does a script that uses Ray.
         environment = os.environ | {"RAY_ADDRESS": context.gcs_address}
+        if folder := os.path.dirname(python):
+            # The command's `python` is the interpreter that the site or the role has named.
+            environment["PATH"] = os.pathsep.join((folder, os.environ.get("PATH", os.defpath)))
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, pass_fds=(writing,), env=environment, start_new_session=True
         )
