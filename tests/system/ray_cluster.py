@@ -92,7 +92,7 @@ class RayCluster:
             stdout=asyncio.subprocess.DEVNULL,
         )
         self._head_variables = {"RAY_REDIS_ADDRESS": f"127.0.0.1:{port}"}
-        await eventually(lambda: _accepts(port), what="Redis")
+        await eventually(lambda: _accepts("127.0.0.1", port), what="Redis")
 
     async def kill_head(self) -> None:
         """Kills all processes of the head at once."""
