@@ -23,15 +23,18 @@ with workflow.unsafe.imports_passed_through():
         NodePhase,
         NodeRef,
         NodeRequest,
+        NodeResize,
+        NodeResized,
         NodesCreated,
         NodesRef,
         NodesRequest,
         RequestedNode,
         WatchRequest,
     )
+    from perdure.contract.base import shorten
     from perdure.contract.identity import identity_of
     from perdure.contract.names import REMOVAL_DENIED, watch_task_queue
-    from perdure.contract.transitions import NodeCreated, NodeCreateFailed, NodePending, NodeRemoved
+    from perdure.contract.transitions import NodeCreated, NodeCreateFailed, NodeMemoryRaised, NodePending, NodeRemoved
     from perdure.workflows import options
     from perdure.workflows.backend_reports import begin_watch
     from perdure.workflows.node_record import NodeRecord
@@ -43,6 +46,7 @@ _ResultT = TypeVar("_ResultT")
 async def create(table: NodeTable, node: NodeCredentials) -> None:
     """Has one incarnation created."""
     [request] = _request(table, [node]).each
+    _note_memory(table, node)
     try:
         created = await _execute_creation(table, "create_node", request, CreatedNode, [node])
     except ActivityError as error:
@@ -53,6 +57,8 @@ async def create(table: NodeTable, node: NodeCredentials) -> None:
 
 async def create_together(table: NodeTable, nodes: Sequence[NodeCredentials]) -> None:
     """Has many incarnations created at once; the table shows which of them still lack a result."""
+    for node in nodes:
+        _note_memory(table, node)
     try:
         result = await _execute_creation(table, "create_nodes", _request(table, nodes), NodesCreated, nodes)
     except ActivityError as error:
@@ -105,6 +111,13 @@ def _request(table: NodeTable, nodes: Sequence[NodeCredentials]) -> NodesRequest
     )
 
 
+def _note_memory(table: NodeTable, node: NodeCredentials) -> None:
+    """Records what a node is about to be created with."""
+    record, memory = table.current(node), table.memory(node.rank)
+    if record is not None and record.memory != memory:
+        table.put(record.replace(memory=memory))
+
+
 def _record_refusal(table: NodeTable, node: NodeCredentials, reason: str) -> None:
     record = table.current(node)
     if record is not None:
@@ -127,24 +140,52 @@ def _record_creation(table: NodeTable, node: NodeCredentials, created: CreatedNo
     table.put(record.replace(created=created, host=record.host or created.host))
 
 
+async def raise_memory(table: NodeTable, node: NodeCredentials, memory: int) -> None:
+    """Has the memory of a node that runs raised; reports whether it was, within a bounded time."""
+    try:
+        resized = await workflow.execute_activity(
+            "resize_node",
+            NodeResize(**dict(_ref(table, node)), memory=memory),
+            result_type=NodeResized,
+            schedule_to_close_timeout=options.RESIZE_PATIENCE,
+            start_to_close_timeout=options.RESIZE_ATTEMPT,
+            heartbeat_timeout=_heartbeat_timeout(table),
+            retry_policy=options.BACKEND_RETRY,
+            summary=f"raise the memory of {_text([node])}{table.why}",
+        )
+        problem = resized.problem
+    except ActivityError as error:
+        if is_cancelled_exception(error):
+            return
+        problem = f"it was not raised within {options.RESIZE_PATIENCE.total_seconds():.0f} s: {error.cause or error}"
+    record = table.current(node)
+    if record is not None:
+        table.put(record.replace(memory=memory))
+        table.report(
+            NodeMemoryRaised(**identity_of(node), time=workflow.now(), memory=memory, problem=shorten(problem))
+        )
+
+
+def _ref(table: NodeTable, node: NodeCredentials) -> NodeRef:
+    spec = table.group.spec
+    return NodeRef(
+        **dict(node),
+        name=table.name(node),
+        backend=spec.backend,
+        namespace=spec.namespace,
+        grace=spec.limits.termination_grace_period,
+        winding_down=table.winding_down,
+        replaced=table.is_replaced(node),
+    )
+
+
 async def delete(table: NodeTable, records: Sequence[NodeRecord]) -> None:
     """Has incarnations deleted that are retiring."""
     spec = table.group.spec
     ended = [True] * len(records)
     if table.adopts:
         ended = await asyncio.gather(*(_release(table, record) for record in records))
-    nodes = tuple(
-        NodeRef(
-            **dict(record.node),
-            name=table.name(record.node),
-            backend=spec.backend,
-            namespace=spec.namespace,
-            grace=spec.limits.termination_grace_period,
-            winding_down=table.winding_down,
-            replaced=table.is_replaced(record.node),
-        )
-        for record in records
-    )
+    nodes = tuple(_ref(table, record.node) for record in records)
     try:
         await workflow.execute_activity(
             "delete_nodes",

@@ -188,6 +188,8 @@ class NodeGroup:
             elif record.phase is not NodePhase.LOST:
                 if record.joined:
                     self._start(("lease", *node.key), agent_calls.hold_lease(table, node))
+                if (memory := table.memory_to_raise(record)) is not None:
+                    self._start(("resize", *node.key), backend_calls.raise_memory(table, node, memory))
                 if table.world_to_join(node) is not None:
                     self._start(("connect", *node.key), agent_calls.check_connection(table, node))
                 elif record.joining is not None and not record.cut_off:
@@ -241,7 +243,7 @@ class NodeGroup:
             self._start(("desired", *node.key), converge(table, node))
             return
         del table.records[node.rank]
-        self._cancel(record, "create", "lease", "connect")
+        self._cancel(record, "create", "lease", "connect", "resize")
         table.retiring[node.key] = record
 
     def _dismiss_if_outdated(self, node: NodeCredentials) -> None:

@@ -33,6 +33,9 @@ class NodeRecord(NodeFacts):
     obstacle: str = ""
     """Why its backend cannot start its command, although the node has a machine; its agent may report nevertheless."""
     created: CreatedNode | None = None
+    memory: int | None = None
+    """Bytes of memory that it was created with, or that its backend was asked last to give it; None for those of the
+    specification, or where that is unknown."""
     watched: bool = False
     """The backend's watch has reported the node, or knew it when it began: the watch will not miss its end."""
     log_path: str = ""

@@ -88,6 +88,13 @@ class NodeTable:
         until it answers, and the group's next run continues to ask."""
         return record.phase is NodePhase.PENDING and record.created is None and not record.watched
 
+    def memory_to_raise(self, record: NodeRecord) -> int | None:
+        """Bytes of memory that a node which runs is to have and has not; None where there is nothing to change."""
+        memory = self.memory(record.node.rank)
+        runs = record.joined and record.phase is not NodePhase.LOST and not self.winding_down
+        resizes = CAPABILITIES[self.group.spec.backend].resizes_nodes
+        return memory if runs and resizes and memory != record.memory else None
+
     @property
     def adopts(self) -> bool:
         """Whether nodes join by themselves, and only their own agents can end them."""

@@ -14,6 +14,12 @@ signals to a run that was sent 10,000."""
 SHORT_ACTIVITY = timedelta(minutes=5)
 """Longest attempt of a backend's short activity, including the retries of a slow API server."""
 
+RESIZE_ATTEMPT = timedelta(seconds=45)
+"""Longest attempt to raise the memory of a node that runs: kubelets do it in seconds, or say that they cannot."""
+
+RESIZE_PATIENCE = timedelta(seconds=90)
+"""The time after which a node whose memory was not raised is replaced by one that requests more: ranks wait for it."""
+
 FOREVER = timedelta(days=3650)
 """Leases and watches end by cancellation, by a lapse or by continue-as-new, not by their age."""
 

@@ -19,6 +19,7 @@ with workflow.unsafe.imports_passed_through():
         NodeEnding,
         NodeJoined,
         NodeLost,
+        NodeMemoryRaised,
         NodeReady,
         NodeRemoved,
         NodeUnreachable,
@@ -35,6 +36,7 @@ _URGENT = (
     NodeUnresponsive,
     NodeLost,
     NodeCreateFailed,
+    NodeMemoryRaised,
     NodeRemoved,
     NodeEnding,
 )

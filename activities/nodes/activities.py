@@ -20,6 +20,7 @@ from perdure.activities.nodes.backend import (
     NodeNotYet,
     NodeRefused,
     RemovalDenied,
+    ResizingBackend,
     Revocation,
     SharingBackend,
 )
@@ -34,6 +35,8 @@ from perdure.contract import (
     NodeEvents,
     NodeRef,
     NodeRequest,
+    NodeResize,
+    NodeResized,
     NodesCreated,
     NodesRef,
     NodesRequest,
@@ -74,7 +77,14 @@ class NodeActivities:
     @property
     def short(self) -> Sequence[Callable[..., Any]]:
         """Activities for the task queue of workflows and short activities."""
-        return (self.create_node, self.create_nodes, self.delete_nodes, self.clear_group, self.describe_node)
+        return (
+            self.create_node,
+            self.create_nodes,
+            self.delete_nodes,
+            self.clear_group,
+            self.describe_node,
+            self.resize_node,
+        )
 
     @property
     def watches(self) -> Sequence[Callable[..., Any]]:
@@ -171,6 +181,16 @@ class NodeActivities:
         """Returns the node's current state; None if it does not exist."""
         check_nodes(node)
         return await self._backend(node.backend).describe(node)
+
+    @activity.defn(name="resize_node")
+    async def resize_node(self, node: NodeResize) -> NodeResized:
+        """Gives a node that runs more memory. Returns when it has it, or will not have it soon."""
+        check_nodes(node)
+        backend = self._backend(node.backend)
+        if not isinstance(backend, ResizingBackend):
+            return NodeResized(problem=f"nodes of backend: {node.backend} keep the memory that they have")
+        async with _heartbeats():
+            return NodeResized(problem=await backend.resize(node))
 
     @activity.defn(name="watch_nodes")
     async def watch_nodes(self, request: WatchRequest) -> None:

@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 
 from temporalio.client import Client
 
-from perdure.contract import CreatedNode, GroupRef, NodeEvent, NodeRef, NodeRequest, WatchRequest
+from perdure.contract import CreatedNode, GroupRef, NodeEvent, NodeRef, NodeRequest, NodeResize, WatchRequest
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,16 @@ class SharingBackend(Protocol):
         Raises:
             RemovalDenied: if a permission or a rule denies it for now.
         """
+        ...
+
+
+@runtime_checkable
+class ResizingBackend(Protocol):
+    """A backend that can give a node more memory while it runs."""
+
+    async def resize(self, node: NodeResize) -> str:
+        """Gives the node this much memory; repeating it changes nothing. Returns why the node does not have it and will
+        not soon, a message for users; empty once it has."""
         ...
 
 

@@ -157,6 +157,8 @@ class RaiseMemory(RoleAction):
     """Bytes that those had whose memory ran out."""
     steps: int | None = None
     """Steps of their world until then; None where none are known."""
+    in_place: tuple[int, ...] = ()
+    """Those of them that get it while they run."""
 
 
 class ExtendFirstStep(RoleAction):

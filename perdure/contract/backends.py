@@ -24,6 +24,8 @@ __all__ = [
     "NodeEvents",
     "NodeRef",
     "NodeRequest",
+    "NodeResize",
+    "NodeResized",
     "NodesCreated",
     "NodesRef",
     "NodesRequest",
@@ -100,6 +102,20 @@ class NodeRef(NodeId):
     """Its group will create no more nodes: resources that the job's nodes share may be deleted with the last node."""
     replaced: bool = False
     """A newer incarnation of the node is desired: resources reserved for the node may be kept for it."""
+
+
+class NodeResize(NodeRef):
+    """Argument of `resize_node`: one incarnation that runs, and what it is to have."""
+
+    memory: int
+    """Bytes of memory, as its request and its limit."""
+
+
+class NodeResized(Message):
+    """Result of `resize_node`."""
+
+    problem: ShortText = ""
+    """Why it does not have that, and will not soon; empty where it has."""
 
 
 class NodesRef(Message):

@@ -29,6 +29,7 @@ __all__ = [
     "NodeEnding",
     "NodeJoined",
     "NodeLost",
+    "NodeMemoryRaised",
     "NodePace",
     "NodePending",
     "NodePortsChanged",
@@ -215,6 +216,16 @@ class NodeCreateFailed(NodeTransition):
     cause: LossCause = LossCause.UNKNOWN
 
 
+class NodeMemoryRaised(NodeTransition):
+    """It has the memory that it is to have, or will not have it where it runs."""
+
+    kind: Literal["MEMORY_RAISED"] = "MEMORY_RAISED"
+    memory: int = 0
+    """Bytes that it was to have."""
+    problem: ShortText = ""
+    """Why it has not; empty where it has."""
+
+
 class NodeRemoved(NodeTransition):
     """Its deletion has ended."""
 
@@ -280,6 +291,7 @@ _ANY = (
     | NodeUnresponsive
     | NodeLost
     | NodeCreateFailed
+    | NodeMemoryRaised
     | NodeRemoved
     | NodeStoredCheckpoint
     | NodeCommittedCheckpoint

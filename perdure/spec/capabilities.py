@@ -29,6 +29,8 @@ class Capabilities:
     """Nodes cannot see the submitting machine, and get the working directory as an upload."""
     needs_image: bool = False
     """Every role names a container image."""
+    resizes_nodes: bool = False
+    """The backend can give a node more memory while it runs."""
     names_nodes: bool = False
     """Where the nodes of a job know of each other, each has a name that leads to its newest incarnation."""
 
@@ -58,6 +60,7 @@ CAPABILITIES = complete(
             keeps_shared_objects=True,
             uploads_workdir=True,
             needs_image=True,
+            resizes_nodes=True,
             names_nodes=True,
         ),
         Backend.JOINED: Capabilities(),

@@ -17,7 +17,15 @@ from perdure.contract import BadNumber, Corruption, Failure, Finished, JobPhase,
 from perdure.contract.transitions import NodeTransition
 from perdure.spec.job import JobSpec
 from perdure.spec.role_relations import order_of, roles_that_end
-from perdure.workflows.policy.capacity import admission, joining, node_groups, planned_changes, scaling, staffing
+from perdure.workflows.policy.capacity import (
+    admission,
+    joining,
+    memory_in_place,
+    node_groups,
+    planned_changes,
+    scaling,
+    staffing,
+)
 from perdure.workflows.policy.capacity.staffing import TokenSource
 from perdure.workflows.policy.checkpoints import commits
 from perdure.workflows.policy.diagnosis import bad_numbers, hangs, unreachable
@@ -191,6 +199,7 @@ def advance_role(state: RoleInJob, job: JobSpec, now: datetime, *, new_token: To
     state = node_groups.replace_whole(state, job, now)
     # The next world waits for the end of the surplus, too.
     state = staffing.dismiss_idle_surplus(scaling.follow(state, job, now), job, now)
+    state = memory_in_place.give_up(state, job, now)
     state = forming.form(admission.admit(state, now), job, now)
     state = staffing.staff(state, job, now, new_token=new_token)
     return observations.observe_uncreated(_note_stepping(state, now), now)

@@ -19,7 +19,7 @@ from pydantic import JsonValue
 from temporalio.client import Client
 
 from perdure.activities.nodes.backend import Fact, JobRevoked, NodeNotYet, NodeRefused, RemovalDenied
-from perdure.activities.nodes.kubernetes import collocation, leftovers, machines, workdir
+from perdure.activities.nodes.kubernetes import collocation, leftovers, machines, resize, workdir
 from perdure.activities.nodes.kubernetes.anchor import Anchors, why_namespace_is_gone
 from perdure.activities.nodes.kubernetes.facts import event_of, is_held, machine_is_silent
 from perdure.activities.nodes.kubernetes.naming import GROUP, INCARNATION, OURS, RANK, ROLE, UID, selector
@@ -34,7 +34,16 @@ from perdure.activities.nodes.kubernetes.watch import GroupWatch, pods_of
 from perdure.activities.nodes.machines import Machines
 from perdure.activities.runtime import PresetRefused
 from perdure.base.kubernetes import Changed, KubernetesApi, KubernetesError, Listed, Removed
-from perdure.contract import CreatedNode, GroupRef, NodeEvent, NodeRef, NodeRequest, WatchRequest, WorkdirRequest
+from perdure.contract import (
+    CreatedNode,
+    GroupRef,
+    NodeEvent,
+    NodeRef,
+    NodeRequest,
+    NodeResize,
+    WatchRequest,
+    WorkdirRequest,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -123,6 +132,16 @@ class KubernetesBackend:
         grace = int(node.grace.total_seconds()) + BEYOND_GRACE
         async with self._at_once:
             await api.delete(f"{pods_of(node.namespace)}/{node.name}", grace=grace, uid=pod.metadata.uid)
+
+    async def resize(self, node: NodeResize) -> str:
+        """Raises the memory of the pod's training container in place; see `ResizingBackend`."""
+        api, _ = await self._connection()
+        pod = (await _own_pods(api, [node])).get(node.name)
+        if pod is None:
+            return "its pod is gone"
+        if self._settings.gangs.counts_requests:
+            return "its queue counts what a pod requested when it was admitted"
+        return await resize.resize(api, node, pod)
 
     async def describe(self, node: NodeRef) -> NodeEvent | None:
         """Returns the node's state according to its pod's object; None if the node has no pod."""

@@ -53,10 +53,16 @@ class ContainerState(_Part):
     waiting: Waiting | None = None
 
 
+class Resources(_Part):
+    limits: dict[str, str] = {}
+
+
 class ContainerStatus(_Part):
     name: str
     ready: bool = False
     state: ContainerState = ContainerState()
+    resources: Resources = Resources()
+    """What the kubelet has given it."""
 
 
 class Condition(_Part):
@@ -73,10 +79,6 @@ class PodStatus(_Part):
     conditions: tuple[Condition, ...] = ()
     container_statuses: tuple[ContainerStatus, ...] = ()
     init_container_statuses: tuple[ContainerStatus, ...] = ()
-
-
-class Resources(_Part):
-    limits: dict[str, str] = {}
 
 
 class Container(_Part):

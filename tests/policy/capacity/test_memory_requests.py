@@ -138,9 +138,9 @@ def test_reports_of_other_nodes_raise_it_no_further():
     assert len(job.state.host_memory.kills) == 1
 
 
-def test_a_node_that_is_alive_is_replaced_since_it_keeps_the_memory_that_it_has():
+def test_a_node_that_is_alive_and_whose_machine_has_no_more_is_replaced():
     job = pods().running()
-    job.rank_killed(1, out_of_memory=True, memory_limit=16 * GI)
+    job.rank_killed(1, out_of_memory=True)
     assert job.incident.rule.startswith("out-of-memory/1")
     assert [action.nodes for action in job.incident.actions if isinstance(action, ReplaceNodes)] == [(1,)]
     assert (job.node(1).incarnation, job.node(1).memory) == (2, 24 * GI)

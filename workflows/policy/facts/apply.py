@@ -20,6 +20,7 @@ from perdure.contract.transitions import (
     NodeEnding,
     NodeJoined,
     NodeLost,
+    NodeMemoryRaised,
     NodePace,
     NodePending,
     NodePortsChanged,
@@ -37,6 +38,7 @@ from perdure.contract.transitions import (
     NodeUnreachable,
     NodeUnresponsive,
 )
+from perdure.workflows.policy.capacity.memory_in_place import on_raised
 from perdure.workflows.policy.diagnosis import claims
 from perdure.workflows.policy.facts.arrivals import on_checked, on_joined, on_ports_changed, on_ready
 from perdure.workflows.policy.facts.bad_numbers import on_bad_number
@@ -139,6 +141,8 @@ def _on_current(state: RoleInJob, node: NodeState, transition: AnyTransition, no
             return on_lost(state, node, transition, now)
         case NodeCreateFailed():
             return on_create_failed(state, node, transition, now)
+        case NodeMemoryRaised():
+            return on_raised(state, node, transition)
         case NodeRemoved():
             return on_removed(state, node, now)
         case NodeStoredCheckpoint() | NodeCommittedCheckpoint() | NodeRestoredCheckpoint() | NodeEnding():

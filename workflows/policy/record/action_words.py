@@ -107,6 +107,10 @@ def option(action: Action) -> str:
             return "wait"
         case ExtendFirstStep():
             return "give the first step more time"
+        case RaiseMemory(memory=memory, before=before, in_place=ranks) if memory and ranks:
+            known = f"nodes {', '.join(map(str, ranks))} get" if len(ranks) > 1 else f"node {ranks[0]} gets"
+            more, less = quantity_of_bytes(memory), quantity_of_bytes(before)
+            return f"{known} {more} of memory instead of {less} without a new pod, and new nodes request as much"
         case RaiseMemory(memory=memory, before=before) if memory:
             return f"new nodes request {quantity_of_bytes(memory)} of memory instead of {quantity_of_bytes(before)}"
         case RaiseMemory():

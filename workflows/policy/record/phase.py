@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perdure.contract import JobPhase, NodePhase
 from perdure.spec.job import JobSpec
-from perdure.workflows.policy.capacity import waiting
+from perdure.workflows.policy.capacity import memory_in_place, waiting
 from perdure.workflows.policy.diagnosis import first_steps, hangs
 from perdure.workflows.policy.roles import starts
 from perdure.workflows.policy.state.job import JobState, RoleInJob
@@ -38,7 +38,7 @@ def _phase(state: RoleInJob, job: JobSpec, waits: str) -> tuple[JobPhase, str]:
     if queued or (state.waiting_since is not None and (world is not None or state.generation > 0)):
         return JobPhase.WAITING, waiting.describe(state, job, available=len(candidates(state)))
     if state.interruption is not None or (incident is not None and world is not None):
-        texts = (incident.title if incident else "", succession.why_held(state))
+        texts = (incident.title if incident else "", succession.why_held(state) or memory_in_place.why_held(state))
         return JobPhase.RECOVERING, "; ".join(text for text in texts if text)
     if world is None:
         ready = sum(node.phase is NodePhase.READY for node in state.nodes.values())

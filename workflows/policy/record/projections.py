@@ -19,7 +19,7 @@ from perdure.contract.archive import job_archive, logs_place
 from perdure.contract.identity import identity_of
 from perdure.contract.names import group_index
 from perdure.spec.job import JobSpec
-from perdure.workflows.policy.capacity import planned_changes, resource_use, scaling
+from perdure.workflows.policy.capacity import memory_in_place, planned_changes, resource_use, scaling
 from perdure.workflows.policy.checkpoints import commits
 from perdure.workflows.policy.diagnosis import first_steps
 from perdure.workflows.policy.record import observations
@@ -221,7 +221,7 @@ def next_action(state: RoleInJob, job: JobSpec) -> str:
         return "nothing, until a user resumes it"
     if postponed := planned_changes.describe(state):
         return postponed
-    if held := succession.why_held(state):
+    if held := succession.why_held(state) or memory_in_place.why_held(state):
         return f"the next world {held}"
     if held_back := succession.waiting_nodes(state):
         return f"node {held_back[0].rank} {succession.why_waiting(held_back[0])}"

@@ -23,7 +23,7 @@ from perdure.contract import (
     Stop,
     Suspend,
 )
-from perdure.workflows.policy.capacity import memory_requests
+from perdure.workflows.policy.capacity import memory_in_place, memory_requests
 from perdure.workflows.policy.checkpoints import trust
 from perdure.workflows.policy.diagnosis.failures import GONE
 from perdure.workflows.policy.record import incidents
@@ -80,7 +80,7 @@ def carry_out(state: RoleInJob, verdict: Verdict, now: datetime) -> RoleInJob:
             case ReplaceNodes() if interruption is not None:
                 state = _give_up(state, action, interruption, verdict.title, now)
             case RaiseMemory():
-                state = memory_requests.take(state, action)
+                state = memory_in_place.begin(memory_requests.take(state, action), action, now)
             case RollBack():
                 state = trust.distrust_unsound(state, action)
             case RestartCommands() if state.between_stages:

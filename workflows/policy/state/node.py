@@ -158,6 +158,10 @@ class NodeState(NodeFacts, Incarnation):
     """The check that the machine failed then; empty where it has passed all."""
     figures: dict[str, float] = Field(default={})
     """What other machines are compared with: the figures of a node that was taken in."""
+    memory_awaited_until: datetime | None = None
+    """It runs and is to have `memory`: until when it is waited for; None where it has it."""
+    memory_refused: ShortText = ""
+    """Why it does not get that where it runs, until the job has decided on it."""
     refusals: int = 0
     """Incarnations of this rank in a row that were not taken in because of their machines."""
     cut_off: bool = False

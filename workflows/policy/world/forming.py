@@ -11,7 +11,14 @@ from datetime import datetime
 from perdure.contract import NodePhase, World
 from perdure.spec.job import JobSpec
 from perdure.spec.recovery import CapacityLoss
-from perdure.workflows.policy.capacity import planned_changes, scaling, staffing, suspect_machines, waiting
+from perdure.workflows.policy.capacity import (
+    memory_in_place,
+    planned_changes,
+    scaling,
+    staffing,
+    suspect_machines,
+    waiting,
+)
 from perdure.workflows.policy.diagnosis import claims, experiments, first_steps
 from perdure.workflows.policy.facts import user_requests
 from perdure.workflows.policy.record import incidents
@@ -28,6 +35,8 @@ def form(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
     """Sends out the next world, if one is due and possible."""
     if state.interruption is not None and not state.interruption.decided:
         return state
+    if held := memory_in_place.why_held(state):
+        return incidents.waits(state, held)
     complete = stages.complete_services(state, job)
     available = [node for node in candidates(state) if node.rank not in complete]
     size = _usable(state, len(available), complete=len(complete))

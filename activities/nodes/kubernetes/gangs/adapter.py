@@ -31,6 +31,8 @@ class GangAdapter(Protocol):
 
     finalizer: str
     """The finalizer with which the system holds ended pods; empty if it holds none."""
+    counts_requests: bool
+    """Whether the system counts a pod's requests when it admits it, and not what they become."""
 
     def template(self, request: NodeRequest) -> dict[str, Any]:
         """Returns a PodTemplateSpec to merge over Perdure's defaults and under the user's `pod_template`. None removes
@@ -76,6 +78,7 @@ class OneByOne:
     """No gang: every pod is admitted by itself."""
 
     finalizer = ""
+    counts_requests = False
 
     def template(self, request: NodeRequest) -> dict[str, Any]:
         return {"metadata": {"labels": queue_label(request.spec)}}

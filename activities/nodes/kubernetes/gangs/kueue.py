@@ -33,6 +33,7 @@ class Kueue(OneByOne):
     """Groups and labels the pods of jobs that name a `queue`; leaves other jobs alone."""
 
     finalizer = FINALIZER
+    counts_requests = True
 
     def __init__(self, *, elastic_priority_class: str = "") -> None:
         """Creates the adapter.

@@ -1,9 +1,12 @@
 {{/* The worker's rights at the API server; docs/kubernetes.md has the same table. */}}
 {{- define "perdure.rules" -}}
-# A node is a pod: created once, never changed.
+# A node is a pod: created once, and never changed but for its memory, after that has run out.
 - apiGroups: [""]
   resources: [pods]
   verbs: [create, get, list, watch, delete]
+- apiGroups: [""]
+  resources: [pods/resize]
+  verbs: [patch]
 # A job's anchor, which owns its pods, and uploaded code, whose owner is set to the anchor by a patch.
 - apiGroups: [""]
   resources: [configmaps]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from perdure.contract import Progress, RaiseMemory, RestartRanks, Stop
+from perdure.spec.capabilities import CAPABILITIES
 from perdure.spec.quantities import bytes_of
 from perdure.workflows.policy.capacity.memory_requests import (
     MemoryAfterOom,
@@ -20,8 +21,8 @@ from perdure.workflows.policy.state.host_memory import MemoryKill
 
 
 def decide(case: Case) -> Verdict | None:
-    """Replaces a node that is alive, since a running one keeps the memory that it has; one that is gone is replaced
-    anyway."""
+    """Raises the memory of a node that is alive where it runs, if its backend can, else replaces it, since it keeps the
+    memory that it has; one that is gone is replaced anyway."""
     found = _decide(case)
     if found is None or case.culprit.ran_out is None:
         return None
@@ -29,6 +30,15 @@ def decide(case: Case) -> Verdict | None:
         return None if case.interruption.counted or _gained_steps(case) else _stop(case, found)
     if case.culprit.rank in case.gone or not case.may_replace or case.state.between_stages:
         return None
+    if case.culprit.rank in _in_place(case):
+        return spent_budget.decide(case) or case.blame(
+            'out-of-memory/3 "raise its memory where it runs"',
+            RestartRanks(nodes=_nodes(case)),
+            rejected=(
+                Rejected(case.replace(_nodes(case)), "its limit can be raised where it runs"),
+                Rejected(Stop(), "scaling.memory_max allows more memory"),
+            ),
+        )
     return spent_budget.decide(case) or case.blame(
         'out-of-memory/1 "replace it by a node with more memory"',
         case.replace(_nodes(case)),
@@ -48,7 +58,8 @@ def add(case: Case, verdict: Verdict) -> Verdict:
     if found.memory is None:
         return replace(verdict, rejected=(*verdict.rejected, Rejected(RaiseMemory(), found.why_not)))
     kill = _kill(case)
-    raised = RaiseMemory(nodes=_nodes(case), memory=found.memory, before=kill.had, steps=kill.steps)
+    in_place = tuple(rank for rank in _in_place(case) if rank not in verdict.replaced)
+    raised = RaiseMemory(nodes=_nodes(case), memory=found.memory, before=kill.had, steps=kill.steps, in_place=in_place)
     return replace(verdict, actions=(*verdict.actions, raised))
 
 
@@ -67,6 +78,14 @@ def _nodes(case: Case) -> tuple[int, ...]:
 def _peak(case: Case) -> int | None:
     """The most that a node was seen to use. Up to its limit this says nothing more than the kill does."""
     return case.state.peaks.memory if case.state.peaks is not None else None
+
+
+def _in_place(case: Case) -> tuple[int, ...]:
+    """Nodes that are alive after their own limit was reached, and can be given a higher one."""
+    if not CAPABILITIES[case.job.backend].resizes_nodes or case.state.between_stages:
+        return ()
+    limited = {one.rank for one in case.interruption.failures if one.ran_out is not None and one.ran_out.limit}
+    return tuple(node.rank for node in case.survivors if node.rank in limited)
 
 
 def _kill(case: Case) -> MemoryKill:
