@@ -50,6 +50,10 @@ with workflow.unsafe.imports_passed_through():
 
 _UNDONE = "; its TrainingJob object decides, and sets what it states again within seconds: kubectl scale changes that"
 
+_ALL_ROLES = RoleRequest()
+_NO_REASON = ReasonRequest()
+"""Users of Temporal's own tools may leave out an argument that says nothing."""
+
 
 class JobUpdates:
     """The updates of a job, which are decided by the class that has its state."""
@@ -81,7 +85,7 @@ class JobUpdates:
         requests.check_scale(self._running_state(), self.job, request)
 
     @workflow.update(description="Release all nodes; the job keeps its history and can be resumed")
-    def suspend(self, request: RoleRequest) -> Accepted:
+    def suspend(self, request: RoleRequest = _ALL_ROLES) -> Accepted:
         role = requests.single_role(self.state, request)
         self._take_request(SuspendRequested(role=role, reason=request.reason))
         what = f"role {role} of {self.state.name}" if role else self.state.name
@@ -91,11 +95,11 @@ class JobUpdates:
         return Accepted(message=f"{what} first makes a checkpoint: {projections.next_action(waits, self.job)}")
 
     @suspend.validator
-    def _suspend_is_valid(self, request: RoleRequest) -> None:
+    def _suspend_is_valid(self, request: RoleRequest = _ALL_ROLES) -> None:
         requests.check_suspend(self._running_state(), request)
 
     @workflow.update(description="Request nodes again after a suspend")
-    def resume(self, request: RoleRequest) -> Accepted:
+    def resume(self, request: RoleRequest = _ALL_ROLES) -> Accepted:
         role = requests.single_role(self.state, request)
         before = self.state
         self._take_request(ResumeRequested(role=role, reason=request.reason))
@@ -111,7 +115,7 @@ class JobUpdates:
         return Accepted(message=f"{what} requests {nodes} nodes{kept}")
 
     @resume.validator
-    def _resume_is_valid(self, request: RoleRequest) -> None:
+    def _resume_is_valid(self, request: RoleRequest = _ALL_ROLES) -> None:
         requests.check_resume(self._running_state(), request)
 
     @workflow.update(
@@ -131,23 +135,23 @@ class JobUpdates:
         requests.check_pause(request)
 
     @workflow.update(description="Repair hangs, slow ranks, bad numbers and wrong results again")
-    def resume_repairs(self, request: ReasonRequest) -> Accepted:
+    def resume_repairs(self, request: ReasonRequest = _NO_REASON) -> Accepted:
         self._take_request(RepairsResumed())
         return Accepted(message=f"{self.state.name} repairs hangs, slow ranks, bad numbers and wrong results again")
 
     @resume_repairs.validator
-    def _resumption_is_valid(self, request: ReasonRequest) -> None:
+    def _resumption_is_valid(self, request: ReasonRequest = _NO_REASON) -> None:
         requests.check_resume_repairs(self._running_state())
 
     @workflow.update(description="Restart all ranks in place")
-    def restart(self, request: RoleRequest) -> Accepted:
+    def restart(self, request: RoleRequest = _ALL_ROLES) -> Accepted:
         event = RestartRequested(reason=request.reason)
         self._take_request(ForRole(request.role, event) if request.role else event)
         role = self.state.view(request.role) if request.role else self.state.leading
         return Accepted(message=f"{self.state.name} restarts its ranks as generation {role.generation}")
 
     @restart.validator
-    def _restart_is_valid(self, request: RoleRequest) -> None:
+    def _restart_is_valid(self, request: RoleRequest = _ALL_ROLES) -> None:
         requests.check_restart(self._running_state(), request)
 
     @workflow.update(description="Replace one node by a new one")
@@ -165,7 +169,7 @@ class JobUpdates:
         requests.check_relaunch(self._running_state(), request)
 
     @workflow.update(description="Make a checkpoint in storage now")
-    def save_checkpoint(self, request: ReasonRequest) -> Accepted:
+    def save_checkpoint(self, request: ReasonRequest = _NO_REASON) -> Accepted:
         self._take_request(CheckpointRequested())
         return Accepted(
             message=f"{self.state.name} makes a checkpoint; `perdure status` shows when it is durable",
@@ -173,7 +177,7 @@ class JobUpdates:
         )
 
     @save_checkpoint.validator
-    def _checkpoint_is_valid(self, request: ReasonRequest) -> None:
+    def _checkpoint_is_valid(self, request: ReasonRequest = _NO_REASON) -> None:
         requests.check_checkpoint(self._running_state(), self.job)
 
     @workflow.update(description="Give a place among the nodes to a machine that a user or a scheduler started")

@@ -77,6 +77,8 @@ SERVER_OPTIONS = (
     ("--dynamic-config-value", "matching.numTaskqueueWritePartitions=1"),
     # Metrics of each node's queue took a twentieth of that server's time, and nothing reads them here.
     ("--dynamic-config-value", "metrics.breakdownByTaskQueue=false"),
+    # `temporal workflow pause` is an experiment of the server's, which it does not allow by default.
+    ("--dynamic-config-value", "frontend.WorkflowPauseEnabled=true"),
     # The server has no authorization, and its HTTP API takes a POST that any web page may send without a preflight
     # request. Nothing here uses that API, so no host name is allowed.
     ("--dynamic-config-value", 'frontend.httpAllowedHosts=["nobody.invalid"]'),

@@ -28,6 +28,7 @@ NOT_RUN_HERE = {
     "helm": "tests/kubernetes/test_printed_commands.py",
     "kubectl": "tests/kubernetes/test_printed_commands.py",
     "export": "a setting of the reader's shell",
+    "jq": "reads what `temporal` prints: tests/system/test_temporal_recipes.py runs both",
     "kill": "breaks the reader's job: tests/system/test_readme.py does it to a job of its own",
     "ray": "is in an environment of its own: tests/system/test_ray.py starts clusters",
     "pgrep": "finds the process to kill",

@@ -27,9 +27,6 @@ SEARCH_ATTRIBUTES = {
     "JobRestarts": "Int",
 }
 
-OPERATORS_OPTIONS = ("--dynamic-config-value", "frontend.WorkflowPauseEnabled=true")
-"""Lets operators pause workflows, which servers do not allow by default yet."""
-
 
 def temporal_binary() -> Path:
     """The CLI that Perdure would use, which `make setup` has provided."""
@@ -136,7 +133,7 @@ async def dev_server(database: Path | None = None, *, options: tuple[str, ...] =
 def shared_dev_server() -> Iterator[DevServer]:
     """A running server for a whole session of tests, which has no event loop of its own."""
     with _folder() as folder:
-        server = DevServer(folder / "temporal.db", options=OPERATORS_OPTIONS)
+        server = DevServer(folder / "temporal.db")
         try:
             asyncio.run(server.start())
             yield server
