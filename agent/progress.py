@@ -82,6 +82,7 @@ class ProgressReader:
         self._generation = 0
         self._first_step: int | None = None
         self._samples: deque[tuple[float, int]] = deque()
+        self._is_reported = False
         self._gaps = GapSketch()
         self.stall_detector = StallDetector(self._gaps)
         """The stall detector of the generation last sampled."""
@@ -152,10 +153,13 @@ class ProgressReader:
             self.newest = self.newest.model_copy(update={"steps_per_second": None})
 
     def _follow(self, slowest: RankProgress, now: float, *, is_first: bool) -> None:
+        # Counted steps are replaced by reported ones as soon as there are any, so numbers may jump once in either
+        # direction, which is no speed.
         if self._first_step is None or slowest.step < self._first_step:
-            # Counted steps are replaced by reported ones as soon as there are any, so numbers may jump once in either
-            # direction.
             self._first_step = slowest.step if slowest.reported else 0
+            self._samples.clear()
+        if slowest.reported != self._is_reported:
+            self._is_reported = slowest.reported
             self._samples.clear()
         if not self._samples or now - self._samples[-1][0] >= _RATE_SAMPLE:
             self._samples.append((now, slowest.step))

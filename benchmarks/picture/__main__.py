@@ -1,5 +1,5 @@
 """`make picture`: runs a job under torchrun, DLRover and Perdure with the same faults, and a job in a terminal; writes
-the README's pictures, and ends with one line of JSON."""
+the README's pictures and those of the page, and ends with one line of JSON."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import typer
 from benchmarks.history.__main__ import quieten
 from benchmarks.picture.course import SCENARIO, Fault, Plan, Record, run_course, run_peer
 from benchmarks.picture.drawing import draw
+from benchmarks.picture.page import take_pictures
 from benchmarks.picture.terminal import record_terminal
 from benchmarks.recovery.dlrover_environment import NotAvailable
 from benchmarks.recovery.dlrover_environment import ensure as ensure_dlrover
@@ -73,9 +74,15 @@ def say(line: str) -> None:
 def main(
     seconds: Annotated[float, typer.Option(help="Seconds for which each system is watched.")] = SECONDS,
     terminal_only: Annotated[bool, typer.Option("--terminal-only", help="Only record the terminal.")] = False,
+    page_only: Annotated[bool, typer.Option("--page-only", help="Only take pictures of the page.")] = False,
 ) -> None:
-    """Writes both pictures to docs/images."""
+    """Writes all pictures to docs/images."""
     quieten()
+    if not terminal_only:
+        asyncio.run(take_pictures(IMAGES))
+        say("docs/images/page-*.png are written")
+    if page_only:
+        return
     steps = {} if terminal_only else asyncio.run(make_course(seconds))
     asyncio.run(record_terminal(IMAGES / "terminal.svg"))
     say("docs/images/terminal.svg is written")

@@ -182,7 +182,8 @@ def _steps(
     start: int | None = first
     for stop in stops:
         line = _line(begin, start, samples, stop.started_at)
-        if stop.step_before is not None and begin is not None:
+        # The job may know of fewer steps than were sampled since.
+        if stop.step_before is not None and begin is not None and (not line or stop.step_before >= line[-1][1]):
             line.append((stop.started_at, stop.step_before))
         lines.append(line)
         begin = stop.over_at if stop.followed_by is None else None

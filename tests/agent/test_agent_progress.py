@@ -115,6 +115,19 @@ def test_the_rate_is_of_the_last_minute(tmp_path: Path, reader: ProgressReader) 
     assert reader.newest.steps_per_second == pytest.approx(5, rel=0.1)
 
 
+def test_the_jump_from_counted_to_reported_steps_is_no_speed(tmp_path: Path, reader: ProgressReader) -> None:
+    """A script that continues from step 500 is counted before its first report."""
+    ranks = Ranks(tmp_path, 2, COUNTED)
+    ranks.step(1, 1)
+    sample(reader, 2, 0)
+    reporting = Ranks(tmp_path, 2, REPORTED)
+    for now in range(1, 6):
+        reporting.step(500 + 2 * now, 500 + 2 * now)
+        sample(reader, 2, now)
+    assert reader.newest is not None
+    assert reader.newest.steps_per_second == 2.0
+
+
 def test_half_written_and_foreign_files_are_not_read(tmp_path: Path, reader: ProgressReader) -> None:
     folder = tmp_path / "progress"
     folder.mkdir()
