@@ -20,7 +20,7 @@ from rich.table import Table
 from benchmarks.recovery.perdure_job import control_plane
 
 from . import monitor, real_jobs, trace
-from .rules import DLRoverRM, Pollux, overtaking, perdure, static
+from .rules import DLRoverRM, Perdure, Pollux, overtaking, static
 from .simulation import Result, Rule, simulate
 from .trace import GPUS_OF_A_NODE, TraceJob
 
@@ -28,18 +28,18 @@ NOT_RUN = "not run"
 _JOBS_OF_A_NODE = 6
 """Jobs of a trace that is made."""
 _RATIOS = ("jct_ratio_static", "jct_ratio_rm", "jct_ratio_pollux", "worst_slowdown")
-_RULES: dict[str, Callable[[], Rule]] = {
-    "static": lambda: static,
-    "static, overtaking": lambda: overtaking,
-    "dlrover-rm": DLRoverRM,
-    "pollux": Pollux,
-    "perdure": lambda: perdure,
-}
 
 
-def play(jobs: Sequence[TraceJob], nodes: int) -> dict[str, Result]:
+def play(jobs: Sequence[TraceJob], nodes: int, gpus_of_a_node: int = GPUS_OF_A_NODE) -> dict[str, Result]:
     """Plays a trace under each rule."""
-    return {name: simulate(jobs, nodes, rule()) for name, rule in _RULES.items()}
+    rules: dict[str, Rule] = {
+        "static": static,
+        "static, overtaking": overtaking,
+        "dlrover-rm": DLRoverRM(gpus_of_a_node),
+        "pollux": Pollux(),
+        "perdure": Perdure(),
+    }
+    return {name: simulate(jobs, nodes, rule) for name, rule in rules.items()}
 
 
 def slowdowns(found: Result, before: Result) -> list[float]:
@@ -47,7 +47,7 @@ def slowdowns(found: Result, before: Result) -> list[float]:
     return sorted(time / before.completions[name] for name, time in found.completions.items())
 
 
-def table(played: dict[str, dict[str, Result]]) -> Table:
+def table(played: dict[str, dict[str, Result]], gpus_of_a_node: int = GPUS_OF_A_NODE) -> Table:
     """Returns the results for people."""
     shown = Table(title="Traces under each rule", title_justify="left")
     for column in ("trace", "rule", "mean", "p99", "wait", "in use", "GPU-hours", "changes", "mean/static", "slowest"):
@@ -60,7 +60,7 @@ def table(played: dict[str, dict[str, Result]]) -> Table:
                 rule,
                 *(f"{seconds:,.0f} s" for seconds in (found.mean, found.p99, found.wait)),
                 f"{found.utilisation:.0%}",
-                f"{found.gpu_hours:,.0f}",
+                f"{found.node_hours * gpus_of_a_node:,.0f}",
                 f"{found.changes:.1f}",
                 f"{found.mean / before.mean:.2f}",
                 f"{slowdowns(found, before)[-1]:.2f}",
@@ -110,6 +110,9 @@ def main(
     ),
     loads: Annotated[str, typer.Option(help="What jobs ask for, in times of what the cluster can do.")] = "0.7,1.0,1.3",
     trace_file: Annotated[Path | None, typer.Option("--trace", help="A trace (trace.py) instead of one made.")] = None,
+    gpus_of_a_node: Annotated[
+        int, typer.Option(help="GPUs by which jobs of --trace grow and shrink.")
+    ] = GPUS_OF_A_NODE,
     seed: Annotated[int, typer.Option(help="Of laws and traces.")] = 1,
     other_seeds: Annotated[str, typer.Option(help="Seeds of further traces, for ranges; empty for none.")] = (
         "2,3,4,5,6"
@@ -132,15 +135,17 @@ def main(
     figures: dict[str, object] = dict(asyncio.run(real())) if laws else dict.fromkeys(real_jobs.KEYS, NOT_RUN)
     played: dict[str, dict[str, Result]] = {}
     for size in (int(text) for text in gpus.split(",") if text):
-        nodes = size // GPUS_OF_A_NODE
         if trace_file is not None:
-            played[f"{size} GPUs, {trace_file.name}"] = play(trace.read(trace_file, nodes=nodes), nodes)
+            nodes = size // gpus_of_a_node
+            read = trace.read(trace_file, nodes=nodes, gpus_of_a_node=gpus_of_a_node)
+            played[f"{size} GPUs, {trace_file.name}"] = play(read, nodes, gpus_of_a_node)
             continue
+        nodes = size // GPUS_OF_A_NODE
         for load in (float(text) for text in loads.split(",")):
             played[f"{size} GPUs, load {load:g}"] = play(_made(nodes, load, seed), nodes)
             say(f"{size} GPUs at load {load:g} played")
     if played:
-        console.print(table(played))
+        console.print(table(played, gpus_of_a_node if trace_file is not None else GPUS_OF_A_NODE))
     figures |= simulated(played) if played else dict.fromkeys(_RATIOS, NOT_RUN)
     if played and trace_file is None:
         figures["other_seeds"] = ranges([int(text) for text in other_seeds.split(",") if text], gpus, loads, say=say)

@@ -3,33 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from heapq import heapify, heappop, heapreplace
 
 from benchmarks.scaling.simulation import CHANGE_S, Running
-from benchmarks.scaling.trace import GPUS_OF_A_NODE
+from perdure.workflows.policy.capacity.first_come import Order, follow
 from perdure.workflows.policy.capacity.sharing import SharingJob, share
 
+_BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+"""Of virtual time, which counts seconds."""
 _RM_EVERY = 300.0
-_RM_ADDED, _RM_LEAST = 8 // GPUS_OF_A_NODE, 0.2
+_RM_ADDED, _RM_LEAST = 8, 0.2
 
 
-def perdure(jobs: Sequence[Running], nodes: int, now: float) -> dict[str, int]:
-    """`scaling.share`: `workflows/policy/capacity/sharing.py`, as the product decides."""
-    return share(
-        [
-            SharingJob(
-                name=one.job.name,
-                fewest=one.fewest,
-                most=one.most(nodes),
-                asked=one.job.asked,
-                present=one.nodes,
-                throughput=one.throughput,
-                age=now - one.job.submitted,
-                done=one.done,
-            )
-            for one in jobs
-        ],
-        nodes,
+class Perdure:
+    """`scaling.share`: `workflows/policy/capacity/sharing.py` and `first_come.py`, as the product decides."""
+
+    def __init__(self) -> None:
+        self._order = Order()
+        self._seen: dict[str, Running] = {}
+
+    def __call__(self, jobs: Sequence[Running], nodes: int, now: float) -> dict[str, int]:
+        """Gives each job its nodes."""
+        live = {one.job.name: one for one in jobs}
+        work = {name: timedelta(seconds=one.done) for name, one in self._seen.items() if name not in live}
+        self._seen = live
+        at = _BEGIN + timedelta(seconds=now)
+        self._order = follow(self._order, [(one.job.name, one.job.asked) for one in jobs], work, nodes, at)
+        begun = {turn.name: turn.started_at or at for turn in self._order.turns}
+        return share(
+            [_sharing_job(one, nodes, now, (begun[one.job.name] - _BEGIN).total_seconds()) for one in jobs], nodes
+        )
+
+
+def _sharing_job(one: Running, nodes: int, now: float, begun: float) -> SharingJob:
+    return SharingJob(
+        name=one.job.name,
+        fewest=one.fewest,
+        most=one.most(nodes),
+        asked=one.job.asked,
+        present=one.nodes,
+        throughput=one.throughput,
+        age=now - one.job.submitted,
+        done=one.done,
+        waits=max(begun - one.job.submitted, 0.0),
     )
 
 
@@ -60,7 +77,8 @@ class DLRoverRM:
     (of a GPU each) of what is free while no job waits, and one whose last addition did not gives it back. Nothing is
     taken from a job for another."""
 
-    def __init__(self) -> None:
+    def __init__(self, gpus_of_a_node: int) -> None:
+        self._added = max(_RM_ADDED // gpus_of_a_node, 1)
         self._looked: dict[str, float] = {}
         self._before: dict[str, int] = {}
 
@@ -78,7 +96,7 @@ class DLRoverRM:
             if not gained and before is not None and one.nodes > before:
                 given[name] = before
                 continue
-            more = min(_RM_ADDED, left, one.most(nodes) - one.nodes)
+            more = min(self._added, left, one.most(nodes) - one.nodes)
             if gained and more > 0:
                 self._before[name] = one.nodes
                 given[name] = one.nodes + more

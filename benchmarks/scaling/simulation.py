@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from statistics import mean, quantiles
 from typing import NamedTuple
 
-from benchmarks.scaling.trace import GPUS_OF_A_NODE, TraceJob
+from benchmarks.scaling.trace import TraceJob
 from perdure.contract import Pace
 from perdure.workflows.policy.capacity.throughput import Throughput
 
@@ -44,6 +44,8 @@ class Running:
     changes: int = 0
     most_had: int = 0
     paces: dict[int, Pace] = field(default_factory=dict[int, Pace])
+    throughput: Throughput = field(default_factory=lambda: Throughput((), global_batch=True))
+    """What these say."""
 
     @property
     def fewest(self) -> int:
@@ -55,10 +57,6 @@ class Running:
 
     def most(self, nodes: int) -> int:
         return min(self.job.asked * _MOST, nodes)
-
-    @property
-    def throughput(self) -> Throughput:
-        return Throughput(list(self.paces.values()), global_batch=True)
 
     def end(self, now: float) -> float:
         """When it ends, if nothing changes."""
@@ -72,6 +70,7 @@ class Running:
         if until - self.since >= SETTLE_S and self.nodes not in self.paces:
             step = self.job.step(self.nodes) * noise()
             self.paces[self.nodes] = Pace(nodes=self.nodes, step=step, generation=self.changes + 1)
+            self.throughput = Throughput(list(self.paces.values()), global_batch=True)
 
     def give(self, nodes: int, now: float) -> None:
         if nodes == self.nodes:
@@ -98,7 +97,7 @@ class Result(NamedTuple):
     """Seconds until the first nodes, in the mean."""
     utilisation: float
     """The share of the nodes' time until the last end in which they belonged to a job."""
-    gpu_hours: float
+    node_hours: float
     changes: float
     """Of a job, its start apart, in the mean."""
 
@@ -134,6 +133,6 @@ def simulate(trace: Sequence[TraceJob], nodes: int, rule: Rule, *, seed: int = 0
         p99=quantiles(times, n=100)[98],
         wait=mean((one.started or 0.0) - one.job.submitted for one, _ in ended),
         utilisation=sum(one.node_seconds for one, _ in ended) / (nodes * now),
-        gpu_hours=sum(one.node_seconds for one, _ in ended) * GPUS_OF_A_NODE / 3600,
+        node_hours=sum(one.node_seconds for one, _ in ended) / 3600,
         changes=mean(one.changes - 1 for one, _ in ended),
     )

@@ -8,12 +8,17 @@ A CSV file with a header and one line for each job:
 | `gpus` | GPUs that its owner asked for |
 | `duration_s` | how long it trains with them |
 | `exchange` | the share of its step with them that more GPUs do not shorten, 0 to 1 |
+
+Or a workload of Pollux (`simulator/workloads*` in https://github.com/petuum/adaptdl), sampled from Philly's trace:
+when which application was submitted with how many GPUs. How long it trains is not in there. Applications stand for
+classes of GPU-hours, of which a middle one is taken, and jobs ask for GPUs at an efficiency of 0.5 to 0.8.
 """
 
 from __future__ import annotations
 
 import csv
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +28,10 @@ _ASKED = (1, 1, 1, 2, 2, 4, 4, 8)
 _USUAL_DURATION, _SPREAD = 2400.0, 1.2
 """Seconds of half of the jobs at most, and the deviation of the logarithm."""
 _SHORTEST, _LONGEST = 300.0, 40_000.0
+
+
+_POLLUX_GPU_HOURS = {"cifar10": 0.5, "ncf": 0.5, "deepspeech2": 3, "bert": 3, "yolov3": 30, "imagenet": 300}
+_POLLUX_EFFICIENCY = 0.65
 
 
 @dataclass(frozen=True)
@@ -42,19 +51,31 @@ class TraceJob:
         return (1 - self.exchange) * self.asked / nodes + self.exchange
 
 
-def read(path: Path, *, nodes: int) -> list[TraceJob]:
+def read(path: Path, *, nodes: int, gpus_of_a_node: int = GPUS_OF_A_NODE) -> list[TraceJob]:
     """Reads a trace; jobs that asked for more than the cluster has ask for all of it."""
     with path.open(newline="") as file:
-        return [
-            TraceJob(
-                name=f"{number:06}",
-                submitted=float(row["submit_s"]),
-                asked=min(max(-(-int(row["gpus"]) // GPUS_OF_A_NODE), 1), nodes),
-                duration=float(row["duration_s"]),
-                exchange=float(row["exchange"]),
-            )
-            for number, row in enumerate(csv.DictReader(file))
-        ]
+        rows = [row if "submit_s" in row else _of_pollux(row) for row in csv.DictReader(file)]
+    return [
+        TraceJob(
+            name=f"{number:06}",
+            submitted=float(row["submit_s"]),
+            asked=min(max(-(-int(row["gpus"]) // gpus_of_a_node), 1), nodes),
+            duration=float(row["duration_s"]),
+            exchange=float(row["exchange"]),
+        )
+        for number, row in enumerate(rows)
+    ]
+
+
+def _of_pollux(row: Mapping[str, str]) -> dict[str, float | str]:
+    gpus = int(row["num_replicas"])
+    efficiency = _POLLUX_EFFICIENCY if gpus > 1 else 1.0
+    return {
+        "submit_s": row["time"],
+        "gpus": row["num_replicas"],
+        "duration_s": _POLLUX_GPU_HOURS[row["application"]] * 3600 / (gpus * efficiency),
+        "exchange": (1 - efficiency) * gpus / (gpus - 1) if gpus > 1 else 0.0,
+    }
 
 
 def make(*, nodes: int, jobs: int, load: float, seed: int) -> list[TraceJob]:

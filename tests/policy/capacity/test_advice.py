@@ -114,10 +114,32 @@ def test_nodes_go_where_measurements_say_that_they_add_most() -> None:
 
 
 def test_a_clock_that_jumps_back_takes_no_work_away() -> None:
-    state, _, _ = advise(SharingState(), seen(job("a", nodes=4)), NOW)
-    state, _, _ = advise(state, seen(job("a", nodes=4)), NOW + timedelta(minutes=5))
+    # It counts on two nodes, in the middle of its range.
+    state, _, _ = advise(SharingState(), seen(job("a", nodes=2)), NOW)
+    state, _, _ = advise(state, seen(job("a", nodes=2)), NOW + timedelta(minutes=5))
     before = state.accounts["uid-a/worker"].done
-    state, _, _ = advise(state, seen(job("a", nodes=4)), NOW - timedelta(days=1))
+    state, _, _ = advise(state, seen(job("a", nodes=2)), NOW - timedelta(days=1))
     assert state.accounts["uid-a/worker"].done == before == 300
-    state, _, _ = advise(state, seen(job("a", nodes=4)), NOW + timedelta(days=365))
+    state, _, _ = advise(state, seen(job("a", nodes=2)), NOW + timedelta(days=365))
     assert state.accounts["uid-a/worker"].done == before + 600
+
+
+def test_a_job_that_fell_behind_what_it_would_have_without_sharing_comes_first() -> None:
+    jobs = (job("a", nodes=4, started_at=NOW), job("b", nodes=1, started_at=NOW, paces=_SLOW, global_batch=True))
+    state, _, _ = advise(SharingState(), seen(*jobs), NOW)
+    later = NOW + timedelta(minutes=10)
+    _, told, _ = advise(state, seen(*jobs), later)
+    # By its speed alone `b` would have one: a second node makes it only a fifth faster.
+    assert said(told) == {"a": (3, [], ["1 b"], 0), "b": (2, ["1 a"], [], 0)}
+
+
+def test_the_order_without_sharing_is_carried_and_ends_with_its_pool() -> None:
+    state, _, _ = advise(SharingState(), seen(job("a", nodes=4)), NOW)
+    carried = SharingState.model_validate_json(state.model_dump_json())
+    assert carried == state
+    assert [turn.name for turn in state.orders[POOL].turns] == ["uid-a/worker"]
+    state, _, _ = advise(state, seen(), NOW + timedelta(minutes=1))
+    assert state.orders == {}
+
+
+_SLOW = (Pace(nodes=1, step=1.0, generation=1), Pace(nodes=4, step=0.75, generation=2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -46,8 +47,8 @@ PERFECT, HALF, WORSE = shared(1, 0), shared(0.5, 0.5), (lambda nodes: 0.1 * node
         pytest.param(
             [job("a", law=PERFECT, age=900, done=100), job("b", law=PERFECT, age=900, done=900)],
             12,
-            {"a": 9, "b": 3},
-            id="so does what was missed",
+            {"a": 6, "b": 6},
+            id="what was missed is made up for with the nodes that were asked for",
         ),
     ],
 )
@@ -64,9 +65,36 @@ def test_a_large_job_that_waits_is_not_overtaken_and_one_that_never_fits_holds_u
 def test_the_policies_differ() -> None:
     jobs = [job("a", law=PERFECT, priority=2), job("b", law=PERFECT, age=1000, done=500)]
     assert share(jobs, 12, SharingPolicy.PRIORITY) == {"a": 11, "b": 1}
-    assert share(jobs, 12, SharingPolicy.THROUGHPUT) == {"a": 6, "b": 6}
+    assert share(jobs, 12, SharingPolicy.THROUGHPUT) == {"a": 7, "b": 5}
     fair = share(jobs, 12, SharingPolicy.FAIR)
     assert fair["b"] > fair["a"]
+
+
+def test_a_job_that_has_less_than_without_sharing_has_what_it_asked_for_before_others_have_more() -> None:
+    late = job("late", asked=8, law=HALF, present=2, age=900, done=600, waits=200)
+    others = [job(f"{at}", law=PERFECT, present=7) for at in range(2)]
+    assert share([late, *others], 16) == {"late": 8, "0": 4, "1": 4}
+    # With a longer queue it would have waited itself.
+    waited = replace(late, waits=300)
+    assert share([waited, *others], 16)["late"] == 2
+    # Of low priority it may take longer, and nodes that would not make it faster do not help it.
+    assert share([replace(late, priority=0.5), *others], 16)["late"] == 2
+    slow = replace(late, throughput=measured(lambda nodes: max(1 / nodes, 0.25), 1, 4, 8))
+    assert share([slow, *others], 16)["late"] == 4
+
+
+def test_a_late_job_that_waits_starts_with_what_it_asked_for_and_one_that_never_fits_holds_up_none() -> None:
+    jobs = [job("runs", law=PERFECT, present=16), job("late", asked=12, age=600)]
+    assert share(jobs, 16) == {"runs": 4, "late": 12}
+    assert share([*jobs, job("never", fewest=20, most=30, age=9000)], 16) == {"runs": 4, "late": 12, "never": 0}
+
+
+def test_small_changes_are_not_made_except_for_jobs_that_are_late() -> None:
+    jobs = [job("a", most=40, asked=10, law=PERFECT, present=10), job("b", most=40, asked=10, law=PERFECT, present=10)]
+    assert share(jobs, 21) == {"a": 10, "b": 10}
+    assert share(jobs, 28) == {"a": 14, "b": 14}
+    late = replace(jobs[0], asked=11, age=600, done=300)
+    assert share([late, jobs[1]], 21)["a"] == 11
 
 
 @given(

@@ -1,7 +1,8 @@
 """Advises the jobs of a cluster how many nodes to have: applies the rule of `sharing.py` to what a cluster shows.
 
 Jobs whose nodes need the same resources can have each other's nodes, and are a pool. What a job has missed is in no
-view, so it is added up here from one view to the next.
+view, so it is added up here from one view to the next, as is what each pool would have without sharing. A job counts on
+the number in the middle of its range, by ratio.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from math import sqrt
 from typing import NamedTuple
 
 from pydantic import Field
 
 from perdure.contract import ClusterJob, ClusterSummary, Exchange, Message, NodesSuggested, SharingPolicy
+from perdure.workflows.policy.capacity.first_come import Order, follow
 from perdure.workflows.policy.capacity.sharing import SharingJob, share
 from perdure.workflows.policy.capacity.throughput import Throughput
 
@@ -31,7 +34,7 @@ class Account(Message):
     """What is known of one role from earlier views."""
 
     done: float = 0.0
-    """Seconds that its work until now would have taken with all nodes that it asked for."""
+    """Seconds that its work until now would have taken with the nodes that it counts on."""
     seen_at: datetime
     advised: int = 0
     """The number of nodes of the newest advice; 0 before the first."""
@@ -46,6 +49,8 @@ class SharingState(Message):
     accounts: dict[str, Account] = Field(default={})
     changed_at: dict[str, datetime] = Field(default={})
     """When each pool was changed last."""
+    orders: dict[str, Order] = Field(default={})
+    """What jobs of each pool would have without sharing."""
 
 
 class Advice(NamedTuple):
@@ -61,6 +66,7 @@ def advise(
 ) -> tuple[SharingState, tuple[Advice, ...], datetime | None]:
     """Returns the state, what jobs are to be told, and when to look again without a new view."""
     jobs = {_key(job): job for job in seen.jobs}
+    work = {key: timedelta(seconds=account.done) for key, account in state.accounts.items() if key not in jobs}
     accounts = {key: _count(state.accounts.get(key), job, now) for key, job in jobs.items()}
     state = state.replace(accounts=accounts)
     if seen.sharing in (None, SharingPolicy.UNKNOWN):
@@ -69,6 +75,8 @@ def advise(
     for key, job in jobs.items():
         if job.pool and job.room is not None:
             pools[job.pool][key] = job
+    orders = {pool: _follow(state.orders.get(pool, Order()), members, work, now) for pool, members in pools.items()}
+    state = state.replace(orders=orders)
     advice: list[Advice] = []
     looks: list[datetime] = []
     for pool, members in sorted(pools.items()):
@@ -76,7 +84,7 @@ def advise(
         if changed_at is not None and now < changed_at + APART and not _is_waited_for(members, accounts):
             looks.append(changed_at + APART)
             continue
-        given = _shares(members, accounts, seen.sharing, now)
+        given = _shares(members, accounts, orders[pool], seen.sharing, now)
         state, told = _tell(state, members, given, now)
         if told:
             state = state.replace(changed_at=state.changed_at | {pool: now})
@@ -96,22 +104,34 @@ def _count(account: Account | None, job: ClusterJob, now: datetime) -> Account:
     if account is None:
         return Account(seen_at=now)
     gap = min(max(now - account.seen_at, timedelta()), _LONGEST_GAP).total_seconds()
-    speed = _sharing_job(job, account, now).speed(job.nodes) if job.nodes else 0.0
+    speed = _sharing_job(job, account, Order(), now).speed(job.nodes) if job.nodes else 0.0
     return account.replace(done=account.done + gap * speed, seen_at=now)
 
 
-def _sharing_job(job: ClusterJob, account: Account, now: datetime) -> SharingJob:
+def _asked(job: ClusterJob) -> int:
+    """The nodes that a job counts on."""
+    middle = round(sqrt(job.fewest * job.most) / job.unit) * job.unit
+    return min(max(middle, job.fewest), job.most)
+
+
+def _follow(order: Order, members: Mapping[str, ClusterJob], work: Mapping[str, timedelta], now: datetime) -> Order:
+    jobs = sorted(members.items(), key=lambda item: (item[1].started_at, item[0]))
+    return follow(order, [(key, _asked(job)) for key, job in jobs], work, _total(members), now)
+
+
+def _sharing_job(job: ClusterJob, account: Account, order: Order, now: datetime) -> SharingJob:
     return SharingJob(
         name=_key(job),
         fewest=job.fewest,
         most=job.most,
-        asked=job.most,
+        asked=_asked(job),
         unit=job.unit,
         present=job.nodes,
         throughput=Throughput(job.paces, global_batch=job.global_batch),
         priority=job.priority,
         age=max((now - job.started_at).total_seconds(), 0.0),
         done=account.done,
+        waits=order.waits(job.started_at, _key(job), now).total_seconds(),
     )
 
 
@@ -120,12 +140,20 @@ def _is_waited_for(members: Mapping[str, ClusterJob], accounts: Mapping[str, Acc
     return any(not job.nodes and accounts[key].advised_at is None for key, job in members.items())
 
 
+def _total(members: Mapping[str, ClusterJob]) -> int:
+    """The nodes of a pool."""
+    return sum(job.nodes for job in members.values()) + min(job.room or 0 for job in members.values())
+
+
 def _shares(
-    members: Mapping[str, ClusterJob], accounts: Mapping[str, Account], policy: SharingPolicy, now: datetime
+    members: Mapping[str, ClusterJob],
+    accounts: Mapping[str, Account],
+    order: Order,
+    policy: SharingPolicy,
+    now: datetime,
 ) -> dict[str, int]:
-    room = min(job.room or 0 for job in members.values())
-    total = sum(job.nodes for job in members.values()) + room
-    return share([_sharing_job(job, accounts[key], now) for key, job in members.items()], total, policy)
+    jobs = [_sharing_job(job, accounts[key], order, now) for key, job in members.items()]
+    return share(jobs, _total(members), policy)
 
 
 def _tell(
