@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from perdure.client.views import TaskFailure as TaskFailure
     from perdure.contract import Accepted as Accepted
     from perdure.contract import ArchiveReport as ArchiveReport
+    from perdure.contract import AutoResources as AutoResources
     from perdure.contract import AwaitNodes as AwaitNodes
     from perdure.contract import Check as Check
     from perdure.contract import CheckpointView as CheckpointView
@@ -155,6 +156,7 @@ _HOMES = {
     "perdure.contract": (
         "Accepted",
         "ArchiveReport",
+        "AutoResources",
         "AwaitNodes",
         "Check",
         "CheckpointView",
@@ -237,6 +239,7 @@ _HOMES = {
 __all__ = [
     "Accepted",
     "ArchiveReport",
+    "AutoResources",
     "AwaitNodes",
     "Check",
     "CheckpointView",

@@ -42,7 +42,8 @@ with workflow.unsafe.imports_passed_through():
     )
     from perdure.contract.names import TRAINING_JOB, group_index, uid_of
     from perdure.spec.accepted import read_accepted
-    from perdure.workflows import job_check, options, preset, requests
+    from perdure.spec.validate import to_mapping
+    from perdure.workflows import auto_resources, job_check, options, preset, requests
     from perdure.workflows.archiver import start_archiver
     from perdure.workflows.carrying import Packed, pack, unpack
     from perdure.workflows.event_sink import send_events
@@ -50,7 +51,7 @@ with workflow.unsafe.imports_passed_through():
     from perdure.workflows.job_updates import JobUpdates
     from perdure.workflows.notices import JobNotices
     from perdure.workflows.patching import behavior_of_this_run, newer_behavior_begins
-    from perdure.workflows.policy.capacity import joining
+    from perdure.workflows.policy.capacity import joining, past_use
     from perdure.workflows.policy.decide import decide, decide_all
     from perdure.workflows.policy.facts.deduplication import accept
     from perdure.workflows.policy.facts.events import (
@@ -94,7 +95,7 @@ class TrainingJob(JobUpdates):
             self._spec_error = str(error)
             return
         # After the check, the preset is part of the specification that is carried on.
-        self._resolved = carried is not None or self.job.runtime is None
+        self._resolved = carried is not None or not (self.job.runtime or past_use.is_auto(self.job))
         self.state = self._told = state.replace(behavior=behavior)
         self._groups = JobGroups(self, carried=carried is not None)
 
@@ -103,8 +104,7 @@ class TrainingJob(JobUpdates):
         try:
             await self._begin(spec)
             if not self._resolved:
-                spec = await preset.complete(spec)
-                self.job, self._resolved = read_accepted(spec), True
+                spec = await self._resolve(spec)
             if carried is None:
                 await start_archiver(self.job, self.state.uid)
             self._take(TimePassed())
@@ -121,6 +121,19 @@ class TrainingJob(JobUpdates):
                 await self._wait()
                 self._take_all()
         return await self._close()
+
+    async def _resolve(self, spec: Any) -> Any:
+        """Completes the specification with its preset, and with what jobs of the past have used."""
+        if self.job.runtime is not None:
+            spec = await preset.complete(spec)
+            self.job = read_accepted(spec)
+        if past_use.is_auto(self.job):
+            chosen = await auto_resources.choose(self.job)
+            self.job = past_use.fill(self.job, chosen)
+            self.state = self._told = past_use.begin(self.state, self.job, chosen)
+            spec = to_mapping(self.job)
+        self._resolved = True
+        return spec
 
     async def _begin(self, spec: Any) -> None:
         """Asks the worker for the facts of its site; in the first run also to check the specification, which is done

@@ -1,26 +1,18 @@
-"""What the roles of jobs that are alike usually need: how many nodes, for how long, and how much of a machine.
-
-Of what nodes used, the most counts that one of the jobs did: a job with less would fail. A job that used more than
-`_OUTLIER` times the (lower) median was another kind of work, or its figures are wrong, and does not count.
-"""
+"""What the roles of jobs that are alike usually need: how many nodes, for how long, and how much of a machine."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from statistics import median, median_low
-from typing import Final, TypeVar
+from collections.abc import Iterable, Sequence
+from statistics import median
+from typing import Final
 
-from perdure.contract import JobPhase, PastJob, Peaks, RoleNeeds, RoleUse
+from perdure.contract import JobPhase, PastJob, RoleNeeds, RoleUse
+from perdure.workflows.policy.capacity import past_use
 
-_OUTLIER: Final = 4.0
-_ENOUGH: Final = 3600.0
-"""Seconds after which the peaks of a job count that has not succeeded."""
 _NAMED: Final = 5
 _MEASURED: Final = 100
 """The newest jobs whose peaks count: what a script needs changes with it."""
-
-_NumberT = TypeVar("_NumberT", int, float)
 
 
 def needs_of(jobs: Iterable[PastJob]) -> list[RoleNeeds]:
@@ -43,8 +35,8 @@ def _needs(image: str, command: str, own: Sequence[tuple[PastJob, RoleUse | None
     jobs = [job for job, _ in own]
     good = [job for job in jobs if job.phase is JobPhase.SUCCEEDED and job.finished_at is not None]
     seconds = [(job.finished_at - job.started_at).total_seconds() for job in good if job.finished_at is not None]
-    measured = [(job, use.peaks) for job, use in own if use is not None and use.peaks and _counts(job, use.peaks)]
-    measured = measured[:_MEASURED]
+    known = [(job, use.peaks) for job, use in own if use is not None and use.peaks is not None]
+    measured = [(job, peaks) for job, peaks in known if past_use.speaks(job, peaks)][:_MEASURED]
     peaks = [found for _, found in measured]
     return RoleNeeds(
         image=image,
@@ -54,21 +46,9 @@ def _needs(image: str, command: str, own: Sequence[tuple[PastJob, RoleUse | None
         nodes=median((use.nodes if use is not None else 0) or job.nodes for job, use in own),
         seconds=median(seconds) if seconds else None,
         measured=len(measured),
-        memory=_most(peaks, lambda one: one.memory),
-        cpu=_most(peaks, lambda one: one.cpu),
-        gpu_memory=_most(peaks, lambda one: one.gpu_memory),
-        shm=_most(peaks, lambda one: one.shm),
+        memory=past_use.most(peaks, lambda one: one.memory),
+        cpu=past_use.most(peaks, lambda one: one.cpu),
+        gpu_memory=past_use.most(peaks, lambda one: one.gpu_memory),
+        shm=past_use.most(peaks, lambda one: one.shm),
         names=tuple(job.name for job, _ in measured[:_NAMED]),
     )
-
-
-def _counts(job: PastJob, peaks: Peaks) -> bool:
-    return job.phase is JobPhase.SUCCEEDED or peaks.watched >= _ENOUGH
-
-
-def _most(peaks: Sequence[Peaks], figure: Callable[[Peaks], _NumberT | None]) -> _NumberT | None:
-    known = [number for one in peaks if (number := figure(one))]
-    if not known:
-        return None
-    usual = _OUTLIER * median_low(known)
-    return max(number for number in known if number <= usual)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from perdure.client.client import Client
     from perdure.client.views import JobSummary, TaskFailure
-    from perdure.contract import IncidentView, JobStatus, NodeView, Progress, TargetReport
+    from perdure.contract import AutoResources, IncidentView, JobStatus, NodeView, Progress, TargetReport
 
 
 def list_(
@@ -226,6 +226,7 @@ def facts(
             ("SPEED", "   ".join(speed)),
             ("GOOD", good),
             ("SAVED", text.checkpoint(status.checkpoint)),
+            ("AUTO", _auto(status.auto) if status.auto else ""),
             ("USED", text.peaks(status.peaks) if status.peaks else ""),
             *(("UNUSED", text.unused(one)) for one in status.unused),
             ("CODE", f"{status.workdir_digest[:19]}, uploaded with the job" if status.workdir_digest else ""),
@@ -235,6 +236,12 @@ def facts(
         )
         if words
     ]
+
+
+def _auto(chosen: AutoResources) -> str:
+    from perdure.workflows.policy.capacity.past_use import words
+
+    return words(chosen)
 
 
 def _warnings(status: JobStatus) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -59,8 +60,13 @@ def plan(
     """Show how fast a job is with different numbers of nodes, which one it chooses, and why: `scaling.policy` in its
     specification.
 
-    [dim]perdure plan llama-8b-sft · perdure plan llama-8b-sft --what-if nodes=16,price=2.1[/]
+    Of a file, show what `resources: auto` in it would become now.
+
+    [dim]perdure plan llama-8b-sft · perdure plan job.yaml · perdure plan llama-8b-sft --what-if nodes=16,price=2.1[/]
     """
+    if Path(name).suffix in (".yaml", ".yml", ".json") and Path(name).is_file():
+        _plan_file(here, Path(name))
+        return
     asked = _read(what_if) if what_if is not None else {}
     status = here.run(lambda client: _status(client, name, role))
     view = status.scaling
@@ -91,6 +97,31 @@ def plan(
     for one in status.unused:
         out.print(text.unused(one), markup=False)
     here.hint(f"perdure explain {name}{here.flag}", f"perdure scale {name} {span}{here.flag}")
+
+
+def _plan_file(here: Session, file: Path) -> None:
+    """Shows what the roles of a file would request that leave it to jobs of the past."""
+    from perdure.base.errors import NoWorker, Refused
+    from perdure.contract import HistoryRequest, JobShape, PastJob
+    from perdure.spec.load import validate_file
+    from perdure.workflows.policy.capacity import past_use
+
+    job, _ = validate_file(file)
+    if not past_use.is_auto(job):
+        raise PerdureError(f"{file}: no role has `resources: auto`, so there is nothing to choose before it starts")
+    shape, past, problem = JobShape.of(job), tuple[PastJob, ...](), ""
+    request = HistoryRequest(namespace=job.namespace, shape=shape)
+    try:
+        past = here.run(lambda client: client.history(request)).jobs
+    except (NoWorker, Refused) as error:
+        problem = str(error)
+    chosen = past_use.choose_all(job, shape, past, problem=problem)
+    if here.json:
+        here.show([one.model_dump(mode="json") for one in chosen])
+        return
+    for one in chosen:
+        out.print(f"{one.role}: {past_use.words(one)}", markup=False)
+    here.hint(f"perdure submit {file}")
 
 
 async def _status(client: Client, name: str, role: str | None) -> JobStatus:

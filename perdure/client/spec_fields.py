@@ -81,6 +81,7 @@ class NetworkFields(TypedDict, total=False):
 class NodeCountFields(TypedDict, total=False):
     min: Required[int]
     max: Required[int]
+    auto: bool
     unit: int
 
 
@@ -136,6 +137,7 @@ class RendezvousTimingFields(TypedDict, total=False):
 
 
 class ResourcesFields(TypedDict, total=False):
+    auto: bool
     cpu: str | int | float | None
     memory: str | int | float | None
     gpu: int
@@ -177,7 +179,7 @@ class RoleFields(TypedDict, total=False):
     image: str | None
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None
     image_pull_secrets: list[str]
-    resources: ResourcesFields
+    resources: Literal["auto"] | ResourcesFields
     ray: RayRoleFields
     ports: Mapping[str, int]
     tolerations: list[TolerationFields]

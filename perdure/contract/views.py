@@ -19,6 +19,7 @@ from perdure.contract.vocabulary import EvidenceSource, FailureClass, JobPhase
 from perdure.spec.durations import Duration
 
 __all__ = [
+    "AutoResources",
     "Considered",
     "Evidence",
     "IncidentView",
@@ -336,6 +337,23 @@ class Resized(Message):
     """Nodes that it had requested did not come."""
 
 
+class AutoResources(Message):
+    """What `resources: auto` has become for a role."""
+
+    role: str
+    cpu: str
+    memory: str
+    shm: str | None = None
+    nodes: int | None = None
+    """The number of nodes; None where the specification says it, or no job does."""
+    jobs: tuple[str, ...] = ()
+    """Jobs of the past from which it was taken, the newest first."""
+    measured: int = 0
+    """The number of jobs whose use of their machines was known; 0: it is the default."""
+    problem: ShortText = ""
+    """Why the history could not be asked."""
+
+
 class Unused(Message):
     """A part of a request that no node of a role has ever used."""
 
@@ -474,6 +492,8 @@ class JobStatus(Shown, Message):
     """Progress at the last failure or finish; the groups know the current progress."""
     scaling: ScalingView | None = None
     """What is known of its speed with different numbers of nodes; None where it is not measured."""
+    auto: AutoResources | None = None
+    """What `resources: auto` has become for the role; None where its specification says what it needs."""
     peaks: Peaks | None = None
     """The most that one of the role's nodes has used of its machine; `perdure status` adds what agents report now."""
     requests: dict[str, str] = Field(default={})

@@ -34,10 +34,15 @@ class NodeCount(Section):
     max: Integer = Field(ge=1, le=MAX_NODES)
     """The number of nodes that are requested, and the most that form a world. A value above `min` makes the job
     elastic: a smaller world has a smaller global batch unless the script adapts."""
+    auto: bool = False
+    """As many as jobs of the past that are like this one had, else 1, with `resources: auto`. `nodes: auto` is short
+    for it."""
     unit: Integer = Field(default=1, ge=1)
     """Worlds are formed with a multiple of this many nodes, such as the nodes that hold one model replica."""
 
-    written_as: ClassVar[str] = "a number of nodes such as 4, a range such as 2:8, or a mapping of min, max and unit"
+    written_as: ClassVar[str] = (
+        "a number of nodes such as 4, a range such as 2:8, auto, or a mapping of min, max and unit"
+    )
 
     @property
     def elastic(self) -> bool:
@@ -45,13 +50,15 @@ class NodeCount(Section):
         return self.min < self.max
 
     def __str__(self) -> str:
-        """The count in the form of torchrun's `--nnodes`."""
+        """The count in the form of torchrun's `--nnodes`; `auto` until it is known."""
+        if self.auto:
+            return "auto"
         return f"{self.min}:{self.max}" if self.elastic else str(self.max)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         mapping = handler.resolve_ref_schema(handler(schema))
-        shorthand = {"type": "string", "pattern": r"^\s*[0-9]{1,9}\s*(:\s*[0-9]{1,9}\s*)?$", "examples": ["2:8"]}
+        shorthand = {"type": "string", "pattern": r"^(auto|\s*[0-9]{1,9}\s*(:\s*[0-9]{1,9}\s*)?)$", "examples": ["2:8"]}
         return {"anyOf": [{"type": "integer", "minimum": 1, "maximum": MAX_NODES}, shorthand, mapping]}
 
     @model_validator(mode="before")
@@ -59,6 +66,8 @@ class NodeCount(Section):
     def _from_shorthand(cls, value: Any) -> Any:
         if value and isinstance(value, Mapping | NodeCount):
             return cast("Any", value)
+        if value == "auto":
+            return {"min": 1, "max": 1, "auto": True}
         plain = isinstance(value, int | str) and not isinstance(value, bool)
         match = _RANGE.fullmatch(str(value)) if plain else None
         if match is None:
@@ -119,7 +128,11 @@ class ImagePullPolicy(StrEnum):
 
 
 class Resources(Section):
-    """Resources that one node needs, in Kubernetes' quantities."""
+    """Resources that one node needs, in Kubernetes' quantities. Also written `auto`."""
+
+    auto: bool = False
+    """Takes `cpu`, `memory` and `shm`, where they are not given, from jobs of the past that are like this one, else
+    from a default (docs/scaling.md). `resources: auto` is short for it."""
 
     cpu: Amount | None = None
     """CPU cores, such as 96 or 500m."""
@@ -131,6 +144,18 @@ class Resources(Section):
     """The GPU's product name, such as H100, as the nodes of the cluster are labelled."""
     shm: Amount | None = None
     """Size of /dev/shm in bytes, such as 128Gi; data loaders and NCCL use it."""
+
+    written_as: ClassVar[str] = "auto, or a mapping of cpu, memory, gpu, gpu_type and shm"
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        mapping = handler.resolve_ref_schema(handler(schema))
+        return {"anyOf": [{"type": "string", "enum": ["auto"]}, mapping]}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_shorthand(cls, value: Any) -> Any:
+        return {"auto": True} if value == "auto" else value
 
 
 class TolerationOperator(StrEnum):
@@ -312,6 +337,15 @@ class Role(Section):
             )
         if not self.nodes.elastic:
             raise ValueError(f"{policy}, and nodes is {self.nodes}, which leaves no choice; give a range such as 2:8")
+        return self
+
+    @model_validator(mode="after")
+    def _has_some_number_of_nodes(self) -> Role:
+        if self.nodes.auto and not self.resources.auto:
+            raise ValueError(
+                "nodes is auto, and resources is not, so no job of the past is asked; give a number of nodes, or set "
+                "resources to auto"
+            )
         return self
 
     @model_validator(mode="after")

@@ -128,3 +128,23 @@ async def test_doctor_says_whether_jobs_are_recorded(temporal_client: Client, qu
 
     await eventually(records)
     assert await check_history(temporal_client, Endpoint(address="", task_queue="another")) is None
+
+
+async def test_a_plan_of_a_file_shows_what_jobs_of_the_past_make_of_it(queue: str, tmp_path: Path) -> None:
+    store = HistoryStore(f"sqlite:///{tmp_path / 'history.db'}", tenant="default")
+    used = status(peaks=perdure.Peaks(watched=7200.0, memory=20 * 2**30, cpu=6.0), nodes=8)
+    store.write(record("llama-measured", like=shape(team="nlp"), began=NOW, answers=used))
+    store.close()
+    file = tmp_path / "job.yaml"
+    file.write_text(
+        "name: job\nnamespace: nlp\nbackend: kubernetes\nlabels: {team: nlp}\nroles:\n  trainer: {nodes: auto, "
+        "image: 'acme/llama:1', command: [torchrun, train.py, --lr, '1'], resources: auto}\n"
+    )
+    result = await asyncio.to_thread(CliRunner().invoke, app, ["plan", str(file)], None, {"COLUMNS": "200"})
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert result.output.startswith(
+        "trainer: 4 nodes with 7 processors and 23Gi of memory for each node, from a job like it: llama-measured"
+    )
+    result = await asyncio.to_thread(CliRunner().invoke, app, ["plan", str(file), "-o", "json"])
+    [chosen] = json.loads(result.output)
+    assert (chosen["memory"], chosen["jobs"], chosen["measured"]) == ("23Gi", ["llama-measured"], 1)

@@ -149,7 +149,7 @@ def test_lines_survive_a_file(tmp_path: Path):
             worker(nodes=None),
             (
                 "roles.worker.nodes: missing (the number of nodes); expected a number of nodes such as 4, "
-                "a range such as 2:8, or a mapping of min, max and unit"
+                "a range such as 2:8, auto, or a mapping of min, max and unit"
             ),
         ),
         (worker(command=[]), "roles.worker.command: got an empty list; expected a list that is not empty"),

@@ -54,7 +54,7 @@ def test_the_schema_writes_defaults_as_people_do():
 def test_the_schema_takes_shorthand():
     definitions = json_schema()["$defs"]
     assert [form.get("type") for form in definitions["NodeCount"]["anyOf"]] == ["integer", "string", "object"]
-    amounts = str(definitions["Resources"]["properties"]["cpu"])
+    amounts = str(definitions["Resources"]["anyOf"][-1]["properties"]["cpu"])
     assert "'number'" in amounts
     assert "Ki|Mi" in amounts
 

@@ -1,10 +1,10 @@
 """How much memory nodes request after the host's memory has run out: `memory_after_oom` decides it.
 
-Each time 1.5 times what the node had, up to `scaling.memory_max`. A node is killed at its limit, so nobody has seen how
-much it needs: too small a raise costs another kill, and a restart with it; too large a one may find no machine. From
-half to twice of what is needed, 1.5 takes two kills, as doubling does, and ends at most half above it. DLRover doubles,
-adds at most 8 GiB and ends at 64 GiB (`new_memory` in `master/resource/job.py`); Kubernetes' vertical autoscaler
-multiplies by 1.2, which takes four kills for twice as much.
+Each time 1.5 times what the node had, up to `scaling.memory_max`. A node is killed at its limit, so how much it needs
+was never seen: too small a raise costs another kill, and a restart with it; too large a one may find no machine. A node
+with half of what it needs is killed twice on the way, and ends with at most half more than it needs. DLRover doubles,
+adds at most 8 GiB and ends at 64 GiB (`master/resource/job.py`); Kubernetes' vertical autoscaler multiplies by 1.2,
+which takes four kills for the same.
 
 Memory that grows as the training goes on is a leak, which more memory only delays. Each time it gets more, it lasts for
 more steps. Two raises that did nothing else are the evidence, and it is raised no more.

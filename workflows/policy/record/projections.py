@@ -78,6 +78,7 @@ def status_of(state: RoleInJob, job: JobSpec, *, groups: tuple[str, ...], phase:
         checkpoint=commits.view(state, job),
         progress=state.progress,
         scaling=speed,
+        auto=state.auto,
         peaks=state.peaks,
         requests=requests,
         memory_raised=raised,

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from perdure.contract import (
     Actions,
+    AutoResources,
     FailureClass,
     Hang,
     Incarnation,
@@ -196,6 +197,8 @@ class RoleState(Message):
     memory: RepairMemory = RepairMemory()
     scaling: ScalingState = ScalingState()
     host_memory: HostMemory = HostMemory()
+    auto: AutoResources | None = None
+    """What `resources: auto` has become."""
     restarts: tuple[datetime, ...] = ()
     """Times of restarts that failures caused, within the budget's window."""
     progress: Progress | None = None

@@ -1,0 +1,108 @@
+"""Tests of jobs that leave their resources to jobs of the past, with a real history, and with none."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from temporalio.client import Client
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.worker import Replayer, UnsandboxedWorkflowRunner, Worker
+
+from perdure.activities.history.activities import HistoryActivities
+from perdure.activities.history.store import HistoryStore
+from perdure.contract import JobShape, JobStatus, Peaks
+from perdure.contract.names import history_task_queue
+from perdure.spec.validate import parse_spec
+from perdure.workflows.training_job import TrainingJob
+from tests.activities.history.stored import record, status
+from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
+from tests.workflows.jobs import running
+
+GI = 2**30
+
+
+def auto(**role: Any) -> dict[str, Any]:
+    fields = {"nodes": "auto", "command": ["torchrun", "train.py"], "resources": "auto", **role}
+    return job_spec(roles={"worker": fields}, namespace="nlp")
+
+
+async def start(fleet: Fleet, spec: dict[str, Any]) -> Any:
+    return await fleet.client.start_workflow(
+        "TrainingJob", spec, id=f"job/nlp/{spec['name']}", task_queue=fleet.task_queue
+    )
+
+
+def used(spec: dict[str, Any], *, memory: int = 20 * GI, nodes: int = 3) -> Any:
+    like = JobShape.of(parse_spec(spec))
+    answers: JobStatus = status(
+        role="worker", nodes=nodes, peaks=Peaks(watched=7200.0, memory=memory, cpu=6.0), generation=1
+    )
+    return record("before", like=like, answers=answers)
+
+
+@asynccontextmanager
+async def history(client: Client, fleet: Fleet, path: Path) -> AsyncGenerator[HistoryStore]:
+    store = HistoryStore(f"sqlite:///{path / 'history.db'}", tenant=client.namespace)
+    activities = HistoryActivities(client, store, task_queue=fleet.task_queue, retention=timedelta(days=1))
+    queue = history_task_queue(fleet.task_queue)
+    async with Worker(client, task_queue=queue, activities=activities.all):
+        yield store
+    store.close()
+
+
+async def test_a_job_takes_what_jobs_like_it_have_used(temporal_client: Client, tmp_path: Path):
+    spec = auto()
+    async with running_fleet(temporal_client) as fleet, history(temporal_client, fleet, tmp_path) as store:
+        store.prepare()
+        store.write(used(spec))
+        job = await start(fleet, spec)
+        known = await running(job, nodes=3)
+        assert (known.nodes_min, known.nodes, known.nodes_max) == (3, 3, 3)
+        assert known.auto is not None
+        assert (known.auto.cpu, known.auto.memory, known.auto.jobs) == ("7", "23Gi", ("before",))
+        replayer = Replayer(
+            workflows=[TrainingJob],
+            workflow_runner=UnsandboxedWorkflowRunner(),
+            data_converter=pydantic_data_converter,
+        )
+        await replayer.replay_workflow(await job.fetch_history())
+        await job.cancel()
+
+
+async def test_without_a_history_a_job_starts_with_the_default(temporal_client: Client):
+    async with running_fleet(temporal_client) as fleet:
+        job = await start(fleet, auto())
+        known = await running(job, nodes=1)
+        assert known.auto is not None
+        assert (known.auto.memory, known.auto.problem) == ("16Gi", "no worker that keeps a history answered")
+        await job.cancel()
+
+
+async def test_a_history_of_an_older_release_keeps_no_job_waiting(temporal_client: Client, tmp_path: Path):
+    async with running_fleet(temporal_client) as fleet, history(temporal_client, fleet, tmp_path):
+        job = await start(fleet, auto(nodes=2))
+        known = await running(job, nodes=2)
+        assert known.nodes_max == 2
+        assert known.auto is not None
+        assert known.auto.problem.startswith("the history cannot be read: ")
+        await job.cancel()
+
+
+async def test_jobs_of_another_namespace_or_tenant_are_not_asked(temporal_client: Client, tmp_path: Path):
+    spec = auto(nodes=1)
+    async with running_fleet(temporal_client) as fleet, history(temporal_client, fleet, tmp_path) as store:
+        store.prepare()
+        theirs = HistoryStore(f"sqlite:///{tmp_path / 'history.db'}", tenant="another")
+        theirs.write(used(spec, memory=900 * GI))
+        theirs.close()
+        store.write(used(spec))
+        other = spec | {"namespace": "default"}
+        job = await submit(fleet, other)
+        known = await running(job, nodes=1)
+        assert known.auto is not None
+        assert known.auto.measured == 0
+        await job.cancel()
