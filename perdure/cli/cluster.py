@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from perdure.cli import text
 from perdure.cli.common import NamespaceOption, ServerSession, out
+from perdure.cli.rows import Rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -105,15 +105,8 @@ def _show(view: ClusterView, *, everywhere: bool) -> None:
         out.print(_jobs_table(view.jobs, everywhere=everywhere))
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
-
-
-def _shapes_table(view: ClusterView) -> Table:
-    table = _table("MACHINES", "EACH", "FREE", "UNUSABLE", "TAINTS")
+def _shapes_table(view: ClusterView) -> Rows:
+    table = Rows.of("MACHINES", "EACH", "FREE", "UNUSABLE", "TAINTS")
     for shape in view.shapes:
         unusable = str(shape.unusable) if shape.unusable else ""
         taints = escape(", ".join(shape.taints))
@@ -121,8 +114,8 @@ def _shapes_table(view: ClusterView) -> Table:
     return table
 
 
-def _machines_table(machines: Iterable[Machine], *, everywhere: bool) -> Table:
-    table = _table("MACHINE", "HAS", "FREE", "HELD BY", "")
+def _machines_table(machines: Iterable[Machine], *, everywhere: bool) -> Rows:
+    table = Rows.of("MACHINE", "HAS", "FREE", "HELD BY", "")
     for machine in machines:
         held = [f"{_job_name(one.namespace, one.job, everywhere)} {one.nodes}" for one in machine.held]
         held += [f"others {machine.others}"] if machine.others else []
@@ -137,8 +130,8 @@ def _machines_table(machines: Iterable[Machine], *, everywhere: bool) -> Table:
     return table
 
 
-def _jobs_table(jobs: Iterable[ClusterJob], *, everywhere: bool) -> Table:
-    table = _table("JOB", "PHASE", "NODES", "WAITS FOR", "ONE MORE", "ROOM", "SHARES")
+def _jobs_table(jobs: Iterable[ClusterJob], *, everywhere: bool) -> Rows:
+    table = Rows.of("JOB", "PHASE", "NODES", "WAITS FOR", "ONE MORE", "ROOM", "SHARES")
     for job in jobs:
         name = _job_name(job.namespace, job.job, everywhere)
         table.add_row(

@@ -17,9 +17,10 @@ from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hints
 
 import typer
+from rich.text import Text
 
 from perdure.cli.completion import complete_job
-from perdure.cli.terminal import SafeConsole, as_json
+from perdure.cli.terminal import SafeConsole, as_json, link
 
 if TYPE_CHECKING:
     from perdure.client.client import Client
@@ -219,6 +220,11 @@ def local_endpoint_only(address: str | None) -> Endpoint | None:
 def say(text: str) -> None:
     """Prints progress of the command to stderr, apart from its result."""
     err.print(text, markup=False, style="dim")
+
+
+def show_link(label: str, url: str) -> None:
+    """Prints an address that can be opened."""
+    out.print(Text(label, style="bold"), link(url, out, out.width - len(label)), sep="", soft_wrap=True)
 
 
 def warn(text: str) -> None:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from perdure.base.errors import PerdureError
 from perdure.cli import text
 from perdure.cli.common import NamespaceOption, ServerSession, out
+from perdure.cli.rows import Rows
 
 if TYPE_CHECKING:
     from perdure.contract import HistoryAnswer, HistoryRequest, HostFailures, JobShape, PastJob, RoleNeeds
@@ -110,15 +110,8 @@ def _complete(answer: HistoryAnswer) -> str:
     return f"; it is complete until {text.clock(answer.recorded_at)}" if answer.recorded_at is not None else ""
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
-
-
-def _jobs_table(jobs: tuple[PastJob, ...], *, everywhere: bool, alike: bool, price: float | None) -> Table:
-    table = _table(
+def _jobs_table(jobs: tuple[PastJob, ...], *, everywhere: bool, alike: bool, price: float | None) -> Rows:
+    table = Rows.of(
         "NAME",
         *(["NAMESPACE"] if everywhere else []),
         *(["SAME"] if alike else []),
@@ -145,8 +138,8 @@ def _jobs_table(jobs: tuple[PastJob, ...], *, everywhere: bool, alike: bool, pri
     return table
 
 
-def _hosts_table(hosts: tuple[HostFailures, ...]) -> Table:
-    table = _table("HOST", "FAILURES", "JOBS", "CLASSES", "LOST", "LAST")
+def _hosts_table(hosts: tuple[HostFailures, ...]) -> Rows:
+    table = Rows.of("HOST", "FAILURES", "JOBS", "CLASSES", "LOST", "LAST")
     now = datetime.now(UTC)
     for host in hosts:
         classes = ", ".join(f"{failure} {number}" for failure, number in host.classes.items())
@@ -156,8 +149,8 @@ def _hosts_table(hosts: tuple[HostFailures, ...]) -> Table:
     return table
 
 
-def _needs_table(needs: tuple[RoleNeeds, ...]) -> Table:
-    table = _table("IMAGE", "COMMAND", "JOBS", "SUCCEEDED", "NODES", "MEMORY", "CPU", "GPU-MEMORY", "TOOK")
+def _needs_table(needs: tuple[RoleNeeds, ...]) -> Rows:
+    table = Rows.of("IMAGE", "COMMAND", "JOBS", "SUCCEEDED", "NODES", "MEMORY", "CPU", "GPU-MEMORY", "TOOK")
     for one in needs:
         took = text.duration(timedelta(seconds=one.seconds)) if one.seconds is not None else ""
         share = f"{one.succeeded / one.jobs:.0%}"

@@ -8,11 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from perdure.cli import text
-from perdure.cli.common import JobArgument, NamespaceOption, OnlyRoleOption, ReadingSession, ServerSession, out
+from perdure.cli.common import (
+    JobArgument,
+    NamespaceOption,
+    OnlyRoleOption,
+    ReadingSession,
+    ServerSession,
+    out,
+    show_link,
+)
 from perdure.cli.completion import complete_incident
+from perdure.cli.rows import Rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -55,8 +63,10 @@ def list_(
     here.hint(f"perdure status {jobs[0].name}{flag}")
 
 
-def _jobs_table(jobs: list[JobSummary], *, everywhere: bool) -> Table:
-    table = _table("NAME", *(["NAMESPACE"] if everywhere else []), "PHASE", "RANKS", "RESTARTS", "OWNER", "AGE", "TOOK")
+def _jobs_table(jobs: list[JobSummary], *, everywhere: bool) -> Rows:
+    table = Rows.of(
+        "NAME", *(["NAMESPACE"] if everywhere else []), "PHASE", "RANKS", "RESTARTS", "OWNER", "AGE", "TOOK"
+    )
     now = datetime.now(UTC)
     for job in jobs:
         table.add_row(
@@ -77,13 +87,6 @@ def _phase(job: JobSummary) -> str:
     shown = text.phase(job.phase or "running")
     shown += " [bold yellow](paused)[/]" if job.pause else ""
     return shown + (" [bold red](fails)[/]" if job.task_failure else "")
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, no_wrap=True)
-    return table
 
 
 def status(name: JobArgument, role: OnlyRoleOption = None, *, here: ReadingSession) -> None:
@@ -137,7 +140,7 @@ async def _status(client: Client, here: ReadingSession, name: str, role: str | N
         out.print(f"[bold]{'ARCHIVE':<8}[/] {escape(await _archive(client, known))}")
     page = client.endpoint.workflow_page(f"job/{known.namespace}/{known.name}")
     if page:
-        out.print(f"[bold]{'UI':<8}[/] {page}")
+        show_link(f"{'UI':<8} ", page)
     here.hint(*_next_commands(known, here.flag))
 
 
@@ -273,7 +276,7 @@ def nodes(name: JobArgument, role: OnlyRoleOption = None, *, here: ReadingSessio
         here.show([{"role": one} | node.model_dump(mode="json") if several else node for one, node in rows])
         return
     columns = ("NODE", "STATE", "RANK", "HOST", "STEP", "RATE", "LOSS", "CPU", "MEMORY", "SINCE", "REASON")
-    table = _table(*(["ROLE"] if several else []), *columns)
+    table = Rows.of(*(["ROLE"] if several else []), *columns)
     views = [(one, node) for one, nodes in by_role.items() for node in nodes]
     for one, node in views:
         symbol, style, word = text.node_state(node)

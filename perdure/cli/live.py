@@ -23,9 +23,10 @@ from rich.text import Text
 
 from perdure.base.errors import ExitCode, LogsUnavailable, PerdureError
 from perdure.cli import text
-from perdure.cli.common import Session, out
+from perdure.cli.common import Session, out, show_link
 from perdure.cli.explain import explanation, with_role_named
 from perdure.cli.keys import event_of_interrupt, owns_terminal, single_keys
+from perdure.cli.terminal import link
 
 if TYPE_CHECKING:
     from perdure.client.client import Client
@@ -108,7 +109,7 @@ class View:
                 Text.assemble(("LAST  ", "bold"), f"{text.clock(incident.started_at)} {text.incident_line(incident)}")
             )
         if self.page:
-            parts.append(Text.assemble(("UI    ", "bold"), (self.page, "underline dim")))
+            parts.append(Text.assemble(("UI    ", "bold"), link(self.page, out, width - len("UI    "))))
         if self.panel == "explain" and self.incidents:
             ended = snapshot.result.phase if snapshot and snapshot.result else None
             incident = self.told(max(self.incidents))
@@ -303,7 +304,7 @@ def _lines(view: View) -> Generator[Callable[[], None]]:
             out.print(f"{now} {line_of(snapshot)}", markup=False)
 
     if view.page:
-        out.print(f"Temporal UI: {view.page}", markup=False)
+        show_link("Temporal UI: ", view.page)
     yield update
 
 

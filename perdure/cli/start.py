@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perdure.base.errors import ExitCode
-from perdure.cli.common import NamespaceOption, ServerSession, Session, local_endpoint_only, out, run_async, say, warn
+from perdure.cli.common import (
+    NamespaceOption,
+    ServerSession,
+    Session,
+    local_endpoint_only,
+    out,
+    run_async,
+    say,
+    show_link,
+    warn,
+)
 from perdure.cli.reporting import Draft, ReportOption, reporting
 
 if TYPE_CHECKING:
@@ -179,7 +189,7 @@ def _tell(here: Session, submission: Submission, endpoint: Endpoint) -> None:
         return
     out.print(f"Submitted [bold]{submission.name}[/] to {_where(endpoint)}")
     if submission.page:
-        out.print(f"  {submission.page}")
+        show_link("  ", submission.page)
     here.hint(f"perdure watch {submission.name}{here.flag}", f"perdure cancel {submission.name}{here.flag}")
 
 

@@ -11,9 +11,12 @@ import json
 import re
 from collections.abc import Iterable
 from typing import Any
+from urllib.parse import unquote
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.style import Style
+from rich.text import Text
 
 _CONTROL = re.compile(
     # Strings up to their end (DCS, SOS, OSC, PM, APC); sequences with parameters (CSI); others.
@@ -36,6 +39,20 @@ def as_json(value: Any, *, indent: int | None = None) -> str:
     """JSON of exactly this value, with every control character escaped."""
     text = json.dumps(value, indent=indent, ensure_ascii=False)
     return _NOT_ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def link(url: str, console: Console, room: int) -> Text:
+    """An address: whole, so that it can be copied; on a terminal that takes links and has no room for it, its host and
+    its end, which lead to it."""
+    # A terminal without styles takes no links, either.
+    if not console.is_terminal or console.color_system is None:
+        return Text(url)
+    short = url
+    if len(url) > room:
+        host, _, path = url.partition("://")[2].partition("/")
+        begin = f"{host}/…" if len(host) + 12 <= room else "…"
+        short = begin + unquote(path)[-max(room - len(begin), 1) :]
+    return Text(without_controls(short), style=Style(link=url))
 
 
 class SafeConsole(Console):

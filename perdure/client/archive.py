@@ -182,7 +182,7 @@ def _logs_of(record: ArchivedJob, folder: str) -> str:
     """Where the logs are: an archive that was moved has them still, while `outputs.logs` is a place of its own."""
     leading = next(iter(record.roles.values()), None)
     status = leading.status if leading is not None else None
-    if status is None or status.logs_url == archived_logs(status.archive):
+    if status is None or status.logs_url in ("", archived_logs(status.archive)):
         return archived_logs(folder)
     return status.logs_url.rstrip("/")
 

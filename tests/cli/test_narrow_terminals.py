@@ -1,0 +1,127 @@
+"""Tests that commands lose nothing on narrow terminals, on real ones of these widths: jobs are read from an archive."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from perdure.cli.rows import Rows
+from perdure.cli.terminal import SafeConsole, link
+from perdure.contract import ArchivedJob, ArchivedRole, JobPhase
+from tests.page.played import PlayedJob, interrupted
+from tests.support.command_line import CommandLine
+
+URL = "http://127.0.0.1:8233/namespaces/default/workflows/job%2Fdefault%2Fllama-8b-sft"
+_LINK = re.compile(r"\x1b\]8;[^;]*;([^\x1b]*)\x1b\\")
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An archive with one job, which was interrupted."""
+    job, folder = PlayedJob(interrupted()), tmp_path_factory.mktemp("archive")
+    ended = {"finished_at": datetime.now(UTC), "phase": JobPhase.SUCCEEDED}
+    record = ArchivedJob(
+        namespace="default",
+        name="llama",
+        uid=job.status.uid,
+        workflow_id="job/default/llama",
+        written_at=datetime.now(UTC),
+        is_final=True,
+        started_at=job.status.started_at,
+        finished_at=datetime.now(UTC),
+        roles={"worker": ArchivedRole(status=job.status.model_copy(update=ended), nodes=job.nodes)},
+        incidents=tuple(job.incidents),
+    )
+    place = folder / "default" / "llama" / job.status.uid
+    for node in job.nodes:
+        (place / "logs" / f"worker-{node.rank}" / "1").mkdir(parents=True)
+        parts = {"part-000001.log": b"step 1\r\nloss \xe2\x82\xac\r\n", "complete": b""}
+        for name, content in parts.items():
+            (place / "logs" / f"worker-{node.rank}" / "1" / name).write_bytes(content)
+    (place / "job.json").write_text(record.model_dump_json())
+    return folder
+
+
+@pytest.mark.parametrize("columns", [80, 60, 40])
+@pytest.mark.parametrize("command", ["status", "nodes", "explain", "logs"])
+def test_no_line_is_wider_than_the_terminal_and_no_word_is_cut(
+    archive: Path, tmp_path: Path, command: str, columns: int
+) -> None:
+    shell = CommandLine.local(tmp_path, tmp_path / "state")
+    place = f"file://{archive}"
+    terminal = shell.on_terminal(command, "llama", "--archive", place, columns=columns)
+    assert terminal.leave() == 0, terminal.text
+    lines = [line.rstrip("\r") for line in terminal.text.split("\n")]
+    assert not [line for line in lines if cell_len(line) > columns]
+    piped = shell.run(command, "llama", "--archive", place)
+    assert piped.code == 0, piped.err
+    assert "…" not in terminal.text.replace(place, "")
+    assert "\r" not in piped.out
+    shown = re.sub(r"\s", "", terminal.text)
+    # Names of columns without content are left out.
+    words = re.findall(r"\b[a-z]{4,}", piped.out)
+    assert [word for word in words if word not in shown] == []
+
+
+def test_a_terminal_without_colors_gets_none(archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shell = CommandLine.local(tmp_path, tmp_path / "state")
+    colored = shell.on_terminal("status", "llama", "--archive", f"file://{archive}")
+    colored.leave()
+    assert "\x1b[1;32m" in colored.raw
+    monkeypatch.setenv("NO_COLOR", "1")
+    plain = shell.on_terminal("status", "llama", "--archive", f"file://{archive}")
+    plain.leave()
+    assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", plain.raw)
+    assert "\x1b" not in shell.run("status", "llama", "--archive", f"file://{archive}").out
+    assert os.environ["NO_COLOR"] == "1"
+
+
+def drawn(table: Rows, width: int) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    console.print(table)
+    assert isinstance(console.file, io.StringIO)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def test_a_table_gives_up_empty_columns_then_breaks_its_last_one_and_then_tells_each_row() -> None:
+    table = Rows.of("NODE", "STATE", "LOSS", "REASON")
+    table.add_row("0", "[green]ready[/]", "", "")
+    table.add_row("12", "lost", "", "its machine has been drained by an operator")
+    wide = drawn(table, 100)
+    assert wide[0].split() == ["NODE", "STATE", "LOSS", "REASON"]
+    slim = drawn(table, 60)
+    assert slim[0].split() == ["NODE", "STATE", "REASON"]
+    assert len(slim) == 3
+    broken = drawn(table, 45)
+    assert broken[0].split() == ["NODE", "STATE", "REASON"]
+    assert len(broken) == 4
+    assert drawn(table, 30) == [
+        "NODE 0  STATE ready",
+        "NODE 12  STATE lost",
+        "  REASON its machine has been",
+        "drained by an operator",
+    ]
+
+
+def test_a_link_is_whole_where_there_is_room_and_leads_to_its_page_where_there_is_none() -> None:
+    def shown(room: int, **console: object) -> tuple[str, list[str]]:
+        terminal = SafeConsole(
+            file=io.StringIO(), width=200, **{"force_terminal": True, "color_system": "256"} | console
+        )  # pyright: ignore[reportArgumentType]
+        terminal.print(link(URL, terminal, room))
+        assert isinstance(terminal.file, io.StringIO)
+        raw = terminal.file.getvalue()
+        return _LINK.sub("", raw).strip(), [found for found in _LINK.findall(raw) if found]
+
+    assert shown(100) == (URL, [URL])
+    assert shown(40) == ("127.0.0.1:8233/…job/default/llama-8b-sft", [URL])
+    assert shown(20) == ("…efault/llama-8b-sft", [URL])
+    assert shown(40, force_terminal=False) == (URL, [])
+    assert shown(40, color_system=None) == (URL, [])
