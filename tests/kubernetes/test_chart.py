@@ -17,6 +17,7 @@ from perdure.activities.nodes.kubernetes.merge import merge
 from perdure.activities.nodes.kubernetes.pod import METRICS_PORT
 from perdure.activities.nodes.kubernetes.settings import VARIABLES, KubernetesSettings
 from perdure.activities.nodes.kubernetes.site_policy import CONTROL_PLANE, SitePolicy
+from perdure.activities.notifications import SECRETS_VARIABLE
 from perdure.base.kubernetes import KubernetesApi, Removed
 from perdure.client.client import Client
 from perdure.client.connection import Endpoint
@@ -254,12 +255,31 @@ async def test_the_resources_of_our_containers_reach_the_worker_and_are_its_own_
     assert larger.prepare_resources["limits"] == {"memory": "512Mi"}
 
 
+async def test_secrets_of_notifications_lie_where_the_worker_reads_them(helm: Path) -> None:
+    given = [
+        {"namespace": namespace, "name": "slack", "secret": f"slack-of-{namespace}"} for namespace in ("nlp", "vision")
+    ]
+    [worker] = [
+        one
+        for one in await rendered(helm, notificationSecrets=given)
+        if one["kind"] == "Deployment" and is_of(one, "worker")
+    ]
+    pod = worker["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    [folder] = [one["value"] for one in container["env"] if one["name"] == SECRETS_VARIABLE]
+    secrets_of = {one["name"]: one["secret"]["secretName"] for one in pod["volumes"] if "secret" in one}
+    mounted = {one["mountPath"]: secrets_of.get(one["name"]) for one in container["volumeMounts"]}
+    for namespace in ("nlp", "vision"):
+        assert mounted[f"{folder}/{namespace}/slack"] == f"slack-of-{namespace}"
+
+
 async def test_the_worker_knows_what_is_the_control_planes_own(helm: Path) -> None:
     """Each Secret and service account that the release's pods use is reserved, but those that pull images."""
     key = {"secretKeyRef": {"name": "vault", "key": "token"}}
     values = {
         "temporal": {"secret": "temporal", "payloadKeysSecret": "keys"},
         "history": {"secret": "history"},
+        "notificationSecrets": [{"namespace": "nlp", "name": "slack", "secret": "slack-of-nlp"}],
         "gateway": {"tls": {"secret": "certificate", "serverName": "gateway.test"}},
         "operator": {"enabled": True},
         "page": {"enabled": True, "tls": {"secret": "of-the-page"}},

@@ -107,6 +107,9 @@ capabilities: {drop: [ALL]}
 {{- define "perdure.ownSecrets" -}}
 {{- $names := list (include "perdure.name" (dict "root" $ "component" "gateway")) }}
 {{- $names = concat $names (list .Values.temporal.secret .Values.temporal.payloadKeysSecret .Values.gateway.tls.secret .Values.page.tls.secret .Values.history.secret) }}
+{{- range .Values.notificationSecrets }}
+{{- $names = append $names .secret }}
+{{- end }}
 {{- range concat .Values.env .Values.gateway.env .Values.operator.env .Values.page.env }}
 {{- $names = append $names (dig "valueFrom" "secretKeyRef" "name" "" .) }}
 {{- end }}
