@@ -9,9 +9,10 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from enum import StrEnum
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,11 +32,20 @@ from . import peers as peer_systems
 from .judgement import CleanRun, Outcome, Throughput, judge, judge_clean
 from .machines import ENVIRONMENT, PLACED_WORKER, machines
 from .peers import PeerOutcome
+from .ray_site import RAY_ROWS, RaySite, ray_site
 from .rows import DDP, PROFILES, REPLACED, ROWS, STRAGGLER, Row
 from .site import Run
 
 OUT = Path(__file__).with_name("out")
-LOCAL = "local"
+
+
+class Backend(StrEnum):
+    """Where the jobs of the matrix run."""
+
+    LOCAL = "local"
+    RAY = "ray"
+
+
 SHORTEST_PATIENCE = 30.0
 """The shortest time to wait for a verdict, in seconds."""
 LONGEST_STALL = 900.0
@@ -63,7 +73,16 @@ def scaled_timing(scale: float) -> dict[str, Any]:
 class Bench:
     """One run of the benchmark."""
 
-    def __init__(self, folder: Path, plane: ControlPlane, console: Console, *, scale: float, settle: float) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        plane: ControlPlane,
+        console: Console,
+        *,
+        scale: float,
+        settle: float,
+        site: RaySite | None = None,
+    ) -> None:
         self.folder = folder
         """For the explanations of the jobs."""
         self.scale = scale
@@ -71,24 +90,30 @@ class Bench:
         """Seconds of steps before a fault, at least."""
         self.plane = plane
         self.console = console
+        self.site = site
+        """Set: the jobs run there."""
+        self.backend = Backend.LOCAL if site is None else Backend.RAY
         self._began = time.monotonic()
 
     async def fault(self, row: Row) -> Outcome:
         """Tries one fault, and returns its line of the matrix."""
         expected = row.expected
-        line = Outcome(name=row.name, backend=LOCAL, within_s=expected.within)
+        line = Outcome(name=row.name, backend=self.backend, within_s=expected.within)
         if lacks := expected.missing:
             return line.model_copy(update={"not_built": lacks})
+        if self.site is not None:
+            await self.site.make_whole()
         patience = max(3 * expected.within, SHORTEST_PATIENCE, LONGEST_STALL * self.scale)
         async with self._run(f"fault-{row.name}", row.nodes, row.processes) as run:
             try:
                 row.injection.prepare(run)
                 environment = {**row.environment, **(ENVIRONMENT if row.injection.placed else {})}
-                await run.start(row.program, {**scaled_timing(self.scale), **row.spec}, environment)
+                spec = {"backend": self.backend, **scaled_timing(self.scale), **row.spec}
+                await run.start(row.program, spec, environment)
                 await asyncio.sleep(max(self.settle, WINDOW if row.throughput else 0.0))
                 fault_at = await row.injection.inject(run)
                 story = await run.follow(expected, fault_at, lambda: row.injection.heal(run), patience=patience)
-                outcome = judge(expected, story, name=row.name, backend=LOCAL)
+                outcome = judge(expected, story, name=row.name, backend=self.backend)
                 return await self._with_throughput(run, outcome, fault_at) if row.throughput else outcome
             except (TrialFailed, PerdureError, psutil.Error, OSError) as failed:
                 return line.model_copy(update={"problem": f"not tried: {failed}"})
@@ -122,7 +147,8 @@ class Bench:
     async def _run(self, name: str, nodes: int, processes: int = 1) -> AsyncGenerator[Run]:
         """Provides a job to start; ends it, and keeps what it said."""
         with tempfile.TemporaryDirectory(prefix="pf-", ignore_cleanup_errors=True) as parent:
-            run = Run(self.plane, f"{name}-{int(time.time()) % 100_000}", Path(parent) / "out", nodes, processes)
+            title, out = f"{name}-{int(time.time()) % 100_000}", Path(parent) / "out"
+            run = Run(self.plane, title, out, nodes, processes, self.site)
             run.out.mkdir()
             run.folder.mkdir()
             try:
@@ -174,29 +200,33 @@ class Plan:
     """Whether the cost of the evidence is measured."""
 
 
-def plan(only: str, *, clean: bool, clean_runs: int) -> Plan:
+def plan(only: str, *, clean: bool, clean_runs: int, backend: Backend = Backend.LOCAL) -> Plan:
     """Returns what is tried.
 
     Args:
         only: Names of faults and of profiles without a fault, separated by commas; nothing else is tried then.
         clean: Whether no fault is tried.
         clean_runs: The number of trainings without a fault, whose profiles take turns, where none is named.
+        backend: Where jobs run. On Ray no node has a network of its own; what is measured without faults is the same.
 
     Raises:
         typer.BadParameter: if there is no fault and no profile of such a name.
     """
     names = {name for name in only.split(",") if name}
-    if unknown := names - {row.name for row in ROWS} - set(PROFILES):
+    on_ray = backend is Backend.RAY
+    rows = [row for row in (*ROWS, *RAY_ROWS) if not row.injection.placed] if on_ray else list(ROWS)
+    if unknown := names - {row.name for row in rows} - set(PROFILES):
         raise typer.BadParameter(f"no fault and no profile is called {', '.join(sorted(unknown))}")
     if names:
-        return Plan([row for row in ROWS if row.name in names], [one for one in PROFILES if one in names], False)
-    return Plan([] if clean else ROWS, list(islice(cycle(PROFILES), clean_runs)), not clean)
+        return Plan([row for row in rows if row.name in names], [one for one in PROFILES if one in names], False)
+    profiles = [] if on_ray and not clean else list(islice(cycle(PROFILES), clean_runs))
+    return Plan([] if clean else rows, profiles, not clean and not on_ray)
 
 
 def listed() -> Table:
     """The table of all that can be tried, with what must come out."""
     table = Table("name", "program", "class", "nodes", "action", "within (s)")
-    for row in ROWS:
+    for row in (*ROWS, *RAY_ROWS):
         due = row.expected
         what = f"{due.failure} {due.hang}".strip() or f"shown: {due.shown}"
         nodes = ", ".join(map(str, sorted(due.culprits)))
@@ -242,6 +272,7 @@ def main(
     peers: Annotated[bool, typer.Option("--peers", help="Try DLRover and NVRx, too, where they can be run.")] = False,
     peers_only: Annotated[bool, typer.Option("--peers-only", help="Try DLRover and NVRx, and not Perdure.")] = False,
     peer_seconds: Annotated[float, typer.Option(help="For which a peer is looked at after a fault.", min=10)] = 120.0,
+    backend: Annotated[Backend, typer.Option(help="Where the jobs run.")] = Backend.LOCAL,
     out: Annotated[Path | None, typer.Option(help="Folder for the explanations.")] = None,
     show: Annotated[bool, typer.Option("--list", help="List what can be tried, and try nothing.")] = False,
 ) -> None:
@@ -250,7 +281,7 @@ def main(
     if show:
         console.print(listed())
         return
-    due = Plan((), (), False) if peers_only else plan(only, clean=clean, clean_runs=clean_runs)
+    due = Plan((), (), False) if peers_only else plan(only, clean=clean, clean_runs=clean_runs, backend=backend)
     folder = out or OUT / time.strftime("%Y%m%d-%H%M%S")
     folder.mkdir(parents=True, exist_ok=True)
     outcomes: list[Outcome] = []
@@ -266,8 +297,11 @@ def main(
     async def run() -> None:
         if not (due.rows or due.profiles):
             return
-        async with control_plane() as plane:
-            bench = Bench(folder, plane, console, scale=scale, settle=60 * settle)
+        async with (
+            ray_site() if backend is Backend.RAY else nullcontext() as site,
+            control_plane() as plane,
+        ):
+            bench = Bench(folder, plane, console, scale=scale, settle=60 * settle, site=site)
             await try_rows(bench, placed=False)
             for profile in due.profiles:
                 trained.append(await bench.clean(profile))

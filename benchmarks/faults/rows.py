@@ -74,12 +74,13 @@ REPLACED = "slow-rank-replaced"
 """The row whose throughput after the repair is compared with that before the fault."""
 
 
-def _one(failure: str, *actions: str, culprit: int = 1, within: float = 1.0, hang: str = "") -> Expected:
+def one_culprit(failure: str, *actions: str, culprit: int = 1, within: float = 1.0, hang: str = "") -> Expected:
+    """Returns that one node is the culprit, by default the second."""
     return Expected(failure, frozenset({culprit}), frozenset(actions or RESTART), within, hang=hang)
 
 
 def _hang(kind: str) -> Expected:
-    return _one("RANK_HANG", "END_HANG", within=15.0, hang=kind)
+    return one_culprit("RANK_HANG", "END_HANG", within=15.0, hang=kind)
 
 
 def _stop(failure: str, *, after: int) -> Expected:
@@ -91,18 +92,18 @@ def _shown(field: str, within: float = 10.0) -> Expected:
 
 
 ROWS = (
-    Row("kill-rank", DDP, Kill(Kind.RANK), _one("KILLED")),
-    Row("kill-rank-of-trainer", TRAINER, Kill(Kind.RANK, (0,)), _one("KILLED", culprit=0)),
+    Row("kill-rank", DDP, Kill(Kind.RANK), one_culprit("KILLED")),
+    Row("kill-rank-of-trainer", TRAINER, Kill(Kind.RANK, (0,)), one_culprit("KILLED", culprit=0)),
     Row("kill-two-ranks", DDP, Kill(Kind.RANK, (0, 2)), Expected("KILLED", frozenset({0, 2}), frozenset(RESTART)), 3),
-    Row("kill-torchrun", DDP, Kill(Kind.TORCHRUN), _one("COMMAND_LOST", "START_COMMAND", "RESTART_RANKS")),
-    Row("kill-node", DDP, Kill(Kind.NODE), _one("NODE_LOST", "REPLACE_NODES", "AWAIT_NODES", within=10.0)),
+    Row("kill-torchrun", DDP, Kill(Kind.TORCHRUN), one_culprit("COMMAND_LOST", "START_COMMAND", "RESTART_RANKS")),
+    Row("kill-node", DDP, Kill(Kind.NODE), one_culprit("NODE_LOST", "REPLACE_NODES", "AWAIT_NODES", within=10.0)),
     Row("kill-agent", DDP, Kill(Kind.AGENT), _shown(AGENTS)),
     Row("freeze-agent", DDP, Freeze(Kind.FROZEN_AGENT), _shown("unreachable", within=SILENT)),
-    Row("exit-1", LIGHTNING, InRank("exit_with_1", ends=True), _one("USER_CODE")),
+    Row("exit-1", LIGHTNING, InRank("exit_with_1", ends=True), one_culprit("USER_CODE")),
     Row("exit-1-always", DDP, InRank("exit_with_1", each_time=True, ends=True), _stop("USER_CODE", after=5)),
     Row("raise-always", TRAINER, InRank("raise_an_error", each_time=True, ends=True), _stop("USER_CODE", after=2)),
-    Row("segfault", DDP, InRank("segfault", ends=True), _one("CRASH")),
-    Row("memory-limit", LIGHTNING, InRank("exceed_memory", ends=True), _one("OUT_OF_MEMORY")),
+    Row("segfault", DDP, InRank("segfault", ends=True), one_culprit("CRASH")),
+    Row("memory-limit", LIGHTNING, InRank("exceed_memory", ends=True), one_culprit("OUT_OF_MEMORY")),
     # Of two ranks, each has another size than the other.
     Row("another-size", DDP, InRank("bring_another_size"), Expected("USER_CODE", frozenset(), frozenset(RESTART))),
     Row("stopped-rank", DDP, Freeze(Kind.RANK), _hang("STOPPED"), 3),
@@ -113,26 +114,26 @@ ROWS = (
     Row("deadlocked-loader", LIGHTNING, InRank("load_from_a_stuck_worker"), _hang("DATA_LOADER"), 3),
     Row("mismatched-collective", DDP, InRank("enter_one_more_collective"), _hang("MISMATCH"), 3),
     Row("skipped-collective", DDP, InRank("enter_one_more_collective", others=True), _hang("MISMATCH"), 3),
-    Row("full-disk", DDP, FullDisk(), _one("STORAGE", culprit=0, within=5.0)),
+    Row("full-disk", DDP, FullDisk(), one_culprit("STORAGE", culprit=0, within=5.0)),
     Row(
         "hanging-storage",
         DDP,
         HangingStorage(),
-        _one("RANK_HANG", "REPLACE_NODES", "RESTART_RANKS", culprit=0, within=15.0, hang="KERNEL"),
+        one_culprit("RANK_HANG", "REPLACE_NODES", "RESTART_RANKS", culprit=0, within=15.0, hang="KERNEL"),
         3,
     ),
     Row(
         "nan-loss",
         REPORTING,
         InRank("spoil"),
-        _one("NUMERIC", "ROLL_BACK", "RESTART_RANKS", within=5.0),
+        one_culprit("NUMERIC", "ROLL_BACK", "RESTART_RANKS", within=5.0),
         spec={"recovery": {"on_nan": "rollback"}},
     ),
     Row(
         "bit-flip",
         REPLAYED,
         InRank("flip", arguments={"bit": 30}),
-        _one("CORRUPTION", "REPLACE_NODES", "RESTART_RANKS", "ROLL_BACK", within=10.0),
+        one_culprit("CORRUPTION", "REPLACE_NODES", "RESTART_RANKS", "ROLL_BACK", within=10.0),
         3,
     ),
     Row("slow-rank", DDP, InRank("slow", arguments={"seconds": 0.25 * PACE}), _shown("stragglers", within=30.0), 4),
@@ -149,7 +150,7 @@ ROWS = (
         REPLACED,
         DDP,
         InRank("slow", arguments={"seconds": PACE}),
-        _one("STRAGGLER", "REPLACE_NODES", "RESTART_RANKS", within=45.0),
+        one_culprit("STRAGGLER", "REPLACE_NODES", "RESTART_RANKS", within=45.0),
         4,
         spec={"recovery": {"on_straggler": "replace"}},
         throughput=True,
@@ -158,7 +159,7 @@ ROWS = (
         "kill-beside-stopped-rank",
         DDP,
         Both(Freeze(Kind.RANK), Kill(Kind.RANK, (2,))),
-        _one("KILLED", culprit=2),
+        one_culprit("KILLED", culprit=2),
         3,
     ),
     Row(
@@ -170,7 +171,7 @@ ROWS = (
     ),
     Row("slow-link", DDP, SlowLink(), _shown(LINKS, within=30.0), 3),
     Row("partition", DDP, Partition(), _shown("unreachable", within=SILENT), 3),
-    Row("clock-skew", DDP, SkewedClock(Kill(Kind.RANK)), _one("KILLED"), 3),
+    Row("clock-skew", DDP, SkewedClock(Kill(Kind.RANK)), one_culprit("KILLED"), 3),
 )
 
 PROFILES = (

@@ -54,13 +54,17 @@ class Step:
 class Run:
     """A program as a job, while something happens to it."""
 
-    def __init__(self, plane: ControlPlane, name: str, out: Path, nodes: int, processes: int = 1) -> None:
+    def __init__(
+        self, plane: ControlPlane, name: str, out: Path, nodes: int, processes: int = 1, site: object = None
+    ) -> None:
         self.plane = plane
         self.name = name
         self.out = out
         self.nodes = nodes
         self.processes = processes
         """Ranks of each node."""
+        self.site = site
+        """What else injections need: of the backend."""
         self.uid = ""
         self._first_agents: dict[int, int] = {}
 

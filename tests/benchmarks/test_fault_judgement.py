@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import typer
 
-from benchmarks.faults.__main__ import closing, listed, matrix, plan
+from benchmarks.faults.__main__ import Backend, closing, listed, matrix, plan
 from benchmarks.faults.judgement import (
     CleanRun,
     Expected,
@@ -19,6 +19,7 @@ from benchmarks.faults.judgement import (
     judge_clean,
     steps_per_second,
 )
+from benchmarks.faults.ray_site import RAY_ROWS
 from benchmarks.faults.rows import PROFILES, REPLACED, ROWS, STRAGGLER
 from perdure.contract import Evidence, EvidenceSource, FailureClass, IncidentView, Observation, Straggler
 from perdure.contract.actions import Actions, RestartRanks, Stop
@@ -182,7 +183,17 @@ def test_names_are_chosen_and_an_unknown_one_is_an_error():
         plan("kill-rank,kill-everything", clean=False, clean_runs=0)
 
 
+def test_ray_has_the_faults_that_need_no_network_of_a_node_and_its_own():
+    tried = plan("", clean=False, clean_runs=len(PROFILES), backend=Backend.RAY)
+    names = {row.name for row in tried.rows}
+    assert names == {row.name for row in (*ROWS, *RAY_ROWS) if not row.injection.placed}
+    assert {"kill-rank", "bit-flip", "kill-machine", "drain-machine"} <= names
+    assert (tried.profiles, tried.overhead) == ([], False)
+    with pytest.raises(typer.BadParameter, match="kill-actor"):
+        plan("kill-actor", clean=False, clean_runs=0)
+
+
 def test_all_that_can_be_tried_is_listed_once():
-    names = [*(row.name for row in ROWS), *PROFILES]
+    names = [*(row.name for row in (*ROWS, *RAY_ROWS)), *PROFILES]
     assert list(listed().columns[0].cells) == names
     assert len(set(names)) == len(names)

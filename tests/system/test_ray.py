@@ -13,7 +13,7 @@ import yaml
 from perdure.activities.nodes.backend import NodeRefused
 from perdure.activities.nodes.ray.backend import RayBackend
 from perdure.activities.nodes.ray.settings import RaySettings
-from perdure.contract import JobPhase, NodeRef
+from perdure.contract import FailureClass, JobPhase, NodeRef
 from perdure.contract.identity import NodeId
 from scripts.ray_environment import interpreter
 from tests.activities.test_ray_backend import request
@@ -66,6 +66,7 @@ async def test_an_actor_killed_is_replaced_and_leaves_no_process(cluster: RayClu
     actor_of(job, 1).kill()
     await job.running(nodes=2, after=1)
     assert await incarnations(ray_site, job) == [1, 2]
+    assert {incident.failure for incident in await job.incidents()} == {FailureClass.NODE_LOST}
     _, left = await asyncio.to_thread(psutil.wait_procs, before, 30)
     assert not left
     await ray_site.end_jobs()

@@ -53,7 +53,8 @@ _UNREACHABLE = 60.0
 lost as one of its own for 15 s, and would start the next actor there."""
 _DRAINED = (NodeDeathInfo.AUTOSCALER_DRAIN_PREEMPTED, NodeDeathInfo.AUTOSCALER_DRAIN_IDLE)
 """Reasons of a machine's death in Ray's table."""
-_OUT_OF_MEMORY = re.compile(r"memory (pressure|monitor)|running low on memory|out of memory|OutOfMemory|\bOOM\b")
+_OUT_OF_MEMORY = re.compile(r"memory monitor|running low on memory|OutOfMemory")
+"""Words of Ray's memory monitor. Of every process that was killed Ray says that the kernel may have lacked memory."""
 _DETAIL = re.compile(r"\t|The actor died unexpectedly before finishing this task|^$")
 """Lines of Ray's errors that say nothing beyond the actor's name."""
 
