@@ -11,6 +11,7 @@ import yaml
 from perdure.activities.nodes.kubernetes.presets import Preset, with_preset
 from perdure.activities.nodes.kubernetes.site_policy import SitePolicy
 from perdure.operator.references import Kind
+from perdure.operator.resource import GROUP, KIND, VERSION
 from perdure.spec.validate import validate_spec
 from tests.docs.pages import PAGES, ROOT, Block
 
@@ -75,6 +76,8 @@ def _check(data: Any) -> None:
                 assert set(granted) <= rights
         case {"kind": "RoleBinding", "roleRef": {"kind": "Role"}, "subjects": [{"kind": "Group"}]}:
             pass
+        case {"kind": "HorizontalPodAutoscaler", "spec": {"scaleTargetRef": target}}:
+            assert (target["apiVersion"], target["kind"]) == (f"{GROUP}/{VERSION}", KIND)
         case {"workdir": workdir}:
             validate_spec({**BASE, "workdir": {**workdir, "path": "/"}})
         case _:
