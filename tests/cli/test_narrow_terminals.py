@@ -7,6 +7,7 @@ import os
 import re
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from rich.cells import cell_len
@@ -111,10 +112,10 @@ def test_a_table_gives_up_empty_columns_then_breaks_its_last_one_and_then_tells_
 
 
 def test_a_link_is_whole_where_there_is_room_and_leads_to_its_page_where_there_is_none() -> None:
-    def shown(room: int, **console: object) -> tuple[str, list[str]]:
-        terminal = SafeConsole(
-            file=io.StringIO(), width=200, **{"force_terminal": True, "color_system": "256"} | console
-        )  # pyright: ignore[reportArgumentType]
+    def shown(
+        room: int, *, force_terminal: bool = True, color_system: Literal["256"] | None = "256"
+    ) -> tuple[str, list[str]]:
+        terminal = SafeConsole(file=io.StringIO(), width=200, force_terminal=force_terminal, color_system=color_system)
         terminal.print(link(URL, terminal, room))
         assert isinstance(terminal.file, io.StringIO)
         raw = terminal.file.getvalue()
