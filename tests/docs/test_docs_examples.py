@@ -62,8 +62,6 @@ def _check(data: Any) -> None:
         case {"kind": "ConfigMap", "data": {"preset.yaml": text}, "metadata": {"name": name}}:
             preset = Preset(name=name, place="the docs", text=text)
             validate_spec(with_preset({**BASE, "runtime": name}, {name: preset}))
-        case {"kind": "HorizontalPodAutoscaler", "spec": {"scaleTargetRef": target}}:
-            assert (target["apiVersion"].partition("/")[0], target["kind"]) == ("perdure.dev", "TrainingJob")
         case {"pod_template": template}:
             validate_spec({**BASE, "roles": {"worker": {**BASE["roles"]["worker"], "pod_template": template}}})
         case {"sitePolicy": policy}:
