@@ -30,6 +30,7 @@ from perdure.agent.outbox import ControlPlaneBusy, DestinationNotFound
 from perdure.base.backoff import Backoff
 from perdure.base.credentials.names import GRANT_HEADER
 from perdure.base.encryption.codec import PayloadEncryption
+from perdure.base.executions import update
 from perdure.base.tracing import interceptors
 from perdure.contract import (
     AgentMessage,
@@ -164,8 +165,8 @@ class TemporalControlPlane:
             # While no worker handles it, the server answers again and again that it has not begun.
             async with asyncio.timeout(_LONGEST_CALL.total_seconds()):
                 handle: WorkflowHandle[Any, Any] = client.get_workflow_handle(workflow)
-                return await handle.execute_update(  # pyright: ignore[reportUnknownMemberType]
-                    request.route.name, request, result_type=answer, rpc_timeout=_LONGEST_CALL
+                return await update(
+                    handle, request.route.name, args=[request], result_type=answer, rpc_timeout=_LONGEST_CALL
                 )
         except (TimeoutError, WorkflowUpdateRPCTimeoutOrCancelledError) as error:
             raise ControlPlaneBusy(f"{workflow} did not answer in time") from error

@@ -109,7 +109,8 @@ async def watch(
             yield view, summary_of(view, roles)
             await asyncio.sleep(max(VIEW_EVERY - (time.monotonic() - began), 0.0))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), _STILL_HERE - VIEW_EVERY)
+                async with asyncio.timeout(_STILL_HERE - VIEW_EVERY):
+                    await changed.wait()
             changed.clear()
             for task in tasks:
                 if task.done():

@@ -377,7 +377,8 @@ class _Telling:
                 if message.owner_closed:
                     self._owner_closed = False
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._urgent.wait(), _GATHER)
+                    async with asyncio.timeout(_GATHER):
+                        await self._urgent.wait()
 
 
 @contextlib.asynccontextmanager

@@ -24,7 +24,13 @@ from temporalio.api.workflowservice.v1 import (
     DescribeWorkflowExecutionResponse,
     ListWorkflowExecutionsRequest,
 )
-from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle, WorkflowQueryRejectedError
+from temporalio.client import (
+    Client,
+    WorkflowExecutionStatus,
+    WorkflowHandle,
+    WorkflowQueryRejectedError,
+    WorkflowUpdateRPCTimeoutOrCancelledError,
+)
 from temporalio.common import TypedSearchAttributes
 from temporalio.converter import DataConverter, WorkflowSerializationContext, decode_typed_search_attributes
 from temporalio.service import RPCError, RPCStatusCode
@@ -245,6 +251,32 @@ async def query(
         if WorkflowExecutionStatus.__name__ not in str(error):
             raise
         raise QueryRejected(str(error)) from error
+
+
+async def update(
+    handle: WorkflowHandle[Any, Any],
+    name: str,
+    *,
+    result_type: type[ResultT],
+    args: Sequence[Any],
+    rpc_timeout: timedelta | None = None,
+) -> ResultT:
+    """Updates a workflow, and waits for the result.
+
+    Raises:
+        WorkflowUpdateFailedError: if the workflow refuses the update.
+        WorkflowUpdateRPCTimeoutOrCancelledError: if nothing answers in time.
+        RPCError: if the server refuses the call.
+    """
+    try:
+        return await handle.execute_update(  # pyright: ignore[reportUnknownMemberType]
+            name, args=args, result_type=result_type, rpc_timeout=rpc_timeout
+        )
+    except WorkflowUpdateRPCTimeoutOrCancelledError as error:
+        # The SDK reports a cancellation as an error, too; a task that takes it for an answer does not end.
+        if isinstance(error.__cause__, asyncio.CancelledError):
+            raise error.__cause__ from None
+        raise
 
 
 def converter_for(client: Client, workflow_id: str) -> DataConverter:

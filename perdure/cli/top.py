@@ -74,7 +74,8 @@ async def _follow(client: Client, everywhere: bool) -> ListLook:
         while not leaving.is_set():
             live.update(View(look, everywhere), refresh=True)
             with suppress(TimeoutError):
-                await asyncio.wait_for(leaving.wait(), _INTERVAL.total_seconds())
+                async with asyncio.timeout(_INTERVAL.total_seconds()):
+                    await leaving.wait()
             look = look if leaving.is_set() else await jobs.look()
     return look
 

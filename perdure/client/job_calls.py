@@ -11,7 +11,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.base.errors import NoWorker, Refused
-from perdure.base.executions import ExecutionDescription, describe, query
+from perdure.base.executions import ExecutionDescription, describe, query, update
 from perdure.client.connection import CALL_TIMEOUT, Connection
 from perdure.client.datasets import read_datasets
 from perdure.client.error_mapping import map_errors, why_silent
@@ -131,15 +131,11 @@ class JobCalls(Connection):
             handle = await self._handle(name, namespace)
             return await query(handle, asked, args=arguments, result_type=kind, rpc_timeout=CALL_TIMEOUT)
 
-    async def _update(
-        self, name: str, namespace: str | None, update: str, request: Any, kind: type[ResultT]
-    ) -> ResultT:
+    async def _update(self, name: str, namespace: str | None, asked: str, request: Any, kind: type[ResultT]) -> ResultT:
         async with map_errors(self, name, namespace):
             handle = await self._handle(name, namespace)
             try:
-                return await handle.execute_update(  # pyright: ignore[reportUnknownMemberType]
-                    update, request, result_type=kind, rpc_timeout=UPDATE_TIMEOUT
-                )
+                return await update(handle, asked, args=[request], result_type=kind, rpc_timeout=UPDATE_TIMEOUT)
             except WorkflowUpdateFailedError as error:
                 reason = error.cause.message if isinstance(error.cause, ApplicationError) else str(error.cause)
                 raise Refused(f"{name} refuses: {reason}") from error

@@ -14,6 +14,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from perdure.activities.nodes.joined.node_session import AgentConnection
 from perdure.agent.job_liveness import JobLiveness, query_job_liveness
 from perdure.base.errors import ExitCode, JobAlreadyRunning, JobNotFound, JoinRefused, NoWorker
+from perdure.base.executions import update
 from perdure.client.client import Client
 from perdure.client.connection import CALL_TIMEOUT, payload_encryption
 from perdure.client.error_mapping import map_errors
@@ -99,9 +100,7 @@ class DirectJobConnection:
         handle = temporal.get_workflow_handle(job_workflow_id(self._namespace, self._job))
         try:
             async with map_errors(self._client, self._job, self._namespace):
-                return await handle.execute_update(  # pyright: ignore[reportUnknownMemberType]
-                    "join", request, result_type=JoinAnswer, rpc_timeout=UPDATE_TIMEOUT
-                )
+                return await update(handle, "join", args=[request], result_type=JoinAnswer, rpc_timeout=UPDATE_TIMEOUT)
         except JobNotFound:
             # An update of a job that has ended is not found either.
             await self._client.describe(self._job, namespace=self._namespace)

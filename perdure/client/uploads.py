@@ -21,6 +21,7 @@ from temporalio.exceptions import ActivityError, ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.base.errors import NoWorker, Refused
+from perdure.base.executions import update
 from perdure.client.connection import CALL_TIMEOUT
 from perdure.client.workdir import PackedWorkdir, pack_workdir_of
 from perdure.contract import WorkdirRequest
@@ -102,14 +103,10 @@ async def _send(upload: WorkflowHandle[Any, Any], packed: PackedWorkdir, report:
 
 async def _send_part(upload: WorkflowHandle[Any, Any], index: int, content: bytes) -> None:
     try:
-        await upload.execute_update(  # pyright: ignore[reportUnknownMemberType]
-            "part", args=[index, content], rpc_timeout=PART_TIMEOUT
-        )
+        await update(upload, "part", args=[index, content], result_type=type(None), rpc_timeout=PART_TIMEOUT)
     except WorkflowUpdateFailedError as error:
         raise Refused(f"the code of workdir was not taken: {_reason(error)}") from error
     except WorkflowUpdateRPCTimeoutOrCancelledError as error:
-        if isinstance(error.__cause__, asyncio.CancelledError):
-            raise error.__cause__ from None
         raise NoWorker(
             f"no worker took the code of workdir within {PART_TIMEOUT.total_seconds():.0f} s",
             remedy="A worker of this release has to run when a job with a workdir is submitted: `perdure doctor`.",

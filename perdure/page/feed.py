@@ -118,7 +118,9 @@ class Feed(Generic[LookT]):
             with suppress(TimeoutError):
                 # A burst of news is one look, and looking leaves at least half of the time to others.
                 await asyncio.sleep(min(took, pause))
-                await asyncio.wait_for(self._due.wait(), max(pause - took, 0.0))
+                # Python 3.11's `wait_for` may keep a cancellation to itself, which then ends nothing.
+                async with asyncio.timeout(max(pause - took, 0.0)):
+                    await self._due.wait()
             self._due.clear()
             began = time.monotonic()
             try:
