@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from perdure.cli import text
-from perdure.contract.views import SlowCause
+from perdure.contract.incidents import SlowCause
 from perdure.workflows.policy.diagnosis.failures import FAILURE_CLASSES
 
 if TYPE_CHECKING:

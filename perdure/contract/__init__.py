@@ -52,12 +52,14 @@ from perdure.contract.groups import *
 from perdure.contract.hangs import *
 from perdure.contract.history import *
 from perdure.contract.identity import *
+from perdure.contract.incidents import *
 from perdure.contract.joining import *
 from perdure.contract.logs import *
 from perdure.contract.nodes import *
 from perdure.contract.notifications import *
 from perdure.contract.peaks import *
 from perdure.contract.routes import *
+from perdure.contract.scaling import *
 from perdure.contract.stacks import *
 from perdure.contract.store import *
 from perdure.contract.transitions import *

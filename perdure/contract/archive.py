@@ -8,7 +8,8 @@ from pydantic import Field
 
 from perdure.contract.base import Message, ShortText, Time
 from perdure.contract.datasets import DatasetView
-from perdure.contract.views import IncidentView, JobStatus, NodeView
+from perdure.contract.incidents import IncidentView
+from perdure.contract.views import JobStatus, NodeView
 from perdure.contract.vocabulary import JobPhase
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from perdure.contract.base import Message, ShortText, Time, Vocabulary
-from perdure.contract.views import Pace, Suggestion
+from perdure.contract.scaling import Pace, Suggestion
 from perdure.contract.vocabulary import JobPhase
 
 __all__ = [
