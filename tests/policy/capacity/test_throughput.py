@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from perdure.contract import Pace
@@ -65,6 +65,7 @@ def test_the_nearest_measurements_count() -> None:
 
 
 @given(st.floats(0.5, 10), st.floats(0, 1), st.floats(0.02, 0.5), st.integers(2, 15))
+@example(compute=0.5, fixed=0.0, growth=0.49999999999999994, nodes=2)
 def test_three_measurements_tell_where_steps_are_shortest(
     compute: float, fixed: float, growth: float, nodes: int
 ) -> None:
@@ -74,10 +75,11 @@ def test_three_measurements_tell_where_steps_are_shortest(
     throughput = measured(law, 1, 4, 16)
     expected = throughput.step(nodes)
     assert expected is not None
-    if 1 < compute / growth < 16**2:
+    # Where the valley is at the first or the last measurement, rounding decides which form counts.
+    if 1 + 1e-6 < compute / growth < 16**2 - 1e-6:
         assert expected.seconds == pytest.approx(law(nodes), rel=1e-6)
     else:
-        assert expected.seconds >= law(nodes) - 1e-9, "a straight line over 1/nodes lies above a curve like this"
+        assert expected.seconds >= law(nodes) * (1 - 1e-6), "a straight line over 1/nodes lies above a curve like this"
 
 
 @given(st.floats(0.5, 10), st.floats(0, 0.5), st.floats(0.3, 0.99))
