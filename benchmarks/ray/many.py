@@ -12,7 +12,8 @@ import socket
 import struct
 import time
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import psutil
@@ -22,13 +23,13 @@ from temporalio.client import Client as TemporalClient
 from perdure.activities.nodes.ray.task import NodeTask
 from perdure.client.client import Client
 from perdure.contract import JobPhase
-from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet
 from tests.workflows.played_node import PlayedNode
 
 LIGHT_NODE = Path(__file__).with_name("programs") / "light_node"
 CPUS = 0.01
 _STARTS = 900.0
+_LOOKS = timedelta(seconds=0.5)
 _LINE = 2**24
 
 
@@ -93,8 +94,8 @@ async def measure(client: Client, fleet: LightFleet, *, jobs: int, machines: int
         await asyncio.gather(*(client.submit(_job(name, machines)) for name in names))
         await _whole(client, dict.fromkeys(names, 0), machines)
         started = time.monotonic() - began
-        sizes = [_unshared(_actor_of(pid)) for pid in list(fleet.nodes)[:10]]
         generations = {name: (await client.status(name)).generation for name in names}
+        sizes = [_unshared(_actor_of(pid)) for pid in list(fleet.nodes)[:10]]
         victims = fleet.victims(lose)
         began = time.monotonic()
         for victim in victims:
@@ -122,13 +123,20 @@ def _job(name: str, nodes: int) -> dict[str, object]:
 
 
 async def _whole(client: Client, after: dict[str, int], nodes: int) -> None:
-    async def runs(name: str) -> bool:
-        status = await client.status(name)
-        return status.phase is JobPhase.RUNNING and status.nodes == nodes and status.generation > after[name]
+    async def follow(name: str) -> None:
+        # A worker that starts hundreds of nodes on a busy machine may not answer for a while.
+        async with aclosing(client.watch(name, interval=_LOOKS)) as snapshots:
+            async for snapshot in snapshots:
+                status = snapshot.status
+                if status is None:
+                    continue
+                if status.phase is JobPhase.RUNNING and status.nodes == nodes and status.generation > after[name]:
+                    return
+        raise AssertionError(f"{name} has ended")
 
-    async with asyncio.TaskGroup() as group:
+    async with asyncio.timeout(_STARTS), asyncio.TaskGroup() as group:
         for name in after:
-            group.create_task(eventually(lambda name=name: runs(name), within=_STARTS, what=f"{name} whole"))
+            group.create_task(follow(name))
 
 
 def _actor_of(pid: int) -> psutil.Process:

@@ -44,6 +44,8 @@ _OWNER = "perdure/code-of/"
 """The prefix of the keys that say which job has taken the code."""
 _STARTED = "perdure/started/"
 """The prefix of the keys of the incarnations that have run, as `actor.py` writes them."""
+_PLACED = "perdure/placed/"
+"""The prefix of the keys of the nodes whose placement group has the name of another node of their machine."""
 _SETTLES = 5.0
 """Seconds until Ray reports how an actor ended that it does not list any more."""
 _VANISHES = 10.0
@@ -211,7 +213,7 @@ class Bridge:
         with self._lock:
             names, kept = self._names(), 0
             for one in self._groups(prefix):
-                if any(re.fullmatch(_holds(one["name"]), name) for name in names):
+                if self._is_held(one["name"], names):
                     kept += 1
                 else:
                     ray.util.remove_placement_group(ray.util.get_placement_group(one["name"]))
@@ -228,7 +230,7 @@ class Bridge:
         for key in internal_kv._internal_kv_list(_OWNER):
             if internal_kv._internal_kv_get(key) == prefix.encode():
                 self.remove_archive(archive=key.decode().removeprefix(_OWNER))
-        for key in internal_kv._internal_kv_list(_STARTED):
+        for key in (*internal_kv._internal_kv_list(_STARTED), *internal_kv._internal_kv_list(_PLACED)):
             if mine.fullmatch(key.decode()):
                 internal_kv._internal_kv_del(key)
 
@@ -284,9 +286,16 @@ class Bridge:
         unwanted = {node for node, one in nodes.items() if one["NodeManagerHostname"] in avoid}
         unwanted |= (_draining().keys() | self._unreachable()) & nodes.keys()
         others = {node for place, node in taken.items() if place != index}
-        own = f"{group['name']}/{index}" + (f"/{name}" if index < gang else "")
+        own = f"{group['name']}/{index}"
+        moved: list[str] = []
         for one in self._groups(f"{group['name']}/"):
-            others |= {node for node in one.get("bundles_to_node_id", {}).values() if node and one["name"] != own}
+            on = {node for node in one.get("bundles_to_node_id", {}).values() if node}
+            if not f"{one['name']}/".startswith(f"{own}/"):
+                others |= on
+            elif index < gang and on <= nodes.keys() - unwanted:
+                moved.append(one["name"])
+        if moved:
+            return self._group(self._join(name, moved), bundle, labels), 0
 
         def has_room(apart: set[str]) -> bool:
             return any(_fits(bundle, nodes[node]["Resources"]) for node in nodes.keys() - apart)
@@ -297,7 +306,24 @@ class Bridge:
             return first, index
         apart = sorted((others | (unwanted if chooses else set())) & nodes.keys())
         label = {**labels, **({"ray.io/node-id": f"!in({','.join(apart)})"} if apart else {})}
-        return self._group(own, bundle, label), 0
+        return self._group(f"{own}/{name}" if index < gang else own, bundle, label), 0
+
+    def _join(self, name: str, moved: list[str]) -> str:
+        """Returns the placement group to which a machine's nodes have moved. The roles of a machine that was given up
+        move together: the first of them has made the group, and its name."""
+        names = self._names()
+        group = max(moved, key=lambda one: self._is_held(one, names))
+        internal_kv._internal_kv_put(_PLACED + name, group.encode())
+        return group
+
+    def _is_held(self, group: str, names: set[str]) -> bool:
+        """Returns whether a placement group holds one of the actors."""
+        maker = "/".join(group.split("/")[6:])
+        return any(
+            not maker or name == maker or internal_kv._internal_kv_get(_PLACED + name) == group.encode()
+            for name in names
+            if re.fullmatch(_may_hold(group), name)
+        )
 
     def _unreachable(self) -> set[str]:
         """Returns the nodes of Ray on which an actor could not be reached a moment ago."""
@@ -334,11 +360,11 @@ class Bridge:
         return "its bundle is reserved, and Ray starts its actor once no earlier node uses it"
 
 
-def _holds(group: str) -> str:
+def _may_hold(group: str) -> str:
     """Returns the pattern of the actors that a placement group is for."""
     parts = group.split("/")
     uid, roles, rank = parts[1], parts[4].split("+"), parts[5] if len(parts) > 5 else r"\d+"
-    return re.escape(parts[6]) if len(parts) > 6 else rf".*-({'|'.join(roles)})-{rank}-{uid}\d+"
+    return rf".*-({'|'.join(roles)})-{rank}-{uid}\d+"
 
 
 def _demands(bundles: Iterable[dict[str, float]]) -> str:

@@ -1,0 +1,200 @@
+"""Tests of where nodes are placed when a machine dies before Ray notices: Ray's own tables are played, as no test can
+hold Ray at such a moment."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+from perdure.activities.nodes.ray.placement import group_of
+from tests.activities.test_ray_backend import UID, request
+
+TRAINER = {"nodes": 2, "command": ["x"], "resources": {"gpu": 1}, "collocate": ["rollout"]}
+ROLLOUT = {"nodes": 2, "command": ["y"], "resources": {"cpu": 3}}
+ROLES = {"trainer": TRAINER, "rollout": ROLLOUT}
+
+
+class PlayedRay:
+    """The tables of a cluster: machines, placement groups, actors and keys."""
+
+    def __init__(self, *machines: str) -> None:
+        self.machines = list(machines)
+        self.groups: dict[str, dict[str, Any]] = {}
+        self.actors: dict[str, SimpleNamespace] = {}
+        self.keys: dict[str, bytes] = {}
+
+    def place(self, bundles: list[Any], *, name: str, bundle_label_selector: Any = None, **_: Any) -> str:
+        """Places each bundle of a new group on another machine, by the label of the machine's ID."""
+        selector = bundle_label_selector[0] if bundle_label_selector else {}
+        apart = selector.get("ray.io/node-id", "!in()").removeprefix("!in(").removesuffix(")").split(",")
+        free = [machine for machine in self.machines if machine not in apart]
+        places = {str(place): machine for place, machine in zip(range(len(bundles)), free, strict=False)}
+        self.groups[name] = {
+            "name": name,
+            "state": "CREATED",
+            "bundles": dict(enumerate(bundles)),
+            "bundles_to_node_id": places,
+        }
+        return name
+
+    def find(self, name: str) -> str:
+        if name not in self.groups:
+            raise ValueError(name)
+        return name
+
+    def actor(self, name: str, _: str) -> SimpleNamespace:
+        if name not in self.actors:
+            raise ValueError(name)
+        return self.actors[name]
+
+    def make(self, *, name: str, scheduling_strategy: tuple[str, int], **_: Any) -> MagicMock:
+        group, bundle = scheduling_strategy
+        made = MagicMock()
+        self.actors[name] = made
+        made.machine = self.groups[group]["bundles_to_node_id"][str(bundle)]
+        return MagicMock(remote=lambda **_: made)
+
+    def modules(self) -> dict[str, ModuleType]:
+        """What the bridge imports of Ray."""
+        ray: Any = MagicMock()
+        ray.exceptions.RayActorError = ray.exceptions.RayError = type("RayError", (Exception,), {})
+        ray.nodes = lambda: [
+            {"NodeID": one, "NodeManagerHostname": one, "Alive": True, "Resources": {"CPU": 8.0, "GPU": 1.0}}
+            for one in self.machines
+        ]
+        ray.get_actor = self.actor
+        ray.remote.return_value.options = self.make
+        ray.wait.return_value = ([], [])
+        ray.util.list_named_actors = lambda **_: [{"name": name, "namespace": "perdure"} for name in self.actors]
+        ray.util.placement_group = self.place
+        ray.util.get_placement_group = self.find
+        ray.util.remove_placement_group = self.groups.pop
+        ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy = lambda group, placement_group_bundle_index: (
+            group,
+            placement_group_bundle_index,
+        )
+        ray._private.state.state.get_draining_nodes.return_value = {}
+        keys = ray.experimental.internal_kv
+        keys._internal_kv_put = self.keys.__setitem__
+        keys._internal_kv_get = self.keys.get
+        keys._internal_kv_list = lambda prefix: [key.encode() for key in self.keys if key.startswith(prefix)]
+        keys._internal_kv_del = lambda key: self.keys.pop(key.decode() if isinstance(key, bytes) else key)
+        played: Any = SimpleNamespace(
+            placement_group_table=lambda group=None: self.groups if group is None else self.groups[group]
+        )
+        return {
+            "ray": ray,
+            "ray.cloudpickle": ray.cloudpickle,
+            "ray.exceptions": ray.exceptions,
+            "ray.experimental": ray.experimental,
+            "ray.util.placement_group": played,
+            "ray.util.scheduling_strategies": ray.util.scheduling_strategies,
+            **dict.fromkeys(("ray.util", "ray.core", "ray.core.generated", "ray.core.generated.common_pb2"), ray),
+        }
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> PlayedRay:
+    played = PlayedRay("m1", "m2", "m3", "m4", "m5")
+    for name, module in played.modules().items():
+        monkeypatch.setitem(sys.modules, name, module)
+    return played
+
+
+@pytest.fixture
+def bridge(ray: PlayedRay, monkeypatch: pytest.MonkeyPatch) -> Any:
+    module = "perdure.activities.nodes.ray.bridge"
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    # Played modules are none that can be reloaded.
+    found = importlib.import_module(module)
+    monkeypatch.setattr(found, "_actor_module", MagicMock())
+    yield found.Bridge("perdure")
+    sys.modules.pop(module, None)
+
+
+def name_of(role: str, rank: int, incarnation: int) -> str:
+    return f"walk-{role}-{rank}-{UID}{incarnation}"
+
+
+class Placer:
+    """Creates nodes by the bridge, and tells where they are."""
+
+    def __init__(self, ray: PlayedRay, bridge: Any) -> None:
+        self.ray = ray
+        self.bridge = bridge
+
+    def create(self, role: str, rank: int, incarnation: int = 1, **roles: Any) -> str:
+        """Returns the machine."""
+        name = name_of(role, rank, incarnation)
+        group = group_of(request(role, rank, **(roles or ROLES)))
+        self.bridge.create(name=name, options={}, group=group, index=rank, avoid=[], archive="")
+        return self.ray.actors[name].machine
+
+    def lose(self, machine: str, *unreachable: str) -> None:
+        """A machine has died; Ray lists it as alive, and some of its actors could not be reached."""
+        for name in unreachable:
+            one = self.bridge._tracked[name]
+            one.facts, one.unreachable_at = {"state": "gone", "node_id": machine}, sys.float_info.max
+
+    def release(self) -> None:
+        self.bridge.release(prefix=f"perdure/{UID}/", over=False)
+
+
+@pytest.fixture
+def placer(ray: PlayedRay, bridge: Any) -> Placer:
+    return Placer(ray, bridge)
+
+
+def test_the_roles_of_a_lost_machine_move_together(placer: Placer):
+    before = [placer.create(role, rank) for rank in (0, 1) for role in ("trainer", "rollout")]
+    assert before == ["m1", "m1", "m2", "m2"]
+    placer.lose("m1", name_of("trainer", 0, 1))
+    assert (placer.create("trainer", 0, 2), placer.create("rollout", 0, 2)) == ("m3", "m3")
+
+
+def test_a_role_follows_one_that_has_moved_before_ray_moves_the_first_group(ray: PlayedRay, placer: Placer):
+    for role in ("trainer", "rollout"):
+        placer.create(role, 0)
+    placer.lose("m1", name_of("trainer", 0, 1))
+    moved = placer.create("trainer", 0, 2)
+    # Ray notices, and places the bundle again.
+    ray.machines.remove("m1")
+    ray.groups[group_of(request("trainer", 0, **ROLES))["name"]]["bundles_to_node_id"]["0"] = "m4"
+    assert placer.create("rollout", 0, 2) == moved
+
+
+def test_roles_that_have_moved_are_moved_again_with_their_second_machine(placer: Placer):
+    for incarnation, machine in ((1, "m1"), (2, "m3"), (3, "m4")):
+        places = [placer.create(role, 0, incarnation) for role in ("trainer", "rollout")]
+        assert places == [machine, machine]
+        placer.lose(machine, name_of("rollout", 0, incarnation))
+
+
+def test_a_group_stays_for_as_long_as_one_role_of_its_machine_uses_it(ray: PlayedRay, placer: Placer):
+    for role in ("trainer", "rollout"):
+        placer.create(role, 0)
+    placer.lose("m1", name_of("trainer", 0, 1))
+    for role in ("trainer", "rollout"):
+        placer.create(role, 0, 2)
+        del ray.actors[name_of(role, 0, 1)]
+    # The trainer, whose name the group has, has ended.
+    del ray.actors[name_of("trainer", 0, 2)]
+    placer.release()
+    assert len(ray.groups) == 2
+    assert placer.create("trainer", 0, 3) == "m3"
+    for name in list(ray.actors):
+        del ray.actors[name]
+    placer.release()
+    assert not ray.groups
+
+
+def test_a_node_with_a_machine_of_its_own_stays_where_it_has_moved(placer: Placer):
+    worker = {"nodes": 2, "command": ["x"]}
+    assert [placer.create("worker", rank, worker=worker) for rank in (0, 1)] == ["m1", "m2"]
+    placer.lose("m2", name_of("worker", 1, 1))
+    assert [placer.create("worker", 1, incarnation, worker=worker) for incarnation in (2, 3)] == ["m3", "m3"]
