@@ -33,7 +33,7 @@ async def draw(path: Path, *, steps: int) -> list[str]:
     """Runs the job and draws it; returns what it did, in the words of `perdure explain`.
 
     Args:
-        path: The SVG that is written.
+        path: The file that is written, as a picture of its suffix.
         steps: The job is drawn once it has made so many with the number of nodes that it keeps.
     """
     name = f"sized-{secrets.token_hex(2)}"
@@ -42,11 +42,10 @@ async def draw(path: Path, *, steps: int) -> list[str]:
             job = specification(name, LAW, Path(folder), steps=_MANY, noise=0.05, min_efficiency=MIN_EFFICIENCY)
             await plane.client.submit(job)
             status = await _kept(plane.client, name, steps)
-            drawn = await plot(plane.client, name, ("worlds", "throughput"))
+            await plot(plane.client, name, ("worlds", "throughput"), path)
             incidents = await plane.client.incidents(name)
             await plane.client.cancel(name)
             await plane.client.wait(name)
-    path.write_text(drawn, encoding="utf-8")
     told = [text.incident_line(one) for one in sorted(incidents, key=lambda one: one.number)]
     return [*told, "" if status.scaling is None else status.scaling.why]
 

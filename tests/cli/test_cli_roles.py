@@ -14,7 +14,7 @@ from rich.console import Console
 from perdure.base.errors import Refused
 from perdure.cli import inspect, text
 from perdure.cli.check import check
-from perdure.cli.common import Session
+from perdure.cli.common import ReadingSession, Session
 from perdure.cli.explain import explanation, with_role_named
 from perdure.cli.inspect import only_role
 from perdure.cli.live import View, _lines  # pyright: ignore[reportPrivateUsage]
@@ -165,7 +165,7 @@ class PlayedSession:
 
 
 @pytest.fixture
-def session(monkeypatch: pytest.MonkeyPatch) -> Session:
+def session(monkeypatch: pytest.MonkeyPatch) -> ReadingSession:
     async def status(*_: Any, role: str | None = None, **__: Any):
         return SEVERAL.replace(role=role or "trainer")
 
@@ -191,14 +191,14 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Session:
         return ()
 
     monkeypatch.setattr(client_module, "read_nodes", read_nodes)
-    return cast("Session", PlayedSession(Client()))
+    return cast("ReadingSession", PlayedSession(Client()))
 
 
 @pytest.mark.parametrize(
     ("role", "told"), [(None, True), ("ps", True), ("trainer", False)], ids=["all", "its own", "another one"]
 )
 def test_a_hot_node_is_named_where_a_job_is_explained(
-    session: Session, capsys: pytest.CaptureFixture[str], role: str | None, told: bool
+    session: ReadingSession, capsys: pytest.CaptureFixture[str], role: str | None, told: bool
 ):
     inspect.explain("job", None, role, here=session)
     assert ("NOW   ps node 1 is hot: it uses 3.7 cores" in capsys.readouterr().out) == told
