@@ -178,6 +178,16 @@ OBJECT_STORE_SOURCE = Source(
 )
 """An S3 server, used only to test checkpoints in an object store."""
 
+ACTIONLINT_SOURCE = Source(
+    name="actionlint",
+    module="github.com/rhysd/actionlint",
+    version="1.7.12",
+    packages={"actionlint": "cmd/actionlint"},
+    takes="8 to 30 seconds",
+    any_version=True,
+)
+"""The checker of GitHub's workflows, used only to test `deploy/ci`."""
+
 
 def ensure(report: Report, sources: tuple[Source, ...] = SOURCES) -> dict[str, Path]:
     """Returns every program by its name. Builds missing programs, and installs the Debian packages that the cluster
