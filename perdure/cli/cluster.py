@@ -14,7 +14,7 @@ from perdure.cli.common import NamespaceOption, ServerSession, out
 from perdure.cli.rows import Rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from perdure.contract import ClusterJob, ClusterView, Machine
     from perdure.spec.job import Backend
@@ -42,7 +42,7 @@ def cluster(
     wanted = _backends(backend)
     views = here.run(lambda client: read_clusters(client, wanted))
     if not everywhere:
-        views = [within(view, namespace) for view in views]
+        views = [within(view, {namespace}) for view in views]
     if here.json:
         here.show(views)
         return
@@ -69,31 +69,44 @@ def _backends(name: str | None) -> tuple[Backend, ...]:
     return (Backend(name),)
 
 
-def within(view: ClusterView, namespace: str) -> ClusterView:
-    """The view with the jobs of one namespace only. What others have on machines is counted."""
+def within(view: ClusterView, namespaces: Collection[str]) -> ClusterView:
+    """The view with the jobs of some namespaces only. The pods of others on machines are counted."""
     machines: list[Machine] = []
     for machine in view.machines:
-        own = tuple(one for one in machine.held if one.namespace == namespace)
-        others = machine.others + sum(one.nodes for one in machine.held if one.namespace != namespace)
+        own = tuple(one for one in machine.held if one.namespace in namespaces)
+        others = machine.others + sum(one.nodes for one in machine.held if one.namespace not in namespaces)
         machines.append(machine.replace(held=own, others=others))
-    jobs = tuple(job for job in view.jobs if job.namespace == namespace)
+    jobs = tuple(job for job in view.jobs if job.namespace in namespaces)
     return view.replace(machines=tuple(machines), jobs=jobs, jobs_total=len(jobs))
 
 
-def _show(view: ClusterView, *, everywhere: bool) -> None:
-    now = datetime.now(UTC)
-    age = now - view.seen_at
+def facts(view: ClusterView, age: timedelta) -> str:
+    """Returns the sums of a cluster in one line.
+
+    Args:
+        view: The cluster.
+        age: The age of the view.
+    """
     unusable = sum(shape.unusable for shape in view.shapes)
-    facts = [text.count(view.machines_total, "machine")]
-    facts += [f"{unusable} on which no node can start"] if unusable else []
-    facts += [f"{text.count(view.pods_waiting, 'pod')} of others wait"] if view.pods_waiting else []
-    facts += [f"shared for {view.sharing}"] if view.sharing is not None and any(job.shares for job in view.jobs) else []
-    facts.append(f"seen {text.duration(age)} ago")
-    out.print(f"[bold]{view.backend}[/]  {escape(', '.join(facts))}")
-    if age > _OLD:
-        out.print("[yellow]warning:[/] no worker has looked at them since; `perdure doctor` says why")
-    if view.problem:
-        out.print(f"[yellow]warning:[/] {escape(view.problem)}")
+    words = [text.count(view.machines_total, "machine")]
+    words += [f"{unusable} on which no node can start"] if unusable else []
+    words += [f"{text.count(view.pods_waiting, 'pod')} of others wait"] if view.pods_waiting else []
+    words += [f"shared for {view.sharing}"] if view.sharing is not None and any(job.shares for job in view.jobs) else []
+    words.append(f"seen {text.duration(age)} ago")
+    return ", ".join(words)
+
+
+def warnings(view: ClusterView, age: timedelta) -> list[str]:
+    """Returns why less is known of a cluster than could be."""
+    found = ["no worker has looked at them since; `perdure doctor` says why"] if age > _OLD else []
+    return [*found, view.problem] if view.problem else found
+
+
+def _show(view: ClusterView, *, everywhere: bool) -> None:
+    age = datetime.now(UTC) - view.seen_at
+    out.print(f"[bold]{view.backend}[/]  {escape(facts(view, age))}")
+    for warning in warnings(view, age):
+        out.print(f"[yellow]warning:[/] {escape(warning)}")
     if len(view.shapes) > 1 or view.machines_total > len(view.machines):
         out.print(_shapes_table(view))
     if view.machines:
@@ -123,7 +136,7 @@ def _machines_table(machines: Iterable[Machine], *, everywhere: bool) -> Rows:
         table.add_row(
             escape(machine.name),
             amounts(machine.capacity),
-            amounts({what: machine.free.get(what, 0) for what in machine.capacity}),
+            free(machine),
             escape(", ".join(held)),
             escape(", ".join(notes)),
         )
@@ -137,26 +150,43 @@ def _jobs_table(jobs: Iterable[ClusterJob], *, everywhere: bool) -> Rows:
         table.add_row(
             escape(name),
             text.phase(job.phase),
-            f"{job.nodes} of {job.fewest}:{job.most}" if job.fewest < job.most else f"{job.nodes} of {job.most}",
-            escape(f"{text.count(job.waiting, 'node')}: {job.waits_for}".removesuffix(": ")) if job.waiting else "",
-            _gain(job),
+            share_of_range(job),
+            escape(waits_for(job)),
+            gain(job),
             "" if job.room is None else str(job.room),
-            _sharing(job),
+            sharing(job),
         )
     return table
+
+
+def free(machine: Machine) -> str:
+    """Writes what is left of a machine."""
+    return amounts({what: machine.free.get(what, 0) for what in machine.capacity})
 
 
 def _job_name(namespace: str, job: str, everywhere: bool) -> str:
     return f"{namespace}/{job}" if everywhere else job
 
 
-def _gain(job: ClusterJob) -> str:
+def share_of_range(job: ClusterJob) -> str:
+    """Writes the nodes that a job has, of those that it may have."""
+    return f"{job.nodes} of {job.fewest}:{job.most}" if job.fewest < job.most else f"{job.nodes} of {job.most}"
+
+
+def waits_for(job: ClusterJob) -> str:
+    """Writes how many nodes a job waits for, and why."""
+    return f"{text.count(job.waiting, 'node')}: {job.waits_for}".removesuffix(": ") if job.waiting else ""
+
+
+def gain(job: ClusterJob) -> str:
+    """Writes what another unit of nodes would bring to a job."""
     if job.gain is not None:
         return f"{job.gain:+.0%} speed"
     return "not measured" if job.nodes and job.nodes + job.unit <= job.most else ""
 
 
-def _sharing(job: ClusterJob) -> str:
+def sharing(job: ClusterJob) -> str:
+    """Writes whether a job shares its cluster, and with what advice."""
     if not job.shares:
         return ""
     return "yes" if job.advised is None else f"{job.advised.nodes} advised"

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from perdure.cli import cluster as machines
 from perdure.cli import text
 from perdure.cli.explain import explanation, with_role_named
 from perdure.cli.inspect import facts, notified
@@ -70,7 +71,7 @@ environment = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-environment.globals.update(text=text)  # pyright: ignore[reportUnknownMemberType]
+environment.globals.update(text=text, machines=machines)  # pyright: ignore[reportUnknownMemberType]
 
 
 def page(template: str, **values: Any) -> str:
@@ -78,7 +79,7 @@ def page(template: str, **values: Any) -> str:
     return environment.get_template(template).render(now=datetime.now(UTC), **values)
 
 
-def _part(name: str, **values: Any) -> str:
+def part(name: str, **values: Any) -> str:
     """One part of a page, by its macro."""
     macro = getattr(environment.get_template("parts.html").module, name)
     return str(macro(**values))
@@ -96,11 +97,11 @@ class ListPage:
         for row in look.jobs:
             key, values = _key(row), _row(row)
             known = self._rows.get(key)
-            rows[key] = known if known and known[0] == values else (values, _part("job_row", **values))
+            rows[key] = known if known and known[0] == values else (values, part("job_row", **values))
         self._rows = rows
         return Parts(
             {
-                "problem": _part("problem", problem=look.problem),
+                "problem": part("problem", problem=look.problem),
                 "count": _count(look.jobs),
             },
             {"jobs": {key: html for key, (_, html) in rows.items()}},
@@ -120,7 +121,7 @@ def _key(row: JobRow) -> str:
 
 
 def _count(jobs: Sequence[JobRow]) -> str:
-    return _part("count", jobs=len(jobs), open=sum(row.summary.finished_at is None for row in jobs))
+    return part("count", jobs=len(jobs), open=sum(row.summary.finished_at is None for row in jobs))
 
 
 def _row(row: JobRow) -> dict[str, Any]:
@@ -155,7 +156,7 @@ class JobPage:
         """What the page shows of a look."""
         status = look.status
         if status is None:
-            return Parts({"problem": _part("problem", problem=look.problem or "the job has not answered yet")})
+            return Parts({"problem": part("problem", problem=look.problem or "the job has not answered yet")})
         several = len(status.roles) > 1
         own = look.nodes.get(status.role, ())
         rows = [*facts(status, look.progress, own, list(look.incidents)), *_stored(status), *_cost(look, status)]
@@ -164,15 +165,13 @@ class JobPage:
         drawn = (moment, status.generation, status.phase, status.finished_at, look.incidents)
         parts = Parts(
             {
-                "problem": _part("problem", problem=look.problem),
-                "headline": _part("headline", status=status, progress=look.progress),
-                "facts": _part("facts", rows=rows, page_link=self._page_link),
-                "roles": _part("roles", status=status) if several else "",
-                "data": self._keep("data", look.data, lambda: _part("data", datasets=look.data)),
+                "problem": part("problem", problem=look.problem),
+                "headline": part("headline", status=status, progress=look.progress),
+                "facts": part("facts", rows=rows, page_link=self._page_link),
+                "roles": part("roles", status=status) if several else "",
+                "data": self._keep("data", look.data, lambda: part("data", datasets=look.data)),
                 "plots": self._keep("plots", drawn, lambda: _plots(look, status)),
-                "nodes": self._keep(
-                    "nodes", look.nodes, lambda: _part("nodes", by_role=_tables(look), several=several)
-                ),
+                "nodes": self._keep("nodes", look.nodes, lambda: part("nodes", by_role=_tables(look), several=several)),
             }
         )
         parts.lists |= self._keep("maps", look.nodes, lambda: _maps(look))
@@ -193,7 +192,7 @@ class JobPage:
         ended = status.phase if status.finished_at else None
         shown = map(with_role_named, look.incidents) if several else look.incidents
         return {
-            f"incident-{one.number}": _part(
+            f"incident-{one.number}": part(
                 "incident",
                 incident=one,
                 story=explanation(one, job=status.name, flag=flag, ended=ended, several_roles=several).plain,
@@ -231,7 +230,7 @@ def _plots(look: JobLook, status: JobStatus) -> Markup:
 
 def _maps(look: JobLook) -> dict[str, dict[str, str]]:
     return {
-        f"map-{role}": {f"{role}-{cell.number}": _part("cell", cell=cell) for cell in _cells(role, nodes)}
+        f"map-{role}": {f"{role}-{cell.number}": part("cell", cell=cell) for cell in _cells(role, nodes)}
         for role, nodes in look.nodes.items()
     }
 

@@ -32,6 +32,7 @@ from perdure.page import render
 from perdure.page.access import VISIT, NotAllowed, Right, allowed, require
 from perdure.page.actions import ACTIONS, FIELDS, Action
 from perdure.page.answers import PREFIX, begin_events, html, message, send, send_parts, show_errors
+from perdure.page.clusters import ClusterPages
 from perdure.page.feed import Feed
 from perdure.page.looks import JobList, JobLook, JobWatch, ListLook
 from perdure.page.sessions import Sessions, add_headers
@@ -96,6 +97,7 @@ class Pages:
         self._read_only = read_only
         self._list: Feed[Shown[ListLook]] | None = None
         self._jobs: dict[tuple[str, str], Feed[Shown[JobLook]]] = {}
+        self._clusters = ClusterPages(client, everywhere=everywhere, namespaces=namespaces)
 
     def routes(self, prefix: str) -> Iterable[web.AbstractRouteDef]:
         """The addresses below a prefix. A job's page ends with a slash, so that all of its links are relative."""
@@ -109,13 +111,14 @@ class Pages:
             web.get(f"{job}lines", self.lines),
             web.get(f"{job}change/{{action}}", self.plan),
             web.post(f"{job}change/{{action}}", self.change),
+            *self._clusters.routes(prefix),
             web.static(f"{prefix}/static", _STATIC),
         )
 
     async def close(self, _: web.Application) -> None:
         """Ends looking."""
         feeds = [*self._jobs.values(), *([self._list] if self._list else [])]
-        await asyncio.gather(*(feed.close() for feed in feeds))
+        await asyncio.gather(self._clusters.close(), *(feed.close() for feed in feeds))
 
     # The list of jobs
 

@@ -107,7 +107,7 @@ def test_a_namespace_sees_its_own_jobs_and_counts_what_others_have() -> None:
     found.put("1", use("gpu-00000", cpu=1.0))
     found.put("2", use("gpu-00000", owner="secret", cpu=1.0))
     jobs = with_machines([job(), job("secret", namespace="vision")], found)
-    view = within(view_of(ClusterRef(backend="kubernetes"), found, jobs, NOW), "nlp")
+    view = within(view_of(ClusterRef(backend="kubernetes"), found, jobs, NOW), {"nlp"})
     assert "secret" not in view.model_dump_json()
     assert (view.machines[0].others, view.jobs_total) == (1, 1)
 
