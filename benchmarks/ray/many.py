@@ -29,7 +29,7 @@ from tests.workflows.played_node import PlayedNode
 LIGHT_NODE = Path(__file__).with_name("programs") / "light_node"
 CPUS = 0.01
 _STARTS = 900.0
-_LOOKS = timedelta(seconds=0.5)
+_LOOKS = timedelta(seconds=1)
 _LINE = 2**24
 
 

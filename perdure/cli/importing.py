@@ -207,6 +207,8 @@ def _run(
     from perdure.spec.job import Backend
     from perdure.spec.validate import validate_spec
 
+    if imported.cluster:
+        _compare_clusters(imported.cluster)
     data = dict(imported.spec)
     is_file = _is_file(source)
     if not is_file:
@@ -219,3 +221,20 @@ def _run(
     spec, warnings = validate_spec(data)
     here = Session(output=OutputFormat.JSON if as_json else OutputFormat.TEXT, address=address)
     return run_spec(here, spec, tuple(str(warning) for warning in warnings), detach=detach)
+
+
+def _compare_clusters(dashboard: str) -> None:
+    """Says on which Ray cluster a job runs whose source names one, and refuses another one."""
+    from perdure.activities.nodes.ray.settings import ADDRESS_VARIABLE, is_of_cluster
+    from perdure.base.errors import PerdureError
+
+    address = os.environ.get(ADDRESS_VARIABLE)
+    if not address:
+        warn(f"the job runs on the Ray cluster of the worker; the file names that of {dashboard}")
+        return
+    if not is_of_cluster(dashboard, address):
+        raise PerdureError(
+            f"dashboardUrl names the Ray cluster of {dashboard}, and {ADDRESS_VARIABLE} that of {address}",
+            remedy=f"Give the worker the cluster of the file by {ADDRESS_VARIABLE}, or remove dashboardUrl.",
+        )
+    err.print(f"runs on the Ray cluster {address}, which {dashboard} names", markup=False, soft_wrap=True)

@@ -23,6 +23,8 @@ from perdure.contract.names import job_workflow_id
 
 _MOST_JOBS = 100
 """The newest jobs, among which one with a similar name is sought."""
+_BUSY = "[TMPRL1101]"
+"""Temporal's rule that a worker breaks which computes for more than two seconds, as on a machine that is overloaded."""
 
 
 @asynccontextmanager
@@ -31,7 +33,7 @@ async def map_errors(connection: Connection, name: str = "", namespace: str | No
 
     Raises:
         JobNotFound: if the server knows no such job.
-        NoWorker: if the server answers and no worker does.
+        NoWorker: if the server answers and no worker does, or one that is too busy.
         WorkflowTaskFails: if a worker answers and cannot continue the job.
         JobPaused: if an operator has paused the job's workflow in Temporal.
         ControlPlaneUnreachable: if the server does not answer, or has no capacity for the call now.
@@ -43,9 +45,9 @@ async def map_errors(connection: Connection, name: str = "", namespace: str | No
     except WorkflowQueryFailedError as error:
         workflow_id = job_workflow_id(namespace or connection.namespace, name)
         refused = await _start_refusal(connection, workflow_id) if name else None
-        raise refused or Refused(
-            f"{name} cannot answer: {await _query_failure(connection, workflow_id, error)}"
-        ) from error
+        failure = f"{name} cannot answer: {await _query_failure(connection, workflow_id, error)}"
+        busy = NoWorker(failure, remedy="The worker's machine is very busy. Try again.") if _BUSY in failure else None
+        raise refused or busy or Refused(failure) from error
     except QueryRejected as error:
         # It may have been unpaused since.
         silent = await why_silent(connection, name, namespace or connection.namespace)

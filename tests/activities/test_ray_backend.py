@@ -15,7 +15,7 @@ from perdure.activities.nodes.backend import NodeNotYet, NodeRefused
 from perdure.activities.nodes.ray import connection
 from perdure.activities.nodes.ray.connection import RayConnection, RayUnavailable
 from perdure.activities.nodes.ray.placement import actor_options, bundle_of, group_of
-from perdure.activities.nodes.ray.settings import RaySettings
+from perdure.activities.nodes.ray.settings import RaySettings, is_of_cluster
 from perdure.activities.nodes.ray.task import NodeTask, task_of
 from perdure.activities.nodes.ray.watch import GroupWatch, event_of, names_of
 from perdure.base.credentials.grants import Grant
@@ -112,6 +112,20 @@ def test_settings_name_the_cluster_and_what_agents_connect_to():
     settings = RaySettings.from_environment(variables, connection=own)
     assert (settings.address, settings.namespace, settings.python) == ("ray://head:10001", "perdure", sys.executable)
     assert settings.connection == {"TEMPORAL_ADDRESS": "temporal:7233", "TEMPORAL_NAMESPACE": "n"}
+
+
+@pytest.mark.parametrize(
+    ("dashboard", "address", "same"),
+    [
+        ("http://head:8265", "ray://head:10001", True),
+        ("http://localhost:8265", "127.0.0.1:6379", True),
+        ("http://127.0.0.2:8265", "127.0.0.1:6379", False),
+        ("http://head:8265", "auto", True),
+        ("no URL", "127.0.0.1:6379", False),
+    ],
+)
+def test_a_dashboard_is_of_the_cluster_with_its_host(dashboard: str, address: str, same: bool):
+    assert is_of_cluster(dashboard, address) is same
 
 
 def test_agents_on_the_cluster_get_a_grant_and_a_token_and_no_temporal(tmp_path: Path):

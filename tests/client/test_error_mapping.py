@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+from temporalio.client import WorkflowQueryFailedError
 from temporalio.service import RPCError, RPCStatusCode
 
-from perdure.base.errors import ControlPlaneUnreachable, NotPermitted, PerdureError
+from perdure.base.errors import ControlPlaneUnreachable, NotPermitted, NoWorker, PerdureError, Refused
 from perdure.client.client import Client
 from perdure.client.connection import find_endpoint
 from perdure.client.error_mapping import map_errors
@@ -24,3 +27,16 @@ async def test_a_server_without_capacity_has_not_refused(status: RPCStatusCode, 
     with pytest.raises(expected):
         async with map_errors(client, "job"):
             raise RPCError("no", status, b"")
+
+
+@pytest.mark.parametrize(
+    ("failure", "expected"),
+    [
+        ("[TMPRL1101] Potential deadlock detected: workflow didn't yield within 2 second(s).", NoWorker),
+        ("no such query", Refused),
+    ],
+)
+async def test_a_worker_on_an_overloaded_machine_has_not_refused(failure: str, expected: type[PerdureError]) -> None:
+    with pytest.raises(expected, match=re.escape(failure)):
+        async with map_errors(Client(endpoint=find_endpoint("127.0.0.1:9"))):
+            raise WorkflowQueryFailedError(failure)

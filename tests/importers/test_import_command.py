@@ -169,3 +169,13 @@ def test_help_names_the_formats(command_line: CommandLine):
     assert shown.code == 0
     for word in ("ElasticJob", "PyTorchJob", "TrainJob", "JobSet", "RayJob", "perdure import"):
         assert word in shown.out
+
+
+def test_a_file_that_names_another_ray_cluster_than_the_workers_is_refused(
+    command_line: CommandLine, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PERDURE_RAY_ADDRESS", "127.0.0.1:6379")
+    done = command_line.run("import", "--run", str(FIXTURES / "ray-submission.yaml"))
+    assert done.code == 2
+    assert "dashboardUrl names the Ray cluster of http://head:8265, and PERDURE_RAY_ADDRESS that of" in done.err
+    assert "127.0.0.1:6379" in done.err

@@ -25,7 +25,7 @@ SCRIPT = (
 
 def submission(folder: Path, command: str) -> dict[str, Any]:
     """The file of DLRover's submitter."""
-    return {"dashboardUrl": "http://head:8265", "command": command, "workingDir": str(folder)}
+    return {"dashboardUrl": "http://localhost:8265", "command": command, "workingDir": str(folder)}
 
 
 def ray_job(folder: Path, command: str) -> dict[str, Any]:
@@ -59,6 +59,8 @@ async def test_a_job_that_was_written_for_ray_runs_on_ray_to_its_end(
     )
     printed, _ = await process.communicate()
     assert process.returncode == 0, printed.decode()
+    if written is submission:
+        assert f"runs on the Ray cluster {cluster.address}, which http://localhost:8265 names" in printed.decode()
     folder, address = found.read_text().split()
     # The folder was uploaded, and Ray names its head in its own way.
     assert (Path(folder).name, address.rpartition(":")[2]) == ("workdir", str(cluster.port))

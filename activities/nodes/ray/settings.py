@@ -6,10 +6,12 @@ The cluster is the site's and no job's choice: who answers at its address runs c
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
+from urllib.parse import urlsplit
 
 from perdure.activities.nodes.gateway import GatewayAccess, gateway_of
 
@@ -64,3 +66,23 @@ class RaySettings:
             connection={} if gateway else {**own, **connection},
             gateway=gateway,
         )
+
+
+def is_of_cluster(dashboard: str, address: str) -> bool:
+    """Returns whether the URL of a dashboard has the host of a cluster's address, by its name or where that leads.
+
+    An address without a host, such as `auto`, is that of any cluster.
+    """
+    theirs, ours = urlsplit(dashboard).hostname, _host_of(address)
+    return not ours or theirs == ours or bool(_places_of(theirs or "") & _places_of(ours))
+
+
+def _host_of(address: str) -> str | None:
+    return urlsplit(address if "://" in address else f"//{address}").hostname if ":" in address else None
+
+
+def _places_of(host: str) -> set[str]:
+    try:
+        return {str(found[4][0]) for found in socket.getaddrinfo(host, None)} if host else set()
+    except OSError:
+        return set()

@@ -58,6 +58,8 @@ class Imported:
     """Fields that only describe the document, or request what Perdure does anyway."""
     missing: tuple[SpecProblem, ...]
     """Fields that the user has to write or to change before the specification can run."""
+    cluster: str = ""
+    """The address of the cluster that the source names: a URL of Ray's dashboard; empty if it names none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,6 +268,7 @@ def _import(
         ),
         understood=tuple(place for source in read for place in source.understood()),
         missing=tuple(missing),
+        cluster=draft.cluster if target is Backend.RAY else "",
     )
 
 

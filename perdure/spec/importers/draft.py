@@ -21,6 +21,8 @@ class Draft:
         """The place of the role's environment variables."""
         self.origins: dict[Location, list[Field]] = {}
         self.missing: list[SpecProblem] = []
+        self.cluster = ""
+        """The address of the cluster that the source names."""
 
     @property
     def pod_template(self) -> Location:

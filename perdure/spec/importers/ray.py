@@ -64,7 +64,9 @@ def read_job_file(job: Field, draft: Draft) -> None:
 
 def read_submission(job: Field, draft: Draft) -> None:
     """Reads the file of DLRover's submitter of Ray jobs."""
-    job["dashboardUrl"].drop("on the backend ray, the worker's PERDURE_RAY_ADDRESS names the cluster")
+    dashboard = job["dashboardUrl"]
+    draft.cluster = dashboard.text() or ""
+    dashboard.drop("on the backend ray, the worker's PERDURE_RAY_ADDRESS names the cluster; it has to be the same")
     pod = Pod()
     words = job["command"]
     if isinstance(words.value, list):
