@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from perdure.base.errors import PerdureError
 from perdure.cli import text
 from perdure.cli.common import JobArgument, RoleOption, Session, out
+from perdure.cli.rows import Rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -196,11 +196,8 @@ def _steps_left(view: ScalingView, status: JobStatus) -> int | None:
     return max(progress.total_steps - progress.step, 0)
 
 
-def _table(found: list[Size], view: ScalingView) -> Table:
-    table = Table(box=None, header_style="dim", pad_edge=False)
-    priced = any(size.cost is not None for size in found)
-    for heading in ("NODES", "STEP", "SPEED", "PER NODE", "REST", *(["COST"] if priced else []), ""):
-        table.add_column(heading)
+def _table(found: list[Size], view: ScalingView) -> Rows:
+    table = Rows.of("NODES", "STEP", "SPEED", "PER NODE", "REST", "COST", "")
     for size in found:
         spread = f" ±{size.spread:.2g}" if size.spread else ""
         table.add_row(
@@ -209,7 +206,7 @@ def _table(found: list[Size], view: ScalingView) -> Table:
             f"{size.speedup:.2f}x",
             f"{size.speedup * view.fewest / size.nodes:.0%}",
             "" if size.rest is None else text.duration(size.rest),
-            *([f"{size.cost:,.2f}" if size.cost is not None else ""] if priced else []),
+            "" if size.cost is None else f"{size.cost:,.2f}",
             escape(", ".join(_notes(size, view))),
         )
     return table

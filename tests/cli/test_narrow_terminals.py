@@ -5,17 +5,33 @@ from __future__ import annotations
 import io
 import os
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
+from typer.testing import CliRunner
 
+from perdure.cli.common import Session, out
+from perdure.cli.main import app
 from perdure.cli.rows import Rows
 from perdure.cli.terminal import SafeConsole, link
-from perdure.contract import ArchivedJob, ArchivedRole, JobPhase
+from perdure.client.views import JobSummary
+from perdure.contract import (
+    ArchivedJob,
+    ArchivedRole,
+    ClusterJob,
+    ClusterView,
+    HistoryAnswer,
+    Holding,
+    JobPhase,
+    Machine,
+    Pace,
+    PastJob,
+    ScalingView,
+)
 from tests.page.played import PlayedJob, interrupted
 from tests.support.command_line import CommandLine
 
@@ -69,6 +85,118 @@ def test_no_line_is_wider_than_the_terminal_and_no_word_is_cut(
     # Names of columns without content are left out.
     words = re.findall(r"\b[a-z]{4,}", piped.out)
     assert [word for word in words if word not in shown] == []
+
+
+NOW = datetime.now(UTC)
+ANSWERS: dict[str, object] = {
+    "list": [
+        JobSummary(
+            name="llama-8b-sft-with-a-long-name",
+            namespace="research-nlp",
+            workflow_id="job/research-nlp/llama",
+            run_id="0",
+            phase=JobPhase.RUNNING,
+            owner="[someone]@research.example",
+            world_size=2048,
+            restarts=3,
+            started_at=NOW - timedelta(hours=50),
+        )
+    ],
+    "cluster": [
+        ClusterView(
+            backend="kubernetes",
+            seen_at=NOW,
+            machines=(
+                Machine(
+                    name="gpu-7.rack-12.site.example",
+                    capacity={"cpu": 96, "memory": 2.0**41, "nvidia.com/gpu": 8},
+                    taints=("dedicated=training:NoSchedule",),
+                    problem="its kubelet has posted no status for 4 minutes",
+                    held=(Holding(namespace="default", job="llama-8b-sft", role="worker", nodes=8),),
+                ),
+            ),
+            machines_total=2,
+            jobs=(
+                ClusterJob(
+                    namespace="default",
+                    job="llama-8b-sft",
+                    uid="0123abcd",
+                    role="worker",
+                    phase=JobPhase.STARTING,
+                    nodes=7,
+                    waiting=1,
+                    waits_for="0/12 machines are available: insufficient nvidia.com/gpu",
+                    fewest=4,
+                    most=16,
+                    started_at=NOW,
+                ),
+            ),
+            jobs_total=1,
+        )
+    ],
+    "plan": PlayedJob(interrupted()).status.model_copy(
+        update={
+            "scaling": ScalingView(
+                fewest=2,
+                largest=8,
+                global_batch=True,
+                min_efficiency=0.7,
+                paces=(Pace(nodes=2, step=2.0, spread=0.1, generation=2), Pace(nodes=4, step=1.25, generation=1)),
+                chosen=2,
+                steps_left=900,
+                price=2.1,
+                why="more nodes would be used less than scaling.min_efficiency demands",
+            )
+        }
+    ),
+    "history": HistoryAnswer(
+        found=1,
+        jobs=(
+            PastJob(
+                name="llama-8b-sft-with-a-long-name",
+                namespace="default",
+                uid="0123abcd",
+                owner="[someone]@research.example",
+                phase=JobPhase.FAILED,
+                reason="the restart budget of 10 in 1 hour is spent",
+                started_at=NOW - timedelta(days=1),
+                finished_at=NOW,
+                nodes=16,
+                worlds=12,
+                restarts=11,
+                step=120_000,
+                lost_seconds=4321.0,
+                node_hours=384.0,
+            ),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("columns", [80, 60, 40])
+@pytest.mark.parametrize("command", list(ANSWERS))
+def test_tables_of_many_jobs_lose_nothing_either(command: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(session: Session, work: object) -> object:
+        return ANSWERS[command]
+
+    monkeypatch.setattr(Session, "run", answer)
+    words = [command, "llama"] if command == "plan" else [command, "-n", "default"]
+
+    def shown(width: int) -> str:
+        monkeypatch.setattr(out, "width", width)
+        monkeypatch.setattr(out, "soft_wrap", width > 1000)
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 0, result.exception
+        return result.output
+
+    narrow = shown(columns)
+    assert "…" not in narrow
+    assert not [line for line in narrow.splitlines() if cell_len(line) > columns]
+    kept = re.sub(r"\s", "", narrow)
+    # Names of columns without content are left out.
+    wide = re.findall(r"\b[a-z0-9]{4,}", shown(5000))
+    assert "llama" in wide
+    assert [word for word in wide if word not in kept] == []
 
 
 def test_a_terminal_without_colors_gets_none(archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
