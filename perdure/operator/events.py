@@ -1,7 +1,7 @@
 """Kubernetes Events about objects: what `kubectl describe` and `kubectl events` show of a job's life.
 
 An Event is written when the status changes in a way that people should notice. Events with the same text are one, with
-a count, as Kubernetes' own components have it.
+a count, and of many that differ the later ones are one, too, as Kubernetes' own components have it.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import socket
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from perdure.base.kubernetes import TRANSIENT, KubernetesApi, KubernetesError, core_path
@@ -24,6 +25,17 @@ _COMPONENT = "perdure-operator"
 _LONGEST = 1024
 """The most bytes of an Event's message that the API server accepts."""
 
+WINDOW = timedelta(minutes=10)
+MOST_TEXTS = 10
+"""Texts of one reason within WINDOW that are Events of their own, as client-go's EventAggregator has it."""
+COMBINED = "(combined from similar events): "
+"""The beginning of the one Event for all texts beyond these, as client-go writes it."""
+_MOST_KNOWN = 4096
+"""Reasons of objects whose recent texts are remembered."""
+
+_PHASES = (JobPhase.WAITING, JobPhase.RECOVERING, JobPhase.HELD)
+"""Phases that are Events with their own reason and the job's words."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Occurrence:
@@ -33,6 +45,31 @@ class Occurrence:
     """What happened, in one word."""
     message: str
     warning: bool = False
+
+    def digest(self, uid: str) -> str:
+        """Returns what is the same for this text about the same object only."""
+        return hashlib.sha256(f"{uid}\n{self.reason}\n{self.message}".encode()).hexdigest()[:16]
+
+
+class RecentTexts:
+    """Bounds the Events of an object whose texts all differ.
+
+    It is kept in memory: an operator that restarts counts from zero.
+    """
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[tuple[str, str], dict[str, datetime]] = OrderedDict()
+
+    def has_room(self, uid: str, one: Occurrence, now: datetime) -> bool:
+        """Takes in a text; returns whether it is an Event of its own, rather than part of the combined one."""
+        key = (uid, one.reason)
+        texts = {text: seen for text, seen in self._known.pop(key, {}).items() if now - seen < WINDOW}
+        text = one.digest(uid)
+        room = text in texts or len(texts) < MOST_TEXTS
+        self._known[key] = {**texts, text: now} if room else texts
+        while len(self._known) > _MOST_KNOWN:
+            self._known.popitem(last=False)
+        return room
 
 
 def occurrences(before: ResourceStatus, after: ResourceStatus) -> tuple[Occurrence, ...]:
@@ -62,10 +99,14 @@ def occurrences(before: ResourceStatus, after: ResourceStatus) -> tuple[Occurren
         found.append(Occurrence(reason="Kept", message=_reason_and_message(after, "Kept")[1], warning=True))
     if after.last_incident and _number(before.last_incident) != _number(after.last_incident):
         found.append(Occurrence(reason="Incident", message=after.last_incident, warning=True))
-    if _holds(after, "NodesRefused") and not _holds(before, "NodesRefused"):
-        found.append(
-            Occurrence(reason="NodesRefused", message=_reason_and_message(after, "NodesRefused")[1], warning=True)
-        )
+    found.extend(
+        Occurrence(reason=kind, message=_reason_and_message(after, kind)[1], warning=True)
+        for kind in ("NodesRefused", "Stalled")
+        if _holds(after, kind) and not _holds(before, kind)
+    )
+    if after.phase in _PHASES and before.phase != after.phase:
+        message = _reason_and_message(after, "Running")[1]
+        found.append(Occurrence(reason=after.phase.capitalize(), message=message, warning=True))
     if _holds(after, "Running") and not _holds(before, "Running"):
         message = f"All members of the world step: {after.nodes} nodes, {after.world_size} ranks"
         found.append(Occurrence(reason="Running", message=message))
@@ -85,6 +126,7 @@ class Events:
 
     def __init__(self, api: KubernetesApi) -> None:
         self._api = api
+        self._recent = RecentTexts()
 
     async def record(self, resource: TrainingJobResource, before: ResourceStatus, after: ResourceStatus) -> None:
         """Writes what happened between two statuses of an object; an Event that cannot be written is logged alone."""
@@ -95,9 +137,11 @@ class Events:
                 logger.warning("%s: the Event %s is not written: %s", resource.workflow_id, one.reason, error)
 
     async def _record(self, resource: TrainingJobResource, one: Occurrence) -> None:
-        metadata, now = resource.metadata, datetime.now(UTC).replace(microsecond=0).isoformat()
-        digest = hashlib.sha256(f"{metadata.uid}\n{one.reason}\n{one.message}".encode()).hexdigest()[:16]
-        name = f"{metadata.name}.{digest}"
+        metadata, time = resource.metadata, datetime.now(UTC).replace(microsecond=0)
+        now, named = time.isoformat(), one
+        if not self._recent.has_room(metadata.uid, one, time):
+            named, one = replace(one, message=COMBINED), replace(one, message=COMBINED + one.message)
+        name = f"{metadata.name}.{named.digest(metadata.uid)}"
         path = core_path(metadata.namespace, "events")
         event: dict[str, Any] = {
             "apiVersion": "v1",
@@ -126,7 +170,8 @@ class Events:
             if error.reason != "AlreadyExists":
                 raise
             found = await self._api.get(f"{path}/{name}") or {}
-            await self._api.patch(f"{path}/{name}", {"count": found.get("count", 0) + 1, "lastTimestamp": now})
+            again = {"count": found.get("count", 0) + 1, "lastTimestamp": now, "message": event["message"]}
+            await self._api.patch(f"{path}/{name}", again)
 
 
 def _reason_and_message(status: ResourceStatus, kind: str) -> tuple[str, str]:

@@ -46,7 +46,7 @@ class Condition(Part):
     """One aspect of the job."""
 
     type: str
-    """Accepted, Running, Kept, Succeeded or Failed."""
+    """Accepted, Running, NodesRefused, Stalled, Kept, Succeeded or Failed."""
     status: Truth
     """Whether the condition holds."""
     reason: str
@@ -136,8 +136,8 @@ class ResourceStatus(Part):
     page: str = ""
     """The job's page in the Temporal UI, if its address is known."""
     conditions: tuple[Condition, ...] = ()
-    """Accepted, Running, NodesRefused once nodes could not be created, and in the end Succeeded or Failed; Kept while
-    the definition of the resource is being removed."""
+    """Accepted, Running, NodesRefused once nodes could not be created, Stalled once ranks made no step, and in the end
+    Succeeded or Failed; Kept while the definition of the resource is being removed."""
 
     @property
     def finished(self) -> bool:
@@ -241,21 +241,38 @@ def running_status(
         started_at=job.started_at.replace(microsecond=0),
     )
     truth = Truth.TRUE if job.phase is JobPhase.RUNNING else Truth.FALSE
-    status = _with_refusals(status, job, at)
+    status = _with_stall(_with_refusals(status, job, at), leading or job, at)
     return with_condition(status, "Running", truth, job.phase.capitalize(), job.reason, at)
 
 
+_TROUBLES = {"NodesRefused": ("CannotCreate", "Created"), "Stalled": ("NoSteps", "Steps")}
+"""Conditions that a job has once it was in trouble, with their reasons while it is and afterwards."""
+
+
 def _with_refusals(status: ResourceStatus, job: JobStatus, at: Observed) -> ResourceStatus:
-    """Sets the condition that says whether nodes cannot be created; a job whose nodes never were refused has none."""
-    kind = "NodesRefused"
-    if job.uncreated:
-        first, *others = job.uncreated
-        several = f" and {len(others)} more" if others else ""
-        message = f"node {first}{several} cannot be created: {job.refusal}"
-        return with_condition(status, kind, Truth.TRUE, "CannotCreate", message, at)
-    if status.condition(kind) is None:
-        return status
-    return with_condition(status, kind, Truth.FALSE, "Created", "", at)
+    """Sets the condition that says whether nodes cannot be created."""
+    message = f"node {_first(job.uncreated)} cannot be created: {job.refusal}" if job.uncreated else ""
+    return _with_trouble(status, "NodesRefused", message, at)
+
+
+def _with_stall(status: ResourceStatus, job: JobStatus, at: Observed) -> ResourceStatus:
+    """Sets the condition that says whether ranks make no step."""
+    where = "see perdure explain and perdure stacks"
+    message = f"the ranks of node {_first(job.stalled)} make no step: {where}" if job.stalled else ""
+    return _with_trouble(status, "Stalled", message, at)
+
+
+def _with_trouble(status: ResourceStatus, kind: str, message: str, at: Observed) -> ResourceStatus:
+    """Sets a condition that is true while there is a message, and is absent until it has been true once."""
+    trouble, over = _TROUBLES[kind]
+    if message:
+        return with_condition(status, kind, Truth.TRUE, trouble, message, at)
+    return status if status.condition(kind) is None else with_condition(status, kind, Truth.FALSE, over, "", at)
+
+
+def _first(nodes: tuple[int, ...]) -> str:
+    first, *others = nodes
+    return f"{first} and {len(others)} more" if others else f"{first}"
 
 
 _REASONS: dict[int, str] = {
@@ -289,6 +306,8 @@ def ended_status(status: ResourceStatus, result: JobResult, job: JobStatus | Non
     reason = _REASONS.get(result.exit_code, "Other")
     kind = "Succeeded" if result.phase is JobPhase.SUCCEEDED else "Failed"
     status = with_condition(status, "Running", Truth.FALSE, result.phase.capitalize(), "", at)
+    for trouble in _TROUBLES:
+        status = _with_trouble(status, trouble, "", at)
     return with_condition(status, kind, Truth.TRUE, reason, result.reason, at)
 
 

@@ -11,7 +11,7 @@ import pytest
 from perdure.contract import JobPhase, JobResult, JobStatus, Progress, RoleStatus
 from perdure.operator import status as statuses
 from perdure.operator.changes import refusal_of_changes
-from perdure.operator.events import occurrences
+from perdure.operator.events import MOST_TEXTS, WINDOW, Occurrence, RecentTexts, occurrences
 from perdure.operator.reconcile import Reconciler
 from perdure.operator.resource import TrainingJobResource
 from perdure.operator.status import KnownStep, Observed, ResourceStatus, Truth
@@ -367,3 +367,52 @@ def test_nodes_that_are_refused_are_a_condition_and_an_event_for_as_long_as_they
     assert condition is not None
     assert condition.status is statuses.Truth.FALSE
     assert occurrences(refused, over) == ()
+
+
+def test_a_stall_is_a_condition_and_an_event_until_ranks_step_again_or_the_job_ends() -> None:
+    def shown(status: ResourceStatus, job: JobStatus) -> ResourceStatus:
+        return statuses.running_status(status, job, None, Observed(1, NOW))
+
+    before = shown(ResourceStatus(), running_job())
+    assert before.condition("Stalled") is None
+    stalled = shown(before, running_job(stalled=(1, 3)))
+    [event] = occurrences(before, stalled)
+    assert (event.reason, event.warning) == ("Stalled", True)
+    assert event.message.startswith("the ranks of node 1 and 1 more make no step")
+    assert occurrences(stalled, shown(stalled, running_job(stalled=(1,)))) == ()
+    ended = JobResult(
+        phase=JobPhase.CANCELLED, exit_code=4, reason="", generations=1, restarts=0, started_at=NOW, finished_at=NOW
+    )
+    for over in (shown(stalled, running_job()), statuses.ended_status(stalled, ended, None, Observed(1, NOW))):
+        condition = over.condition("Stalled")
+        assert condition is not None
+        assert (condition.status, condition.message) == (Truth.FALSE, "")
+
+
+@pytest.mark.parametrize("phase", [JobPhase.WAITING, JobPhase.RECOVERING, JobPhase.HELD])
+def test_a_phase_that_people_wait_through_is_one_event_with_the_jobs_words(phase: JobPhase) -> None:
+    def shown(status: ResourceStatus, reason: str) -> ResourceStatus:
+        return statuses.running_status(status, running_job(phase=phase, reason=reason), None, Observed(1, NOW))
+
+    before = statuses.running_status(ResourceStatus(), running_job(), None, Observed(1, NOW))
+    after = shown(before, "1 of 2 nodes is ready")
+    assert occurrences(before, after) == (
+        Occurrence(reason=phase.capitalize(), message="1 of 2 nodes is ready", warning=True),
+    )
+    assert occurrences(after, shown(after, "0 of 2 nodes are ready")) == ()
+
+
+def test_of_texts_that_differ_only_some_are_events_of_their_own_for_a_while() -> None:
+    recent = RecentTexts()
+
+    def has_room(number: int, *, minutes: float = 0, uid: str = "1", reason: str = "Incident") -> bool:
+        text = Occurrence(reason=reason, message=f"#{number} failed")
+        return recent.has_room(uid, text, NOW + timedelta(minutes=minutes))
+
+    assert all(has_room(number) for number in range(MOST_TEXTS))
+    assert not has_room(MOST_TEXTS)
+    assert has_room(0, minutes=1)
+    assert has_room(MOST_TEXTS, uid="2")
+    assert has_room(MOST_TEXTS, reason="Recovering")
+    assert not has_room(MOST_TEXTS, minutes=9)
+    assert has_room(MOST_TEXTS, minutes=WINDOW / timedelta(minutes=1))
