@@ -101,6 +101,7 @@ if TYPE_CHECKING:
     from perdure.contract import Shrink as Shrink
     from perdure.contract import SlowCause as SlowCause
     from perdure.contract import Slowness as Slowness
+    from perdure.contract import SmallerRequest as SmallerRequest
     from perdure.contract import StackFrame as StackFrame
     from perdure.contract import StartCommands as StartCommands
     from perdure.contract import StartOver as StartOver
@@ -215,6 +216,7 @@ _HOMES = {
         "RoleStatus",
         "SlowCause",
         "Slowness",
+        "SmallerRequest",
         "StackFrame",
         "StartCommands",
         "StartOver",
@@ -320,6 +322,7 @@ __all__ = [
     "Shrink",
     "SlowCause",
     "Slowness",
+    "SmallerRequest",
     "SpecError",
     "StackFrame",
     "StartCommands",

@@ -100,6 +100,7 @@ def _request(table: NodeTable, nodes: Sequence[NodeCredentials]) -> NodesRequest
                 task_queue=table.queue(node),
                 avoids=table.avoids(node.rank),
                 memory=table.memory(node.rank),
+                cpu=table.cpu(node.rank),
             )
             for node in nodes
         ),

@@ -311,6 +311,11 @@ class NodeTable:
         desired = self.desire.nodes.get(rank)
         return desired.memory if desired else None
 
+    def cpu(self, rank: int) -> str | None:
+        """Processors that the node requests; None for `resources.cpu` of the specification."""
+        desired = self.desire.nodes.get(rank)
+        return desired.cpu if desired else None
+
     def name(self, node: NodeCredentials) -> str:
         return node_name(self.group.spec.name, node)
 

@@ -85,6 +85,8 @@ def _meaning(incident: IncidentView) -> str:
         return "nothing was interrupted; it is said as soon as it is known"
     if incident.observation and incident.observation.missed_nodes:
         return "nothing was interrupted: the world trains with the nodes that it has"
+    if incident.observation and incident.observation.smaller_requests:
+        return "nothing failed: no machine has room for what nodes requested"
     if incident.observation and incident.observation.started_over:
         return "the training began at its first step, beside checkpoints that are damaged"
     if incident.observation and incident.observation.suspected:
@@ -152,6 +154,8 @@ def _decision(incident: IncidentView) -> str:
         return "choose the number of nodes that comes nearest to it, where one does"
     if incident.observation and incident.observation.missed_nodes:
         return "give them up for now, and choose among the numbers of nodes that there are"
+    if incident.observation and incident.observation.smaller_requests:
+        return "request these nodes again, with no less than scaling.relax and their use allow"
     if incident.observation and incident.observation.started_over:
         return "start over, and delete none of these checkpoints"
     if incident.observation and incident.observation.suspected:

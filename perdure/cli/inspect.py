@@ -232,6 +232,7 @@ def facts(
             ("AUTO", _auto(status.auto) if status.auto else ""),
             ("USED", text.peaks(status.peaks) if status.peaks else ""),
             *(("UNUSED", text.unused(one)) for one in status.unused),
+            *(("ROOM", text.smaller(one)) for one in status.smaller),
             ("CODE", f"{status.workdir_digest[:19]}, uploaded with the job" if status.workdir_digest else ""),
             ("CONTROL", control if not status.finished_at else "" if status.protected else text.protection(status)),
             *(("WARNING", words) for words in _warnings(status)),

@@ -70,7 +70,7 @@ def plan(
     asked = _read(what_if) if what_if is not None else {}
     status = here.run(lambda client: _status(client, name, role))
     view = status.scaling
-    if view is None and status.unused and what_if is None:
+    if view is None and (status.unused or status.smaller) and what_if is None:
         _tell_resources(here, status)
         return
     if view is None:
@@ -94,8 +94,8 @@ def plan(
     out.print(f"{name}: {text.count(status.nodes, 'node')} of {span}, chosen by {by}: {view.why}", markup=False)
     if found:
         out.print(_table(found, view))
-    for one in status.unused:
-        out.print(text.unused(one), markup=False)
+    for one in (*map(text.unused, status.unused), *map(text.smaller, status.smaller)):
+        out.print(one, markup=False)
     here.hint(f"perdure explain {name}{here.flag}", f"perdure scale {name} {span}{here.flag}")
 
 
@@ -136,6 +136,7 @@ def _resources(status: JobStatus) -> dict[str, object]:
         "requests": status.requests,
         "peaks": status.peaks and status.peaks.model_dump(mode="json"),
         "unused": [one.model_dump(mode="json") for one in status.unused],
+        "smaller": [one.model_dump(mode="json") for one in status.smaller],
     }
 
 
@@ -144,8 +145,8 @@ def _tell_resources(here: Session, status: JobStatus) -> None:
     if here.json:
         here.show({"name": status.name, "role": status.role, **_resources(status)})
         return
-    for one in status.unused:
-        out.print(text.unused(one), markup=False)
+    for one in (*map(text.unused, status.unused), *map(text.smaller, status.smaller)):
+        out.print(one, markup=False)
     here.hint(f"perdure status {status.name}{here.flag}")
 
 

@@ -17,8 +17,11 @@ if TYPE_CHECKING:
         Peaks,
         Progress,
         RoleStatus,
+        SmallerRequest,
         Unused,
     )
+
+_NAMED_NODES = 4
 
 PHASE_STYLES = {
     "RUNNING": "green",
@@ -105,6 +108,17 @@ def unused(found: Unused) -> str:
         f"{found.resource}: asks for {found.requested} and has used at most {found.used} in {duration(found.watched)}: "
         f"{found.enough} would do, {found.saved} less for {nodes}"
     )
+
+
+def smaller(found: SmallerRequest) -> str:
+    """`cpu: no machine has 64 free for node 0; 4 would do, by what nodes have used: ...`."""
+    nodes = ", ".join(map(str, found.nodes[:_NAMED_NODES])) + (", ..." if len(found.nodes) > _NAMED_NODES else "")
+    words = f"{found.resource}: no machine has room for {found.requested}, as node {nodes} requests"
+    if not found.enough:
+        return f"{words}; `scaling: {{relax: {{{found.resource}: LEAST}}}}` has nodes request less where less will do"
+    source = "by what nodes have used" if found.measured else "by scaling.relax"
+    taken = "requested soon" if found.relaxes else f"set resources.{found.resource}, or scaling.relax.{found.resource}"
+    return f"{words}; {found.enough} would do, {source}: {taken}"
 
 
 def protection(status: JobStatus) -> str:
@@ -239,6 +253,8 @@ def incident_line(incident: IncidentView) -> str:
             after = "it trains with the number that comes nearest"
         if incident.observation.missed_nodes:
             after = "they are requested again later"
+        if incident.observation.smaller_requests:
+            after = "they were requested again with less"
         if incident.observation.started_over:
             after = "the damaged ones are kept"
     elif incident.stepping_at:

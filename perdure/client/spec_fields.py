@@ -128,6 +128,12 @@ class RecoveryFields(TypedDict, total=False):
     warm_starts: bool
 
 
+class RelaxFields(TypedDict, total=False):
+    cpu: str | int | float | None
+    memory: str | int | float | None
+    after: timedelta
+
+
 class RendezvousTimingFields(TypedDict, total=False):
     last_call: timedelta
     join_timeout: timedelta
@@ -201,6 +207,7 @@ class ScalingFields(TypedDict, total=False):
     priority: float
     patience: timedelta
     memory_max: str | int | float | None
+    relax: RelaxFields | None
 
 
 class SignalTimingFields(TypedDict, total=False):

@@ -46,6 +46,8 @@ class RequestedNode(Message):
     """The node's own task queue."""
     avoids: tuple[str, ...] = ()
     """Machines that the node should avoid."""
+    cpu: str | None = None
+    """Processors that it requests, as a quantity; None for `resources.cpu` of the specification."""
     memory: int | None = None
     """Bytes of memory that it requests; None for `resources.memory` of the specification."""
 
@@ -66,12 +68,11 @@ class NodeRequest(RequestedNode, NodesOwner):
 
     @property
     def role(self) -> Role:
-        """The node's role, with the memory that this node requests."""
+        """The node's role, with the memory and the processors that this node requests."""
         role = self.spec.roles[self.node.role]
-        if self.memory is None:
-            return role
-        resources = role.resources.model_copy(update={"memory": quantity_of_bytes(self.memory)})
-        return role.model_copy(update={"resources": resources})
+        memory = None if self.memory is None else quantity_of_bytes(self.memory)
+        update = {name: text for name, text in (("cpu", self.cpu), ("memory", memory)) if text is not None}
+        return role.model_copy(update={"resources": role.resources.model_copy(update=update)}) if update else role
 
     @property
     def minimum(self) -> int:

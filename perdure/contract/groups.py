@@ -58,6 +58,8 @@ class DesiredNode(Message):
     """It is being ended from outside, and need not wait for a checkpoint any longer."""
     check_runs: int = 0
     """The number of runs of its checks that the job has requested, where the first one is not enough."""
+    cpu: str | None = None
+    """Processors that it requests, as a quantity; None for `resources.cpu` of the specification."""
     memory: int | None = None
     """Bytes of memory that it requests; None for `resources.memory` of the specification."""
 

@@ -129,6 +129,8 @@ class Observation(Message):
     """No number of nodes reaches the goal of `scaling.policy`."""
     shared: bool = False
     """The sharing of the cluster has given nodes to the job, or taken some."""
+    smaller_requests: bool = False
+    """No machine had room for what nodes requested, and new ones request less."""
 
 
 class Suspect(Message):

@@ -24,6 +24,7 @@ __all__ = [
     "JobStatus",
     "NodeView",
     "RoleStatus",
+    "SmallerRequest",
     "Unused",
 ]
 
@@ -121,6 +122,23 @@ class Unused(Message):
     """The time of training over which it was measured."""
 
 
+class SmallerRequest(Message):
+    """A resource for want of which nodes of a role have no machine, and what would do instead."""
+
+    resource: str
+    """`cpu` or `memory`."""
+    requested: str
+    """What each node requests, as a quantity of Kubernetes."""
+    enough: str = ""
+    """What would do; empty where nothing less is known to."""
+    measured: bool = False
+    """It is what nodes were seen to use, with room to spare, and not what `scaling.relax` allows."""
+    relaxes: bool = False
+    """The job requests that by itself, as `scaling.relax` allows."""
+    nodes: tuple[int, ...] = ()
+    """The nodes (slots) that wait."""
+
+
 class JobStatus(Shown, Message):
     """Answer to the query `status`."""
 
@@ -207,6 +225,8 @@ class JobStatus(Shown, Message):
     """That memory was raised after the memory of a node had run out: `scaling.memory_max`."""
     unused: tuple[Unused, ...] = ()
     """What they request and have never used."""
+    smaller: tuple[SmallerRequest, ...] = ()
+    """What nodes have no machine for, with the smaller request that would do."""
 
     @property
     def nodes_allowed(self) -> int:

@@ -92,6 +92,7 @@ FIELD_SUPPORT: tuple[FieldSupport, ...] = (
         remedy="leave it out: a machine that has joined cannot be requested again after it was given up",
     ),
     _field("roles.*.scaling.memory_max", *_PODS, harmless=True),
+    _field("roles.*.scaling.relax", *_PODS, harmless=True),
     _field(
         "roles.*.collocate",
         *_CREATES,

@@ -13,7 +13,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from .base import DnsLabel, Integer, Matching, RoleName, Section, Template, Variable
-from .quantities import Amount, bytes_of
+from .quantities import Amount, amount, bytes_of
 from .ray import RayRole
 from .scaling import Scaling
 
@@ -355,6 +355,19 @@ class Role(Section):
             raise ValueError(
                 f"scaling.memory_max is {most}, and resources.memory is {memory}; set memory_max to more than that"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _relaxes_what_it_requests(self) -> Role:
+        for field in ("cpu", "memory"):
+            least, full = getattr(self.scaling.relax, field, None), getattr(self.resources, field)
+            if least is None or self.resources.auto:
+                continue
+            if full is None or amount(least) >= amount(full):
+                raise ValueError(
+                    f"scaling.relax.{field} is {least}, and resources.{field} is {full or 'not set'}; set it to less "
+                    f"than resources.{field}, or leave it out"
+                )
         return self
 
     @model_validator(mode="after")

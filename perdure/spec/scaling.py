@@ -60,6 +60,26 @@ _FIELDS_OF = {
 }
 
 
+class Relax(Section):
+    """The least that a node may request where no machine has room for more."""
+
+    cpu: Amount | None = None
+    """The fewest processors, less than `resources.cpu`. Unset: it requests `resources.cpu` whatever happens."""
+    memory: Amount | None = None
+    """The least memory, less than `resources.memory`. Unset: it requests `resources.memory` whatever happens."""
+    after: PositiveDuration = timedelta(minutes=1)
+    """How long a node waits for a machine with room for its full request."""
+
+    @model_validator(mode="after")
+    def _is_something(self) -> Relax:
+        if self.cpu is None and self.memory is None:
+            raise ValueError("neither cpu nor memory is given; give the least that a node needs, such as cpu: 4")
+        for field, quantity in (("cpu", self.cpu), ("memory", self.memory)):
+            if quantity is not None and amount(quantity) <= 0:
+                raise ValueError(f"{field} is {quantity}; expected more than 0")
+        return self
+
+
 class Scaling(Section):
     """The choice of the number of nodes, for elastic roles."""
 
@@ -101,6 +121,9 @@ class Scaling(Section):
     """The most memory that a node may request after the memory of one has run out: each time 1.5 times as much as
     before, beginning with `resources.memory`. Unset: it requests `resources.memory` whatever happens
     (docs/scaling.md)."""
+    relax: Relax | None = None
+    """The least that a node may request where no machine has room for `resources`. Unset: it waits for a machine that
+    has (docs/scaling.md)."""
 
     @model_validator(mode="after")
     def _has_some_memory(self) -> Scaling:

@@ -24,6 +24,7 @@ from perdure.workflows.policy.capacity import (
     node_groups,
     planned_changes,
     scaling,
+    smaller_requests,
     staffing,
 )
 from perdure.workflows.policy.capacity.staffing import TokenSource
@@ -199,7 +200,7 @@ def advance_role(state: RoleInJob, job: JobSpec, now: datetime, *, new_token: To
     state = node_groups.replace_whole(state, job, now)
     # The next world waits for the end of the surplus, too.
     state = staffing.dismiss_idle_surplus(scaling.follow(state, job, now), job, now)
-    state = memory_in_place.give_up(state, job, now)
+    state = smaller_requests.relax(memory_in_place.give_up(state, job, now), job, now)
     state = forming.form(admission.admit(state, now), job, now)
     state = staffing.staff(state, job, now, new_token=new_token)
     return observations.observe_uncreated(_note_stepping(state, now), now)

@@ -9,7 +9,7 @@ from datetime import datetime
 
 from perdure.contract import NodePhase
 from perdure.spec.job import JobSpec
-from perdure.workflows.policy.capacity import admission, memory_in_place, scaling
+from perdure.workflows.policy.capacity import admission, memory_in_place, scaling, smaller_requests
 from perdure.workflows.policy.capacity.waiting import limit_of
 from perdure.workflows.policy.decide import end_of_limits
 from perdure.workflows.policy.diagnosis import bad_numbers, unreachable
@@ -39,6 +39,7 @@ def _deadlines_of_role(state: RoleInJob, job: JobSpec, now: datetime) -> list[da
         *(node.until for node in state.leaving),
         *admission.next_looks(state),
         *memory_in_place.next_looks(state),
+        *smaller_requests.next_looks(state, job),
         *(node.predecessor_until for node in succession.waiting_nodes(state)),
         *(node.not_before for node in state.nodes.values() if node.phase is NodePhase.LOST),
     ]

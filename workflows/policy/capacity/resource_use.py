@@ -33,9 +33,16 @@ def requests_of(state: RoleState, job: JobSpec) -> dict[str, str]:
     """Returns what a node of the role requests of processors and memory, where that has a meaning."""
     if not CAPABILITIES[job.backend].chooses_machines:
         return {}
-    resources, raised = job.roles[state.role].resources, state.host_memory.requested
-    memory = resources.memory if raised is None else quantity_of_bytes(raised)
-    return {name: text for name, text in (("cpu", resources.cpu), ("memory", memory)) if text is not None}
+    resources, chosen = job.roles[state.role].resources, memory_of(state)
+    memory = resources.memory if chosen is None else quantity_of_bytes(chosen)
+    cpu = state.smaller.get("cpu", resources.cpu)
+    return {name: text for name, text in (("cpu", cpu), ("memory", memory)) if text is not None}
+
+
+def memory_of(state: RoleState) -> int | None:
+    """Returns the bytes that new nodes of the role request; None for `resources.memory` of the specification."""
+    smaller = state.smaller.get("memory")
+    return state.host_memory.requested or (None if smaller is None else bytes_of(smaller))
 
 
 def unused(
@@ -50,9 +57,14 @@ def unused(
         complete: The training was seen from its first to its last step, so no later one can need more.
         raised: The memory was raised after a kill.
     """
-    if peaks is None or not (complete or peaks.watched >= _ENOUGH.total_seconds()):
+    if peaks is None or not (complete or saw_enough(peaks)):
         return ()
     return tuple(one for one in _each(requests, peaks, raised=raised, nodes=nodes) if one is not None)
+
+
+def saw_enough(peaks: Peaks) -> bool:
+    """Returns whether the training was seen for long enough to say what it does not need."""
+    return peaks.watched >= _ENOUGH.total_seconds()
 
 
 def _each(requests: Mapping[str, str], peaks: Peaks, *, raised: bool, nodes: int) -> Iterator[Unused | None]:

@@ -12,7 +12,7 @@ from uuid import UUID
 from perdure.contract import NodePhase
 from perdure.spec.job import JobSpec
 from perdure.spec.preflight import Preflight
-from perdure.workflows.policy.capacity import node_avoidance
+from perdure.workflows.policy.capacity import node_avoidance, resource_use
 from perdure.workflows.policy.record import incidents
 from perdure.workflows.policy.repair import memory
 from perdure.workflows.policy.state.budget import backoff
@@ -59,7 +59,8 @@ def staff(state: RoleInJob, job: JobSpec, now: datetime, *, new_token: TokenSour
             unchecked=job.preflight is not Preflight.OFF,
             refusals=node.refusals if node else 0,
             catching_up=state.stages_complete > 0,
-            memory=state.host_memory.requested,
+            memory=resource_use.memory_of(state),
+            cpu=state.smaller.get("cpu"),
         )
         state = state.with_node(succession.succeed(state, node, newer, job, now))
     return incidents.record_avoided_machines(state, avoids)

@@ -54,6 +54,11 @@ _NO_ROLLBACK = {
     for kind in kinds
 }
 
+_NO_WAITING_FOR_ROOM = Considered(
+    option="wait for a machine with more room",
+    why_not="scaling.relax.after is over, and scaling.relax says that less will do",
+)
+
 _NO_BLAME = Considered(
     option="replace a node", why_not="what differs with itself, or on several ranks, is no fault of one device"
 )
@@ -227,6 +232,15 @@ def observe_sharing(state: RoleInJob, title: str, evidence: Evidence, now: datet
     entry = new_entry(
         state, Observation(shared=True), title, at=now, now=now, evidence=[evidence], considered=(_NO_KEEPING,)
     )
+    return put(state, entry)
+
+
+def observe_smaller_requests(
+    state: RoleInJob, title: str, evidence: Evidence, *, since: datetime, now: datetime
+) -> RoleInJob:
+    """Records that new nodes request less, since no machine had room for more."""
+    seen, considered = Observation(smaller_requests=True), (_NO_WAITING_FOR_ROOM,)
+    entry = new_entry(state, seen, title, at=since, now=now, evidence=[evidence], considered=considered)
     return put(state, entry)
 
 

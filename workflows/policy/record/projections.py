@@ -19,7 +19,7 @@ from perdure.contract.archive import job_archive, logs_place
 from perdure.contract.identity import identity_of
 from perdure.contract.names import group_index
 from perdure.spec.job import JobSpec
-from perdure.workflows.policy.capacity import memory_in_place, planned_changes, resource_use, scaling
+from perdure.workflows.policy.capacity import memory_in_place, planned_changes, resource_use, scaling, smaller_requests
 from perdure.workflows.policy.checkpoints import commits
 from perdure.workflows.policy.diagnosis import first_steps
 from perdure.workflows.policy.record import observations
@@ -89,6 +89,7 @@ def status_of(state: RoleInJob, job: JobSpec, *, groups: tuple[str, ...], phase:
             complete=phase is JobPhase.SUCCEEDED,
             raised=raised,
         ),
+        smaller=smaller_requests.find(state, job),
     )
 
 

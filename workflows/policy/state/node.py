@@ -90,6 +90,8 @@ class NodeState(NodeFacts, Incarnation):
     """Why a LOST node was lost."""
     avoids: tuple[str, ...] = ()
     """Machines that its request avoids."""
+    cpu: str | None = None
+    """Processors that it requests, as a quantity; None for `resources.cpu` of the specification."""
     memory: int | None = None
     """Bytes of memory that it requests; None for `resources.memory` of the specification."""
     queued: bool = False

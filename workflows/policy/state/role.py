@@ -197,6 +197,11 @@ class RoleState(Message):
     memory: RepairMemory = RepairMemory()
     scaling: ScalingState = ScalingState()
     host_memory: HostMemory = HostMemory()
+    smaller: dict[str, str] = Field(default={})
+    """What new nodes request of `cpu` and `memory` instead of what the specification says: see
+    `perdure.workflows.policy.capacity.smaller_requests`."""
+    short_since: datetime | None = None
+    """Since when nodes wait for a machine that could request less."""
     auto: AutoResources | None = None
     """What `resources: auto` has become."""
     restarts: tuple[datetime, ...] = ()

@@ -74,6 +74,7 @@ def _desired_nodes(state: RoleInJob, nodes: Mapping[int, NodeState]) -> dict[int
             released=node.released,
             check_runs=node.check_runs,
             memory=node.memory,
+            cpu=node.cpu,
         )
         for rank, node in sorted(nodes.items())
         # A group that winds down desires nothing, and is not sent that again whenever a node has gone.
