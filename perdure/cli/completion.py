@@ -35,7 +35,7 @@ def complete_job(ctx: typer.Context, incomplete: str) -> list[Suggestion]:
 
 def complete_incident(ctx: typer.Context, incomplete: str) -> list[Suggestion]:
     """Suggests the numbers of a job's incidents."""
-    name = str(ctx.params.get("name") or "")
+    name = _job(ctx)
 
     async def numbers(client: Client) -> list[Suggestion]:
         return [(str(one.number), one.title) for one in await client.incidents(name)]
@@ -45,7 +45,7 @@ def complete_incident(ctx: typer.Context, incomplete: str) -> list[Suggestion]:
 
 def complete_node(ctx: typer.Context, incomplete: str) -> list[Suggestion]:
     """Suggests the numbers of a job's nodes."""
-    name, role = str(ctx.params.get("name") or ""), ctx.params.get("role")
+    name, role = _job(ctx), ctx.params.get("role")
 
     async def numbers(client: Client) -> list[Suggestion]:
         nodes = await client.nodes(name, role=role)
@@ -56,13 +56,18 @@ def complete_node(ctx: typer.Context, incomplete: str) -> list[Suggestion]:
 
 def complete_rank(ctx: typer.Context, incomplete: str) -> list[Suggestion]:
     """Suggests the global ranks of a job."""
-    name, role = str(ctx.params.get("name") or ""), ctx.params.get("role")
+    name, role = _job(ctx), ctx.params.get("role")
 
     async def numbers(client: Client) -> list[Suggestion]:
         status = await client.status(name, role=role)
         return [(str(rank), "") for rank in range(status.world_size)]
 
     return _matching(incomplete, _ask(ctx, numbers) if name else [])
+
+
+def _job(ctx: typer.Context) -> str:
+    """The job's name as it was typed. Arguments have no names yet while the last option lacks its value."""
+    return str(ctx.params.get("name") or next(iter(ctx.args), ""))
 
 
 def _ask(ctx: typer.Context, question: Callable[[Client], Awaitable[list[Suggestion]]]) -> list[Suggestion]:
