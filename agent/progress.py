@@ -81,6 +81,8 @@ class ProgressReader:
         self._warm_folder = run_dir / layout.WARM
         self._generation = 0
         self._first_step: int | None = None
+        self._made = 0
+        """Steps of the generation, by the newest sample."""
         self._samples: deque[tuple[float, int]] = deque()
         self._is_reported = False
         self._gaps = GapSketch()
@@ -154,13 +156,16 @@ class ProgressReader:
 
     def _follow(self, slowest: RankProgress, now: float, *, is_first: bool) -> None:
         # Counted steps are replaced by reported ones as soon as there are any, so numbers may jump once in either
-        # direction, which is no speed.
-        if self._first_step is None or slowest.step < self._first_step:
+        # direction: no step was made by that.
+        is_renumbered = slowest.reported != self._is_reported
+        self._is_reported = slowest.reported
+        if self._first_step is not None and is_renumbered:
+            self._first_step = slowest.step - self._made
+            self._samples.clear()
+        elif self._first_step is None or slowest.step < self._first_step:
             self._first_step = slowest.step if slowest.reported else 0
             self._samples.clear()
-        if slowest.reported != self._is_reported:
-            self._is_reported = slowest.reported
-            self._samples.clear()
+        self._made = slowest.step - self._first_step
         if not self._samples or now - self._samples[-1][0] >= _RATE_SAMPLE:
             self._samples.append((now, slowest.step))
         while now - self._samples[0][0] > _RATE_WINDOW:
@@ -180,7 +185,7 @@ class ProgressReader:
             mfu=slowest.mfu,
             source=ProgressSource.REPORTED if slowest.reported else ProgressSource.COUNTED,
             generation=self._generation,
-            generation_steps=slowest.step - self._first_step,
+            generation_steps=self._made,
             last_step_at=datetime.fromtimestamp(slowest.time, UTC) if slowest.time > 0 else None,
             apart=is_without_process_group(self._folder, generation=self._generation, beneath=self._run_dir),
             course=self._course.kept if is_first else (),

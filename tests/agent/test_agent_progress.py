@@ -115,7 +115,9 @@ def test_the_rate_is_of_the_last_minute(tmp_path: Path, reader: ProgressReader) 
     assert reader.newest.steps_per_second == pytest.approx(5, rel=0.1)
 
 
-def test_the_jump_from_counted_to_reported_steps_is_no_speed(tmp_path: Path, reader: ProgressReader) -> None:
+def test_the_jump_from_counted_to_reported_steps_is_no_speed_and_no_step(
+    tmp_path: Path, reader: ProgressReader
+) -> None:
     """A script that continues from step 500 is counted before its first report."""
     ranks = Ranks(tmp_path, 2, COUNTED)
     ranks.step(1, 1)
@@ -126,6 +128,7 @@ def test_the_jump_from_counted_to_reported_steps_is_no_speed(tmp_path: Path, rea
         sample(reader, 2, now)
     assert reader.newest is not None
     assert reader.newest.steps_per_second == 2.0
+    assert reader.newest.generation_steps == 1 + 4 * 2, "the counted one, and those between reports"
 
 
 def test_half_written_and_foreign_files_are_not_read(tmp_path: Path, reader: ProgressReader) -> None:

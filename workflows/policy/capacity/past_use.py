@@ -25,8 +25,8 @@ _ENOUGH: Final = 3600.0
 _NAMED: Final = 5
 _CORES: Final = 4
 _MEMORY: Final = 16 * 2**30
-"""What each rank requests by default: a quarter of the processors, and an eighth of the memory, that clouds usually
-sell with a GPU."""
+"""What each rank requests by default: as much as the smallest machines have that clouds sell with one GPU for training,
+such as AWS's g5.xlarge."""
 _MOST_CORES: Final = 512
 _MOST_MEMORY: Final = 4 * 2**40
 """No request is larger, whatever jobs of the past have reported."""
