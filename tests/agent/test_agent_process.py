@@ -449,7 +449,7 @@ async def test_it_is_small_and_quiet(agent: RunningAgent, workflows: Workflows) 
     cpu = (sum(process.cpu_times()[:2]) - before) / (time.monotonic() - began)
     rss = process.memory_info().rss / 2**20
     print(f"agent: {rss:.0f} MB, {100 * cpu:.2f} % of a core with a lease beat of 0.5 s")
-    assert rss < 110
+    assert rss < 115
     # A loop that never rests uses far more; how much a rest costs depends on what else the machine does.
     assert cpu < 0.25
     lease.cancel()

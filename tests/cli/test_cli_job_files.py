@@ -149,4 +149,4 @@ def test_a_live_view_shows_its_link_whole_on_a_narrow_terminal(tmp_path: Path) -
     line = CommandLine(tmp_path)
     terminal = line.on_terminal(program=[sys.executable, "-c", LIVE], columns=80)
     assert terminal.leave() == 0
-    assert PAGE in terminal.text.split()
+    assert f";{PAGE}\x1b\\" in terminal.text, "where it leads"

@@ -57,7 +57,7 @@ def test_help_of_each_command_teaches_by_an_example(bare_command_line: CommandLi
         (["run", "missing.yaml"], "missing.yaml: No such file or directory"),
         (["submit", "missing.yaml"], "missing.yaml: No such file or directory"),
         (["validate", "missing.yaml"], "cannot be read: No such file or directory"),
-        (["scale", "x", "some"], 'NODES: got "some"; expected a number such as 4, or a range such as 2:8'),
+        (["scale", "x", "some"], 'NODES: got "some"; expected a number such as 4, a range such as 2:8, or auto'),
         (["list", "-o", "yaml"], "'yaml'"),
         (["worker", "--metrics-port", "99999"], "65535"),
     ],

@@ -44,6 +44,10 @@ def test_kubectl_makes_what_it_is_told(command: Command, kubectl: Path, tmp_path
     for name in ("client.pem", "client.key", "ca.pem", "keys.json"):
         (tmp_path / name).write_text("x")
     words = [re.sub(r"=([\w-]+\.(?:pem|key|json))$", rf"={tmp_path}/\1", word) for word in command.words[1:]]
+    if words[1] == "token":  # Only a server makes one.
+        done = run(tmp_path, kubectl, *words, "--server", "https://127.0.0.1:1", "--token", "t")
+        assert "connection refused" in done.stderr, f"{command}: {done.stderr}"
+        return
     done = run(tmp_path, kubectl, *words, "--dry-run=client", "--output", "name")
     assert done.returncode == 0, f"{command}: {done.stderr}"
 

@@ -171,7 +171,9 @@ class Pauses:
             self.now += timedelta(seconds=1.5)
         return Delivery.TAKEN
 
-    async def _until(self, condition: Callable[[], bool], *, timeout: timedelta | None = None) -> None:
+    async def _until(
+        self, condition: Callable[[], bool], *, timeout: timedelta | None = None, timeout_summary: str | None = None
+    ) -> None:
         if timeout is None:
             assert condition()
             return
