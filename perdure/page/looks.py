@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -146,6 +147,15 @@ class JobLook:
         return self.summary.finished_at is not None and (self.status is None or self.status.phase in FINAL_PHASES)
 
 
+@dataclass(frozen=True)
+class _Rare:
+    """What changes rarely of a job."""
+
+    warnings: tuple[str, ...] = ()
+    data: Mapping[str, DatasetView] = field(default_factory=dict[str, DatasetView])
+    told: tuple[TargetReport, ...] = ()
+
+
 class JobWatch:
     """Looks at one job, repeatedly."""
 
@@ -153,7 +163,10 @@ class JobWatch:
         self._client = client
         self._name, self._namespace = name, namespace
         self._last: JobLook | None = None
-        self._rare: tuple[str, ...] = ()
+        self._rare = _Rare()
+        self._incidents: dict[int, IncidentView] = {}
+        """By their numbers."""
+        self._looking_around: asyncio.Task[None] | None = None
         self._rare_at = _LONG_AGO
         self._asked_at = _LONG_AGO
         """When the job was asked itself; before all times: it is to be asked next."""
@@ -180,9 +193,8 @@ class JobWatch:
         if last and last.status and not last.problem and self._is_listening and now - self._asked_at < _FULLY:
             self._last = await self._refreshed(last, last.status, now)
             return self._last
-        is_news = last is not None and self._asked_at == _LONG_AGO
         self._asked_at = now
-        return await self._look_fully(now, is_news=is_news)
+        return await self._look_fully(now)
 
     async def _refreshed(self, look: JobLook, status: JobStatus, now: datetime) -> JobLook:
         """The look with the agents' latest reports. The server tells of everything else that happens."""
@@ -197,11 +209,8 @@ class JobWatch:
         known = status.model_copy(update={"progress": progress})
         return replace(look, time=now, status=known, nodes=nodes, progress=progress)
 
-    async def _look_fully(self, now: datetime, *, is_news: bool) -> JobLook:
-        names = {"namespace": self._namespace}
-        asked = asyncio.create_task(self._client.look(self._name, **names))
-        # What has happened is probably an incident, or a part of one.
-        told = asyncio.create_task(self._client.incidents(self._name, **names)) if is_news else None
+    async def _look_fully(self, now: datetime) -> JobLook:
+        asked = asyncio.create_task(self._client.look(self._name, namespace=self._namespace))
         try:
             try:
                 summary = await self._client.describe(self._name, namespace=self._namespace)
@@ -215,23 +224,16 @@ class JobWatch:
                 self._last = JobLook(now, summary, spec=spec)
                 self._rare_at = _LONG_AGO
             try:
-                self._last = await self._ask(replace(self._last, time=now, summary=summary, problem=""), asked, told)
+                self._last = await self._ask(replace(self._last, time=now, summary=summary, problem=""), asked)
             except PerdureError as error:
                 problem = f"{error} {error.remedy}".strip()
                 self._last = replace(self._last, time=now, summary=summary, problem=problem)
             return self._last
         finally:
             asked.cancel()
-            if told:
-                told.cancel()
-            await asyncio.gather(asked, *filter(None, (told,)), return_exceptions=True)
+            await asyncio.gather(asked, return_exceptions=True)
 
-    async def _ask(
-        self,
-        look: JobLook,
-        asked: Awaitable[tuple[JobStatus, tuple[NodeView, ...]]],
-        told: Awaitable[list[IncidentView]] | None,
-    ) -> JobLook:
+    async def _ask(self, look: JobLook, asked: Awaitable[tuple[JobStatus, tuple[NodeView, ...]]]) -> JobLook:
         client, names = self._client, {"namespace": self._namespace}
         answer, own = await asked
         status = closed(answer, look.summary)
@@ -241,24 +243,56 @@ class JobWatch:
         found = dict(zip(others, by_role, strict=True)) | {status.role: own}
         nodes = {role: found[role] for role in roles}
         progress = overall_progress(own, status)
-        is_due = look.time - self._rare_at >= _SLOWLY
-        incidents = look.incidents if told is None else tuple(await told)
-        is_new = look.status is None or status.last_incident != look.status.last_incident
-        if told is None and (is_due or is_new):
-            incidents = tuple(await client.incidents(self._name, **names))
-        if is_due:
-            pauses = await client.pauses(self._name, **names)
-            failures = await client.task_failures(self._name, **names)
-            failing = describe_failing(await client.failing_activities(self._name, **names))
-            hot = [words for role in nodes if len(nodes) > 1 for words in describe_hot_nodes(role, nodes[role])]
-            tasks = (f"{one.workflow_id}: {explain(one)}" for one in failures)
-            self._rare = (*describe_pauses(pauses), *tasks, *failing, *hot)
+        if self._rare_at == _LONG_AGO:
             self._rare_at = look.time
-            deliveries = (await client.notifications(status)).targets if status.notifies else ()
-            look = replace(look, data=await client.datasets(status), told=deliveries)
-        warnings = () if status.finished_at else (*self._rare, *all_warnings(own, status))
+            self._rare = await self._look_around(status, nodes)
+        elif look.time - self._rare_at >= _SLOWLY and (self._looking_around is None or self._looking_around.done()):
+            # What happens meanwhile is shown without it.
+            self._rare_at = look.time
+            self._looking_around = asyncio.create_task(self._look_around_later(status, nodes))
+        if status.last_incident is not None:
+            # The job's answer has it already: a second question to a busy worker may take a second.
+            if status.last_incident.number > max(self._incidents, default=0) + 1:
+                await self._read_incidents()
+            self._incidents[status.last_incident.number] = status.last_incident
+        rare = self._rare
+        warnings = () if status.finished_at else (*rare.warnings, *all_warnings(own, status))
         known = status.model_copy(update={"progress": progress, "warnings": warnings})
-        return replace(look, status=known, nodes=nodes, progress=progress, incidents=incidents, warnings=warnings)
+        return replace(
+            look,
+            status=known,
+            nodes=nodes,
+            progress=progress,
+            incidents=tuple(incident for _, incident in sorted(self._incidents.items())),
+            warnings=warnings,
+            data=rare.data,
+            told=rare.told,
+        )
+
+    async def _look_around(self, status: JobStatus, nodes: Mapping[str, tuple[NodeView, ...]]) -> _Rare:
+        """Reads what changes rarely, and takes the most time."""
+        client, names = self._client, {"namespace": self._namespace}
+        await self._read_incidents()
+        pauses = await client.pauses(self._name, **names)
+        failures = await client.task_failures(self._name, **names)
+        failing = describe_failing(await client.failing_activities(self._name, **names))
+        hot = [words for role in nodes if len(nodes) > 1 for words in describe_hot_nodes(role, nodes[role])]
+        tasks = (f"{one.workflow_id}: {explain(one)}" for one in failures)
+        return _Rare(
+            warnings=(*describe_pauses(pauses), *tasks, *failing, *hot),
+            data=await client.datasets(status),
+            told=(await client.notifications(status)).targets if status.notifies else (),
+        )
+
+    async def _read_incidents(self) -> None:
+        found = await self._client.incidents(self._name, namespace=self._namespace)
+        self._incidents = {incident.number: incident for incident in found}
+
+    async def _look_around_later(self, status: JobStatus, nodes: Mapping[str, tuple[NodeView, ...]]) -> None:
+        # A part of the control plane that does not answer is said by the look at the job itself.
+        with suppress(PerdureError):
+            self._rare = await self._look_around(status, nodes)
+            self._asked_at = _LONG_AGO
 
 
 def _groups(status: JobStatus, role: str) -> list[str]:
