@@ -251,7 +251,7 @@ class JobWatch:
             self._rare_at = look.time
             self._looking_around = asyncio.create_task(self._look_around_later(status, nodes))
         if status.last_incident is not None:
-            # The job's answer has it already: a second question to a busy worker may take a second.
+            # The job's answer has it already; a second query in the same moment was answered a second later.
             if status.last_incident.number > max(self._incidents, default=0) + 1:
                 await self._read_incidents()
             self._incidents[status.last_incident.number] = status.last_incident
