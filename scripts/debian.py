@@ -17,7 +17,7 @@ def ensure_program(names: Sequence[str], package: str, report: Report) -> Path:
     Args:
         names: The names, best first.
         package: Debian's package that has it.
-        report: Is told of an installation.
+        report: Gets a line about an installation.
 
     Raises:
         BinariesMissing: if there is none and none can be installed.

@@ -53,7 +53,7 @@ class Visit(Protocol):
 
     @property
     def user(self) -> str:
-        """The user's name; empty where whoever has the link is admitted."""
+        """The user's name; empty where all are admitted who have the link."""
         ...
 
     @property

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from perdure.local.control_plane import LocalControlPlane
 from scripts.browser import ensure_browser
 from scripts.cluster import binaries
 from tests.support.programs import Programs, report
+from tests.system.site import Site
 
 _PROGRAMS = Programs(
     {
@@ -34,3 +37,14 @@ def browser() -> Path:
 def temporal_program() -> Path:
     """Temporal's server, which can ask for credentials; the dev server cannot."""
     return _PROGRAMS.path("temporal_program")
+
+
+@pytest.fixture
+async def site(tmp_path: Path, control_plane: LocalControlPlane) -> AsyncIterator[Site]:
+    """The shared server and worker, and jobs of the test's own."""
+    site = Site(tmp_path, control_plane)
+    await site.start()
+    try:
+        yield site
+    finally:
+        await site.end_jobs()

@@ -11,7 +11,7 @@ import secrets
 import stat
 import sys
 from base64 import b64decode, b64encode
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -47,16 +47,6 @@ def attacker(control_plane: LocalControlPlane) -> Iterator[OtherUser]:
     assert server is not None
     with other_user(server.address) as user:
         yield user
-
-
-@pytest.fixture
-async def site(tmp_path: Path, control_plane: LocalControlPlane) -> AsyncIterator[Site]:
-    site = Site(tmp_path, control_plane)
-    await site.start()
-    try:
-        yield site
-    finally:
-        await site.end_jobs()
 
 
 @pytest.fixture

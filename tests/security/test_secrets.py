@@ -9,7 +9,6 @@ import secrets
 import stat
 import subprocess
 from base64 import b64decode
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
@@ -37,16 +36,6 @@ while not os.path.exists(sys.argv[1] + "/finish"):
 @pytest.fixture
 def value() -> str:
     return f"hunter2-{secrets.token_hex(16)}"
-
-
-@pytest.fixture
-async def site(tmp_path: Path, control_plane: LocalControlPlane) -> AsyncIterator[Site]:
-    site = Site(tmp_path, control_plane)
-    await site.start()
-    try:
-        yield site
-    finally:
-        await site.end_jobs()
 
 
 @pytest.fixture

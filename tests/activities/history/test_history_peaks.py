@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,19 +17,6 @@ from tests.activities.history.stored import BEGAN, FAILED, RUNNING, record, shap
 
 GI = 2**30
 HOUR = 3600.0
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path / 'history.db'}"
-
-
-@pytest.fixture
-def store(database: str) -> Iterator[HistoryStore]:
-    store = HistoryStore(database, tenant="team-a")
-    store.prepare()
-    yield store
-    store.close()
 
 
 def used(memory: float, *, hours: float = 2.0, **fields: Any) -> JobStatus:

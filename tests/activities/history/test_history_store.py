@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -23,19 +22,6 @@ from perdure.contract.history import command_shape
 from tests.activities.history.stored import BEGAN, FAILED, RUNNING, incident, record, shape, status
 
 MINUTE = timedelta(minutes=1)
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path / 'history.db'}"
-
-
-@pytest.fixture
-def store(database: str) -> Iterator[HistoryStore]:
-    store = HistoryStore(database, tenant="team-a")
-    store.prepare()
-    yield store
-    store.close()
 
 
 def rows(store: HistoryStore) -> dict[str, list[tuple[object, ...]]]:

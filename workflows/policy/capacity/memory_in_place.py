@@ -20,7 +20,7 @@ from perdure.workflows.policy.state.node import NodeState
 from perdure.workflows.policy.world import succession
 
 PATIENCE = timedelta(minutes=2)
-"""The time for which a node is waited for: its group reports within 90 s, and whoever keeps the group may be away."""
+"""The time for which a node is waited for: its group reports within 90 s, and its worker may be away."""
 
 
 def begin(state: RoleInJob, action: RaiseMemory, now: datetime) -> RoleInJob:

@@ -59,7 +59,7 @@ def unused(
     """
     if peaks is None or not (complete or saw_enough(peaks)):
         return ()
-    return tuple(one for one in _each(requests, peaks, raised=raised, nodes=nodes) if one is not None)
+    return tuple(_each(requests, peaks, raised=raised, nodes=nodes))
 
 
 def saw_enough(peaks: Peaks) -> bool:
@@ -67,7 +67,7 @@ def saw_enough(peaks: Peaks) -> bool:
     return peaks.watched >= _ENOUGH.total_seconds()
 
 
-def _each(requests: Mapping[str, str], peaks: Peaks, *, raised: bool, nodes: int) -> Iterator[Unused | None]:
+def _each(requests: Mapping[str, str], peaks: Peaks, *, raised: bool, nodes: int) -> Iterator[Unused]:
     if "cpu" in requests and peaks.cpu is not None:
         requested, enough = float(amount(requests["cpu"])), cores_for(peaks.cpu)
         if requested - enough >= max(1.0, _WORTH * requested):
