@@ -103,6 +103,8 @@ class AgentConfig(BaseModel):
     """URL of a folder, in fsspec's format, to which the node's log is copied."""
     keep_all_logs: bool = True
     """Whether that is all of the log; otherwise a long one loses its middle, as `LogShipper` does it."""
+    archived_events: str | None = None
+    """URL of a folder to which the node's event files are copied; unset: they are not kept."""
 
     @property
     def stored(self) -> Checkpoint | None:

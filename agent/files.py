@@ -6,24 +6,34 @@ import contextlib
 import errno
 import logging
 import os
+import re
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final, TypeVar
 
 from perdure.base.files import write_private_file
 from perdure.contract import LogPosition
-from perdure_training.node_api.layout import LOG_TIMES, LOGS, OUTPUT_LOG, ROTATED_LOGS
-from perdure_training.node_api.untrusted_files import NotARegularFile, open_beneath
+from perdure_training.events.files import KEPT
+from perdure_training.node_api.layout import EVENTS, LOG_TIMES, LOGS, OUTPUT_LOG, ROTATED_LOGS
+from perdure_training.node_api.untrusted_files import NotARegularFile, folder_beneath, open_beneath
 
 logger = logging.getLogger(__name__)
 
+_EVENT_FILE: Final = re.compile(r"\w[\w.-]{0,99}\.jsonl", re.ASCII)
+_MOST_EVENT_FILES: Final = 64
+"""Files of events of a node: those of its ranks, and three of others."""
+_MOST_NAMES: Final = 1000
+
 
 @dataclass(frozen=True)
-class LogFile:
-    """One file of a node's log, known by its inode: its name changes when the log is rotated."""
+class RotatedFile:
+    """One of the files that a growing file is rotated to, known by its inode: its name changes."""
 
-    run_dir: Path
-    name: str
+    folder: Path
+    """A folder that training code cannot replace."""
+    path: str
+    """The file's path from there."""
     inode: int
     size: int
 
@@ -33,11 +43,15 @@ class LogFile:
         Raises:
             OSError: if something else has taken its place, or it cannot be read.
         """
-        file = open_beneath(self.run_dir, f"{LOGS}/{self.name}")
+        file = open_beneath(self.folder, self.path)
         if os.fstat(file.fileno()).st_ino != self.inode:
             file.close()
-            raise FileNotFoundError(errno.ENOENT, "it was rotated", self.name)
+            raise FileNotFoundError(errno.ENOENT, "it was rotated", self.path)
         return file
+
+
+class LogFile(RotatedFile):
+    """One file of a node's log."""
 
     def open_times(self) -> BinaryIO:
         """Opens the index of the times at which its lines were printed.
@@ -45,17 +59,35 @@ class LogFile:
         Raises:
             OSError: if there is none, or it cannot be read.
         """
-        return open_beneath(self.run_dir, f"{LOGS}/{self.name.replace(OUTPUT_LOG, LOG_TIMES)}")
+        return open_beneath(self.folder, self.path.replace(OUTPUT_LOG, LOG_TIMES))
+
+
+_File = TypeVar("_File", bound=RotatedFile)
 
 
 def log_files(run_dir: Path) -> list[LogFile]:
     """Returns the log's files, oldest first."""
-    names = [*(f"{OUTPUT_LOG}.{number}" for number in range(ROTATED_LOGS, 0, -1)), OUTPUT_LOG]
-    files: list[LogFile] = []
-    for name in names:
-        with contextlib.suppress(FileNotFoundError, NotARegularFile), open_beneath(run_dir, f"{LOGS}/{name}") as file:
+    return _rotated(LogFile, run_dir, f"{LOGS}/{OUTPUT_LOG}", ROTATED_LOGS)
+
+
+def event_files(folder: Path) -> dict[str, list[RotatedFile]]:
+    """Returns the files of events in a run directory, oldest first, by the names of the newest."""
+    try:
+        with folder_beneath(folder, [EVENTS]) as within, os.scandir(within) as found:
+            # Training code can put any number of files there.
+            names = sorted(entry.name for entry in islice(found, _MOST_NAMES) if _EVENT_FILE.fullmatch(entry.name))
+    except OSError:
+        return {}
+    files = {name: _rotated(RotatedFile, folder, f"{EVENTS}/{name}", KEPT) for name in names[:_MOST_EVENT_FILES]}
+    return {name: rotated for name, rotated in files.items() if rotated}
+
+
+def _rotated(kind: type[_File], folder: Path, path: str, older: int) -> list[_File]:
+    files: list[_File] = []
+    for name in (*(f"{path}.{number}" for number in range(older, 0, -1)), path):
+        with contextlib.suppress(FileNotFoundError, NotARegularFile), open_beneath(folder, name) as file:
             known = os.fstat(file.fileno())
-            files.append(LogFile(run_dir, name, known.st_ino, known.st_size))
+            files.append(kind(folder, name, known.st_ino, known.st_size))
     return files
 
 

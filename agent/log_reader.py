@@ -16,6 +16,8 @@ from perdure_launcher.log_times import line_times, offset_since
 CHUNK_BYTES = 256 * 1024
 """Bytes of one answer: below Temporal's warning threshold (512 KiB), and below its limit (2 MiB) with any JSON
 escaping."""
+_EARLIEST, _LATEST = 0.0, datetime(9999, 1, 1, tzinfo=UTC).timestamp()
+"""Times that a log can have, in seconds since 1970."""
 _BLOCK = 64 * 1024
 _LONGEST_SEARCH = 64 * 1024 * 1024
 """Bytes of one file that are searched for line breaks: a log without any may be of any size."""
@@ -85,19 +87,25 @@ def _middle_of_line(log: BinaryIO, offset: int) -> int:
     return max(length - LONGEST_LINE, 0)
 
 
+def printed_times(file: LogFile, begin: int, content: bytes) -> list[tuple[int, float]]:
+    """Returns when the lines of a file's piece were printed: the number of a line in the piece, and the time in seconds
+    since 1970 of it and of those that follow. The index comes from the side of the training code: what is no time in it
+    is left out."""
+    times: list[tuple[int, float]] = []
+    line = 0
+    with contextlib.suppress(OSError), file.open_times() as index:
+        # An index is thinned out to a thousand times for a piece.
+        for offset in range(0, len(content), CHUNK_BYTES):
+            piece = content[offset : offset + CHUNK_BYTES]
+            found = line_times(index, begin + offset, piece)
+            times += [(line + number, moment) for number, moment in found if _EARLIEST <= moment <= _LATEST]
+            line += piece.count(b"\n")
+    return times
+
+
 def _times(file: LogFile, begin: int, content: bytes) -> tuple[LineTime, ...]:
-    """Returns when the lines of a file's piece were printed. The index comes from the side of the training code: what
-    is no time in it is left out."""
-    try:
-        with file.open_times() as index:
-            found = line_times(index, begin, content)
-    except OSError:
-        return ()
-    times: list[LineTime] = []
-    for line, moment in found:
-        with contextlib.suppress(ValueError, OverflowError, OSError):
-            times.append(LineTime(line=line, at=datetime.fromtimestamp(moment, UTC)))
-    return tuple(times)
+    found = printed_times(file, begin, content)
+    return tuple(LineTime(line=line, at=datetime.fromtimestamp(moment, UTC)) for line, moment in found)
 
 
 def _place(

@@ -17,12 +17,14 @@ from perdure.agent.checks import Checker
 from perdure.agent.commands import Commands
 from perdure.agent.config import AgentConfig
 from perdure.agent.datasets import Datasets
+from perdure.agent.event_files import EventShipper
 from perdure.agent.lease import Lease
 from perdure.agent.logs import LogShipper
 from perdure.agent.node import Node
 from perdure.agent.node_events import NodeEventEmitter
 from perdure.agent.notifier import Notifier
 from perdure.agent.outbox import Outbox, envelope, spread_of
+from perdure.agent.parts import Shipper
 from perdure.agent.progress import ProgressReader
 from perdure.agent.readiness import ReadinessProbe
 from perdure.agent.server import NodeServer
@@ -152,18 +154,8 @@ class Agent:
             on_hello=self._follow_launcher,
             on_waits=self._join,
         )
-        self._shipper = (
-            LogShipper(
-                config.run_dir,
-                config.outputs_logs,
-                config.node,
-                private_dir=config.private_dir,
-                file_max=config.timing.processes.log_max_bytes,
-                keep_all=config.keep_all_logs,
-            )
-            if config.outputs_logs
-            else None
-        )
+        self._log_shipper = _log_shipper(config)
+        self._event_shipper = _event_shipper(config)
 
     def _outbox(self, destination: Destination) -> Outbox:
         return Outbox(
@@ -236,7 +228,7 @@ class Agent:
                 self._report_machine(),
                 self._checks.make_checks(),
                 *([self._readiness.run()] if self._readiness is not None else []),
-                *([self._shipper.run()] if self._shipper else []),
+                *(shipper.run() for shipper in (self._log_shipper, self._event_shipper) if shipper is not None),
             ),
         ):
             await self._until_leave_is_requested()
@@ -246,6 +238,7 @@ class Agent:
             await asyncio.to_thread(self._machine.close)
             if self.node.state.leaving is not None or self.node.state.ended_by or self._launcher_gone:
                 await asyncio.to_thread(self._checkpoints.close)
+            await _ship_last(self._event_shipper)
 
     async def _read_metrics(self) -> bytes:
         self._metrics = self._metrics or self._make_metrics()
@@ -291,14 +284,7 @@ class Agent:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._to_job.flush(within=_SHUTDOWN_REPORT_TIMEOUT))
             tasks.create_task(self._to_group.flush(within=_SHUTDOWN_REPORT_TIMEOUT))
-            if self._shipper:
-                tasks.create_task(self._ship_last())
-
-    async def _ship_last(self) -> None:
-        if self._shipper:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_SHUTDOWN_REPORT_TIMEOUT):
-                    await self._shipper.finish()
+            tasks.create_task(_ship_last(self._log_shipper))
 
     def _follow_launcher(self, hello: LauncherHello) -> None:
         if self._followed and self._followed.pid == hello.pid:
@@ -334,6 +320,32 @@ def _event_exporters(config: AgentConfig) -> tuple[AsyncExporter, ...]:
     to_file = AsyncExporter(FileExporter(config.private_dir / layout.EVENTS / layout.AGENT_EVENTS))
     collector = to_collector(resource={"perdure.job": config.job_id, "perdure.node": config.node.path})
     return tuple(one for one in (to_file, collector, _to_traces(config)) if one is not None)
+
+
+def _log_shipper(config: AgentConfig) -> LogShipper | None:
+    if config.outputs_logs is None:
+        return None
+    return LogShipper(
+        config.run_dir,
+        config.outputs_logs,
+        config.node,
+        private_dir=config.private_dir,
+        file_max=config.timing.processes.log_max_bytes,
+        keep_all=config.keep_all_logs,
+    )
+
+
+def _event_shipper(config: AgentConfig) -> EventShipper | None:
+    if config.archived_events is None:
+        return None
+    return EventShipper(config.run_dir, config.archived_events, config.node, private_dir=config.private_dir)
+
+
+async def _ship_last(shipper: Shipper | None) -> None:
+    if shipper is not None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_SHUTDOWN_REPORT_TIMEOUT):
+                await shipper.finish()
 
 
 def _to_traces(config: AgentConfig) -> AsyncExporter | None:

@@ -10,7 +10,7 @@ from typing import Any
 from perdure.agent.config import AgentConfig, GatewayConnection
 from perdure.base.credentials.grants import Grant, PodName
 from perdure.contract import NodeRequest
-from perdure.contract.archive import logs_place
+from perdure.contract.archive import archived_events, job_archive, logs_place
 from perdure.spec.capabilities import service_port
 from perdure.spec.checkpoint import Checkpoint
 from perdure.spec.recovery import OnNan
@@ -44,6 +44,7 @@ def agent_configuration(
         copies_dir: a folder in memory of its own for what other nodes have saved; None for the machine's shared memory.
     """
     spec = request.spec
+    archive = job_archive(spec, request.node.uid)
     role, port = spec.roles[request.node.role], service_port(spec, request.node.role, request.node.rank)
     return AgentConfig(
         node=request.node,
@@ -61,6 +62,7 @@ def agent_configuration(
         termination_grace=spec.limits.termination_grace_period.total_seconds(),
         outputs_logs=logs_place(spec, request.node.uid),
         keep_all_logs=spec.outputs.logs is not None,
+        archived_events=archived_events(archive) if archive is not None else None,
         preflight=spec.preflight,
         ready=role.ready.model_copy(update={"port": port}) if role.ready is not None else None,
         log_patterns={number: rule.match.log for number, rule in enumerate(spec.retry.rules) if rule.match.log},

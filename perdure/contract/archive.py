@@ -20,6 +20,14 @@ __all__ = ["ArchiveReport", "ArchiveRequest", "ArchivedJob", "ArchivedRole"]
 ARCHIVED_JOB = "job.json"
 """The file of an archive that holds an `ArchivedJob`."""
 
+PART_TIMES = "times"
+"""The suffix of the file beside a part of a log that has the times of its lines, as JSON: pairs of the number of a line
+in the part and of the time, in seconds since 1970, of that line and those that follow. A part without one has no
+times."""
+
+COMPLETE = "complete"
+"""The file beside the parts of a log that says that nothing follows: the agent has copied the log as it ended."""
+
 FORMAT = 1
 """Grows with a change that readers of an older release would misread."""
 
@@ -32,6 +40,11 @@ def archive_folder(url: str, namespace: str, name: str, uid: str) -> str:
 def archived_logs(folder: str) -> str:
     """The folder of the nodes' logs in an archive."""
     return f"{folder}/logs"
+
+
+def archived_events(folder: str) -> str:
+    """The folder of the nodes' event files in an archive."""
+    return f"{folder}/events"
 
 
 def job_archive(job: JobSpec, uid: str) -> str | None:
@@ -54,7 +67,7 @@ class ArchivedRole(Message):
 
 
 class ArchivedJob(Message):
-    """All that is kept of a job but its logs.
+    """All that is kept of a job but its logs and event files.
 
     It holds what the job answers about itself, and no history of Temporal: that has the tokens of nodes. Secrets are in
     neither, as specifications name them only.

@@ -70,6 +70,8 @@ AGENT_STATE: Final = "agent-state.json"
 """The state that a restarted agent needs."""
 SHIPPED_LOGS: Final = "logs-shipped.json"
 """The position up to which the log was copied."""
+SHIPPED_EVENTS: Final = "events-shipped.json"
+"""The positions up to which the files of events were copied."""
 
 LONGEST_SOCKET_PATH: Final = 107
 """The maximum length of a socket's path on Linux, in bytes."""

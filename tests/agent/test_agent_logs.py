@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import secrets
+import struct
+from datetime import UTC, datetime
 from pathlib import Path
 
 import fsspec
@@ -11,6 +14,7 @@ import pytest
 from perdure.agent.logs import FIRST_PARTS, LAST_PARTS, LogShipper
 from perdure.client.logs.copies import CopiedLog
 from perdure.contract import NodeCredentials
+from perdure_launcher.log_times import TimesWriter
 
 NODE = NodeCredentials(uid="0a1b2c3d", role="worker", rank=1, incarnation=2, token="secret")
 
@@ -43,7 +47,35 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 def shipped(url: str) -> bytes:
     files, root = fsspec.core.url_to_fs(f"{url}/worker-1/2")
-    return b"".join(files.cat_file(path) for path in sorted(files.ls(root, detail=False)))
+    return b"".join(files.cat_file(path) for path in sorted(files.ls(root, detail=False)) if path.endswith(".log"))
+
+
+class TimedLog(Log):
+    """A log with the index that the launcher writes beside it; a line a second."""
+
+    def __init__(self, run_dir: Path) -> None:
+        super().__init__(run_dir)
+        self.now = 0.0
+        self._writer = self._begin()
+
+    def _begin(self) -> TimesWriter:
+        return TimesWriter(self.path.with_name("output.times"), clock=lambda: self.now)
+
+    def line(self, number: int) -> None:
+        self.now = 1_800_000_000.0 + number
+        self._writer.note(self.path.stat().st_size if self.path.exists() else 0)
+        self.write(f"line {number}\n".encode())
+
+    def rotate(self) -> None:
+        self._writer.close()
+        super().rotate()
+        times = self.path.with_name("output.times")
+        times.rename(times.with_name("output.times.1"))
+        self._writer = self._begin()
+
+
+def timed(number: int) -> tuple[str, datetime]:
+    return f"line {number}", datetime.fromtimestamp(1_800_000_000 + number, UTC)
 
 
 async def test_what_is_written_arrives_in_order(tmp_path: Path, url: str) -> None:
@@ -126,3 +158,62 @@ async def test_the_end_is_not_said_to_be_kept_where_it_could_not_be_copied(tmp_p
     assert not list(blocked.rglob("complete"))
     await shipper.finish()
     assert list(blocked.rglob("complete"))
+
+
+async def test_copies_keep_the_times_of_lines_across_parts_and_rotations(tmp_path: Path, url: str) -> None:
+    run = tmp_path / "run"
+    log = TimedLog(run)
+    shipper = LogShipper(run, url, NODE, part_max=50)
+    for number in range(30):
+        log.line(number)
+        if number == 12:
+            await shipper.ship()
+            log.rotate()
+    await shipper.ship()
+    copied = CopiedLog(f"{url}/worker-1/2", rank=1, incarnation=2)
+    assert [tuple(line) async for line in copied.old_lines(None, None)] == [timed(number) for number in range(30)]
+    since = timed(24)[1]
+    assert [tuple(line) async for line in copied.old_lines(None, since)] == [timed(number) for number in range(24, 30)]
+    assert [tuple(line) async for line in copied.old_lines(2, since)] == [timed(28), timed(29)]
+    assert [tuple(line) async for line in copied.old_lines(20, since)] == [timed(number) for number in range(24, 30)]
+
+
+async def test_times_of_an_archive_fit_its_lines_where_the_middle_is_left_out(tmp_path: Path) -> None:
+    run, url = tmp_path / "run", f"file://{tmp_path}/kept"
+    log = TimedLog(run)
+    shipper = LogShipper(run, url, NODE, part_max=7, keep_all=False)
+    for number in range(100, 100 + FIRST_PARTS + LAST_PARTS + 30):
+        log.line(number)
+    # Another agent than the one that wrote the first parts leaves out the middle.
+    await shipper.ship()
+    for number in range(200, 210):
+        log.line(number)
+    await LogShipper(run, url, NODE, part_max=7, keep_all=False).ship()
+    copied = CopiedLog(f"{url}/worker-1/2", rank=1, incarnation=2, in_archive=True)
+    lines = [line async for line in copied.old_lines(None, None)]
+    # Parts of 7 bytes leave parts of two lines at the gap.
+    whole = [line for line in lines if re.fullmatch(r"line \d{3}", line.text)]
+    assert len(whole) > LAST_PARTS // 2
+    assert all(line == timed(int(line.text.removeprefix("line "))) for line in whole)
+    names = {path.name for path in (tmp_path / "kept").rglob("*.*")}
+    logs = {name.removesuffix(".log") for name in names if name.endswith(".log")}
+    assert {name.removesuffix(".times") for name in names if name.endswith(".times")} <= logs
+
+
+@pytest.mark.parametrize("content", [b"{", b"[1]", b'[["a", 2]]', b"[[0, 1e300]]", b"[[0, null]]", b"\xff"])
+async def test_times_that_cannot_be_read_hide_no_line(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "part-000001.log").write_bytes(b"hello\n")
+    (tmp_path / "part-000001.times").write_bytes(content)
+    copied = CopiedLog(f"file://{tmp_path}", rank=1, incarnation=2)
+    assert [tuple(line) async for line in copied.old_lines(None, datetime.now(UTC))] == [("hello", None)]
+
+
+async def test_an_index_of_the_training_s_own_making_gives_no_times(tmp_path: Path) -> None:
+    run, url = tmp_path / "run", f"file://{tmp_path}/kept"
+    log = Log(run)
+    log.write(b"hello\nworld\n")
+    records = [(0, float("nan")), (6, 1e300), (6, -5.0)]
+    (run / "logs" / "output.times").write_bytes(b"".join(struct.pack("<Qd", *record) for record in records))
+    await LogShipper(run, url, NODE).ship()
+    copied = CopiedLog(f"{url}/worker-1/2", rank=1, incarnation=2)
+    assert [tuple(line) async for line in copied.old_lines(None, None)] == [("hello", None), ("world", None)]

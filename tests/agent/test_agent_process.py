@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import resource
 import signal
@@ -370,6 +371,20 @@ async def test_the_log_is_copied_where_the_job_says(
     async with running_agent(temporal_server, workflows, folder, outputs_logs=f"file://{tmp_path}/out"):
         part = tmp_path / "out" / "worker-0" / "1" / "part-000001.log"
         await eventually(lambda: part.exists() and part.read_text() == "hello from rank 0\n")
+
+
+async def test_the_last_events_of_the_agent_are_in_the_archive(
+    temporal_server: DevServer, workflows: Workflows, folder: Path, tmp_path: Path
+) -> None:
+    async with running_agent(temporal_server, workflows, folder, archived_events=f"file://{tmp_path}/kept") as agent:
+        await eventually((folder / "events" / "agent.jsonl").exists)
+        assert agent.process is not None
+        agent.process.terminate()
+        assert await agent.process.wait() == 0
+    kept = tmp_path / "kept" / "worker-0" / "1"
+    events = [json.loads(line) for line in (kept / "agent" / "part-000001.jsonl").read_text().splitlines()]
+    assert [event["name"] for event in events][-1] == "exit"
+    assert (kept / "complete").exists()
 
 
 async def test_a_wrong_configuration_is_named() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from perdure.agent.event_files import EventShipper
 from perdure.agent.files import log_files, log_tail
 from perdure.agent.local_files import open_storage
 from perdure.agent.log_reader import end_of_log, read_log
@@ -120,6 +121,23 @@ def test_no_folder_for_temporary_files_is_needed(run: Path, monkeypatch: pytest.
 
     monkeypatch.setattr("perdure_training.node_api.untrusted_files.short_links", none)
     listen_beneath(run, "agent.sock", backlog=1).close()
+
+
+@pytest.mark.parametrize("trap", IN_THE_RUN_DIRECTORY.values(), ids=IN_THE_RUN_DIRECTORY.keys())
+async def test_in_place_of_an_event_file(run: Path, secret: Path, trap: Trap) -> None:
+    (run / "events").mkdir()
+    trap(run / "events" / "torchrun.jsonl", secret)
+    await EventShipper(run, f"file://{run.parent}/kept", NODE).ship()
+    assert not (run.parent / "kept").exists()
+
+
+async def test_in_place_of_the_folder_of_events(run: Path, secret: Path) -> None:
+    elsewhere = run.parent / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "torchrun.jsonl").write_text(SECRET)
+    (run / "events").symlink_to(elsewhere)
+    await EventShipper(run, f"file://{run.parent}/kept", NODE).ship()
+    assert not (run.parent / "kept").exists()
 
 
 @pytest.mark.parametrize("name", ["logs", "progress", "warm"])

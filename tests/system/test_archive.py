@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import s3fs
 
@@ -58,7 +59,7 @@ async def test_a_job_whose_temporal_and_nodes_are_gone_is_told_by_its_archive(
     await job.running(nodes=2)
     # The machine of a node is lost: nothing of it tells its end.
     for kind in ("agent", None):
-        with contextlib.suppress(AssertionError):
+        with contextlib.suppress(AssertionError, psutil.NoSuchProcess):
             job.signal(1, kind, signal.SIGKILL)
     await job.until(lambda status: status.generation >= 2 and status.phase is JobPhase.RUNNING)
     (tmp_path / "finish").touch()
@@ -72,10 +73,20 @@ async def test_a_job_whose_temporal_and_nodes_are_gone_is_told_by_its_archive(
     own_site.jobs.clear()
     async with ArchivedJobs(url) as jobs:
         assert await jobs.incidents(job.name) == told
-        lines = [(line.node, line.incarnation, line.text) async for line in jobs.logs(job.name)]
+        printed = [line async for line in jobs.logs(job.name)]
+        late = [line async for line in jobs.logs(job.name, since=told[0].started_at)]
+    lines = [(line.node, line.incarnation, line.text) for line in printed]
     assert (0, 1, "done") in lines
     assert any(node == 1 and number == 2 and text == "done" for node, number, text in lines)
+    times = [line.time for line in printed if line.time is not None]
+    assert len(times) >= 5, "all lines but those that tell of a cut have one"
+    assert times == sorted(times)
+    earlier = [line for line in printed if line not in late]
+    assert earlier, "node 0 began before the incident"
+    assert all(line.time is not None and line.time < told[0].started_at for line in earlier)
     run = folder / "default" / job.name / job.uid
+    kept = sorted(str(path.relative_to(run / "events")) for path in (run / "events").rglob("part-*.jsonl*"))
+    assert {"worker-0/1/agent/part-000001.jsonl", "worker-1/2/agent/part-000001.jsonl"} <= set(kept), kept
     assert (run / "report.html").is_file()
     shell = CommandLine.local(tmp_path, tmp_path / "elsewhere")
     for command in ("status", "explain", "nodes", "logs"):

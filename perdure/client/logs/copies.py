@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import codecs
 import importlib
+import json
 import re
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from perdure.base.errors import LogsUnavailable
 from perdure.client.logs.lines import Lines, PrintedLine
+from perdure.contract.archive import COMPLETE, PART_TIMES
 
 _PART = re.compile(r"/part-(\d+)\.log$")
 _LEFT_OUT = "\n[perdure: what follows here is left out, as the archive keeps the beginning and the end of long logs]\n"
@@ -36,27 +38,21 @@ class CopiedLog:
         self._node = f"{rank}.{incarnation}"
 
     async def old_lines(self, tail: int | None, since: datetime | None) -> AsyncGenerator[PrintedLine]:
-        """Yields the whole copy, or its last lines. Copies have no times, so `since` leaves out nothing.
+        """Yields the copy, or its last lines. Lines without a time count as printed after `since`.
 
         Raises:
             LogsUnavailable: if it cannot be read.
         """
-        lines = Lines()
         kept = deque[PrintedLine](maxlen=tail)
         try:
             files, parts, is_complete = await asyncio.to_thread(self._parts, tail)
-            decoder = codecs.getincrementaldecoder("utf-8")("replace")
-            before = 0
-            for part in parts:
-                content = await asyncio.to_thread(files.cat_file, part)
-                number = _number(part)
-                gap = _LEFT_OUT if before and number != before + 1 else ""
-                before = number
-                for line in lines.add(gap + decoder.decode(content), ()):
-                    if tail is None:
-                        yield line
-                    else:
-                        kept.append(line)
+            async for line in _lines(files, parts):
+                if since is not None and line.time is not None and line.time < since:
+                    continue
+                if tail is None:
+                    yield line
+                else:
+                    kept.append(line)
         except FileNotFoundError:
             raise LogsUnavailable(
                 f"no log of node {self._node} is in {self._folder}",
@@ -68,7 +64,6 @@ class CopiedLog:
                 f"the log of node {self._node} cannot be read from {self._folder}: {error}",
                 remedy="This machine needs the storage's client and credentials, as the nodes do.",
             ) from error
-        kept.extend(lines.rest())
         if self._in_archive and not is_complete:
             kept.append(PrintedLine(_CUT_OFF, None))
         for line in kept:
@@ -89,7 +84,7 @@ class CopiedLog:
         files, root = fsspec.url_to_fs(self._folder)
         names: list[str] = sorted(files.ls(root, detail=False))
         parts = [name for name in names if _PART.search(name)]
-        is_complete = len(parts) < len(names)
+        is_complete = any(name.endswith(f"/{COMPLETE}") for name in names)
         if tail is None:
             return files, parts, is_complete
         begin, ends = len(parts), 0
@@ -97,6 +92,31 @@ class CopiedLog:
             begin -= 1
             ends += files.cat_file(parts[begin]).count(b"\n")
         return files, parts[begin:], is_complete
+
+
+async def _lines(files: Any, parts: Sequence[str]) -> AsyncGenerator[PrintedLine]:
+    lines, decoder = Lines(), codecs.getincrementaldecoder("utf-8")("replace")
+    before = 0
+    for part in parts:
+        content, times = await asyncio.to_thread(_read, files, part)
+        number = _number(part)
+        gap = _LEFT_OUT if before and number != before + 1 else ""
+        before = number
+        begin = gap.count("\n")
+        for line in lines.add(gap + decoder.decode(content), ((begin + line, moment) for line, moment in times)):
+            yield line
+    for line in lines.rest():
+        yield line
+
+
+def _read(files: Any, part: str) -> tuple[bytes, Sequence[tuple[int, datetime]]]:
+    """Returns a part, and the times of its lines where they are known."""
+    content = files.cat_file(part)
+    try:
+        found = json.loads(files.cat_file(f"{part.removesuffix('.log')}.{PART_TIMES}"))
+        return content, [(int(line), datetime.fromtimestamp(moment, UTC)) for line, moment in found]
+    except (FileNotFoundError, ValueError, TypeError, OverflowError):
+        return content, ()
 
 
 def _number(part: str) -> int:

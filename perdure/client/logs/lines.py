@@ -22,8 +22,7 @@ class LogLine(View):
     incarnation: int
     text: str
     time: datetime | None = None
-    """When it was printed, by the node's clock and to 20 ms; None where that is not known, as in copies at
-    `outputs.logs`."""
+    """When it was printed, by the node's clock and to 20 ms; None where that is not known."""
 
 
 class PrintedLine(NamedTuple):
