@@ -118,6 +118,7 @@ def main(
         "2,3,4,5,6"
     ),
     machines: Annotated[int, typer.Option(help="Machines of the cluster that is watched; 0 for none.")] = 5000,
+    label_bytes: Annotated[int, typer.Option(help="Bytes of the labels of each.")] = 0,
 ) -> None:
     """Measures how well numbers of nodes are chosen and shared."""
     console = Console(highlight=False, width=150)
@@ -149,7 +150,9 @@ def main(
     figures |= simulated(played) if played else dict.fromkeys(_RATIOS, NOT_RUN)
     if played and trace_file is None:
         figures["other_seeds"] = ranges([int(text) for text in other_seeds.split(",") if text], gpus, loads, say=say)
-    seen = asyncio.run(monitor.measure(machines, say)) if machines else dict.fromkeys(monitor.KEYS, NOT_RUN)
+    seen: dict[str, float | str] = dict.fromkeys(monitor.KEYS, NOT_RUN)
+    if machines:
+        seen = asyncio.run(monitor.measure(machines, say, label_bytes=label_bytes))
     # The last line is one JSON object.
     print(json.dumps(figures | seen))
 

@@ -7,6 +7,7 @@ counts until `perdure cluster` would show it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import time
@@ -16,6 +17,7 @@ from statistics import median
 from typing import Any
 
 import psutil
+from temporalio.client import WorkflowContinuedAsNewError
 
 from benchmarks.recovery.perdure_job import control_plane
 from perdure.base.errors import NoWorker
@@ -23,6 +25,7 @@ from perdure.base.kubernetes import KubernetesApi, Object
 from perdure.client.client import Client
 from perdure.client.cluster import read_clusters
 from perdure.contract import ClusterView
+from perdure.contract.names import cluster_workflow_id
 from perdure.spec.job import Backend
 from scripts.cluster.cluster import Cluster, why_not
 
@@ -36,8 +39,8 @@ _FAKE = "kwok.x-k8s.io/node"
 """KWOK keeps machines with this annotation ready."""
 
 
-async def measure(machines: int, say: Callable[[str], None]) -> dict[str, float | str]:
-    """Measures the watch over so many machines, with a pod on every second one."""
+async def measure(machines: int, say: Callable[[str], None], *, label_bytes: int = 0) -> dict[str, float | str]:
+    """Measures the watch over so many machines, with labels of so many bytes, and a pod on every second one."""
     if reason := why_not():
         say(f"no cluster can run here: {reason}")
         return dict.fromkeys(KEYS, "not run")
@@ -47,7 +50,7 @@ async def measure(machines: int, say: Callable[[str], None]) -> dict[str, float 
         os.environ["KUBECONFIG"] = kubeconfig
         api = await KubernetesApi.connect(kubeconfig)
         try:
-            async with _made(api, machines, say) as names, control_plane(worker_module=_WORKER) as plane:
+            async with _made(api, machines, label_bytes, say) as names, control_plane(worker_module=_WORKER) as plane:
                 process = plane.worker.process
                 assert process is not None
                 return await _watch(api, plane.client, names, process, say)
@@ -82,6 +85,7 @@ async def _watch(
         await _until(client, lambda view, known=known: view.machines_total > known)
         ages.append(time.monotonic() - began)
     say(f"a new machine is counted after {', '.join(f'{age:.1f} s' for age in ages)}")
+    await _continue(client, len(names), say)
     return {
         "monitor_rss_mb": round(process.memory_info().rss / 2**20, 1),
         "monitor_view_age_s": round(median(ages), 2),
@@ -89,15 +93,39 @@ async def _watch(
     }
 
 
+async def _continue(client: Client, machines: int, say: Callable[[str], None]) -> None:
+    """Has the workflow continue as new, as it does by itself when its history is long, and waits for the whole view."""
+    temporal = await client.connect()
+    handle = temporal.get_workflow_handle(cluster_workflow_id(client.endpoint.task_queue, Backend.KUBERNETES))
+    before = await handle.describe()
+    pending = before.raw_description.pending_activities[0].activity_id
+    began = time.monotonic()
+    await temporal.get_async_activity_handle(
+        workflow_id=before.id, run_id=before.run_id, activity_id=pending
+    ).complete()
+    first = temporal.get_workflow_handle(before.id, run_id=before.run_id)
+    with contextlib.suppress(WorkflowContinuedAsNewError):
+        await first.result(follow_runs=False)
+    await _until(client, lambda view: view.machines_total >= machines)
+    events = before.history_length
+    say(f"continued as new after {events} events; all machines are in the view again after {_since(began)}")
+
+
+def _since(began: float) -> str:
+    return f"{time.monotonic() - began:.1f} s"
+
+
 @asynccontextmanager
-async def _made(api: KubernetesApi, machines: int, say: Callable[[str], None]) -> AsyncGenerator[list[str]]:
+async def _made(
+    api: KubernetesApi, machines: int, label_bytes: int, say: Callable[[str], None]
+) -> AsyncGenerator[list[str]]:
     label = f"bench-{secrets.token_hex(3)}"
     names = [f"{label}-{number}" for number in range(machines)]
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": label}}
     began = time.monotonic()
     await api.create("/api/v1/namespaces", namespace)
     try:
-        await _at_once(api.create_or_get(NODES, _machine(name)) for name in names)
+        await _at_once(api.create_or_get(NODES, _machine(name, label_bytes)) for name in names)
         pods = f"/api/v1/namespaces/{label}/pods"
         await _at_once(api.create_or_get(pods, _pod(name)) for name in names[::2])
         say(f"{machines} machines and {len(names[::2])} pods made in {time.monotonic() - began:.1f} s")
@@ -107,12 +135,13 @@ async def _made(api: KubernetesApi, machines: int, say: Callable[[str], None]) -
         await _at_once(api.delete(f"{NODES}/{name}") for name in names)
 
 
-def _machine(name: str) -> Object:
+def _machine(name: str, label_bytes: int = 0) -> Object:
+    labels = {f"bench-{number}": f"{name}-{number}".ljust(63, "x")[:63] for number in range(label_bytes // 72)}
     capacity = {"cpu": "96", "memory": "1Ti", "pods": "110", "nvidia.com/gpu": "8"}
     return {
         "apiVersion": "v1",
         "kind": "Node",
-        "metadata": {"name": name, "annotations": {_FAKE: "fake"}, "labels": {"type": "kwok"}},
+        "metadata": {"name": name, "annotations": {_FAKE: "fake"}, "labels": labels | {"type": "kwok"}},
         "spec": {"taints": [{"key": _FAKE, "value": "fake", "effect": "NoSchedule"}]},
         "status": {"allocatable": capacity, "capacity": capacity, "conditions": [{"type": "Ready", "status": "True"}]},
     }

@@ -14,7 +14,7 @@ import logging
 import os
 import random
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self, cast
 from urllib.request import getproxies
@@ -35,6 +35,9 @@ Object = dict[str, Any]
 """A Kubernetes object, as JSON."""
 
 _REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=30, sock_connect=5)
+_PAGE = 500
+"""Objects of one answer where a collection may be large, as kubectl requests them. An answer has 30 s, and is in memory
+as a whole."""
 _WATCH_SECONDS = 300
 """Seconds for which the server keeps a watch open; bookmarks arrive about every minute."""
 _WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=150)
@@ -264,8 +267,17 @@ class KubernetesApi:
         except _Absent:
             return None
 
-    async def follow(self, path: str, *, labels: str = "", fields: str = "") -> AsyncGenerator[Change]:
+    async def follow(
+        self, path: str, *, labels: str = "", fields: str = "", reduce: Callable[[Object], Object] | None = None
+    ) -> AsyncGenerator[Change]:
         """Yields all objects, then every change, across outages of the server and expired versions.
+
+        Args:
+            path: The collection.
+            labels: Only objects with these labels, as a selector.
+            fields: Only objects with these fields, as a selector.
+            reduce: Makes of each object what is needed of it, so that a collection of any size is never in memory as
+                a whole; None for all of it.
 
         Raises:
             KubernetesError: if the server refuses permanently: the collection does not exist or may not be read.
@@ -280,9 +292,8 @@ class KubernetesApi:
             watching = bool(version)
             try:
                 if not watching:
-                    listed = await self._request("GET", path, query=query)
-                    version = listed["metadata"]["resourceVersion"]
-                    yield Listed(tuple(listed["items"]))
+                    objects, version = await self._list_all(path, query, reduce)
+                    yield Listed(objects)
                     watching = True
                 async with contextlib.aclosing(self._watch(path, query, version)) as events:
                     async for kind, thing in events:
@@ -292,7 +303,7 @@ class KubernetesApi:
                         if kind == "DELETED":
                             yield Removed(thing)
                         elif kind != "BOOKMARK":
-                            yield Changed(thing)
+                            yield Changed(thing if reduce is None else reduce(thing))
             except KubernetesError as error:
                 if error.status == 410:
                     # The server no longer has the changes since this version: list again.
@@ -309,6 +320,23 @@ class KubernetesApi:
                     await _pause(backoff, path, error)
             except TRANSIENT as error:
                 await _pause(backoff, path, error)
+
+    async def _list_all(
+        self, path: str, query: Mapping[str, str], reduce: Callable[[Object], Object] | None
+    ) -> tuple[tuple[Object, ...], str]:
+        """Returns all objects, and the version of the collection that they are of."""
+        if reduce is None:
+            listed = await self._request("GET", path, query=query)
+            return tuple(listed["items"]), listed["metadata"]["resourceVersion"]
+        objects: list[Object] = []
+        query = {**query, "limit": str(_PAGE)}
+        while True:
+            listed = await self._request("GET", path, query=query)
+            objects += map(reduce, listed["items"])
+            metadata = listed["metadata"]
+            if not (following := metadata.get("continue")):
+                return tuple(objects), metadata["resourceVersion"]
+            query["continue"] = following
 
     async def _watch(self, path: str, query: Mapping[str, str], version: str) -> AsyncGenerator[tuple[str, Object]]:
         seconds = str(int(_WATCH_SECONDS * random.uniform(0.8, 1.2)))

@@ -80,7 +80,7 @@ class ControlPlane:
         )
 
     def await_api_server(self) -> None:
-        await_that(self.ready, what=f"the API server (see {self._processes.log('kube-apiserver')})", within=60)
+        await_that(self.ready, what=f"the API server (see {self._processes.log('kube-apiserver')})", within=300)
 
     def ready(self) -> bool:
         """Returns whether the API server answers."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -77,3 +79,73 @@ async def test_a_worker_that_may_not_list_machines_learns_what_it_needs() -> Non
         with pytest.raises(MachinesUnknown, match="grant it list and watch of nodes and pods"):
             async for _ in follow(api):
                 pass
+
+
+LABELS = 100
+"""Labels of 100 bytes that each machine of a large cluster has."""
+
+
+class LargeCluster:
+    """An API server with many machines, which answers in pages, as the real one does.
+
+    Args:
+        machines: How many there are.
+        expire_at: Pages after which it has forgotten the version that is listed, once.
+    """
+
+    def __init__(self, machines: int, *, expire_at: int | None = None) -> None:
+        self.machines = machines
+        self.expire_at = expire_at
+        self.pages: list[int] = []
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if request.query.get("watch"):
+            response = web.StreamResponse()
+            await response.prepare(request)
+            await asyncio.Event().wait()
+            return response
+        if request.path.endswith("pods"):
+            return web.json_response({"metadata": {"resourceVersion": "9"}, "items": []})
+        begin, limit = int(request.query.get("continue", 0)), int(request.query.get("limit", self.machines))
+        if self.expire_at is not None and len(self.pages) == self.expire_at:
+            self.expire_at = None
+            return refusal(410, "Expired", "The provided continue parameter is too old")
+        self.pages.append(begin)
+        end = min(begin + limit, self.machines)
+        listed = {"resourceVersion": "9"} | ({"continue": str(end)} if end < self.machines else {})
+        body = json.dumps({"metadata": listed, "items": [self.machine(number) for number in range(begin, end)]})
+        return web.Response(text=body, content_type="application/json")
+
+    @staticmethod
+    def machine(number: int) -> dict[str, Any]:
+        labels = {f"acme.example/label-{label}": f"{number}-{label}-".ljust(63, "x") for label in range(LABELS)}
+        capacity = {"cpu": "96", "memory": "1Ti", "pods": "110", "nvidia.com/gpu": "8"}
+        return {
+            "metadata": {"name": f"gpu-{number:05}", "labels": labels | {"zone": f"z{number % 3}"}},
+            "status": {"allocatable": capacity, "conditions": [{"type": "Ready", "status": "True"}]},
+        }
+
+
+async def listed(cluster: LargeCluster) -> Machines:
+    async with played_api(cluster.answer) as api, contextlib.aclosing(follow(api)) as followed:
+        return await anext(followed)
+
+
+async def test_many_machines_with_many_labels_are_listed_in_pages_and_found_by_any_label() -> None:
+    cluster = LargeCluster(1200)
+    found = await listed(cluster)
+    assert len(found.machines) == 1200
+    assert cluster.pages == [0, 500, 1000]
+    one = Use("", {"nvidia.com/gpu": 8.0}, None, selector=(("zone", "z1"),))
+    assert found.room(one, at_most=10_000) == 400
+    for selector in (("zone", "z9"), ("zones", "z1"), ("", "")):
+        assert found.room(one._replace(selector=(selector,)), at_most=10_000) == 0
+    label = next(iter(cluster.machine(7)["metadata"]["labels"].items()))
+    assert found.room(one._replace(selector=(label,)), at_most=10_000) == 1
+
+
+async def test_a_list_that_expires_between_two_pages_begins_again() -> None:
+    cluster = LargeCluster(1200, expire_at=2)
+    found = await listed(cluster)
+    assert len(found.machines) == 1200
+    assert cluster.pages == [0, 500, 0, 500, 1000]

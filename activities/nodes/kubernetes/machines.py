@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from perdure.activities.nodes.kubernetes.naming import OURS, ROLE, UID, is_ours
 from perdure.activities.nodes.kubernetes.resources import amount, requests_of
-from perdure.activities.nodes.machines import Machines, MachineSeen, MachinesUnknown, Owner, Use
+from perdure.activities.nodes.machines import Labels, Machines, MachineSeen, MachinesUnknown, Owner, Use
 from perdure.base.kubernetes import Change, Changed, KubernetesApi, KubernetesError, Listed, Object, Removed
 
 _NODES: Final = "/api/v1/nodes"
@@ -32,8 +32,8 @@ async def follow(api: KubernetesApi) -> AsyncGenerator[Machines]:
     found, changed = Machines(), asyncio.Event()
     listed: set[str] = set()
     tasks = [
-        asyncio.create_task(_take_in(api, path, take, found, listed, changed))
-        for path, take in ((_NODES, _take_machine), (_PODS, _take_pod))
+        asyncio.create_task(_take_in(api.follow(path, reduce=reduce), path, take, found, listed, changed))
+        for path, take, reduce in ((_NODES, _take_machine, _needed_of_machine), (_PODS, _take_pod, _needed_of_pod))
     ]
     try:
         while True:
@@ -64,9 +64,9 @@ _Take = Callable[[Machines, Change], None]
 
 
 async def _take_in(
-    api: KubernetesApi, path: str, take: _Take, found: Machines, listed: set[str], changed: asyncio.Event
+    followed: AsyncGenerator[Change], path: str, take: _Take, found: Machines, listed: set[str], changed: asyncio.Event
 ) -> None:
-    async with contextlib.aclosing(api.follow(path)) as changes:
+    async with contextlib.aclosing(followed) as changes:
         async for change in changes:
             take(found, change)
             found.events += 1
@@ -74,10 +74,20 @@ async def _take_in(
             changed.set()
 
 
+def _needed_of_machine(one: Object) -> Object:
+    metadata, spec, status = one["metadata"], one.get("spec") or {}, one.get("status") or {}
+    seen = MachineSeen(
+        capacity=dict(_amounts(status.get("allocatable") or {})),
+        taints=tuple(sorted(_taints(spec))),
+        problem=_problem(spec, status),
+    )
+    return {"name": metadata["name"], "seen": seen, "labels": Labels(metadata.get("labels") or {})}
+
+
 def _take_machine(found: Machines, change: Change) -> None:
     match change:
         case Listed(objects):
-            names = {one["metadata"]["name"] for one in objects}
+            names = {one["name"] for one in objects}
             for name in found.machines.keys() - names:
                 _forget(found, name)
             for one in objects:
@@ -94,14 +104,8 @@ def _forget(found: Machines, name: str) -> None:
 
 
 def _put_machine(found: Machines, one: Object) -> None:
-    metadata, spec, status = one["metadata"], one.get("spec") or {}, one.get("status") or {}
-    seen = MachineSeen(
-        capacity=dict(_amounts(status.get("allocatable") or {})),
-        taints=tuple(sorted(_taints(spec))),
-        problem=_problem(spec, status),
-    )
-    found.machines[metadata["name"]] = seen
-    found.labels[metadata["name"]] = metadata.get("labels") or {}
+    found.machines[one["name"]] = one["seen"]
+    found.labels[one["name"]] = one["labels"]
 
 
 def _amounts(quantities: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
@@ -124,10 +128,14 @@ def _problem(spec: Mapping[str, Any], status: Mapping[str, Any]) -> str:
     return "cordoned" if spec.get("unschedulable") else ""
 
 
+def _needed_of_pod(one: Object) -> Object:
+    return {"uid": one["metadata"]["uid"], "use": _use(one)}
+
+
 def _take_pod(found: Machines, change: Change) -> None:
     match change:
         case Listed(objects):
-            uids = {one["metadata"]["uid"] for one in objects}
+            uids = {one["uid"] for one in objects}
             for uid in found.uses.keys() - uids:
                 found.drop(uid)
             for one in objects:
@@ -139,22 +147,30 @@ def _take_pod(found: Machines, change: Change) -> None:
 
 
 def _put_pod(found: Machines, one: Object) -> None:
+    if one["use"] is None:
+        found.drop(one["uid"])
+    else:
+        found.put(one["uid"], one["use"])
+
+
+def _use(one: Object) -> Use | None:
+    """What a pod uses or waits for; None once it has ended."""
     metadata, spec, status = one["metadata"], one["spec"], one.get("status") or {}
     if status.get("phase") in _ENDED or (metadata.get("deletionTimestamp") and not spec.get("nodeName")):
-        found.drop(metadata["uid"])
-        return
+        return None
     labels = metadata.get("labels") or {}
-    ours = is_ours(one, OURS) and UID in labels
-    found.put(
-        metadata["uid"],
-        Use(
-            machine=spec.get("nodeName") or "",
-            requests={what: float(number) for what, number in requests_of(spec).items()} | {"pods": 1.0},
-            owner=Owner(labels[UID], labels.get(ROLE, "")) if ours else None,
-            reason="" if spec.get("nodeName") else _why_waiting(status),
-            tolerates=tuple(sorted(_tolerated(spec))),
-            selector=tuple(sorted((spec.get("nodeSelector") or {}).items())),
-        ),
+    use = Use(
+        machine=spec.get("nodeName") or "",
+        requests={what: float(number) for what, number in requests_of(spec).items()} | {"pods": 1.0},
+        owner=None,
+    )
+    if not (is_ours(one, OURS) and UID in labels):
+        return use
+    return use._replace(
+        owner=Owner(labels[UID], labels.get(ROLE, "")),
+        reason="" if spec.get("nodeName") else _why_waiting(status),
+        tolerates=tuple(sorted(_tolerated(spec))),
+        selector=tuple(sorted((spec.get("nodeSelector") or {}).items())),
     )
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic_core import to_json
 
 from perdure.activities.cluster.view import MOST_MACHINES, summary_of, view_of, with_machines
-from perdure.activities.nodes.machines import Machines, MachineSeen, Owner, Use
+from perdure.activities.nodes.machines import Labels, Machines, MachineSeen, Owner, Use
 from perdure.cli.cluster import amounts, within
 from perdure.contract import ClusterJob, ClusterRef, JobPhase, Pace
 
@@ -60,7 +60,7 @@ def test_jobs_have_what_is_on_machines_and_wait_for_the_rest() -> None:
 def test_taints_and_selectors_leave_only_the_machines_that_a_node_may_have() -> None:
     found = cluster(3)
     found.machines["gpu-00000"].taints = ("dedicated=vision",)
-    found.labels = {"gpu-00001": {"zone": "a"}}
+    found.labels = {"gpu-00001": Labels({"zone": "a"})}
     assert found.room(Use("", NODE, None), at_most=9) == 2
     assert found.room(Use("", NODE, None, tolerates=("dedicated",)), at_most=9) == 3
     assert found.room(Use("", NODE, None, tolerates=("dedicated=nlp",)), at_most=9) == 2

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -24,6 +24,7 @@ from perdure.activities.nodes.machines import Machines, MachineSeen, MachinesUnk
 from perdure.cli.main import app
 from perdure.contract import JobPhase, JobStatus, NodePhase, NodesQuery, NodesSuggested, NodeView, SharingPolicy
 from perdure.contract.names import TRAINING_JOB, cluster_workflow_id
+from perdure.workflows import cluster as cluster_workflow
 from perdure.workflows.cluster import Cluster
 from tests.activities.history.stored import status
 from tests.support.temporal_server import DevServer
@@ -77,6 +78,8 @@ class MadeBackend(LocalBackend):
         self.seen = Machines()
         self.seen.machines["gpu-1"] = MachineSeen({"cpu": 40.0})
         self.refused = ""
+        self.listed = asyncio.Event()
+        self.listed.set()
         self.changed = asyncio.Event()
 
     def put(self, owner: str, rank: int, machine: str = "gpu-1") -> None:
@@ -84,6 +87,7 @@ class MadeBackend(LocalBackend):
         self.changed.set()
 
     async def machines(self) -> AsyncGenerator[Machines]:
+        await self.listed.wait()
         while True:
             if self.refused:
                 raise MachinesUnknown(self.refused)
@@ -172,6 +176,65 @@ async def test_a_view_shows_machines_jobs_and_what_keeps_it_from_knowing_more(
         backend.changed.set()
         assert await eventually(lambda: known("does not let the worker"), within=PATIENCE)
     await first.terminate()
+
+
+async def test_what_was_seen_is_shown_while_the_next_worker_lists_the_machines(
+    temporal_client: Client, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_workflow, "_HEARTBEAT", timedelta(seconds=2))
+    backend = MadeBackend()
+    workflow_id = cluster_workflow_id(queue, backend.name)
+
+    async def attempt(number: int) -> bool:
+        found = (await temporal_client.get_workflow_handle(workflow_id).describe()).raw_description
+        return any(one.attempt >= number for one in found.pending_activities)
+
+    async def one_machine() -> str | None:
+        text = await shown()
+        return text if "gpu-1" in text and "being listed" not in text else None
+
+    async with watching_clusters(temporal_client, [backend], task_queue=queue, sharing=None):
+        await eventually(one_machine, within=PATIENCE)
+    backend.listed.clear()
+    async with watched(temporal_client, queue, backend):
+        await eventually(lambda: attempt(2), within=PATIENCE)
+        assert await one_machine()
+        backend.seen.machines["gpu-2"] = MachineSeen({"cpu": 40.0})
+        backend.listed.set()
+
+        async def both() -> bool:
+            return "gpu-2" in await shown()
+
+        await eventually(both, within=PATIENCE)
+
+
+async def test_a_workflow_that_continues_as_new_watches_on(temporal_client: Client, queue: str) -> None:
+    backend = MadeBackend()
+    async with watched(temporal_client, queue, backend):
+        handle = temporal_client.get_workflow_handle(cluster_workflow_id(queue, backend.name))
+
+        async def seen() -> bool:
+            return "gpu-1" in await shown()
+
+        await eventually(seen, within=PATIENCE)
+        before = await handle.describe()
+        [pending] = before.raw_description.pending_activities
+        watch = temporal_client.get_async_activity_handle(
+            workflow_id=before.id, run_id=before.run_id, activity_id=pending.activity_id
+        )
+        await watch.complete()
+
+        async def continued() -> bool:
+            return (await handle.describe()).run_id != before.run_id
+
+        await eventually(continued, within=PATIENCE)
+        backend.seen.machines["gpu-2"] = MachineSeen({"cpu": 40.0})
+        backend.changed.set()
+
+        async def both() -> bool:
+            return "gpu-2" in await shown()
+
+        await eventually(both, within=PATIENCE)
 
 
 async def test_jobs_that_share_are_advised_of_each_other(temporal_client: Client, queue: str) -> None:
