@@ -36,7 +36,7 @@ def desired_of(table: NodeTable, record: NodeRecord) -> NodeDesired:
     """What the agent of this node is to reach."""
     node, taken, desire = record.node, record.acknowledged, table.desire
     if table.current(node) is None:
-        stop = taken.stop or (_stop_request(table, _why_stopped(table)) if table.adopts else None)
+        stop = taken.stop or (_stop_request(table, _why_stopped(table)) if table.ends_by_agents else None)
         return taken.replace(released=taken.released or record.leaving, stop=stop)
     complete = {"complete_generation": desire.complete_generation, "stages_complete": desire.stages_complete}
     if table.winding_down:

@@ -101,6 +101,11 @@ class NodeTable:
         return not CAPABILITIES[self.group.spec.backend].creates_nodes
 
     @property
+    def ends_by_agents(self) -> bool:
+        """Whether agents receive that their nodes are to end, whatever else ends them."""
+        return CAPABILITIES[self.group.spec.backend].ends_by_agents
+
+    @property
     def shares(self) -> bool:
         """Whether its backend keeps objects of the job other than nodes: they must be deleted as well, even where no
         node is left whose deletion would include them."""

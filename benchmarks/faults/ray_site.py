@@ -63,7 +63,8 @@ class RaySite:
 async def ray_site() -> AsyncGenerator[RaySite]:
     """Provides a cluster; workers that are started meanwhile serve it."""
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        cluster = RayCluster(Path(folder))
+        # By default Ray's workers give way to every other process of this machine, and so would the ranks.
+        cluster = RayCluster(Path(folder), variables={"RAY_worker_niceness": "0"})
         try:
             await cluster.start(machines=MACHINES)
             os.environ.update(cluster.variables)

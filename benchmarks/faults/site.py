@@ -36,6 +36,9 @@ STEPS_AFTER = 10
 """Steps of each rank that show that a job trains again."""
 REPAIR_SECONDS = 60.0
 """The longest time from the verdict until all ranks step again, with a replacement that imports torch."""
+PLACING_SECONDS = 75.0
+"""What a cluster takes in addition: Ray counts a lost machine as one of its own for 15 s, and gives the process of a
+new actor 60 s to register."""
 LOOK_SECONDS = 0.2
 LOOK = timedelta(seconds=LOOK_SECONDS)
 KEPT_PAUSE = 2.0
@@ -110,6 +113,11 @@ class Run:
         return self.nodes * self.processes
 
     @property
+    def repair_seconds(self) -> float:
+        """The longest time from a verdict until all ranks step again."""
+        return REPAIR_SECONDS + (PLACING_SECONDS if self.site is not None else 0)
+
+    @property
     def folder(self) -> Path:
         """The folder of the injector in the ranks."""
         return self.out.with_name("faults")
@@ -181,7 +189,7 @@ class Run:
             await asyncio.sleep(LOOK_SECONDS)
             story = replace(story, incidents=await self.incidents())
         heal()
-        deadline = time.time() + REPAIR_SECONDS * expected.interruptions
+        deadline = time.time() + self.repair_seconds * expected.interruptions
         while story.interruptions and time.time() < deadline and not story.trains:
             status = await self.status()
             if status.finished_at is not None:
@@ -215,7 +223,7 @@ class Run:
         with suppress(TrialFailed):
             await self.until(
                 lambda: self._made(generation=generation, since=since) >= STEPS_AFTER,
-                seconds=REPAIR_SECONDS,
+                seconds=self.repair_seconds,
                 what="steps afterwards",
             )
         trains = self._made(generation=generation, since=since) >= STEPS_AFTER

@@ -21,6 +21,9 @@ class Capabilities:
     them."""
     chooses_machines: bool = False
     """The backend chooses the machine of a new node, and can avoid machines."""
+    ends_by_agents: bool = False
+    """Agents receive from the job that their nodes are to end, in addition to the backend's own deletion, which waits
+    for a cluster that does not answer."""
     keeps_shared_objects: bool = False
     """The backend keeps objects of a job other than its nodes, which must be removed with the last node or after it."""
     runs_beside_worker: bool = False
@@ -63,9 +66,13 @@ CAPABILITIES = complete(
             resizes_nodes=True,
             names_nodes=True,
         ),
-        Backend.JOINED: Capabilities(),
+        Backend.JOINED: Capabilities(ends_by_agents=True),
         Backend.RAY: Capabilities(
-            creates_nodes=True, chooses_machines=True, keeps_shared_objects=True, uploads_workdir=True
+            creates_nodes=True,
+            chooses_machines=True,
+            ends_by_agents=True,
+            keeps_shared_objects=True,
+            uploads_workdir=True,
         ),
     }
 )

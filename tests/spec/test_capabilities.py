@@ -20,3 +20,4 @@ def test_what_a_backend_can_do_is_consistent(backend: Backend):
     can = CAPABILITIES[backend]
     assert can.creates_nodes or not can.chooses_machines, "who creates no node chooses no machine"
     assert not (can.runs_beside_worker and can.uploads_workdir), "what is there needs no upload"
+    assert can.creates_nodes or can.ends_by_agents, "what the backend does not end, agents do"

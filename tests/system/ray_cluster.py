@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -56,6 +57,7 @@ class RayCluster:
         self.machines: list[asyncio.subprocess.Process] = []
         self._tables: asyncio.subprocess.Process | None = None
         self._head_variables: dict[str, str] = {}
+        self._head_options: tuple[str, ...] = ()
         self._environment = {name: value for name, value in os.environ.items() if not name.startswith("PERDURE_")}
         self._environment |= variables or {}
 
@@ -94,6 +96,11 @@ class RayCluster:
         self._head_variables = {"RAY_REDIS_ADDRESS": f"127.0.0.1:{port}"}
         await eventually(lambda: _accepts("127.0.0.1", port), what="Redis")
 
+    def never_spill(self) -> None:
+        """Has a head that is started from now on forbid object stores to write to a disk: they become full."""
+        system = {"automatic_object_spilling_enabled": False, "local_fs_capacity_threshold": 0.0}
+        self._head_options = ("--system-config", json.dumps(system))
+
     async def kill_head(self) -> None:
         """Kills all processes of the head at once."""
         assert self.head is not None
@@ -106,7 +113,7 @@ class RayCluster:
             # By it `ray start` finds a head that runs on this host.
             (self.folder / "ray_current_cluster").unlink(missing_ok=True)
         head = ("--head", "--port", str(self.port), "--temp-dir", str(self.folder), "--include-dashboard=false")
-        self.head = await self._start(*head, cpus=self._head_cpus, variables=self._head_variables)
+        self.head = await self._start(*head, *self._head_options, cpus=self._head_cpus, variables=self._head_variables)
         await eventually(lambda: _accepts(self.host, self.port), what="Ray's head")
         await self._serves(self.head)
 

@@ -34,9 +34,14 @@ KILL_ACTORS = (
 """Also ends those that Ray has not started."""
 
 
-async def machines_end(job: Job) -> None:
-    """Ray's machines end by themselves, and with them the nodes."""
+async def nodes_end(job: Job) -> None:
+    """The nodes end by their agents, though Ray does not answer."""
     await eventually(lambda: not job.processes(), what="the end of the nodes", within=PATIENCE)
+
+
+def machines_run(cluster: RayCluster) -> bool:
+    """No machine has ended by itself, as Ray's machines do a minute after they have lost their head."""
+    return all(cluster.raylet(machine) for machine in cluster.machines)
 
 
 @asynccontextmanager
@@ -65,7 +70,7 @@ async def head_without_its_tables(cluster: RayCluster, site: Site) -> AsyncGener
     job = await trained(cluster, site, 2)
     await cluster.start_head()
     yield job
-    await machines_end(job)
+    await nodes_end(job)
 
 
 @asynccontextmanager
@@ -73,7 +78,8 @@ async def no_head(cluster: RayCluster, site: Site) -> AsyncGenerator[Job]:
     job = await trained(cluster, site, 2)
     await cluster.kill_head()
     yield job
-    await machines_end(job)
+    await nodes_end(job)
+    assert machines_run(cluster)
     await cluster.start_head()
 
 
@@ -82,11 +88,11 @@ async def connection_that_hangs(cluster: RayCluster, site: Site) -> AsyncGenerat
     job = await trained(cluster, site, 2)
     cluster.gcs().send_signal(signal.SIGSTOP)
     yield job
+    await nodes_end(job)
+    assert machines_run(cluster)
     log = site.state.path / "worker" / "worker.log"
     await eventually(lambda: "did not answer within" in log.read_text(), what="a call without an answer")
     cluster.gcs().send_signal(signal.SIGCONT)
-    # Ray may have lost its machines by then, and the nodes end a moment after it has forgotten them.
-    await machines_end(job)
 
 
 @asynccontextmanager

@@ -164,6 +164,67 @@ async def test_a_node_that_rays_memory_monitor_kills_has_a_class_of_its_own(clus
     await cancelled(cluster, ray_site, job)
 
 
+FILL_STORES = """
+@ray.remote(num_cpus=0)
+class Filler:
+    def fill(self):
+        self.kept = []
+        try:
+            for _ in range(300):
+                self.kept.append(ray.put(bytes(1_000_000)))
+        except Exception as error:
+            return f"{type(error).__name__} after {len(self.kept)} MB"
+        return "it takes more"
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+fillers = [
+    Filler.options(
+        name=node["NodeID"], namespace="other", lifetime="detached",
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
+    ).remote()
+    for node in ray.nodes()
+]
+found = ray.get([filler.fill.remote() for filler in fillers])
+"""
+"""Another job of the cluster, which leaves no room in the object store of any machine."""
+END_FILLERS = """
+for one in ray.util.list_named_actors(all_namespaces=True):
+    if one["namespace"] == "other":
+        ray.kill(ray.get_actor(one["name"], "other"))
+found = True
+"""
+
+
+async def test_full_object_stores_hinder_no_node(cluster: RayCluster, ray_site: Site):
+    cluster.never_spill()
+    job = await trained(cluster, ray_site, 2)
+    full = await asked(cluster, FILL_STORES)
+    assert len(full) == 3
+    assert all("Error after" in one for one in full), full
+    await job.undisturbed(ranks=2, seconds=5)
+    actor_of(job, 1).kill()
+    await job.running(nodes=2, after=1)
+    assert await incarnations(ray_site, job) == [1, 2]
+    await ray_site.end_jobs()
+    await job.wound_down()
+    assert await asked(cluster, END_FILLERS)
+    await nothing_is_left(cluster, job)
+
+
+async def test_a_rank_that_finds_its_object_store_full_fails_in_rays_words(cluster: RayCluster, ray_site: Site):
+    cluster.never_spill()
+    await cluster.start(machines=1)
+    script = ray_site.folder / "puts.py"
+    script.write_text("import ray\nray.init()\nkept = [ray.put(bytes(1_000_000)) for _ in range(300)]\n")
+    job = await submitted(ray_site, nodes="1", command=[str(interpreter()), str(script)], retry={"max_restarts": 0})
+    result = await ray_site.client.wait(job.name)
+    assert result.phase is JobPhase.FAILED
+    (incident,) = await job.incidents()
+    assert incident.failure is FailureClass.USER_CODE
+    assert "ray.exceptions.OutOfDiskError" in str(incident)
+    await job.wound_down()
+    await nothing_is_left(cluster, job)
+
+
 async def test_training_outlives_the_head_and_is_requested_again_where_it_lost_its_tables(
     cluster: RayCluster, ray_site: Site
 ):

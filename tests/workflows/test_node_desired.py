@@ -38,8 +38,8 @@ TIMING = parse_spec(job_spec("1")).timing
 FIRST, LEASE = TIMING.commands.schedule_to_start, TIMING.lease.timeout
 
 
-def table_of(record: NodeRecord) -> NodeTable:
-    spec = job_spec("1")
+def table_of(record: NodeRecord, **fields: Any) -> NodeTable:
+    spec = job_spec("1") | fields
     member = Member(incarnation=1, group_rank=0, base_rank=0, processes=1)
     world = World(
         generation=2,
@@ -221,6 +221,18 @@ def test_a_node_that_is_being_deleted_is_released_when_it_waits_for_a_checkpoint
     asyncio.run(node_desired.converge(table, NODE))
     assert [command.desired.released for command in agent.sent] == [True]
     assert not table.transitions.carried.waiting, "the job itself ends it"
+
+
+@pytest.mark.parametrize(("backend", "stopped"), [("local", []), ("joined", [True]), ("ray", [True])])
+def test_an_agent_receives_that_its_node_is_to_end_where_the_backend_may_not_reach_it(
+    monkeypatch: pytest.MonkeyPatch, backend: str, stopped: list[bool]
+) -> None:
+    table, agent = table_of(joined(), backend=backend), Agent(monkeypatch)
+    desire(table, nodes={}, wind_down=True, reason="job ends: cancelled by ana")
+    table.retiring[NODE.key] = table.records.pop(0)
+    asyncio.run(node_desired.converge(table, NODE))
+    assert ["cancelled by ana" in str(command.desired.stop) for command in agent.sent] == stopped
+    assert node_desired.differing(table, NODE) is None, "it is sent once"
 
 
 COMMIT = Commit(checkpoint=CheckpointRef(step=7, run="run", generation=2), rank=NODE.rank)

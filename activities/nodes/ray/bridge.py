@@ -97,7 +97,7 @@ class _Tracked:
         """Takes in what the actor has answered."""
         if self.facts["state"] == "pending" and ray.wait([self.started], timeout=0)[0]:
             with contextlib.suppress(RayActorError, ray.exceptions.RayError):
-                self.facts = {"state": "running", **ray.get(self.started)}
+                self.facts = {"state": "running", **_texts(ray.get(self.started), "host", "node_id")}
         if self.facts["state"] != "gone" and ray.wait([self.ended], timeout=timeout)[0]:
             ending = _ending(self.ended)
             if ending.pop("unreachable", False):
@@ -408,10 +408,16 @@ def _drained(facts: dict[str, Any]) -> str:
     return said
 
 
+def _texts(answer: Any, *names: str) -> dict[str, str]:
+    """Returns the named texts of an actor's answer. An actor of another owner may answer anything."""
+    fields = answer if isinstance(answer, dict) else {}
+    return {name: str(fields[name]) for name in names if name in fields}
+
+
 def _ending(ended: Any) -> dict[str, Any]:
     """Returns why an actor ended, in Ray's words where Ray knows."""
     try:
-        return {"reason": ray.get(ended).get("reason", ""), "cause": "UNKNOWN"}
+        return {"reason": "", **_texts(ray.get(ended), "reason"), "cause": "UNKNOWN"}
     except ray.exceptions.RayError as error:
         return _meaning(error)
 
