@@ -48,10 +48,10 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
 data = ShardingClient("corpus", size=200_000, shard_size=256, shuffle=True)
 checkpointer = Checkpointer(every=1, replicated=True)
 state = {{"model": model, "optimizer": optimizer, "data": data, "step": 0}}
-if checkpointer.restore(state) is None:
-    data.start_over()
+checkpointer.restore(state)
 truth = torch.randn(64, generator=torch.Generator().manual_seed(1)) / 8
-for batch in ShardBatches(data, batch_size=16):
+batches = ShardBatches(data, batch_size=16)
+for batch in batches.over(batches):
     inputs = torch.randn(len(batch), 64)
     loss = (model(inputs).squeeze(1) - inputs @ truth - 0.5).square().mean()
     optimizer.zero_grad()

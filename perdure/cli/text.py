@@ -222,7 +222,7 @@ def count(number: int, noun: str) -> str:
 
 def node_state(node: NodeView) -> tuple[str, str, str]:
     """The symbol, style and text of a node's state."""
-    from perdure.client.views import is_idle
+    from perdure.client.views import begins, is_idle
 
     if node.phase == "LOST":
         return "✗", "red", "lost"
@@ -237,7 +237,8 @@ def node_state(node: NodeView) -> tuple[str, str, str]:
             return "■", "yellow", idle(node)
         if node.stalled_since:
             return "■", "yellow", f"no step for {age(node.stalled_since)}"
-        return ("■", "green", "stepping") if node.progress else ("□", "cyan", "in the world")
+        steps = node.progress and not begins(node)
+        return ("■", "green", "stepping") if steps else ("□", "cyan", "in the world")
     return "…", "dim", node.phase.lower()
 
 

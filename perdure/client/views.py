@@ -23,6 +23,7 @@ from perdure.contract import (
 )
 from perdure.contract.courses import join_courses
 
+_AT_REST = (JobPhase.STARTING, JobPhase.RENDEZVOUS, JobPhase.SUSPENDED)
 _SHORTEST_IDLE = timedelta(seconds=5)
 _IDLE_STEPS = 10
 """Usual steps that an idle time has at least: a step that takes a few times as long is slow."""
@@ -189,7 +190,7 @@ def _merge(job: NodeView, group: NodeView | None, lease: NodeLease | None) -> No
             by = f" by {lease.pause.by}" if lease.pause.by else ""
             fields |= {"reachable": False, "reason": f"its lease is paused in Temporal{by}"}
     merged = job.model_copy(update=fields)
-    if merged.progress is None or not is_idle(merged):
+    if merged.progress is None or not (is_idle(merged) or begins(merged)):
         return merged
     # The mean of the last minute says nothing while no step is made.
     return merged.model_copy(update={"progress": merged.progress.model_copy(update={"steps_per_second": None})})
@@ -236,6 +237,11 @@ def is_idle(node: NodeView) -> bool:
     return node.idle >= max(_SHORTEST_IDLE, _IDLE_STEPS * (node.usual_step or timedelta()))
 
 
+def begins(node: NodeView) -> bool:
+    """Whether the node has made no step of its generation yet: its progress is that of the generation before."""
+    return node.progress is not None and 0 < node.progress.generation < node.generation
+
+
 def longest_idle(nodes: Iterable[NodeView]) -> NodeView | None:
     """The node that has made no step for the longest time, if any is idle."""
     return max((node for node in nodes if is_idle(node)), key=lambda node: node.idle or timedelta(), default=None)
@@ -247,20 +253,33 @@ def overall_progress(nodes: Sequence[NodeView], status: JobStatus | None) -> Pro
     known = [node.progress for node in members if node.progress is not None]
     stepping = comparable(known)
     if not stepping:
-        return status.progress if status else None
+        last = status.progress if status else None
+        return last.model_copy(update={"steps_per_second": None}) if status and last and _rests(status, last) else last
     slowest = min(stepping, key=lambda progress: progress.step)
     rates = [progress.steps_per_second for progress in stepping if progress.steps_per_second]
     courses = [progress.course for progress in (*known, status and status.progress) if progress]
     losses = [progress.loss for progress in stepping if progress.loss is not None]
     totals = [progress.total_steps for progress in stepping if progress.total_steps]
+    steps = longest_idle(members) is None and not (status and _rests(status, slowest))
     return slowest.model_copy(
         update={
-            "steps_per_second": min(rates) if rates and longest_idle(members) is None else None,
+            "steps_per_second": min(rates) if rates and steps else None,
             "loss": losses[0] if losses else None,
             "total_steps": max(totals) if totals else None,
             "course": reduce(join_courses, courses, ()),
         }
     )
+
+
+def _rests(status: JobStatus, progress: Progress) -> bool:
+    """Whether no world makes steps now, so that the last speed says nothing about the time that is left."""
+    if status.phase in _AT_REST or 0 < progress.generation < status.generation:
+        return True
+    incident = status.last_incident
+    if incident is None or incident.observation is not None or incident.over_at is not None:
+        return False
+    # A world that a requested change ends may step until then.
+    return progress.last_step_at is None or progress.last_step_at <= incident.started_at
 
 
 def all_warnings(nodes: Sequence[NodeView], status: JobStatus) -> tuple[str, ...]:

@@ -13,6 +13,8 @@ from perdure_training.shards.sharding_client import ShardingClient
 
 _Batch = TypeVar("_Batch")
 
+_NOT_HANDED_OVER = "loop over `batches.over(loader)` or `batches.in_step(loader)` instead of over the loader or the batches"
+
 
 class ShardBatches(Sampler[list[int]]):
     """The batch sampler of a rank that reads leased shards.
@@ -41,6 +43,8 @@ class ShardBatches(Sampler[list[int]]):
         self._batch_size = batch_size
         self._lengths: deque[int] = deque()
         """The lengths of the batches that the loader was given and the loop was not."""
+        self._hands_over = False
+        """`over` gives the batches to the loop."""
 
     def __iter__(self) -> Iterator[list[int]]:
         batch: list[int] = []
@@ -48,12 +52,16 @@ class ShardBatches(Sampler[list[int]]):
             for index in shard:
                 batch.append(index)
                 if len(batch) == self._batch_size:
-                    self._lengths.append(len(batch))
-                    yield batch
+                    yield self._given(batch)
                     batch = []
         if batch:
-            self._lengths.append(len(batch))
-            yield batch
+            yield self._given(batch)
+
+    def _given(self, batch: list[int]) -> list[int]:
+        self._lengths.append(len(batch))
+        if not self._hands_over:
+            self._client.expect_reports(_NOT_HANDED_OVER)
+        return batch
 
     def in_step(self, loader: DataLoader[_Batch]) -> Iterator[tuple[_Batch, float]]:
         """Yields as many batches on all ranks, each with the factor of its mean loss: see `in_step`."""
@@ -62,9 +70,13 @@ class ShardBatches(Sampler[list[int]]):
     def over(self, loader: DataLoader[_Batch] | Iterable[_Batch]) -> Iterator[_Batch]:
         """Yields the loader's batches, in the order of this sampler, as DataLoaders do by default."""
         self._lengths.clear()
-        for batch in loader:
-            self._client.hand_over(self._lengths.popleft())
-            yield batch
+        self._hands_over = True
+        try:
+            for batch in loader:
+                self._client.hand_over(self._lengths.popleft())
+                yield batch
+        finally:
+            self._hands_over = False
         self._client.hand_over(0)
 
 

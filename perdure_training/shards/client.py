@@ -103,6 +103,8 @@ class ShardClient(ABC, Generic[_Leased]):
         """Shards handed out, ever."""
         self._stepped: list[Span] = []
         """What was consumed in the newest step."""
+        self._expected = ""
+        """How a loop that has taken samples would report them."""
         watch.name_samples(self.describe_step)
         self._begin(None)
         self._most_ahead = most_ahead
@@ -221,6 +223,10 @@ class ShardClient(ABC, Generic[_Leased]):
             self._handed = []
             self._handed = self._withdraw_next(batch) if isinstance(batch, int) else self._withdraw(batch)
 
+    def expect_reports(self, remedy: str) -> None:
+        """Has `step` refuse a loop that has taken samples and reports none of them, and name the remedy."""
+        self._expected = remedy
+
     def step(self, *, group: Any = None) -> None:
         """Records that an optimizer's step is done: what this rank was given so far belongs to the model's state.
 
@@ -229,8 +235,13 @@ class ShardClient(ABC, Generic[_Leased]):
 
         Args:
             group: The process group of the ranks; by default that of all.
+
+        Raises:
+            RuntimeError: if batches of `ShardBatches` were read past it, so that none would ever count as consumed.
         """
         with self._changed:
+            if self._expected and not (self._handed or self._consumed or self._stepped):
+                raise RuntimeError(f"dataset {self._name}: no sample counts as consumed: {self._expected}")
             self._finish(self._handed)
             self._handed = []
             own = self._stepped = merge(self._consumed)

@@ -28,6 +28,7 @@ from perdure.contract import (
     Progress,
     ProgressSource,
 )
+from tests.policy.scenario import Scenario
 
 REPORTED, COUNTED = ProgressSource.REPORTED, ProgressSource.COUNTED
 SINCE = datetime(2026, 11, 26, tzinfo=UTC)
@@ -158,6 +159,43 @@ def test_reported_steps_are_better_than_counted_ones() -> None:
 def test_before_anything_steps_the_last_known_step_stands() -> None:
     assert overall_progress([node(0, group_rank=0)], status(Progress(step=7))) == Progress(step=7)
     assert overall_progress([], None) is None
+
+
+def test_a_world_before_its_first_step_has_no_speed_and_no_node_that_steps() -> None:
+    before = Progress(step=704, steps_per_second=4.6, generation=2, source=REPORTED)
+    leases = [NodeLease(rank=0, incarnation=1, view=LeaseView(epoch=1, generation=3, progress=before))]
+    (view,) = merge_nodes([node(0, group_rank=0)], [], leases)
+    assert text.node_state(view)[2] == "in the world"
+    current = status(before).model_copy(update={"generation": 3})
+    for nodes in ([view], [node(0, group_rank=0, progress=before)], []):
+        progress = overall_progress(nodes, current)
+        assert progress is not None
+        assert (progress.step, progress.steps_per_second) == (704, None)
+
+
+@pytest.mark.parametrize(
+    ("phase", "last_step", "speed"),
+    [
+        (JobPhase.RUNNING, -1, None),
+        (JobPhase.RECOVERING, 1, 4.6),
+        (JobPhase.SUSPENDED, 1, None),
+    ],
+)
+def test_an_interruption_has_no_speed_unless_the_old_world_still_steps(
+    phase: JobPhase, last_step: int, speed: float | None
+) -> None:
+    job = Scenario("2").running().lost(1)
+    incident = job.incident
+    at = incident.started_at + timedelta(seconds=last_step)
+    progress = Progress(step=7, steps_per_second=4.6, source=REPORTED, last_step_at=at)
+    stopped = status(None).model_copy(update={"phase": phase, "last_incident": incident})
+    shown = overall_progress([node(0, group_rank=0, progress=progress)], stopped)
+    assert shown is not None
+    assert shown.steps_per_second == speed
+    over = stopped.model_copy(update={"phase": JobPhase.RUNNING, "last_incident": job.ready(1).steps().incident})
+    shown = overall_progress([node(0, group_rank=0, progress=progress)], over)
+    assert shown is not None
+    assert shown.steps_per_second == 4.6
 
 
 def test_ranks_are_on_nodes_in_the_order_of_their_group_ranks() -> None:

@@ -40,6 +40,19 @@ def test_a_loader_reads_every_sample_and_a_position_counts_what_the_loop_was_giv
     assert not again.state_dict()["holes"]
 
 
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_loop_whose_samples_would_never_count_is_refused_at_its_first_step(loaded: bool):
+    shards = client()
+    batches = ShardBatches(shards, batch_size=10)
+    iterated = DataLoader(DATA, batch_sampler=batches) if loaded else batches
+    next(iter(iterated))
+    with pytest.raises(RuntimeError, match=r"dataset train: no sample counts as consumed: loop over `batches\.over"):
+        shards.step()
+    shards.advance(10)
+    shards.step()
+    assert shards.state_dict()["next"] == 10, "a loop may report its samples by itself"
+
+
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_the_elastic_sampler_has_the_order_of_the_distributed_sampler(shuffle: bool):
     for epoch in range(2):

@@ -121,3 +121,11 @@ def test_a_replacement_that_does_not_come_is_told_with_the_scheduler_s_words(
     assert job.state.reason.endswith(f"node 1: {UNSCHEDULABLE}; {said}")
     assert job.state.incidents[-1].waited_for == f"node 1: {UNSCHEDULABLE}"
     assert job.wait(timedelta(minutes=10)).state.phase is phase
+
+
+def test_a_replacement_that_entered_its_world_without_a_request_is_not_waited_for() -> None:
+    job = Scenario("2").running().lost(1).transition(1, NodeJoined, address="10.0.0.9")
+    assert job.generation == 2
+    assert next_action(job.state, job.job) == "waits for node 1 (joined)"
+    job.steps()
+    assert (job.state.phase, next_action(job.state, job.job)) == (JobPhase.RUNNING, "nothing to do")

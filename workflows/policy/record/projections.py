@@ -211,7 +211,7 @@ def _node_count(minimum: str, maximum: str) -> str:
 def next_action(state: RoleInJob, job: JobSpec) -> str:
     """The next thing that happens if no one requests anything."""
     coming = [
-        node for node in state.nodes.values() if node.alive and node.phase is not NodePhase.READY and not node.ended
+        node for node in state.nodes.values() if node.alive and _phase(state, node) is not NodePhase.READY and not node.ended
     ]
     delayed = [node for node in state.nodes.values() if node.phase is NodePhase.LOST and node.not_before is not None]
     if state.outcome is not None and state.outcome.held_until is not None:
@@ -241,6 +241,13 @@ def next_action(state: RoleInJob, job: JobSpec) -> str:
     return ("" if serves else first_steps.awaited(state)) or "nothing to do"
 
 
+def _phase(state: RoleInJob, node: NodeState) -> NodePhase:
+    """The node's phase for users: a command that a world has taken in before it requested one is no less ready."""
+    if node.phase is NodePhase.JOINED and state.is_member(node) and not state.is_late(node):
+        return NodePhase.READY
+    return node.phase
+
+
 def node_views(state: RoleInJob, *, first: int | None = None, group: int | None = None) -> tuple[NodeView, ...]:
     """The answer to the query `nodes`: the job's own view, without telemetry.
 
@@ -255,7 +262,11 @@ def node_views(state: RoleInJob, *, first: int | None = None, group: int | None 
     return tuple(
         NodeView(
             **identity_of(node),
-            **node.replace(reason=node.reason or stages.describe_command(state, node), store_ports=()).part(NodeFacts),
+            **node.replace(
+                phase=_phase(state, node),
+                reason=node.reason or stages.describe_command(state, node),
+                store_ports=(),
+            ).part(NodeFacts),
             reachable=node.reachable,
             generation=node.commanded,
             group_rank=members[node.rank].group_rank if state.is_member(node) and node.alive else None,
