@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import errno
 import hmac
 import ipaddress
+import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -145,7 +147,10 @@ def _as_address(host: str) -> str:
 def _kind(error: aiohttp.ClientError) -> str:
     """What failed, without the URL, which some of these errors quote."""
     if isinstance(error, aiohttp.ClientConnectorError):
-        return f"cannot connect: {error.os_error.strerror or error.os_error}"
+        # Its own text is asyncio's, with the address once more.
+        number = error.os_error.errno
+        known = number in errno.errorcode
+        return f"cannot connect: {os.strerror(number) if known else error.os_error.strerror or error.os_error}"
     return type(error).__name__
 
 

@@ -139,6 +139,17 @@ ArchiveOption = Annotated[
 ARCHIVE_VARIABLE = "PERDURE_ARCHIVE"
 """The place in which jobs are looked for that Temporal does not know, or not any more."""
 
+PageArchiveOption = Annotated[
+    str | None,
+    typer.Option(
+        "--archive",
+        metavar="URL",
+        envvar=ARCHIVE_VARIABLE,
+        help="Show jobs from this place, their specification's outputs.archive, that Temporal does not know any more.",
+        show_default=False,
+    ),
+]
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReadingSession(Session):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from perdure.client.client import Client
     from perdure.client.views import JobSummary, TaskFailure
-    from perdure.contract import AutoResources, IncidentView, JobStatus, NodeView, Progress, TargetReport
+    from perdure.contract import ArchiveReport, AutoResources, IncidentView, JobStatus, NodeView, Progress, TargetReport
 
 
 def list_(
@@ -137,16 +137,15 @@ async def _status(client: Client, here: ReadingSession, name: str, role: str | N
         for line in notified((await client.notifications(known)).targets):
             out.print(f"[bold]{'NOTIFIED':<8}[/] {escape(line)}")
     if known.archive:
-        out.print(f"[bold]{'ARCHIVE':<8}[/] {escape(await _archive(client, known))}")
+        out.print(f"[bold]{'ARCHIVE':<8}[/] {escape(archived(await client.archive(known), known))}")
     page = client.endpoint.workflow_page(f"job/{known.namespace}/{known.name}")
     if page:
         show_link(f"{'UI':<8} ", page)
     here.hint(*_next_commands(known, here.flag))
 
 
-async def _archive(client: Client, status: JobStatus) -> str:
+def archived(report: ArchiveReport, status: JobStatus) -> str:
     """Where the job is archived, and whether that has worked."""
-    report = await client.archive(status)
     if report.problem:
         return f"could not be written: {report.problem}"
     if report.complete_at is not None:
@@ -201,6 +200,14 @@ def facts(
     # What stopped the job is the reason already.
     if incident and incident.title not in status.reason and not incident.stopped:
         why.append(text.incident_line(incident))
+    newest = incidents[-1] if incidents else None
+    if (
+        newest
+        and newest.observation
+        and not status.finished_at
+        and newest.number > (incident.number if incident else 0)
+    ):
+        why.append(f"{text.incident_line(newest)}, {text.age(newest.started_at)} ago")
     speed: list[str] = []
     idle = "" if status.finished_at else text.stall(status, nodes)
     if progress:

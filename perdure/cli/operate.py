@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perdure.base.log_format import FORMAT_VARIABLE, LogFormat
-from perdure.cli.common import AddressOption, ServerSession, Session, local_endpoint_only, out, run_async, say
+from perdure.cli.common import (
+    AddressOption,
+    PageArchiveOption,
+    ServerSession,
+    Session,
+    local_endpoint_only,
+    out,
+    run_async,
+    say,
+)
 from perdure.cli.ui import check_url, is_own_name
 from perdure.operator.ownership import Ownership
 
@@ -259,6 +268,7 @@ def page(
         Path | None,
         typer.Option("--tls-key", metavar="FILE", help="The private key of --tls-certificate.", show_default=False),
     ] = None,
+    archive: PageArchiveOption = None,
     health_port: HealthPortOption = None,
     log_format: LogFormatOption = LogFormat.TEXT,
     address: AddressOption = None,
@@ -292,6 +302,7 @@ def page(
         url=url,
         audience=audience,
         read_only=read_only,
+        archive=archive,
         certificate=certificate,
         health_port=health_port,
     )

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from perdure.cli.common import Session, out, say
+from perdure.cli.common import PageArchiveOption, Session, out, say
 
 if TYPE_CHECKING:
     from perdure.client.client import Client
@@ -23,6 +23,7 @@ def ui(
         str,
         typer.Option("--url", metavar="URL", help="The address at which a proxy before it shows it, with its path."),
     ] = "",
+    archive: PageArchiveOption = None,
     *,
     here: Annotated[Session, "namespace", "address"],
 ) -> None:
@@ -37,7 +38,7 @@ def ui(
     async def serve(client: Client) -> None:
         from perdure.page.server import serve_pages
 
-        pages = serve_pages(client, everywhere=everywhere, port=port, read_only=read_only, url=url)
+        pages = serve_pages(client, everywhere=everywhere, port=port, read_only=read_only, url=url, archive=archive)
         async with pages as link:
             out.print(link, markup=False)
             say(f"Anyone who has the link can {'see' if read_only else 'change'} jobs. Ctrl-C ends it; jobs continue.")

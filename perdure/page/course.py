@@ -120,9 +120,9 @@ def _pace(line: Sequence[tuple[datetime, float]]) -> Pace | None:
 def _pieces(
     stops: Sequence[IncidentView], points: Sequence[tuple[datetime, float]]
 ) -> list[list[tuple[datetime, float]]]:
-    """Lines without those across interruptions."""
-    begins = [stop.started_at for stop in stops]
-    return [list(piece) for _, piece in groupby(points, key=lambda point: bisect(begins, point[0]))]
+    """Lines without those across interruptions, each of which may have points of its own."""
+    edges = sorted(edge for stop in stops for edge in (stop.started_at, stop.over_at) if edge is not None)
+    return [list(piece) for _, piece in groupby(points, key=lambda point: bisect(edges, point[0]))]
 
 
 def _sample(sample: CourseSample) -> Sample:

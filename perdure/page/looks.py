@@ -18,9 +18,10 @@ from perdure.client.failing_activities import describe_failing
 from perdure.client.hot_nodes import describe_hot_nodes
 from perdure.client.pauses import describe_pauses
 from perdure.client.recorded_spec import recorded_spec
+from perdure.client.resource_use import with_peaks
 from perdure.client.task_failures import explain
 from perdure.client.views import FINAL_PHASES, JobSummary, all_warnings, closed, overall_progress
-from perdure.contract import DatasetView, IncidentView, JobPhase, JobStatus, NodeView, Progress
+from perdure.contract import ArchiveReport, DatasetView, IncidentView, JobPhase, JobStatus, NodeView, Progress
 from perdure.contract.names import role_of_group
 from perdure.contract.notifications import TargetReport
 
@@ -138,6 +139,10 @@ class JobLook:
     """Datasets that its ranks read, by their names."""
     told: tuple[TargetReport, ...] = ()
     """How the deliveries of its notifications are."""
+    archive: ArchiveReport | None = None
+    """Whether its archive could be written; None where it has none."""
+    is_archived: bool = False
+    """This is read from its archive, since Temporal does not know the job."""
     problem: str = ""
     """Why this is not fresh."""
 
@@ -154,6 +159,7 @@ class _Rare:
     warnings: tuple[str, ...] = ()
     data: Mapping[str, DatasetView] = field(default_factory=dict[str, DatasetView])
     told: tuple[TargetReport, ...] = ()
+    archive: ArchiveReport | None = None
 
 
 class JobWatch:
@@ -206,7 +212,7 @@ class JobWatch:
         nodes = dict(zip(look.nodes, by_role, strict=True))
         own = nodes.get(status.role, ())
         progress = overall_progress(own, status)
-        known = status.model_copy(update={"progress": progress})
+        known = with_peaks(status.model_copy(update={"progress": progress}), own)
         return replace(look, time=now, status=known, nodes=nodes, progress=progress)
 
     async def _look_fully(self, now: datetime) -> JobLook:
@@ -257,7 +263,7 @@ class JobWatch:
             self._incidents[status.last_incident.number] = status.last_incident
         rare = self._rare
         warnings = () if status.finished_at else (*rare.warnings, *all_warnings(own, status))
-        known = status.model_copy(update={"progress": progress, "warnings": warnings})
+        known = with_peaks(status.model_copy(update={"progress": progress, "warnings": warnings}), own)
         return replace(
             look,
             status=known,
@@ -267,6 +273,7 @@ class JobWatch:
             warnings=warnings,
             data=rare.data,
             told=rare.told,
+            archive=rare.archive,
         )
 
     async def _look_around(self, status: JobStatus, nodes: Mapping[str, tuple[NodeView, ...]]) -> _Rare:
@@ -282,6 +289,7 @@ class JobWatch:
             warnings=(*describe_pauses(pauses), *tasks, *failing, *hot),
             data=await client.datasets(status),
             told=(await client.notifications(status)).targets if status.notifies else (),
+            archive=await client.archive(status) if status.archive else None,
         )
 
     async def _read_incidents(self) -> None:

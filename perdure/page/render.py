@@ -18,7 +18,7 @@ from markupsafe import Markup
 from perdure.cli import cluster as machines
 from perdure.cli import text
 from perdure.cli.explain import explanation, with_role_named
-from perdure.cli.inspect import facts, notified
+from perdure.cli.inspect import archived, facts, notified
 from perdure.cli.terminal import without_controls
 from perdure.contract import IncidentView, JobStatus, NodeView
 from perdure.page.course import course_of
@@ -161,16 +161,18 @@ class JobPage:
         own = look.nodes.get(status.role, ())
         rows = [*facts(status, look.progress, own, list(look.incidents)), *_stored(status), *_cost(look, status)]
         rows += [("NOTIFIED", line) for line in notified(look.told)]
+        rows += _archive(look, status)
         moment = look.time.timestamp() // _DRAWN_EVERY.total_seconds()
         drawn = (moment, status.generation, status.phase, status.finished_at, look.incidents)
         parts = Parts(
             {
                 "problem": part("problem", problem=look.problem),
                 "headline": part("headline", status=status, progress=look.progress),
-                "facts": part("facts", rows=rows, page_link=self._page_link),
+                "facts": part("facts", rows=rows, page_link="" if look.is_archived else self._page_link),
                 "roles": part("roles", status=status) if several else "",
                 "data": self._keep("data", look.data, lambda: part("data", datasets=look.data)),
                 "plots": self._keep("plots", drawn, lambda: _plots(look, status)),
+                "quiet": "" if look.incidents else '<p class="small">Nothing has interrupted it.</p>',
                 "nodes": self._keep("nodes", look.nodes, lambda: part("nodes", by_role=_tables(look), several=several)),
             }
         )
@@ -209,11 +211,22 @@ def _stored(status: JobStatus) -> list[tuple[str, str]]:
     saved = status.checkpoint
     if not saved.url:
         return []
-    words = [f"{saved.url.rstrip('/')}/{saved.folder}".rstrip("/")]
+    place = f"{saved.url.rstrip('/')}/{saved.folder}".rstrip("/")
+    words = [place if saved.folder else f"nothing yet in {place}"]
     words += [text.bytes_(saved.size)] if saved.size else []
     words += [f"stored in {text.duration(saved.took)}"] if saved.took else []
-    words += [f"not stored since: {saved.problem}"] if saved.problem else []
+    words += [f"nothing newer is stored: {saved.problem}"] if saved.problem else []
     return [("STORED", ", ".join(words))]
+
+
+def _archive(look: JobLook, status: JobStatus) -> list[tuple[str, str]]:
+    """Where the job is archived, or was read."""
+    if look.archive is None or not (look.archive.folder or status.archive):
+        return []
+    words = archived(look.archive, status)
+    return [
+        ("ARCHIVE", f"{words}; this is read from it: Temporal does not know the job" if look.is_archived else words)
+    ]
 
 
 def _cost(look: JobLook, status: JobStatus) -> list[tuple[str, str]]:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import perdure
 from perdure.base.errors import Refused
-from perdure.client.archive import ArchivedJobs, summary_of
+from perdure.client.archive import ArchivedJobs
 from perdure.client.client import Client
-from perdure.client.views import closed, overall_progress
 from perdure.contract import ArchivedJob
 from perdure.page import render
+from perdure.page.archived import look_of
 from perdure.page.course import course_of
 from perdure.page.figures import write_figure
 from perdure.page.looks import JobLook, JobWatch
@@ -28,7 +28,7 @@ async def report(client: Client, name: str) -> str:
 
 def report_of(record: ArchivedJob) -> str:
     """The page of a job of which an archive keeps this."""
-    return _render(_look_at(record))
+    return _render(look_of(record))
 
 
 def _render(look: JobLook) -> str:
@@ -63,26 +63,10 @@ async def plot(client: Client, name: str, what: Collection[str], path: Path) -> 
         write_figure(course, path, what=what, title=f"{look.status.namespace}/{name}")
 
 
-def _look_at(record: ArchivedJob) -> JobLook:
-    summary = summary_of(record)
-    leading = closed(next(iter(record.roles.values())).status, summary)
-    own = record.roles[leading.role].nodes
-    return JobLook(
-        record.written_at,
-        summary,
-        status=leading.model_copy(update={"warnings": ()}),
-        nodes={name: role.nodes for name, role in record.roles.items()},
-        progress=overall_progress(own, leading),
-        incidents=record.incidents,
-        spec=record.spec,
-        data=record.datasets,
-    )
-
-
 async def _look(client: Client, name: str) -> JobLook:
     if isinstance(client, ArchivedJobs):
         await client.status(name)  # Refuses a record that is not complete.
-        return _look_at(await client.archived(name))
+        return look_of(await client.archived(name))
     look = await JobWatch(client, name, client.namespace).look()
     if look.status is None:
         raise Refused(look.problem)

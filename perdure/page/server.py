@@ -32,6 +32,7 @@ from perdure.page import render
 from perdure.page.access import VISIT, NotAllowed, Right, allowed, require
 from perdure.page.actions import ACTIONS, FIELDS, Action
 from perdure.page.answers import PREFIX, begin_events, html, message, send, send_parts, show_errors
+from perdure.page.archived import Archive
 from perdure.page.clusters import ClusterPages
 from perdure.page.feed import Feed
 from perdure.page.looks import JobList, JobLook, JobWatch, ListLook
@@ -50,6 +51,8 @@ _INTERVAL = timedelta(seconds=2)
 """Agents report their progress as often; what happens to a job is shown at once."""
 _SLOW_INTERVAL = timedelta(seconds=5)
 """For a job of many nodes, and for one that has ended."""
+_NEVER = timedelta(minutes=1)
+"""For a job that is read from its archive, where nothing changes."""
 _MANY_NODES = 200
 _LOG_TAIL = 500
 _LOG_BATCH = 500
@@ -81,6 +84,7 @@ class Pages:
         everywhere: Show the jobs of all namespaces.
         namespaces: Of these, show those of these namespaces only; None: all.
         read_only: Change nothing.
+        archive: The place in which jobs are looked for that Temporal does not know, or not any more.
     """
 
     def __init__(
@@ -90,8 +94,10 @@ class Pages:
         everywhere: bool,
         namespaces: Collection[str] | None = None,
         read_only: bool = False,
+        archive: str | None = None,
     ) -> None:
         self._client = client
+        self._archive = Archive(archive) if archive else None
         self._everywhere = everywhere
         self._namespaces = namespaces
         self._read_only = read_only
@@ -215,7 +221,8 @@ class Pages:
         if key not in self._jobs:
             watch = JobWatch(self._client, name, namespace)
             page = render.JobPage(self._client.endpoint.workflow_page(job_workflow_id(namespace, name)))
-            look = partial(_shown, watch.look, page.parts)
+            once = partial(self._archive.look, watch, name, namespace) if self._archive else watch.look
+            look = partial(_shown, once, page.parts)
             self._jobs[key] = Feed(look, _interval, lambda: self._jobs.pop(key, None) and None, watch.news)
         return self._jobs[key]
 
@@ -278,15 +285,17 @@ class Pages:
     async def _log_lines(self, request: web.Request, namespace: str, name: str) -> AsyncGenerator[str]:
         query = request.query
         role = query.get("role") or None
-        node = int(query["node"]) if query.get("node") else None
-        nodes = None if node is None else [node]
+        nodes = [_number(query["node"])] if query.get("node") else None
+        client = self._client
+        if self._archive and (await self._feed(namespace, name).newest()).look.is_archived:
+            client = self._archive.jobs(name, namespace) or client
         if query.get("rank"):
             from perdure.cli.ranks import parse_ranks
 
-            views = await self._client.nodes(name, namespace=namespace, role=role)
+            views = await client.nodes(name, namespace=namespace, role=role)
             nodes = sorted(nodes_of_ranks(views, parse_ranks(query["rank"])))
         since = _moment(query["since"]) if query.get("since") else None
-        lines = self._client.logs(
+        lines = client.logs(
             name,
             namespace=namespace,
             node=nodes,
@@ -390,8 +399,16 @@ def _actions(look: JobLook) -> list[Action]:
 
 def _interval(shown: Shown[JobLook]) -> timedelta:
     look = shown.look
+    if look.is_archived:
+        return _NEVER
     many = sum(map(len, look.nodes.values())) > _MANY_NODES
     return _SLOW_INTERVAL if many or look.summary.phase in FINAL_PHASES else _INTERVAL
+
+
+def _number(given: str) -> int:
+    if not given.isdecimal():
+        raise ValueError(f'got "{given}" as a node; expected its number, such as 0')
+    return int(given)
 
 
 def _moment(given: str) -> datetime:
@@ -427,7 +444,13 @@ def application_of(pages: Pages, guard: Middleware, url: str) -> web.Application
 
 @asynccontextmanager
 async def serve_pages(
-    client: Client, *, everywhere: bool = False, port: int = PORT, read_only: bool = False, url: str = ""
+    client: Client,
+    *,
+    everywhere: bool = False,
+    port: int = PORT,
+    read_only: bool = False,
+    url: str = "",
+    archive: str | None = None,
 ) -> AsyncGenerator[str]:
     """Serves on loopback while the context is open, and yields the link that admits a browser.
 
@@ -437,12 +460,13 @@ async def serve_pages(
         port: The port; 0 for one that is free.
         read_only: Show no buttons, and change nothing.
         url: The address at which a proxy before this server shows it, with or without a path; empty: no proxy.
+        archive: The place in which jobs are looked for that Temporal does not know, or not any more.
 
     Raises:
         OSError: if the port is taken.
     """
     sessions = Sessions()
-    pages = Pages(client, everywhere=everywhere, read_only=read_only)
+    pages = Pages(client, everywhere=everywhere, read_only=read_only, archive=archive)
     application = application_of(pages, sessions.guard, url)
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5)
     await runner.setup()

@@ -34,6 +34,7 @@ async def serve(
     url: str = "",
     audience: str = AUDIENCE,
     read_only: bool = False,
+    archive: str | None = None,
     certificate: SiteCertificate | None = None,
     health_port: int | None = None,
 ) -> None:
@@ -46,6 +47,7 @@ async def serve(
         url: The address at which browsers know it; empty: this machine's own names only, as by port-forward.
         audience: The audience of tokens; empty: the API server's own.
         read_only: Show no buttons, and change nothing.
+        archive: The place in which jobs are looked for that Temporal does not know, or not any more.
         certificate: Serve TLS with it; None: something before it does.
         health_port: The port that answers `GET /healthz`.
 
@@ -66,6 +68,7 @@ async def serve(
             everywhere=True,
             namespaces=namespaces or None,
             read_only=read_only,
+            archive=archive,
         )
         is_secure = certificate is not None or urlsplit(url).scheme == "https"
         application = application_of(pages, SignIn(users, is_secure=is_secure).guard, url)

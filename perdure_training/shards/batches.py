@@ -13,7 +13,9 @@ from perdure_training.shards.sharding_client import ShardingClient
 
 _Batch = TypeVar("_Batch")
 
-_NOT_HANDED_OVER = "loop over `batches.over(loader)` or `batches.in_step(loader)` instead of over the loader or the batches"
+_NOT_HANDED_OVER = (
+    "loop over `batches.over(loader)` or `batches.in_step(loader)` instead of over the loader or the batches"
+)
 
 
 class ShardBatches(Sampler[list[int]]):

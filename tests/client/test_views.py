@@ -25,6 +25,7 @@ from perdure.contract import (
     LeaseView,
     NodePhase,
     NodeView,
+    Observation,
     Progress,
     ProgressSource,
 )
@@ -196,6 +197,17 @@ def test_an_interruption_has_no_speed_unless_the_old_world_still_steps(
     shown = overall_progress([node(0, group_rank=0, progress=progress)], over)
     assert shown is not None
     assert shown.steps_per_second == 4.6
+
+
+def test_an_observation_after_the_last_interruption_says_why_the_job_is_as_it_is() -> None:
+    job = Scenario("2").running().lost(1).ready(1).steps()
+    seen = job.incident.model_copy(update={"number": 2, "title": "rank 1 is slow", "observation": Observation()})
+    known = status(None).model_copy(update={"last_incident": job.incident, "reason": "2 of 2 nodes"})
+    why = dict(inspect.facts(known, None, (), [job.incident, seen]))["WHY"]
+    assert why.startswith("2 of 2 nodes; #1 node 1 lost")
+    assert "; #2 rank 1 is slow: nothing was done, " in why
+    ended = known.model_copy(update={"finished_at": SINCE})
+    assert "#2" not in dict(inspect.facts(ended, None, (), [job.incident, seen]))["WHY"]
 
 
 def test_ranks_are_on_nodes_in_the_order_of_their_group_ranks() -> None:

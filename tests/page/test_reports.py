@@ -63,6 +63,16 @@ def test_no_line_crosses_an_interruption() -> None:
     assert [len(line) for line in found.rates] == [2, 3]
 
 
+def test_a_sample_of_ranks_that_began_within_an_interruption_is_a_point_of_its_own() -> None:
+    job = PlayedJob(interrupted())
+    (incident,) = job.incidents
+    assert incident.over_at is not None
+    within = incident.started_at + (incident.over_at - incident.started_at) / 2
+    times = (incident.started_at.timestamp() - 10, within.timestamp(), incident.over_at.timestamp() + 10)
+    found = course(job, *(CourseSample(time, 10, 2.0, 1.0) for time in times))
+    assert [len(line) for line in found.losses] == [1, 1, 1]
+
+
 def test_node_hours_are_those_of_its_worlds() -> None:
     found = course(PlayedJob(interrupted()))
     first, second = found.worlds

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from perdure.contract import JobPhase
+from perdure.contract import JobPhase, NodePhase
 from perdure.contract.transitions import NodeCreated, NodeJoined, NodePending
-from perdure.workflows.policy.record.projections import next_action
+from perdure.workflows.policy.record.projections import next_action, node_views
 from tests.policy.scenario import Scenario
 
 GATED = "its queue has not admitted it (SchedulingGated)"
@@ -129,3 +129,6 @@ def test_a_replacement_that_entered_its_world_without_a_request_is_not_waited_fo
     assert next_action(job.state, job.job) == "waits for node 1 (joined)"
     job.steps()
     assert (job.state.phase, next_action(job.state, job.job)) == (JobPhase.RUNNING, "nothing to do")
+    assert node_views(job.state)[1].phase is NodePhase.READY
+    job.command_exited(1)
+    assert next_action(job.state, job.job) == "waits for node 1 (joined)"

@@ -25,6 +25,7 @@ from perdure.workflows.policy.diagnosis import first_steps
 from perdure.workflows.policy.record import observations
 from perdure.workflows.policy.state.budget import within_window
 from perdure.workflows.policy.state.job import JobState, RoleInJob
+from perdure.workflows.policy.state.node import NodeState
 from perdure.workflows.policy.state.role import RoleState
 from perdure.workflows.policy.world import stages, succession
 
@@ -211,7 +212,9 @@ def _node_count(minimum: str, maximum: str) -> str:
 def next_action(state: RoleInJob, job: JobSpec) -> str:
     """The next thing that happens if no one requests anything."""
     coming = [
-        node for node in state.nodes.values() if node.alive and _phase(state, node) is not NodePhase.READY and not node.ended
+        node
+        for node in state.nodes.values()
+        if node.alive and _phase(state, node) is not NodePhase.READY and not node.ended
     ]
     delayed = [node for node in state.nodes.values() if node.phase is NodePhase.LOST and node.not_before is not None]
     if state.outcome is not None and state.outcome.held_until is not None:
@@ -243,9 +246,8 @@ def next_action(state: RoleInJob, job: JobSpec) -> str:
 
 def _phase(state: RoleInJob, node: NodeState) -> NodePhase:
     """The node's phase for users: a command that a world has taken in before it requested one is no less ready."""
-    if node.phase is NodePhase.JOINED and state.is_member(node) and not state.is_late(node):
-        return NodePhase.READY
-    return node.phase
+    entered = state.is_member(node) and not state.is_late(node)
+    return NodePhase.READY if node.phase is NodePhase.JOINED and entered else node.phase
 
 
 def node_views(state: RoleInJob, *, first: int | None = None, group: int | None = None) -> tuple[NodeView, ...]:

@@ -1,0 +1,98 @@
+"""Tests of the pages of jobs that Temporal does not know any more."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from html import unescape
+from pathlib import Path
+
+import pytest
+
+from perdure.contract import ArchivedJob, ArchivedRole, JobPhase
+from tests.page.conftest import SPEC, Visitor, served
+from tests.page.played import HOSTILE, PlayedClient, PlayedJob, failed
+from tests.page.site import PlayedApi, visitor_of
+from tests.page.test_pages import events
+
+PAGE = "/jobs/default/old/"
+
+
+def keep(place: Path, namespace: str = "default", *, is_final: bool = True) -> None:
+    """Writes what the archive of a job that has failed holds, and a line of its log."""
+    job = PlayedJob(failed(), name="old", namespace=namespace)
+    now = datetime.now(UTC)
+    ended = {"finished_at": now, "phase": JobPhase.FAILED, "archive": "file:///written/elsewhere"}
+    record = ArchivedJob(
+        namespace=namespace,
+        name="old",
+        uid="0123abcd",
+        workflow_id=f"job/{namespace}/old",
+        written_at=now,
+        is_final=is_final,
+        phase=JobPhase.FAILED if is_final else None,
+        started_at=job.status.started_at,
+        finished_at=now + timedelta(seconds=1) if is_final else None,
+        spec=dict(SPEC),
+        roles={"worker": ArchivedRole(status=job.status.model_copy(update=ended))} if is_final else {},
+        incidents=tuple(job.incidents) if is_final else (),
+    )
+    folder = place / namespace / "old" / "0123abcd"
+    logs = folder / "logs" / "worker-0" / "1"
+    logs.mkdir(parents=True)
+    (folder / "job.json").write_text(record.model_dump_json())
+    (logs / "part-000000.log").write_text(f"the last words of {namespace}: {HOSTILE}\n")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    keep(tmp_path)
+    keep(tmp_path, "vision")
+    return tmp_path
+
+
+@pytest.fixture
+async def visitor(client: PlayedClient, place: Path) -> AsyncIterator[Visitor]:
+    async with served(client, archive=f"file://{place}") as found:
+        yield found
+
+
+async def test_a_job_that_temporal_has_forgotten_is_shown_from_its_archive(visitor: Visitor, place: Path) -> None:
+    source = await visitor.get(PAGE)
+    page = unescape(source)
+    assert f"complete, at file://{place}/default/old/0123abcd; this is read from it" in page
+    for shown in ("FAILED", "<svg", 'id="incident-1"', "train.py"):
+        assert shown in page
+    assert 'href="change/' not in page, "what has ended cannot be changed"
+    assert "in the Temporal UI" not in page
+    assert "<img" not in source
+    lines, end = await events(visitor, f"{PAGE}lines?node=0", 2)
+    assert "the last words of default" in lines[0]
+    assert "\x1b" not in lines[0]
+    assert end == ""
+
+
+async def test_what_neither_knows_is_not_found(visitor: Visitor) -> None:
+    assert "new" in await visitor.get("/jobs/default/new/", status=404)
+
+
+async def test_an_archive_that_is_not_complete_says_so(client: PlayedClient, tmp_path: Path) -> None:
+    keep(tmp_path, is_final=False)
+    async with served(client, archive=f"file://{tmp_path}") as visitor:
+        assert "only as it began" in await visitor.get(PAGE, status=503)
+
+
+@pytest.mark.parametrize(
+    "path", ["/jobs/default/..%2Fvision%2Fold/", "/jobs/default/..%2F..%2Fetc/", "/jobs/..%2F/old/"]
+)
+async def test_no_name_leads_out_of_the_namespace(visitor: Visitor, path: str) -> None:
+    await visitor.get(path, status=404)
+    assert "the last words" not in str(await events(visitor, f"{path}lines"))
+
+
+async def test_users_see_what_is_kept_of_their_namespaces_only(client: PlayedClient, place: Path) -> None:
+    async with visitor_of(client, PlayedApi(), archive=f"file://{place}") as visitor:
+        await visitor.post("/sign-in", {"token": "cleo", "back": ""})
+        assert "old" in await visitor.get("/jobs/vision/old/")
+        await visitor.get(PAGE, status=403)
+        await visitor.get(f"{PAGE}lines", status=403)
