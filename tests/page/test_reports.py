@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -67,9 +68,9 @@ def test_a_sample_of_ranks_that_began_within_an_interruption_is_a_point_of_its_o
     job = PlayedJob(interrupted())
     (incident,) = job.incidents
     assert incident.over_at is not None
-    within = incident.started_at + (incident.over_at - incident.started_at) / 2
-    times = (incident.started_at.timestamp() - 10, within.timestamp(), incident.over_at.timestamp() + 10)
-    found = course(job, *(CourseSample(time, 10, 2.0, 1.0) for time in times))
+    begin, end = incident.started_at.timestamp(), incident.over_at.timestamp()
+    times = (begin - 10, math.ceil(begin), end + 10)
+    found = course(job, *(CourseSample(int(time), 10, 2.0, 1.0) for time in times))
     assert [len(line) for line in found.losses] == [1, 1, 1]
 
 
