@@ -22,6 +22,7 @@ from perdure.base.errors import SecretUnavailable
 from perdure.base.secret_store import SecretStore
 from perdure.contract import NoticeBatch, NotificationAttempt, NotificationBody, NotifierJob
 from perdure.contract.names import NOTIFIER, notifier_workflow_id
+from perdure.spec.job import Backend
 from perdure.spec.notifications import Webhook, WebhookFormat
 from perdure.workflows import options
 
@@ -95,7 +96,7 @@ class NotificationActivities:
     async def _deliver(self, attempt: NotificationAttempt) -> None:
         body, notification = attempt.body, attempt.notification
         if notification.command is not None:
-            if not self._own:
+            if not self._own or body.job.backend == Backend.JOINED:
                 raise DeliveryFailed(NO_COMMANDS, final=True)
             environment = {**os.environ, "PERDURE_NOTIFICATION_ID": str(body.id)}
             await run_command(notification.command, _json(body), environment=environment)

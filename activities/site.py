@@ -23,7 +23,10 @@ AUTHORITY_VARIABLE = "PERDURE_GATEWAY_AUTHORITY"
 SERVER_NAME_VARIABLE = "PERDURE_GATEWAY_SERVER_NAME"
 """The name in that certificate, where the site's own is used."""
 
-NO_COMMANDS = "this site's workers run no commands of their users on their own machines; use a webhook"
+NO_COMMANDS = (
+    "this site's workers run no commands of their users on their own machines, and nodes of this backend run none; "
+    "use a webhook"
+)
 
 
 @runtime_checkable
@@ -84,10 +87,10 @@ class SiteActivities:
         return JobCheck(facts=self._facts, problem=problem)
 
     def _problem_of_commands(self, job: JobSpec) -> str:
-        """Why a job whose notifications run commands cannot run here; empty where it can: on a worker that serves
-        `local`, users run code on its machine anyway."""
+        """Why a job whose notifications run commands cannot run here; empty where it can: machines that join run them
+        themselves, and on a worker that serves `local`, users run code on its machine anyway."""
         commands = [name for name, target in job.notifications.items() if target.command is not None]
-        if not commands or Backend.LOCAL in self._facts.backends:
+        if not commands or job.backend is Backend.JOINED or Backend.LOCAL in self._facts.backends:
             return ""
         return f"notifications.{commands[0]}.command: {NO_COMMANDS}"
 

@@ -192,8 +192,10 @@ def signature(key: str, *, id: str, timestamp: int, body: bytes) -> str:
     return f"v1,{base64.b64encode(digest).decode()}"
 
 
-async def run_command(command: Sequence[str], body: bytes, *, environment: Mapping[str, str]) -> None:
-    """Runs a program with the body on its standard input.
+async def run_command(
+    command: Sequence[str], body: bytes, *, environment: Mapping[str, str], folder: str | None = None
+) -> None:
+    """Runs a program with the body on its standard input, in a folder or in this process's.
 
     Raises:
         DeliveryFailed: if it cannot be run, ends with another code than 0, or does not end in time.
@@ -205,6 +207,7 @@ async def run_command(command: Sequence[str], body: bytes, *, environment: Mappi
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
             env=dict(environment),
+            cwd=folder,
         )
     except OSError as error:
         raise DeliveryFailed(f"{command[0]} cannot be run: {error.strerror}") from error

@@ -43,6 +43,7 @@ with workflow.unsafe.imports_passed_through():
     from perdure.workflows.cancellation import uncancelled
     from perdure.workflows.carrying import Packed, pack, unpack
     from perdure.workflows.dataset import start_dataset
+    from perdure.workflows.group_page import details_of_group
     from perdure.workflows.node_desired import converge, differing, dismiss
     from perdure.workflows.node_record import GroupInput, NodeRecord
     from perdure.workflows.node_table import NodeTable
@@ -111,6 +112,7 @@ class NodeGroup:
         table = self._table
         table.dirty = False
         self._reconcile()
+        workflow.set_current_details(details_of_group(table))
         if table.winding_down and table.is_empty:
             if self._cleared or not table.shares:
                 return True

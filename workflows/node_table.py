@@ -294,8 +294,9 @@ class NodeTable:
         """Queues one change to be reported to the job."""
         self.transitions.add(transition)
 
-    def views(self) -> list[NodeView]:
-        return [self._view(record) for _, record in sorted(self.records.items())]
+    def views(self, *, first: int | None = None) -> list[NodeView]:
+        """All nodes, or so many of them, in the order of their ranks."""
+        return [self._view(record) for _, record in sorted(self.records.items())[:first]]
 
     def _view(self, record: NodeRecord, *, with_token: bool = False) -> NodeView:
         world = self.desire.world

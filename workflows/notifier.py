@@ -4,6 +4,9 @@ Each target has a sender of its own, so that one that hangs delays no other. A d
 repeats with growing pauses for as long as the notification's patience; then it is given up, and counted. What waits is
 bounded: beyond that the oldest are dropped, and the next delivery says how many.
 
+A command of a job whose machines join by themselves runs on one of them, which takes it from a task queue of its run:
+Temporal gives it to another one where the first does not answer. Machines leave a while after their job's end.
+
 Started by the first notice, it ends when the job has closed and everything is delivered or given up. Where the job was
 terminated and does not say so, it ends after a while without a notice, and a later notice starts another one.
 """
@@ -13,6 +16,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from datetime import timedelta
+from typing import Any
 
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError
@@ -20,6 +24,7 @@ from temporalio.exceptions import ActivityError, ApplicationError
 with workflow.unsafe.imports_passed_through():
     from perdure.base.markdown import code, plain, table
     from perdure.contract import (
+        CommandAttempt,
         Notice,
         NoticeBatch,
         NotificationAttempt,
@@ -31,7 +36,8 @@ with workflow.unsafe.imports_passed_through():
         TargetReport,
         TargetState,
     )
-    from perdure.contract.names import NOTIFIER
+    from perdure.contract.names import NOTIFIER, command_task_queue
+    from perdure.spec.job import Backend
     from perdure.workflows import options
 
 MOST_WAITING = 50
@@ -88,6 +94,7 @@ class Notifier:
         if not self._is_empty():
             state = NotifierState(targets=self._targets, seen=tuple(self._seen), last=self._last)
             workflow.continue_as_new(job.replace(carried=state))
+        await workflow.wait_condition(workflow.all_handlers_finished)
         return self.report()
 
     @workflow.signal(description="Notices of the job")
@@ -100,6 +107,14 @@ class Notifier:
             wanted = [notice for notice in fresh if notice.occasion in notification.when or notice.test]
             self._add(name, wanted, lost=batch.lost)
         self._show()
+
+    @workflow.update(
+        description="Waits until the job's machines have run all commands",
+        unfinished_policy=workflow.HandlerUnfinishedPolicy.ABANDON,
+    )
+    async def commands_delivered(self) -> None:
+        on_machines = [name for name in self._targets if self._runs_on_machine(name)]
+        await workflow.wait_condition(lambda: not any(self._targets[name].queue for name in on_machines))
 
     @workflow.query(description="What was delivered, and what waits")
     def report(self) -> NotifierReport:
@@ -147,7 +162,12 @@ class Notifier:
         regained = (now - state.counted_at) / PACE if state.counted_at is not None else 0.0
         allowance = min(state.allowance + regained, float(BURST))
         if allowance < 1:
-            await workflow.sleep((1 - allowance) * PACE, summary=f"{name} was sent many notifications")
+            with suppress(TimeoutError):
+                await workflow.wait_condition(
+                    lambda: self._last and self._runs_on_machine(name),
+                    timeout=(1 - allowance) * PACE,
+                    timeout_summary=f"{name} was sent many notifications",
+                )
             now, allowance = workflow.now(), 1.0
         self._targets[name] = self._targets[name].replace(allowance=allowance - 1, counted_at=now)
 
@@ -155,19 +175,44 @@ class Notifier:
         """Returns why it was given up; empty where it was delivered."""
         body = NotificationBody.of(self._job.job, queued.notice, dropped=dropped)
         left = self._job.patience - (workflow.now() - queued.since)
+        how: dict[str, Any] = {
+            "schedule_to_close_timeout": max(left, min(_AT_LEAST, self._job.patience)),
+            "start_to_close_timeout": options.NOTIFICATION_ATTEMPT,
+            "retry_policy": options.NOTIFICATION_RETRY,
+            "activity_id": f"{name}/{body.id}",
+            "summary": f"{name}: {queued.notice.title}",
+        }
         try:
-            await workflow.execute_activity(
-                "deliver_notification",
-                NotificationAttempt(target=name, notification=self._job.targets[name], body=body),
-                schedule_to_close_timeout=max(left, min(_AT_LEAST, self._job.patience)),
-                start_to_close_timeout=options.NOTIFICATION_ATTEMPT,
-                retry_policy=options.NOTIFICATION_RETRY,
-                activity_id=f"{name}/{body.id}",
-                summary=f"{name}: {queued.notice.title}",
-            )
+            if self._runs_on_machine(name):
+                return await self._run_on_machine(CommandAttempt(target=name, body=body), how)
+            attempt = NotificationAttempt(target=name, notification=self._job.targets[name], body=body)
+            await workflow.execute_activity("deliver_notification", attempt, **how)
         except ActivityError as error:
             reason = error.cause
             return reason.message if isinstance(reason, ApplicationError) else str(reason or error)
+        return ""
+
+    def _runs_on_machine(self, name: str) -> bool:
+        return self._job.job.backend == Backend.JOINED and self._job.targets[name].command is not None
+
+    async def _run_on_machine(self, attempt: CommandAttempt, how: dict[str, Any]) -> str:
+        """Returns why no machine of the job ran the command; empty where one has."""
+        if attempt.body.test:
+            return "the job's own machines run its commands, and a sample has no job"
+        running = workflow.start_activity(
+            "run_notification_command", attempt, task_queue=command_task_queue(self._job.job.uid), **how
+        )
+        await workflow.wait_condition(lambda: self._last or running.done())
+        with suppress(TimeoutError):
+            await workflow.wait_condition(
+                running.done,
+                timeout=self._job.after_end,
+                timeout_summary="the job's machines leave",
+            )
+        if not running.done():
+            running.cancel()
+            return "no machine of the job was left to run it"
+        await running
         return ""
 
     def _is_empty(self) -> bool:

@@ -145,6 +145,13 @@ NOTIFICATION_RETRY = RetryPolicy(
 )
 """Until the notification's own deadline: a server that was away is reached within 10 minutes of its return."""
 
+MACHINES_WITH_COMMANDS = 8
+"""Nodes of each role, from the first on, whose machines run commands of notifications: each is one more poller at the
+server."""
+
+COMMANDS_AFTER_END = timedelta(seconds=60)
+"""The time for which machines stay after their job's end for commands of notifications that are not delivered."""
+
 ARCHIVE_ATTEMPT = timedelta(minutes=5)
 """Longest try to write a job's archive, which has no logs: agents write these."""
 

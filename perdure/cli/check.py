@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from perdure.base.errors import ExitCode, PerdureError
 from perdure.cli.common import JobArgument, RoleOption, Session, out
+from perdure.cli.rows import Rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -76,12 +76,7 @@ def _numbers(text: str) -> frozenset[int]:
 
 
 def _print(found: Iterable[NodeChecks]) -> None:
-    table = Table(box=None, pad_edge=False)
-    for column in ("NODE", "CHECK", "OF"):
-        table.add_column(column)
-    for column in ("FOUND", "BOUND", "TOOK"):
-        table.add_column(column, justify="right")
-    table.add_column("")
+    table = Rows.of("NODE", "CHECK", "OF", "FOUND", "BOUND", "TOOK", "RESULT")
     for node in found:
         for one in node.checks:
             verdict = f"[bold red]{escape(one.problem)}[/]" if one.problem else "[green]ok[/]"

@@ -144,12 +144,13 @@ def join(
 async def _join(options: JoinOptions, describe: Callable[[str, str], Machine], address: str | None) -> int:
     from perdure.client.client import Client
     from perdure.client.joining import DirectJobConnection
+    from perdure.join.commands import MachineCommands
     from perdure.join.machine import MachineInJob
 
     client = Client(address=address, namespace=options.namespace)
     machine = describe(client.endpoint.address, "TEMPORAL_ADDRESS")
     connection = DirectJobConnection(client, options.job, options.namespace)
-    return await MachineInJob(connection, machine, options, say=say).run()
+    return await MachineInJob(connection, machine, options, say=say, commands=MachineCommands(client)).run()
 
 
 async def _join_by_ticket(

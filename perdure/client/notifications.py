@@ -30,6 +30,8 @@ from perdure.contract.names import NOTIFIER, notifier_workflow_id
 from perdure.spec.job import JobSpec
 from perdure.spec.notifications import Occasion
 
+_DELIVERIES = ("deliver_notification", "run_notification_command")
+
 SAMPLE_PATIENCE = timedelta(seconds=30)
 """The time for which the delivery of a sample is tried."""
 
@@ -103,7 +105,7 @@ async def _failing(temporal: TemporalClient, workflow_id: str) -> dict[str, str]
     found = await describe(temporal, workflow_id, rpc_timeout=CALL_TIMEOUT)
     reasons: dict[str, str] = {}
     for pending in found.pending_activities:
-        if pending.activity_type.name == "deliver_notification" and pending.HasField("last_failure"):
+        if pending.activity_type.name in _DELIVERIES and pending.HasField("last_failure"):
             error = await converter_for(temporal, workflow_id).decode_failure(pending.last_failure)
             reason = error.message if isinstance(error, ApplicationError) else str(error)
             reasons[pending.activity_id.partition("/")[0]] = reason

@@ -110,6 +110,11 @@ def notifier_workflow_id(namespace: str, name: str, uid: str) -> str:
     return f"notifier/{namespace}/{name}/{uid}"
 
 
+def command_task_queue(uid: str) -> str:
+    """The task queue from which machines of a joined job's run take the commands of its notifications."""
+    return f"notify/{uid}"
+
+
 def question_workflow_id(job_id: str, node: NodeId, request: str) -> str:
     """The workflow ID of one question to a node's agent; `request` distinguishes it from others."""
     return f"ask/{job_id.removeprefix('job/')}/{node.path}/{request}"

@@ -19,6 +19,7 @@ from perdure.spec.durations import Duration
 from perdure.spec.notifications import Notification, Occasion
 
 __all__ = [
+    "CommandAttempt",
     "Notice",
     "NoticeBatch",
     "NotificationAttempt",
@@ -209,6 +210,9 @@ class NotifierJob(Message):
     """The specification's `notifications`."""
     patience: Duration = timedelta(days=1)
     """The time for which the delivery of one notification is tried."""
+    after_end: Duration = timedelta(seconds=90)
+    """The time for which commands wait for a machine of the job after its end: machines stay for a minute at most, and
+    one may be lost with a command that it has taken."""
     carried: NotifierState = NotifierState()
     """The state of the run before."""
 
@@ -238,4 +242,12 @@ class NotificationAttempt(Message):
 
     target: str
     notification: Notification
+    body: NotificationBody
+
+
+class CommandAttempt(Message):
+    """The argument of the activity that runs the command of one notification on a machine of the job. The command is
+    the one in the machine's own specification."""
+
+    target: str
     body: NotificationBody

@@ -37,6 +37,7 @@ from perdure.contract import (
     LossCause,
     NodeRequest,
 )
+from perdure.join.commands import MachineCommands
 from perdure.spec.job import JobSpec
 
 _SOON = 0.2
@@ -73,7 +74,13 @@ class MachineInJob:
     """The membership of one machine in one job."""
 
     def __init__(
-        self, connection: JobConnection, machine: Machine, options: JoinOptions, *, say: Callable[[str], None]
+        self,
+        connection: JobConnection,
+        machine: Machine,
+        options: JoinOptions,
+        *,
+        say: Callable[[str], None],
+        commands: MachineCommands | None = None,
     ) -> None:
         """Prepares the membership; `run` joins.
 
@@ -82,11 +89,13 @@ class MachineInJob:
             machine: This machine.
             options: The user's request.
             say: Prints a line for people.
+            commands: Of the job's notifications; None where the machine runs none.
         """
         self._connection = connection
         self._machine = machine
         self._options = options
         self._say = say
+        self._commands = commands
         self._said = ""
         self._started_at = datetime.now(UTC)
         self._node_sessions = 0
@@ -110,6 +119,9 @@ class MachineInJob:
                 if self._signal is None:
                     raise
                 return 128 + self._signal
+            finally:
+                if self._commands is not None:
+                    await self._commands.stop()
 
     def _stop(self, number: signal.Signals, working: asyncio.Future[int]) -> None:
         self._signal = self._signal or number
@@ -124,13 +136,13 @@ class MachineInJob:
         while True:
             place = await self._take_place()
             if isinstance(place, JobResult):
-                return self._over(place)
+                return await self._over(place)
             ending = await self._run_as(place)
             if self._signal is not None:
                 return 128 + self._signal
             result = await self._patiently(lambda place=place: self._connection.result(place))
             if result is not None:
-                return self._over(result)
+                return await self._over(result)
             if ending.exit_code == 0 and not self._options.wait:
                 self._say(f"{self._options.job} continues without this machine: {ending.reason}")
                 return ExitCode.OK
@@ -187,6 +199,8 @@ class MachineInJob:
     async def _run_as(self, place: NodeRequest) -> Ending:
         """Runs the node; returns when this machine is no longer a node of the job, and has reported that."""
         self._was_in = True
+        if self._commands is not None:
+            self._commands.start(place)
         connection = self._connection.agent_connection()
         try:
             self._node_session = session = NodeSession(place, self._machine, connection=connection)
@@ -217,8 +231,10 @@ class MachineInJob:
                     except PerdureError:
                         await asyncio.sleep(_SOON)
 
-    def _over(self, result: JobResult) -> int:
+    async def _over(self, result: JobResult) -> int:
         self._say(f"{self._options.job} {result.phase}: {result.reason}")
+        if self._commands is not None:
+            await self._commands.finish()
         return result.exit_code
 
     # Waiting

@@ -86,8 +86,8 @@ class Notification(Section):
     webhook: Webhook | None = None
     """A server that is sent a request."""
     command: list[Text] | None = Field(default=None, min_length=1)
-    """A program that a worker runs on its own machine, with the same JSON on standard input: only on workers that also
-    run nodes there (backend `local`)."""
+    """A program that is given the same JSON on standard input: on a worker's machine where the worker also runs nodes
+    there (backend `local`), and on one of the job's machines where these have joined (backend `joined`)."""
 
     @model_validator(mode="after")
     def _has_one_way(self) -> Notification:

@@ -22,12 +22,14 @@ from perdure.client.views import JobSummary
 from perdure.contract import (
     ArchivedJob,
     ArchivedRole,
+    Check,
     ClusterJob,
     ClusterView,
     HistoryAnswer,
     Holding,
     JobPhase,
     Machine,
+    NodeChecks,
     Pace,
     PastJob,
     ScalingView,
@@ -149,6 +151,15 @@ ANSWERS: dict[str, object] = {
             )
         }
     ),
+    "check": (
+        NodeChecks(
+            node=3,
+            checks=(
+                Check(name="processor", value=1702.0, bound=841.0, unit="MB/s", seconds=0.03),
+                Check(name="disk", subject="temporary folder", problem="/tmp: No space left on the device"),
+            ),
+        ),
+    ),
     "history": HistoryAnswer(
         found=1,
         jobs=(
@@ -180,13 +191,13 @@ def test_tables_of_many_jobs_lose_nothing_either(command: str, columns: int, mon
         return ANSWERS[command]
 
     monkeypatch.setattr(Session, "run", answer)
-    words = [command, "llama"] if command == "plan" else [command, "-n", "default"]
+    words = [command, "llama"] if command in ("plan", "check") else [command, "-n", "default"]
 
     def shown(width: int) -> str:
         monkeypatch.setattr(out, "width", width)
         monkeypatch.setattr(out, "soft_wrap", width > 1000)
         result = CliRunner().invoke(app, words)
-        assert result.exit_code == 0, result.exception
+        assert result.exit_code == (3 if command == "check" else 0), result.exception
         return result.output
 
     narrow = shown(columns)
@@ -195,7 +206,7 @@ def test_tables_of_many_jobs_lose_nothing_either(command: str, columns: int, mon
     kept = re.sub(r"\s", "", narrow)
     # Names of columns without content are left out.
     wide = re.findall(r"\b[a-z0-9]{4,}", shown(5000))
-    assert "llama" in wide
+    assert {"llama", "processor"} & set(wide)
     assert [word for word in wide if word not in kept] == []
 
 

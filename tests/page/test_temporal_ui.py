@@ -153,6 +153,15 @@ async def test_the_ui_says_what_jobs_do(site: Site, browser: Path, tmp_path: Pat
                 picture="temporal-ui-group",
             )
             assert "gathers transitions for the job" in shown
+            await pages.show(
+                group,
+                "user-metadata",
+                "3 of 3 nodes are ready",
+                f"Job: {running.workflow_id}",
+                "World: generation 2; members here: 3",
+                "READY",
+                picture="temporal-ui-group-nodes",
+            )
             await pages.show(group, "pending-activities", "hold_lease", '"state": "stepping"')
             await pages.show(
                 broken.workflow_id,

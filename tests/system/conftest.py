@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from perdure.base.state_folder import StateFolder
+from perdure.client.connection import payload_encryption
 from perdure.local.control_plane import LocalControlPlane
 from scripts.cluster import binaries
 from scripts.cluster.binaries import BinariesMissing
 from scripts.redis_server import ensure_redis
 from tests.support.programs import Programs, report
+from tests.system.joined import Machines, machines
 from tests.system.ray_cluster import RayCluster
 from tests.system.site import Site
 
@@ -73,6 +75,16 @@ async def own_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
     monkeypatch.delenv("TEMPORAL_ADDRESS", raising=False)
     async with _alone(tmp_path) as site:
         yield site
+
+
+@pytest.fixture
+async def here(site: Site, tmp_path: Path) -> AsyncIterator[Machines]:
+    """Machines of a scheduler, on which `perdure join` is started."""
+    endpoint = site.client.endpoint
+    # Machines have state folders of their own, and are given the keys as those of a configured server would be.
+    keys = payload_encryption(endpoint).environment
+    async with machines(tmp_path, {"TEMPORAL_ADDRESS": endpoint.address, "OMP_NUM_THREADS": "1", **keys}) as here:
+        yield here
 
 
 @pytest.fixture(scope="session")

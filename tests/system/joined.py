@@ -46,10 +46,10 @@ class Machines:
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
         self.folder = folder
         self.environment = {**os.environ, "PERDURE_STATE": str(folder / "joined"), **environment}
-        self._started: list[Process] = []
+        self.started: list[Process] = []
 
     def start(self, *command: str, environment: Mapping[str, str] | None = None) -> Process:
-        output = self.folder / f"output-{len(self._started)}"
+        output = self.folder / f"output-{len(self.started)}"
         with output.open("wb") as file:
             popen = subprocess.Popen(
                 command,
@@ -59,14 +59,14 @@ class Machines:
                 stdout=file,
                 stderr=subprocess.STDOUT,
             )
-        self._started.append(Process(popen, output))
-        return self._started[-1]
+        self.started.append(Process(popen, output))
+        return self.started[-1]
 
     def join(self, job: str, node_id: str, *arguments: str) -> Process:
         return self.start(*PERDURE, "join", job, "--node-id", node_id, *arguments)
 
     def close(self) -> None:
-        for process in self._started:
+        for process in self.started:
             if process.popen.poll() is None:
                 children = psutil.Process(process.popen.pid).children(recursive=True)
                 for child in (process.popen, *children):

@@ -6,7 +6,6 @@ import asyncio
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -16,27 +15,17 @@ from uuid import uuid4
 import psutil
 import pytest
 
-from perdure.client.connection import payload_encryption
 from perdure.contract import FailureClass, JobPhase
 from tests.support.allocation import REPOSITORY
 from tests.support.command_line import PERDURE
 from tests.support.exporting_worker import scrape
 from tests.support.temporal_server import free_port
 from tests.support.waiting import eventually
-from tests.system.joined import Machines, Process, machines
+from tests.system.joined import Machines, Process
 from tests.system.made_steps import steps
 from tests.system.site import PATIENCE, SCRIPT, WALK, Job, Site
 
 PROGRAMS = Path(__file__).with_name("role_programs.py")
-
-
-@pytest.fixture
-async def here(site: Site, tmp_path: Path) -> AsyncIterator[Machines]:
-    endpoint = site.client.endpoint
-    # Machines have state folders of their own, and are given the keys as those of a configured server would be.
-    keys = payload_encryption(endpoint).environment
-    async with machines(tmp_path, {"TEMPORAL_ADDRESS": endpoint.address, "OMP_NUM_THREADS": "1", **keys}) as here:
-        yield here
 
 
 async def submitted(site: Site, *arguments: str, nodes: str = "2", script: Path = WALK, **spec: Any) -> Job:

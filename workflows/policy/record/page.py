@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from perdure.base.markdown import plain, table
-from perdure.contract import IncidentView, JobPhase, RoleStatus
+from perdure.contract import IncidentView, JobPhase, NodeView, RoleStatus
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.record.projections import next_action, node_views, role_statuses
 from perdure.workflows.policy.state.job import JobState, RoleInJob
 
 _CLOSED = (JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.CANCELLED)
-_SHOWN = 64
-"""The most nodes of each role."""
+MOST_SHOWN = 64
+"""The most nodes of a role, or of a group."""
 
 
 def details_of(state: JobState, job: JobSpec, phase: JobPhase, now: datetime) -> str:
@@ -64,6 +64,18 @@ def _world(state: RoleInJob) -> str:
 def _nodes(state: RoleInJob, *, several: bool) -> list[str]:
     if not state.nodes:
         return []
+    head = f"Node of {state.role}" if several else "Node"
+    return table_of_nodes(head, node_views(state, first=MOST_SHOWN), total=len(state.nodes))
+
+
+def table_of_nodes(head: str, views: Sequence[NodeView], *, total: int) -> list[str]:
+    """The lines of a table of nodes.
+
+    Args:
+        head: Of the column with their numbers.
+        views: The nodes that are shown.
+        total: The number of all nodes.
+    """
     rows = [
         (
             f"{view.rank}.{view.incarnation}",
@@ -72,8 +84,8 @@ def _nodes(state: RoleInJob, *, several: bool) -> list[str]:
             plain(view.host),
             plain(view.reason, limit=160),
         )
-        for view in node_views(state, first=_SHOWN)
+        for view in views
     ]
-    if len(state.nodes) > _SHOWN:
-        rows.append(("…", f"{len(state.nodes) - _SHOWN} more", "", "", ""))
-    return table((f"Node of {state.role}" if several else "Node", "State", "Group rank", "Host", "Why"), rows)
+    if total > len(views):
+        rows.append(("…", f"{total - len(views)} more", "", "", ""))
+    return table((head, "State", "Group rank", "Host", "Why"), rows)
