@@ -89,11 +89,12 @@ class Telemetry:
             epoch=epoch,
             generation=self._node.state.generation,
             state=self._node.state.summary,
-            progress=self._ranks.newest,
+            progress=self._ranks.newest.replace(peaks=None) if self._ranks.newest is not None else None,
             **self._pause(),
             step_times=self._ranks.step_times,
             unsplit_steps=not all(times.known for times in self._ranks.measured.values()),
             metrics=ResourceUse.model_validate(asdict(self._usage)) if self._usage else None,
+            peaks=self._peaks.newest,
             log_end=end_of_log(self._node.config.run_dir),
             time=datetime.now(UTC),
         )

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from temporalio import activity
 from temporalio.client import Client, WorkflowQueryFailedError
@@ -24,6 +26,7 @@ from perdure.activities.history.answers import NoSuchJob, answer
 from perdure.activities.history.records import JobRecord, record_of
 from perdure.activities.history.settings import HistorySettings
 from perdure.activities.history.store import HistoryStore, HistoryUnavailable, NotRecorded
+from perdure.activities.leases import lease_reports
 from perdure.activities.recorded_spec import recorded_spec
 from perdure.base.executions import (
     OPEN,
@@ -31,13 +34,23 @@ from perdure.base.executions import (
     ExecutionStatus,
     QueryRejected,
     describe,
+    describe_all,
     list_executions,
     query,
 )
-from perdure.contract import HistoryAnswer, HistoryRequest, IncidentView, JobShape, JobStatus
-from perdure.contract.names import HISTORY_RECORDER, TRAINING_JOB, history_task_queue, recorder_workflow_id
+from perdure.contract import HistoryAnswer, HistoryRequest, IncidentView, JobShape, JobStatus, Peaks
+from perdure.contract.names import (
+    HISTORY_RECORDER,
+    TRAINING_JOB,
+    history_task_queue,
+    recorder_workflow_id,
+    role_of_group,
+)
+from perdure.contract.peaks import join_peaks
 
 logger = logging.getLogger(__name__)
+
+_ResultT = TypeVar("_ResultT")
 
 INTERVAL: Final = timedelta(seconds=30)
 """The time between two looks at all jobs."""
@@ -48,6 +61,8 @@ _OVERLAP: Final = timedelta(minutes=10)
 _TIDIED_EVERY: Final = timedelta(hours=1)
 _CALL: Final = timedelta(seconds=10)
 """The longest wait for a job's answer: a worker may have to replay it first."""
+_THREADS: Final = 4
+"""Calls of the database at a time; one of them records."""
 _AT_ONCE: Final = 100
 """Activities of the queue at a time; one of them records."""
 
@@ -78,6 +93,8 @@ class HistoryActivities:
         self._task_queue = task_queue
         self._retention = retention
         self._interval = interval
+        # A database that does not answer must not take the threads with which the worker starts nodes.
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="history")
         self._tidied_at: datetime | None = None
         self._seen: dict[str, tuple[Any, datetime]] = {}
         """What lists showed of each open run when it was read last, and when that was."""
@@ -93,7 +110,7 @@ class HistoryActivities:
         # Another attempt may have left off anywhere.
         self._seen.clear()
         try:
-            await asyncio.to_thread(self._store.prepare)
+            await self._in_thread(self._store.prepare)
             while True:
                 await self.look()
                 activity.heartbeat(datetime.now(UTC).isoformat(timespec="seconds"))
@@ -106,9 +123,19 @@ class HistoryActivities:
     async def read_history(self, request: HistoryRequest) -> HistoryAnswer:
         """Answers a question."""
         try:
-            return await asyncio.to_thread(answer, self._store, request)
+            return await self._in_thread(answer, self._store, request)
         except (HistoryUnavailable, NoSuchJob) as error:
             raise ApplicationError(str(error), type=type(error).__name__, non_retryable=True) from None
+        except ValueError as error:
+            text = f"its database holds what it cannot have written: {error}"
+            raise ApplicationError(text, type=HistoryUnavailable.__name__, non_retryable=True) from None
+
+    def close(self) -> None:
+        """Gives up what has not been answered; what runs ends with its database."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _in_thread(self, work: Callable[..., _ResultT], *arguments: Any) -> _ResultT:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
     async def look(self) -> None:
         """Records all jobs that have ended or changed since the last look.
@@ -120,17 +147,17 @@ class HistoryActivities:
         began = datetime.now(UTC)
         await self._record_ended()
         await self._record_open(began)
-        await asyncio.to_thread(self._store.set_complete_until, self._task_queue, began)
+        await self._in_thread(self._store.set_complete_until, self._task_queue, began)
         if self._tidied_at is None or began - self._tidied_at >= _TIDIED_EVERY:
-            await asyncio.to_thread(self._store.forget_before, began - self._retention)
+            await self._in_thread(self._store.forget_before, began - self._retention)
             self._tidied_at = began
 
     async def _record_ended(self) -> None:
-        since = await asyncio.to_thread(self._store.complete_until, self._task_queue)
+        since = await self._in_thread(self._store.complete_until, self._task_queue)
         after = f" AND CloseTime >= '{(since - _OVERLAP).isoformat()}'" if since is not None else ""
         listed = [one async for one in self._list(f"CloseTime IS NOT NULL{after}")]
         ended = [one for one in listed if one.status is not ExecutionStatus.CONTINUED_AS_NEW]
-        known = await asyncio.to_thread(self._store.recorded, [one.run_id for one in ended])
+        known = await self._in_thread(self._store.recorded, [one.run_id for one in ended])
         for execution in ended:
             if execution.run_id not in known:
                 await self._record(execution)
@@ -156,7 +183,7 @@ class HistoryActivities:
             activity.heartbeat()
         try:
             record = await self._read(execution)
-            await asyncio.to_thread(self._store.write, record)
+            await self._in_thread(self._store.write, record)
         except (NotRecorded, ValueError) as error:
             logger.warning("%s cannot be recorded in the history: %s", execution.id, error)
         except RPCError as error:
@@ -174,7 +201,17 @@ class HistoryActivities:
             incidents = await query(handle, "incidents", result_type=list[IncidentView], rpc_timeout=_CALL)
         except (WorkflowQueryFailedError, QueryRejected) as error:
             logger.info("%s does not answer: %s", execution.id, error)
-        return record_of(execution, described.first_run_id, described.began, shape, status, incidents)
+        live = await self._live_peaks(status) if status is not None and execution.is_open else {}
+        return record_of(execution, described.first_run_id, described.began, shape, status, incidents, live)
+
+    async def _live_peaks(self, status: JobStatus) -> dict[str, Peaks]:
+        """What the nodes of each role have used until now, as their agents report it in their leases."""
+        found: defaultdict[str, list[Peaks | None]] = defaultdict(list)
+        for group in await describe_all(self._client, status.groups, rpc_timeout=_CALL):
+            reports = await lease_reports(self._client, group)
+            found[role_of_group(group.id)] += [one.view.peaks for one in reports if one.view is not None]
+        joined = {role: join_peaks(peaks) for role, peaks in found.items()}
+        return {role: peaks for role, peaks in joined.items() if peaks is not None}
 
     async def _shape(self, execution: Execution) -> JobShape:
         try:
@@ -209,6 +246,7 @@ async def keeping_history(
             await start_recorder(client, task_queue=task_queue)
             yield activities
     finally:
+        activities.close()
         store.close()
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection, Table, or_, select
 
 from perdure.activities.history.needs import needs_of
+from perdure.activities.history.records import LONGEST_TIME
 from perdure.activities.history.schema import CURSORS, INCIDENTS, JOBS, ROLES, WORLDS
 from perdure.activities.history.store import HistoryStore
 from perdure.contract import (
@@ -23,6 +25,10 @@ from perdure.contract import (
     RoleShape,
     RoleUse,
 )
+
+logger = logging.getLogger(__name__)
+
+_ResultT = TypeVar("_ResultT")
 
 _MOST_READ: Final = 5_000
 """Jobs that one answer rests on, the newest: it is read and summed up within a second or two."""
@@ -45,11 +51,13 @@ def answer(store: HistoryStore, request: HistoryRequest) -> HistoryAnswer:
     Raises:
         HistoryUnavailable: if the database does not answer.
         NoSuchJob: if the job that others are to be like is unknown.
+        ValueError: if a value is none of its column's.
     """
     with store.transaction() as connection:
         store.check(connection)
         jobs = _jobs(connection, store.tenant, request)
         shapes = _shapes(connection, store.tenant, jobs)
+        jobs = {run: job for run, job in jobs.items() if run in shapes}
         like = request.shape
         if request.like is not None:
             like = _shape_of(connection, store.tenant, request)
@@ -67,7 +75,8 @@ def answer(store: HistoryStore, request: HistoryRequest) -> HistoryAnswer:
             .order_by(CURSORS.c.complete_until)
             .limit(1)
         ).scalar()
-    past = [_past(job, shapes[run], roles[run], worlds[run], incidents[run], points[run]) for run, job in jobs.items()]
+    rows = ((job, shapes[run], roles[run], worlds[run], incidents[run], points[run]) for run, job in jobs.items())
+    past = [found for row in rows if (found := _readable(_past, *row)) is not None]
     newest = list(past)
     # Sorting keeps the order of equals, the newest first.
     past.sort(key=lambda one: -one.alike)
@@ -102,7 +111,17 @@ def _by_run(connection: Connection, tenant: str, table: Table, runs: Iterable[st
 
 def _shapes(connection: Connection, tenant: str, jobs: dict[str, Any]) -> dict[str, JobShape]:
     roles = _by_run(connection, tenant, ROLES, jobs)
-    return {run: _shape(job, roles[run]) for run, job in jobs.items()}
+    shapes = {run: _readable(_shape, job, roles[run]) for run, job in jobs.items()}
+    return {run: shape for run, shape in shapes.items() if shape is not None}
+
+
+def _readable(read: Callable[..., _ResultT], job: Any, *rows: Any) -> _ResultT | None:
+    """What was read; None, and a warning, where rows that another program has changed make no sense."""
+    try:
+        return read(job, *rows)
+    except ValueError as error:
+        logger.warning("the history of %s/%s is left out: it cannot be read: %s", job.namespace, job.name, error)
+        return None
 
 
 def _shape(job: Any, roles: Iterable[Any]) -> JobShape:
@@ -154,7 +173,7 @@ def _past(
         restarts=job.restarts,
         step=job.step,
         step_seconds=steps[-1] if steps else None,
-        lost_seconds=sum(one.lost_seconds or 0 for one in incidents),
+        lost_seconds=_lost(incidents),
         node_hours=sum(spent) / 3600,
         use=tuple(_use(role, worlds) for role in roles),
         alike=alike,
@@ -190,11 +209,16 @@ def _hosts(incidents: dict[str, list[Any]]) -> list[HostFailures]:
                 failures=len(own),
                 jobs=len({one.run for one in own}),
                 classes=dict(sorted(classes.items(), key=lambda item: -item[1])),
-                lost_seconds=sum(one.lost_seconds or 0 for one in own),
+                lost_seconds=_lost(own),
                 last_at=max(one.started_at for one in own),
             )
         )
     return sorted(found, key=lambda one: (-one.failures, one.host))
+
+
+def _lost(incidents: Iterable[Any]) -> float:
+    # No sum over rows of another program may be infinite.
+    return sum(min(max(one.lost_seconds or 0, 0), LONGEST_TIME.total_seconds()) for one in incidents)
 
 
 def _within_budget(jobs: Iterable[PastJob]) -> Iterable[PastJob]:

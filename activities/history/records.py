@@ -6,16 +6,17 @@ refuses, or that spoils what is said about others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from perdure.activities.history.schema import LONGEST_NAME
+from perdure.activities.history.schema import LONGEST_NAME, PEAKS
 from perdure.base.executions import Execution, ExecutionStatus
 from perdure.contract import IncidentView, JobPhase, JobShape, JobStatus, Peaks
 from perdure.contract.base import LONGEST_TEXT, shorten
 from perdure.contract.names import job_of, uid_of
+from perdure.contract.peaks import join_peaks
 from perdure.workflows.search_attributes import JOB_BACKEND, JOB_OWNER
 
 Row = dict[str, Any]
@@ -51,6 +52,7 @@ def record_of(
     shape: JobShape,
     status: JobStatus | None,
     incidents: Sequence[IncidentView] = (),
+    live: Mapping[str, Peaks] | None = None,
 ) -> JobRecord:
     """Makes the rows of a job.
 
@@ -61,11 +63,12 @@ def record_of(
         shape: What its specification asks for.
         status: The job's own answer; None where it gives none, such as for a specification that was wrong.
         incidents: Its incidents.
+        live: What the agents of its nodes report now, by role: the job itself learns of it rarely.
     """
     namespace, name = job_of(execution.id)
     finished = execution.close_time
     worlds = list(_worlds(status, incidents, finished)) if status is not None else []
-    peaks = _peaks(status) if status is not None else {}
+    peaks = _peaks(status, live or {}) if status is not None else {}
     steps = [status.progress.step] if status is not None and status.progress is not None else []
     steps += [one.step_before for one in incidents if one.step_before is not None]
     return JobRecord(
@@ -92,7 +95,7 @@ def record_of(
                 "role": _name(role.role),
                 "image": _name(role.image),
                 "command": _name(role.command),
-                **(_use(peaks.get(role.role, Peaks())) if peaks else {}),
+                **_use(peaks.get(role.role)),
             }
             for role in shape.roles
         ],
@@ -101,13 +104,15 @@ def record_of(
     )
 
 
-def _peaks(status: JobStatus) -> dict[str, Peaks]:
-    """The peaks of the roles that have some. Without any, what was recorded before is left as it is."""
+def _peaks(status: JobStatus, live: Mapping[str, Peaks]) -> dict[str, Peaks | None]:
     known = {one.name: one.peaks for one in status.by_role} or {status.role: status.peaks}
-    return {role: peaks for role, peaks in known.items() if peaks is not None}
+    return {role: join_peaks((peaks, live.get(role))) for role, peaks in known.items()}
 
 
-def _use(peaks: Peaks) -> Row:
+def _use(peaks: Peaks | None) -> Row:
+    """What was recorded before stays where less is known now."""
+    if peaks is None:
+        return dict.fromkeys(PEAKS)
     return {
         "watched_seconds": peaks.watched,
         "memory_bytes": peaks.memory,

@@ -130,5 +130,7 @@ CURSORS = Table(
     Column("task_queue", _NAME, primary_key=True),
     Column("complete_until", Moment, nullable=False),
 )
+PEAKS = ("watched_seconds", "memory_bytes", "cpu_cores", "gpu_memory_bytes", "shm_bytes")
+"""Columns of `ROLES` that only grow: each look at a job knows of other agents."""
 OF_RUNS = (ROLES, WORLDS, INCIDENTS)
 """What belongs to a job, and is kept no longer than its row in `JOBS`."""

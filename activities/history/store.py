@@ -11,19 +11,19 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, Table, create_engine, delete, event, select, text
+from sqlalchemy import ColumnElement, Connection, Engine, Table, create_engine, delete, event, func, select, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
 
 from perdure.activities.history.records import JobRecord, Row
-from perdure.activities.history.schema import CURSORS, INCIDENTS, JOBS, OF_RUNS, ROLES, WORLDS
+from perdure.activities.history.schema import CURSORS, INCIDENTS, JOBS, OF_RUNS, PEAKS, ROLES, WORLDS
 from perdure.base.errors import Refused
 
 # It tells of each look at the tables.
@@ -31,6 +31,18 @@ logging.getLogger("alembic").setLevel(logging.WARNING)
 
 _PATIENCE = 5.0
 """Seconds for a connection, and for another writer of a file."""
+
+_POSTGRES: Final = {
+    "connect_timeout": int(_PATIENCE),
+    # A server that is cut off is noticed within half a minute; by default it would take hours.
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 25_000,
+}
+"""Options of PostgreSQL's client library."""
+_LIMITS: Final = ("SET LOCAL lock_timeout = '5s'", "SET LOCAL statement_timeout = '60s'")
+"""The same patience with others who have locked a table. They hold for a transaction, which poolers permit."""
 
 _MIGRATIONS_LOCK = 7_337_110_031
 """PostgreSQL's advisory lock under which one process at a time changes the tables."""
@@ -63,7 +75,7 @@ class HistoryStore:
             self._sqlite = address.get_backend_name() == "sqlite"
             if address.get_backend_name() not in ("sqlite", "postgresql"):
                 raise Refused(f"the history can be kept in SQLite or PostgreSQL, not in {address.get_backend_name()}")
-            patience = {"timeout": _PATIENCE} if self._sqlite else {"connect_timeout": int(_PATIENCE)}
+            patience = {"timeout": _PATIENCE} if self._sqlite else _POSTGRES
             self._engine: Engine = create_engine(address, pool_pre_ping=True, connect_args=patience)
         except (SQLAlchemyError, ImportError) as error:
             raise Refused(
@@ -74,6 +86,8 @@ class HistoryStore:
         if self._sqlite:
             event.listen(self._engine, "connect", _begin_explicitly)
             event.listen(self._engine, "begin", _begin)
+        else:
+            event.listen(self._engine, "begin", _limit)
 
     def close(self) -> None:
         """Closes all connections."""
@@ -113,6 +127,8 @@ class HistoryStore:
                 connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATIONS_LOCK})
             config = _alembic(connection)
             if self._revision(connection, config) != ScriptDirectory.from_config(config).get_current_head():
+                if not self._sqlite:
+                    connection.execute(text("SET LOCAL statement_timeout = 0"))
                 command.upgrade(config, "head")
 
     def check(self, connection: Connection) -> None:
@@ -150,8 +166,14 @@ class HistoryStore:
             return
         insert = sqlite.insert(table) if self._sqlite else postgresql.insert(table)
         keys = [column.name for column in table.primary_key]
-        values = {name: insert.excluded[name] for name in rows[0] if name not in keys}
+        values = {name: self._newer(table, name, insert.excluded[name]) for name in rows[0] if name not in keys}
         connection.execute(insert.on_conflict_do_update(index_elements=keys, set_=values), [dict(row) for row in rows])
+
+    def _newer(self, table: Table, name: str, value: ColumnElement[Any]) -> ColumnElement[Any]:
+        if table is not ROLES or name not in PEAKS:
+            return value
+        known, most = table.c[name], func.max if self._sqlite else func.greatest
+        return most(func.coalesce(known, value), func.coalesce(value, known))
 
     def complete_until(self, task_queue: str) -> datetime | None:
         """The time until which all ends of jobs of a task queue are recorded; None before the first."""
@@ -199,6 +221,10 @@ def _alembic(connection: Connection) -> Config:
 def _begin_explicitly(connection: Any, _: Any) -> None:
     # Python's driver would begin no transaction before a change of tables.
     connection.isolation_level = None
+
+
+def _limit(connection: Connection) -> None:
+    connection.exec_driver_sql("; ".join(_LIMITS))
 
 
 def _begin(connection: Connection) -> None:

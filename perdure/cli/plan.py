@@ -101,26 +101,18 @@ def plan(
 
 def _plan_file(here: Session, file: Path) -> None:
     """Shows what the roles of a file would request that leave it to jobs of the past."""
-    from perdure.base.errors import NoWorker, Refused
-    from perdure.contract import HistoryRequest, JobShape, PastJob
+    from perdure.cli import auto
     from perdure.spec.load import validate_file
-    from perdure.workflows.policy.capacity import past_use
 
     job, _ = validate_file(file)
-    if not past_use.is_auto(job):
+    [chosen] = auto.choose(here, [job])
+    if not chosen:
         raise PerdureError(f"{file}: no role has `resources: auto`, so there is nothing to choose before it starts")
-    shape, past, problem = JobShape.of(job), tuple[PastJob, ...](), ""
-    request = HistoryRequest(namespace=job.namespace, shape=shape)
-    try:
-        past = here.run(lambda client: client.history(request)).jobs
-    except (NoWorker, Refused) as error:
-        problem = str(error)
-    chosen = past_use.choose_all(job, shape, past, problem=problem)
     if here.json:
         here.show([one.model_dump(mode="json") for one in chosen])
         return
-    for one in chosen:
-        out.print(f"{one.role}: {past_use.words(one)}", markup=False)
+    for line in auto.words(chosen):
+        out.print(line, markup=False)
     here.hint(f"perdure submit {file}")
 
 

@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perdure.cli.common import Session, err, out
+from perdure.cli.common import ServerSession, Session, err, out
 from perdure.cli.reporting import Draft, ReportOption, reporting
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from perdure.spec.errors import SpecError, SpecProblem
+    from perdure.spec.job import JobSpec
 
 
 def validate(
@@ -22,9 +25,11 @@ def validate(
     ] = None,
     report: ReportOption = None,
     *,
-    here: Annotated[Session, "output"],
+    here: ServerSession,
 ) -> None:
     """Check job files, and print all errors: path, line, value, expectation.
+
+    Of roles with `resources: auto`, print what they would request now, if a history answers.
 
     [dim]perdure validate job.yaml · perdure validate jobs/*.yaml -o json[/]
     """
@@ -38,7 +43,7 @@ def _validate(files: list[Path], backend: str | None, draft: Draft, here: Sessio
     from perdure.spec.load import validate_file
 
     reports: list[dict[str, object]] = []
-    good: list[Path] = []
+    good: dict[Path, JobSpec] = {}
     for file in files:
         try:
             spec, warnings = validate_file(file, overrides={"backend": backend} if backend else {})
@@ -52,7 +57,7 @@ def _validate(files: list[Path], backend: str | None, draft: Draft, here: Sessio
                 for problem in problems:
                     err.print(f"  {problem if problem.location else problem.detail}", markup=False)
             continue
-        good.append(file)
+        good[file] = spec
         draft.add_problems(file, (), warnings)
         told = [{"path": one.path, "line": one.line, "message": one.message} for one in warnings]
         reports.append({"file": str(file), "valid": True, "problems": [], "warnings": told})
@@ -61,11 +66,24 @@ def _validate(files: list[Path], backend: str | None, draft: Draft, here: Sessio
             out.print(f"[bold green]{file}[/]: ok, {spec.name}: {nodes}, backend {spec.backend}")
             for warning in warnings:
                 out.print(f"  warning: {warning}", markup=False)
+    _tell_auto(here, good, reports)
     if here.json:
         here.show(reports)
-    if len(good) < len(files):
+    if not all(one["valid"] for one in reports):
         raise typer.Exit(ExitCode.USAGE)
-    here.hint(f"perdure submit {good[0]}", f"perdure run {good[0]}")
+    here.hint(f"perdure submit {files[0]}", f"perdure run {files[0]}")
+
+
+def _tell_auto(here: Session, jobs: Mapping[Path, JobSpec], reports: list[dict[str, object]]) -> None:
+    """Adds to the reports, and prints, what roles would request that leave it to jobs of the past."""
+    from perdure.cli import auto
+
+    chosen = {str(file): found for file, found in zip(jobs, auto.choose(here, tuple(jobs.values())), strict=True)}
+    for report in reports:
+        found = chosen.get(str(report["file"]), ())
+        report["auto"] = [one.model_dump(mode="json") for one in found]
+        for line in () if here.json else auto.words(found):
+            out.print(f"{report['file']}: {line}", markup=False)
 
 
 def _problems(error: SpecError | OSError) -> tuple[SpecProblem, ...]:

@@ -310,12 +310,15 @@ def _folder_of(spec: JobSpec) -> str:
 
 
 def _show_spec(here: Session, spec: JobSpec) -> None:
+    from perdure.cli import auto
     from perdure.client.workdir import pack_workdir_of
     from perdure.spec.dump import dump_yaml
     from perdure.spec.validate import to_mapping
 
     if packed := pack_workdir_of(spec):
         say(f"The working directory would be uploaded: {packed}")
+    for line in auto.words(auto.choose(here, [spec])[0]):
+        say(f"It would request now, for {line}")
     if here.json:
         here.show(to_mapping(spec))
     else:

@@ -6,7 +6,6 @@ descriptions of the job and of everything that belongs to it: groups, datasets, 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -14,12 +13,10 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.client import Client as TemporalClient
 
+from perdure.activities.leases import LEASE_ID
 from perdure.base.executions import OPEN, ExecutionDescription, ExecutionStatus, describe_all, list_executions, time_of
 from perdure.client.connection import CALL_TIMEOUT
 from perdure.client.views import Pause
-
-LEASE_ID = re.compile(r"lease/(\d+)/(\d+)/\d+")
-"""The activity ID of a lease: the node's rank, its incarnation, and the lease's epoch."""
 
 
 def pause_of(workflow: ExecutionDescription) -> Pause | None:

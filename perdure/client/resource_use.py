@@ -11,7 +11,7 @@ from perdure.workflows.policy.capacity.resource_use import unused
 
 def with_peaks(status: JobStatus, nodes: Sequence[NodeView]) -> JobStatus:
     """Returns the status with the peaks that the nodes' agents report now: a job itself hears of them rarely."""
-    peaks = join_peaks((status.peaks, *(node.progress.peaks for node in nodes if node.progress is not None)))
+    peaks = join_peaks((status.peaks, *(node.peaks for node in nodes)))
     found = unused(
         status.requests,
         peaks,

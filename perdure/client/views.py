@@ -182,6 +182,7 @@ def _merge(job: NodeView, group: NodeView | None, lease: NodeLease | None) -> No
                 "step_times": view.step_times,
                 "unsplit_steps": view.unsplit_steps,
                 "metrics": view.metrics,
+                "peaks": view.peaks,
             }
             if lease.view.progress:
                 fields |= {"progress": lease.view.progress, "generation": lease.view.generation}

@@ -336,6 +336,8 @@ class LeaseView(Message):
     """A rank has stepped for a while, and cannot tell how its steps split."""
     metrics: ResourceUse | None = None
     """None before the launcher's first report."""
+    peaks: Peaks | None = None
+    """The most that the node has used of its machine, over all of its agents."""
     log_end: LogPosition | None = None
     """The current end of the node's log. A reader that follows the log requests more only after this has moved."""
     time: Time | None = None

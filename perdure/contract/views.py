@@ -42,6 +42,8 @@ class NodeView(Shown, NodeFacts, Incarnation):
     """The newest progress in the agent's lease, in answers of `Client.nodes`."""
     metrics: ResourceUse | None = None
     """The use of resources in the agent's latest report; set by `Client.nodes`."""
+    peaks: Peaks | None = None
+    """The most that it has used of its machine, in that report; set by `Client.nodes`."""
     idle: Duration | None = None
     """The time without a step of its ranks in the agent's latest report; set by `Client.nodes`."""
     usual_step: Duration | None = None

@@ -137,3 +137,12 @@ def test_progress_carries_the_peaks(tmp_path: Path):
     assert ranks.newest is not None
     assert ranks.newest.peaks is not None
     assert ranks.newest.peaks.memory == 10**9
+
+
+def test_the_lease_tells_the_peaks_before_a_rank_has_made_a_step(tmp_path: Path):
+    bench = Bench(tmp_path)
+    telemetry = Telemetry(bench.node, ProgressReader(tmp_path), to_group=bench.group)
+    assert telemetry.view(1).peaks is None
+    telemetry.usage(UsageReport(memory_bytes=10**9))
+    view = telemetry.view(1)
+    assert (view.progress, view.peaks and view.peaks.memory) == (None, 10**9)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from temporalio.client import Client
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 import perdure
 from perdure.activities.history.activities import keeping_history
@@ -130,7 +130,9 @@ async def test_doctor_says_whether_jobs_are_recorded(temporal_client: Client, qu
     assert await check_history(temporal_client, Endpoint(address="", task_queue="another")) is None
 
 
-async def test_a_plan_of_a_file_shows_what_jobs_of_the_past_make_of_it(queue: str, tmp_path: Path) -> None:
+@pytest.fixture
+def file(queue: str, tmp_path: Path) -> Path:
+    """A job that leaves its resources to jobs of the past, of which there is one."""
     store = HistoryStore(f"sqlite:///{tmp_path / 'history.db'}", tenant="default")
     used = status(peaks=perdure.Peaks(watched=7200.0, memory=20 * 2**30, cpu=6.0), nodes=8)
     store.write(record("llama-measured", like=shape(team="nlp"), began=NOW, answers=used))
@@ -140,11 +142,30 @@ async def test_a_plan_of_a_file_shows_what_jobs_of_the_past_make_of_it(queue: st
         "name: job\nnamespace: nlp\nbackend: kubernetes\nlabels: {team: nlp}\nroles:\n  trainer: {nodes: auto, "
         "image: 'acme/llama:1', command: [torchrun, train.py, --lr, '1'], resources: auto}\n"
     )
-    result = await asyncio.to_thread(CliRunner().invoke, app, ["plan", str(file)], None, {"COLUMNS": "200"})
+    return file
+
+
+CHOSEN = "trainer: 4 nodes with 7 processors and 23Gi of memory for each node, from a job like it: llama-measured"
+
+
+async def shown(*arguments: str) -> Result:
+    result = await asyncio.to_thread(CliRunner().invoke, app, [*arguments], None, {"COLUMNS": "200"})
     assert result.exit_code == 0, (result.output, result.exception)
-    assert result.output.startswith(
-        "trainer: 4 nodes with 7 processors and 23Gi of memory for each node, from a job like it: llama-measured"
-    )
-    result = await asyncio.to_thread(CliRunner().invoke, app, ["plan", str(file), "-o", "json"])
-    [chosen] = json.loads(result.output)
+    return result
+
+
+async def test_a_plan_of_a_file_shows_what_jobs_of_the_past_make_of_it(file: Path) -> None:
+    assert (await shown("plan", str(file))).output.startswith(CHOSEN)
+    [chosen] = json.loads((await shown("plan", str(file), "-o", "json")).output)
     assert (chosen["memory"], chosen["jobs"], chosen["measured"]) == ("23Gi", ["llama-measured"], 1)
+
+
+async def test_what_jobs_of_the_past_make_of_a_file_is_shown_before_it_starts(file: Path) -> None:
+    assert f"{file}: {CHOSEN}" in (await shown("validate", str(file))).output
+    [report] = json.loads((await shown("validate", str(file), "-o", "json")).output)
+    assert [one["memory"] for one in report["auto"]] == ["23Gi"]
+    for command in ("submit", "run"):
+        dry = await shown(command, str(file), "--dry-run")
+        assert CHOSEN in dry.stderr
+        file.write_text(dry.stdout)
+    assert f"{file}: {CHOSEN}" in (await shown("validate", str(file))).output

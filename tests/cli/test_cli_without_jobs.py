@@ -109,6 +109,20 @@ def test_validate_reports_each_file(bare_command_line: CommandLine) -> None:
     assert bare_command_line.run("validate", "good.yaml").code == 0
 
 
+def test_without_a_history_a_file_is_valid_and_the_default_is_shown_with_the_reason(
+    bare_command_line: CommandLine,
+) -> None:
+    role = "worker: {nodes: auto, resources: auto, image: 'acme/llama:1', command: [torchrun, train.py]}"
+    bare_command_line.write("auto.yaml", f"name: auto\nbackend: kubernetes\nroles: {{{role}}}\n")
+    default = "4 processors and 16Gi of memory for each node, by default: no Temporal server"
+    assert f"auto.yaml: worker: {default}" in bare_command_line.run("validate", "auto.yaml").out
+    [report] = bare_command_line.run("validate", "auto.yaml", "-o", "json").json
+    assert (report["valid"], report["auto"][0]["memory"]) == (True, "16Gi")
+    dry = bare_command_line.run("submit", "--dry-run", "auto.yaml")
+    assert f"for worker: {default}" in dry.err
+    assert "no Temporal server" not in dry.out
+
+
 def test_schema_is_json_schema(bare_command_line: CommandLine) -> None:
     schema = bare_command_line.run("schema").json
     assert schema["$schema"].startswith("https://json-schema.org/")

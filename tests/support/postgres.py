@@ -7,9 +7,13 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from tests.support.waiting import wait_for
 
@@ -43,9 +47,25 @@ class PostgresServer:
 
     def kill(self) -> None:
         """Kills the server with all of its processes, as a machine that loses power does."""
-        pid = int((self._data / "postmaster.pid").read_text(encoding="ascii").splitlines()[0])
+        pid = self._pid()
         os.kill(pid, signal.SIGKILL)
         wait_for(lambda: not Path(f"/proc/{pid}").exists(), what="its end")
+
+    @contextmanager
+    def frozen(self) -> Generator[None]:
+        """All of its processes stand still, as where its disk does not answer: connections stay, and nothing comes."""
+        server = psutil.Process(self._pid())
+        processes = [server, *server.children(recursive=True)]
+        for process in processes:
+            process.suspend()
+        try:
+            yield
+        finally:
+            for process in processes:
+                process.resume()
+
+    def _pid(self) -> int:
+        return int((self._data / "postmaster.pid").read_text(encoding="ascii").splitlines()[0])
 
     def end(self) -> None:
         """Stops it, and deletes its folder."""

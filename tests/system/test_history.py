@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from perdure.activities.history.activities import HistoryActivities
+from perdure.activities.history.answers import answer
+from perdure.activities.history.store import HistoryStore
 from perdure.base.state_folder import StateFolder
+from perdure.contract import HistoryRequest
 from perdure.local.control_plane import LocalControlPlane
 from tests.support.command_line import CommandLine, end_nodes
-from tests.support.waiting import wait_for
+from tests.support.temporal_server import free_port
+from tests.support.waiting import eventually, wait_for
+from tests.system.site import Site
 
 pytestmark = pytest.mark.long("history")
 
@@ -53,3 +61,51 @@ def test_jobs_are_remembered_after_their_worker_was_killed_and_temporal_has_lost
     wait_for(lambda: len(known()) == 2)
     assert "no jobs" in perdure.run("list").out
     assert "USER_CODE" in perdure.run("history", "--failures-by-host").out
+
+
+MIB = 2**20
+
+_SERVES = """
+import sys
+from http.server import HTTPServer, SimpleHTTPRequestHandler
+held = b"x" * int(sys.argv[1])
+HTTPServer(("127.0.0.1", int(sys.argv[2])), SimpleHTTPRequestHandler).serve_forever()
+"""
+_HOLDS = """
+import sys, time
+held = b"x" * int(sys.argv[1])
+time.sleep(3600)
+"""
+
+
+async def test_what_nodes_use_is_recorded_while_they_run_also_of_services_and_without_a_step(site: Site) -> None:
+    def program(script: str, *arguments: int) -> list[str]:
+        return [sys.executable, "-c", script, *map(str, arguments)]
+
+    port = free_port()
+    job = await site.submit(
+        recovery={"warm_starts": False},
+        roles={
+            "trainer": {"nodes": 1, "command": program(_HOLDS, 300 * MIB)},
+            "server": {"nodes": 1, "command": program(_SERVES, 150 * MIB, port), "ready": {"port": port}},
+        },
+    )
+    temporal = await site.client.connect()
+    store = HistoryStore(f"sqlite:///{site.folder / 'history.db'}", tenant="team-a")
+    store.prepare()
+
+    async def used() -> dict[str, int] | None:
+        # Each look of a new object reads all open jobs.
+        activities = HistoryActivities(
+            temporal, store, task_queue=site.client.endpoint.task_queue, retention=timedelta(days=1)
+        )
+        await activities.look()
+        [found] = [one for one in answer(store, HistoryRequest()).jobs if one.name == job.name]
+        assert found.finished_at is None
+        memory = {one.role: one.peaks.memory or 0 for one in found.use if one.peaks is not None}
+        return memory if memory.get("trainer", 0) > 300 * MIB and memory.get("server", 0) > 150 * MIB else None
+
+    held = await eventually(used, what="the memory of both roles")
+    assert held["trainer"] < 500 * MIB
+    assert held["server"] < 300 * MIB
+    store.close()

@@ -13,7 +13,7 @@ from temporalio.api.workflow.v1 import WorkflowExecutionInfo
 
 from perdure.activities.history.records import JobRecord, record_of
 from perdure.base.executions import Execution
-from perdure.contract import IncidentView, JobPhase, JobShape, JobStatus, RoleShape
+from perdure.contract import IncidentView, JobPhase, JobShape, JobStatus, Peaks, RoleShape
 
 BEGAN = datetime(2026, 11, 1, 12, tzinfo=UTC)
 
@@ -76,6 +76,7 @@ def record(
     like: JobShape | None = None,
     answers: JobStatus | None = None,
     incidents: list[IncidentView] | None = None,
+    live: dict[str, Peaks] | None = None,
 ) -> JobRecord:
     run = run or str(uuid4())
     close = Timestamp()
@@ -86,4 +87,4 @@ def record(
         close_time=None if ended == RUNNING else close,
     )
     answers = answers or status(started_at=began)
-    return record_of(Execution(info), run, began, like or shape(), answers, incidents or [])
+    return record_of(Execution(info), run, began, like or shape(), answers, incidents or [], live)

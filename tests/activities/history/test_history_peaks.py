@@ -12,8 +12,8 @@ from sqlalchemy import insert, select, text
 from perdure.activities.history.answers import answer
 from perdure.activities.history.schema import ROLES
 from perdure.activities.history.store import HistoryStore, HistoryUnavailable
-from perdure.contract import HistoryRequest, JobStatus, Peaks, RoleNeeds
-from tests.activities.history.stored import BEGAN, FAILED, RUNNING, record, shape, status
+from perdure.contract import HistoryAnswer, HistoryRequest, JobStatus, Peaks, RoleNeeds
+from tests.activities.history.stored import BEGAN, FAILED, RUNNING, incident, record, shape, status
 
 GI = 2**30
 HOUR = 3600.0
@@ -47,6 +47,31 @@ def test_an_absurd_peak_among_others_does_not_count(store: HistoryStore):
     assert (found.memory, found.cpu) == (24 * GI, 6.0)
 
 
+@pytest.mark.parametrize(
+    "poison",
+    [
+        "UPDATE roles SET memory_bytes = 11529215046068469760",
+        "UPDATE roles SET memory_bytes = 9223372036854775807, cpu_cores = 9e999, shm_bytes = 9223372036854775807",
+        "UPDATE roles SET memory_bytes = -5, cpu_cores = -1, watched_seconds = -1",
+        "UPDATE roles SET cpu_cores = 'NaN', memory_bytes = 'lots'",
+        "UPDATE jobs SET phase = 'WON'",
+        "UPDATE jobs SET labels = '[1]'",
+        "UPDATE worlds SET nodes = 2147483647, steps = -1, step_seconds = 9e999",
+        "UPDATE incidents SET failure = 'MAGIC', lost_seconds = 9e999",
+    ],
+)
+def test_a_row_that_makes_no_sense_spoils_no_answer(store: HistoryStore, poison: str):
+    for run in ("r1", "r2", "bad"):
+        answers = used(20 if run != "bad" else 22)
+        store.write(record(run=run, answers=answers, incidents=[incident(1, timedelta(minutes=1))]))
+    with store.transaction() as connection:
+        connection.execute(text(f"{poison} WHERE run = 'bad'"))
+    found = needs(store)
+    assert found.memory in (20 * GI, 22 * GI)
+    assert (found.cpu, found.nodes) == (6.0, 4)
+    HistoryAnswer.model_validate_json(answer(store, HistoryRequest(shape=shape())).model_dump_json())
+
+
 def test_of_two_jobs_the_absurd_one_does_not_count(store: HistoryStore):
     for memory in (60_000, 20):
         store.write(record(answers=used(memory)))
@@ -78,6 +103,21 @@ def test_a_job_that_answers_no_more_keeps_its_peaks(store: HistoryStore):
     store.write(record(run="r1", ended=RUNNING, answers=used(20)))
     store.write(record(run="r1", answers=status()))
     assert needs(store).memory == 20 * GI
+
+
+def test_peaks_only_grow_however_little_a_later_look_finds(store: HistoryStore):
+    store.write(record(run="r1", ended=RUNNING, answers=used(20, cpu=2.0)))
+    store.write(record(run="r1", ended=RUNNING, answers=status(), live={"trainer": Peaks(watched=10.0, cpu=6.0)}))
+    store.write(record(run="r1", answers=used(12, cpu=None, shm=GI)))
+    found = needs(store)
+    assert (found.memory, found.cpu, found.shm) == (20 * GI, 6.0, GI)
+
+
+def test_services_have_what_their_agents_report(store: HistoryStore):
+    service = {"name": "trainer", "phase": "RUNNING", "generation": 1, "nodes": 4, "nodes_max": 4, "restarts": 0}
+    live = {"trainer": Peaks(watched=2 * HOUR, memory=3 * GI), "unknown": Peaks(memory=GI)}
+    store.write(record(answers=status(by_role=[service]), live=live))
+    assert needs(store).memory == 3 * GI
 
 
 def test_tables_of_an_older_release_are_changed_and_keep_what_they_have(database: str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -143,6 +144,52 @@ async def test_jobs_that_end_while_the_server_is_away_are_recorded_later(
         await eventually(lambda: _recorded(activities, own, 5, ended=True))
         assert answer(store, HistoryRequest()).found == 0
         own.close()
+
+
+async def test_a_server_that_stands_still_keeps_nothing_else_of_the_worker_waiting(
+    temporal_client: Client, server: PostgresServer, store: HistoryStore
+) -> None:
+    async with jobs_are_played(temporal_client) as queue:
+        activities = HistoryActivities(temporal_client, store, task_queue=queue, retention=timedelta(days=1))
+        await eventually(lambda: _recorded(activities, store, 0, ended=False))
+        with server.frozen():
+            questions = [asyncio.create_task(activities.read_history(HistoryRequest())) for _ in range(100)]
+            look = asyncio.create_task(activities.look())
+            # The worker's threads start and restart nodes.
+            assert await asyncio.wait_for(asyncio.to_thread(lambda: "started"), 30) == "started"
+            assert not look.done()
+        assert {answer.found for answer in await asyncio.gather(*questions)} == {0}
+        await look
+        activities.close()
+
+
+def test_a_table_that_another_one_has_locked_is_written_later(server: PostgresServer, store: HistoryStore) -> None:
+    other = HistoryStore(server.url, tenant="team-b")
+    with other.transaction() as connection:
+        connection.execute(text("LOCK TABLE jobs IN ACCESS EXCLUSIVE MODE"))
+        with pytest.raises(HistoryUnavailable, match="lock timeout"):
+            store.write(record())
+    store.write(record())
+    assert answer(store, HistoryRequest()).found == 1
+    other.close()
+
+
+def test_a_server_whose_disk_is_full_takes_it_later(store: HistoryStore) -> None:
+    # The condition that PostgreSQL raises where it cannot extend a file, raised after the first rows of a job.
+    no_room = "CREATE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE SQLSTATE '53100'; END $$"
+    with store.transaction() as connection:
+        connection.execute(text(no_room))
+        connection.execute(
+            text("CREATE TRIGGER no_room BEFORE INSERT ON incidents FOR EACH ROW EXECUTE FUNCTION no_room()")
+        )
+    job = record(incidents=[incident(1, timedelta(minutes=1))])
+    with pytest.raises(HistoryUnavailable, match="DiskFull"):
+        store.write(job)
+    assert answer(store, HistoryRequest()).found == 0
+    with store.transaction() as connection:
+        connection.execute(text("DROP FUNCTION no_room() CASCADE"))
+    store.write(job)
+    assert answer(store, HistoryRequest()).found == 1
 
 
 async def _recorded(activities: HistoryActivities, store: HistoryStore, number: int, *, ended: bool) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 from perdure.contract import AutoResources, JobPhase, JobShape, PastJob, Peaks, RoleShape, RoleUse
 from perdure.spec.job import JobSpec
 from perdure.spec.quantities import bytes_of, quantity_of_bytes
-from perdure.spec.roles import Role
+from perdure.spec.roles import MAX_NODES, Role
 from perdure.workflows.policy.capacity.resource_use import cores_for, memory_for
 from perdure.workflows.policy.state.job import JobState
 
@@ -90,7 +90,7 @@ def choose(name: str, role: Role, shape: JobShape, past: Sequence[PastJob], *, p
         cpu=resources.cpu or str(min(cores, _MOST_CORES)),
         memory=resources.memory or quantity_of_bytes(min(enough, allowed, _MOST_MEMORY)),
         shm=resources.shm or (quantity_of_bytes(min(memory_for(shm), _MOST_MEMORY)) if shm else None),
-        nodes=round(median(nodes)) if nodes and role.nodes.auto else None,
+        nodes=min(max(round(median(nodes)), 1), MAX_NODES) if nodes and role.nodes.auto else None,
         jobs=tuple(dict.fromkeys(job.name for job, _ in measured or alike))[:_NAMED],
         measured=len(measured),
         problem=problem,
