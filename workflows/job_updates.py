@@ -72,13 +72,14 @@ class JobUpdates:
     @workflow.update(description="Change the number of nodes: 4, 2:8 for min and max, or auto for what the job states")
     def scale(self, request: ScaleRequest) -> Accepted:
         count = requests.node_count(self.state, self.job, request)
-        event = ScaleRequested(minimum=count.min, maximum=count.max, reason=request.reason)
+        event = ScaleRequested(minimum=count.min, maximum=count.max, reason=request.reason, resources=request.resources)
         self._take_request(ForRole(request.role, event))
         next_action = projections.next_action(self.state.view(request.role), self.job)
         shared = count.elastic and self.job.roles[self.state.role_named(request.role)].scaling.share
         within = "; the sharing of the cluster chooses within that" if shared else ""
         undone = _UNDONE if OBJECT_MEMO in workflow.memo() else ""
-        return Accepted(message=f"{self.state.name} changes to {count} nodes{within}; {next_action}{undone}")
+        requests_ = "".join(f"; new nodes request {text} of {name}" for name, text in request.resources.items())
+        return Accepted(message=f"{self.state.name} changes to {count} nodes{within}{requests_}; {next_action}{undone}")
 
     @scale.validator
     def _scale_is_valid(self, request: ScaleRequest) -> None:
@@ -156,7 +157,8 @@ class JobUpdates:
 
     @workflow.update(description="Replace one node by a new one")
     def relaunch_node(self, request: RelaunchRequest) -> Accepted:
-        self._take_request(ForRole(request.role, RelaunchRequested(rank=request.rank, reason=request.reason)))
+        event = RelaunchRequested(rank=request.rank, reason=request.reason, resources=request.resources)
+        self._take_request(ForRole(request.role, event))
         role = self.state.view(request.role)
         if role.postponed is not None:
             return Accepted(
@@ -166,7 +168,7 @@ class JobUpdates:
 
     @relaunch_node.validator
     def _relaunch_is_valid(self, request: RelaunchRequest) -> None:
-        requests.check_relaunch(self._running_state(), request)
+        requests.check_relaunch(self._running_state(), self.job, request)
 
     @workflow.update(description="Make a checkpoint in storage now")
     def save_checkpoint(self, request: ReasonRequest = _NO_REASON) -> Accepted:

@@ -5,6 +5,7 @@ Each `check_*` raises the `ApplicationError` that refuses an update: the server 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 
 from temporalio import workflow
@@ -27,8 +28,10 @@ with workflow.unsafe.imports_passed_through():
     from perdure.contract.users import AS_SPECIFIED
     from perdure.spec.capabilities import CAPABILITIES
     from perdure.spec.job import JobSpec
+    from perdure.spec.quantities import amount, is_quantity
     from perdure.spec.roles import NodeCount
     from perdure.workflows.policy.capacity.joining import MOST_TICKETS, Refusal, choose_role
+    from perdure.workflows.policy.capacity.smaller_requests import RESOURCES
     from perdure.workflows.policy.roles import suspension
     from perdure.workflows.policy.state.job import JobState, RoleInJob, UnknownRole
     from perdure.workflows.policy.state.node import NodeState
@@ -85,6 +88,7 @@ def refusal_to_join(state: JobState, request: JoinRequest, job: JobSpec) -> Refu
 def check_scale(state: JobState, job: JobSpec, request: ScaleRequest) -> None:
     role = role_of(state, request.role)
     count = node_count(state, job, request)
+    check_resources(job, request.resources)
     others = (other for other in state.views if other.role != role.role)
     taken = {
         service_address(job, state.uid, other.role, rank): other.role
@@ -98,6 +102,16 @@ def check_scale(state: JobState, job: JobSpec, request: ScaleRequest) -> None:
                 f'nodes: got "{request.nodes}"; node {rank} would serve at {address}, as a node of {taken[address]} '
                 f"does; ask for at most {rank}, or submit the job with ports that are farther apart"
             )
+
+
+def check_resources(job: JobSpec, resources: Mapping[str, str]) -> None:
+    for name, text in resources.items():
+        if name not in RESOURCES:
+            raise ApplicationError(f'resources: got "{name}"; of a job that runs, only cpu and memory can change')
+        if not is_quantity(text) or amount(text) <= 0:
+            raise ApplicationError(f'resources.{name}: got "{text}"; expected an amount such as 4, 500m or 64Gi')
+    if resources and not CAPABILITIES[job.backend].chooses_machines:
+        raise ApplicationError(f"resources: nodes of the backend {job.backend} request none of their machine")
 
 
 def single_role(state: JobState, request: RoleRequest) -> str:
@@ -176,7 +190,8 @@ def check_checkpoint(state: JobState, job: JobSpec) -> None:
         raise ApplicationError(f"there is nothing to save: the job is {state.phase}")
 
 
-def check_relaunch(state: JobState, request: RelaunchRequest) -> None:
+def check_relaunch(state: JobState, job: JobSpec, request: RelaunchRequest) -> None:
+    check_resources(job, request.resources)
     nodes = role_of(state, request.role).nodes
     node = nodes.get(request.rank)
     if node is None or not node.alive:

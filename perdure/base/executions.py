@@ -259,9 +259,10 @@ async def update(
     *,
     result_type: type[ResultT],
     args: Sequence[Any],
+    update_id: str | None = None,
     rpc_timeout: timedelta | None = None,
 ) -> ResultT:
-    """Updates a workflow, and waits for the result.
+    """Updates a workflow, and waits for the result. One run carries out an update of the same ID once only.
 
     Raises:
         WorkflowUpdateFailedError: if the workflow refuses the update.
@@ -270,7 +271,7 @@ async def update(
     """
     try:
         return await handle.execute_update(  # pyright: ignore[reportUnknownMemberType]
-            name, args=args, result_type=result_type, rpc_timeout=rpc_timeout
+            name, args=args, id=update_id, result_type=result_type, rpc_timeout=rpc_timeout
         )
     except WorkflowUpdateRPCTimeoutOrCancelledError as error:
         # The SDK reports a cancellation as an error, too; a task that takes it for an answer does not end.

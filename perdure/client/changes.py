@@ -5,10 +5,12 @@ An interface shows the words before it makes the call, so both are defined toget
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
+
+from perdure.contract import ScaleRequest
 
 if TYPE_CHECKING:
     from perdure.client.client import Client
@@ -41,11 +43,13 @@ class Changes:
     role: str | None = None
     reason: str = ""
 
-    def scale(self, nodes: str) -> Change:
-        """Changes the number of nodes."""
+    def scale(self, nodes: str, resources: Mapping[str, str] | None = None) -> Change:
+        """Changes the number of nodes, and what new ones request."""
+        amounts = " and ".join(f"{text} of {name}" for name, text in (resources or {}).items())
+        request = ScaleRequest(nodes=nodes, role=self.role, reason=self.reason, resources=dict(resources or {}))
         return Change(
-            f"scale to {nodes} nodes",
-            lambda client: client.scale(self.name, nodes, namespace=self.namespace, role=self.role, reason=self.reason),
+            f"scale to {nodes} nodes" + (f", new nodes with {amounts}" if amounts else ""),
+            lambda client: client.change(self.name, request, namespace=self.namespace),
         )
 
     def suspend(self) -> Change:

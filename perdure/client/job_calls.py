@@ -22,6 +22,7 @@ from perdure.client.pauses import pause_of, pauses_below
 from perdure.client.views import FailingActivity, JobSummary, Pause
 from perdure.client.visibility import summary_of
 from perdure.contract import (
+    Accepted,
     ArchiveReport,
     DatasetView,
     HistoryAnswer,
@@ -29,6 +30,8 @@ from perdure.contract import (
     JobResult,
     JobStatus,
     NodeView,
+    RelaunchRequest,
+    ScaleRequest,
 )
 from perdure.contract.names import archiver_workflow_id, job_workflow_id
 
@@ -131,11 +134,37 @@ class JobCalls(Connection):
             handle = await self._handle(name, namespace)
             return await query(handle, asked, args=arguments, result_type=kind, rpc_timeout=CALL_TIMEOUT)
 
-    async def _update(self, name: str, namespace: str | None, asked: str, request: Any, kind: type[ResultT]) -> ResultT:
+    async def change(
+        self,
+        name: str,
+        request: ScaleRequest | RelaunchRequest,
+        *,
+        namespace: str | None = None,
+        key: str | None = None,
+    ) -> Accepted:
+        """Requests one of the changes that `scale` and `relaunch_node` make, with all that their requests can say.
+
+        Args:
+            name: The job.
+            request: The change.
+            namespace: The job's namespace; by default the client's.
+            key: A name of this request, with which it is carried out once, however often it is sent.
+
+        Raises:
+            Refused: if the job does not accept that.
+        """
+        asked = "scale" if isinstance(request, ScaleRequest) else "relaunch_node"
+        return await self._update(name, namespace, asked, request, Accepted, key)
+
+    async def _update(
+        self, name: str, namespace: str | None, asked: str, request: Any, kind: type[ResultT], key: str | None = None
+    ) -> ResultT:
         async with map_errors(self, name, namespace):
             handle = await self._handle(name, namespace)
             try:
-                return await update(handle, asked, args=[request], result_type=kind, rpc_timeout=UPDATE_TIMEOUT)
+                return await update(
+                    handle, asked, args=[request], result_type=kind, update_id=key, rpc_timeout=UPDATE_TIMEOUT
+                )
             except WorkflowUpdateFailedError as error:
                 reason = error.cause.message if isinstance(error.cause, ApplicationError) else str(error.cause)
                 raise Refused(f"{name} refuses: {reason}") from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from perdure.contract.base import Message, ShortText
 from perdure.spec.durations import Duration
 
@@ -31,6 +33,8 @@ class ScaleRequest(Message):
     role: str | None = None
     """Required only for a job with several roles."""
     reason: ShortText = ""
+    resources: dict[str, str] = Field(default={})
+    """What nodes of the role that are created from now on request of `cpu` and `memory`; others keep what they have."""
 
 
 class PauseRequest(Message):
@@ -70,6 +74,8 @@ class RelaunchRequest(Message):
     role: str | None = None
     """As in `ScaleRequest`."""
     reason: ShortText = ""
+    resources: dict[str, str] = Field(default={})
+    """What this node requests of `cpu` and `memory` from then on, whatever other nodes of its role request."""
 
 
 class Accepted(Message):

@@ -16,7 +16,7 @@ from typing import Any
 
 from perdure.base.kubernetes import TRANSIENT, KubernetesApi, KubernetesError, core_path
 from perdure.contract import JobPhase
-from perdure.operator.resource import GROUP, KIND, VERSION, TrainingJobResource
+from perdure.operator.resource import GROUP, KIND, VERSION, Metadata, TrainingJobResource
 from perdure.operator.status import ADOPTED, REFUSED, ResourceStatus, Truth
 
 logger = logging.getLogger("perdure.operator")
@@ -35,6 +35,18 @@ _MOST_KNOWN = 4096
 
 _PHASES = (JobPhase.WAITING, JobPhase.RECOVERING, JobPhase.HELD)
 """Phases that are Events with their own reason and the job's words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """The object that an Event is about."""
+
+    api_version: str
+    kind: str
+    metadata: Metadata
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.metadata.namespace}/{self.metadata.name}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,15 +141,20 @@ class Events:
         self._recent = RecentTexts()
 
     async def record(self, resource: TrainingJobResource, before: ResourceStatus, after: ResourceStatus) -> None:
-        """Writes what happened between two statuses of an object; an Event that cannot be written is logged alone."""
+        """Writes what happened between two statuses of an object."""
+        subject = Subject(api_version=f"{GROUP}/{VERSION}", kind=KIND, metadata=resource.metadata)
         for one in occurrences(before, after):
-            try:
-                await self._record(resource, one)
-            except (KubernetesError, *TRANSIENT) as error:
-                logger.warning("%s: the Event %s is not written: %s", resource.workflow_id, one.reason, error)
+            await self.write(subject, one)
 
-    async def _record(self, resource: TrainingJobResource, one: Occurrence) -> None:
-        metadata, time = resource.metadata, datetime.now(UTC).replace(microsecond=0)
+    async def write(self, subject: Subject, one: Occurrence) -> None:
+        """Writes an Event; one that cannot be written is logged alone."""
+        try:
+            await self._write(subject, one)
+        except (KubernetesError, *TRANSIENT) as error:
+            logger.warning("%s: the Event %s is not written: %s", subject, one.reason, error)
+
+    async def _write(self, subject: Subject, one: Occurrence) -> None:
+        metadata, time = subject.metadata, datetime.now(UTC).replace(microsecond=0)
         now, named = time.isoformat(), one
         if not self._recent.has_room(metadata.uid, one, time):
             named, one = replace(one, message=COMBINED), replace(one, message=COMBINED + one.message)
@@ -148,8 +165,8 @@ class Events:
             "kind": "Event",
             "metadata": {"name": name, "namespace": metadata.namespace},
             "involvedObject": {
-                "apiVersion": f"{GROUP}/{VERSION}",
-                "kind": KIND,
+                "apiVersion": subject.api_version,
+                "kind": subject.kind,
                 "name": metadata.name,
                 "namespace": metadata.namespace,
                 "uid": metadata.uid,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -21,6 +22,7 @@ from perdure.operator.ownership import Ownership
 from perdure.operator.reconcile import Reconciler
 from perdure.operator.resource import TrainingJobResource, collection
 from perdure.operator.runs import Runs
+from perdure.operator.scale_plans import ScalePlans
 from perdure.operator.workqueue import Workqueue
 
 LOOKS_PER_SECOND = 20.0
@@ -58,20 +60,42 @@ class Operator:
         self._api = api
         self._runs = Runs(client)
         self._reconciler = Reconciler(api, self._runs, Owners(api, ownership))
+        self._plans = ScalePlans(api, client, self)
         self.coverage = Coverage(namespaces or (EVERYWHERE,))
         self.metrics = OperatorMetrics(self.coverage, lambda: len(self._resources))
         self._resources: dict[str, TrainingJobResource] = {}
         self._queue = Workqueue(per_second=LOOKS_PER_SECOND)
         self._backoffs: dict[str, Backoff] = {}
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def run(self) -> None:
         """Serves the objects; a namespace that cannot be served is a state of `coverage`, and no error."""
         async with asyncio.TaskGroup() as group:
             for namespace in self.coverage.namespaces:
                 group.create_task(self._serve_namespace(namespace))
+                group.create_task(self._plans.follow(None if namespace == EVERYWHERE else namespace))
+            group.create_task(self._plans.serve())
             group.create_task(self._notice())
             for _ in range(LOOKS_AT_ONCE):
                 group.create_task(self._serve())
+
+    @contextlib.asynccontextmanager
+    async def hold(self, namespace: str, name: str) -> AsyncGenerator[TrainingJobResource | None]:
+        """Yields a job's object, which is not reconciled meanwhile; None where there is none."""
+        known = {uid: one.metadata for uid, one in self._resources.items()}
+        uid = next((uid for uid, one in known.items() if (one.namespace, one.name) == (namespace, name)), None)
+        if uid is None:
+            yield None
+            return
+        async with self._turns[uid]:
+            yield self._resources.get(uid)
+
+    def take(self, resource: TrainingJobResource) -> None:
+        """Takes in a change of an object that the operator has made itself, and has it reconciled."""
+        uid = resource.metadata.uid
+        if uid in self._resources:
+            self._know(resource)
+            self._queue.plan(uid)
 
     async def _serve_namespace(self, namespace: str) -> None:
         """Follows the objects of a namespace. While it cannot be served, its objects are not reconciled; a later list
@@ -179,6 +203,12 @@ class Operator:
                 self._queue.give_back(uid)
 
     async def _look(self, uid: str) -> None:
+        async with self._turns[uid]:
+            await self._reconcile(uid)
+        if uid not in self._resources:
+            self._turns.pop(uid, None)
+
+    async def _reconcile(self, uid: str) -> None:
         resource = self._resources.get(uid)
         if resource is None:
             return

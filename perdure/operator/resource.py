@@ -34,6 +34,10 @@ autoscalers set."""
 _ROLES = TypeAdapter(dict[str, Role])
 
 
+SCALED_ROLES = f"{GROUP}/scaled-roles"
+"""The annotation with the numbers of nodes of roles that ScalePlans have set. It is no part of `spec`, which the
+operator does not write for others: that would make it the object's owner."""
+
 AUTOSCALERS = ("kube-controller-manager", "keda")
 """The names under which autoscalers write: those of HorizontalPodAutoscalers, with which KEDA scales, too, and KEDA."""
 
@@ -52,6 +56,19 @@ class ManagedFields(Part):
         return isinstance(spec, dict) and "f:replicas" in spec
 
 
+class ScaledRole(Part):
+    """The number of nodes of a role that a ScalePlan has set."""
+
+    stated: str
+    """The number that the object stated then: once it states another one, that counts."""
+    nodes: int = Field(ge=1)
+    plan: str
+    """The name of the plan."""
+
+
+_SCALED = TypeAdapter(dict[str, ScaledRole])
+
+
 class Metadata(Part):
     """The fields of an object's metadata that the operator reads."""
 
@@ -65,6 +82,7 @@ class Metadata(Part):
     deletion_timestamp: datetime | None = None
     finalizers: tuple[str, ...] = ()
     managed_fields: tuple[ManagedFields, ...] = ()
+    annotations: dict[str, str] = Field(default={})
 
     @property
     def version(self) -> int:
@@ -141,6 +159,23 @@ class TrainingJobResource(Part):
         return next(iter(roles_that_end(roles)), None)
 
     @property
+    def scaled_roles(self) -> Mapping[str, ScaledRole]:
+        """The roles whose numbers of nodes ScalePlans have set, apart from the leading one's."""
+        try:
+            return _SCALED.validate_json(self.metadata.annotations.get(SCALED_ROLES, "{}"))
+        except ValidationError:
+            # Another program has written it.
+            return {}
+
+    def stated_nodes(self, role: str) -> str:
+        """The number of nodes that the object states for a role; empty where it has a wrong form."""
+        roles = dict(_mappings(self.spec.get("roles")))
+        try:
+            return str(NodeCount.model_validate(roles[role].get("nodes"))) if role in roles else ""
+        except ValidationError:
+            return ""
+
+    @property
     def autoscaler(self) -> str:
         """The autoscaler that alone has set `replicas`; empty where a user has, or its writer is not known."""
         writers = {one.manager for one in self.metadata.managed_fields if one.has_replicas}
@@ -154,6 +189,9 @@ class TrainingJobResource(Part):
         """
         fields = {name: value for name, value in self.spec.items() if name not in OWN_FIELDS}
         fields["roles"] = _of_job(fields.get("roles"))
+        for name, scaled in self.scaled_roles.items():
+            if scaled.stated and scaled.stated == self.stated_nodes(name):
+                fields["roles"] = _scaled(fields["roles"], name, scaled.nodes)
         replicas = self.spec.get("replicas")
         advice: tuple[SpecWarning, ...] = ()
         if isinstance(replicas, int) and replicas > 0:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from decimal import ROUND_CEILING, Decimal
 from typing import Annotated, Any, Final
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from .base import Quantity
 
-__all__ = ["Amount", "amount", "bytes_of", "quantity_of_bytes"]
+__all__ = ["Amount", "amount", "bytes_of", "is_quantity", "quantity_of_bytes"]
 
 _SUFFIXES: Final = {
     "m": Decimal("0.001"),
@@ -25,6 +25,18 @@ def _number_to_text(value: Any) -> Any:
 
 Amount = Annotated[Quantity, BeforeValidator(_number_to_text, json_schema_input_type=Quantity | int | float)]
 """A quantity that may be written as a number."""
+
+
+_QUANTITIES: Final[TypeAdapter[str]] = TypeAdapter(Quantity)
+
+
+def is_quantity(text: str) -> bool:
+    """Returns whether a text is an amount as Kubernetes writes it."""
+    try:
+        _QUANTITIES.validate_python(text)
+    except ValidationError:
+        return False
+    return True
 
 
 def amount(quantity: str) -> Decimal:

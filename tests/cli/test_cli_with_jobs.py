@@ -17,7 +17,7 @@ from perdure.base.state_folder import StateFolder
 from perdure.client.sync import SyncClient
 from perdure.contract import JobPhase
 from perdure.local.control_plane import LocalControlPlane
-from tests.support.command_line import STEPS, CommandLine, end_nodes
+from tests.support.command_line import STEPS, CommandLine, Finished, end_nodes
 
 WAITS = f"{STEPS}; echo started as rank $RANK of $WORLD_SIZE; while [ ! -e finish ]; do sleep 0.1; done; echo finishing"
 """A training of any length, which ends when the file `finish` appears in its folder."""
@@ -451,3 +451,45 @@ def test_a_disk_that_fills_up_under_a_job_ends_nothing(bare_command_line: Comman
         plane.kill_server()
         end_nodes(state)
         subprocess.run(["umount", "--lazy", str(state)], check=True)
+
+
+PLAN = """
+apiVersion: elastic.iml.github.io/v1alpha1
+kind: ScalePlan
+metadata: {{name: plan}}
+spec: {{ownerJob: {job}, {content}}}
+"""
+
+
+@pytest.mark.long("commands")
+def test_a_plan_of_dlrover_scales_a_job_and_replaces_a_node(
+    command_line: CommandLine, jobs: SyncClient, job_name: str
+) -> None:
+    submit(command_line, jobs, job_name)
+
+    def carry_out(content: str, *options: str, job: str = job_name) -> Finished:
+        command_line.write("plan.yaml", PLAN.format(job=job, content=content))
+        return command_line.run("scale", job_name, "--scale-plan", "plan.yaml", *options)
+
+    more = "psHosts: [x], replicaResourceSpecs: {worker: {replicas: 2, resource: {cpu: 4}}}"
+    planned = carry_out(more, "--dry-run")
+    assert (planned.code, planned.out) == (0, "would scale worker to 2 nodes; nothing was changed\n")
+    assert 'warning: spec.psHosts (["x"]): left out: a job itself' in planned.err
+    assert "spec.replicaResourceSpecs.worker.resource" in planned.err
+    assert carry_out(more).code == 0
+    reaches(jobs, job_name, JobPhase.RUNNING, nodes=2)
+
+    for refused, expected in [
+        (carry_out("removePods: [x-worker-0]"), "plan.yaml: spec.removePods[0]: worker would keep its nodes 0 to 0"),
+        (carry_out(more, job="other"), f'spec.ownerJob: got "other"; expected "{job_name}", the job to change'),
+    ]:
+        assert (refused.code, refused.out) == (2, "")
+        assert expected in refused.err
+
+    replaced = carry_out(f"migratePods: [{{name: {job_name}-edljob-worker-1}}]", "--reason", "slow", "-o", "json")
+    assert replaced.code == 0, replaced
+    (entry,) = replaced.json
+    assert entry["message"].startswith("node 1 is being replaced")
+    assert entry["request"] == {"rank": 1, "role": "worker", "reason": "slow", "resources": {}}
+    reaches(jobs, job_name, JobPhase.RUNNING, nodes=2)
+    finish(command_line)

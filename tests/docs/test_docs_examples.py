@@ -10,8 +10,11 @@ import yaml
 
 from perdure.activities.nodes.kubernetes.presets import Preset, with_preset
 from perdure.activities.nodes.kubernetes.site_policy import SitePolicy
+from perdure.client.scale_plans import KnownRole, requests_of
 from perdure.operator.references import Kind
 from perdure.operator.resource import GROUP, KIND, VERSION
+from perdure.spec.importers.scaleplan import read_scale_plan
+from perdure.spec.load import SpecDocument
 from perdure.spec.validate import validate_spec
 from tests.docs.pages import PAGES, ROOT, Block
 
@@ -76,6 +79,11 @@ def _check(data: Any) -> None:
             pass
         case {"kind": "HorizontalPodAutoscaler", "spec": {"scaleTargetRef": target}}:
             assert (target["apiVersion"], target["kind"]) == (f"{GROUP}/{VERSION}", KIND)
+        case {"kind": "ScalePlan"}:
+            plan = read_scale_plan(SpecDocument(data=data, lines={}, folder=None))
+            roles = {role: KnownRole(nodes=4) for role in ("worker", "ps")}
+            assert requests_of(plan, roles)
+            assert not plan.warnings
         case {"workdir": workdir}:
             validate_spec({**BASE, "workdir": {**workdir, "path": "/"}})
         case _:

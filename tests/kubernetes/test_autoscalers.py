@@ -130,6 +130,7 @@ def told(known: TrainingJobResource) -> str:
 
 
 @pytest.mark.long("cluster-faults")
+@pytest.mark.timeout(420)
 async def test_a_horizontal_pod_autoscaler_scales_a_job_within_the_nodes_that_its_user_states(
     own_cluster: Cluster,
     kubectl: Path,

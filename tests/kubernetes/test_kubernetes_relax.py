@@ -20,6 +20,7 @@ LONG = 240.0
 
 
 @pytest.mark.long("cluster-faults")
+@pytest.mark.timeout(420)
 async def test_a_job_that_no_machine_has_room_for_runs_with_less(
     own_cluster: Cluster, cluster: TestCluster, job: PodJob, results: Path
 ) -> None:

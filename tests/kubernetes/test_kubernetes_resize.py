@@ -51,6 +51,7 @@ def training_of(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.long("cluster-faults")
+@pytest.mark.timeout(420)
 async def test_a_running_pod_gets_more_memory_and_no_container_is_started_again(
     own_cluster: Cluster, backend: KubernetesBackend, job: PodJob, results: Path
 ) -> None:
@@ -99,6 +100,7 @@ def limits(results: Path) -> dict[str, list[int]]:
 
 
 @pytest.mark.long("cluster-faults")
+@pytest.mark.timeout(420)
 async def test_a_job_whose_rank_was_killed_for_memory_goes_on_in_the_same_pod(
     own_cluster: Cluster, cluster: TestCluster, job: PodJob, results: Path
 ) -> None:
@@ -136,6 +138,7 @@ async def crowded(own_cluster: Cluster, job: PodJob) -> str:
 
 
 @pytest.mark.long("cluster-faults")
+@pytest.mark.timeout(420)
 async def test_a_pod_whose_machine_has_no_room_is_replaced_by_one_elsewhere(
     own_cluster: Cluster, cluster: TestCluster, job: PodJob, results: Path, crowded: str
 ) -> None:

@@ -235,3 +235,33 @@ def test_a_machine_that_does_not_answer_is_no_loss():
     assert event_of(silent).kind is NodeEventKind.RUNNING
     assert "gpu-17 does not answer" in event_of(silent).reason
     assert not machine_is_silent(pod_with(status | {"conditions": [{"type": "Ready", "status": "True"}]}))
+
+
+TAINTS = ", ".join(f"{count} node(s) had untolerated taint {{pool-{count}: reserved}}" for count in range(1, 9))
+LONG = (
+    f"0/64 nodes are available: {TAINTS}, 3 Insufficient ephemeral-storage, 12 Insufficient cpu, 9 Insufficient "
+    "memory, 7 node(s) didn't match Pod's node affinity/selector. preemption: 0/64 nodes are available: 12 No "
+    "preemption victims found for incoming pod, 52 Preemption is not helpful for scheduling."
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("0/2 nodes are available: 2 Insufficient cpu.", "0/2 nodes are available: 2 Insufficient cpu."),
+        (
+            LONG,
+            "0/64 nodes are available: 12 Insufficient cpu, 9 Insufficient memory, 3 Insufficient ephemeral-storage, 1",
+        ),
+        ("x" * 400, "x" * 200),
+        ("no separator " * 40, "no separator "),
+        ("", ""),
+    ],
+)
+def test_of_a_long_message_of_the_scheduler_the_resources_that_are_short_come_first(message: str, expected: str):
+    pending = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    event = event_of(pod_with({"phase": "Pending", "conditions": [pending]}))
+    assert event.reason.startswith(
+        f"no machine can take it (Unschedulable: {expected}" if message else "no machine can"
+    )
+    assert len(event.reason) <= 300

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from perdure.operator import status as statuses
 from perdure.operator.changes import refusal_of_changes
 from perdure.operator.events import MOST_TEXTS, WINDOW, Occurrence, RecentTexts, occurrences
 from perdure.operator.reconcile import Reconciler
-from perdure.operator.resource import TrainingJobResource
+from perdure.operator.resource import SCALED_ROLES, TrainingJobResource
 from perdure.operator.status import KnownStep, Observed, ResourceStatus, Truth
 from perdure.operator.workqueue import Workqueue
 from perdure.spec.errors import SpecError
@@ -79,6 +80,45 @@ def test_replicas_take_the_place_of_nodes_as_kubectl_scale_sets_them(
 def test_replicas_that_nodes_cannot_have_are_refused():
     with pytest.raises(SpecError, match="unit is 2; expected min"):
         resource({"replicas": 3}, nodes={"min": 2, "max": 8, "unit": 2}).job()
+
+
+@pytest.mark.parametrize(
+    ("stated", "nodes", "expected"),
+    [
+        (1, 3, (3, 3)),
+        ("2:4", 3, (2, 3)),
+        ("2:4", 6, (2, 6)),
+        ({"min": 1, "max": 1}, 2, (2, 2)),
+    ],
+)
+def test_a_role_has_the_nodes_that_a_plan_says_until_the_object_states_others(
+    stated: Any, nodes: int, expected: tuple[int, int]
+):
+    known = resource(nodes=stated)
+    scaled = {"worker": {"stated": known.stated_nodes("worker"), "nodes": nodes, "plan": "more"}}
+
+    def with_annotation(text: str, nodes: Any) -> TrainingJobResource:
+        other = resource(nodes=nodes)
+        metadata = other.metadata.model_copy(update={"annotations": {SCALED_ROLES: text}})
+        return other.model_copy(update={"metadata": metadata})
+
+    def counts(known: TrainingJobResource) -> tuple[int, int]:
+        (role,) = known.job()[0].roles.values()
+        return role.nodes.min, role.nodes.max
+
+    text = json.dumps(scaled)
+    assert counts(with_annotation(text, stated)) == expected
+    assert counts(with_annotation(text, 7)) == (7, 7)
+    assert counts(with_annotation(text.replace("worker", "gone"), 7)) == (7, 7)
+    for nonsense in (
+        "",
+        "[]",
+        "null",
+        '{"worker": 4}',
+        '{"worker": {"stated": "", "nodes": 4, "plan": ""}}',
+        text.replace(str(nodes), "0"),
+    ):
+        assert counts(with_annotation(nonsense, stated)) == counts(known)
 
 
 def scaled_by(*writers: str, replicas: int, nodes: Any) -> TrainingJobResource:

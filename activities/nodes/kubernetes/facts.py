@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from perdure.activities.nodes.containers import TRAINING
 from perdure.activities.nodes.kubernetes.objects import ContainerState, Pod, Terminated
+from perdure.activities.nodes.kubernetes.scheduling import most_telling
 from perdure.contract import LossCause, NodeEvent, NodeEventKind
 
 
@@ -224,7 +225,8 @@ def _why_waiting(pod: Pod) -> _Wait:
     scheduled = pod.condition("PodScheduled")
     if scheduled and scheduled.status == "False":
         meaning = WAITING.get(scheduled.reason, "it waits for a machine")
-        return _Wait(_with_details(meaning, scheduled.reason, scheduled.message))
+        room = _LONGEST - len(_with_details(meaning, scheduled.reason, "")) - len(": ")
+        return _Wait(_with_details(meaning, scheduled.reason, most_telling(scheduled.message, room)))
     for container in (*pod.status.init_container_statuses, *pod.status.container_statuses):
         waiting = container.state.waiting
         if waiting and (meaning := WAITING.get(waiting.reason)):

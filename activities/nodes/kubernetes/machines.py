@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from perdure.activities.nodes.kubernetes.naming import OURS, ROLE, UID, is_ours
 from perdure.activities.nodes.kubernetes.resources import amount, requests_of
+from perdure.activities.nodes.kubernetes.scheduling import most_telling
 from perdure.activities.nodes.machines import Labels, Machines, MachineSeen, MachinesUnknown, Owner, Use
 from perdure.base.kubernetes import Change, Changed, KubernetesApi, KubernetesError, Listed, Object, Removed
 
@@ -188,5 +189,5 @@ def _tolerated(spec: Mapping[str, Any]) -> Iterator[str]:
 def _why_waiting(status: Mapping[str, Any]) -> str:
     for one in status.get("conditions") or ():
         if one.get("type") == "PodScheduled" and one.get("status") == "False":
-            return (one.get("message") or one.get("reason") or "")[:_LONGEST_REASON]
+            return most_telling(one.get("message") or one.get("reason") or "", _LONGEST_REASON)
     return ""

@@ -12,6 +12,7 @@ from perdure.contract import JobPhase, JobStatus, Peaks, Progress, SmallerReques
 from perdure.contract.transitions import NodeCreated, NodeLost, NodePending
 from perdure.spec.errors import SpecError
 from perdure.spec.validate import parse_spec
+from perdure.workflows.policy.facts.events import RelaunchRequested, ScaleRequested
 from perdure.workflows.policy.record.projections import status_of
 from perdure.workflows.policy.world.group_desire import desires_of
 from tests.policy.scenario import Scenario
@@ -177,3 +178,31 @@ def test_a_bound_that_relaxes_nothing_is_refused(relax: dict[str, Any], words: s
     role = {"nodes": 1, "command": ["x"], "image": "x", "resources": {"cpu": 64, "memory": "256Gi"}}
     with pytest.raises(SpecError, match=words):
         parse_spec({"name": "job", "backend": "kubernetes", "roles": {"worker": {**role, "scaling": {"relax": relax}}}})
+
+
+def test_new_nodes_request_what_a_user_says_and_others_keep_what_they_have():
+    job = pods(None, "1:4").ready(0, 1, 2, 3).wait(5).steps()
+    job.take(ScaleRequested(minimum=4, maximum=5, resources={"cpu": "16", "memory": "32Gi"}))
+    assert [(job.node(rank).cpu, job.node(rank).memory) for rank in (0, 4)] == [(None, None), ("16", 32 * GI)]
+    assert status(job).requests == {"cpu": "16", "memory": "32Gi"}
+    job.transition(0, NodeLost, detail="gone")
+    assert (job.node(0).incarnation, job.node(0).cpu) == (2, "16")
+
+
+def test_one_node_is_replaced_by_one_that_requests_something_else_and_keeps_that():
+    job = pods(None).running()
+    job.take(RelaunchRequested(rank=1, resources={"memory": "512Gi"})).those_that_leave_end()
+    assert [(job.node(rank).incarnation, job.node(rank).memory) for rank in (0, 1)] == [(1, None), (2, 512 * GI)]
+    assert status(job).requests == {"cpu": "64", "memory": "256Gi"}
+    job.transition(1, NodeLost, detail="gone").transition(0, NodeLost, detail="gone")
+    assert [(job.node(rank).incarnation, job.node(rank).memory) for rank in (0, 1)] == [(2, None), (3, 512 * GI)]
+    job.take(ScaleRequested(minimum=2, maximum=2, resources={"memory": "64Gi"}))
+    job.transition(1, NodeLost, detail="gone").wait(5 * MINUTE)
+    assert job.node(1).memory == 64 * GI, "what is said last of all nodes counts"
+
+
+def test_a_node_that_a_user_has_given_more_than_there_is_relaxes_as_others_do():
+    job = pods({"cpu": 8}).running().take(RelaunchRequested(rank=1, resources={"cpu": "500"})).those_that_leave_end()
+    assert job.node(1).cpu == "500"
+    waits(job, 1).wait(MINUTE)
+    assert job.node(1).cpu == "8"

@@ -45,6 +45,20 @@ def memory_of(state: RoleState) -> int | None:
     return state.host_memory.requested or (None if smaller is None else bytes_of(smaller))
 
 
+def cpu_of_node(state: RoleState, rank: int) -> str | None:
+    """Returns the processors that a new node requests; None for `resources.cpu` of the specification."""
+    return state.of_nodes.get(rank, {}).get("cpu", state.smaller.get("cpu"))
+
+
+def memory_of_node(state: RoleState, rank: int) -> int | None:
+    """Returns the bytes that a new node requests; None for `resources.memory` of the specification.
+
+    Memory that was raised after a kill counts where it is more than what a user has given this node.
+    """
+    own = state.of_nodes.get(rank, {}).get("memory")
+    return memory_of(state) if own is None else max(bytes_of(own), state.host_memory.requested or 0)
+
+
 def unused(
     requests: Mapping[str, str], peaks: Peaks | None, *, nodes: int, complete: bool = False, raised: bool = False
 ) -> tuple[Unused, ...]:

@@ -55,6 +55,8 @@ def relax(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
     )
     state = observations.observe_smaller_requests(state, title, evidence, since=since, now=now)
     state = state.replace(short_since=None, smaller={**state.smaller, **{one.resource: one.enough for one in chosen}})
+    ranks = {node.rank for node in nodes}
+    state = state.replace(of_nodes={rank: own for rank, own in state.of_nodes.items() if rank not in ranks})
     for node in nodes:
         state = succession.dismiss(state, node, job, now, phase=NodePhase.LOST, reason=title, failed_starts=0)
     return incidents.waits(state, title)

@@ -59,8 +59,8 @@ def staff(state: RoleInJob, job: JobSpec, now: datetime, *, new_token: TokenSour
             unchecked=job.preflight is not Preflight.OFF,
             refusals=node.refusals if node else 0,
             catching_up=state.stages_complete > 0,
-            memory=resource_use.memory_of(state),
-            cpu=state.smaller.get("cpu"),
+            memory=resource_use.memory_of_node(state, rank),
+            cpu=resource_use.cpu_of_node(state, rank),
         )
         state = state.with_node(succession.succeed(state, node, newer, job, now))
     return incidents.record_avoided_machines(state, avoids)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pydantic import Field
+
 from perdure.contract import (
     BadNumber,
     Corruption,
@@ -41,6 +43,8 @@ class ScaleRequested(Message):
     minimum: int
     maximum: int
     reason: str = ""
+    resources: dict[str, str] = Field(default={})
+    """What new nodes request of `cpu` and `memory`."""
 
 
 class SuspendRequested(Message):
@@ -64,6 +68,8 @@ class RelaunchRequested(Message):
     reason: str = ""
     incarnation: int = 0
     """The only incarnation that is replaced; 0 for the current one."""
+    resources: dict[str, str] = Field(default={})
+    """What this node requests of `cpu` and `memory` from then on."""
 
 
 class TicketIssued(Message):

@@ -126,6 +126,7 @@ def settle(state: RoleInJob, world: World) -> RoleInJob:
 def _scale(state: RoleInJob, event: ScaleRequested) -> RoleInJob:
     count = f"{event.minimum}" if event.minimum == event.maximum else f"{event.minimum}:{event.maximum}"
     text = f"scale to {count} requested by a user{because(event.reason)}"
+    state = _with_requests(state, event)
     came_or_went = range(min(state.nodes_max, event.maximum), max(state.nodes_max, event.maximum))
     return scaling.allow(state).replace(
         nodes_min=event.minimum,
@@ -135,11 +136,23 @@ def _scale(state: RoleInJob, event: ScaleRequested) -> RoleInJob:
     )
 
 
+def _with_requests(state: RoleInJob, event: ScaleRequested) -> RoleInJob:
+    """Has new nodes request what a user says, whatever the job has found that they need."""
+    if not event.resources:
+        return state
+    if "memory" in event.resources:
+        state = state.replace(host_memory=state.host_memory.replace(requested=None))
+    return state.replace(smaller={**state.smaller, **event.resources}, of_nodes={})
+
+
 def _relaunch(state: RoleInJob, event: RelaunchRequested, job: JobSpec, now: datetime) -> RoleInJob:
     node = state.nodes.get(event.rank)
     if node is None or not node.alive or event.incarnation not in (0, node.incarnation):
         return state
     text = f"replacement of node {event.rank} requested by a user{because(event.reason)}"
+    if event.resources:
+        own = {**state.of_nodes.get(event.rank, {}), **event.resources}
+        state = state.replace(of_nodes={**state.of_nodes, event.rank: own})
     if state.is_member(node):
         state = request(state, text, now)
     state = state.replace(request_reasons=state.request_reasons | {event.rank: text})

@@ -198,8 +198,10 @@ class RoleState(Message):
     scaling: ScalingState = ScalingState()
     host_memory: HostMemory = HostMemory()
     smaller: dict[str, str] = Field(default={})
-    """What new nodes request of `cpu` and `memory` instead of what the specification says: see
-    `perdure.workflows.policy.capacity.smaller_requests`."""
+    """What new nodes request of `cpu` and `memory` instead of what the specification says: as a user has requested, or
+    found by `perdure.workflows.policy.capacity.smaller_requests`."""
+    of_nodes: dict[int, dict[str, str]] = Field(default={})
+    """What nodes (slots) request of `cpu` and `memory` that a user has given other requests than their role."""
     short_since: datetime | None = None
     """Since when nodes wait for a machine that could request less."""
     auto: AutoResources | None = None

@@ -38,6 +38,13 @@
 - apiGroups: [perdure.dev]
   resources: [trainingjobs/status]
   verbs: [patch]
+# Without effect where DLRover's ScalePlans are not defined.
+- apiGroups: [elastic.iml.github.io]
+  resources: [scaleplans]
+  verbs: [list, watch, patch]
+- apiGroups: [elastic.iml.github.io]
+  resources: [scaleplans/status]
+  verbs: [patch]
 # Whether an object's owner may use what the job names.
 - apiGroups: [authorization.k8s.io]
   resources: [localsubjectaccessreviews]
