@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
-
-from temporalio.client import Client
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from perdure.contract import CreatedNode, GroupRef, NodeEvent, NodeRef, NodeRequest, NodeResize, WatchRequest
+
+if TYPE_CHECKING:
+    # Nodes start by these modules, and none waits for the import of Temporal's client.
+    from temporalio.client import Client
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ async def recoveries(rounds: int, say: Say) -> list[Trial]:
     return trials
 
 
-async def actors(jobs: int, machines: int, lose: int) -> many.Many:
+async def actors(jobs: int, machines: int, lose: int, say: Say) -> many.Many:
     """Measures many actors on a cluster of their own."""
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as name:
         folder = Path(name)
@@ -108,6 +108,7 @@ async def actors(jobs: int, machines: int, lose: int) -> many.Many:
         try:
             await cluster.start(machines=machines)
             os.environ.update(cluster.variables | {"PERDURE_RAY_NODE_PYTHON": str(many.LIGHT_NODE)})
+            say(many.take_precedence())
             async with control_plane() as plane:
                 temporal = await plane.client.connect()
                 async with many.light_fleet(temporal, fleet_socket) as fleet:
@@ -129,7 +130,7 @@ def main(
         console.print(f"bench: {line}", markup=False, soft_wrap=True)
 
     trials = asyncio.run(recoveries(rounds, say)) if rounds else []
-    crowd = asyncio.run(actors(jobs, machines, lose)) if jobs else None
+    crowd = asyncio.run(actors(jobs, machines, lose, say)) if jobs else None
     if trials:
         console.print(table(trials))
     if crowd is not None:

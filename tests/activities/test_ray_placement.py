@@ -4,7 +4,9 @@ hold Ray at such a moment."""
 from __future__ import annotations
 
 import importlib
+import socket
 import sys
+from collections.abc import Iterator, Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -13,6 +15,7 @@ import pytest
 
 from perdure.activities.nodes.ray.placement import group_of
 from tests.activities.test_ray_backend import UID, request
+from tests.support.temporal_server import free_port
 
 TRAINER = {"nodes": 2, "command": ["x"], "resources": {"gpu": 1}, "collocate": ["rollout"]}
 ROLLOUT = {"nodes": 2, "command": ["y"], "resources": {"cpu": 3}}
@@ -22,8 +25,17 @@ ROLES = {"trainer": TRAINER, "rollout": ROLLOUT}
 class PlayedRay:
     """The tables of a cluster: machines, placement groups, actors and keys."""
 
-    def __init__(self, *machines: str) -> None:
+    def __init__(self, *machines: str, port: int, closed_port: int) -> None:
+        """Creates tables.
+
+        Args:
+            machines: of the cluster.
+            port: of raylets, that takes connections.
+            closed_port: of those that have died.
+        """
         self.machines = list(machines)
+        self.without_raylet: set[str] = set()
+        self.port, self.closed_port = port, closed_port
         self.groups: dict[str, dict[str, Any]] = {}
         self.actors: dict[str, SimpleNamespace] = {}
         self.keys: dict[str, bytes] = {}
@@ -56,7 +68,7 @@ class PlayedRay:
         group, bundle = scheduling_strategy
         made = MagicMock()
         self.actors[name] = made
-        made.machine = self.groups[group]["bundles_to_node_id"][str(bundle)]
+        made.machine = self.groups[group]["bundles_to_node_id"].get(str(bundle), "")
         return MagicMock(remote=lambda **_: made)
 
     def modules(self) -> dict[str, ModuleType]:
@@ -64,7 +76,14 @@ class PlayedRay:
         ray: Any = MagicMock()
         ray.exceptions.RayActorError = ray.exceptions.RayError = type("RayError", (Exception,), {})
         ray.nodes = lambda: [
-            {"NodeID": one, "NodeManagerHostname": one, "Alive": True, "Resources": {"CPU": 8.0, "GPU": 1.0}}
+            {
+                "NodeID": one,
+                "NodeManagerHostname": one,
+                "NodeManagerAddress": "127.0.0.1",
+                "NodeManagerPort": self.closed_port if one in self.without_raylet else self.port,
+                "Alive": True,
+                "Resources": {"CPU": 8.0, "GPU": 1.0},
+            }
             for one in self.machines
         ]
         ray.get_actor = self.actor
@@ -99,11 +118,13 @@ class PlayedRay:
 
 
 @pytest.fixture
-def ray(monkeypatch: pytest.MonkeyPatch) -> PlayedRay:
-    played = PlayedRay("m1", "m2", "m3", "m4", "m5")
-    for name, module in played.modules().items():
-        monkeypatch.setitem(sys.modules, name, module)
-    return played
+def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[PlayedRay]:
+    with socket.create_server(("127.0.0.1", 0)) as raylet:
+        closed = free_port()
+        played = PlayedRay("m1", "m2", "m3", "m4", "m5", port=raylet.getsockname()[1], closed_port=closed)
+        for name, module in played.modules().items():
+            monkeypatch.setitem(sys.modules, name, module)
+        yield played
 
 
 @pytest.fixture
@@ -128,11 +149,11 @@ class Placer:
         self.ray = ray
         self.bridge = bridge
 
-    def create(self, role: str, rank: int, incarnation: int = 1, **roles: Any) -> str:
-        """Returns the machine."""
+    def create(self, role: str, rank: int, incarnation: int = 1, avoid: Sequence[str] = (), **roles: Any) -> str:
+        """Returns the machine; empty if none is given yet."""
         name = name_of(role, rank, incarnation)
         group = group_of(request(role, rank, **(roles or ROLES)))
-        self.bridge.create(name=name, options={}, group=group, index=rank, avoid=[], archive="")
+        self.bridge.create(name=name, options={}, group=group, index=rank, avoid=list(avoid), archive="")
         return self.ray.actors[name].machine
 
     def lose(self, machine: str, *unreachable: str) -> None:
@@ -140,6 +161,10 @@ class Placer:
         for name in unreachable:
             one = self.bridge._tracked[name]
             one.facts, one.unreachable_at = {"state": "gone", "node_id": machine}, sys.float_info.max
+
+    def look(self, role: str) -> dict[str, Any]:
+        """Returns what the bridge knows of a role's nodes."""
+        return self.bridge.look(pattern=f"walk-{role}-.*", prefix=f"perdure/{UID}/", timeout=0)
 
     def release(self) -> None:
         self.bridge.release(prefix=f"perdure/{UID}/", over=False)
@@ -198,3 +223,76 @@ def test_a_node_with_a_machine_of_its_own_stays_where_it_has_moved(placer: Place
     assert [placer.create("worker", rank, worker=worker) for rank in (0, 1)] == ["m1", "m2"]
     placer.lose("m2", name_of("worker", 1, 1))
     assert [placer.create("worker", 1, incarnation, worker=worker) for incarnation in (2, 3)] == ["m3", "m3"]
+
+
+def test_a_node_avoids_a_machine_whose_raylet_is_gone_before_any_actor_was_called(ray: PlayedRay, placer: Placer):
+    for role in ("trainer", "rollout"):
+        placer.create(role, 0)
+    ray.without_raylet.add("m1")
+    assert (placer.create("rollout", 0, 2), placer.create("trainer", 0, 2)) == ("m3", "m3")
+
+
+def test_a_role_that_waits_for_the_lost_machine_is_reported_as_gone_once_the_other_has_moved(
+    ray: PlayedRay, placer: Placer
+):
+    for role in ("trainer", "rollout"):
+        placer.create(role, 0)
+    # It was requested again before anything told that its machine is lost.
+    placer.create("rollout", 0, 2)
+    waits = placer.look("rollout")[name_of("rollout", 0, 2)]
+    assert waits["state"] == "pending"
+    placer.lose("m1", name_of("trainer", 0, 1))
+    assert placer.create("trainer", 0, 2) == "m3"
+    del ray.actors[name_of("trainer", 0, 1)]
+    lost = placer.look("rollout")[name_of("rollout", 0, 2)]
+    assert (lost["state"], lost["cause"]) == ("gone", "MACHINE")
+    assert placer.create("rollout", 0, 3) == "m3"
+    assert placer.look("rollout")[name_of("rollout", 0, 3)]["state"] == "pending"
+
+
+def test_a_bundle_that_ray_reserves_again_for_roles_that_have_moved_is_used_by_others_that_lose_their_machine(
+    ray: PlayedRay, placer: Placer
+):
+    ray.machines = ["m1", "m2", "m3"]
+    first = group_of(request("trainer", 0, **ROLES))["name"]
+    for rank in (0, 1):
+        for role in ("trainer", "rollout"):
+            placer.create(role, rank)
+    placer.lose("m1", name_of("trainer", 0, 1))
+    assert [placer.create(role, 0, 2) for role in ("trainer", "rollout")] == ["m3", "m3"]
+    for role in ("trainer", "rollout"):
+        del ray.actors[name_of(role, 0, 1)]
+    # The machine is back, and Ray reserves it for the roles that have moved. Then the other machine is lost.
+    ray.machines = ["m2", "m3", "m4"]
+    ray.groups[first]["bundles_to_node_id"]["0"] = "m4"
+    ray.without_raylet.add("m2")
+    assert [placer.create(role, 1, 2) for role in ("rollout", "trainer")] == ["m4", "m4"]
+    for role in ("trainer", "rollout"):
+        del ray.actors[name_of(role, 1, 1)]
+    # The bundle of rank 0 is taken: when it loses its machine, it waits or uses that of rank 1.
+    ray.machines = ["m3", "m4", "m5"]
+    ray.groups[first]["bundles_to_node_id"]["1"] = "m5"
+    placer.lose("m3", name_of("trainer", 0, 2))
+    assert [placer.create(role, 0, 3) for role in ("trainer", "rollout")] == ["m5", "m5"]
+
+
+def test_a_role_follows_the_other_onto_a_machine_that_it_should_avoid(placer: Placer):
+    for role in ("trainer", "rollout"):
+        placer.create(role, 0)
+    placer.lose("m1", name_of("trainer", 0, 1))
+    moved = placer.create("trainer", 0, 2, avoid=["m1"])
+    assert placer.create("rollout", 0, 2, avoid=["m1", moved]) == moved
+
+
+def test_a_lost_machine_gets_no_node_where_all_others_should_be_avoided(ray: PlayedRay, placer: Placer):
+    worker = {"nodes": 1, "command": ["x"]}
+    assert placer.create("worker", 0, worker=worker) == "m1"
+    ray.without_raylet.add("m1")
+    assert placer.create("worker", 0, 2, avoid=ray.machines, worker=worker) == "m2"
+
+
+def test_nodes_wait_in_the_first_group_until_ray_has_room_for_it(ray: PlayedRay, placer: Placer):
+    ray.machines = ["m1"]
+    worker = {"nodes": 2, "command": ["x"]}
+    assert [placer.create("worker", rank, worker=worker) for rank in (0, 1)] == ["m1", ""]
+    assert len(ray.groups) == 1

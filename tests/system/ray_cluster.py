@@ -165,6 +165,8 @@ class RayCluster:
         return await asyncio.create_subprocess_exec(
             *(*inside, *self._ray, "start", *options, "--block", "--num-cpus", str(cpus)),
             *("--object-store-memory", str(_STORE), "--disable-usage-stats", "--node-ip-address", address),
+            # All machines of one host write their logs into one folder, which each machine's monitor would follow.
+            *("--include-log-monitor", "false"),
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
             start_new_session=True,

@@ -8,6 +8,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from perdure.worker import running_worker
 from scripts.ray_environment import interpreter
 from tests.support.allocation import Allocation, allocation
 from tests.support.temporal_server import dev_server
+from tests.support.waiting import eventually
 from tests.system.ray_cluster import RayCluster
 from tests.system.ray_jobs import ACTORS, GROUPS, asked
 
@@ -120,6 +122,17 @@ def actor_of(learning: Learning, role: str, node: int) -> psutil.Process:
     return next(one for one in launcher_of(learning, role, node).parents() if "ray::" in " ".join(one.cmdline()[:1]))
 
 
+class LosesMachines(LearningOnRay):
+    """Nodes end with their machines, whose raylets are killed."""
+
+    async def lose_node(self, role: str, node: int) -> None:
+        """Kills the raylet of the node's machine; Ray's other processes there end by themselves."""
+        cluster = self._machines.cluster
+        raylet = cluster.raylet(cluster.machine_of(actor_of(self, role, node)))
+        assert raylet is not None
+        raylet.kill()
+
+
 class LosesActors(LearningOnRay):
     """Nodes end with their actors, which Ray's processes are."""
 
@@ -144,3 +157,44 @@ async def test_each_role_is_killed_in_turn_on_machines_that_they_share(machines:
     assert (len(trained.of_steps), trained.lost, trained.doubled) == (250, 0, 0)
     assert await asked(machines.cluster, ACTORS) == []
     assert await asked(machines.cluster, GROUPS) == []
+
+
+async def test_roles_that_share_a_machine_move_together_when_its_raylet_is_killed(machines: Machines, tmp_path: Path):
+    await machines.start("--num-gpus", "1")
+    learning = LosesMachines(machines, tmp_path / "out", steps=400)
+    await learning.start()
+    # A machine with a trainer and its rollout first, and then one that has the reward model.
+    without_reward = 1 if machines.of(learning, TRAINER, 0) == machines.of(learning, REWARD, 0) else 0
+    await loses_machine(machines, learning, without_reward, restarts=1)
+    with_reward = [node for node in (0, 1) if machines.of(learning, TRAINER, node) == machines.of(learning, REWARD, 0)]
+    await loses_machine(machines, learning, *(with_reward or [1 - without_reward]), restarts=1 + len(with_reward))
+    result = await learning.wait()
+    assert result.phase is JobPhase.SUCCEEDED, result
+    trained = read_trained(learning.out)
+    assert (len(trained.of_steps), trained.lost, trained.doubled) == (400, 0, 0)
+    assert await asked(machines.cluster, ACTORS) == []
+    assert await asked(machines.cluster, GROUPS) == []
+
+
+async def loses_machine(machines: Machines, learning: LearningOnRay, node: int, *, restarts: int) -> None:
+    """Kills the raylet of a trainer's machine, and then brings the machine back.
+
+    Args:
+        machines: of the job.
+        learning: the job.
+        node: of the trainer.
+        restarts: processes of other roles on the machine.
+    """
+    lost = machines.of(learning, TRAINER, node)
+    fault = await learning.kill(TRAINER, node, whole_node=True)
+    print(fault)
+    assert (fault.other_restarts, fault.lost, fault.doubled) == (restarts, 0, 0), fault
+
+    def together() -> bool:
+        with suppress(StopIteration, psutil.Error):
+            there = machines.of(learning, TRAINER, node)
+            return there != lost and machines.of(learning, ROLLOUT, node) == there
+        return False
+
+    await eventually(together, what="trainer and rollout on another machine", within=learning.within)
+    await machines.cluster.add("--num-gpus", "1", network=machines.allocation.network(lost))

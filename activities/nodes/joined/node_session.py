@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import aiohttp
 from pydantic import SecretStr
 
 from perdure.activities.nodes.configurations import agent_configuration
@@ -36,8 +35,8 @@ logger = logging.getLogger(__name__)
 
 _AGENT_GRACE = 5.0
 """Seconds that an agent has to send its shutdown report and undelivered failures."""
-_ASKING = aiohttp.ClientTimeout(total=2)
-"""Timeout of the request that informs the agent of the node's departure, which does not depend on it."""
+_ASKING = 2.0
+"""Seconds for the request that informs the agent of the node's departure, which does not depend on it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,11 +97,15 @@ class NodeSession:
             self._launcher.kill()
 
     async def _leave(self, reason: str, *, save: bool) -> None:
+        # The node starts sooner without.
+        import aiohttp
+
         # The agent learns first: it would report an unexpected end as a failure, and the job would repair the node
         # here.
+        timeout = aiohttp.ClientTimeout(total=_ASKING)
         connector = aiohttp.UnixConnector(str(self._folder.run_dir / AGENT_SOCKET))
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-            async with aiohttp.ClientSession(connector=connector, timeout=_ASKING) as session:
+            async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
                 await session.post("http://node/v1/leave", json={"reason": reason, "save": save})
         await self._started.wait()
         if self._launcher is not None and self._launcher.returncode is None:

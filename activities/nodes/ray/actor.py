@@ -10,6 +10,7 @@ than Ray's. The actor holds the pipe that they read: they end with it, whatever 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import socket
@@ -69,6 +70,9 @@ class Node:
         os.close(writing)
         self._ending = reading
         self._write({**task, "machine": machine})
+        # Raylets have each of their processes collect garbage every 10 s. A collection of all that Ray has imported
+        # takes tens of milliseconds, which is most of what an actor costs that only waits.
+        gc.freeze()
 
     async def describe_node(self) -> dict[str, Any]:
         """Returns where the node runs; the answer tells that it has started."""

@@ -21,16 +21,12 @@ import re
 import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import ray
 import ray.cloudpickle
-from ray.core.generated.common_pb2 import NodeDeathInfo
 from ray.exceptions import RayActorError
 from ray.experimental import internal_kv
 from ray.util.placement_group import placement_group_table
@@ -45,7 +41,8 @@ _OWNER = "perdure/code-of/"
 _STARTED = "perdure/started/"
 """The prefix of the keys of the incarnations that have run, as `actor.py` writes them."""
 _PLACED = "perdure/placed/"
-"""The prefix of the keys of the nodes whose placement group has the name of another node of their machine."""
+"""The prefix of the keys of the nodes whose placement group has the name of another node of their machine, or whose
+bundle of the first group is that of another rank: after `#`."""
 _SETTLES = 5.0
 """Seconds until Ray reports how an actor ended that it does not list any more."""
 _VANISHES = 10.0
@@ -53,25 +50,27 @@ _VANISHES = 10.0
 _UNREACHABLE = 60.0
 """Seconds for which a machine gets no new node after an actor on it could not be reached. Ray counts a machine that is
 lost as one of its own for 15 s, and would start the next actor there."""
-_DRAINED = (NodeDeathInfo.AUTOSCALER_DRAIN_PREEMPTED, NodeDeathInfo.AUTOSCALER_DRAIN_IDLE)
-"""Reasons of a machine's death in Ray's table."""
-_OUT_OF_MEMORY = re.compile(r"memory monitor|running low on memory|OutOfMemory")
-"""Words of Ray's memory monitor. Of every process that was killed Ray says that the kernel may have lacked memory."""
-_DETAIL = re.compile(r"\t|The actor died unexpectedly before finishing this task|^$")
-"""Lines of Ray's errors that say nothing beyond the actor's name."""
 
 
-def _actor_module() -> Any:
-    """Loads the actor's module so that Ray carries its code to the machines."""
-    path = Path(__file__).with_name("actor.py")
-    found = importlib.util.spec_from_file_location("perdure_ray_actor", path)
+def _beside(name: str) -> Any:
+    """Loads another module of this folder: the interpreter with Ray has nothing of the package."""
+    found = importlib.util.spec_from_file_location(f"perdure_ray_{name}", Path(__file__).with_name(f"{name}.py"))
     assert found is not None
     assert found.loader is not None
     module = importlib.util.module_from_spec(found)
     sys.modules[found.name] = module
     found.loader.exec_module(module)
+    return module
+
+
+def _actor_module() -> Any:
+    """Loads the actor's module so that Ray carries its code to the machines."""
+    module = _beside("actor")
     ray.cloudpickle.register_pickle_by_value(module)
     return module
+
+
+tables = _beside("tables")
 
 
 class ForeignActor(Exception):
@@ -92,17 +91,19 @@ class _Tracked:
         self.facts: dict[str, Any] = {"state": "pending"}
         self.unreachable_at: float | None = None
         """When the actor could not be reached any more."""
+        self.moves_to = ""
+        """The beginning of the names of the groups to which the roles of a shared machine move; else empty."""
 
     def settle(self, timeout: float) -> None:
         """Takes in what the actor has answered."""
         if self.facts["state"] == "pending" and ray.wait([self.started], timeout=0)[0]:
             with contextlib.suppress(RayActorError, ray.exceptions.RayError):
-                self.facts = {"state": "running", **_texts(ray.get(self.started), "host", "node_id")}
+                self.facts = {"state": "running", **tables.texts(ray.get(self.started), "host", "node_id")}
         if self.facts["state"] != "gone" and ray.wait([self.ended], timeout=timeout)[0]:
-            ending = _ending(self.ended)
+            ending = tables.ending(self.ended)
             if ending.pop("unreachable", False):
                 self.unreachable_at = time.monotonic()
-            if drained := _drained(self.facts):
+            if drained := tables.drained(self.facts):
                 ending |= {"reason": drained, "cause": "PREEMPTED"}
             self.facts = {**self.facts, "state": "gone", **ending}
 
@@ -145,6 +146,7 @@ class Bridge:
                     **options,
                 ).remote(name=name, **node)
             one = self._track(name, existing)
+            one.moves_to = f"{group['name']}/{index}/" if "+" in group["name"].rpartition("/")[2] else ""
         return self._why_pending(group["prefix"]) if one.facts["state"] == "pending" else ""
 
     def look(self, *, pattern: str, prefix: str, timeout: float) -> dict[str, dict[str, Any]]:
@@ -163,13 +165,17 @@ class Bridge:
             ray.wait(waiting, timeout=timeout, fetch_local=False)
         else:
             time.sleep(timeout)
-        draining = _draining()
+        draining = tables.draining()
         for name, one in mine.items():
             if (node := one.facts.get("node_id")) in draining and one.facts["state"] == "running":
-                one.facts["drained"] = _in_words(draining[node])
+                one.facts["drained"] = tables.in_words(draining[node])
             one.settle(0 if name in names else _SETTLES)
             if name not in names and one.facts["state"] != "gone":
                 one.facts = {**one.facts, "state": "gone", "reason": "its actor is gone", "cause": "UNKNOWN"}
+            if one.facts["state"] == "pending" and self._is_left_behind(name, one):
+                ray.kill(one.handle, no_restart=True)
+                reason = "its machine was lost, and the other roles that share it have moved"
+                one.facts = {**one.facts, "state": "gone", "reason": reason, "cause": "MACHINE"}
         if any(one.facts["state"] == "pending" for one in mine.values()):
             reason = self._why_pending(prefix)
             for one in mine.values():
@@ -278,43 +284,93 @@ class Bridge:
         bundle, labels, gang = group["bundle"], group["labels"], group["gang"]
         first = self._group(group["name"], bundle, labels, number=gang)
         # The job may have been scaled since.
-        gang = len(_table(first).get("bundles") or ()) or gang
-        if index >= gang and _table(first).get("state") != "CREATED":
+        gang = len(tables.table(first).get("bundles") or ()) or gang
+        if index >= gang and tables.table(first).get("state") != "CREATED":
             raise NotYet(f"it waits for the first {gang} nodes: {self._why_pending(group['name'])}")
-        taken = {int(place): node for place, node in _table(first).get("bundles_to_node_id", {}).items() if node}
-        nodes = {one["NodeID"]: one for one in ray.nodes() if one["Alive"]}
-        unwanted = {node for node, one in nodes.items() if one["NodeManagerHostname"] in avoid}
-        unwanted |= (_draining().keys() | self._unreachable()) & nodes.keys()
+        taken = {int(place): node for place, node in tables.table(first).get("bundles_to_node_id", {}).items() if node}
+        nodes = tables.machines()
+        lost = self._lost(group["name"], index, nodes, taken.get(index))
         others = {node for place, node in taken.items() if place != index}
         own = f"{group['name']}/{index}"
-        moved: list[str] = []
+        moved: dict[str, set[str]] = {}
         for one in self._groups(f"{group['name']}/"):
             on = {node for node in one.get("bundles_to_node_id", {}).values() if node}
             if not f"{one['name']}/".startswith(f"{own}/"):
                 others |= on
-            elif index < gang and on <= nodes.keys() - unwanted:
-                moved.append(one["name"])
-        if moved:
-            return self._group(self._join(name, moved), bundle, labels), 0
+            elif index < gang and on <= nodes.keys() - lost:
+                moved[one["name"]] = on
 
         def has_room(apart: set[str]) -> bool:
-            return any(_fits(bundle, nodes[node]["Resources"]) for node in nodes.keys() - apart)
+            return any(tables.fits(bundle, nodes[node]["Resources"]) for node in nodes.keys() - apart)
 
         # Avoidance is a preference: it needs another machine that could hold the node.
-        chooses = has_room(unwanted | others)
-        if index < gang and (taken.get(index) not in unwanted or not chooses):
-            return first, index
-        apart = sorted((others | (unwanted if chooses else set())) & nodes.keys())
+        avoided = {node for node, one in nodes.items() if one["NodeManagerHostname"] in avoid}
+        unwanted = lost | (avoided if has_room(lost | avoided | others) else set())
+        if join := self._joins(name, moved, unwanted):
+            internal_kv._internal_kv_put(_PLACED + name, join.encode())
+            return self._group(join, bundle, labels), 0
+        if index < gang:
+            usable = {place for place, node in taken.items() if node in nodes.keys() - unwanted}
+            waits = taken.get(index) not in unwanted or not has_room(unwanted | others)
+            place = self._bundle(group["name"], index, usable, waits=waits)
+            if place is not None and place != index:
+                internal_kv._internal_kv_put(f"{_PLACED}{name}", f"{group['name']}#{place}".encode())
+            if place is not None:
+                return first, place
+        apart = sorted((others | unwanted) & nodes.keys())
         label = {**labels, **({"ray.io/node-id": f"!in({','.join(apart)})"} if apart else {})}
         return self._group(f"{own}/{name}" if index < gang else own, bundle, label), 0
 
-    def _join(self, name: str, moved: list[str]) -> str:
-        """Returns the placement group to which a machine's nodes have moved. The roles of a machine that was given up
-        move together: the first of them has made the group, and its name."""
+    def _joins(self, name: str, moved: dict[str, set[str]], unwanted: set[str]) -> str:
+        """Returns the placement group to which the nodes of a machine have moved; empty if there is none. The roles of
+        a machine that was given up move together: the first of them has made the group, and its name."""
+        names = self._names() - {name} if moved else set()
+        held = [group for group in moved if self._is_held(group, names)]
+        return next(iter(held or [group for group, on in moved.items() if not on & unwanted]), "")
+
+    def _bundle(self, group: str, index: int, usable: set[int], *, waits: bool) -> int | None:
+        """Returns the bundle of the first group that a node uses; None if it needs a group of its own.
+
+        Ray reserves each lost bundle again, also where its nodes have moved, and that machine may be the only one that
+        is left.
+
+        Args:
+            group: the name of the first group.
+            index: the node's rank, whose bundle is its own.
+            usable: bundles with a machine that may hold the node.
+            waits: the node waits for its own bundle if it can use no other.
+        """
+        lent = self._lent(group)
+        if lent.get(index) in usable:
+            return lent[index]
+        if index in usable and index not in lent.values():
+            return index
         names = self._names()
-        group = max(moved, key=lambda one: self._is_held(one, names))
-        internal_kv._internal_kv_put(_PLACED + name, group.encode())
-        return group
+        for place in sorted(usable - {index, *lent.values()}):
+            if place in lent or any(self._is_held(one["name"], names) for one in self._groups(f"{group}/{place}/")):
+                return place
+        return index if waits and index not in lent.values() else None
+
+    def _lent(self, group: str) -> dict[int, int]:
+        """Returns which nodes of the first group use the bundle of another one, by their ranks."""
+        moved = {key.decode().removeprefix(_PLACED) for key in internal_kv._internal_kv_list(_PLACED)}
+        names = moved & self._names(_may_hold(group)) if moved else moved
+        keys = {name: internal_kv._internal_kv_get(_PLACED + name) or b"" for name in names}
+        found = {name: key.decode().partition("#") for name, key in keys.items()}
+        return {_rank_of(name): int(place) for name, (of, _, place) in found.items() if of == group and place}
+
+    def _is_left_behind(self, name: str, one: _Tracked) -> bool:
+        """Returns whether an actor waits for a machine that the other roles have left."""
+        key = (internal_kv._internal_kv_get(_PLACED + name) or b"").decode()
+        groups = {group["name"]: group for group in self._groups(one.moves_to)} if one.moves_to else {}
+        if key or not groups or f"{one.moves_to}{name}" in groups:
+            return False
+        there = tables.machines().keys() - self._unreachable()
+        others = self._names() - {name}
+        return any(
+            set(group["bundles_to_node_id"].values()) <= there and self._is_held(name, others)
+            for name, group in groups.items()
+        )
 
     def _is_held(self, group: str, names: set[str]) -> bool:
         """Returns whether a placement group holds one of the actors."""
@@ -324,6 +380,20 @@ class Bridge:
             for name in names
             if re.fullmatch(_may_hold(group), name)
         )
+
+    def _lost(self, group: str, index: int, nodes: dict[str, Any], machine: str | None) -> set[str]:
+        """Returns the nodes of Ray that hold no new node of the job, although Ray lists them.
+
+        Args:
+            group: the name of the first group.
+            index: the rank whose earlier actors may have told that their machine is gone.
+            nodes: of Ray.
+            machine: of the rank's bundle.
+        """
+        for name in filter(re.compile(_may_hold(f"{group}/{index}")).fullmatch, list(self._tracked)):
+            self._tracked[name].settle(0)
+        silent = {node for node in nodes.keys() & {machine} if tables.has_no_raylet(nodes[node])}
+        return silent | (tables.draining().keys() | self._unreachable()) & nodes.keys()
 
     def _unreachable(self) -> set[str]:
         """Returns the nodes of Ray on which an actor could not be reached a moment ago."""
@@ -355,7 +425,7 @@ class Bridge:
         for one in self._groups(prefix):
             if one["state"] != "CREATED":
                 why = one.get("stats", {}).get("scheduling_state", "")
-                demands = _demands(one["bundles"].values())
+                demands = tables.demands(one["bundles"].values())
                 return f"its placement group is {one['state']}{f' ({why})' if why else ''}: it demands {demands}"
         return "its bundle is reserved, and Ray starts its actor once no earlier node uses it"
 
@@ -367,78 +437,9 @@ def _may_hold(group: str) -> str:
     return rf".*-({'|'.join(roles)})-{rank}-{uid}\d+"
 
 
-def _demands(bundles: Iterable[dict[str, float]]) -> str:
-    """Returns the bundles in Ray's words, equal ones once: `8 x {"CPU": 1, "GPU": 1}`."""
-    texts = Counter(
-        json.dumps({name: int(number) if number == int(number) else number for name, number in one.items()})
-        for one in bundles
-    )
-    return ", ".join(f"{number} x {text}" if number > 1 else text for text, number in texts.items())
-
-
-def _table(group: Any) -> dict[str, Any]:
-    return placement_group_table(group) or {}
-
-
-def _fits(bundle: dict[str, float], resources: dict[str, float]) -> bool:
-    return all(resources.get(name, 0.0) >= number for name, number in bundle.items())
-
-
-def _draining() -> dict[str, int]:
-    """Returns the nodes that Ray drains, with their deadlines in milliseconds; Ray's public interface has none."""
-    with contextlib.suppress(Exception):
-        return dict(ray._private.state.state.get_draining_nodes())
-    return {}
-
-
-def _in_words(deadline: int) -> str:
-    """Returns what is said of a machine that Ray drains. One that runs a node is not idle, so it is preempted."""
-    until = f", until {datetime.fromtimestamp(deadline / 1000, UTC):%H:%M:%S} UTC" if deadline else ""
-    return f"Ray drains its machine, which is preempted{until}"
-
-
-def _drained(facts: dict[str, Any]) -> str:
-    """Returns that the machine of an actor is or was drained, with the words of the drain once Ray's table has them:
-    after the machine's death. Empty if it was not drained."""
-    said = facts.get("drained", "")
-    for node in ray.nodes() if "node_id" in facts else ():
-        if node["NodeID"] == facts["node_id"] and node["DeathReason"] in _DRAINED:
-            words = node["DeathReasonMessage"] or NodeDeathInfo.Reason.Name(node["DeathReason"])
-            return f"{said or 'Ray drained its machine'}: {words}"
-    return said
-
-
-def _texts(answer: Any, *names: str) -> dict[str, str]:
-    """Returns the named texts of an actor's answer. An actor of another owner may answer anything."""
-    fields = answer if isinstance(answer, dict) else {}
-    return {name: str(fields[name]) for name in names if name in fields}
-
-
-def _ending(ended: Any) -> dict[str, Any]:
-    """Returns why an actor ended, in Ray's words where Ray knows."""
-    try:
-        return {"reason": "", **_texts(ray.get(ended), "reason"), "cause": "UNKNOWN"}
-    except ray.exceptions.RayError as error:
-        return _meaning(error)
-
-
-def _meaning(error: Any) -> dict[str, Any]:
-    lines = [line.strip() for line in str(error).splitlines() if not _DETAIL.match(line)]
-    text = " ".join(lines) or type(error).__name__
-    if isinstance(error, ray.exceptions.RuntimeEnvSetupError):
-        # What precedes the last line is the traceback of Ray's own code.
-        return {"reason": f"its ray.runtime_env cannot be built: {lines[-1]}", "cause": "JOB", "refused": True}
-    if getattr(error, "actor_init_failed", False):
-        return {"reason": f"it could not start: {lines[-1]}", "cause": "UNKNOWN"}
-    if isinstance(error, ray.exceptions.OutOfMemoryError) or _OUT_OF_MEMORY.search(text):
-        return {"reason": f"its machine ran out of memory: {text}", "cause": "EVICTED"}
-    if getattr(error, "preempted", False):
-        return {"reason": f"its machine was preempted: {text}", "cause": "PREEMPTED"}
-    if "node has died" in text or "node was terminated" in text:
-        return {"reason": f"its machine was lost: {text}", "cause": "MACHINE"}
-    if "ray.kill" in text or "placement group" in text:
-        return {"reason": f"it was removed: {text}", "cause": "WANTED"}
-    return {"reason": text, "cause": "UNKNOWN", "unreachable": isinstance(error, ray.exceptions.ActorUnavailableError)}
+def _rank_of(name: str) -> int:
+    """Returns the rank of an actor, whose name ends with role, rank, and uid with incarnation."""
+    return int(name.rsplit("-", 2)[1])
 
 
 def main() -> None:

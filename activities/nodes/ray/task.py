@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, SecretStr, field_serializer
 
 from perdure.activities.nodes.configurations import agent_grant
-from perdure.activities.nodes.gateway import GatewayAccess
 from perdure.agent.config import GatewayRights
 from perdure.base.credentials.tickets import digest_of, new_secret
 from perdure.contract import NodeRequest
+
+if TYPE_CHECKING:
+    from perdure.activities.nodes.gateway import GatewayAccess
 
 
 class RayMachine(BaseModel):

@@ -1,0 +1,116 @@
+"""What Ray's tables and errors say of machines, placement groups, and actors that have ended: a part of the bridge."""
+
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
+# Ray is not installed where this is checked.
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import socket
+from collections import Counter
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+import ray
+from ray.core.generated.common_pb2 import NodeDeathInfo
+from ray.util.placement_group import placement_group_table
+
+_CONNECTS = 1.0
+"""Seconds for a connection to a raylet."""
+_DRAINED = (NodeDeathInfo.AUTOSCALER_DRAIN_PREEMPTED, NodeDeathInfo.AUTOSCALER_DRAIN_IDLE)
+_OUT_OF_MEMORY = re.compile(r"memory monitor|running low on memory|OutOfMemory")
+"""Words of Ray's memory monitor. Of every process that was killed Ray says that the kernel may have lacked memory."""
+_DETAIL = re.compile(r"\t|The actor died unexpectedly before finishing this task|^$")
+"""Lines of Ray's errors that say nothing beyond the actor's name."""
+
+
+def machines() -> dict[str, Any]:
+    """Returns Ray's living nodes by their IDs."""
+    return {one["NodeID"]: one for one in ray.nodes() if one["Alive"]}
+
+
+def table(group: Any) -> dict[str, Any]:
+    return placement_group_table(group) or {}
+
+
+def demands(bundles: Iterable[dict[str, float]]) -> str:
+    """Returns the bundles in Ray's words, equal ones once: `8 x {"CPU": 1, "GPU": 1}`."""
+    texts = Counter(
+        json.dumps({name: int(number) if number == int(number) else number for name, number in one.items()})
+        for one in bundles
+    )
+    return ", ".join(f"{number} x {text}" if number > 1 else text for text, number in texts.items())
+
+
+def fits(bundle: dict[str, float], resources: dict[str, float]) -> bool:
+    return all(resources.get(name, 0.0) >= number for name, number in bundle.items())
+
+
+def has_no_raylet(node: dict[str, Any]) -> bool:
+    """Returns whether a machine's raylet is gone, which Ray learns seconds later. Silence says nothing: the worker may
+    reach no machine."""
+    try:
+        socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), _CONNECTS).close()
+    except OSError as error:
+        return isinstance(error, ConnectionRefusedError)
+    return False
+
+
+def draining() -> dict[str, int]:
+    """Returns the nodes that Ray drains, with their deadlines in milliseconds; Ray's public interface has none."""
+    with contextlib.suppress(Exception):
+        return dict(ray._private.state.state.get_draining_nodes())
+    return {}
+
+
+def in_words(deadline: int) -> str:
+    """Returns what is said of a machine that Ray drains. One that runs a node is not idle, so it is preempted."""
+    until = f", until {datetime.fromtimestamp(deadline / 1000, UTC):%H:%M:%S} UTC" if deadline else ""
+    return f"Ray drains its machine, which is preempted{until}"
+
+
+def drained(facts: dict[str, Any]) -> str:
+    """Returns that the machine of an actor is or was drained, with the words of the drain once Ray's table has them:
+    after the machine's death. Empty if it was not drained."""
+    said = facts.get("drained", "")
+    for node in ray.nodes() if "node_id" in facts else ():
+        if node["NodeID"] == facts["node_id"] and node["DeathReason"] in _DRAINED:
+            words = node["DeathReasonMessage"] or NodeDeathInfo.Reason.Name(node["DeathReason"])
+            return f"{said or 'Ray drained its machine'}: {words}"
+    return said
+
+
+def texts(answer: Any, *names: str) -> dict[str, str]:
+    """Returns the named texts of an actor's answer. An actor of another owner may answer anything."""
+    fields = answer if isinstance(answer, dict) else {}
+    return {name: str(fields[name]) for name in names if name in fields}
+
+
+def ending(ended: Any) -> dict[str, Any]:
+    """Returns why an actor ended, in Ray's words where Ray knows."""
+    try:
+        return {"reason": "", **texts(ray.get(ended), "reason"), "cause": "UNKNOWN"}
+    except ray.exceptions.RayError as error:
+        return _meaning(error)
+
+
+def _meaning(error: Any) -> dict[str, Any]:
+    lines = [line.strip() for line in str(error).splitlines() if not _DETAIL.match(line)]
+    text = " ".join(lines) or type(error).__name__
+    if isinstance(error, ray.exceptions.RuntimeEnvSetupError):
+        # What precedes the last line is the traceback of Ray's own code.
+        return {"reason": f"its ray.runtime_env cannot be built: {lines[-1]}", "cause": "JOB", "refused": True}
+    if getattr(error, "actor_init_failed", False):
+        return {"reason": f"it could not start: {lines[-1]}", "cause": "UNKNOWN"}
+    if isinstance(error, ray.exceptions.OutOfMemoryError) or _OUT_OF_MEMORY.search(text):
+        return {"reason": f"its machine ran out of memory: {text}", "cause": "EVICTED"}
+    if getattr(error, "preempted", False):
+        return {"reason": f"its machine was preempted: {text}", "cause": "PREEMPTED"}
+    if "node has died" in text or "node was terminated" in text:
+        return {"reason": f"its machine was lost: {text}", "cause": "MACHINE"}
+    if "ray.kill" in text or "placement group" in text:
+        return {"reason": f"it was removed: {text}", "cause": "WANTED"}
+    return {"reason": text, "cause": "UNKNOWN", "unreachable": isinstance(error, ray.exceptions.ActorUnavailableError)}
