@@ -149,8 +149,9 @@ def _kind(error: aiohttp.ClientError) -> str:
     if isinstance(error, aiohttp.ClientConnectorError):
         # Its own text is asyncio's, with the address once more.
         number = error.os_error.errno
-        known = number in errno.errorcode
-        return f"cannot connect: {os.strerror(number) if known else error.os_error.strerror or error.os_error}"
+        if number is not None and number in errno.errorcode:
+            return f"cannot connect: {os.strerror(number)}"
+        return f"cannot connect: {error.os_error.strerror or error.os_error}"
     return type(error).__name__
 
 

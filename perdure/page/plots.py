@@ -36,6 +36,8 @@ STYLE = """
 """The style of a plot; `page.css` has the same for the page, which allows no style within it."""
 
 _WIDTH, _LEFT, _RIGHT, _TOP, _HEIGHT, _AXIS = 960, 64, 12, 22, 96, 22
+_NUMBERS = 14
+"""The row of the incidents' numbers above the plots."""
 _LETTER = 6
 """The width of most letters."""
 _INNER = _WIDTH - _LEFT - _RIGHT
@@ -60,7 +62,7 @@ def draw(course: Course, *, what: Iterable[str] = WHAT, href: str = "", style: b
         style: Put the style into it, for a file that stands alone.
     """
     names = [name for name in WHAT if name in set(what)]
-    height = len(names) * (_TOP + _HEIGHT) + _AXIS
+    height = _NUMBERS + len(names) * (_TOP + _HEIGHT) + _AXIS
     length = max((course.end - course.begin).total_seconds(), 1.0)
 
     def x(time: datetime) -> float:
@@ -72,7 +74,7 @@ def draw(course: Course, *, what: Iterable[str] = WHAT, href: str = "", style: b
     parts = [f'<svg class="plot" xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{label}">']
     parts += [f"<style>{STYLE}</style>"] if style else []
     for number, name in enumerate(names):
-        parts += _panel(course, name, top=number * (_TOP + _HEIGHT), x=x)
+        parts += _panel(course, name, top=_NUMBERS + number * (_TOP + _HEIGHT), x=x)
     parts += _time_axis(course, bottom=height - _AXIS, x=x)
     parts += _marks(course, bottom=height - _AXIS, x=x, href=href)
     return Markup("".join([*parts, "</svg>"]))  # Numbers, and texts that are escaped here.
@@ -148,22 +150,22 @@ def _line(points: Sequence[_Point], x: Callable[[datetime], float], y: Callable[
 
 def _marks(course: Course, *, bottom: float, x: Callable[[datetime], float], href: str) -> list[str]:
     parts: list[str] = []
-    free = _LEFT + _LETTER * max(map(len, NAMES.values()))  # After the title.
+    top, free = _NUMBERS + _TOP, 0.0
     for mark in course.marks:
         title = f"<title>{escape(without_controls(mark.title))}</title>"
         begin = x(mark.begin)
         if mark.is_observation:
-            shape = f'<line class="seen" x1="{begin:.1f}" x2="{begin:.1f}" y1="{_TOP}" y2="{bottom}">{title}</line>'
+            shape = f'<line class="seen" x1="{begin:.1f}" x2="{begin:.1f}" y1="{top}" y2="{bottom}">{title}</line>'
         else:
             width = max(x(mark.end or course.end) - begin, 1.0)
             shape = (
-                f'<rect class="stop" x="{begin:.1f}" width="{width:.1f}" y="{_TOP}" height="{bottom - _TOP}">'
+                f'<rect class="stop" x="{begin:.1f}" width="{width:.1f}" y="{top}" height="{bottom - top}">'
                 f"{title}</rect>"
             )
         number = f"#{mark.number}"
         # Numbers would hide each other where incidents are close.
         if begin >= free:
-            shape += f'<text x="{begin:.1f}" y="{_TOP - 7}" text-anchor="middle">{number}</text>'
+            shape += f'<text x="{begin:.1f}" y="{_NUMBERS - 2}" text-anchor="middle">{number}</text>'
             free = begin + _LETTER * (len(number) + 1)
         parts.append(f'<a href="{escape(href)}{mark.number}">{shape}</a>' if href else shape)
     return parts

@@ -175,6 +175,8 @@ class Pages:
         namespace, name = await self._readable(request)
         look, parts = await self._feed(namespace, name).newest()
         actions = [] if self._read_only else _actions(look)
+        rights = dict.fromkeys([Right.LOGS, *(one.right for one in actions)])
+        may = {right: await request[VISIT].may(right, namespace) for right in rights}
         return html(
             request,
             "job.html",
@@ -185,8 +187,9 @@ class Pages:
             namespace=namespace,
             parts=parts,
             roles=list(look.nodes),
-            actions=[(one, await request[VISIT].may(one.right, namespace)) for one in actions],
-            may_read_logs=await request[VISIT].may(Right.LOGS, namespace),
+            actions=[(one, may[one.right]) for one in actions],
+            may_read_logs=may[Right.LOGS],
+            lacking=[right for right, granted in may.items() if not granted],
             spec=render.spec_text(look.spec),
         )
 

@@ -104,6 +104,8 @@ async def test_buttons_that_a_user_may_not_press_are_disabled_and_refuse(
     assert "change/" not in page
     assert 'href="logs"' not in page
     assert 'disabled title="It takes the right to update trainingjobs.perdure.dev in the namespace default"' in page
+    lacking = "get pods/log, to update trainingjobs.perdure.dev, to delete trainingjobs.perdure.dev"
+    assert f"a right that you do not have in the namespace default: to {lacking}." in page
     csrf = (await stranger.hidden(JOB))["csrf"]
     for path in ("change/suspend", "logs", "lines"):
         await stranger.get(f"{JOB}{path}", status=403)
@@ -113,6 +115,7 @@ async def test_buttons_that_a_user_may_not_press_are_disabled_and_refuse(
     page = await (await signed_in(stranger, "dan")).get(JOB)
     assert "change/suspend" in page
     assert "change/cancel" not in page, "to end a job takes a right of its own"
+    assert "namespace default: to delete trainingjobs.perdure.dev." in page
     assert client.changed == []
 
 

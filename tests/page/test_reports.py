@@ -17,6 +17,7 @@ from perdure.page.figures import write_figure
 from perdure.page.plots import WHAT, draw
 from perdure.page.report import plot, report
 from tests.page.played import HOSTILE, PlayedClient, PlayedJob, failed, interrupted
+from tests.policy.scenario import Scenario
 
 
 def course(job: PlayedJob, *samples: CourseSample) -> Course:
@@ -122,6 +123,13 @@ def test_a_plot_is_xml_that_stands_alone(job: object) -> None:
         root = ElementTree.fromstring(draw(found, what=what, style=True))
         titles = [one.text for one in root if one.get("class") == "title"]
         assert len(titles) == len(what)
+
+
+def test_an_incident_at_the_beginning_has_its_number_above_the_titles() -> None:
+    job = PlayedJob(Scenario("2").running().wait(1).lost(1).ready(1).steps().wait(600))
+    texts = [one for one in ElementTree.fromstring(draw(course(job))).iter() if one.tag.endswith("text")]
+    height = {one.text: float(one.attrib["y"]) for one in texts if one.text in ("#1", "Nodes of each world")}
+    assert height["#1"] + 10 < height["Nodes of each world"]
 
 
 def test_a_job_that_has_just_begun_has_a_plot() -> None:

@@ -18,6 +18,8 @@ import aiohttp
 
 from tests.support.waiting import eventually
 
+_CODES = {"Tab": 9, "Enter": 13}
+
 
 class Tab:
     """One page of the browser."""
@@ -70,9 +72,11 @@ class Tab:
 
     async def press(self, key: str) -> None:
         """Presses a key."""
-        text = {"text": key} if len(key) == 1 else {}
-        await self.call("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
-        await self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
+        text = {"text": key} if len(key) == 1 else {"text": "\r"} if key == "Enter" else {}
+        # What the browser itself does by these keys depends on their codes.
+        code = {"windowsVirtualKeyCode": _CODES[key], "code": key} if key in _CODES else {}
+        await self.call("Input.dispatchKeyEvent", type="keyDown", key=key, **text, **code)
+        await self.call("Input.dispatchKeyEvent", type="keyUp", key=key, **code)
 
     async def picture(self, path: Path, *, dark: bool = False, width: int = 1280, height: int = 900) -> None:
         """Writes a picture of what is shown."""
