@@ -147,10 +147,11 @@ def _machine(machines: Machines, name: str, jobs: dict[Owner, ClusterJob]) -> Ma
             held[use.owner] += 1
         elif use.requests.keys() - {"pods"}:
             others += 1
-    holdings = (
+    holdings = [
         Holding(namespace=jobs[owner].namespace, job=jobs[owner].job, role=owner.role, nodes=number)
-        for owner, number in sorted(held.items())
-    )
+        for owner, number in held.items()
+    ]
+    holdings.sort(key=lambda one: (one.namespace, one.job, one.role))
     return Machine(
         name=name,
         capacity=_rounded(seen.capacity),

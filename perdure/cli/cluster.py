@@ -47,7 +47,7 @@ def cluster(
         here.show(views)
         return
     if backend is None:
-        views = [view for view in views if view.machines_total or view.jobs or view.problem] or views[:1]
+        views = with_content(views)
     for number, view in enumerate(views):
         if number:
             out.print()
@@ -67,6 +67,11 @@ def _backends(name: str | None) -> tuple[Backend, ...]:
     if name not in tuple(Backend):
         raise typer.BadParameter(f"got {name!r}; expected one of {', '.join(Backend)}", param_hint="--backend")
     return (Backend(name),)
+
+
+def with_content(views: list[ClusterView]) -> list[ClusterView]:
+    """The views that show anything; the first one where none does."""
+    return [view for view in views if view.machines_total or view.jobs or view.problem] or views[:1]
 
 
 def within(view: ClusterView, namespaces: Collection[str]) -> ClusterView:
@@ -182,7 +187,8 @@ def gain(job: ClusterJob) -> str:
     """Writes what another unit of nodes would bring to a job."""
     if job.gain is not None:
         return f"{job.gain:+.0%} speed"
-    return "not measured" if job.nodes and job.nodes + job.unit <= job.most else ""
+    may_have_more = job.fewest < job.most and job.nodes and job.nodes + job.unit <= job.most
+    return "not measured" if may_have_more else ""
 
 
 def sharing(job: ClusterJob) -> str:

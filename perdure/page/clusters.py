@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from aiohttp import web
 
 from perdure.base.errors import PerdureError
-from perdure.cli.cluster import within
+from perdure.cli.cluster import with_content, within
 from perdure.client.client import Client
 from perdure.client.cluster import read_clusters
 from perdure.contract import ClusterView
@@ -108,7 +108,7 @@ class ClusterPages:
     async def _look(self) -> ClustersLook:
         now = datetime.now(UTC)
         try:
-            self._last = ClustersLook(now, await read_clusters(self._client))
+            self._last = ClustersLook(now, with_content(await read_clusters(self._client)))
         except PerdureError as error:
             self._last = replace(self._last, time=now, problem=str(error))
         return self._last

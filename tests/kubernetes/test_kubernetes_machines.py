@@ -5,17 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
+from typer.testing import CliRunner
 
+from perdure.activities.cluster.activities import watching_clusters
 from perdure.activities.nodes.kubernetes import KubernetesBackend
 from perdure.activities.nodes.kubernetes.machines import follow
 from perdure.activities.nodes.machines import Machines, MachinesUnknown, Owner, Use
-from tests.kubernetes.pods import PodJob, role
+from perdure.cli.main import app
+from tests.kubernetes.pods import PodJob, TestCluster, role
+from tests.kubernetes.site import perdure, start
 from tests.support.played_api import played_api, refusal
+from tests.support.waiting import eventually
 
 PATIENCE = 60
 
@@ -79,6 +86,48 @@ async def test_a_worker_that_may_not_list_machines_learns_what_it_needs() -> Non
         with pytest.raises(MachinesUnknown, match="grant it list and watch of nodes and pods"):
             async for _ in follow(api):
                 pass
+
+
+@pytest.mark.long("cluster-faults")
+async def test_the_command_shows_who_has_and_who_waits_for_what_on_a_real_cluster(
+    cluster: TestCluster, job: PodJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    async with perdure(cluster, job.namespace) as (server, client):
+        backend = cluster.backend()
+        temporal, queue = await client.connect(), client.endpoint.task_queue
+
+        async def command(*options: str) -> str:
+            given = ["cluster", "-n", job.namespace, "--address", server.address, *options]
+            result = await asyncio.to_thread(CliRunner().invoke, app, given)
+            return result.output if result.exit_code == 0 else ""
+
+        async def told() -> str | None:
+            text = await command()
+            return text if "2 of 1:2" in text and "Insufficient cpu" in text else None
+
+        async with watching_clusters(temporal, [backend], task_queue=queue, sharing=None):
+            running = await start(
+                client,
+                role(nodes="1:2", resources={"cpu": "100m"}),
+                tmp_path,
+            )
+            large = await start(client, role(resources={"cpu": 4000}), tmp_path)
+            text = await eventually(told, within=PATIENCE)
+            [view] = json.loads(await command("-o", "json"))
+        await backend.close()
+    assert max(map(len, text.splitlines())) <= 80
+    for name in (running.name, large.name, *(machine["name"] for machine in view["machines"])):
+        assert name in text
+    jobs = {one["job"]: one for one in view["jobs"]}
+    assert (jobs[running.name]["nodes"], jobs[running.name]["waiting"]) == (2, 0)
+    assert jobs[running.name]["room"] > 0
+    assert (jobs[large.name]["nodes"], jobs[large.name]["waiting"], jobs[large.name]["room"]) == (0, 1, 0)
+    held = [one for machine in view["machines"] for one in machine["held"]]
+    assert {one["job"] for one in held} == {running.name}
+    assert sum(one["nodes"] for one in held) == 2
+    if folder := os.environ.get("PERDURE_PICTURES"):
+        (Path(folder) / "cluster.txt").write_text(text)
 
 
 LABELS = 100
