@@ -6,12 +6,15 @@ state of the job does not allow is refused before, and leaves nothing in its his
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
 with workflow.unsafe.imports_passed_through():
     from perdure.contract import (
         Accepted,
+        JobStatus,
         JoinAnswer,
         JoinRequest,
         PauseRequest,
@@ -26,9 +29,12 @@ with workflow.unsafe.imports_passed_through():
     from perdure.contract.names import group_index
     from perdure.contract.users import OBJECT_MEMO
     from perdure.spec.job import JobSpec
+    from perdure.spec.roles import NodeCount
     from perdure.workflows import requests
     from perdure.workflows.job_groups import Group, JobGroups
-    from perdure.workflows.policy.capacity import joining
+    from perdure.workflows.policy.capacity import joining, new_goal
+    from perdure.workflows.policy.capacity import scaling as capacity_scaling
+    from perdure.workflows.policy.facts import user_requests
     from perdure.workflows.policy.facts.events import (
         AddressedEvent,
         CheckpointRequested,
@@ -39,6 +45,7 @@ with workflow.unsafe.imports_passed_through():
         RestartRequested,
         ResumeRequested,
         ScaleRequested,
+        ScalingChanged,
         SuspendRequested,
         TicketIssued,
         TicketRevoked,
@@ -48,7 +55,7 @@ with workflow.unsafe.imports_passed_through():
     from perdure.workflows.policy.state.job import JobState
 
 
-_UNDONE = "; its TrainingJob object decides, and sets what it states again within seconds: kubectl scale changes that"
+_UNDONE = "; its TrainingJob object decides, and sets what it states again within seconds: change that one"
 
 _ALL_ROLES = RoleRequest()
 _NO_REASON = ReasonRequest()
@@ -69,21 +76,72 @@ class JobUpdates:
         """Decides on a user's request."""
         raise NotImplementedError
 
-    @workflow.update(description="Change the number of nodes: 4, 2:8 for min and max, or auto for what the job states")
+    def _keep_spec(self, job: JobSpec) -> None:
+        """Decides by this specification from now on, and has later runs do so."""
+        raise NotImplementedError
+
+    @workflow.update(
+        description="Change the number of nodes (4, 2:8 for min and max, auto for what the job states), or scaling, or "
+        "both"
+    )
     def scale(self, request: ScaleRequest) -> Accepted:
+        role, job = self.state.role_named(request.role), requests.rescaled(self.job, self.state, request)
         count = requests.node_count(self.state, self.job, request)
-        event = ScaleRequested(minimum=count.min, maximum=count.max, reason=request.reason, resources=request.resources)
-        self._take_request(ForRole(request.role, event))
-        next_action = projections.next_action(self.state.view(request.role), self.job)
-        shared = count.elastic and self.job.roles[self.state.role_named(request.role)].scaling.share
-        within = "; the sharing of the cluster chooses within that" if shared else ""
+        events = self._scale_events(request, role, job)
+        if request.scaling is not None:
+            self._keep_spec(job)
+        for event in events:
+            self._take_request(ForRole(role, event))
         undone = _UNDONE if OBJECT_MEMO in workflow.memo() else ""
-        requests_ = "".join(f"; new nodes request {text} of {name}" for name, text in request.resources.items())
-        return Accepted(message=f"{self.state.name} changes to {count} nodes{within}{requests_}; {next_action}{undone}")
+        return Accepted(message=f"{self.state.name} {self._scaled(request, role, count, events)}{undone}")
 
     @scale.validator
     def _scale_is_valid(self, request: ScaleRequest) -> None:
         requests.check_scale(self._running_state(), self.job, request)
+
+    @workflow.query(description="What would be chosen after an update scale; changes nothing")
+    def preview_scale(self, request: ScaleRequest) -> JobStatus:
+        state, now = self._running_state(), workflow.now()
+        requests.check_scale(state, self.job, request)
+        job = requests.rescaled(self.job, state, request)
+        role = state.view(request.role)
+        for event in self._scale_events(request, role.role, job):
+            role = user_requests.apply(role, event, job, now)
+        return projections.status_of(role, job, groups=(), phase=role.phase, now=now)
+
+    def _scale_events(
+        self, request: ScaleRequest, role: str, job: JobSpec
+    ) -> tuple[ScalingChanged | ScaleRequested, ...]:
+        """The changes that a request makes, of a role whose specification is then that of `job`."""
+        events: list[ScalingChanged | ScaleRequested] = []
+        if change := new_goal.difference(self.job.roles[role].scaling, job.roles[role].scaling):
+            events.append(ScalingChanged(change=change, reason=request.reason))
+        if request.nodes:
+            count = requests.node_count(self.state, self.job, request)
+            events.append(
+                ScaleRequested(minimum=count.min, maximum=count.max, reason=request.reason, resources=request.resources)
+            )
+        return tuple(events)
+
+    def _scaled(
+        self,
+        request: ScaleRequest,
+        role: str,
+        count: NodeCount,
+        events: Sequence[ScalingChanged | ScaleRequested],
+    ) -> str:
+        """What follows from an update `scale`, after the job's name."""
+        view, scaling = self.state.view(role), self.job.roles[role].scaling
+        parts = [f"changes to {count} nodes"] if request.nodes else []
+        if request.scaling is not None:
+            changes = [f"has {event.change}" for event in events if isinstance(event, ScalingChanged)]
+            parts += changes or ["has that scaling already"]
+        if count.elastic and scaling.share:
+            parts.append(f"the sharing of the cluster chooses within {'that' if request.nodes else count}")
+        parts += [f"new nodes request {text} of {name}" for name, text in request.resources.items()]
+        speed = capacity_scaling.view(view, self.job, workflow.now()) if request.scaling is not None else None
+        parts += [speed.problem or speed.why] if speed is not None and not scaling.share else []
+        return "; ".join([*filter(None, parts), projections.next_action(view, self.job)])
 
     @workflow.update(description="Release all nodes; the job keeps its history and can be resumed")
     def suspend(self, request: RoleRequest = _ALL_ROLES) -> Accepted:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
+from typing import Any
 
 from temporalio import workflow
 from temporalio.exceptions import ApplicationError
@@ -26,11 +27,16 @@ with workflow.unsafe.imports_passed_through():
     )
     from perdure.contract.names import node_name, node_task_queue, service_address
     from perdure.contract.users import AS_SPECIFIED
+    from perdure.spec.accepted import read_accepted
     from perdure.spec.capabilities import CAPABILITIES
+    from perdure.spec.errors import SpecError
     from perdure.spec.job import JobSpec
     from perdure.spec.quantities import amount, is_quantity
     from perdure.spec.roles import NodeCount
+    from perdure.spec.running import with_scaling
+    from perdure.spec.validate import validate_spec
     from perdure.workflows.policy.capacity.joining import MOST_TICKETS, Refusal, choose_role
+    from perdure.workflows.policy.capacity.scaling import largest_of
     from perdure.workflows.policy.capacity.smaller_requests import RESOURCES
     from perdure.workflows.policy.roles import suspension
     from perdure.workflows.policy.state.job import JobState, RoleInJob, UnknownRole
@@ -50,6 +56,8 @@ def node_count(state: JobState, job: JobSpec, request: ScaleRequest) -> NodeCoun
         ApplicationError: if it is none of them, or does not fit the job's unit.
     """
     role = role_of(state, request.role)
+    if not request.nodes and request.scaling is not None:
+        return NodeCount(min=role.nodes_min, max=largest_of(role), unit=role.unit)
     if request.nodes == AS_SPECIFIED:
         return job.roles[role.role].nodes
     try:
@@ -89,6 +97,10 @@ def check_scale(state: JobState, job: JobSpec, request: ScaleRequest) -> None:
     role = role_of(state, request.role)
     count = node_count(state, job, request)
     check_resources(job, request.resources)
+    if request.resources and not request.nodes:
+        raise ApplicationError("resources: given without nodes; give both, such as auto for the specification's")
+    if request.scaling is not None:
+        _check_scaling(job, role.role, request.scaling, count)
     others = (other for other in state.views if other.role != role.role)
     taken = {
         service_address(job, state.uid, other.role, rank): other.role
@@ -112,6 +124,23 @@ def check_resources(job: JobSpec, resources: Mapping[str, str]) -> None:
             raise ApplicationError(f'resources.{name}: got "{text}"; expected an amount such as 4, 500m or 64Gi')
     if resources and not CAPABILITIES[job.backend].chooses_machines:
         raise ApplicationError(f"resources: nodes of the backend {job.backend} request none of their machine")
+
+
+def _check_scaling(job: JobSpec, role: str, scaling: Mapping[str, Any], nodes: NodeCount) -> None:
+    try:
+        validate_spec(with_scaling(job, role, scaling, nodes=nodes))
+    except SpecError as error:
+        # The rest of the specification was checked when the job was submitted, perhaps by another release.
+        problems = [one for one in error.problems if one.location[:2] == ("roles", role)]
+        if problems:
+            raise ApplicationError("; ".join(map(str, problems)), type="InvalidSpec") from None
+
+
+def rescaled(job: JobSpec, state: JobState, request: ScaleRequest) -> JobSpec:
+    """Returns the specification with the `scaling` of an accepted request."""
+    if request.scaling is None:
+        return job
+    return read_accepted(with_scaling(job, state.role_named(request.role), request.scaling))
 
 
 def single_role(state: JobState, request: RoleRequest) -> str:

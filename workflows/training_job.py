@@ -42,6 +42,7 @@ with workflow.unsafe.imports_passed_through():
     )
     from perdure.contract.names import TRAINING_JOB, group_index, uid_of
     from perdure.spec.accepted import read_accepted
+    from perdure.spec.job import JobSpec
     from perdure.spec.validate import to_mapping
     from perdure.workflows import auto_resources, job_check, options, preset, requests
     from perdure.workflows.archiver import start_archiver
@@ -77,6 +78,8 @@ class TrainingJob(JobUpdates):
     @workflow.init
     def __init__(self, spec: Any, carried: JobState | Packed | None = None) -> None:
         behavior = behavior_of_this_run()
+        self._spec: Any = spec
+        """The specification as it is carried on: complete, and with what users have changed."""
         self._spec_error = ""
         self.events: deque[AddressedEvent] = deque()
         self._shown: dict[str, str | int] = {}
@@ -104,14 +107,14 @@ class TrainingJob(JobUpdates):
         try:
             await self._begin(spec)
             if not self._resolved:
-                spec = await self._resolve(spec)
+                await self._resolve()
             if carried is None:
                 await start_archiver(self.job, self.state.uid)
             self._take(TimePassed())
             while not self._is_over():
                 await self._wait()
                 self._take_all()
-                self._continue_if_due(spec)
+                self._continue_if_due()
         except asyncio.CancelledError:
             if self._spec_error:
                 raise
@@ -122,18 +125,19 @@ class TrainingJob(JobUpdates):
                 self._take_all()
         return await self._close()
 
-    async def _resolve(self, spec: Any) -> Any:
+    async def _resolve(self) -> None:
         """Completes the specification with its preset, and with what jobs of the past have used."""
         if self.job.runtime is not None:
-            spec = await preset.complete(spec)
-            self.job = read_accepted(spec)
+            self._spec = await preset.complete(self._spec)
+            self.job = read_accepted(self._spec)
         if past_use.is_auto(self.job):
             chosen = await auto_resources.choose(self.job)
-            self.job = past_use.fill(self.job, chosen)
+            self._keep_spec(past_use.fill(self.job, chosen))
             self.state = self._told = past_use.begin(self.state, self.job, chosen)
-            spec = to_mapping(self.job)
         self._resolved = True
-        return spec
+
+    def _keep_spec(self, job: JobSpec) -> None:
+        self.job, self._spec = job, to_mapping(job)
 
     async def _begin(self, spec: Any) -> None:
         """Asks the worker for the facts of its site; in the first run also to check the specification, which is done
@@ -336,10 +340,10 @@ class TrainingJob(JobUpdates):
     def _next_deadline(self) -> datetime | None:
         return next_deadline(self.state, self.job, workflow.now())
 
-    def _continue_if_due(self, spec: Any) -> None:
+    def _continue_if_due(self) -> None:
         self._end_outdated_run()
         if self._may_continue() and not self.events:
-            workflow.continue_as_new(args=[spec, pack(self.state)])
+            workflow.continue_as_new(args=[self._spec, pack(self.state)])
 
     def on_delivered(self) -> None:
         self._end_outdated_run()

@@ -129,7 +129,7 @@ class OpenJobs:
 
 def _cluster_job(spec: JobSpec, role: str, status: JobStatus) -> ClusterJob:
     """Returns what a job says of itself, without what its machines show."""
-    scaling, view = spec.roles[role].scaling, status.scaling
+    view = status.scaling
     return ClusterJob(
         namespace=status.namespace,
         job=status.name,
@@ -141,8 +141,8 @@ def _cluster_job(spec: JobSpec, role: str, status: JobStatus) -> ClusterJob:
         unit=spec.roles[role].nodes.unit if view is None else view.unit,
         requested=0 if status.phase is JobPhase.SUSPENDED else status.nodes_max,
         started_at=status.started_at,
-        shares=scaling.share and status.phase is not JobPhase.SUSPENDED,
-        priority=scaling.priority,
+        shares=view is not None and view.shares and status.phase is not JobPhase.SUSPENDED,
+        priority=1.0 if view is None else view.priority,
         paces=() if view is None else view.paces,
         global_batch=view is not None and view.global_batch,
         advised=None if view is None else view.advised,

@@ -1,4 +1,4 @@
-"""Commands that change running jobs: scale, suspend, resume, restart, pauses of repairs, checkpoint, cancel."""
+"""Commands that change running jobs: suspend, resume, restart, pauses of repairs, checkpoint, cancel."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import asyncio
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from perdure.cli import text
-from perdure.cli.common import JobArgument, OnlyRoleOption, RoleOption, Session, out, say, warn
+from perdure.cli.common import JobArgument, OnlyRoleOption, Session, out, say
 from perdure.cli.completion import complete_node
 
 if TYPE_CHECKING:
@@ -60,94 +59,6 @@ class _Change(Session):
 
 
 ChangeSession = Annotated[_Change, "reason", "dry_run", "namespace", "output", "address"]
-
-
-def scale(
-    name: JobArgument,
-    nodes: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NODES", help="4, 2:8 for min and max, or auto: what the job states.", show_default=False
-        ),
-    ] = None,
-    role: RoleOption = None,
-    cpu: Annotated[
-        str | None, typer.Option("--cpu", metavar="CPU", help="Processors that new nodes request.", show_default=False)
-    ] = None,
-    memory: Annotated[
-        str | None,
-        typer.Option("--memory", metavar="MEMORY", help="Memory that new nodes request.", show_default=False),
-    ] = None,
-    scale_plan: Annotated[
-        Path | None,
-        typer.Option(
-            "--scale-plan", metavar="FILE", help="Do what this ScalePlan of DLRover says.", show_default=False
-        ),
-    ] = None,
-    *,
-    here: ChangeSession,
-) -> None:
-    """Change how many nodes a job has, and what new nodes request of their machines.
-
-    Nodes that run keep what they have: `perdure restart NAME --node N` replaces one by a new one.
-
-    [dim]perdure scale llama-8b-sft 4 · perdure scale llama-8b-sft 2:8 -n nlp · perdure scale llama-8b-sft auto[/]
-    [dim]perdure scale llama-8b-sft 4 --memory 64Gi · perdure scale llama-8b-sft --scale-plan plan.yaml[/]
-    """
-    from perdure.base.errors import PerdureError
-    from perdure.contract.users import AS_SPECIFIED
-    from perdure.spec.roles import NodeCount
-
-    if scale_plan is not None:
-        if nodes or role or cpu or memory:
-            raise typer.BadParameter(
-                "the plan states nodes, roles and resources itself", param_hint="NODES, --role, --cpu, --memory"
-            )
-        _carry_out(here, name, scale_plan)
-        return
-    if nodes is None:
-        raise typer.BadParameter("name the number of nodes, or a file with --scale-plan", param_hint="NODES")
-    try:
-        if nodes != AS_SPECIFIED:
-            NodeCount.model_validate(nodes)
-    except ValueError:
-        raise PerdureError(f'NODES: got "{nodes}"; expected a number such as 4, a range such as 2:8, or auto') from None
-    resources = {what: amount for what, amount in (("cpu", cpu), ("memory", memory)) if amount is not None}
-    here.change(name, here.of(name, role).scale(nodes, resources), role=role)
-
-
-def _carry_out(here: _Change, name: str, path: Path) -> None:
-    """Does what a ScalePlan says, or describes it with --dry-run."""
-    from perdure.base.errors import PerdureError
-    from perdure.client.scale_plans import PlanRequest, describe, translate
-    from perdure.spec.errors import SpecError
-    from perdure.spec.importers.scaleplan import ScalePlan, read_scale_plan_file
-
-    def tell(request: PlanRequest, message: str) -> None:
-        if not here.json:
-            out.print(message, markup=False)
-        done.append({"would" if here.dry_run else "message": message, "request": request.model_dump(mode="json")})
-
-    async def carry_out(client: Client, plan: ScalePlan) -> None:
-        requests = await translate(client, plan, name, namespace=here.namespace, reason=here.reason)
-        for warning in plan.warnings:
-            warn(str(warning))
-        for request in requests:
-            if here.dry_run:
-                tell(request, f"would {describe(request)}; nothing was changed")
-            else:
-                tell(request, (await client.change(name, request)).message)
-
-    done: list[dict[str, object]] = []
-    try:
-        plan = read_scale_plan_file(path)
-        here.run(lambda client: carry_out(client, plan))
-    except SpecError as error:
-        raise PerdureError(f"{path}: {error}", remedy="docs/importing.md says what becomes of each field.") from None
-    if here.json:
-        here.show(done)
-    elif not here.dry_run:
-        here.hint(f"perdure watch {name}{here.flag}")
 
 
 def suspend(name: JobArgument, role: OnlyRoleOption = None, *, here: ChangeSession) -> None:

@@ -81,6 +81,8 @@ def _meaning(incident: IncidentView) -> str:
         return "nothing was interrupted: the world trains without it"
     if incident.observation and incident.observation.shared:
         return "nothing failed: jobs of the cluster share its nodes, which go where they add most"
+    if incident.observation and incident.observation.new_goal:
+        return "nothing was interrupted"
     if incident.observation and incident.observation.missed_goal:
         return "nothing was interrupted; it is said as soon as it is known"
     if incident.observation and incident.observation.missed_nodes:
@@ -150,6 +152,8 @@ def _decision(incident: IncidentView) -> str:
         return "request it again, with growing pauses"
     if incident.observation and incident.observation.shared:
         return "follow the advice; a world that trains changes after a checkpoint, where the job stores some"
+    if incident.observation and incident.observation.new_goal:
+        return "choose the number of nodes by it from now on, with the speeds that were measured before"
     if incident.observation and incident.observation.missed_goal:
         return "choose the number of nodes that comes nearest to it, where one does"
     if incident.observation and incident.observation.missed_nodes:

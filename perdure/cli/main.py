@@ -26,6 +26,7 @@ from perdure.cli import (
     operate,
     plan,
     report,
+    scale,
     secret,
     shell,
     spec,
@@ -78,7 +79,7 @@ app.command("ui", rich_help_panel=_LOOK)(ui.ui)
 app.command("report", rich_help_panel=_LOOK)(report.report)
 app.command("plot", rich_help_panel=_LOOK)(report.plot)
 app.command("shell", rich_help_panel=_LOOK)(shell.shell)
-app.command("scale", rich_help_panel=_CHANGE)(change.scale)
+app.command("scale", rich_help_panel=_CHANGE)(scale.scale)
 app.command("suspend", rich_help_panel=_CHANGE)(change.suspend)
 app.command("resume", rich_help_panel=_CHANGE)(change.resume)
 app.command("restart", rich_help_panel=_CHANGE)(change.restart)

@@ -75,8 +75,9 @@ def plan(
         return
     if view is None:
         raise PerdureError(
-            f"{name}: its role {status.role} takes all nodes that it gets; `scaling: {{policy: efficient}}` beside its "
-            "nodes has it measure its speed, `share: true` has it share its cluster, and `policy: manual` only measures"
+            f"{name}: its role {status.role} takes all nodes that it gets. `perdure scale {name} --policy "
+            "efficient` has it choose by its speed, --finish-by and --max-cost by a goal, and `--policy manual` only "
+            "shows its speed; `share: true` in its specification has it share its cluster"
         )
     nodes = int(asked["nodes"]) if "nodes" in asked else None
     found = sizes(view, status, also=() if nodes is None else (nodes,), price=asked.get("price", view.price))
@@ -92,8 +93,7 @@ def plan(
     span = f"{view.fewest}:{view.largest}"
     by = "a user" if view.policy == "manual" else "the sharing of the cluster" if view.shares else "speed"
     out.print(f"{name}: {text.count(status.nodes, 'node')} of {span}, chosen by {by}: {view.why}", markup=False)
-    if found:
-        out.print(_table(found, view))
+    show_sizes(status, view, found)
     for one in (*map(text.unused, status.unused), *map(text.smaller, status.smaller)):
         out.print(one, markup=False)
     here.hint(f"perdure explain {name}{here.flag}", f"perdure scale {name} {span}{here.flag}")
@@ -114,6 +114,13 @@ def _plan_file(here: Session, file: Path) -> None:
     for line in auto.words(chosen):
         out.print(line, markup=False)
     here.hint(f"perdure submit {file}")
+
+
+def show_sizes(status: JobStatus, view: ScalingView, found: list[Size] | None = None) -> None:
+    """Prints the speed with numbers of nodes: these, by default those of interest."""
+    found = sizes(view, status, also=(), price=view.price) if found is None else found
+    if found:
+        out.print(_table(found, view))
 
 
 async def _status(client: Client, name: str, role: str | None) -> JobStatus:

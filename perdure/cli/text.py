@@ -250,6 +250,8 @@ def incident_line(incident: IncidentView) -> str:
             after = "it was requested again, with growing pauses"
         if incident.observation.shared:
             after = "the job follows it"
+        if incident.observation.new_goal:
+            after = "the job follows it"
         if incident.observation.missed_goal:
             after = "it trains with the number that comes nearest"
         if incident.observation.missed_nodes:

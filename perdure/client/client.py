@@ -29,6 +29,7 @@ from perdure.client.nodes import RunningNode, read_nodes, require_one_role, runn
 from perdure.client.notifications import NotificationCalls
 from perdure.client.pauses import describe_pauses, pause_of
 from perdure.client.results import result_of
+from perdure.client.scaling import ScalingCalls
 from perdure.client.task_failures import failures_among
 from perdure.client.views import (
     IssuedTicket,
@@ -51,7 +52,6 @@ from perdure.contract import (
     ReasonRequest,
     RelaunchRequest,
     RoleRequest,
-    ScaleRequest,
     Ticket,
     TicketRef,
     TicketRequest,
@@ -73,7 +73,7 @@ TICKET_LIFETIME = timedelta(days=1)
 """The default lifetime of tickets: that of one allocation of machines."""
 
 
-class Client(NotificationCalls):
+class Client(NotificationCalls, ScalingCalls):
     """Submits, watches and changes jobs.
 
         async with Client() as client:
@@ -403,18 +403,6 @@ class Client(NotificationCalls):
         return await replay_step(self, job_workflow_id(namespace or self.namespace, name), running)
 
     # Changing jobs
-
-    async def scale(
-        self, name: str, nodes: int | str, *, namespace: str | None = None, role: str | None = None, reason: str = ""
-    ) -> Accepted:
-        """Changes the number of nodes of the job, or of one role of several: `4`, `"2:8"` for min and max, or `"auto"`
-        for what the specification states.
-
-        Raises:
-            Refused: if the job does not accept that.
-        """
-        request = ScaleRequest(nodes=str(nodes), role=role, reason=reason)
-        return await self._update(name, namespace, "scale", request, Accepted)
 
     async def suspend(
         self, name: str, *, namespace: str | None = None, role: str | None = None, reason: str = ""

@@ -97,6 +97,7 @@ class SyncClient:
     check = _blocking(Client.check)
     replay = _blocking(Client.replay)
     scale = _blocking(Client.scale)
+    preview_scale = _blocking(Client.preview_scale)
     suspend = _blocking(Client.suspend)
     pause_repairs = _blocking(Client.pause_repairs)
     resume_repairs = _blocking(Client.resume_repairs)

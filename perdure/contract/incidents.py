@@ -131,6 +131,8 @@ class Observation(Message):
     """The sharing of the cluster has given nodes to the job, or taken some."""
     smaller_requests: bool = False
     """No machine had room for what nodes requested, and new ones request less."""
+    new_goal: bool = False
+    """A user has changed `scaling`: another policy, goal or limit."""
 
 
 class Suspect(Message):

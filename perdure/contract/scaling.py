@@ -77,5 +77,7 @@ class ScalingView(Message):
     """The newest changes that the job has made by itself, the oldest first."""
     shares: bool = False
     """`scaling.share`."""
+    priority: float = 1.0
+    """`scaling.priority`."""
     advised: Suggestion | None = None
     """The newest advice that it has followed; None where there was none since a user scaled it."""

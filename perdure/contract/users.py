@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from perdure.contract.base import Message, ShortText
 from perdure.spec.durations import Duration
@@ -28,13 +28,17 @@ OBJECT_MEMO = "perdure.dev/object"
 class ScaleRequest(Message):
     """Argument of the update `scale`."""
 
-    nodes: str
-    """`4`, `2:8` for min and max, or `auto` for what the specification states."""
+    nodes: str = ""
+    """`4`, `2:8` for min and max, or `auto` for what the specification states. Empty, where `scaling` is given: it
+    stays as it is."""
     role: str | None = None
     """Required only for a job with several roles."""
     reason: ShortText = ""
     resources: dict[str, str] = Field(default={})
     """What nodes of the role that are created from now on request of `cpu` and `memory`; others keep what they have."""
+    scaling: dict[str, JsonValue] | None = None
+    """The whole `scaling` of the role, as in a specification, which replaces the present one; None: it stays as it
+    is."""
 
 
 class PauseRequest(Message):

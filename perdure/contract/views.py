@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from perdure.base.notebook import Shown
 from perdure.contract.agents import Progress, RankStepTimes, ResourceUse
@@ -87,6 +87,8 @@ class RoleStatus(Message):
     """A user has suspended it without the job; it may still wait for a checkpoint before it is."""
     peaks: Peaks | None = None
     """The most that one of its nodes has used of its machine, as far as the job knows."""
+    goal: dict[str, JsonValue] | None = None
+    """As `JobStatus.goal`."""
 
 
 class AutoResources(Message):
@@ -216,7 +218,10 @@ class JobStatus(Shown, Message):
     progress: Progress | None = None
     """Progress at the last failure or finish; the groups know the current progress."""
     scaling: ScalingView | None = None
-    """What is known of its speed with different numbers of nodes; None where it is not measured."""
+    """What is known of its speed with different numbers of nodes; None where nothing is made of it."""
+    goal: dict[str, JsonValue] | None = None
+    """The role's `scaling` in force, as in a specification and without defaults: the submitted one, or that of the
+    newest update `scale` with one. None from workers of an older release."""
     auto: AutoResources | None = None
     """What `resources: auto` has become for the role; None where its specification says what it needs."""
     peaks: Peaks | None = None

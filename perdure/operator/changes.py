@@ -22,15 +22,16 @@ def refusal_of_changes(running: JobSpec, desired: JobSpec) -> str:
         return ""
     more = f" and {len(fields) - _NAMED} more" if len(fields) > _NAMED else ""
     return (
-        f"{', '.join(fields[:_NAMED])}{more}: cannot change while the job runs; only nodes (not their unit), suspend "
-        "and ttl_after_finished can. The job continues unchanged: undo the change, or delete the object and apply it "
-        "again"
+        f"{', '.join(fields[:_NAMED])}{more}: cannot change while the job runs; only nodes (not their unit), scaling, "
+        "suspend and ttl_after_finished can. The job continues unchanged: undo the change, or delete the object and "
+        "apply it again"
     )
 
 
 def _changes_live(field: str, job: JobSpec) -> bool:
     counts = (f"roles.{name}.nodes.{limit}" for name in job.roles for limit in ("min", "max"))
-    return field in (*counts, "ttl_after_finished")
+    scales = any(field.startswith(f"roles.{name}.scaling.") for name in job.roles)
+    return scales or field in (*counts, "ttl_after_finished")
 
 
 def _differences(before: Any, after: Any, location: Location = ()) -> Iterator[Location]:

@@ -25,6 +25,7 @@ from perdure.operator.runs import Run, Runs
 from perdure.operator.status import Observed, ResourceStatus
 from perdure.spec.errors import SpecError
 from perdure.spec.job import JobSpec
+from perdure.spec.running import scaling_mapping
 
 SOON = 1.0
 """Seconds until the next reconcile of a job with an operation in flight."""
@@ -180,12 +181,21 @@ class Reconciler:
             return False
         running = {one.name: (one.nodes_min, one.nodes_allowed) for one in job.by_role}
         running = running or {job.role: (job.nodes_min, job.nodes_allowed)}
-        desired = {name: role.nodes for name, role in resource.job()[0].roles.items()}
-        scaled = {name: nodes for name, nodes in desired.items() if (nodes.min, nodes.max) != running.get(name)}
+        desired = resource.job()[0]
+        nodes = {
+            name: str(role.nodes)
+            for name, role in desired.roles.items()
+            if (role.nodes.min, role.nodes.max) != running.get(name)
+        }
+        goals = _new_goals(resource, desired, job)
+        scaled = nodes.keys() | goals.keys()
         switches = resource.suspended != _is_suspended(resource, job)
-        for role, nodes in scaled.items():
-            logger.info("%s: %s scaled to %s", resource.workflow_id, role, nodes)
-            await self._runs.scale(resource, role, str(nodes))
+        for role in sorted(scaled):
+            to, goal = nodes.get(role, ""), goals.get(role)
+            logger.info(
+                "%s: %s scaled to %s", resource.workflow_id, role, " ".join(filter(None, (to, str(goal or ""))))
+            )
+            await self._runs.scale(resource, role, to, goal)
         if switches:
             logger.info("%s: %s", resource.workflow_id, "suspended" if resource.suspended else "resumed")
             await self._runs.suspend(resource, suspended=resource.suspended)
@@ -261,6 +271,20 @@ class Reconciler:
         metadata = {**content.get("metadata", {}), "uid": resource.metadata.uid}
         made = await self._api.patch(f"{resource.path}{part}", {**content, "metadata": metadata})
         return resource if made is None else TrainingJobResource.model_validate(made)
+
+
+def _new_goals(resource: TrainingJobResource, desired: JobSpec, job: JobStatus) -> dict[str, dict[str, Any]]:
+    """The `scaling` of each role that the job has not, as the object states it.
+
+    Where it states none, an administrator's preset may have.
+    """
+    known = {one.name: one.goal for one in job.by_role} or {job.role: job.goal}
+    stated = {name: scaling_mapping(role.scaling) for name, role in desired.roles.items()}
+    return {
+        name: goal
+        for name, goal in stated.items()
+        if (running := known.get(name)) is not None and goal != running and (goal or desired.runtime is None)
+    }
 
 
 def _is_suspended(resource: TrainingJobResource, job: JobStatus) -> bool:

@@ -192,12 +192,13 @@ class TrainingJobResource(Part):
         for name, scaled in self.scaled_roles.items():
             if scaled.stated and scaled.stated == self.stated_nodes(name):
                 fields["roles"] = _scaled(fields["roles"], name, scaled.nodes)
+        roles = fields["roles"]
         replicas = self.spec.get("replicas")
         advice: tuple[SpecWarning, ...] = ()
         if isinstance(replicas, int) and replicas > 0:
             if autoscaler := self.autoscaler:
                 replicas, advice = _within(fields["roles"], self.leading_role, replicas, autoscaler)
-            fields["roles"] = _scaled(fields.get("roles"), self.leading_role, replicas)
+            fields["roles"] = _scaled(roles, self.leading_role, replicas)
         own = {name: f"the object's metadata sets it: {value}" for name, value in self._identity().items()}
         if doubled := [
             SpecProblem(location=(name,), value=format_value(fields[name]), message=text, hint="remove it")
@@ -205,7 +206,12 @@ class TrainingJobResource(Part):
             if name in fields
         ]:
             raise SpecError(doubled)
-        job, warnings = validate_spec({"backend": Backend.KUBERNETES.value, **fields, **self._identity()})
+        described = {"backend": Backend.KUBERNETES.value, **fields, **self._identity()}
+        if _leaves_no_choice(roles, fields["roles"], self.leading_role):
+            # A policy that chooses within the object's range is none that is wrong: it has no choice for now.
+            job, warnings = validate_spec({**described, "roles": roles})
+            return _with_nodes(job, self.leading_role, fields["roles"]), (*warnings, *advice)
+        job, warnings = validate_spec(described)
         return job, (*warnings, *advice)
 
     def _identity(self) -> Mapping[str, Any]:
@@ -238,6 +244,31 @@ def _scaled(roles: JsonValue, name: str | None, replicas: int) -> JsonValue:
     nodes = NodeCount.model_validate(role.get("nodes"))
     least = min(nodes.min, replicas) if nodes.elastic else replicas
     return {**roles, name: {**role, "nodes": {"min": least, "max": replicas, "unit": nodes.unit}}}
+
+
+def _nodes_of(roles: JsonValue, name: str | None) -> NodeCount | None:
+    """The number of nodes of a role; None where it states none, or a wrong one."""
+    role = roles.get(name) if isinstance(roles, dict) and name else None
+    try:
+        return NodeCount.model_validate(role.get("nodes")) if isinstance(role, dict) else None
+    except ValidationError:
+        return None
+
+
+def _leaves_no_choice(before: JsonValue, scaled: JsonValue, name: str | None) -> bool:
+    """Whether `replicas` makes a fixed number of a range."""
+    if before is scaled:
+        return False
+    stated, now = _nodes_of(before, name), _nodes_of(scaled, name)
+    return stated is not None and now is not None and stated.elastic and not now.elastic
+
+
+def _with_nodes(job: JobSpec, name: str | None, scaled: JsonValue) -> JobSpec:
+    nodes = _nodes_of(scaled, name)
+    if name not in job.roles or nodes is None:
+        return job
+    role = job.roles[name].model_copy(update={"nodes": nodes})
+    return job.model_copy(update={"roles": {**job.roles, name: role}})
 
 
 def _within(roles: JsonValue, name: str | None, replicas: int, autoscaler: str) -> tuple[int, tuple[SpecWarning, ...]]:

@@ -145,14 +145,16 @@ class Runs:
         except PerdureError:
             return result, None
 
-    async def scale(self, resource: TrainingJobResource, role: str, nodes: str) -> None:
-        """Changes the number of nodes of a role."""
+    async def scale(
+        self, resource: TrainingJobResource, role: str, nodes: str, scaling: dict[str, Any] | None = None
+    ) -> None:
+        """Changes the number of nodes of a role, unless `nodes` is empty, and its `scaling`, if one is given."""
         name, namespace, reason = (
             resource.metadata.name,
             resource.metadata.namespace,
             "the TrainingJob object was changed",
         )
-        await self._client.scale(name, nodes, role=role, namespace=namespace, reason=reason)
+        await self._client.scale(name, nodes, scaling=scaling, role=role, namespace=namespace, reason=reason)
 
     async def suspend(self, resource: TrainingJobResource, *, suspended: bool, role: str | None = None) -> None:
         """Makes the job, or one role of several, release its nodes, or request them again."""

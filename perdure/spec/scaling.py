@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -45,7 +45,7 @@ def _time_with_zone(value: Any) -> datetime:
         time = None
     if time is None or time.tzinfo is None:
         raise ValueError("expected a time with its zone such as 2026-12-01T08:00:00Z")
-    return time
+    return time.astimezone(UTC)
 
 
 Deadline = Annotated[datetime, BeforeValidator(_time_with_zone)]
@@ -53,11 +53,12 @@ Deadline = Annotated[datetime, BeforeValidator(_time_with_zone)]
 
 PositiveAmount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
-_FIELDS_OF = {
+FIELDS_OF = {
     "finish_by": ScalingPolicy.DEADLINE,
     "max_cost": ScalingPolicy.BUDGET,
     "max_gpu_hours": ScalingPolicy.BUDGET,
 }
+"""Goals, each with the only policy that has a use for it."""
 
 
 class Relax(Section):
@@ -133,7 +134,7 @@ class Scaling(Section):
 
     @model_validator(mode="after")
     def _has_its_goal(self) -> Scaling:
-        for field, policy in _FIELDS_OF.items():
+        for field, policy in FIELDS_OF.items():
             if getattr(self, field) is not None and self.policy is not policy:
                 raise ValueError(
                     f"{field} is given, and policy is {self.policy}, which has no use for it; set policy to {policy}"

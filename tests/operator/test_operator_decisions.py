@@ -244,8 +244,10 @@ class SteeredRuns:
     def __init__(self) -> None:
         self.told: list[Any] = []
 
-    async def scale(self, resource: TrainingJobResource, role: str, nodes: str) -> None:
-        self.told.append((role, nodes))
+    async def scale(
+        self, resource: TrainingJobResource, role: str, nodes: str, scaling: dict[str, Any] | None = None
+    ) -> None:
+        self.told.append((role, nodes) if scaling is None else (role, nodes, scaling))
 
     async def suspend(self, resource: TrainingJobResource, *, suspended: bool, role: str | None = None) -> None:
         what = "suspend" if suspended else "resume"
@@ -263,6 +265,37 @@ def running_role(name: str, nodes: int, *, allowed: int = 0) -> RoleStatus:
         nodes_allowed=allowed or nodes,
         restarts=0,
     )
+
+
+BY_TIME = {"policy": "deadline", "finish_by": "2026-12-01T08:00:00Z"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "stated", "running", "told"),
+    [
+        ({}, {}, {}, []),
+        ({}, {"scaling": BY_TIME}, {}, [("worker", "", BY_TIME)]),
+        ({}, {"scaling": {"finish_by": "2026-12-01T09:00:00+01:00", "policy": "deadline"}}, BY_TIME, []),
+        ({}, {"scaling": BY_TIME, "nodes": "2:8"}, {}, [("worker", "2:8", BY_TIME)]),
+        ({}, {}, BY_TIME, [("worker", "", {})]),
+        # A preset may have stated it, and a worker of an older release does not say.
+        ({"runtime": "h100"}, {}, BY_TIME, []),
+        ({}, {"scaling": BY_TIME}, None, []),
+    ],
+)
+async def test_a_running_job_follows_the_goal_of_its_object(
+    spec: dict[str, Any], stated: dict[str, Any], running: dict[str, Any] | None, told: list[Any]
+):
+    runs = SteeredRuns()
+    job = running_job(role="worker", nodes_max=4, goal=running)
+    reconciler = Reconciler(cast("Any", None), cast("Any", runs), cast("Any", None))
+    assert await reconciler._carry(resource(spec, **stated), job) is bool(told)
+    assert runs.told == told
+
+
+def test_a_single_number_of_replicas_is_no_error_of_a_policy_that_chooses_in_a_range():
+    job, _ = resource({"replicas": 2}, nodes="2:8", scaling={"policy": "efficient"}).job()
+    assert str(job.roles["worker"].nodes) == "2"
 
 
 def test_a_status_shows_all_roles_and_counts_the_nodes_of_the_one_that_is_scaled():
@@ -283,6 +316,7 @@ def test_a_status_shows_all_roles_and_counts_the_nodes_of_the_one_that_is_scaled
     [
         ({}, {}, ""),
         ({}, {"nodes": 8}, ""),
+        ({}, {"scaling": {"policy": "deadline", "finish_by": "2026-12-01T08:00:00Z"}}, ""),
         ({}, {"nodes": {"min": 2, "max": 4, "unit": 2}}, "roles.worker.nodes.unit: cannot change"),
         ({}, {"command": ["torchrun", "other.py"]}, "roles.worker.command: cannot change"),
         ({"env": {"A": "1"}, "queue": "q"}, {}, "queue, env.A: cannot change"),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from perdure.contract import JobStatus
+from tests.support.command_line import CommandLine
 from tests.support.waiting import eventually
 from tests.system.site import PATIENCE, Job, Site
 
@@ -50,10 +53,29 @@ async def test_a_job_keeps_the_nodes_that_pay_and_obeys_its_user(site: Site) -> 
     assert incident.stepping_at is not None
     assert "to measure the speed with 2 nodes" in incident.title
 
+    # A million steps take 4 to 6 days: all nodes are too few for an hour, and one is enough for a month.
+    command_line = CommandLine.local(site.folder, site.state.path)
+    for within, nodes in (("1h", 4), ("30d", 1)):
+        would = await _said(command_line, "scale", job.name, "--finish-by", within, "--dry-run")
+        assert f"it would choose {nodes} node" in would
+        assert (await job.status()).goal == status.goal
+        told = await _said(command_line, "scale", job.name, "--finish-by", within, "--reason", "the review")
+        assert "finish_by 20" in told
+        status = await eventually(partial(_trains_with, job, nodes), within=2 * PATIENCE)
+    told = await _said(command_line, "explain", job.name)
+    assert "a user has changed scaling: the review: policy deadline instead of efficient" in told
+    assert "no number of nodes surely finishes by" in told
+
     await job.client.scale(job.name, "4")
     status = await eventually(lambda: _trains_with(job, 4), within=PATIENCE)
     assert status.scaling is not None
     assert (status.scaling.fewest, status.scaling.largest) == (4, 4)
+
+
+async def _said(command_line: CommandLine, *arguments: str) -> str:
+    done = await asyncio.to_thread(command_line.run, *arguments)
+    assert done.code == 0, done
+    return done.out
 
 
 async def _trains_with(job: Job, nodes: int) -> JobStatus | None:

@@ -41,6 +41,7 @@ from perdure.workflows.policy.facts.events import (
     RelaunchRequested,
     ResumeRequested,
     ScaleRequested,
+    ScalingChanged,
     SuspendRequested,
     TimePassed,
     plain,
@@ -139,6 +140,7 @@ def _addressees(state: JobState, event: AddressedEvent) -> tuple[str | None, ...
             | GroupWoundDown()
             | JoinRequest()
             | ScaleRequested()
+            | ScalingChanged()
             | NodesSuggested()
             | RelaunchRequested()
         ):

@@ -100,8 +100,10 @@ def follow(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
 
 
 def measured_over(role: Role) -> timedelta | None:
-    """The time of steps over which the speed of a role's worlds is measured; None where it is not."""
-    return role.scaling.settle if role.scaling.measures else None
+    """The time of steps over which the speed of a role's worlds is measured; None for a role without a world.
+
+    It is measured whatever the policy is, so that a user who sets another one need not wait for another world."""
+    return role.scaling.settle if role.ready is None else None
 
 
 def next_looks(state: RoleInJob, job: JobSpec) -> tuple[datetime | None, ...]:
@@ -123,8 +125,11 @@ def _next_choice(state: RoleInJob, role: Role) -> datetime | None:
     """The time at which another number may be chosen for a goal of time or money; None where it may at once."""
     if role.scaling.policy not in _GOALS:
         return None
-    chosen = [resized.time for resized in state.scaling.resized if not (resized.is_try or resized.gave_up)]
-    return chosen[-1] + _APART * role.scaling.settle if chosen else None
+    known = state.scaling
+    chosen = [resized.time for resized in known.resized if not (resized.is_try or resized.gave_up)]
+    if not chosen or (known.goal_at is not None and chosen[-1] <= known.goal_at):
+        return None
+    return chosen[-1] + _APART * role.scaling.settle
 
 
 def allow(state: RoleInJob) -> RoleInJob:
@@ -167,6 +172,7 @@ def view(state: RoleInJob, job: JobSpec, now: datetime) -> ScalingView | None:
         pauses=known.pauses,
         resized=known.resized,
         shares=role.scaling.share,
+        priority=role.scaling.priority,
         advised=known.advised,
     )
 
@@ -265,9 +271,9 @@ def _may_change(state: RoleInJob) -> bool:
 
 def _count_nodes(state: RoleInJob, role: Role, now: datetime) -> RoleInJob:
     """Adds what the nodes have taken since they were counted last."""
-    if role.scaling.policy is not ScalingPolicy.BUDGET:
-        return state
     known = state.scaling
+    if role.scaling.policy is not ScalingPolicy.BUDGET:
+        return state if known.counted_until is None else state.replace(scaling=known.replace(counted_until=None))
     nodes = sum(node.alive and not node.queued for node in state.nodes.values())
     taken = nodes * max((now - (known.counted_until or now)).total_seconds(), 0.0)
     return state.replace(scaling=known.replace(node_seconds=known.node_seconds + taken, counted_until=now))
@@ -310,6 +316,8 @@ def _why(state: RoleInJob, job: JobSpec, measured: Pace | None, now: datetime) -
         return "the sharing of the cluster has advised nothing" if advised is None else advised.why
     if world is None or not state.stepping:
         return "no world trains"
+    if measured is None and world.pace_over is None:
+        return "the speed of its world is not measured, which a release before 0.4 has formed; that of the next one is"
     if measured is None:
         return f"the speed with {world.nodes} nodes is being measured, over {role.scaling.settle.total_seconds():g} s"
     wanted, choice = _wanted(state, job, measured, now)

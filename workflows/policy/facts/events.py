@@ -47,6 +47,14 @@ class ScaleRequested(Message):
     """What new nodes request of `cpu` and `memory`."""
 
 
+class ScalingChanged(Message):
+    """The specification of the role has another `scaling` than before."""
+
+    change: str
+    """Its fields that differ, for users."""
+    reason: str = ""
+
+
 class SuspendRequested(Message):
     reason: str = ""
     role: str = ""
@@ -109,6 +117,7 @@ RoleEvent = (
     | GroupWoundDown
     | JoinRequest
     | ScaleRequested
+    | ScalingChanged
     | NodesSuggested
     | RelaunchRequested
     | RestartRequested

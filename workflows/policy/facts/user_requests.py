@@ -11,7 +11,7 @@ from datetime import datetime
 
 from perdure.contract import Evidence, EvidenceSource, JobPhase, NodePhase, NodesSuggested, World
 from perdure.spec.job import JobSpec
-from perdure.workflows.policy.capacity import planned_changes, scaling, shared_nodes
+from perdure.workflows.policy.capacity import new_goal, planned_changes, scaling, shared_nodes
 from perdure.workflows.policy.facts.events import (
     CancelRequested,
     Event,
@@ -20,6 +20,7 @@ from perdure.workflows.policy.facts.events import (
     RepairsResumed,
     RestartRequested,
     ScaleRequested,
+    ScalingChanged,
 )
 from perdure.workflows.policy.record import incidents
 from perdure.workflows.policy.repair import hold_on_failure
@@ -37,6 +38,8 @@ def apply(state: RoleInJob, event: Event, job: JobSpec, now: datetime) -> RoleIn
             return shared_nodes.follow(state, event, job, now)
         case ScaleRequested():
             return _scale(state, event)
+        case ScalingChanged():
+            return new_goal.follow(state, event, job, now)
         case RestartRequested():
             return request(state, f"restart requested by a user{because(event.reason)}", now, restarts_all=True)
         case RelaunchRequested():

@@ -227,6 +227,13 @@ def observe_missed_goal(state: RoleInJob, evidence: Evidence, now: datetime) -> 
     return put(state, new_entry(state, seen, title, at=now, now=now, evidence=[evidence], considered=considered))
 
 
+def observe_new_goal(state: RoleInJob, title: str, evidence: Evidence, now: datetime) -> RoleInJob:
+    """Records that a user has changed `scaling`."""
+    return put(
+        state, new_entry(state, Observation(new_goal=True), title, at=now, now=now, evidence=[evidence], considered=())
+    )
+
+
 def observe_sharing(state: RoleInJob, title: str, evidence: Evidence, now: datetime) -> RoleInJob:
     """Records that the sharing of the cluster has given nodes to the role, or taken some."""
     entry = new_entry(

@@ -19,6 +19,7 @@ from perdure.contract.archive import job_archive, logs_place
 from perdure.contract.identity import identity_of
 from perdure.contract.names import group_index
 from perdure.spec.job import JobSpec
+from perdure.spec.running import scaling_mapping
 from perdure.workflows.policy.capacity import memory_in_place, planned_changes, resource_use, scaling, smaller_requests
 from perdure.workflows.policy.checkpoints import commits
 from perdure.workflows.policy.diagnosis import first_steps
@@ -79,6 +80,7 @@ def status_of(state: RoleInJob, job: JobSpec, *, groups: tuple[str, ...], phase:
         checkpoint=commits.view(state, job),
         progress=state.progress,
         scaling=speed,
+        goal=scaling_mapping(job.roles[state.role].scaling),
         auto=state.auto,
         peaks=state.peaks,
         requests=requests,
@@ -123,6 +125,7 @@ def _role_status(role: RoleState, job: JobSpec, now: datetime, closed: JobPhase 
         restarts=len(within_window(role.restarts, now=now, window=job.retry.window)),
         suspended_alone=role.suspended_alone or bool(awaited and awaited.role),
         peaks=role.peaks,
+        goal=scaling_mapping(job.roles[role.role].scaling),
     )
 
 

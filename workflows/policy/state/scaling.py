@@ -61,6 +61,8 @@ class ScalingState(Message):
     """The number of the newest advice of the cluster's sharing."""
     advised: Suggestion | None = None
     """That advice, as far as it was followed; None where a user has scaled the job since."""
+    goal_at: datetime | None = None
+    """When a user has changed the goal last; None where it is that of the job's beginning."""
     resized: tuple[Resized, ...] = ()
     """The newest choices, the oldest first."""
 

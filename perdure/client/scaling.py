@@ -1,0 +1,85 @@
+"""Changes how many nodes a running job has, and how it chooses their number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from perdure.client.job_calls import JobCalls
+from perdure.contract import Accepted, JobStatus, ScaleRequest
+from perdure.spec.scaling import FIELDS_OF, ScalingPolicy
+
+_SHARING: Final = ("share", "priority")
+
+
+class ScalingCalls(JobCalls):
+    """A connection that changes how jobs are scaled."""
+
+    async def scale(
+        self,
+        name: str,
+        nodes: int | str = "",
+        *,
+        scaling: Mapping[str, Any] | None = None,
+        namespace: str | None = None,
+        role: str | None = None,
+        reason: str = "",
+    ) -> Accepted:
+        """Changes the number of nodes of the job, or of one role of several, or how it chooses that number.
+
+        Args:
+            name: The job's name.
+            nodes: `4`, `"2:8"` for min and max, or `"auto"` for what the specification states; empty: as it is.
+            scaling: The whole `scaling` of the role, as a specification has it: `{"policy": "deadline", "finish_by":
+                "2026-12-01T08:00:00Z"}`. It replaces the present one, which is `JobStatus.goal`; None: as it is.
+            namespace: The job's namespace.
+            role: The role that is meant, for a job with several.
+            reason: The reason that the job keeps.
+
+        Raises:
+            Refused: if the job does not accept that.
+        """
+        return await self._update(name, namespace, "scale", _request(nodes, scaling, role, reason), Accepted)
+
+    async def preview_scale(
+        self,
+        name: str,
+        nodes: int | str = "",
+        *,
+        scaling: Mapping[str, Any] | None = None,
+        namespace: str | None = None,
+        role: str | None = None,
+    ) -> JobStatus:
+        """Returns what the status would be right after `scale` with these arguments, and changes nothing: its `scaling`
+        has what the job would choose.
+
+        Raises:
+            Refused: if the job would not accept that.
+        """
+        request = _request(nodes, scaling, role, "")
+        return await self._query(name, namespace, "preview_scale", JobStatus, request)
+
+
+def new_goal(present: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a whole `scaling` with some fields changed, and without those that another policy has no use for.
+
+    Args:
+        present: The present `scaling`.
+        changes: The fields that are given. Without `policy`, a goal means the policy that it belongs to.
+    """
+    given = {name: value for name, value in changes.items() if value is not None}
+    implied = [policy for name, policy in FIELDS_OF.items() if name in given]
+    otherwise = present.get("policy", ScalingPolicy.MAX)
+    if otherwise == ScalingPolicy.MAX and "min_efficiency" in given:
+        otherwise = ScalingPolicy.EFFICIENT
+    policy = given.get("policy") or next(iter(implied), otherwise)
+    foreign = {name for name, owner in FIELDS_OF.items() if owner != policy}
+    # A budget is given in one unit.
+    replaced = {name for name in FIELDS_OF if policy == ScalingPolicy.BUDGET and implied} | {"policy"}
+    shares = () if policy == ScalingPolicy.MAX else _SHARING
+    kept = {name: value for name, value in present.items() if name not in {*foreign, *replaced, *shares}}
+    return {**kept, "policy": str(policy), **given}
+
+
+def _request(nodes: int | str, scaling: Mapping[str, Any] | None, role: str | None, reason: str) -> ScaleRequest:
+    return ScaleRequest(nodes=str(nodes), role=role, reason=reason, scaling=None if scaling is None else dict(scaling))
