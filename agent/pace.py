@@ -11,7 +11,9 @@ from perdure.contract.agents import CHANGED_PACE
 
 _WINDOWS = 20
 """Measurements of which the median counts, and into which the time is divided."""
-_FEWEST_STEPS = 20
+_FEWEST = 10
+"""Measurements, each of a step or more. With fewer, noise would speak for a number of nodes; more would have a job of
+long steps stay long with a wrong one."""
 _AGAIN = 20
 """The pace is told again after so many measurements, then after twice as many each time."""
 
@@ -29,8 +31,8 @@ class PaceMeter:
 
     def __init__(self) -> None:
         self._generation = 0
-        self._began: tuple[float, int] | None = None
-        """The time and the step with which the present measurement began."""
+        self._began: float | None = None
+        """The time of the step with which the present measurement began."""
         self._last = (0.0, 0)
         self._steps: list[float] = []
         """Seconds of a step in each window."""
@@ -58,8 +60,7 @@ class PaceMeter:
             return None
         self._steps.append((at - since) / (step - first))
         self._last = (at, step)
-        began, begun_with = self._began
-        if at - began < over or step - begun_with < _FEWEST_STEPS or len(self._steps) < _WINDOWS // 2:
+        if at - self._began < over or len(self._steps) < _FEWEST:
             return None
         lower, usual, upper = quantiles(self._steps, n=4)
         self._began = self._begin(step, at)
@@ -71,6 +72,6 @@ class PaceMeter:
         self._told = usual
         return Pace(step=usual, spread=(upper - lower) / 2)
 
-    def _begin(self, step: int, at: float) -> tuple[float, int]:
+    def _begin(self, step: int, at: float) -> float:
         self._last, self._steps = (at, step), []
-        return self._last
+        return at

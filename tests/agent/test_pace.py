@@ -74,10 +74,10 @@ def test_steps_that_are_longer_than_a_look_are_measured_exactly() -> None:
     assert pace.step == pytest.approx(0.37)
 
 
-def test_slow_steps_take_as_long_as_twenty_of_them() -> None:
+def test_slow_steps_take_as_long_as_ten_of_them() -> None:
     steps = Steps(lambda step: 10.0)
-    assert steps.told(190) == []
-    [pace] = steps.told(60)
+    assert steps.told(90) == []
+    [pace] = steps.told(30)
     assert pace.step == pytest.approx(10, rel=0.1)
 
 

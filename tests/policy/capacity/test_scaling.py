@@ -119,6 +119,16 @@ def test_two_tries_find_the_number_that_pays() -> None:
     assert [resized.is_try for resized in job.view.resized] == [True, True]
 
 
+def test_a_valley_that_two_measurements_cannot_show_is_looked_for() -> None:
+    job = ScaledJob("1:6", law=lambda nodes: 0.598 / nodes + 0.035 * nodes, min_efficiency=0.05).settle()
+    assert job.sizes == [6, 2, 4], "a straight line through 6 and 2 has its shortest step at 6"
+
+
+def test_a_valley_that_is_none_is_left_again() -> None:
+    job = ScaledJob("1:6", law=lambda nodes: 0.3 / nodes + 0.3, min_efficiency=0.05).settle()
+    assert job.sizes == [6, 2, 5, 6]
+
+
 @given(
     st.floats(0.5, 10), st.floats(0, 1), st.floats(0.4, 0.85), st.booleans(), st.tuples(*[st.floats(0.99, 1.01)] * 8)
 )

@@ -82,6 +82,17 @@ def test_three_measurements_tell_where_steps_are_shortest(
         assert expected.seconds >= law(nodes) * (1 - 1e-6), "a straight line over 1/nodes lies above a curve like this"
 
 
+def test_two_measurements_leave_open_whether_steps_are_shortest_between_them() -> None:
+    def grows(nodes: int) -> float:
+        return 0.598 / nodes + 0.035 * nodes
+
+    assert measured(grows, 2, 6).possible_valley(6, range(1, 7)) == 4
+    assert measured(grows, 2, 6).possible_valley(6, range(2, 7, 4)) is None, "no other number is allowed"
+    assert measured(grows, 2, 4, 6).possible_valley(6, range(1, 7)) is None, "three measurements tell"
+    assert measured(shared(8, 0.25), 6, 16).possible_valley(16, range(2, 17)) is None, "it could gain next to nothing"
+    assert measured(grows, 2, 6, global_batch=False).possible_valley(6, range(1, 7)) is None
+
+
 @given(st.floats(0.5, 10), st.floats(0, 0.5), st.floats(0.3, 0.99))
 def test_what_two_far_measurements_choose_is_what_all_would(compute: float, exchange: float, least: float) -> None:
     law, sizes = shared(compute, exchange), range(1, 17)

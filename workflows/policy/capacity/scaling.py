@@ -251,6 +251,10 @@ def _wanted(state: RoleInJob, job: JobSpec, measured: Pace, now: datetime) -> tu
         if may_try:
             return _Wanted(choice.nodes, is_try=True, urgent=choice.urgent), choice
         choice = goals.choose(role.scaling, throughput, known, outlook)
+    if role.scaling.policy is ScalingPolicy.EFFICIENT and choice.nodes is not None and may_try:
+        valley = throughput.possible_valley(choice.nodes, sizes)
+        if valley is not None:
+            return _Wanted(valley, is_try=True), choice
     return (None if choice.nodes is None else _Wanted(choice.nodes, is_try=False, urgent=choice.urgent)), choice
 
 

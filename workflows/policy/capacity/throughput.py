@@ -7,6 +7,7 @@ corrects it.
 
 Where communication grows with the nodes, steps are shortest with some number in the middle, which no straight line
 shows. Three measurements do: if c/nodes + a + e * nodes through them has its valley among them, that form counts there.
+Two leave it open, and say where it would be.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from perdure.contract import Pace
 
 _LEAST = 1 / 4
 """The shortest step that is expected anywhere, as a share of the shortest one that was measured."""
+_WORTH_A_LOOK = 0.03
+"""How much shorter a step may be in a valley that is looked for, as a share: it may be missed by one number, and a try
+costs two changes."""
 
 
 class Expected(NamedTuple):
@@ -84,6 +88,29 @@ class Throughput:
             (pace, pace.nodes / nodes * math.prod((nodes - one) / (pace.nodes - one) for one in found - {pace.nodes}))
             for pace in three
         ]
+
+    def possible_valley(self, nodes: int, sizes: Sequence[int]) -> int | None:
+        """Returns fewer nodes with which steps may be shorter, though a straight line says the contrary; None where
+        the measurements leave no such doubt.
+
+        Args:
+            nodes: The larger one of two numbers that were measured.
+            sizes: The numbers of nodes to choose from.
+        """
+        if not self._global_batch or len(self._paces) != 2 or self._paces[1].nodes != nodes:
+            return None
+        fewer, more = self._paces
+        # The time of a step is shared/nodes + grows * nodes, if all of the communication grows with the nodes.
+        grows = (more.nodes * more.step - fewer.nodes * fewer.step) / (more.nodes**2 - fewer.nodes**2)
+        shared = fewer.nodes * (fewer.step - grows * fewer.nodes)
+        if min(grows, shared) <= 0:
+            return None
+
+        def step(size: int) -> float:
+            return shared / size + grows * size
+
+        shortest = min((size for size in sizes if fewer.nodes < size < nodes), key=step, default=nodes)
+        return shortest if step(shortest) <= (1 - _WORTH_A_LOOK) * more.step else None
 
     def is_measured(self, nodes: int) -> bool:
         """Whether it is known how fast the job is with this number of nodes."""
