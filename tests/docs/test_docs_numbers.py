@@ -9,8 +9,7 @@ import pytest
 
 from perdure.activities.nodes.kubernetes import leftovers
 from perdure.activities.nodes.local import folders, retention
-from perdure.agent import logs as agent_logs
-from perdure.agent import outbox
+from perdure.agent import outbox, parts
 from perdure.agent import server as agent_server
 from perdure.agent.workdir import LARGEST, MOST_FILES
 from perdure.client import workdir
@@ -99,7 +98,7 @@ TOLD: list[tuple[str, str, float]] = [
     ("kubernetes.md", r"every (\w+) minutes, and `perdure doctor`", minutes(leftovers.INTERVAL)),
     ("kubernetes.md", r"`timing.rendezvous.join_timeout`, (\d+)m", minutes(TIMING.rendezvous.join_timeout)),
     ("kubernetes.md", r"with the last\s+([\d,]+) lines", log_agents.LINES),
-    ("kubernetes.md", r"agents copy it every (\d+) s", agent_logs._INTERVAL),
+    ("kubernetes.md", r"agents copy it every (\d+) s", parts._INTERVAL),
     ("kubernetes.md", r"One list and one watch per (\d+) nodes", names.NODES_PER_GROUP),
     ("kubernetes-resource.md", r"one\s+query\s+to\s+Temporal\s+every (\d+) s", operator.ROUND),
     ("kubernetes-resource.md", r"at\s+most\s+(\d+)\s+reconciles\s+of\s+jobs", operator.LOOKS_PER_SECOND),
