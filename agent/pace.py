@@ -11,9 +11,12 @@ from perdure.contract.agents import CHANGED_PACE
 
 _WINDOWS = 20
 """Measurements of which the median counts, and into which the time is divided."""
+_STEPS = 20
+"""Steps that are measured, unless they take `_LONG` times as long as what is asked for: a job of long steps would stay
+long with a wrong number of nodes."""
+_LONG = 5
 _FEWEST = 10
-"""Measurements, each of a step or more. With fewer, noise would speak for a number of nodes; more would have a job of
-long steps stay long with a wrong one."""
+"""Measurements, each of a step or more. With fewer, noise would speak for a number of nodes."""
 _AGAIN = 20
 """The pace is told again after so many measurements, then after twice as many each time."""
 
@@ -31,8 +34,8 @@ class PaceMeter:
 
     def __init__(self) -> None:
         self._generation = 0
-        self._began: float | None = None
-        """The time of the step with which the present measurement began."""
+        self._began: tuple[float, int] | None = None
+        """The time and the step with which the present measurement began."""
         self._last = (0.0, 0)
         self._steps: list[float] = []
         """Seconds of a step in each window."""
@@ -60,7 +63,9 @@ class PaceMeter:
             return None
         self._steps.append((at - since) / (step - first))
         self._last = (at, step)
-        if at - self._began < over or len(self._steps) < _FEWEST:
+        began, begun_with = self._began
+        enough = over if step - begun_with >= _STEPS else _LONG * over
+        if at - began < enough or len(self._steps) < _FEWEST:
             return None
         lower, usual, upper = quantiles(self._steps, n=4)
         self._began = self._begin(step, at)
@@ -72,6 +77,6 @@ class PaceMeter:
         self._told = usual
         return Pace(step=usual, spread=(upper - lower) / 2)
 
-    def _begin(self, step: int, at: float) -> float:
+    def _begin(self, step: int, at: float) -> tuple[float, int]:
         self._last, self._steps = (at, step), []
-        return at
+        return self._last

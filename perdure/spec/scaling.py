@@ -106,7 +106,7 @@ class Scaling(Section):
     """What more nodes do to a step: `per-rank`, each rank has a fixed number of samples, so a step has more of them;
     `global`, a step has a fixed number of samples, so it is shorter."""
     settle: PositiveDuration = timedelta(seconds=30)
-    """The time of steps in a world over which its speed is measured; at least 10 steps."""
+    """The time of steps in a world over which its speed is measured; longer where steps are long."""
     share: bool = False
     """Shares the cluster with other jobs that do: it has more nodes where they add most, and gives some to a job that
     gains more by them, between `nodes.min` and `nodes.max`, after a checkpoint. `policy` stays `max` (docs/scaling.md).

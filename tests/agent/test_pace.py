@@ -19,8 +19,7 @@ class Steps:
         self._meter = PaceMeter()
         self._ends = self._times(seconds)
         self._step, self._next = 0, next(self._ends)
-        self._at = 0.0
-        self.now = 100.0
+        self._at = self.now = 100.0
 
     @staticmethod
     def _times(seconds: Callable[[int], float]) -> Iterator[float]:
@@ -74,11 +73,19 @@ def test_steps_that_are_longer_than_a_look_are_measured_exactly() -> None:
     assert pace.step == pytest.approx(0.37)
 
 
-def test_slow_steps_take_as_long_as_ten_of_them() -> None:
-    steps = Steps(lambda step: 10.0)
-    assert steps.told(90) == []
-    [pace] = steps.told(30)
-    assert pace.step == pytest.approx(10, rel=0.1)
+@pytest.mark.parametrize(
+    ("step", "told_after"),
+    [
+        pytest.param(2.0, 20 * 2.0, id="twenty steps"),
+        pytest.param(10.0, 5 * 30.0, id="five times what is asked for"),
+        pytest.param(40.0, 10 * 40.0, id="ten steps"),
+    ],
+)
+def test_slow_steps_are_measured_for_longer(step: float, told_after: float) -> None:
+    steps = Steps(lambda _: step)
+    assert steps.told(told_after - 1) == []
+    [pace] = steps.told(2)
+    assert pace.step == pytest.approx(step)
 
 
 def test_a_change_is_told() -> None:
