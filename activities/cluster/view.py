@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from hashlib import sha256
 
 from perdure.activities.nodes.machines import Amounts, Machines, MachineSeen, Owner, Use
 from perdure.contract import (
@@ -18,12 +19,18 @@ from perdure.contract import (
     NodeView,
     SharingPolicy,
 )
+from perdure.contract.base import shorten
 from perdure.workflows.policy.capacity.throughput import Throughput
 
 MOST_MACHINES = 200
 """Machines with details: a view is a heartbeat every few seconds, which the server writes. Others are in the sums."""
 MOST_JOBS = 200
 _MOST_HOLDINGS = 20
+_LARGEST = 500_000
+"""Bytes of a view: the server refuses heartbeats of 2 MB. Users and machines that join choose texts in it."""
+_LONGEST_NAME = 253
+"""Characters of a machine's name, as DNS and Kubernetes have them."""
+_LONGEST_POOL = 300
 _PLAIN = ("cpu", "memory", "pods", "ephemeral-storage")
 """Resources that pods of the system use on all machines."""
 
@@ -62,20 +69,26 @@ def with_machines(jobs: Sequence[ClusterJob], machines: Machines) -> tuple[Clust
         room, pool = None, ""
         if example is not None:
             kind = _kind(example)
-            pool = "; ".join(f"{key} {value:g}" for key, value in sorted(example.requests.items()))
-            pool += "".join(f"; {label}={value}" for label, value in example.selector)
+            pool = _pool(example)
             if kind not in rooms:
                 rooms[kind] = machines.room(example, at_most=max(largest, 1)) if example.requests else -1
             room = rooms[kind] if rooms[kind] >= 0 else None
         here = job.replace(
             nodes=held[owner],
             waiting=len(waiting),
-            waits_for=next((use.reason for use in waiting if use.reason), ""),
+            waits_for=shorten(next((use.reason for use in waiting if use.reason), "")),
             room=room,
             pool=pool,
         )
         found.append(here.replace(gain=gain_of(here)))
     return tuple(found)
+
+
+def _pool(use: Use) -> str:
+    pool = "; ".join(f"{key} {value:g}" for key, value in sorted(use.requests.items()))
+    pool += "".join(f"; {label}={value}" for label, value in use.selector)
+    # A job may have any number of selectors, and its pool is in each message.
+    return pool if len(pool) <= _LONGEST_POOL else f"{pool[:_LONGEST_POOL]}… {sha256(pool.encode()).hexdigest()[:16]}"
 
 
 def gain_of(job: ClusterJob) -> float | None:
@@ -108,7 +121,7 @@ def view_of(
     chosen = sorted(machines.machines, key=interest)[:MOST_MACHINES]
     waiting = sum(use.owner not in names for use in machines.waiting)
     shown = sorted(jobs, key=lambda job: (not job.waiting, not job.shares, job.namespace, job.job))[:MOST_JOBS]
-    return ClusterView(
+    view = ClusterView(
         backend=ref.backend,
         seen_at=seen_at,
         machines=tuple(_machine(machines, name, names) for name in chosen),
@@ -121,6 +134,13 @@ def view_of(
         sharing=sharing,
         problem=problem or machines.problem,
     )
+    while len(view.model_dump_json()) > _LARGEST and len(view.machines) + len(view.jobs) > 1:
+        view = view.replace(
+            machines=view.machines[: len(view.machines) // 2],
+            jobs=view.jobs[: -(-len(view.jobs) // 2)],
+            shapes=view.shapes[: -(-len(view.shapes) // 2)],
+        )
+    return view
 
 
 def summary_of(view: ClusterView, jobs: Sequence[ClusterJob]) -> ClusterSummary:
@@ -153,7 +173,7 @@ def _machine(machines: Machines, name: str, jobs: dict[Owner, ClusterJob]) -> Ma
     ]
     holdings.sort(key=lambda one: (one.namespace, one.job, one.role))
     return Machine(
-        name=name,
+        name=name[:_LONGEST_NAME],
         capacity=_rounded(seen.capacity),
         free=_rounded(machines.free(name)),
         taints=seen.taints,

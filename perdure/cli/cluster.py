@@ -109,7 +109,7 @@ def warnings(view: ClusterView, age: timedelta) -> list[str]:
 
 def _show(view: ClusterView, *, everywhere: bool) -> None:
     age = datetime.now(UTC) - view.seen_at
-    out.print(f"[bold]{view.backend}[/]  {escape(facts(view, age))}")
+    out.print(f"[bold]{escape(view.backend)}[/]  {escape(facts(view, age))}")
     for warning in warnings(view, age):
         out.print(f"[yellow]warning:[/] {escape(warning)}")
     if len(view.shapes) > 1 or view.machines_total > len(view.machines):
@@ -128,7 +128,7 @@ def _shapes_table(view: ClusterView) -> Rows:
     for shape in view.shapes:
         unusable = str(shape.unusable) if shape.unusable else ""
         taints = escape(", ".join(shape.taints))
-        table.add_row(str(shape.machines), amounts(shape.capacity), str(shape.free), unusable, taints)
+        table.add_row(str(shape.machines), escape(amounts(shape.capacity)), str(shape.free), unusable, taints)
     return table
 
 
@@ -140,8 +140,8 @@ def _machines_table(machines: Iterable[Machine], *, everywhere: bool) -> Rows:
         notes = [note for note in (machine.problem, *machine.taints) if note]
         table.add_row(
             escape(machine.name),
-            amounts(machine.capacity),
-            free(machine),
+            escape(amounts(machine.capacity)),
+            escape(free(machine)),
             escape(", ".join(held)),
             escape(", ".join(notes)),
         )

@@ -80,6 +80,27 @@ def test_a_view_of_ten_thousand_machines_fits_into_a_heartbeat() -> None:
     assert len(to_json(summary_of(view, jobs))) < 200_000
 
 
+def test_texts_that_users_and_machines_choose_leave_a_view_small_enough() -> None:
+    found = cluster(0)
+    for number in range(300):
+        seen = MachineSeen(GPUS | {f"acme.example/{name}": 1.0 for name in range(200)}, taints=("t" * 5_000,) * 10)
+        found.machines[f"{number}-" + "n" * 10_000] = seen
+    selector = tuple((f"label-{number}", "x" * 63) for number in range(2_000))
+    for number in range(300):
+        found.put(str(number), use("", owner=f"job-{number}", reason="w" * 10_000)._replace(selector=selector))
+    jobs = with_machines([job(f"job-{number}") for number in range(300)], found)
+    view = view_of(ClusterRef(backend="kubernetes"), found, jobs, NOW)
+    assert len(to_json(view)) < 600_000
+    assert (view.machines_total, view.jobs_total) == (300, 300)
+    assert view.machines
+    assert view.jobs
+    assert len(to_json(summary_of(view, jobs))) < 600_000
+    # Jobs whose selectors differ only where they are cut off have pools of their own.
+    found.put("0", use("", owner="job-0")._replace(selector=(*selector[:-1], ("label-1999", "y"))))
+    other, same, alike = with_machines([job(f"job-{number}") for number in range(3)], found)
+    assert other.pool != same.pool == alike.pool
+
+
 @given(
     st.lists(
         st.tuples(st.integers(0, 5), st.sampled_from(["", "gpu-00000", "gpu-00001", "gone"]), st.integers(0, 8)),
