@@ -84,6 +84,8 @@ def _check(data: Any) -> None:
             roles = {role: KnownRole(nodes=4) for role in ("worker", "ps")}
             assert requests_of(plan, roles)
             assert not plan.warnings
+        case {"notifications": notifications}:
+            validate_spec({**BASE, "notifications": notifications})
         case {"workdir": workdir}:
             validate_spec({**BASE, "workdir": {**workdir, "path": "/"}})
         case _:
