@@ -197,7 +197,15 @@ class Client(NotificationCalls, ScalingCalls):
             Refused: if the job has no such role.
         """
         status = await self.status(name, namespace=namespace, role=role)
-        return status, await read_nodes(self, name, namespace or self.namespace, status)
+        return status, await self.nodes_of(status)
+
+    async def nodes_of(self, status: JobStatus) -> tuple[NodeView, ...]:
+        """The nodes of the role that a status is about, with their latest progress.
+
+        Raises:
+            NoWorker: if no worker runs to answer for them.
+        """
+        return await read_nodes(self, status.name, status.namespace, status)
 
     async def list(
         self, *, namespace: str | None = None, everywhere: bool = False, running: bool = False, limit: int = 100

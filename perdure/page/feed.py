@@ -22,6 +22,8 @@ LINGER = 60.0
 _SHARE = 0.05
 """Looking takes this share of the time, at most."""
 _LONGEST_PAUSE = 10.0
+_BREATH = 0.1
+"""The longest pause between two looks while there is news: a look that took long has mostly waited for answers."""
 
 
 class Feed(Generic[LookT]):
@@ -116,10 +118,10 @@ class Feed(Generic[LookT]):
             pause = max(self._interval(self._last).total_seconds(), min(took / _SHARE, _LONGEST_PAUSE))
             idle = 0.0 if self._followers else idle + pause
             with suppress(TimeoutError):
-                # A burst of news is one look, and looking leaves at least half of the time to others.
-                await asyncio.sleep(min(took, pause))
+                # A burst of news is a few looks, and a quick one leaves half of the time to others.
+                await asyncio.sleep(min(took, pause, _BREATH))
                 # Python 3.11's `wait_for` may keep a cancellation to itself, which then ends nothing.
-                async with asyncio.timeout(max(pause - took, 0.0)):
+                async with asyncio.timeout(max(pause - min(took, _BREATH), 0.0)):
                     await self._due.wait()
             self._due.clear()
             began = time.monotonic()

@@ -39,6 +39,10 @@ _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 _FULLY = timedelta(seconds=10)
 """Time between two questions to a job of which the server tells nothing new. Its steps are read without it."""
 
+_SOON = 0.05
+"""Seconds for which what has happened to a job waits for its nodes to be shown, too: a job that is busy with a failure
+answers the query for them up to a second after that for its status."""
+
 
 @dataclass(frozen=True)
 class JobRow:
@@ -173,6 +177,8 @@ class JobWatch:
         self._incidents: dict[int, IncidentView] = {}
         """By their numbers."""
         self._looking_around: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[Mapping[str, tuple[NodeView, ...]]] | None = None
+        """Reads the nodes, where they were not answered soon."""
         self._rare_at = _LONG_AGO
         self._asked_at = _LONG_AGO
         """When the job was asked itself; before all times: it is to be asked next."""
@@ -216,7 +222,7 @@ class JobWatch:
         return replace(look, time=now, status=known, nodes=nodes, progress=progress)
 
     async def _look_fully(self, now: datetime) -> JobLook:
-        asked = asyncio.create_task(self._client.look(self._name, namespace=self._namespace))
+        asked = asyncio.create_task(self._client.status(self._name, namespace=self._namespace))
         try:
             try:
                 summary = await self._client.describe(self._name, namespace=self._namespace)
@@ -228,7 +234,7 @@ class JobWatch:
             if self._last is None or self._last.summary.run_id != summary.run_id:
                 spec = await recorded_spec(self._client, self._name, namespace=self._namespace)
                 self._last = JobLook(now, summary, spec=spec)
-                self._rare_at = _LONG_AGO
+                self._rare_at, self._reading = _LONG_AGO, None
             try:
                 self._last = await self._ask(replace(self._last, time=now, summary=summary, problem=""), asked)
             except PerdureError as error:
@@ -239,15 +245,10 @@ class JobWatch:
             asked.cancel()
             await asyncio.gather(asked, return_exceptions=True)
 
-    async def _ask(self, look: JobLook, asked: Awaitable[tuple[JobStatus, tuple[NodeView, ...]]]) -> JobLook:
-        client, names = self._client, {"namespace": self._namespace}
-        answer, own = await asked
-        status = closed(answer, look.summary)
-        roles = status.roles or (status.role,)
-        others = [role for role in roles if role != status.role]
-        by_role = await asyncio.gather(*(client.nodes(self._name, role=role, **names) for role in others))
-        found = dict(zip(others, by_role, strict=True)) | {status.role: own}
-        nodes = {role: found[role] for role in roles}
+    async def _ask(self, look: JobLook, asked: Awaitable[JobStatus]) -> JobLook:
+        status = closed(await asked, look.summary)
+        nodes = await self._nodes(look, status)
+        own = nodes.get(status.role, ())
         progress = overall_progress(own, status)
         if self._rare_at == _LONG_AGO:
             self._rare_at = look.time
@@ -275,6 +276,31 @@ class JobWatch:
             told=rare.told,
             archive=rare.archive,
         )
+
+    async def _nodes(self, look: JobLook, status: JobStatus) -> Mapping[str, tuple[NodeView, ...]]:
+        """The nodes by role; those of the last look where the job does not answer soon, and it is asked again next."""
+        reading, is_earlier = self._reading, self._reading is not None
+        if reading is None:
+            reading = self._reading = asyncio.create_task(self._read_nodes(status))
+            # No page may follow any more when it fails.
+            reading.add_done_callback(lambda task: task.cancelled() or task.exception())
+        await asyncio.wait([reading], timeout=_SOON if look.nodes else None)
+        if not reading.done() or is_earlier:
+            self._asked_at = _LONG_AGO
+        if not reading.done():
+            return look.nodes
+        self._reading = None
+        return reading.result()
+
+    async def _read_nodes(self, status: JobStatus) -> Mapping[str, tuple[NodeView, ...]]:
+        roles = status.roles or (status.role,)
+        others = [role for role in roles if role != status.role]
+        own, *by_role = await asyncio.gather(
+            self._client.nodes_of(status),
+            *(self._client.nodes(self._name, namespace=self._namespace, role=role) for role in others),
+        )
+        found = dict(zip(others, by_role, strict=True)) | {status.role: own}
+        return {role: found[role] for role in roles}
 
     async def _look_around(self, status: JobStatus, nodes: Mapping[str, tuple[NodeView, ...]]) -> _Rare:
         """Reads what changes rarely, and takes the most time."""

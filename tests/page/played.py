@@ -127,6 +127,9 @@ class PlayedClient(Client):
         self.listed = 0
         self.asked = 0
         """How often jobs were listed, and themselves asked."""
+        self.answers_nodes = asyncio.Event()
+        """Its jobs answer the query for their nodes."""
+        self.answers_nodes.set()
         self.refreshed_nodes = 0
         """How often only the agents' reports were read."""
 
@@ -177,7 +180,12 @@ class PlayedClient(Client):
         return NotifierReport(targets=self.job(job.name, job.namespace).told)
 
     async def status(self, name: str, *, namespace: str | None = None, role: str | None = None) -> JobStatus:
+        self.asked += 1
         return self.job(name, namespace).status
+
+    async def nodes_of(self, status: JobStatus) -> tuple[NodeView, ...]:
+        await self.answers_nodes.wait()
+        return self.job(status.name, status.namespace).nodes
 
     async def nodes(self, name: str, *, namespace: str | None = None, role: str | None = None) -> tuple[NodeView, ...]:
         return self.job(name, namespace).nodes
@@ -200,7 +208,9 @@ class PlayedClient(Client):
         for line in self.job(name, namespace).lines:
             yield LogLine(role="worker", node=0, incarnation=1, text=line, time=datetime.now(UTC))
 
-    async def _update(self, name: str, namespace: str | None, update: str, request: Any, kind: Any) -> Any:
+    async def _update(
+        self, name: str, namespace: str | None, update: str, request: Any, kind: Any, key: str | None = None
+    ) -> Any:
         self.job(name, namespace)
         if getattr(request, "nodes", "") == "99":
             raise Refused(f"{name} refuses: 99 nodes are more than there are")

@@ -107,6 +107,24 @@ async def test_what_happens_is_shown_at_once_however_rarely_a_page_looks(
                 break
 
 
+async def test_an_incident_does_not_wait_for_the_nodes_of_a_busy_job(visitor: Visitor, client: PlayedClient) -> None:
+    job = client.jobs["default", "llama"]
+    async with aclosing(stream(visitor, f"{JOB}events")) as coming:
+        await anext(coming)
+        client.answers_nodes.clear()
+        job.scenario.lost(1)
+        await client.tell()
+        async for event in coming:
+            assert "created" not in event["parts"].get("nodes", "")
+            if "incident-2" in event["lists"].get("incidents", {}).get("order", []):
+                break
+        job.scenario.ready(1).steps()
+        client.answers_nodes.set()
+        async for event in coming:
+            if ">1.2</th>" in event["parts"].get("nodes", "").replace("\n", ""):
+                break
+
+
 async def test_between_events_a_job_is_not_asked(
     visitor: Visitor, client: PlayedClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
