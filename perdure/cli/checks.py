@@ -343,7 +343,10 @@ async def check_history(client: TemporalClient, endpoint: Endpoint) -> Check | N
         return _warning(name, "its workflow has ended: no job is recorded", "Restart a worker: it starts it again.")
     for recording in found.pending_activities:
         failure = recording.last_failure.message
-        if recording.attempt > 1 and recording.state == PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED:
+        waits = recording.state == PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED
+        # It tells with each job, so one that has told nothing since it began is stuck as the one before was.
+        silent = recording.last_heartbeat_time.ToDatetime() < recording.last_started_time.ToDatetime()
+        if recording.attempt > 1 and (waits or silent):
             return _warning(name, f"no job is recorded for now: {failure}", "Jobs continue. See docs/history.md.")
         if recording.state == PendingActivityState.PENDING_ACTIVITY_STATE_STARTED:
             return _ok(name, f"{recording.last_worker_identity} records jobs")

@@ -53,14 +53,17 @@ class FieldSupport:
     """Whether a job without the field still does the same."""
     remedy: str = ""
     """The advice for other backends."""
+    because: str = ""
+    """Why it has no meaning there, where its name does not say it."""
 
 
-def _field(path: str, *backends: Backend, harmless: bool = False, remedy: str = ""):
+def _field(path: str, *backends: Backend, harmless: bool = False, remedy: str = "", because: str = ""):
     return FieldSupport(
         pattern=tuple(path.split(".")),
         backends=frozenset(backends) or frozenset(Backend),
         harmless=harmless,
         remedy=remedy,
+        because=because,
     )
 
 
@@ -91,7 +94,12 @@ FIELD_SUPPORT: tuple[FieldSupport, ...] = (
         *_CREATES,
         remedy="leave it out: a machine that has joined cannot be requested again after it was given up",
     ),
-    _field("roles.*.scaling.memory_max", *_PODS, harmless=True),
+    _field(
+        "roles.*.scaling.memory_max",
+        *(backend for backend, can in CAPABILITIES.items() if can.limits_memory),
+        harmless=True,
+        because="nothing gives a node the memory that it requests, and no more",
+    ),
     _field("roles.*.scaling.relax", *_PODS, harmless=True),
     _field(
         "roles.*.collocate",
@@ -138,7 +146,8 @@ def find_unsupported(
         message = f"has no meaning on the backend {backend}"
         for location in _occurrences(mapping, support.pattern):
             if support.harmless:
-                warnings.append(SpecWarning(location=location, message=f"{message} and is ignored"))
+                why = f": {support.because}" if support.because else ""
+                warnings.append(SpecWarning(location=location, message=f"{message} and is ignored{why}"))
             else:
                 problems.append(SpecProblem(location=location, message=message, hint=support.remedy))
     if CAPABILITIES[backend].needs_image:

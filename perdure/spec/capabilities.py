@@ -32,6 +32,8 @@ class Capabilities:
     """Nodes cannot see the submitting machine, and get the working directory as an upload."""
     needs_image: bool = False
     """Every role names a container image."""
+    limits_memory: bool = False
+    """A node has the memory that it requests, and no more; a later one may request more."""
     resizes_nodes: bool = False
     """The backend can give a node more memory while it runs."""
     names_nodes: bool = False
@@ -63,6 +65,7 @@ CAPABILITIES = complete(
             keeps_shared_objects=True,
             uploads_workdir=True,
             needs_image=True,
+            limits_memory=True,
             resizes_nodes=True,
             names_nodes=True,
         ),

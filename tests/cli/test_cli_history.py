@@ -7,8 +7,13 @@ import json
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+from temporalio.api.enums.v1 import PendingActivityState, WorkflowExecutionStatus
+from temporalio.api.failure.v1 import Failure
+from temporalio.api.workflow.v1 import PendingActivityInfo
+from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionResponse
 from temporalio.client import Client
 from typer.testing import CliRunner, Result
 
@@ -16,6 +21,7 @@ import perdure
 from perdure.activities.history.activities import keeping_history
 from perdure.activities.history.settings import HistorySettings
 from perdure.activities.history.store import HistoryStore
+from perdure.base.executions import ExecutionDescription
 from perdure.cli.checks import Verdict, check_history
 from perdure.cli.main import app
 from perdure.client.connection import Endpoint
@@ -128,6 +134,32 @@ async def test_doctor_says_whether_jobs_are_recorded(temporal_client: Client, qu
 
     await eventually(records)
     assert await check_history(temporal_client, Endpoint(address="", task_queue="another")) is None
+
+
+@pytest.mark.parametrize(("heard", "verdict"), [(30, Verdict.OK), (-30, Verdict.WARNING)])
+async def test_doctor_warns_of_a_recording_that_was_begun_again_and_is_silent(
+    monkeypatch: pytest.MonkeyPatch, heard: float, verdict: Verdict
+) -> None:
+    recording = PendingActivityInfo(
+        state=PendingActivityState.PENDING_ACTIVITY_STATE_STARTED,
+        attempt=2,
+        last_failure=Failure(message="activity Heartbeat timeout"),
+    )
+    recording.last_started_time.FromDatetime(NOW)
+    recording.last_heartbeat_time.FromDatetime(NOW + timedelta(seconds=heard))
+    response = DescribeWorkflowExecutionResponse(pending_activities=[recording])
+    response.workflow_execution_info.status = WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_RUNNING
+    described = ExecutionDescription(response.workflow_execution_info, response)
+
+    async def find(*_: Any, **__: Any) -> ExecutionDescription:
+        return described
+
+    monkeypatch.setattr("perdure.cli.checks.find", find)
+    client: Any = None
+    check = await check_history(client, Endpoint(address="", task_queue="queue"))
+    assert check is not None
+    assert check.verdict is verdict
+    assert ("Heartbeat timeout" in check.detail) is (verdict is Verdict.WARNING)
 
 
 @pytest.fixture

@@ -32,14 +32,14 @@ results = Path(RESULTS)
 limit = int(Path("/sys/fs/cgroup/memory/memory.limit_in_bytes").read_text())
 (results / f"{os.environ['HOSTNAME']} {limit // 2**20}").touch()
 if os.environ["RANK"] == "1":
-    needed = bytearray(600 * 2**20)
+    needed = bytearray(NEEDED * 2**20)
     for place in range(0, len(needed), 4096):
         needed[place] = 1
 (results / f"fits {os.environ['RANK']}").touch()
 while len(list(results.glob("fits *"))) < 2:
     time.sleep(0.1)
 """
-"""Rank 1 needs 600 MiB beside what torch takes, whatever the limit of its container, which both ranks write down."""
+"""Rank 1 needs so many MiB beside what torch takes, whatever its container's limit, which both ranks write down."""
 
 
 def resize_of(job: PodJob, memory: int) -> NodeResize:
@@ -76,15 +76,15 @@ async def test_a_running_pod_gets_more_memory_and_no_container_is_started_again(
     assert await backend.resize(resize_of(job, 256 * MI)) == "its pod is gone"
 
 
-def hungry(job: PodJob, results: Path) -> dict[str, Any]:
+def hungry(job: PodJob, results: Path, *, needed: int = 600, memory_max: str = "4Gi") -> dict[str, Any]:
     script = results / "hungry.py"
-    script.write_text(HUNGRY.replace("RESULTS", repr(str(results))))
+    script.write_text(HUNGRY.replace("RESULTS", repr(str(results))).replace("NEEDED", str(needed)))
     return {
         "nodes": 2,
         "image": BARE_IMAGE,
         "command": ["torchrun", str(script)],
         "resources": {"memory": "1Gi"},
-        "scaling": {"memory_max": "4Gi"},
+        "scaling": {"memory_max": memory_max},
         "pod_template": with_host_programs(results),
     }
 
@@ -115,6 +115,21 @@ async def test_a_job_whose_rank_was_killed_for_memory_goes_on_in_the_same_pod(
         known = limits(results)
         assert len(known) == 2, "no pod was made anew"
         assert [1024, 1536] in known.values()
+
+
+@pytest.mark.long("cluster-faults")
+async def test_a_job_that_no_memory_within_its_limit_is_enough_for_stops_and_says_so(
+    own_cluster: Cluster, cluster: TestCluster, job: PodJob, results: Path
+) -> None:
+    async with perdure(cluster, job.namespace) as (_, client):
+        training = await start(client, hungry(job, results, needed=3000, memory_max="1280Mi"), results)
+        result = await asyncio.wait_for(client.wait(training.name), LONG)
+        assert result.phase is JobPhase.FAILED
+        assert "more memory is not requested: it had 1280Mi, and scaling.memory_max is 1280Mi" in result.reason
+        raised, stopped = await training.incidents()
+        assert [one.memory for one in raised.actions if isinstance(one, RaiseMemory)] == [1280 * MI]
+        assert stopped.rule.startswith("out-of-memory/2")
+        assert [1024, 1280] in limits(results).values()
 
 
 @pytest.fixture

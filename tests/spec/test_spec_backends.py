@@ -93,6 +93,14 @@ def test_what_only_places_nodes_is_ignored_with_a_warning_and_its_line():
     ]
 
 
+@pytest.mark.parametrize("backend", ["local", "ray"])
+def test_a_limit_of_memory_is_named_where_nothing_limits_it(backend: str):
+    _, warnings = validate_spec(spec({"scaling": {"memory_max": "8Gi"}}, backend=backend))
+    [warning] = warnings
+    assert warning.path == "roles.worker.scaling.memory_max"
+    assert warning.message.startswith(f"has no meaning on the backend {backend} and is ignored: nothing gives a node")
+
+
 def test_what_ray_knows_is_no_warning_on_ray():
     role = {"resources": {"cpu": 1, "gpu": 1}, "ray": {"labels": {"zone": "a"}}, "python": "/opt/bin/python"}
     assert validate_spec(spec(role, backend="ray", ray={"runtime_env": {"pip": ["x"]}, "rack_label": "rack"}))[1] == ()

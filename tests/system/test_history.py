@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from perdure.local.control_plane import LocalControlPlane
 from tests.support.command_line import CommandLine, end_nodes
 from tests.support.temporal_server import free_port
 from tests.support.waiting import eventually, wait_for
-from tests.system.site import Site
+from tests.system.site import PATIENCE, WALK, Site
 
 pytestmark = pytest.mark.long("history")
 
@@ -109,3 +111,45 @@ async def test_what_nodes_use_is_recorded_while_they_run_also_of_services_and_wi
     assert held["trainer"] < 500 * MIB
     assert held["server"] < 300 * MIB
     store.close()
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker of the test keeps a history."""
+    monkeypatch.setenv("PERDURE_HISTORY", "")
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("kept")
+async def test_an_elastic_job_is_repaired_while_its_history_is_locked_and_recorded_afterwards(
+    own_site: Site, tmp_path: Path
+) -> None:
+    perdure = CommandLine.local(tmp_path, own_site.state.path)
+    file = own_site.state.path / "history.db"
+
+    def doctor(words: str) -> bool:
+        return words in perdure.run("doctor").out
+
+    await eventually(lambda: doctor("records jobs"))
+    with closing(sqlite3.connect(file, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        role = {"nodes": "1:2", "resources": "auto", "command": [sys.executable, str(WALK), str(tmp_path / "out")]}
+        job = await own_site.submit(out=tmp_path / "out", recovery={"warm_starts": False}, roles={"worker": role})
+        status = await job.running(nodes=2)
+        assert status.auto is not None
+        assert "locked" in status.auto.problem
+        await job.undisturbed(ranks=2, seconds=3)
+        job.signal(1, "agent")
+        job.signal(1, "rank")
+        status = await job.running(nodes=2, after=status.generation)
+        await eventually(lambda: doctor("no job is recorded for now"), within=PATIENCE)
+        await job.undisturbed(ranks=2, seconds=3)
+        job.finish()
+        await own_site.client.wait(job.name)
+    assert await eventually(lambda: _phases(perdure).get(job.name), within=PATIENCE) == "SUCCEEDED"
+
+
+def _phases(perdure: CommandLine) -> dict[str, str]:
+    answered = perdure.run("history", "-o", "json")
+    jobs = answered.json["jobs"] if answered.code == 0 else []
+    return {job["name"]: job["phase"] for job in jobs if job["finished_at"]}

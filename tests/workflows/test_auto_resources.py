@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+import sqlite3
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import AbstractContextManager, asynccontextmanager, closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import Replayer, UnsandboxedWorkflowRunner, Worker
 
 from perdure.activities.history.activities import HistoryActivities
 from perdure.activities.history.store import HistoryStore
-from perdure.contract import JobShape, JobStatus, Peaks
+from perdure.contract import JobPhase, JobShape, JobStatus, Peaks
 from perdure.contract.names import history_task_queue
 from perdure.spec.validate import parse_spec
 from perdure.workflows.training_job import TrainingJob
 from tests.activities.history.stored import record, status
 from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
-from tests.workflows.jobs import running
+from tests.workflows.jobs import node, running, until
 
 GI = 2**30
 
@@ -90,6 +92,67 @@ async def test_a_history_of_an_older_release_keeps_no_job_waiting(temporal_clien
         assert known.auto is not None
         assert known.auto.problem.startswith("the history cannot be read: ")
         await job.cancel()
+
+
+@contextmanager
+def locked(file: Path) -> Generator[None]:
+    with closing(sqlite3.connect(file, isolation_level=None)) as holder:
+        holder.execute("BEGIN EXCLUSIVE")
+        yield
+
+
+@contextmanager
+def of_a_newer_release(file: Path) -> Generator[None]:
+    with closing(sqlite3.connect(file, isolation_level=None)) as other:
+        other.execute("UPDATE alembic_version SET version_num = '9999'")
+    yield
+
+
+@contextmanager
+def overwritten(file: Path) -> Generator[None]:
+    file.write_bytes(b"no database" * 1000)
+    yield
+
+
+@contextmanager
+def spoiled(file: Path) -> Generator[None]:
+    with closing(sqlite3.connect(file, isolation_level=None)) as other:
+        other.execute("UPDATE jobs SET started_at = 'yesterday'")
+    yield
+
+
+@pytest.mark.long("history")
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (locked, "locked"),
+        (of_a_newer_release, "of a newer release"),
+        (overwritten, "not a database"),
+        (spoiled, "holds what it cannot have written"),
+    ],
+)
+async def test_an_elastic_job_starts_and_is_repaired_whatever_has_become_of_its_history(
+    temporal_client: Client,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Callable[[Path], AbstractContextManager[None]],
+    told: str,
+):
+    monkeypatch.setattr("perdure.activities.history.store._PATIENCE", 0.1)
+    spec = auto(nodes="1:2")
+    async with running_fleet(temporal_client) as fleet, history(temporal_client, fleet, tmp_path) as store:
+        store.prepare()
+        store.write(used(spec))
+        with fault(tmp_path / "history.db"):
+            job = await start(fleet, spec)
+            known = await running(job, nodes=2)
+            assert known.auto is not None
+            assert known.auto.problem.startswith("the history cannot be read: ")
+            assert told in known.auto.problem
+            assert known.auto.memory == "16Gi"
+            await fleet.lose(await node(fleet, job, 1))
+            await until(job, lambda s: s.phase is JobPhase.RUNNING and s.generation > known.generation)
+            await job.cancel()
 
 
 async def test_jobs_of_another_namespace_or_tenant_are_not_asked(temporal_client: Client, tmp_path: Path):

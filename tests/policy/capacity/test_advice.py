@@ -124,6 +124,14 @@ def test_a_clock_that_jumps_back_takes_no_work_away() -> None:
     assert state.accounts["uid-a/worker"].done == before + 600
 
 
+def test_an_hour_that_no_one_has_seen_makes_no_job_late() -> None:
+    jobs = (job("a", nodes=2, started_at=NOW), job("b", nodes=2, started_at=NOW))
+    state, _, _ = advise(SharingState(), seen(*jobs), NOW)
+    state, told, _ = advise(state, seen(*jobs), NOW + timedelta(hours=1))
+    assert told == ()
+    assert {account.done for account in state.accounts.values()} == {600}
+
+
 def test_a_job_that_fell_behind_what_it_would_have_without_sharing_comes_first() -> None:
     jobs = (job("a", nodes=4, started_at=NOW), job("b", nodes=1, started_at=NOW, paces=_SLOW, global_batch=True))
     state, _, _ = advise(SharingState(), seen(*jobs), NOW)

@@ -17,7 +17,7 @@ GI = 2**30
 def pods(nodes: str = "2", backend: str = "kubernetes", memory_max: str = "64Gi") -> Scenario:
     scaling = {"memory_max": memory_max}
     role = {"nodes": nodes, "command": ["torchrun", "train.py"], "resources": {"memory": "16Gi"}, "scaling": scaling}
-    return Scenario(backend=backend, roles={"worker": role if backend == "ray" else {**role, "image": "x"}})
+    return Scenario(backend=backend, roles={"worker": {**role, "image": "x"} if backend == "kubernetes" else role})
 
 
 def killed(job: Scenario, rank: int = 1) -> Scenario:
@@ -98,8 +98,10 @@ def test_a_new_node_requests_it_from_the_start():
     assert job.node(0).memory_awaited_until is None
 
 
-@pytest.mark.parametrize("memory_max", ["16Gi", "64Gi"])
-def test_where_nodes_cannot_be_changed_they_are_replaced_or_stay(memory_max: str):
-    job = killed(pods(backend="ray", memory_max=memory_max).running())
-    assert job.node(1).incarnation == (2 if memory_max == "64Gi" else 1)
-    assert job.node(1).memory_awaited_until is None
+@pytest.mark.parametrize("backend", ["ray", "local"])
+def test_where_a_request_limits_nothing_no_memory_is_requested_or_said_to_be(backend: str):
+    job = killed(pods(backend=backend).running())
+    assert job.node(1).memory is None
+    assert job.state.host_memory.requested is None
+    assert "memory" not in job.incident.action
+    assert not job.incident.rule.startswith("out-of-memory")

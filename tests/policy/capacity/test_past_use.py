@@ -19,7 +19,7 @@ NOW = datetime(2026, 11, 1, tzinfo=UTC)
 
 
 def spec(
-    *, nodes: int | str = 2, resources: Any = "auto", labels: dict[str, str] | None = None, **role: Any
+    *, nodes: int | str | dict[str, Any] = 2, resources: Any = "auto", labels: dict[str, str] | None = None, **role: Any
 ) -> JobSpec:
     fields = {"nodes": nodes, "image": "acme/llama:1", "command": ["torchrun", "train.py", "--lr", "1"], **role}
     roles = {"trainer": fields | {"resources": resources}}
@@ -130,6 +130,17 @@ def test_the_number_of_nodes_is_that_of_jobs_that_succeeded():
     state = past_use.begin(JobState.begin(job, uid="1", now=NOW), filled, [found])
     assert (state.roles["trainer"].nodes_min, state.roles["trainer"].nodes_max) == (8, 8)
     assert state.roles["trainer"].auto == found
+
+
+@pytest.mark.parametrize(
+    ("had", "unit", "nodes"), [(3, 2, 4), (1, 4, 4), (2**31 - 1, 1, 2_000), (-5, 1, 1), (2**31, 3, 1_998)]
+)
+def test_the_number_of_nodes_is_one_that_can_form_a_world(had: int, unit: int, nodes: int):
+    job = spec(nodes={"min": unit, "max": unit, "unit": unit, "auto": True})
+    complete = past_use.fill(job, [chosen(job, past(nodes=had))])
+    assert complete.roles["trainer"].nodes.max == nodes
+    assert parse_spec(to_mapping(complete)) == complete
+    assert past_use.fill(job, [chosen(job)]).roles["trainer"].nodes.max == unit
 
 
 def test_without_such_a_job_there_is_one_node():

@@ -80,6 +80,19 @@ def test_a_job_that_does_not_share_or_is_suspended_takes_no_advice() -> None:
     assert not entries(job)
 
 
+def test_a_job_whose_cluster_says_nothing_for_hours_trains_on_and_replaces_its_nodes() -> None:
+    job = sharing()
+    job.take(advice(2, to=(Exchange(job="other", nodes=2),)))
+    job.arrive()
+    assert job.sizes == [4, 2]
+    for _ in range(12):
+        job.pass_time(30)
+    job.lost(1)
+    job.arrive()
+    assert (job.sizes, job.state.nodes_max, job.state.outcome) == ([4, 2, 2], 2, None)
+    assert len(entries(job)) == 1
+
+
 def test_its_speed_is_measured_and_it_chooses_nothing_by_itself() -> None:
     job = sharing()
     job.settle()

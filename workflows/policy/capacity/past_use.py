@@ -90,11 +90,15 @@ def choose(name: str, role: Role, shape: JobShape, past: Sequence[PastJob], *, p
         cpu=resources.cpu or str(min(cores, _MOST_CORES)),
         memory=resources.memory or quantity_of_bytes(min(enough, allowed, _MOST_MEMORY)),
         shm=resources.shm or (quantity_of_bytes(min(memory_for(shm), _MOST_MEMORY)) if shm else None),
-        nodes=min(max(round(median(nodes)), 1), MAX_NODES) if nodes and role.nodes.auto else None,
+        nodes=_in_units(median(nodes), role.nodes.unit) if nodes and role.nodes.auto else None,
         jobs=tuple(dict.fromkeys(job.name for job, _ in measured or alike))[:_NAMED],
         measured=len(measured),
         problem=problem,
     )
+
+
+def _in_units(nodes: float, unit: int) -> int:
+    return unit * min(max(round(nodes / unit), 1), MAX_NODES // unit)
 
 
 def _use(job: PastJob, own: RoleShape) -> RoleUse | None:
@@ -111,7 +115,7 @@ def fill(job: JobSpec, chosen: Sequence[AutoResources]) -> JobSpec:
         found = {"cpu": one.cpu, "memory": one.memory, "shm": one.shm, "auto": False}
         changes: dict[str, Any] = {"resources": role.resources.model_copy(update=found)}
         if role.nodes.auto:
-            number = one.nodes or 1
+            number = one.nodes or role.nodes.min
             changes["nodes"] = role.nodes.model_copy(update={"min": number, "max": number, "auto": False})
         roles[one.role] = role.model_copy(update=changes)
     return job.model_copy(update={"roles": roles})

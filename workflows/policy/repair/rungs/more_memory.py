@@ -64,9 +64,9 @@ def add(case: Case, verdict: Verdict) -> Verdict:
 
 
 def _decide(case: Case) -> MemoryAfterOom | None:
-    """How much is requested from now on; None where no memory has run out, or the specification leaves no choice."""
+    """How much is requested from now on; None where no memory has run out, or a request changes nothing."""
     most = case.job.roles[case.state.role].scaling.memory_max
-    if most is None or not _nodes(case):
+    if most is None or not _nodes(case) or not CAPABILITIES[case.job.backend].limits_memory:
         return None
     return memory_after_oom(_kill(case), most=bytes_of(most), peak=_peak(case), earlier=earlier_kills(case.state))
 
