@@ -20,7 +20,7 @@ from tests.docs.pages import ROOT
 from tests.support.command_line import PERDURE
 from tests.support.temporal_server import temporal_binary
 from tests.support.waiting import eventually
-from tests.system.site import WALK, Job, Site
+from tests.system.site import PATIENCE, WALK, Job, Site
 
 pytestmark = pytest.mark.long("commands")
 
@@ -195,3 +195,32 @@ async def test_training_does_not_notice_that_its_job_is_paused_and_the_status_sa
         await shell.succeed(unpause, names)
     await job.undisturbed(ranks=2, seconds=2)
     assert (await job.running(nodes=2)).generation == 1
+
+
+async def test_training_does_not_notice_that_the_lease_of_a_node_is_paused(site: Site, shell: Shell) -> None:
+    groups, activities, pause, status, unpause = recipes()["Pause an activity, such as the lease of a node"]
+    job = await trains(site)
+    found = await shell.succeed(groups, {"llama": job.name})
+    [group] = re.findall(rf"{job.workflow_id}/\w+/worker/0", found)
+    names = {"job/default/llama/0a1b2c3d/worker/0": group}
+
+    async def held() -> str | None:
+        shown = await shell.succeed(activities, names)
+        leases = re.findall(r"ActivityId +(lease/1/1/\d+)", shown)
+        return leases[0] if leases else None
+
+    lease = await eventually(held, within=PATIENCE, what="the lease of node 1 is held")
+    await shell.succeed(pause, {**names, "lease/1/1/1": lease})
+    try:
+
+        async def told() -> bool:
+            return "the lease of node 1.1 is paused in Temporal" in await shell.succeed(status, {"llama": job.name})
+
+        await eventually(told, within=PATIENCE, what="the status names the pause")
+        assert "looking" in await shell.succeed(status, {"llama": job.name})
+        await job.undisturbed(ranks=2, seconds=5)
+    finally:
+        await shell.succeed(unpause, {**names, "lease/1/1/1": lease})
+    await job.undisturbed(ranks=2, seconds=2)
+    assert (await job.running(nodes=2)).generation == 1
+    assert not await job.incidents()
