@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 
+from perdure.activities import webhooks
 from perdure.activities.nodes.kubernetes import leftovers
 from perdure.activities.nodes.local import folders, retention
 from perdure.agent import outbox, parts
@@ -14,7 +15,7 @@ from perdure.agent import server as agent_server
 from perdure.agent.workdir import LARGEST, MOST_FILES
 from perdure.client import workdir
 from perdure.client.logs import agents as log_agents
-from perdure.contract import names
+from perdure.contract import NotifierJob, names
 from perdure.contract.base import LONGEST_TEXT
 from perdure.contract.store import LONGEST_KEY
 from perdure.operator import operator, reconcile
@@ -36,6 +37,7 @@ from tests.docs.pages import ROOT
 TIMING = Timing()
 ROLES = {"worker": {"nodes": 1, "command": ["true"]}}
 SPEC = JobSpec.model_validate({"name": "x", "roles": ROLES})
+AFTER_END = NotifierJob.model_fields["after_end"].default
 WORDS = {"ten": 10, "eight": 8, "three": 3, "two": 2}
 
 
@@ -53,6 +55,10 @@ TOLD: list[tuple[str, str, float]] = [
     ("store.md", r"a key \| ([\d,]+) characters", LONGEST_KEY),
     ("store.md", r"one node \| ([\d,]+) a second", agent_server.REQUESTS_PER_SECOND),
     ("store.md", r"after a burst of ([\d,]+)", agent_server.REQUESTS_AT_ONCE),
+    ("notifications.md", r"it must end with 0 within (\d+) s", seconds(webhooks.TIMEOUT)),
+    ("notifications.md", r"if the first does not end it within (\d+) s", seconds(options.NOTIFICATION_ATTEMPT)),
+    ("notifications.md", r"machines of the first (\w+) nodes of each role", options.MACHINES_WITH_COMMANDS),
+    ("notifications.md", r"have found no machine within (\d+) s", seconds(AFTER_END)),
     ("joining.md", r"A job has at most (\d+)\s+tickets", joining.MOST_TICKETS),
     ("architecture.md", r"NodeGroup \(per role, up to (\d+) nodes\)", names.NODES_PER_GROUP),
     ("architecture.md", r"heartbeat (\d+) s,\s+timeout 6 s", seconds(TIMING.lease.heartbeat)),
