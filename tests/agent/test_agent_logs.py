@@ -12,6 +12,7 @@ import fsspec
 import pytest
 
 from perdure.agent.logs import FIRST_PARTS, LAST_PARTS, LogShipper
+from perdure.base.errors import LogsUnavailable
 from perdure.client.logs.copies import CopiedLog
 from perdure.contract import NodeCredentials
 from perdure_launcher.log_times import TimesWriter
@@ -176,6 +177,23 @@ async def test_copies_keep_the_times_of_lines_across_parts_and_rotations(tmp_pat
     assert [tuple(line) async for line in copied.old_lines(None, since)] == [timed(number) for number in range(24, 30)]
     assert [tuple(line) async for line in copied.old_lines(2, since)] == [timed(28), timed(29)]
     assert [tuple(line) async for line in copied.old_lines(20, since)] == [timed(number) for number in range(24, 30)]
+
+
+async def test_parts_that_were_printed_before_the_requested_time_are_not_read(tmp_path: Path) -> None:
+    run, url = tmp_path / "run", f"file://{tmp_path}/kept"
+    log = TimedLog(run)
+    for number in range(30):
+        log.line(number)
+    await LogShipper(run, url, NODE, part_max=50).ship()
+    parts = sorted((tmp_path / "kept").rglob("part-*.log"))
+    for part in parts[:-3]:
+        part.unlink()
+        part.mkdir()  # It cannot be read.
+    copied = CopiedLog(f"{url}/worker-1/2", rank=1, incarnation=2)
+    since = timed(25)[1]
+    assert [tuple(line) async for line in copied.old_lines(None, since)] == [timed(number) for number in range(25, 30)]
+    with pytest.raises(LogsUnavailable):
+        assert [line async for line in copied.old_lines(None, timed(1)[1])]
 
 
 async def test_times_of_an_archive_fit_its_lines_where_the_middle_is_left_out(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ class CopiedLog:
         """
         kept = deque[PrintedLine](maxlen=tail)
         try:
-            files, parts, is_complete = await asyncio.to_thread(self._parts, tail)
+            files, parts, is_complete = await asyncio.to_thread(self._parts, tail, since)
             async for line in _lines(files, parts):
                 if since is not None and line.time is not None and line.time < since:
                     continue
@@ -78,13 +78,16 @@ class CopiedLog:
         """Empty: reading all lines includes the last one."""
         return ()
 
-    def _parts(self, tail: int | None) -> tuple[Any, Sequence[str], bool]:
-        """Returns the storage, the parts that hold the last lines, the oldest first, and whether the end is there."""
+    def _parts(self, tail: int | None, since: datetime | None) -> tuple[Any, Sequence[str], bool]:
+        """Returns the storage, the parts that hold the requested lines, the oldest first, and whether the end is
+        there."""
         fsspec: Any = importlib.import_module("fsspec.core")
         files, root = fsspec.url_to_fs(self._folder)
         names: list[str] = sorted(files.ls(root, detail=False))
         parts = [name for name in names if _PART.search(name)]
         is_complete = any(name.endswith(f"/{COMPLETE}") for name in names)
+        if since is not None:
+            parts = parts[_begin_since(files, parts, since) :]
         if tail is None:
             return files, parts, is_complete
         begin, ends = len(parts), 0
@@ -92,6 +95,15 @@ class CopiedLog:
             begin -= 1
             ends += files.cat_file(parts[begin]).count(b"\n")
         return files, parts[begin:], is_complete
+
+
+def _begin_since(files: Any, parts: Sequence[str], since: datetime) -> int:
+    """Returns the number of the last part that begins before that time; 0 where none is known to."""
+    for number in range(len(parts) - 1, -1, -1):
+        times = _times(files, parts[number])
+        if times and times[0][1] < since:
+            return number
+    return 0
 
 
 async def _lines(files: Any, parts: Sequence[str]) -> AsyncGenerator[PrintedLine]:
@@ -110,13 +122,16 @@ async def _lines(files: Any, parts: Sequence[str]) -> AsyncGenerator[PrintedLine
 
 
 def _read(files: Any, part: str) -> tuple[bytes, Sequence[tuple[int, datetime]]]:
-    """Returns a part, and the times of its lines where they are known."""
-    content = files.cat_file(part)
+    return files.cat_file(part), _times(files, part)
+
+
+def _times(files: Any, part: str) -> Sequence[tuple[int, datetime]]:
+    """Returns the times of a part's lines; empty where they are not known."""
     try:
         found = json.loads(files.cat_file(f"{part.removesuffix('.log')}.{PART_TIMES}"))
-        return content, [(int(line), datetime.fromtimestamp(moment, UTC)) for line, moment in found]
+        return [(int(line), datetime.fromtimestamp(moment, UTC)) for line, moment in found]
     except (FileNotFoundError, ValueError, TypeError, OverflowError):
-        return content, ()
+        return ()
 
 
 def _number(part: str) -> int:
