@@ -17,6 +17,8 @@ from scripts.setup import CACHE, ROOT, find_uv, run
 LOCK = ROOT / "tests" / "system" / "ray_programs" / "requirements.lock"
 RELEASE = "2.60.0"
 _PYTHON = "3.11"
+_BUILDS = ("pip", "virtualenv")
+"""With these Ray builds environments with the packages of a job."""
 
 
 def interpreter() -> Path:
@@ -36,7 +38,7 @@ def resolve() -> None:
     options = ["--python-version", _PYTHON, "--generate-hashes", "--no-annotate"]
     silence = ["--no-emit-index-url", "--no-emit-find-links", "--no-header", "--quiet"]
     wanted = LOCK.with_suffix(".in")
-    wanted.write_text(f"ray=={RELEASE}\n", encoding="utf-8")
+    wanted.write_text("\n".join((f"ray=={RELEASE}", *_BUILDS, "")), encoding="utf-8")
     try:
         command = [find_uv(), "pip", "compile", wanted, *options, *silence, "--output-file", LOCK]
         run(command, remedy="Check the network.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -47,8 +46,8 @@ class RaySite:
         above = _launcher(run, node).parents()
         return next(one for one in above if "ray::" in " ".join(one.cmdline()[:1]))
 
-    async def drain(self, machine: asyncio.subprocess.Process) -> None:
-        """Has Ray drain a machine that is preempted.
+    async def drain(self, machine: asyncio.subprocess.Process) -> float:
+        """Has Ray drain a machine that is preempted; returns when it was asked.
 
         Raises:
             TrialFailed: if Ray refuses.
@@ -57,6 +56,7 @@ class RaySite:
             raise TrialFailed(refusal)
         # It is as good as gone: Ray ends it once it is idle.
         self._cluster.machines.remove(machine)
+        return self._cluster.drained_at
 
 
 @asynccontextmanager
@@ -116,10 +116,7 @@ class DrainMachine(_OnRay):
     """Ray drains the node's machine, which is preempted."""
 
     async def strike(self, site: RaySite, run: Run) -> float:
-        machine = site.machine_of(run, 1)
-        at = time.time()
-        await site.drain(machine)
-        return at
+        return await site.drain(site.machine_of(run, 1))
 
 
 _REPLACES = ("REPLACE_NODES", "AWAIT_NODES")

@@ -13,6 +13,7 @@ import pytest
 
 from perdure.activities.nodes.backend import NodeNotYet, NodeRefused
 from perdure.activities.nodes.ray import connection
+from perdure.activities.nodes.ray.backend import programs_of
 from perdure.activities.nodes.ray.connection import RayConnection, RayUnavailable
 from perdure.activities.nodes.ray.placement import actor_options, bundle_of, group_of
 from perdure.activities.nodes.ray.settings import RaySettings, is_of_cluster
@@ -68,6 +69,26 @@ def test_a_bundle_holds_what_one_node_needs(fields: dict[str, Any], bundle: dict
 def test_an_actor_takes_its_whole_bundle():
     options = actor_options(role(resources={"cpu": 4, "gpu": 2}, ray={"resources": {"rack_a": 1}}))
     assert options == {"num_cpus": 4.0, "num_gpus": 2.0, "memory": None, "resources": {"rack_a": 1.0}}
+
+
+@pytest.mark.parametrize(
+    ("runtime_env", "python", "programs"),
+    [
+        ({}, None, "/site/bin"),
+        ({"working_dir": "s3://bucket/code.zip"}, None, "/site/bin"),
+        ({"pip": ["tqdm"]}, None, ""),
+        ({"pip": ["tqdm"]}, "/role/bin/python", "/role/bin"),
+        ({}, "python3.12", ""),
+    ],
+)
+def test_a_command_finds_the_programs_of_its_role_then_its_environment_then_its_site(
+    runtime_env: dict[str, Any], python: str | None, programs: str
+):
+    worker = WORKER | ({"python": python} if python else {})
+    spec = parse_spec(
+        {"name": "walk", "backend": "ray", "roles": {"worker": worker}, "ray": {"runtime_env": runtime_env}}
+    )
+    assert programs_of(spec, "worker", node_python="/site/bin/python") == programs
 
 
 def test_a_role_has_one_group_whose_least_nodes_are_reserved_together():

@@ -23,6 +23,21 @@ from tests.support.waiting import eventually
 _STORE = 100_000_000
 """Bytes of the object store of each machine, the least that Ray takes in a useful size."""
 
+_DRAIN = """
+import sys, time
+from ray._raylet import GcsClient
+from ray.core.generated import autoscaler_pb2
+address, node, reason, seconds = sys.argv[1:]
+client = GcsClient(address=address)
+asked_at = time.time()
+deadline = int((asked_at + int(seconds)) * 1000) if int(seconds) else 0
+reason = autoscaler_pb2.DrainNodeReason.Value(reason)
+accepted, refusal = client.drain_node(node, reason, "the machine is wanted back", deadline)
+print(asked_at)
+print("" if accepted else refusal)
+"""
+"""What `ray drain-node` does, with the time at which it does it."""
+
 
 class RayCluster:
     """Starts `ray start` for each machine, all on this one."""
@@ -58,6 +73,7 @@ class RayCluster:
         self._tables: asyncio.subprocess.Process | None = None
         self._head_variables: dict[str, str] = {}
         self._head_options: tuple[str, ...] = ()
+        self.drained_at = 0.0
         self._environment = {name: value for name, value in os.environ.items() if not name.startswith("PERDURE_")}
         self._environment |= variables or {}
 
@@ -128,20 +144,20 @@ class RayCluster:
 
     async def drain(self, machine: asyncio.subprocess.Process, *, seconds: int | None = 300) -> str:
         """Has Ray drain a machine, as an autoscaler does that preempts it, or without a deadline, finds it idle.
-        Returns why Ray refuses."""
+        Returns why Ray refuses; `drained_at` is when it was asked."""
         raylet = self.raylet(machine)
         assert raylet is not None
-        command = (
-            *(*self._ray, "drain-node", "--address", self.address, "--node-id", _option(raylet, "node_id")),
-            *("--reason", f"DRAIN_NODE_REASON_{'IDLE_TERMINATION' if seconds is None else 'PREEMPTION'}"),
-            *("--reason-message", "the machine is wanted back"),
-            *(() if seconds is None else ("--deadline-remaining-seconds", str(seconds))),
-        )
+        reason = f"DRAIN_NODE_REASON_{'IDLE_TERMINATION' if seconds is None else 'PREEMPTION'}"
         process = await asyncio.create_subprocess_exec(
-            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=self._environment
+            *(str(self.python), "-c", _DRAIN, self.address, _option(raylet, "node_id"), reason, str(seconds or 0)),
+            stdout=asyncio.subprocess.PIPE,
+            env=self._environment,
         )
         printed, _ = await process.communicate()
-        return printed.decode() if process.returncode else ""
+        assert process.returncode == 0
+        at, _, refusal = printed.decode().partition("\n")
+        self.drained_at = float(at)
+        return refusal.strip()
 
     async def _serves(self, machine: asyncio.subprocess.Process) -> None:
         """Waits until a machine's raylet accepts connections: raylets of one host that start at the same time choose

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import subprocess
+import sys
 from typing import Any
 
 import psutil
@@ -25,6 +27,12 @@ from tests.system.site import SCRIPT, Job, Site
 pytestmark = [pytest.mark.long("ray"), pytest.mark.timeout(600)]
 
 
+def takes_niceness_back() -> bool:
+    """Whether a process of this user may have a lower niceness than it was given."""
+    command = [sys.executable, "-c", "import os; os.nice(5); os.nice(-5)"]
+    return subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode == 0
+
+
 async def test_a_job_of_torchrun_trains_on_two_machines_and_leaves_nothing(cluster: RayCluster, ray_site: Site):
     await cluster.start(machines=2)
     job = await submitted(ray_site, script=SCRIPT)
@@ -32,6 +40,9 @@ async def test_a_job_of_torchrun_trains_on_two_machines_and_leaves_nothing(clust
     await job.stepping(generation=1, ranks=2)
     raylets = {cluster.machine_of(job.processes(node, kind="launcher")[0]).pid for node in (0, 1)}
     assert len(raylets) == 2
+    # Ray's workers give way to all others, and with them the ranks: an agent that did would lose its lease.
+    niceness = {kind: job.processes(0, kind=kind)[0].nice() for kind in ("agent", "rank")}
+    assert niceness == {"agent": 0 if takes_niceness_back() else 15, "rank": 15}
     # A rank restarts in place.
     job.signal(1, "rank")
     await job.running(nodes=2, after=1)

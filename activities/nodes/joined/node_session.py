@@ -186,6 +186,7 @@ class NodeSession:
         while True:
             began = loop.time()
             self._agent = await self._start("perdure.agent", environment, output=output, errors=output)
+            _prefer(self._agent.pid)
             code = await self._agent.wait()
             logger.warning("the agent exited with %s and is restarted", code)
             await asyncio.sleep(backoff.next_pause(ran=loop.time() - began))
@@ -226,3 +227,11 @@ class NodeSession:
         if code >= 0:
             return Ending(time=now(), reason=f"its launcher exited with {code}", exit_code=code)
         return Ending(time=now(), reason=f"its launcher was ended by {signal.Signals(-code).name}", signal=-code)
+
+
+def _prefer(pid: int) -> None:
+    """Takes back the niceness that a process has inherited, where the machine allows it. An agent that gets no
+    processor loses its lease: Ray gives its workers a niceness of 15, which ranks keep."""
+    with contextlib.suppress(OSError):
+        if os.getpriority(os.PRIO_PROCESS, pid) > 0:
+            os.setpriority(os.PRIO_PROCESS, pid, 0)

@@ -45,7 +45,7 @@ def _parts_of(archive: str) -> str:
 class Node:
     """Starts the node's processes, and ends with them."""
 
-    def __init__(self, name: str, python: str, rack_label: str, task: dict[str, Any]) -> None:
+    def __init__(self, name: str, python: str, programs: str, rack_label: str, task: dict[str, Any]) -> None:
         if internal_kv._internal_kv_put(STARTED + name, b"", overwrite=False):
             raise RuntimeError(f"{name} has run before, and no incarnation of a node starts twice")
         context = ray.get_runtime_context()
@@ -61,9 +61,9 @@ class Node:
         command = [python or sys.executable, "-P", "-m", NODE_MODULE, str(writing)]
         # Ray's own workers find their cluster by these, and so does a script that uses Ray.
         environment = os.environ | {"RAY_ADDRESS": context.gcs_address}
-        if folder := os.path.dirname(python):
-            # The command's `python` is the interpreter that the site or the role has named.
-            environment["PATH"] = os.pathsep.join((folder, os.environ.get("PATH", os.defpath)))
+        # This interpreter is that of the runtime environment, if that has one.
+        first = programs or os.path.dirname(sys.executable)
+        environment["PATH"] = os.pathsep.join((first, os.environ.get("PATH", os.defpath)))
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, pass_fds=(writing,), env=environment, start_new_session=True
         )

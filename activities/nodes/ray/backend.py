@@ -9,6 +9,8 @@ from __future__ import annotations
 import base64
 import contextlib
 from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Final
 
 from perdure.activities.nodes.ray.connection import RayConnection
 from perdure.activities.nodes.ray.placement import actor_options, group_of, prefix_of
@@ -17,7 +19,10 @@ from perdure.activities.nodes.ray.task import task_of
 from perdure.activities.nodes.ray.watch import GroupWatch, event_of, names_of
 from perdure.contract import CreatedNode, GroupRef, NodeEvent, NodeRef, NodeRequest, WatchRequest, WorkdirRequest
 from perdure.contract.names import group_index
+from perdure.spec.job import JobSpec
 
+_INTERPRETERS: Final = frozenset({"pip", "uv", "conda"})
+"""The fields of a runtime environment that give it an interpreter of its own, with the packages of the job."""
 _BEYOND_GRACE = 15.0
 """Seconds after the grace period that a node has to end its agent and to report its end."""
 
@@ -48,6 +53,7 @@ class RayBackend:
             avoid=list(request.avoids),
             archive=task.archive,
             python=role.python or settings.node_python,
+            programs=programs_of(spec, request.node.role, node_python=settings.node_python),
             rack_label=spec.ray.rack_label,
             task=task.model_dump(mode="json", exclude_defaults=True),
         )
@@ -107,3 +113,13 @@ class RayBackend:
             return
         patience = grace + _BEYOND_GRACE
         await self._ray.call("end", lasts=patience, names=names, grace=patience, reason="deleted")
+
+
+def programs_of(spec: JobSpec, role: str, *, node_python: str) -> str:
+    """Returns the folder in which a node's command finds its programs first; empty: that of the actor's interpreter.
+
+    A runtime environment with an interpreter of its own is for the command, so the site's interpreter for nodes runs
+    agent and launcher only.
+    """
+    python = spec.roles[role].python or ("" if _INTERPRETERS & spec.ray.runtime_env.keys() else node_python)
+    return str(Path(python).parent) if "/" in python else ""

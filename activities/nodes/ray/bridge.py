@@ -73,6 +73,10 @@ def _actor_module() -> Any:
 tables = _beside("tables")
 
 
+_METHODS = ("describe_node", "leave", "wait")
+"""The methods of a node's actor."""
+
+
 class ForeignActor(Exception):
     """An actor of this name is not a node."""
 
@@ -217,7 +221,8 @@ class Bridge:
     def release(self, *, prefix: str, over: bool) -> None:
         """Removes the placement groups of a job that hold no actor any more, and its keys once it is over."""
         with self._lock:
-            names, kept = self._names(), 0
+            uid = prefix.split("/")[1]
+            names, kept = {name for name in self._names(rf".*-{uid}\d+") if self._is_node(name)}, 0
             for one in self._groups(prefix):
                 if self._is_held(one["name"], names):
                     kept += 1
@@ -270,12 +275,18 @@ class Bridge:
             self._tracked[name] = _Tracked(handle)
         return self._tracked[name]
 
+    def _is_node(self, name: str) -> bool:
+        """Returns whether an actor is a node, and no other's."""
+        with contextlib.suppress(ForeignActor):
+            return name in self._tracked or self._find(name) is not None
+        return False
+
     def _find(self, name: str) -> Any:
         try:
             handle = ray.get_actor(name, self._namespace)
         except ValueError:
             return None
-        if not hasattr(handle, "describe_node"):
+        if not all(hasattr(handle, method) for method in _METHODS):
             raise ForeignActor(f"an actor {name} that is no node exists in Ray's namespace {self._namespace}")
         return handle
 
