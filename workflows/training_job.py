@@ -37,6 +37,7 @@ with workflow.unsafe.imports_passed_through():
         NodesQuery,
         NodesSuggested,
         NodeView,
+        RoomSeen,
         ShardsSetAside,
         SiteFacts,
     )
@@ -176,6 +177,11 @@ class TrainingJob(JobUpdates):
 
     @workflow.signal(description="The number of nodes that the sharing of the cluster advises")
     def suggest_nodes(self, message: NodesSuggested) -> None:
+        if not self._spec_error and message.uid == self.state.uid and message.role in self.state.roles:
+            self.events.append(ForRole(message.role, message))
+
+    @workflow.signal(description="Whether a machine has room for nodes that request less")
+    def room_seen(self, message: RoomSeen) -> None:
         if not self._spec_error and message.uid == self.state.uid and message.role in self.state.roles:
             self.events.append(ForRole(message.role, message))
 

@@ -23,6 +23,7 @@ from temporalio.service import RPCError
 from temporalio.worker import PollerBehaviorSimpleMaximum, Worker
 
 from perdure.activities.cluster.jobs import OpenJobs
+from perdure.activities.cluster.room import RoomTeller
 from perdure.activities.cluster.view import joined_machines, summary_of, view_of, with_machines
 from perdure.activities.nodes.backend import NodeBackend
 from perdure.activities.nodes.machines import Machines, MachinesUnknown, MonitoredBackend
@@ -79,7 +80,7 @@ class ClusterActivities:
         assert info.workflow_id is not None
         workflow = self._client.get_workflow_handle(info.workflow_id, run_id=info.workflow_run_id)
         told: ClusterSummary | None = None
-        told_at = 0.0
+        told_at, rooms = 0.0, RoomTeller(self._client)
         before = info.heartbeat_details
         watched = watch(self._client, self._backend, ref, task_queue=self._task_queue, sharing=self._sharing)
         async with contextlib.aclosing(watched) as views:
@@ -89,6 +90,7 @@ class ClusterActivities:
                     activity.heartbeat(*(before or (view,)))
                     continue
                 activity.heartbeat(view)
+                await rooms.tell(view.jobs)
                 now = time.monotonic()
                 changed = _changed(told, summary) and now - told_at >= _TELL_EVERY
                 if changed or (len(summary.jobs) > 1 and now - told_at >= _TELL_AGAIN):

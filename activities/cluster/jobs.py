@@ -146,11 +146,12 @@ def _cluster_job(spec: JobSpec, role: str, status: JobStatus) -> ClusterJob:
         paces=() if view is None else view.paces,
         global_batch=view is not None and view.global_batch,
         advised=None if view is None else view.advised,
+        smaller={one.resource: one.enough for one in status.smaller if one.relaxes},
     )
 
 
 def _is_due(known: _Known, execution: Execution, now: datetime) -> bool:
-    again = _SHARING_AGAIN if any(role.shares for role in known.roles) else _LOOK_AGAIN
+    again = _SHARING_AGAIN if any(role.shares or role.smaller for role in known.roles) else _LOOK_AGAIN
     return known.asked_at is None or now - known.asked_at >= again or known.shown != _shown(execution)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from hashlib import sha256
 
+from perdure.activities.cluster.room import fits_smaller
 from perdure.activities.nodes.machines import Amounts, Machines, MachineSeen, Owner, Use
 from perdure.contract import (
     ClusterJob,
@@ -78,6 +79,7 @@ def with_machines(jobs: Sequence[ClusterJob], machines: Machines) -> tuple[Clust
             waiting=len(waiting),
             waits_for=shorten(next((use.reason for use in waiting if use.reason), "")),
             room=room,
+            fits_smaller=fits_smaller(job, waiting, machines),
             pool=pool,
         )
         found.append(here.replace(gain=gain_of(here)))

@@ -117,6 +117,8 @@ def smaller(found: SmallerRequest) -> str:
     if not found.enough:
         return f"{words}; `scaling: {{relax: {{{found.resource}: LEAST}}}}` has nodes request less where less will do"
     source = "by what nodes have used" if found.measured else "by scaling.relax"
+    if found.nowhere:
+        return f"{words}, nor for {found.enough}, {source}: requested once one has"
     taken = "requested soon" if found.relaxes else f"set resources.{found.resource}, or scaling.relax.{found.resource}"
     return f"{words}; {found.enough} would do, {source}: {taken}"
 

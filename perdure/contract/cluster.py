@@ -18,6 +18,7 @@ __all__ = [
     "Machine",
     "MachineShape",
     "NodesSuggested",
+    "RoomSeen",
     "SharingPolicy",
 ]
 
@@ -113,6 +114,10 @@ class ClusterJob(Message):
     takes no more."""
     room: int | None = None
     """Nodes like its own for which there is room; None where that is not known."""
+    smaller: dict[str, str] = Field(default={})
+    """What nodes that wait would request of `cpu` and `memory` by `scaling.relax`."""
+    fits_smaller: bool | None = None
+    """Whether a machine has room for a node that requests that; None where none waits for it."""
     pool: str = ""
     """Jobs of the same pool have nodes of the same resources: they can have each other's."""
     advised: Suggestion | None = None
@@ -155,6 +160,16 @@ class Exchange(Message):
     job: str
     """Its name, or words for it where it is of another namespace."""
     nodes: int
+
+
+class RoomSeen(Message):
+    """Argument of the signal `room_seen` of a job: whether a machine has room for nodes that request less."""
+
+    uid: str
+    role: str
+    requests: dict[str, str]
+    """What they would request of `cpu` and `memory`."""
+    fits: bool
 
 
 class NodesSuggested(Message):

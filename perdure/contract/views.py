@@ -139,6 +139,8 @@ class SmallerRequest(Message):
     """It is what nodes were seen to use, with room to spare, and not what `scaling.relax` allows."""
     relaxes: bool = False
     """The job requests that by itself, as `scaling.relax` allows."""
+    nowhere: bool = False
+    """No machine has room for that either: the job waits until one does."""
     nodes: tuple[int, ...] = ()
     """The nodes (slots) that wait."""
 

@@ -8,12 +8,16 @@ from typing import Any
 
 import pytest
 
+from perdure.activities.cluster.activities import watching_clusters
+from perdure.activities.nodes.kubernetes import KubernetesBackend
 from perdure.contract import JobPhase
+from perdure.contract.names import WORKER_TASK_QUEUE
 from scripts.cluster.cluster import Cluster
 from scripts.cluster.host_programs import with_host_programs
 from scripts.cluster.images import BARE_IMAGE
 from tests.kubernetes.pods import PodJob, TestCluster
 from tests.kubernetes.site import perdure, start
+from tests.support.waiting import eventually
 
 LONG = 240.0
 """Seconds for a job that starts torch once."""
@@ -49,3 +53,32 @@ async def test_a_job_that_no_machine_has_room_for_runs_with_less(
             "more"
         )
         assert "Insufficient cpu" in entry.evidence[0].text
+
+
+@pytest.mark.long("cluster-faults")
+@pytest.mark.timeout(420)
+async def test_a_job_does_not_request_less_while_no_machine_has_room_for_that_either(
+    cluster: TestCluster, backend: KubernetesBackend, job: PodJob, results: Path
+) -> None:
+    worker: dict[str, Any] = {
+        "nodes": 1,
+        "image": BARE_IMAGE,
+        "command": ["torchrun", "train.py"],
+        "resources": {"cpu": 4000},
+        "scaling": {"relax": {"cpu": 3900, "after": "1m"}},
+    }
+    async with (
+        perdure(cluster, job.namespace) as (server, client),
+        watching_clusters(await server.client(), [backend], task_queue=WORKER_TASK_QUEUE, sharing=None),
+    ):
+        training = await start(client, worker, results)
+
+        async def holds() -> bool:
+            return any(one.nowhere for one in (await training.status()).smaller)
+
+        await eventually(holds, within=LONG)
+        status = await training.status()
+        assert [(one.requested, one.enough) for one in status.smaller] == [("4000", "3900")]
+        assert status.requests["cpu"] == "4000"
+        await client.cancel(training.name)
+        assert (await client.wait(training.name)).phase is JobPhase.CANCELLED

@@ -13,7 +13,7 @@ from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
 
-from perdure.contract import BadNumber, Corruption, Failure, Finished, JobPhase, JoinRequest, NodesSuggested
+from perdure.contract import BadNumber, Corruption, Failure, Finished, JobPhase, JoinRequest, NodesSuggested, RoomSeen
 from perdure.contract.transitions import NodeTransition
 from perdure.spec.job import JobSpec
 from perdure.spec.role_relations import order_of, roles_that_end
@@ -142,6 +142,7 @@ def _addressees(state: JobState, event: AddressedEvent) -> tuple[str | None, ...
             | ScaleRequested()
             | ScalingChanged()
             | NodesSuggested()
+            | RoomSeen()
             | RelaunchRequested()
         ):
             return (state.role_named(None),)

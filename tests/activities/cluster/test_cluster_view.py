@@ -57,6 +57,24 @@ def test_jobs_have_what_is_on_machines_and_wait_for_the_rest() -> None:
     assert summary_of(view, [llama, job("alone", shares=False)]).jobs == (llama,)
 
 
+def test_a_smaller_node_fits_where_a_machine_has_what_it_would_request() -> None:
+    found = cluster(2)
+    found.put("1", use("gpu-00000", owner=None, cpu=90.0))
+    found.put("2", use("gpu-00001", owner=None, cpu=80.0))
+    waiting = use("", reason="Insufficient cpu", cpu=90.0, memory=2.0**30)
+
+    def fits(waiting: Use, **smaller: str) -> bool | None:
+        found.put("3", waiting)
+        [llama] = with_machines([job(smaller=smaller)], found)
+        return llama.fits_smaller
+
+    assert [fits(waiting, cpu=text) for text in ("16", "16500m", "17")] == [True, False, False]
+    assert fits(waiting, cpu="16", memory="2Ti") is False
+    assert fits(waiting) is None, "it would request no less"
+    assert fits(waiting._replace(selector=(("pool", "a"),)), cpu="1") is False
+    assert fits(waiting._replace(machine="gpu-00001"), cpu="1") is None, "it waits no more"
+
+
 def test_taints_and_selectors_leave_only_the_machines_that_a_node_may_have() -> None:
     found = cluster(3)
     found.machines["gpu-00000"].taints = ("dedicated=vision",)

@@ -22,7 +22,17 @@ from perdure.activities.nodes.joined.backend import JoinedBackend
 from perdure.activities.nodes.local.backend import LocalBackend
 from perdure.activities.nodes.machines import Machines, MachineSeen, MachinesUnknown, Owner, Use
 from perdure.cli.main import app
-from perdure.contract import JobPhase, JobStatus, NodePhase, NodesQuery, NodesSuggested, NodeView, SharingPolicy
+from perdure.contract import (
+    JobPhase,
+    JobStatus,
+    NodePhase,
+    NodesQuery,
+    NodesSuggested,
+    NodeView,
+    RoomSeen,
+    SharingPolicy,
+    SmallerRequest,
+)
 from perdure.contract.names import TRAINING_JOB, cluster_workflow_id
 from perdure.workflows import cluster as cluster_workflow
 from perdure.workflows.cluster import Cluster
@@ -41,6 +51,7 @@ class AdvisedJob:
     def __init__(self) -> None:
         self._status: JobStatus | None = None
         self._advice: list[NodesSuggested] = []
+        self._room: list[RoomSeen] = []
 
     @workflow.run
     async def run(self, _: Any) -> None:
@@ -53,6 +64,14 @@ class AdvisedJob:
     @workflow.signal
     def suggest_nodes(self, advice: NodesSuggested) -> None:
         self._advice.append(advice)
+
+    @workflow.signal
+    def room_seen(self, seen: RoomSeen) -> None:
+        self._room.append(seen)
+
+    @workflow.query
+    def room(self) -> list[RoomSeen]:
+        return self._room
 
     @workflow.query
     def advice(self) -> list[NodesSuggested]:
@@ -259,6 +278,28 @@ async def test_jobs_that_share_are_advised_of_each_other(temporal_client: Client
         assert (told.nodes, [one.job for one in told.to]) == (2, [names[1]])
     await first.terminate()
     await second.terminate()
+
+
+async def test_a_job_is_told_whether_less_would_fit(temporal_client: Client, queue: str) -> None:
+    backend = MadeBackend()
+    backend.seen.machines["gpu-1"] = MachineSeen({"cpu": 8.0})
+    name = f"large-{uuid4().hex[:8]}"
+    smaller = (SmallerRequest(resource="cpu", requested="8", enough="6", relaxes=True, nodes=(1,)),)
+    job = await start(temporal_client, queue, name, backend="kubernetes", smaller=smaller)
+    backend.seen.put("other", Use("gpu-1", {"cpu": 4.0}, None))
+    backend.put(name[-8:], 1, machine="")
+
+    async def told(count: int) -> list[bool]:
+        known = await job.query("room", result_type=list[RoomSeen])
+        assert all(one.requests == {"cpu": "6"} for one in known)
+        return [one.fits for one in known] if len(known) == count else []
+
+    async with watched(temporal_client, queue, backend):
+        assert await eventually(lambda: told(1), within=PATIENCE) == [False]
+        backend.seen.drop("other")
+        backend.changed.set()
+        assert await eventually(lambda: told(2), within=PATIENCE) == [False, True]
+    await job.terminate()
 
 
 async def test_machines_that_join_are_seen_by_what_their_jobs_say(temporal_client: Client, queue: str) -> None:

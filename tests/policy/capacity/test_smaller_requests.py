@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perdure.cli import text
-from perdure.contract import JobPhase, JobStatus, Peaks, Progress, SmallerRequest
+from perdure.contract import JobPhase, JobStatus, Peaks, Progress, RoomSeen, SmallerRequest
 from perdure.contract.transitions import NodeCreated, NodeLost, NodePending
 from perdure.spec.errors import SpecError
 from perdure.spec.validate import parse_spec
@@ -206,3 +206,28 @@ def test_a_node_that_a_user_has_given_more_than_there_is_relaxes_as_others_do():
     assert job.node(1).cpu == "500"
     waits(job, 1).wait(MINUTE)
     assert job.node(1).cpu == "8"
+
+
+def seen(fits: bool, **requests: str) -> RoomSeen:
+    return RoomSeen(uid="", role="worker", requests=requests, fits=fits)
+
+
+def test_less_is_not_requested_while_no_machine_has_room_for_that_either():
+    job = waits(pods({"cpu": 8}), 0, 1).take(seen(False, cpu="8")).wait(MINUTE)
+    assert [job.node(rank).incarnation for rank in (0, 1)] == [1, 1]
+    [found] = status(job).smaller
+    assert found.nowhere
+    assert text.smaller(found).endswith("nor for 8, by scaling.relax: requested once one has")
+    job.take(seen(True, cpu="8"))
+    assert [job.node(rank).cpu for rank in (0, 1)] == ["8", "8"]
+
+
+def test_what_is_told_of_room_counts_for_minutes_and_for_that_request_alone():
+    job = waits(pods({"cpu": 8}), 0, 1).take(seen(False, cpu="8")).wait(4 * MINUTE)
+    assert job.node(0).incarnation == 1
+    job.take(seen(False, cpu="8")).wait(4 * MINUTE)
+    assert job.node(0).incarnation == 1
+    job.wait(2 * MINUTE)
+    assert job.node(0).cpu == "8", "it was told nothing more: it tries"
+    other = waits(pods({"cpu": 8}), 0, 1).take(seen(False, cpu="16")).wait(MINUTE)
+    assert other.node(0).cpu == "8"

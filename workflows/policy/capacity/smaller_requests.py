@@ -4,17 +4,18 @@ A node that waits for a resource which the training does not need waits for noth
 is short, and not how much of it is free. So a node requests no less than it was seen to need (its peak and a margin),
 no less than `scaling.relax`, and that at once: steps between would cost one more pod each, and find a machine no
 sooner. Memory that was raised after a kill is needed, and stays. What was chosen holds for every later node of the
-role; it is never raised again but by a kill.
+role; it is never raised again but by a kill. Where the watch of the cluster sees that no machine has room for that
+either, it is not tried; where the cluster is not watched, it is.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
-from perdure.contract import Evidence, EvidenceSource, NodePhase, SmallerRequest
+from perdure.contract import Evidence, EvidenceSource, NodePhase, RoomSeen, SmallerRequest
 from perdure.spec.job import JobSpec
 from perdure.spec.quantities import amount, quantity_of_bytes
 from perdure.spec.scaling import Relax
@@ -22,9 +23,12 @@ from perdure.workflows.policy.capacity.resource_use import cores_for, memory_for
 from perdure.workflows.policy.record import incidents, observations
 from perdure.workflows.policy.state.job import RoleInJob
 from perdure.workflows.policy.state.node import NodeState
+from perdure.workflows.policy.state.role import NoRoom
 from perdure.workflows.policy.world import succession
 
 RESOURCES: Final = ("cpu", "memory")
+HOLDS: Final = timedelta(minutes=5)
+"""The time for which a job counts on it that no machine has room: the watch of the cluster tells it every 2 minutes."""
 _SHORT: Final = re.compile(r"\bInsufficient (cpu|memory)\b")
 """The words of Kubernetes' scheduler (`NodeResourcesFit`)."""
 
@@ -33,7 +37,10 @@ def find(state: RoleInJob, job: JobSpec) -> tuple[SmallerRequest, ...]:
     """Returns each resource for want of which nodes have no machine, with what would do as far as that is known."""
     requests = requests_of(state, job)
     found = [_smaller(state, job, name, requests[name]) for name in RESOURCES if name in requests]
-    return tuple(one for one in found if one.nodes)
+    waiting = tuple(one for one in found if one.nodes)
+    if state.no_room is None or state.no_room.requests != _requests(one for one in waiting if one.relaxes):
+        return waiting
+    return tuple(one.replace(nowhere=one.relaxes) for one in waiting)
 
 
 def relax(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
@@ -45,7 +52,9 @@ def relax(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
     if not chosen:
         return state if state.short_since is None else state.replace(short_since=None)
     state = state if state.short_since is not None else state.replace(short_since=now)
-    if state.short_since is None or now < state.short_since + allowed.after:
+    if state.no_room is not None and state.no_room.requests != _requests(chosen):
+        state = state.replace(no_room=None)
+    if state.short_since is None or now < _due(state, allowed, state.short_since):
         return state
     since, texts = state.short_since, [f"{one.enough} instead of {one.requested} of {one.resource}" for one in chosen]
     title = f"new nodes request {' and '.join(texts)}: no machine has room for more"
@@ -54,7 +63,7 @@ def relax(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
         time=now, source=EvidenceSource.BACKEND, rank=nodes[0].rank, text=f"node {nodes[0].rank}: {nodes[0].reason}"
     )
     state = observations.observe_smaller_requests(state, title, evidence, since=since, now=now)
-    state = state.replace(short_since=None, smaller={**state.smaller, **{one.resource: one.enough for one in chosen}})
+    state = state.replace(short_since=None, smaller={**state.smaller, **_requests(chosen)})
     ranks = {node.rank for node in nodes}
     state = state.replace(of_nodes={rank: own for rank, own in state.of_nodes.items() if rank not in ranks})
     for node in nodes:
@@ -65,7 +74,22 @@ def relax(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
 def next_looks(state: RoleInJob, job: JobSpec) -> list[datetime]:
     """The time until which a machine is waited for before less is requested."""
     allowed = _allowed(state, job)
-    return [state.short_since + allowed.after] if allowed is not None and state.short_since is not None else []
+    return [_due(state, allowed, state.short_since)] if allowed is not None and state.short_since is not None else []
+
+
+def take_room(state: RoleInJob, seen: RoomSeen, now: datetime) -> RoleInJob:
+    """Takes in whether a machine has room for nodes that request less."""
+    return state.replace(no_room=None if seen.fits else NoRoom(requests=seen.requests, until=now + HOLDS))
+
+
+def _due(state: RoleInJob, allowed: Relax, since: datetime) -> datetime:
+    """The time at which less is requested: once a machine has room for that, as far as the job is told."""
+    due = since + allowed.after
+    return due if state.no_room is None else max(due, state.no_room.until)
+
+
+def _requests(chosen: Iterable[SmallerRequest]) -> dict[str, str]:
+    return {one.resource: one.enough for one in chosen}
 
 
 def _allowed(state: RoleInJob, job: JobSpec) -> Relax | None:

@@ -15,6 +15,7 @@ from perdure.contract import (
     Message,
     NodesSuggested,
     NodeView,
+    RoomSeen,
     ShardsSetAside,
     Ticket,
 )
@@ -119,6 +120,7 @@ RoleEvent = (
     | ScaleRequested
     | ScalingChanged
     | NodesSuggested
+    | RoomSeen
     | RelaunchRequested
     | RestartRequested
 )

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import datetime
 
-from perdure.contract import Evidence, EvidenceSource, JobPhase, NodePhase, NodesSuggested, World
+from perdure.contract import Evidence, EvidenceSource, JobPhase, NodePhase, NodesSuggested, RoomSeen, World
 from perdure.spec.job import JobSpec
-from perdure.workflows.policy.capacity import new_goal, planned_changes, scaling, shared_nodes
+from perdure.workflows.policy.capacity import new_goal, planned_changes, scaling, shared_nodes, smaller_requests
 from perdure.workflows.policy.facts.events import (
     CancelRequested,
     Event,
@@ -32,10 +32,12 @@ RULE = 'user/1 "requested by a user"'
 
 
 def apply(state: RoleInJob, event: Event, job: JobSpec, now: datetime) -> RoleInJob:
-    """Applies a user's request to the state, or the advice of the sharing of its cluster."""
+    """Applies a user's request to the state, or what the watch of its cluster tells."""
     match event:
         case NodesSuggested():
             return shared_nodes.follow(state, event, job, now)
+        case RoomSeen():
+            return smaller_requests.take_room(state, event, now)
         case ScaleRequested():
             return _scale(state, event)
         case ScalingChanged():

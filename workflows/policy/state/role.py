@@ -136,6 +136,15 @@ class PostponedChange(Message):
         return self.replace(relaunches=(*others, request))
 
 
+class NoRoom(Message):
+    """What no machine has room for."""
+
+    requests: dict[str, str]
+    """Requests of `cpu` and `memory`."""
+    until: datetime
+    """The time until which that is taken to be so."""
+
+
 class RoleState(Message):
     """One role: nodes with the same command, and the world that they form."""
 
@@ -204,6 +213,8 @@ class RoleState(Message):
     """What nodes (slots) request of `cpu` and `memory` that a user has given other requests than their role."""
     short_since: datetime | None = None
     """Since when nodes wait for a machine that could request less."""
+    no_room: NoRoom | None = None
+    """What no machine has room for, although it is less than the role requests."""
     auto: AutoResources | None = None
     """What `resources: auto` has become."""
     restarts: tuple[datetime, ...] = ()
