@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from temporalio.api.enums.v1 import PendingActivityState
 from temporalio.client import Client as TemporalClient
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
@@ -30,7 +31,7 @@ from perdure.contract.names import NOTIFIER, notifier_workflow_id
 from perdure.spec.job import JobSpec
 from perdure.spec.notifications import Occasion
 
-_DELIVERIES = ("deliver_notification", "run_notification_command")
+_BY_WORKER, _BY_MACHINE = "deliver_notification", "run_notification_command"
 
 SAMPLE_PATIENCE = timedelta(seconds=30)
 """The time for which the delivery of a sample is tried."""
@@ -101,12 +102,16 @@ def _sample() -> Notice:
 
 
 async def _failing(temporal: TemporalClient, workflow_id: str) -> dict[str, str]:
-    """Why the newest tries of the deliveries that are repeated now failed, by target."""
+    """Why the deliveries that are in flight have not succeeded, by target."""
     found = await describe(temporal, workflow_id, rpc_timeout=CALL_TIMEOUT)
     reasons: dict[str, str] = {}
     for pending in found.pending_activities:
-        if pending.activity_type.name in _DELIVERIES and pending.HasField("last_failure"):
+        kind, target = pending.activity_type.name, pending.activity_id.partition("/")[0]
+        if kind not in (_BY_WORKER, _BY_MACHINE):
+            continue
+        if pending.HasField("last_failure"):
             error = await converter_for(temporal, workflow_id).decode_failure(pending.last_failure)
-            reason = error.message if isinstance(error, ApplicationError) else str(error)
-            reasons[pending.activity_id.partition("/")[0]] = reason
+            reasons[target] = error.message if isinstance(error, ApplicationError) else str(error)
+        elif kind == _BY_MACHINE and pending.state == PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED:
+            reasons[target] = "no machine of the job has taken it yet; those that joined with a ticket run no commands"
     return reasons

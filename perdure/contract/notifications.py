@@ -228,7 +228,7 @@ class TargetReport(Message):
     dropped: int = 0
     """Notifications that were not tried, as too many waited."""
     last_error: ShortText = ""
-    """Why the newest try failed; empty where nothing waits and nothing was given up."""
+    """Why the newest try failed, or what it waits for; empty where nothing waits and nothing was given up."""
 
 
 class NotifierReport(Message):

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -53,7 +54,8 @@ class Machine:
         self.first_run = str(uuid4())
         self.uid = uid_of(self.first_run)
         self.rank = rank
-        self.commands = MachineCommands(Client(address=server.address))
+        self.client = Client(address=server.address)
+        self.commands = MachineCommands(self.client)
 
     @property
     def place(self) -> NodeRequest:
@@ -98,6 +100,15 @@ class Machine:
             result_type=NotifierReport,
         )
 
+    async def target(self) -> TargetReport:
+        """What `perdure status` shows of the target."""
+        status = SimpleNamespace(namespace="default", name=self.job.name, uid=self.uid)
+        [target] = (await self.client.notifications(status)).targets  # pyright: ignore[reportArgumentType]
+        return target
+
+    async def shows(self, reason: str) -> bool:
+        return reason in (await self.target()).last_error
+
 
 @asynccontextmanager
 async def serving(machine: Machine) -> AsyncIterator[Machine]:
@@ -140,14 +151,7 @@ async def test_a_command_that_fails_is_repeated(
     async with serving(Machine(fleet, temporal_server, spec(["mkdir", "once"]))) as machine:
         (tmp_path / "once").mkdir()
         handle = await machine.notified(last=True)
-        failing = Client(address=temporal_server.address)
-
-        async def why() -> bool:
-            status = type("Job", (), {"namespace": "default", "name": machine.job.name, "uid": machine.uid})
-            [target] = (await failing.notifications(status)).targets  # pyright: ignore[reportArgumentType]
-            return target.last_error == "mkdir ended with 1"
-
-        await eventually(why)
+        await eventually(lambda: machine.shows("mkdir ended with 1"))
         (tmp_path / "once").rmdir()
         ended = await only_target(handle)
     assert (ended.sent, ended.given_up) == (1, 0)
@@ -160,6 +164,19 @@ async def test_a_command_that_no_machine_is_left_to_run_is_given_up_after_the_jo
     ended = await only_target(await machine.notified(last=True, after_end=timedelta(seconds=1)))
     assert (ended.sent, ended.given_up) == (0, 1)
     assert ended.last_error == "no machine of the job was left to run it"
+
+
+async def test_a_command_that_no_machine_takes_is_named_and_runs_once_one_joins(
+    fleet: Fleet, temporal_server: DevServer
+):
+    machine = Machine(fleet, temporal_server, spec(["true"]))
+    handle = await machine.notified()
+    await eventually(lambda: machine.shows("no machine of the job has taken it yet"))
+    async with serving(machine):
+        await machine.commands.finish()
+    told = await machine.target()
+    assert (told.sent, told.waiting, told.last_error) == (1, 0, "")
+    await handle.terminate()
 
 
 async def test_a_sample_runs_on_no_machine(fleet: Fleet, temporal_server: DevServer):
