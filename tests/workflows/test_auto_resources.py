@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -21,6 +21,7 @@ from perdure.contract.names import history_task_queue
 from perdure.spec.validate import parse_spec
 from perdure.workflows.training_job import TrainingJob
 from tests.activities.history.stored import record, status
+from tests.support.postgres import PostgresServer
 from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
 from tests.workflows.jobs import node, running, until
 
@@ -47,12 +48,16 @@ def used(spec: dict[str, Any], *, memory: int = 20 * GI, nodes: int = 3) -> Any:
 
 
 @asynccontextmanager
-async def history(client: Client, fleet: Fleet, path: Path) -> AsyncGenerator[HistoryStore]:
-    store = HistoryStore(f"sqlite:///{path / 'history.db'}", tenant=client.namespace)
+async def history(
+    client: Client, fleet: Fleet, path: Path, *, server: PostgresServer | None = None
+) -> AsyncGenerator[HistoryStore]:
+    url = f"sqlite:///{path / 'history.db'}" if server is None else server.url
+    store = HistoryStore(url, tenant=client.namespace)
     activities = HistoryActivities(client, store, task_queue=fleet.task_queue, retention=timedelta(days=1))
     queue = history_task_queue(fleet.task_queue)
     async with Worker(client, task_queue=queue, activities=activities.all):
         yield store
+    activities.close()
     store.close()
 
 
@@ -153,6 +158,36 @@ async def test_an_elastic_job_starts_and_is_repaired_whatever_has_become_of_its_
             await fleet.lose(await node(fleet, job, 1))
             await until(job, lambda s: s.phase is JobPhase.RUNNING and s.generation > known.generation)
             await job.cancel()
+
+
+@pytest.fixture
+def server() -> Iterator[PostgresServer]:
+    server = PostgresServer()
+    yield server
+    server.end()
+
+
+@pytest.mark.long("history")
+async def test_a_job_starts_though_the_server_of_its_history_stands_still(
+    temporal_client: Client, tmp_path: Path, server: PostgresServer
+):
+    async with (
+        running_fleet(temporal_client) as fleet,
+        history(temporal_client, fleet, tmp_path, server=server) as store,
+    ):
+        store.prepare()
+        store.write(used(auto()))
+        with server.frozen():
+            job = await start(fleet, auto(nodes="1:2"))
+            known = await running(job, nodes=2, within=120)
+            assert known.auto is not None
+            assert (known.auto.memory, known.auto.problem) == ("16Gi", "no worker that keeps a history answered")
+        again = await start(fleet, auto(nodes="1:2"))
+        known = await running(again, nodes=2)
+        assert known.auto is not None
+        assert (known.auto.memory, known.auto.problem) == ("23Gi", "")
+        for one in (job, again):
+            await one.cancel()
 
 
 async def test_jobs_of_another_namespace_or_tenant_are_not_asked(temporal_client: Client, tmp_path: Path):
