@@ -210,10 +210,16 @@ class ScalePlans:
         requests = await self._requests(plan, job)
         for number, request in enumerate(requests):
             key = f"scale-plan-{plan.metadata.uid}-{number}"
-            if isinstance(request, RelaunchRequest):
-                await self._send(job, request, key)
-            else:
-                job = await self._scale(plan, job, request, key)
+            try:
+                if isinstance(request, RelaunchRequest):
+                    await self._send(job, request, key)
+                else:
+                    job = await self._scale(plan, job, request, key)
+            except Refused as error:
+                if isinstance(error, NotPermitted) or not number:
+                    raise
+                done = "; ".join(describe(one) for one in requests[:number])
+                raise Refused(f"{error}. Carried out before that: {done}") from error
         await self._end(plan, "Succeeded", "; ".join(describe(request) for request in requests))
 
     async def _requests(self, plan: PlanResource, job: TrainingJobResource) -> tuple[PlanRequest, ...]:
