@@ -21,6 +21,7 @@ from perdure.activities.nodes.machines import Machines, MachinesUnknown, Owner, 
 from perdure.cli.main import app
 from tests.kubernetes.pods import PodJob, TestCluster, role
 from tests.kubernetes.site import perdure, start
+from tests.support.command_line import CommandLine
 from tests.support.played_api import played_api, refusal
 from tests.support.waiting import eventually
 
@@ -90,9 +91,8 @@ async def test_a_worker_that_may_not_list_machines_learns_what_it_needs() -> Non
 
 @pytest.mark.long("cluster-faults")
 async def test_the_command_shows_who_has_and_who_waits_for_what_on_a_real_cluster(
-    cluster: TestCluster, job: PodJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: TestCluster, job: PodJob, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
     async with perdure(cluster, job.namespace) as (server, client):
         backend = cluster.backend()
         temporal, queue = await client.connect(), client.endpoint.task_queue
@@ -107,15 +107,15 @@ async def test_the_command_shows_who_has_and_who_waits_for_what_on_a_real_cluste
             return text if "2 of 1:2" in text and "Insufficient cpu" in text else None
 
         async with watching_clusters(temporal, [backend], task_queue=queue, sharing=None):
-            running = await start(
-                client,
-                role(nodes="1:2", resources={"cpu": "100m"}),
-                tmp_path,
-            )
+            running = await start(client, role(nodes="1:2", resources={"cpu": "100m"}), tmp_path)
             large = await start(client, role(resources={"cpu": 4000}), tmp_path)
-            text = await eventually(told, within=PATIENCE)
+            await eventually(told, within=PATIENCE)
             [view] = json.loads(await command("-o", "json"))
+            given = ("cluster", "-n", job.namespace, "--address", server.address)
+            terminal = CommandLine.local(tmp_path, tmp_path).on_terminal(*given, columns=80)
+            assert await asyncio.to_thread(terminal.leave, within=PATIENCE) == 0, terminal.text
         await backend.close()
+    text = terminal.text.replace("\r", "")
     assert max(map(len, text.splitlines())) <= 80
     for name in (running.name, large.name, *(machine["name"] for machine in view["machines"])):
         assert name in text
