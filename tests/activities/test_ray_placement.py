@@ -296,3 +296,14 @@ def test_nodes_wait_in_the_first_group_until_ray_has_room_for_it(ray: PlayedRay,
     worker = {"nodes": 2, "command": ["x"]}
     assert [placer.create("worker", rank, worker=worker) for rank in (0, 1)] == ["m1", ""]
     assert len(ray.groups) == 1
+
+
+def test_an_actor_of_another_owner_with_the_name_of_a_node_keeps_no_group(ray: PlayedRay, placer: Placer):
+    placer.create("trainer", 0)
+    del ray.actors[name_of("trainer", 0, 1)]
+    # It has a part of a node's methods.
+    ray.actors[name_of("trainer", 0, 2)] = SimpleNamespace(describe_node=None)
+    placer.release()
+    assert not ray.groups
+    with pytest.raises(Exception, match="that is no node exists"):
+        placer.create("trainer", 0, 2)
