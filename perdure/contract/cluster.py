@@ -113,7 +113,8 @@ class ClusterJob(Message):
     """How much faster another unit of nodes would make it, as a share; None where too little is measured, and where it
     takes no more."""
     room: int | None = None
-    """Nodes like its own for which there is room; None where that is not known."""
+    """Nodes like its own for which there is room, counted up to twice the number that any job may have; None where that
+    is not known."""
     smaller: dict[str, str] = Field(default={})
     """What nodes that wait would request of `cpu` and `memory` by `scaling.relax`."""
     fits_smaller: bool | None = None
