@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from perdure.cli import text
+from perdure.cli.terminal import printed_lines
 from perdure.contract.incidents import SlowCause
 from perdure.workflows.policy.diagnosis.failures import FAILURE_CLASSES
 
@@ -53,7 +54,7 @@ def explanation(
         lines.append(Text(f"      {incident.left_out}", style="dim"))
     if incident.log_tail:
         lines.append(Text("LOG", style="bold"))
-        lines.extend(Text(f"      {line}", style="dim") for line in incident.log_tail.splitlines()[-12:])
+        lines.extend(Text(f"      {line}", style="dim") for line in printed_lines(incident.log_tail)[-12:])
     return Text("\n").join(lines)
 
 

@@ -26,7 +26,7 @@ from perdure.cli import text
 from perdure.cli.common import Session, out, show_link
 from perdure.cli.explain import explanation, with_role_named
 from perdure.cli.keys import event_of_interrupt, owns_terminal, single_keys
-from perdure.cli.terminal import link
+from perdure.cli.terminal import link, printed_line, printed_lines
 
 if TYPE_CHECKING:
     from perdure.client.client import Client
@@ -220,7 +220,7 @@ async def _last_output(client: Client, name: str, incidents: dict[int, IncidentV
     """The end of the output of the node where the last failure began: as the job kept it, else from its log."""
     last = incidents[max(incidents)] if incidents else None
     if last and last.log_tail:
-        return last.log_tail.splitlines()[-_LAST_LOG_LINES:]
+        return printed_lines(last.log_tail)[-_LAST_LOG_LINES:]
     with suppress(PerdureError):
         node = last.culprit if last and last.culprit is not None else 0
         role = last.role if last else (await client.status(name)).role
@@ -338,7 +338,7 @@ async def _key_presses(client: Client, view: View, detached: asyncio.Event, *, e
             try:
                 async for line in client.logs(view.name, tail=_LAST_LOG_LINES, follow=True):
                     place = f"{line.role} " if view.roles else ""
-                    view.log_lines.append(f"{place}{line.node:>3} | {line.text}")
+                    view.log_lines.append(f"{place}{line.node:>3} | {printed_line(line.text)}")
                 return
             except LogsUnavailable as error:
                 view.log_lines.append(str(error))

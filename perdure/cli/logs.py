@@ -12,7 +12,7 @@ from rich.markup import escape
 from perdure.cli.common import JobArgument, OnlyRoleOption, ReadingSession, err, out
 from perdure.cli.completion import complete_node, complete_rank
 from perdure.cli.ranks import node_numbers, parse_ranks
-from perdure.cli.terminal import as_json
+from perdure.cli.terminal import as_json, printed_line
 
 if TYPE_CHECKING:
     from perdure.client.client import Client
@@ -97,9 +97,9 @@ def logs(
             if node is None or width:
                 place = f"{line.role:<{width}} " if width else ""
                 colour = _COLOURS[(line.node + roles.index(line.role) if width else line.node) % len(_COLOURS)]
-                out.print(f"{time}[{colour}]{place}{line.node:>3} |[/] {escape(line.text)}")
+                out.print(f"{time}[{colour}]{place}{line.node:>3} |[/] {escape(printed_line(line.text))}")
             else:
-                out.out(time + line.text, highlight=False)
+                out.out(time + printed_line(line.text), highlight=False)
         return printed
 
     try:

@@ -62,7 +62,10 @@ def _validate(files: list[Path], backend: str | None, draft: Draft, here: Sessio
         told = [{"path": one.path, "line": one.line, "message": one.message} for one in warnings]
         reports.append({"file": str(file), "valid": True, "problems": [], "warnings": told})
         if not here.json:
-            nodes = ", ".join(f"{role.nodes} nodes of {name}" for name, role in spec.roles.items())
+            nodes = ", ".join(
+                f"{role.nodes} node{'' if str(role.nodes) == '1' else 's'} of {name}"
+                for name, role in spec.roles.items()
+            )
             out.print(f"[bold green]{file}[/]: ok, {spec.name}: {nodes}, backend {spec.backend}")
             for warning in warnings:
                 out.print(f"  warning: {warning}", markup=False)

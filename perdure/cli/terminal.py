@@ -35,6 +35,17 @@ def without_controls(text: str) -> str:
     return _CONTROL.sub("", text)
 
 
+def printed_line(text: str) -> str:
+    """A line of output as a terminal shows it in the end: of a progress bar, which returns to the line's begin for each
+    of its states, the last one."""
+    return without_controls(text.rstrip("\r").rpartition("\r")[2])
+
+
+def printed_lines(text: str) -> list[str]:
+    """The lines of output, as a terminal shows them in the end."""
+    return [printed_line(line) for line in text.removesuffix("\n").split("\n")] if text else []
+
+
 def as_json(value: Any, *, indent: int | None = None) -> str:
     """JSON of exactly this value, with every control character escaped."""
     text = json.dumps(value, indent=indent, ensure_ascii=False)

@@ -93,7 +93,7 @@ def bytes_(count: int) -> str:
 def peaks(found: Peaks) -> str:
     """`at most 21.3 GiB of memory, 7.2 processors and 61.0 GiB of a GPU's 80.0 GiB on a node, in 3h 4m`."""
     parts = [f"{bytes_(found.memory)} of memory"] if found.memory else []
-    parts += [f"{found.cpu:.3g} processors"] if found.cpu else []
+    parts += [f"{round(found.cpu, 2):.3g} processors"] if found.cpu else []
     parts += [f"{bytes_(found.shm)} of /dev/shm"] if found.shm else []
     if found.gpu_memory:
         parts.append(f"{bytes_(found.gpu_memory)} of a GPU's {bytes_(found.gpu_memory_total or found.gpu_memory)}")

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _INTERVAL = timedelta(seconds=2)
 _WIDE = 100
 """Columns that have room for everything."""
+_WIDEST = 400
+"""Columns that rows are spread over; a pipe has more."""
 _NARROW = 60
 """Columns below which only phases and steps are shown."""
 _OTHER_LINES = 4
@@ -101,7 +103,8 @@ class View:
             yield Text(f"and {len(jobs) - most:,} more: perdure list", style="dim")
 
     def _table(self, jobs: list[JobRow], width: int) -> Table:
-        table = Table(box=None, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", expand=True)
+        table = Table(box=None, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+        table.expand = width <= _WIDEST
         names = ["NAME", *(["NAMESPACE"] if self.everywhere and width >= _NARROW else []), "PHASE"]
         names += ["STEP"] if width < _NARROW else ["RANKS", "STEP", "SPEED", "ETA"]
         names += ["RESTARTS", "LAST INCIDENT"] if width >= _WIDE else []

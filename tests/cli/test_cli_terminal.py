@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from perdure.cli.terminal import SafeConsole, as_json, without_controls
+from perdure.cli.terminal import SafeConsole, as_json, printed_line, printed_lines, without_controls
 
 HOSTILE = (
     "before \x1b]52;c;aGk=\x07\x1b]0;title\x1b\\\x1b[2J\x1b[1;1H\x1bc\x1bP+q\x1b\\"
@@ -71,6 +71,13 @@ def test_nothing_printed_can_steer_a_terminal(draw: Callable[[SafeConsole], obje
 def test_a_sequence_without_an_end_loses_only_what_makes_it_one() -> None:
     assert without_controls("\x1b]52;c;text\nnext") == "52;c;text\nnext"
     assert without_controls("\x1b[31mred\x1b[0m\tand\nplain \x1b") == "red\tand\nplain "
+
+
+def test_of_a_progress_bar_the_last_state_is_shown_and_line_ends_of_windows_are_none() -> None:
+    assert printed_line("windows\r") == "windows"
+    assert printed_line("\r 0%|\r50%|##\x1b[A\r100%|####\r") == "100%|####"
+    assert printed_lines("first\r\n10%\r20%\n") == ["first", "20%"]
+    assert printed_lines("") == []
 
 
 @given(st.text(st.characters(max_codepoint=0x100, exclude_categories=()), max_size=50))

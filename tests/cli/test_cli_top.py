@@ -48,6 +48,13 @@ async def test_a_table_of_jobs_fits_into_its_terminal(width: int) -> None:
     assert "/1,000 10%" in words, "a step is never cut"
 
 
+async def test_a_pipe_gets_rows_that_are_as_long_as_their_words() -> None:
+    name = "x" * 300
+    lines = drawn(View(await look("llama", name), everywhere=True), 100_000)
+    assert any(name in line for line in lines), "nothing is cut"
+    assert max(map(len, lines)) < 600
+
+
 async def test_jobs_that_run_come_first_and_the_rest_is_counted() -> None:
     lines = drawn(View(await look(*(f"job-{number}" for number in range(20))), everywhere=True), 120, height=10)
     assert lines[2].startswith("job-")
