@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, model_validator
 
 from .base import Section
-from .durations import PositiveDuration
+from .durations import PositiveDuration, format_duration
 from .quantities import Amount, amount
 
 
@@ -50,6 +50,8 @@ def _time_with_zone(value: Any) -> datetime:
 
 Deadline = Annotated[datetime, BeforeValidator(_time_with_zone)]
 """A time with its zone. A number is none: it would count seconds since 1970."""
+
+_LONGEST = timedelta(days=365)
 
 PositiveAmount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -125,6 +127,15 @@ class Scaling(Section):
     relax: Relax | None = None
     """The least that a node may request where no machine has room for `resources`. Unset: it waits for a machine that
     has (docs/scaling.md)."""
+
+    @model_validator(mode="after")
+    def _comes_to_an_end(self) -> Scaling:
+        for field, duration in (("settle", self.settle), ("patience", self.patience)):
+            if duration > _LONGEST:
+                raise ValueError(
+                    f"{field} is {format_duration(duration)}; expected at most {format_duration(_LONGEST)}"
+                )
+        return self
 
     @model_validator(mode="after")
     def _has_some_memory(self) -> Scaling:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from perdure.cli.explain import explanation
 from perdure.contract import JobPhase, JobStatus, Progress, ProgressSource, RankStepTimes, ScalingView
-from perdure.contract.transitions import NodePace, NodeRemoved, NodeStepTimes
+from perdure.contract.transitions import NodePace, NodePortsChanged, NodeRemoved, NodeStepTimes
 from perdure.workflows.policy.capacity import scaling
 from perdure.workflows.policy.facts.events import RepairsPaused, ScaleRequested
 from perdure.workflows.policy.record.projections import status_of
@@ -58,6 +58,9 @@ class ScaledJob(Scenario):
                 self.sizes.append(world.nodes)
                 self.last_generation = world.generation
                 self.steps()
+                # Its agent listens on other ports than the one that this world has taken.
+                ports = tuple(next(self._ports) for _ in range(4))
+                self.transition(world.store_rank, NodePortsChanged, store_ports=ports)
             self.wait(10)
         return self
 

@@ -87,7 +87,7 @@ def meets(scaling: Scaling, throughput: Throughput, outlook: Outlook, nodes: int
         return None
     match scaling.policy:
         case ScalingPolicy.DEADLINE if scaling.finish_by is not None:
-            return outlook.now + timedelta(seconds=seconds) <= scaling.finish_by
+            return seconds <= (scaling.finish_by - outlook.now).total_seconds()
         case ScalingPolicy.BUDGET:
             return _total_hours(outlook, nodes, seconds) <= _hours_allowed(scaling, outlook)
         case _:

@@ -40,16 +40,23 @@ _SHARE_OF_REST = 1 / 40
 """What a change may cost, as a share of the time that is left: five tries and the way back cost less than a sixth."""
 _FEWEST_STEPS = 20
 """Fewer steps do not tell how long pauses are."""
+_MOST_STEPS = 10**15
+"""More than any training makes: a script's greater numbers would only overflow."""
+_LONGEST_STEP = 1e7
+"""Seconds, four months: a longer step is none."""
 _GOALS = (ScalingPolicy.DEADLINE, ScalingPolicy.BUDGET)
 
 
 def learn(state: RoleInJob, world: World, *, step: float, spread: float, progress: Progress | None = None) -> RoleInJob:
     """Takes in how fast the current world steps, unless one of its ranks slows it down."""
-    times = [times for node in state.members if node.step_times_in == world.generation for times in node.step_times]
-    if stragglers.find(times):
+    if not 0 < step < _LONGEST_STEP:
+        return state
+    if _has_slow_rank(state, world):
         return state
     state = _learn_pauses(state, world, step, progress)
     known = state.scaling
+    if all(pace.generation != world.generation for pace in known.paces):
+        known = known.replace(paces_before=known.paces)
     others = {pace.nodes: pace for pace in known.paces}
     before = others.pop(world.nodes, None)
     pace = Pace(nodes=world.nodes, step=step, spread=spread, generation=world.generation)
@@ -62,6 +69,19 @@ def learn(state: RoleInJob, world: World, *, step: float, spread: float, progres
     return state.replace(scaling=known.replace(paces=tuple(paces)))
 
 
+def doubt(state: RoleInJob, world: World) -> RoleInJob:
+    """Forgets the measurement of the current world if one of its ranks, as is known now, slows it down."""
+    known = state.scaling
+    if _measured(state) is None or not _has_slow_rank(state, world):
+        return state
+    return state.replace(scaling=known.replace(paces=known.paces_before, doubted_until=None, judged=0))
+
+
+def _has_slow_rank(state: RoleInJob, world: World) -> bool:
+    times = [times for node in state.members if node.step_times_in == world.generation for times in node.step_times]
+    return bool(stragglers.find(times))
+
+
 def _learn_pauses(state: RoleInJob, world: World, seconds: float, progress: Progress | None) -> RoleInJob:
     """Takes in how long the steps of a world take together with its pauses, from two reports of its progress."""
     known = state.scaling
@@ -71,7 +91,7 @@ def _learn_pauses(state: RoleInJob, world: World, seconds: float, progress: Prog
     first = known.first_step
     if first is None or first.generation != newest.generation or newest.step < first.step:
         return state.replace(scaling=known.replace(first_step=newest, newest_step=newest))
-    pauses, steps = known.pauses, newest.step - first.step
+    pauses, steps = known.pauses, min(newest.step - first.step, _MOST_STEPS)
     if steps >= _FEWEST_STEPS and seconds > 0:
         pauses = max((newest.time - first.time).total_seconds() / (steps * seconds), 1.0)
     return state.replace(scaling=known.replace(newest_step=newest, pauses=pauses))
@@ -89,6 +109,9 @@ def follow(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
     state = missing_nodes.give_up(missing_nodes.note_arrival(state), role, now)
     measured = _measured(state)
     if measured is None or world.nodes not in sizes_of(state, role):
+        return state
+    state = _judge(state, role, measured, now)
+    if _is_doubted(state, now):
         return state
     wanted, choice = _wanted(state, job, measured, now)
     state = _tell_problem(state, choice, now)
@@ -110,7 +133,13 @@ def next_looks(state: RoleInJob, job: JobSpec) -> tuple[datetime | None, ...]:
     """The times at which the next series of tries and the next choice for a goal may be made, and at which nodes that
     do not come are given up or requested again."""
     role = job.roles[state.role]
-    return _next_series(state, role), _next_choice(state, role), missing_nodes.next_look(state, role)
+    known = state.scaling
+    return (
+        _next_series(state, role),
+        _next_choice(state, role),
+        missing_nodes.next_look(state, role),
+        known.doubted_until,
+    )
 
 
 def _next_series(state: RoleInJob, role: Role) -> datetime | None:
@@ -208,6 +237,23 @@ def _measured(state: RoleInJob) -> Pace | None:
     return next((pace for pace in state.scaling.paces if pace.generation == present), None)
 
 
+def _judge(state: RoleInJob, role: Role, measured: Pace, now: datetime) -> RoleInJob:
+    """Doubts a new measurement that is slower than others let expect for as long as it has taken: a slow rank may
+    become known later than the speed."""
+    known = state.scaling
+    if known.judged == measured.generation:
+        return state
+    before = Throughput(known.paces_before, global_batch=role.scaling.batch is BatchSize.GLOBAL)
+    slow = measured.step > (1 + CHANGED_PACE) * before.longest_step(measured.nodes)
+    until = now + role.scaling.settle if slow else None
+    return state.replace(scaling=known.replace(judged=measured.generation, doubted_until=until))
+
+
+def _is_doubted(state: RoleInJob, now: datetime) -> bool:
+    until = state.scaling.doubted_until
+    return until is not None and now < until
+
+
 def _available(state: RoleInJob, role: Role, now: datetime) -> range:
     """The numbers of nodes that a world may have, without those that lately did not come."""
     return missing_nodes.available(sizes_of(state, role), state, now)
@@ -216,13 +262,13 @@ def _available(state: RoleInJob, role: Role, now: datetime) -> range:
 def _outlook(state: RoleInJob, job: JobSpec, measured: Pace | None, now: datetime) -> Outlook:
     known, world, progress, role = state.scaling, state.world, state.progress, job.roles[state.role]
     total = role.scaling.steps if progress is None or progress.total_steps is None else progress.total_steps
-    step, newest, left = 0.0 if progress is None else float(progress.step), known.newest_step, None
+    step, newest, left = 0.0 if progress is None else _counted(progress.step), known.newest_step, None
     seconds = 0.0 if measured is None else measured.step
     if newest is not None and world is not None and newest.generation == world.generation and seconds > 0:
         # The world has stepped on since it told its progress.
-        step = newest.step + max((now - newest.time).total_seconds(), 0.0) / (seconds * known.pauses)
+        step = _counted(newest.step) + max((now - newest.time).total_seconds(), 0.0) / (seconds * known.pauses)
     if total is not None:
-        left = max(total - step, 0.0)
+        left = max(_counted(total) - step, 0.0)
     return Outlook(
         now=now,
         present=0 if world is None else world.nodes,
@@ -232,6 +278,10 @@ def _outlook(state: RoleInJob, job: JobSpec, measured: Pace | None, now: datetim
         node_hours=known.node_seconds / 3600,
         ranks=1 if world is None else world.processes / world.nodes,
     )
+
+
+def _counted(steps: int) -> float:
+    return float(min(steps, _MOST_STEPS))
 
 
 def _wanted(state: RoleInJob, job: JobSpec, measured: Pace, now: datetime) -> tuple[_Wanted | None, Choice]:
@@ -307,10 +357,10 @@ def _obstacle(state: RoleInJob, job: JobSpec, measured: Pace, wanted: _Wanted, n
     outlook = _outlook(state, job, measured, now)
     if outlook.steps is None or wanted.urgent:
         return ""
-    rest, cost = outlook.steps * timedelta(seconds=measured.step), outlook.change
+    rest, cost = outlook.steps * measured.step, outlook.change.total_seconds()
     if cost <= rest * _SHARE_OF_REST:
         return ""
-    return f"a change costs {cost.total_seconds():.1f} s, too much of the {rest.total_seconds():,.0f} s that are left"
+    return f"a change costs {cost:.1f} s, too much of the {rest:,.0f} s that are left"
 
 
 def _why(state: RoleInJob, job: JobSpec, measured: Pace | None, now: datetime) -> str:
@@ -324,6 +374,11 @@ def _why(state: RoleInJob, job: JobSpec, measured: Pace | None, now: datetime) -
         return "the speed of its world is not measured, which a release before 0.4 has formed; that of the next one is"
     if measured is None:
         return f"the speed with {world.nodes} nodes is being measured, over {role.scaling.settle.total_seconds():g} s"
+    if _is_doubted(state, now):
+        return (
+            f"{world.nodes} nodes are slower than others let expect: it waits until "
+            f"{state.scaling.doubted_until:%H:%M:%S} UTC for a slow rank to be found"
+        )
     wanted, choice = _wanted(state, job, measured, now)
     size = world.nodes if wanted is None else wanted.nodes
     if wanted is not None and missing_nodes.places(state, size) != state.nodes_max:

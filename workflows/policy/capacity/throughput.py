@@ -63,6 +63,23 @@ class Throughput:
         spread = sum(abs(weight) * pace.spread for pace, weight in weights)
         return Expected(max(seconds, _LEAST * min(pace.step for pace in self._paces)), spread, measured=False)
 
+    def longest_step(self, nodes: int) -> float:
+        """Returns the longest step that the measurements with other numbers let expect, in seconds; without any,
+        infinity.
+
+        More nodes are not slower than fewer where they share the samples of a step, and fewer are not slower than by
+        their share. What was measured with this number counts first.
+        """
+        expected = self.step(nodes)
+        if expected is not None:
+            return expected.seconds
+        bounds = (
+            pace.step * max(pace.nodes / nodes if self._global_batch else 1.0, 1.0)
+            for pace in self._paces
+            if self._global_batch or pace.nodes > nodes
+        )
+        return min(bounds, default=math.inf)
+
     def _valley(self, at: int, nodes: int) -> list[tuple[Pace, float]] | None:
         """Returns the weights of three measurements in the time of a step between two of them; None where these show
         no valley.

@@ -68,7 +68,7 @@ def on_step_times(state: RoleInJob, node: NodeState, reported: NodeStepTimes) ->
     own = range(member.base_rank, member.base_rank + member.processes)
     times = tuple(one for one in reported.ranks if one.rank in own)
     state = state.with_node(node.replace(step_times=times, step_times_in=world.generation))
-    return state.replace(new_step_times=True)
+    return scaling.doubt(state.replace(new_step_times=True), world)
 
 
 def on_pace(state: RoleInJob, node: NodeState, reported: NodePace) -> RoleInJob:

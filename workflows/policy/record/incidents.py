@@ -42,6 +42,10 @@ KEPT_EVIDENCE = 24
 
 _LOG_TAIL = 2000
 
+_MOST_STEPS = 10**15
+_LONGEST_REWORK = 1e9
+"""Seconds, 30 years. Numbers of steps are what a script says, and greater ones would only overflow."""
+
 
 def add_evidence(
     state: RoleInJob, evidence: Evidence, *, now: datetime, log_tail: str = "", is_cause: bool = False
@@ -237,7 +241,8 @@ def restart_cost(state: RoleInJob, step: float) -> timedelta | None:
     """
     for one in reversed(state.own_incidents):
         if one.stepping_at is not None and one.generation_after is not None and one.decided_at is not None:
-            return one.stepping_at - one.decided_at + (one.steps_again or 0) * timedelta(seconds=step)
+            again = min(one.steps_again or 0, _MOST_STEPS) * step
+            return one.stepping_at - one.decided_at + timedelta(seconds=min(again, _LONGEST_REWORK))
     return None
 
 

@@ -37,6 +37,13 @@ class ScalingState(Message):
     """The most nodes that the specification or a user allows, while fewer were chosen; None where none were."""
     paces: tuple[Pace, ...] = ()
     """The newest measurement with each number of nodes, by that number."""
+    paces_before: tuple[Pace, ...] = ()
+    """Those that were known before the present world was measured."""
+    judged: int = 0
+    """The generation of the world whose measurement was last compared with those before it."""
+    doubted_until: datetime | None = None
+    """Until then nothing is made of the measurement of the present world, which was slower than expected: one of its
+    ranks may be slow. None where it is not doubted."""
     tries: int = 0
     """Worlds that were formed to measure them, in the newest series."""
     began_at: datetime | None = None
