@@ -307,3 +307,9 @@ def test_an_actor_of_another_owner_with_the_name_of_a_node_keeps_no_group(ray: P
     assert not ray.groups
     with pytest.raises(Exception, match="that is no node exists"):
         placer.create("trainer", 0, 2)
+
+
+def test_machines_that_the_worker_does_not_reach_are_not_taken_for_lost(ray: PlayedRay, placer: Placer):
+    worker = {"nodes": 2, "command": ["x"]}
+    ray.without_raylet |= set(ray.machines)
+    assert [placer.create("worker", rank, worker=worker) for rank in (0, 1)] == ["m1", "m2"]

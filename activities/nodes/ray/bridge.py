@@ -95,8 +95,6 @@ class _Tracked:
         self.facts: dict[str, Any] = {"state": "pending"}
         self.unreachable_at: float | None = None
         """When the actor could not be reached any more."""
-        self.moves_to = ""
-        """The beginning of the names of the groups to which the roles of a shared machine move; else empty."""
 
     def settle(self, timeout: float) -> None:
         """Takes in what the actor has answered."""
@@ -150,7 +148,6 @@ class Bridge:
                     **options,
                 ).remote(name=name, **node)
             one = self._track(name, existing)
-            one.moves_to = f"{group['name']}/{index}/" if "+" in group["name"].rpartition("/")[2] else ""
         return self._why_pending(group["prefix"]) if one.facts["state"] == "pending" else ""
 
     def look(self, *, pattern: str, prefix: str, timeout: float) -> dict[str, dict[str, Any]]:
@@ -163,10 +160,10 @@ class Bridge:
             for name in names - mine.keys():
                 with contextlib.suppress(ValueError, ForeignActor):
                     mine[name] = self._track(name, self._find(name))
-        waiting = [one.started for one in mine.values() if one.facts["state"] == "pending"]
-        waiting += [one.ended for one in mine.values() if one.facts["state"] != "gone"]
-        if waiting:
-            ray.wait(waiting, timeout=timeout, fetch_local=False)
+        changes = [one.started for one in mine.values() if one.facts["state"] == "pending"]
+        changes += [one.ended for one in mine.values() if one.facts["state"] != "gone"]
+        if changes:
+            ray.wait(changes, timeout=timeout, fetch_local=False)
         else:
             time.sleep(timeout)
         draining = tables.draining()
@@ -176,15 +173,15 @@ class Bridge:
             one.settle(0 if name in names else _SETTLES)
             if name not in names and one.facts["state"] != "gone":
                 one.facts = {**one.facts, "state": "gone", "reason": "its actor is gone", "cause": "UNKNOWN"}
-            if one.facts["state"] == "pending" and self._is_left_behind(name, one):
-                ray.kill(one.handle, no_restart=True)
-                reason = "its machine was lost, and the other roles that share it have moved"
-                one.facts = {**one.facts, "state": "gone", "reason": reason, "cause": "MACHINE"}
-        if any(one.facts["state"] == "pending" for one in mine.values()):
+        if waiting := {name for name, one in mine.items() if one.facts["state"] == "pending"}:
             reason = self._why_pending(prefix)
-            for one in mine.values():
-                if one.facts["state"] == "pending":
-                    one.facts["reason"] = reason
+            behind = self._left_behind(prefix, waiting)
+            for name in waiting - behind:
+                mine[name].facts["reason"] = reason
+            for name in behind:
+                ray.kill(mine[name].handle, no_restart=True)
+                reason = "its machine was lost, and the other roles that share it have moved"
+                mine[name].facts = {**mine[name].facts, "state": "gone", "reason": reason, "cause": "MACHINE"}
         return {name: one.facts for name, one in mine.items()}
 
     def end(self, *, names: list[str], grace: float, reason: str, save: bool = False) -> None:
@@ -370,22 +367,25 @@ class Bridge:
         found = {name: key.decode().partition("#") for name, key in keys.items()}
         return {_rank_of(name): int(place) for name, (of, _, place) in found.items() if of == group and place}
 
-    def _is_left_behind(self, name: str, one: _Tracked) -> bool:
-        """Returns whether an actor waits for a machine that the other roles have left."""
-        key = (internal_kv._internal_kv_get(_PLACED + name) or b"").decode()
-        groups = {group["name"]: group for group in self._groups(one.moves_to)} if one.moves_to else {}
-        if key or not groups or f"{one.moves_to}{name}" in groups:
-            return False
-        there = tables.machines().keys() - self._unreachable()
-        others = self._names() - {name}
-        return any(
-            set(group["bundles_to_node_id"].values()) <= there and self._is_held(name, others)
-            for name, group in groups.items()
-        )
+    def _left_behind(self, prefix: str, waiting: set[str]) -> set[str]:
+        """Returns the actors that wait for a machine that the other roles have left."""
+        groups = [one for one in self._groups(prefix) if "+" in one["name"] and _maker_of(one["name"])]
+        there = tables.machines().keys() - self._unreachable() if groups else set()
+        moved = [one["name"] for one in groups if set(one["bundles_to_node_id"].values()) <= there]
+        names = self._names() if moved else set()
+        return {
+            name
+            for name in waiting
+            for group in moved
+            if re.fullmatch(_may_hold(group), name)
+            and _maker_of(group) != name
+            and not internal_kv._internal_kv_get(_PLACED + name)
+            and self._is_held(group, names - {name})
+        }
 
     def _is_held(self, group: str, names: set[str]) -> bool:
         """Returns whether a placement group holds one of the actors."""
-        maker = "/".join(group.split("/")[6:])
+        maker = _maker_of(group)
         return any(
             not maker or name == maker or internal_kv._internal_kv_get(_PLACED + name) == group.encode()
             for name in names
@@ -403,8 +403,7 @@ class Bridge:
         """
         for name in filter(re.compile(_may_hold(f"{group}/{index}")).fullmatch, list(self._tracked)):
             self._tracked[name].settle(0)
-        silent = {node for node in nodes.keys() & {machine} if tables.has_no_raylet(nodes[node])}
-        return silent | (tables.draining().keys() | self._unreachable()) & nodes.keys()
+        return tables.without_raylet(machine, nodes) | (tables.draining().keys() | self._unreachable()) & nodes.keys()
 
     def _unreachable(self) -> set[str]:
         """Returns the nodes of Ray on which an actor could not be reached a moment ago."""
@@ -439,6 +438,12 @@ class Bridge:
                 demands = tables.demands(one["bundles"].values())
                 return f"its placement group is {one['state']}{f' ({why})' if why else ''}: it demands {demands}"
         return "its bundle is reserved, and Ray starts its actor once no earlier node uses it"
+
+
+def _maker_of(group: str) -> str:
+    """Returns the actor for which a placement group beside the first was made; empty for the first group, and for those
+    of further nodes."""
+    return "/".join(group.split("/")[6:])
 
 
 def _may_hold(group: str) -> str:

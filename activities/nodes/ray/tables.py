@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
 import socket
@@ -20,6 +21,8 @@ from ray.util.placement_group import placement_group_table
 
 _CONNECTS = 1.0
 """Seconds for a connection to a raylet."""
+_OTHERS = 3
+"""Machines that show whether the worker reaches raylets at all."""
 _DRAINED = (NodeDeathInfo.AUTOSCALER_DRAIN_PREEMPTED, NodeDeathInfo.AUTOSCALER_DRAIN_IDLE)
 _OUT_OF_MEMORY = re.compile(r"memory monitor|running low on memory|OutOfMemory")
 """Words of Ray's memory monitor. Of every process that was killed Ray says that the kernel may have lacked memory."""
@@ -49,14 +52,23 @@ def fits(bundle: dict[str, float], resources: dict[str, float]) -> bool:
     return all(resources.get(name, 0.0) >= number for name, number in bundle.items())
 
 
-def has_no_raylet(node: dict[str, Any]) -> bool:
-    """Returns whether a machine's raylet is gone, which Ray learns seconds later. Silence says nothing: the worker may
-    reach no machine."""
+def without_raylet(machine: str | None, nodes: dict[str, Any]) -> set[str]:
+    """Returns the machine if its raylet is gone, which Ray learns seconds later, and else nothing.
+
+    Silence says nothing: the worker may reach no machine. Neither does a refusal where no machine's raylet answers.
+    """
+    if machine not in nodes or _answers(nodes[machine]) is not False:
+        return set()
+    others = itertools.islice((node for name, node in nodes.items() if name != machine), _OTHERS)
+    return {machine} if any(_answers(node) for node in others) else set()
+
+
+def _answers(node: dict[str, Any]) -> bool | None:
     try:
         socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), _CONNECTS).close()
     except OSError as error:
-        return isinstance(error, ConnectionRefusedError)
-    return False
+        return False if isinstance(error, ConnectionRefusedError) else None
+    return True
 
 
 def draining() -> dict[str, int]:
