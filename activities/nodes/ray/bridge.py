@@ -291,11 +291,12 @@ class Bridge:
         """Returns the placement group of a node, and the index of its bundle."""
         bundle, labels, gang = group["bundle"], group["labels"], group["gang"]
         first = self._group(group["name"], bundle, labels, number=gang)
+        known = tables.table(first)
         # The job may have been scaled since.
-        gang = len(tables.table(first).get("bundles") or ()) or gang
-        if index >= gang and tables.table(first).get("state") != "CREATED":
+        gang = len(known.get("bundles") or ()) or gang
+        if index >= gang and known.get("state") != "CREATED":
             raise NotYet(f"it waits for the first {gang} nodes: {self._why_pending(group['name'])}")
-        taken = {int(place): node for place, node in tables.table(first).get("bundles_to_node_id", {}).items() if node}
+        taken = {int(place): node for place, node in known.get("bundles_to_node_id", {}).items() if node}
         nodes = tables.machines()
         lost = self._lost(group["name"], index, nodes, taken.get(index))
         others = {node for place, node in taken.items() if place != index}
