@@ -96,10 +96,13 @@ async def test_kubectl_scales_a_job_and_what_it_cannot_follow_is_refused_at_once
         for change, field in (
             ({"retry": {"max_restarts": 3}}, "spec.retry: cannot change"),
             ({"env": None}, "spec.env: cannot change"),
-            ({"roles": {"worker": {"command": ["sleep", "1"]}}}, "only nodes and suspend of a role can change"),
+            (
+                {"roles": {"worker": {"command": ["sleep", "1"]}}},
+                "only nodes, scaling and suspend of a role can change",
+            ),
             (
                 {"roles": {"worker": None, "other": {"nodes": 1, "command": ["a"]}}},
-                "only nodes and suspend of a role can change",
+                "only nodes, scaling and suspend of a role can change",
             ),
         ):
             with pytest.raises(KubernetesError, match=field):
