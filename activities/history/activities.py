@@ -26,7 +26,6 @@ from perdure.activities.history.answers import NoSuchJob, answer
 from perdure.activities.history.records import JobRecord, record_of
 from perdure.activities.history.settings import HistorySettings
 from perdure.activities.history.store import HistoryStore, HistoryUnavailable, NotRecorded
-from perdure.activities.leases import lease_reports
 from perdure.activities.recorded_spec import recorded_spec
 from perdure.base.executions import (
     OPEN,
@@ -38,7 +37,8 @@ from perdure.base.executions import (
     list_executions,
     query,
 )
-from perdure.contract import HistoryAnswer, HistoryRequest, IncidentView, JobShape, JobStatus, Peaks
+from perdure.base.leases import lease_reports
+from perdure.contract import HistoryAnswer, HistoryRequest, IncidentView, JobShape, JobStatus, LeaseView, Peaks
 from perdure.contract.names import (
     HISTORY_RECORDER,
     TRAINING_JOB,
@@ -208,7 +208,7 @@ class HistoryActivities:
         """What the nodes of each role have used until now, as their agents report it in their leases."""
         found: defaultdict[str, list[Peaks | None]] = defaultdict(list)
         for group in await describe_all(self._client, status.groups, rpc_timeout=_CALL):
-            reports = await lease_reports(self._client, group)
+            reports = await lease_reports(self._client, group, LeaseView)
             found[role_of_group(group.id)] += [one.view.peaks for one in reports if one.view is not None]
         joined = {role: join_peaks(peaks) for role, peaks in found.items()}
         return {role: peaks for role, peaks in joined.items() if peaks is not None}

@@ -21,12 +21,12 @@ _PATIENCE: Final = 15.0
 def choose(here: Session, jobs: Sequence[JobSpec]) -> list[tuple[AutoResources, ...]]:
     """Chooses for each job what it would request if it started now; the default, with the reason, where no history
     answers. Asks nothing where all roles say what they need."""
+    asking = [job for job in jobs if any(role.resources.auto for role in job.roles.values())]
+    if not asking:
+        return [()] * len(jobs)
     from perdure.contract import JobShape
     from perdure.workflows.policy.capacity import past_use
 
-    asking = [job for job in jobs if past_use.is_auto(job)]
-    if not asking:
-        return [()] * len(jobs)
     past: list[tuple[PastJob, ...]] = [()] * len(asking)
     problem = ""
     try:
@@ -42,6 +42,8 @@ def choose(here: Session, jobs: Sequence[JobSpec]) -> list[tuple[AutoResources, 
 
 def words(chosen: Sequence[AutoResources]) -> list[str]:
     """A line for each role."""
+    if not chosen:
+        return []
     from perdure.workflows.policy.capacity import past_use
 
     return [f"{one.role}: {past_use.words(one)}" for one in chosen]

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 
 from temporalio.client import Client as TemporalClient
 
-from perdure.activities.leases import LEASE_ID
 from perdure.base.executions import OPEN, ExecutionDescription, converter_for, describe_all, list_executions, time_of
+from perdure.base.leases import LEASE_ID
 from perdure.client.connection import CALL_TIMEOUT
 from perdure.client.task_failures import text_of
 from perdure.client.views import FailingActivity

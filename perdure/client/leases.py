@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from temporalio.client import Client as TemporalClient
 
-from perdure.activities.leases import lease_reports
 from perdure.base.executions import ExecutionDescription
+from perdure.base.leases import lease_reports
 from perdure.client.pauses import activity_pause_of
 from perdure.client.views import NodeLease
+from perdure.contract import LeaseView
 
 
 async def leases_of(temporal: TemporalClient, group: ExecutionDescription) -> list[NodeLease]:
@@ -19,5 +20,5 @@ async def leases_of(temporal: TemporalClient, group: ExecutionDescription) -> li
             view=one.view,
             pause=activity_pause_of(group, one.activity),
         )
-        for one in await lease_reports(temporal, group)
+        for one in await lease_reports(temporal, group, LeaseView)
     ]

@@ -13,8 +13,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.client import Client as TemporalClient
 
-from perdure.activities.leases import LEASE_ID
 from perdure.base.executions import OPEN, ExecutionDescription, ExecutionStatus, describe_all, list_executions, time_of
+from perdure.base.leases import LEASE_ID
 from perdure.client.connection import CALL_TIMEOUT
 from perdure.client.views import Pause
 

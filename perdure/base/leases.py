@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.client import Client
@@ -13,40 +13,41 @@ from temporalio.converter import DataConverter
 from temporalio.exceptions import FailureError
 
 from perdure.base.executions import ExecutionDescription, converter_for
-from perdure.contract import LeaseView
 
 logger = logging.getLogger(__name__)
+
+ViewT = TypeVar("ViewT")
 
 LEASE_ID: Final = re.compile(r"lease/(\d+)/(\d+)/\d+")
 """The activity ID of a lease: the node's rank, its incarnation, and the lease's epoch."""
 
 
 @dataclass(frozen=True)
-class LeaseReport:
+class LeaseReport(Generic[ViewT]):
     """A lease, and what its agent has reported last."""
 
     rank: int
     incarnation: int
     activity: PendingActivityInfo
-    view: LeaseView | None = None
+    view: ViewT | None = None
     """None before the first report."""
 
 
-async def lease_reports(temporal: Client, group: ExecutionDescription) -> list[LeaseReport]:
-    """The leases of a group's nodes."""
+async def lease_reports(temporal: Client, group: ExecutionDescription, view: type[ViewT]) -> list[LeaseReport[ViewT]]:
+    """The leases of a group's nodes, with reports of this type."""
     converter = converter_for(temporal, group.id)
     return [
-        LeaseReport(int(match[1]), int(match[2]), activity, await _view(converter, activity))
+        LeaseReport(int(match[1]), int(match[2]), activity, await _view(converter, activity, view))
         for activity in group.pending_activities
         if (match := LEASE_ID.fullmatch(activity.activity_id))
     ]
 
 
-async def _view(converter: DataConverter, activity: PendingActivityInfo) -> LeaseView | None:
+async def _view(converter: DataConverter, activity: PendingActivityInfo, kind: type[ViewT]) -> ViewT | None:
     if not activity.heartbeat_details.payloads:
         return None
     try:
-        (view,) = await converter.decode(activity.heartbeat_details.payloads, [LeaseView])
+        (view,) = await converter.decode(activity.heartbeat_details.payloads, [kind])
     except (FailureError, RuntimeError) as error:
         # Another process may heartbeat by the activity's ID, or the key is not here.
         logger.warning("the report in %s cannot be read: %s", activity.activity_id, error)
