@@ -80,6 +80,7 @@ class SyncClient:
     status = _blocking(Client.status)
     incidents = _blocking(Client.incidents)
     nodes = _blocking(Client.nodes)
+    nodes_of = _blocking(Client.nodes_of)
     look = _blocking(Client.look)
     news = _iterating(Client.news)
     datasets = _blocking(Client.datasets)
