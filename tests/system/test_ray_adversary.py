@@ -36,13 +36,13 @@ class Gift:
         return (exec, (f"import os; open({path!r}, 'w').write(' '.join([str(os.getppid()), *os.environ]))",))
 @ray.remote(num_cpus=0)
 class Imitation:
-    def describe_node(self):
+    async def describe_node(self):
         return Gift()
-    def leave(self, *_):
+    async def leave(self, *_):
         pass
-    def wait(self):
-        import threading
-        threading.Event().wait()
+    async def wait(self):
+        import asyncio
+        await asyncio.Event().wait()
 @ray.remote(num_cpus=0)
 class Half:
     def describe_node(self):
