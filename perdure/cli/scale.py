@@ -98,7 +98,7 @@ def scale(
 ) -> None:
     """Change how many nodes a job has, how it chooses their number, and what new nodes request of their machines.
 
-    What it has measured counts on. Nodes that run keep what they have: `perdure restart NAME --node N` replaces one by
+    What it has measured counts on. Nodes that run keep what they have: `perdure restart NAME --node 3` replaces one by
     a new one.
 
     [dim]perdure scale llama-8b-sft 4 · perdure scale llama-8b-sft 2:8 -n nlp · perdure scale llama-8b-sft auto[/]
