@@ -12,6 +12,7 @@ import pytest
 
 from perdure.base.errors import LogsUnavailable
 from perdure.client.client import Client
+from perdure.contract.archive import archive_folder, archived_events
 from scripts.cluster.cluster import Cluster
 from tests.kubernetes.pods import PodJob, TestCluster, role
 from tests.kubernetes.site import perdure, start
@@ -49,7 +50,10 @@ async def test_logs_of_living_replaced_and_ended_pods(
     }
     worker = role(nodes=2, rendezvous="env", command=["sh", "-c", CHATTER], pod_template=template)
     async with perdure(cluster, job.namespace) as (_, client):
-        limits, outputs = {"termination_grace_period": "5s"}, {"logs": f"file://{kept}"}
+        limits, outputs = (
+            {"termination_grace_period": "5s"},
+            {"logs": f"file://{kept}", "archive": f"file://{kept}/all"},
+        )
         training = await start(client, worker, kept, limits=limits, outputs=outputs)
         name = training.name
         await training.running(nodes=2)
@@ -69,6 +73,11 @@ async def test_logs_of_living_replaced_and_ended_pods(
         replaced = await lines(client, name, node=1, incarnation=1)
         assert replaced[0] == "line 1 of node 1"
         assert replaced[-1] == "final line of node 1"
+        times = [line.time async for line in client.logs(name, node=1, incarnation=1)]
+        assert all(times), "copies have the times of lines"
+        events = Path(archived_events(archive_folder(f"{kept}/all", job.namespace, name, training.uid)))
+        told = (events / "worker-1" / "1" / "agent" / "part-000001.jsonl").read_text()
+        assert '"name":"exit"' in told, "the agent's last event is in the archive when its pod has gone"
         assert (await lines(client, name, node=1, tail=1))[0].startswith("line ")
         with pytest.raises(LogsUnavailable, match="node 0 has no incarnation 2, its newest is 1"):
             await lines(client, name, node=0, incarnation=2)

@@ -30,6 +30,7 @@ from perdure.contract import (
     NodesSuggested,
     NodeView,
     RoomSeen,
+    ScalingView,
     SharingPolicy,
     SmallerRequest,
 )
@@ -157,7 +158,8 @@ async def start(client: Client, queue: str, name: str, *, backend: str, **fields
     }
     job_id = f"job/nlp/{name}"
     handle = await client.start_workflow(AdvisedJob.run, spec, id=job_id, task_queue=queue)
-    known = {"name": name, "uid": name[-8:], "nodes_min": 1, "backend": backend} | fields
+    scaling = ScalingView(fewest=1, largest=4, min_efficiency=0.7, shares=backend != "joined")
+    known = {"name": name, "uid": name[-8:], "nodes_min": 1, "backend": backend, "scaling": scaling} | fields
     await handle.signal("play", status(**known))
     return handle
 
