@@ -16,18 +16,22 @@ from tests.support.waiting import eventually
 from tests.system.ray_cluster import RayCluster
 from tests.system.site import WALK, Job, Site
 
+_ANSWER = "answer: "
+
 
 def ask(cluster: RayCluster, code: str) -> Any:
     """Runs code with Ray, connected to the cluster as the backend is; returns what it assigns to `found`."""
     program = (
         f"import json, ray\nray.init({cluster.address!r}, namespace='perdure', logging_level='ERROR')\n{code}\n"
-        "print('\\n' + json.dumps(found))"
+        f"print('\\n{_ANSWER}' + json.dumps(found))"
     )
     answer = subprocess.run(
         [str(interpreter()), "-c", program], capture_output=True, text=True, timeout=60, check=False
     )
     assert answer.returncode == 0, answer.stderr
-    return json.loads(answer.stdout.splitlines()[-1])
+    # Ray prints what its workers print, at any time.
+    (found,) = (line for line in answer.stdout.splitlines() if line.startswith(_ANSWER))
+    return json.loads(found.removeprefix(_ANSWER))
 
 
 ACTORS = "found = ray.util.list_named_actors(all_namespaces=True)"
