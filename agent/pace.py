@@ -15,7 +15,7 @@ _STEPS = 20
 """Steps that are measured, unless they take `_LONG` times as long as what is asked for: a job of long steps would stay
 long with a wrong number of nodes."""
 _LONG = 5
-_FEWEST = 10
+_FEWEST = 5
 """Measurements, each of a step or more. With fewer, noise would speak for a number of nodes."""
 _AGAIN = 20
 """The pace is told again after so many measurements, then after twice as many each time."""

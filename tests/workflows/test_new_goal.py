@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from temporalio.client import WorkflowHandle, WorkflowQueryFailedError, WorkflowUpdateFailedError
 
-from perdure.contract import Accepted, JobStatus, PaceReport, Progress, ScaleRequest
-from tests.workflows.fleet import Fleet, job_spec, submit
-from tests.workflows.jobs import incidents, node, running, status, until
+from perdure.contract import Accepted, GroupTransitions, JobStatus, PaceReport, Progress, ScaleRequest
+from perdure.workflows import options
+from tests.support.temporal_server import dev_server
+from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
+from tests.workflows.jobs import continued_as_new, incidents, node, reset, running, status, until
 
 Job = WorkflowHandle[Any, Any]
 
@@ -56,6 +58,28 @@ async def test_another_policy_is_followed_and_explained(fleet: Fleet):
     assert "changes to 1:3 nodes; has policy max instead of deadline" in await scale(job, nodes="1:3", scaling={})
     known = await running(job, nodes=3)
     assert (known.goal, known.scaling) == ({}, None)
+
+
+@pytest.mark.long("workflows")
+async def test_a_later_run_and_one_that_was_reset_have_the_goal_of_the_user(monkeypatch: pytest.MonkeyPatch):
+    goal = {"policy": "efficient", "batch": "global"}
+    async with dev_server() as server, running_fleet(await server.client(), sandboxed=False) as fleet:
+        job = await submit(fleet, job_spec("1:2"))
+        job = fleet.client.get_workflow_handle(job.id)
+        await running(job, nodes=2)
+        await scale(job, scaling=goal)
+        first_run = (await job.describe()).run_id
+        monkeypatch.setattr(options, "HISTORY_LIMIT", 40)
+        for _ in range(40):
+            await job.signal("transitions", GroupTransitions(uid="of another job", group=0, sequence=1))
+        await continued_as_new(job, first_run)
+        monkeypatch.undo()
+        assert (await status(job)).goal == goal
+        await reset(job)
+        await until(job, lambda known: known.goal == goal)
+        await measured(fleet, job, step=1.0, nodes=2)
+        await until(job, lambda known: known.nodes == 1)
+        await job.cancel()
 
 
 async def test_a_scaling_that_cannot_be_is_refused_by_field_and_value(fleet: Fleet):
