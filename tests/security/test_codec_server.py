@@ -137,7 +137,7 @@ async def test_temporals_command_line_says_in_words_what_was_wrong_with_a_query(
     unknown = command_line.run(*query, "statuss")
     assert unknown.code == 1
     assert "'statuss' expected but not found, known queries: [" in unknown.err
-    assert "incidents machines nodes status]" in unknown.err
+    assert "incidents machines nodes preview_scale status]" in unknown.err
     wrong = command_line.run(*query, "nodes", "--input", '"hunter2"')
     assert wrong.code == 1
     assert "Failed decoding arguments" in wrong.err
