@@ -36,6 +36,8 @@ class PlayedRay:
         self.machines = list(machines)
         self.without_raylet: set[str] = set()
         self.port, self.closed_port = port, closed_port
+        self.ports: dict[str, int] = {}
+        """Of machines whose raylets have their own."""
         self.groups: dict[str, dict[str, Any]] = {}
         self.actors: dict[str, SimpleNamespace] = {}
         self.keys: dict[str, bytes] = {}
@@ -80,8 +82,9 @@ class PlayedRay:
                 "NodeID": one,
                 "NodeManagerHostname": one,
                 "NodeManagerAddress": "127.0.0.1",
-                "NodeManagerPort": self.closed_port if one in self.without_raylet else self.port,
+                "NodeManagerPort": self.closed_port if one in self.without_raylet else self.ports.get(one, self.port),
                 "Alive": True,
+                "DeathReason": 0,
                 "Resources": {"CPU": 8.0, "GPU": 1.0},
             }
             for one in self.machines
@@ -230,6 +233,31 @@ def test_a_node_avoids_a_machine_whose_raylet_is_gone_before_any_actor_was_calle
         placer.create(role, 0)
     ray.without_raylet.add("m1")
     assert (placer.create("rollout", 0, 2), placer.create("trainer", 0, 2)) == ("m3", "m3")
+
+
+def test_a_node_is_lost_with_the_raylet_of_its_machine_before_ray_tells(ray: PlayedRay, placer: Placer):
+    placer.create("rollout", 0)
+    name = name_of("rollout", 0, 1)
+    placer.bridge._tracked[name].facts = {"state": "running", "host": "m1", "node_id": "m1"}
+    with socket.create_server(("127.0.0.1", 0)) as raylet:
+        ray.ports["m1"] = raylet.getsockname()[1]
+        assert placer.look("rollout")[name]["state"] == "running"
+        first, _ = raylet.accept()
+        first.close()
+        assert placer.look("rollout")[name]["state"] == "running", "a raylet may end a connection that says nothing"
+        second, _ = raylet.accept()
+    second.close()
+    lost = placer.look("rollout")[name]
+    assert (lost["state"], lost["cause"], lost["host"]) == ("gone", "MACHINE", "m1")
+    assert placer.create("rollout", 0, 2) == "m3", "its machine is avoided while Ray lists it"
+
+
+def test_a_raylet_that_was_never_reached_says_nothing(ray: PlayedRay, placer: Placer):
+    placer.create("rollout", 0)
+    name = name_of("rollout", 0, 1)
+    placer.bridge._tracked[name].facts = {"state": "running", "host": "m1", "node_id": "m1"}
+    ray.without_raylet.update(ray.machines)
+    assert placer.look("rollout")[name]["state"] == "running"
 
 
 def test_a_role_that_waits_for_the_lost_machine_is_reported_as_gone_once_the_other_has_moved(

@@ -102,12 +102,15 @@ class _Tracked:
             with contextlib.suppress(RayActorError, ray.exceptions.RayError):
                 self.facts = {"state": "running", **tables.texts(ray.get(self.started), "host", "node_id")}
         if self.facts["state"] != "gone" and ray.wait([self.ended], timeout=timeout)[0]:
-            ending = tables.ending(self.ended)
-            if ending.pop("unreachable", False):
-                self.unreachable_at = time.monotonic()
-            if drained := tables.drained(self.facts):
-                ending |= {"reason": drained, "cause": "PREEMPTED"}
-            self.facts = {**self.facts, "state": "gone", **ending}
+            self.end(**tables.ending(self.ended))
+
+    def end(self, *, unreachable: bool = False, **ending: Any) -> None:
+        """Takes in how the actor has ended."""
+        if unreachable:
+            self.unreachable_at = time.monotonic()
+        if drained := tables.drained(self.facts):
+            ending |= {"reason": drained, "cause": "PREEMPTED"}
+        self.facts = {**self.facts, "state": "gone", **ending}
 
 
 class Bridge:
@@ -117,6 +120,7 @@ class Bridge:
         self._namespace = namespace
         self._actor_class = ray.remote(_actor_module().Node)
         self._tracked: dict[str, _Tracked] = {}
+        self._raylets = tables.Raylets()
         self._lock = threading.RLock()
 
     def create(
@@ -162,15 +166,15 @@ class Bridge:
                     mine[name] = self._track(name, self._find(name))
         changes = [one.started for one in mine.values() if one.facts["state"] == "pending"]
         changes += [one.ended for one in mine.values() if one.facts["state"] != "gone"]
-        if changes:
-            ray.wait(changes, timeout=timeout, fetch_local=False)
-        else:
-            time.sleep(timeout)
+        on = {one.facts.get("node_id", "") for one in mine.values() if one.facts["state"] == "running"}
+        lost = self._raylets.wait(changes, on, timeout)
         draining = tables.draining()
         for name, one in mine.items():
             if (node := one.facts.get("node_id")) in draining and one.facts["state"] == "running":
                 one.facts["drained"] = tables.in_words(draining[node])
             one.settle(0 if name in names else _SETTLES)
+            if one.facts["state"] == "running" and one.facts.get("node_id") in lost:
+                one.end(reason="its machine was lost: its raylet is gone", cause="MACHINE", unreachable=True)
             if name not in names and one.facts["state"] != "gone":
                 one.facts = {**one.facts, "state": "gone", "reason": "its actor is gone", "cause": "UNKNOWN"}
         if waiting := {name for name, one in mine.items() if one.facts["state"] == "pending"}:

@@ -1,4 +1,5 @@
-"""What Ray's tables and errors say of machines, placement groups, and actors that have ended: a part of the bridge."""
+"""What Ray's tables, raylets and errors say of machines, placement groups, and actors that have ended: a part of the
+bridge."""
 
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 # Ray is not installed where this is checked.
@@ -10,8 +11,10 @@ import itertools
 import json
 import re
 import socket
+import threading
+import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,6 +26,8 @@ _CONNECTS = 1.0
 """Seconds for a connection to a raylet."""
 _OTHERS = 3
 """Machines that show whether the worker reaches raylets at all."""
+_SLICE = 0.2
+"""Seconds between two looks at the connections to raylets."""
 _DRAINED = (NodeDeathInfo.AUTOSCALER_DRAIN_PREEMPTED, NodeDeathInfo.AUTOSCALER_DRAIN_IDLE)
 _OUT_OF_MEMORY = re.compile(r"memory monitor|running low on memory|OutOfMemory")
 """Words of Ray's memory monitor. Of every process that was killed Ray says that the kernel may have lacked memory."""
@@ -65,9 +70,72 @@ def without_raylet(machine: str | None, nodes: dict[str, Any]) -> set[str]:
 
 def _answers(node: dict[str, Any]) -> bool | None:
     try:
-        socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), _CONNECTS).close()
+        _connect(node).close()
     except OSError as error:
         return False if isinstance(error, ConnectionRefusedError) else None
+    return True
+
+
+class Raylets:
+    """Idle connections to the raylets of machines.
+
+    One ends with its raylet, whose actors end with it; Ray tells of these 2 s later, and of the machine after 15 s.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[str, socket.socket | None] = {}
+        """By machine; None for one that cannot be reached from here, whose silence says nothing."""
+
+    def wait(self, calls: Sequence[Any], machines: Iterable[str], timeout: float) -> set[str]:
+        """Waits until one of the calls has ended, the raylet of a machine is gone, or the time is up. Returns the
+        machines."""
+        watched, deadline = set(machines), time.monotonic() + timeout
+        while True:
+            left = max(deadline - time.monotonic(), 0.0)
+            if not calls:
+                time.sleep(min(left, _SLICE))
+            elif ray.wait(list(calls), timeout=min(left, _SLICE), fetch_local=False)[0]:
+                return set()
+            if (gone := {machine for machine in watched if self._is_gone(machine)}) or left <= _SLICE:
+                return gone
+
+    def _is_gone(self, machine: str) -> bool:
+        with self._lock:
+            known = self._open.get(machine)
+            if machine in self._open and (known is None or not _has_ended(known)):
+                return False
+            if known is not None:
+                known.close()
+            nodes = machines()
+            if machine not in nodes:
+                self._open[machine] = None
+                return False
+            try:
+                self._open[machine] = _connect(nodes[machine])
+                return False
+            except ConnectionRefusedError:
+                self._open.pop(machine, None)
+            except OSError:
+                self._open[machine] = None
+                return False
+        return bool(without_raylet(machine, nodes))
+
+
+def _connect(node: dict[str, Any]) -> socket.socket:
+    connection = socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), _CONNECTS)
+    connection.setblocking(False)
+    return connection
+
+
+def _has_ended(connection: socket.socket) -> bool:
+    try:
+        while connection.recv(65536):
+            pass
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
     return True
 
 
