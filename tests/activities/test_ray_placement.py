@@ -260,6 +260,25 @@ def test_a_raylet_that_was_never_reached_says_nothing(ray: PlayedRay, placer: Pl
     assert placer.look("rollout")[name]["state"] == "running"
 
 
+def test_machines_that_do_not_answer_are_not_tried_one_after_the_other(
+    ray: PlayedRay, placer: Placer, monkeypatch: pytest.MonkeyPatch
+):
+    for rank in (0, 1):
+        placer.create("rollout", rank)
+        known = placer.bridge._tracked[name_of("rollout", rank, 1)]
+        known.facts = {"state": "running", "host": f"m{rank + 1}", "node_id": f"m{rank + 1}"}
+    tried: list[str] = []
+
+    def times_out(address: tuple[str, int], _: float) -> socket.socket:
+        tried.append(address[0])
+        raise TimeoutError
+
+    monkeypatch.setattr(socket, "create_connection", times_out)
+    for _ in range(3):
+        assert {one["state"] for one in placer.look("rollout").values()} == {"running"}
+    assert len(tried) == 2, "one machine, and once more to tell silence from a refusal"
+
+
 def test_a_role_that_waits_for_the_lost_machine_is_reported_as_gone_once_the_other_has_moved(
     ray: PlayedRay, placer: Placer
 ):

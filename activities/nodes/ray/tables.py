@@ -28,6 +28,9 @@ _OTHERS = 3
 """Machines that show whether the worker reaches raylets at all."""
 _SLICE = 0.2
 """Seconds between two looks at the connections to raylets."""
+_QUIET = 60.0
+"""Seconds without a new connection after one that was not answered: a worker outside of the cluster's network may reach
+no raylet, and each try takes `_CONNECTS`."""
 _DRAINED = (NodeDeathInfo.AUTOSCALER_DRAIN_PREEMPTED, NodeDeathInfo.AUTOSCALER_DRAIN_IDLE)
 _OUT_OF_MEMORY = re.compile(r"memory monitor|running low on memory|OutOfMemory")
 """Words of Ray's memory monitor. Of every process that was killed Ray says that the kernel may have lacked memory."""
@@ -86,6 +89,7 @@ class Raylets:
         self._lock = threading.Lock()
         self._open: dict[str, socket.socket | None] = {}
         """By machine; None for one that cannot be reached from here, whose silence says nothing."""
+        self._quiet_until = 0.0
 
     def wait(self, calls: Sequence[Any], machines: Iterable[str], timeout: float) -> set[str]:
         """Waits until one of the calls has ended, the raylet of a machine is gone, or the time is up. Returns the
@@ -107,19 +111,20 @@ class Raylets:
                 return False
             if known is not None:
                 known.close()
+            elif time.monotonic() < self._quiet_until:
+                return False
             nodes = machines()
-            if machine not in nodes:
-                self._open[machine] = None
-                return False
-            try:
-                self._open[machine] = _connect(nodes[machine])
-                return False
-            except ConnectionRefusedError:
-                self._open.pop(machine, None)
-            except OSError:
-                self._open[machine] = None
-                return False
-        return bool(without_raylet(machine, nodes))
+            if machine in nodes:
+                try:
+                    self._open[machine] = _connect(nodes[machine])
+                    return False
+                except OSError:
+                    if without_raylet(machine, nodes):
+                        self._open.pop(machine, None)
+                        return True
+                    self._quiet_until = time.monotonic() + _QUIET
+            self._open[machine] = None
+            return False
 
 
 def _connect(node: dict[str, Any]) -> socket.socket:
