@@ -53,7 +53,7 @@ class PostgresServer:
 
     @contextmanager
     def frozen(self) -> Generator[None]:
-        """All of its processes stand still, as where its disk does not answer: connections stay, and nothing comes."""
+        """All of its processes are stalled, as where its disk does not answer: connections stay, and nothing comes."""
         server = psutil.Process(self._pid())
         processes = [server, *server.children(recursive=True)]
         for process in processes:
