@@ -122,6 +122,14 @@ def test_two_tries_find_the_number_that_pays() -> None:
     assert [resized.is_try for resized in job.view.resized] == [True, True]
 
 
+def test_a_job_with_one_measurement_says_what_it_lacks() -> None:
+    job = ScaledJob(law=shared(8, 0.25)).take(RepairsPaused(until=START + timedelta(days=1))).measure()
+    assert (job.view.chosen, job.view.why) == (
+        None,
+        "too little is measured to say how many nodes pay: it tries another number",
+    )
+
+
 def test_a_valley_that_two_measurements_cannot_show_is_looked_for() -> None:
     job = ScaledJob("1:6", law=lambda nodes: 0.598 / nodes + 0.035 * nodes, min_efficiency=0.05).settle()
     assert job.sizes == [6, 2, 4], "a straight line through 6 and 2 has its shortest step at 6"

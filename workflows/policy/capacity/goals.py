@@ -96,7 +96,9 @@ def meets(scaling: Scaling, throughput: Throughput, outlook: Outlook, nodes: int
 
 def _efficient(scaling: Scaling, throughput: Throughput, sizes: Sequence[int]) -> Choice:
     size = throughput.efficient(sizes, scaling.min_efficiency)
-    return Choice(size, "" if size is None else compare(scaling, throughput, sizes, size))
+    if size is None:
+        return Choice(None, "too little is measured to say how many nodes pay: it tries another number")
+    return Choice(size, compare(scaling, throughput, sizes, size))
 
 
 def compare(scaling: Scaling, throughput: Throughput, sizes: Sequence[int], size: int) -> str:
