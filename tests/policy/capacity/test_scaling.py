@@ -123,7 +123,9 @@ def test_two_tries_find_the_number_that_pays() -> None:
 
 
 def test_a_job_with_one_measurement_says_what_it_lacks() -> None:
-    job = ScaledJob(law=shared(8, 0.25)).take(RepairsPaused(until=START + timedelta(days=1))).measure()
+    job = ScaledJob(law=shared(8, 0.25))
+    job.take(RepairsPaused(until=START + timedelta(days=1)))
+    job.measure()
     assert (job.view.chosen, job.view.why) == (
         None,
         "too little is measured to say how many nodes pay: it tries another number",
