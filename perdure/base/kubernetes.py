@@ -11,10 +11,11 @@ import contextlib
 import importlib.metadata
 import json
 import logging
+import math
 import os
 import random
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self, cast
 from urllib.request import getproxies
@@ -49,6 +50,8 @@ _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 10.0
 _REFUSAL_IS_FINAL = 5.0
 """Seconds for which a watch is retried that the server refuses as unauthorized; other requests follow `_RETRIES`."""
+_RENEWALS_APART = 2.0
+"""Seconds between two renewals of credentials that stay refused: each may start a program."""
 _PATH = re.compile(r"(/[A-Za-z0-9][-A-Za-z0-9._:]*)+")
 """Paths of the API. Names in them come from requests: none may lead to another object, as `..` and `?` would."""
 TRANSIENT = (aiohttp.ClientError, TimeoutError, ConnectionError)
@@ -144,13 +147,21 @@ def core_path(namespace: str, collection: str) -> str:
 class KubernetesApi:
     """A client of one cluster's API server, for one event loop."""
 
-    def __init__(self, configuration: Configuration, *, part: str = "perdure") -> None:
+    def __init__(
+        self,
+        configuration: Configuration,
+        *,
+        part: str = "perdure",
+        renew: Callable[[], Awaitable[object]] | None = None,
+    ) -> None:
         """Creates a client.
 
         Args:
             configuration: The API server and the credentials.
             part: The name of this part of Perdure in audit logs, and in `managedFields` of objects that it writes.
+            renew: Writes new credentials into the configuration, once the server no longer accepts those in it.
         """
+        self._credentials = _Credentials(configuration, renew)
         configuration.connection_pool_maxsize = 0  # Without limit: every watch holds a connection.
         # If no proxy is set, looking for one would make each request search for the user's netrc.
         cast("Any", configuration).client_session_kwargs = {"trust_env": bool(getproxies())}
@@ -170,10 +181,15 @@ class KubernetesApi:
         named = kubeconfig or os.environ.get("KUBECONFIG")
         load = cast("Any", kubernetes_config)
         if named is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+            # It reads the file with the token again every minute.
             load.load_incluster_config(client_configuration=configuration)
-        else:
+            return cls(configuration, part=part)
+
+        async def read_kubeconfig() -> None:
             await load.load_kube_config(config_file=named, client_configuration=configuration)
-        return cls(configuration, part=part)
+
+        await read_kubeconfig()
+        return cls(configuration, part=part, renew=read_kubeconfig)
 
     async def close(self) -> None:
         await self._client.close()
@@ -383,6 +399,7 @@ class KubernetesApi:
     ) -> aiohttp.ClientResponse:
         if not _PATH.fullmatch(path):
             raise KubernetesError(400, "BadRequest", f"{path!r} is not the path of an object: a name in it is invalid")
+        token = self._credentials.token
         parameters = await self._client.param_serialize(
             method,
             path,
@@ -393,6 +410,8 @@ class KubernetesApi:
         )
         answer = await self._client.call_api(*parameters, _request_timeout=patience)
         response: aiohttp.ClientResponse = answer.response
+        if response.status == 401:
+            await self._credentials.renew(token)
         if response.status >= 400:
             text = await response.text()
             try:
@@ -401,6 +420,37 @@ class KubernetesApi:
                 status = {"code": response.status, "message": text.strip()[:500]}
             raise _error({"code": response.status, **status}, response.headers)
         return response
+
+
+class _Credentials:
+    """The credentials of a kubeconfig, many of which expire: those of a program, as cloud providers have it, within
+    minutes, and those in a file once another process replaces it."""
+
+    def __init__(self, configuration: Configuration, renew: Callable[[], Awaitable[object]] | None) -> None:
+        self._configuration: Any = configuration
+        self._renew = renew
+        self._turn = asyncio.Lock()
+        self._renewed_at = -math.inf
+
+    @property
+    def token(self) -> str:
+        """The token of the next request; empty where it has none."""
+        return self._configuration.api_key.get("BearerToken", "")
+
+    async def renew(self, refused: str) -> None:
+        """Replaces a token that the server has refused, once for all requests that it was refused to."""
+        if self._renew is None:
+            return
+        async with self._turn:
+            now = asyncio.get_running_loop().time()
+            if self.token != refused or now - self._renewed_at < _RENEWALS_APART:
+                return
+            self._renewed_at = now
+            try:
+                await self._renew()
+            except Exception as error:
+                # Whatever a program or a half-written file raises, the request fails as refused.
+                logger.warning("the credentials of the kubeconfig cannot be read again: %s", error)
 
 
 async def _pause(backoff: Backoff, path: str, error: Exception) -> None:

@@ -59,7 +59,8 @@ def required(asked: NodeRequest, *found: Pod) -> dict[str, Any]:
 def known(asked: NodeRequest, *, deleted: bool = False, silent: bool = False) -> Pod:
     """A pod as the API server shows it."""
     status: dict[str, Any] = {"containerStatuses": [{"name": "training", "ready": True}]}
-    status["conditions"] = [{"type": "Ready", "status": "False" if silent else "True"}]
+    statuses = {"Ready": "False" if silent else "True", "ContainersReady": "True"}
+    status["conditions"] = [{"type": kind, "status": one} for kind, one in statuses.items()]
     pod = pod_of(asked, SETTINGS)
     if deleted:
         pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"

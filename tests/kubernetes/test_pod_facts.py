@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -17,11 +18,11 @@ from perdure.contract import LossCause, NodeEvent, NodeEventKind
 from tests.kubernetes.test_pod_manifest import request
 
 
-def pod_with(status: dict[str, Any], **metadata: Any) -> Pod:
+def pod_with(status: dict[str, Any], *, gates: Sequence[dict[str, str]] = (), **metadata: Any) -> Pod:
     return Pod.model_validate(
         {
             "metadata": {"name": "p", "uid": "u", "labels": {RANK: "1", INCARNATION: "2"}, **metadata},
-            "spec": {"nodeName": "gpu-17", "containers": [{"name": "training"}]},
+            "spec": {"nodeName": "gpu-17", "containers": [{"name": "training"}], "readinessGates": gates},
             "status": status,
         }
     )
@@ -228,13 +229,35 @@ async def test_a_webhook_that_names_a_field_is_waited_for(status: int):
         refuse(denial, request())
 
 
+def ready(pod: str, containers: str, **others: str) -> dict[str, Any]:
+    statuses = {"Ready": pod, "ContainersReady": containers, **others}
+    return {"conditions": [{"type": kind, "status": status} for kind, status in statuses.items()]}
+
+
 def test_a_machine_that_does_not_answer_is_no_loss():
     status = training_with(running={"startedAt": "2026-01-01T00:00:00Z"})
-    silent = pod_with(status | {"conditions": [{"type": "Ready", "status": "False"}]})
+    silent = pod_with(status | ready("False", "True"))
     assert machine_is_silent(silent)
     assert event_of(silent).kind is NodeEventKind.RUNNING
     assert "gpu-17 does not answer" in event_of(silent).reason
-    assert not machine_is_silent(pod_with(status | {"conditions": [{"type": "Ready", "status": "True"}]}))
+    assert not machine_is_silent(pod_with(status | ready("True", "True")))
+
+
+def test_a_sidecar_that_is_started_again_makes_no_machine_silent():
+    """The kubelet reports the whole pod as unready then, and training, which runs, as ready."""
+    status = training_with(running={"startedAt": "2026-01-01T00:00:00Z"})
+    restarting = pod_with(status | ready("False", "False"))
+    assert not machine_is_silent(restarting)
+    assert event_of(restarting).reason == ""
+
+
+def test_a_readiness_gate_that_is_not_met_makes_no_machine_silent():
+    """A load balancer's controller, for example, adds one to pods and sets its condition."""
+    gates = [{"conditionType": "example.com/target"}]
+    status = training_with(running={"startedAt": "2026-01-01T00:00:00Z"})
+    assert not machine_is_silent(pod_with(status | ready("False", "True"), gates=gates))
+    met = ready("False", "True", **{"example.com/target": "True"})
+    assert machine_is_silent(pod_with(status | met, gates=gates))
 
 
 TAINTS = ", ".join(f"{count} node(s) had untolerated taint {{pool-{count}: reserved}}" for count in range(1, 9))

@@ -14,21 +14,30 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
-async def played_api(answer: Answer) -> AsyncIterator[KubernetesApi]:
-    """Yields a client of a server that answers every request by a function."""
+async def played_server(answer: Answer) -> AsyncIterator[str]:
+    """Yields the URL of a server that answers every request by a function."""
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", answer)
     runner = web.AppRunner(application, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    configuration = Configuration()
-    configuration.host = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    api = KubernetesApi(configuration)
     try:
-        yield api
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
-        await api.close()
         await runner.cleanup()
+
+
+@asynccontextmanager
+async def played_api(answer: Answer) -> AsyncIterator[KubernetesApi]:
+    """Yields a client of such a server."""
+    async with played_server(answer) as server:
+        configuration = Configuration()
+        configuration.host = server
+        api = KubernetesApi(configuration)
+        try:
+            yield api
+        finally:
+            await api.close()
 
 
 def refusal(status: int, reason: str, message: str) -> web.Response:

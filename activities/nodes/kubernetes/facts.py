@@ -155,11 +155,14 @@ def machine_is_silent(pod: Pod) -> bool:
     """Returns whether the control plane has lost the pod's machine, so that its processes can be neither observed nor
     changed.
 
-    Only the node controller marks a pod unready whose containers are ready, so this needs no right to read nodes.
+    A kubelet reports a pod as ready if its containers, sidecars included, and its readiness gates are. Only the node
+    controller marks a pod unready that its kubelet reported as ready, so this needs no right to read nodes.
     """
-    ready, containers = pod.condition("Ready"), pod.status.container_statuses
-    unready = ready is not None and ready.status == "False"
-    return unready and bool(containers) and all(one.ready for one in containers)
+    ready, containers = pod.condition("Ready"), pod.condition("ContainersReady")
+    if ready is None or ready.status != "False" or containers is None or containers.status != "True":
+        return False
+    gates = (pod.condition(gate.condition_type) for gate in pod.spec.readiness_gates)
+    return all(gate is not None and gate.status == "True" for gate in gates)
 
 
 def _event(pod: Pod, kind: NodeEventKind, *, time: datetime | None = None, **facts: Any) -> NodeEvent:

@@ -90,9 +90,16 @@ class SchedulingGate(_Part):
     name: str
 
 
+class ReadinessGate(_Part):
+    """A condition that a pod needs to be ready, and that another program sets."""
+
+    condition_type: str
+
+
 class PodSpec(_Part):
     node_name: str = ""
     scheduling_gates: tuple[SchedulingGate, ...] = ()
+    readiness_gates: tuple[ReadinessGate, ...] = ()
     containers: tuple[Container, ...] = ()
 
 
