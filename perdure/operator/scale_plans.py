@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import re
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
@@ -37,6 +38,8 @@ logger = logging.getLogger("perdure.operator")
 
 REQUESTS: Final = f"{GROUP}/requests"
 """The annotation of a plan with what it requests."""
+SCALING: Final = "Scaling"
+"""The phase of a plan whose requests were written into it. Before that, its author has written what stands there."""
 PER_SECOND: Final = 5.0
 """The limit of plans that are looked at: programs write thousands of them."""
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0
@@ -52,7 +55,7 @@ class PlanStatus(Part):
     """The status of a plan, with the phases of its definition."""
 
     phase: str = ""
-    """Scaling, Succeeded or Failed; as DLRover's own operator has it before."""
+    """`SCALING`, Succeeded or Failed; as DLRover's own operator has it before."""
     create_time: datetime | None = None
     """When its requests were determined."""
     finish_time: datetime | None = None
@@ -197,13 +200,19 @@ class ScalePlans:
                 self._later(uid, error)
                 return
             await self._end(plan, "Failed", str(error))
-        except (PerdureError, KubernetesError, OSError, *TRANSIENT) as error:
+        except Exception as error:
+            # Whatever one plan contains, the other plans and all jobs are served.
             self._later(uid, error)
 
     def _later(self, uid: str, error: Exception | None = None) -> None:
+        plan = self._plans.get(uid)
+        if plan is None:
+            # It was deleted meanwhile.
+            return
         pause = self._backoffs.setdefault(uid, Backoff(FIRST_PAUSE, LONGEST_PAUSE)).next_pause()
         if error is not None:
-            logger.warning("%s: tried again in %.0f s: %s", self._plans[uid].subject, pause, error)
+            expected = isinstance(error, (PerdureError, KubernetesError, OSError, *TRANSIENT))
+            logger.warning("%s: tried again in %.0f s: %s", plan.subject, pause, error, exc_info=not expected)
         self._queue.plan(uid, after=pause)
 
     async def _carry_out(self, plan: PlanResource, job: TrainingJobResource) -> None:
@@ -224,8 +233,9 @@ class ScalePlans:
 
     async def _requests(self, plan: PlanResource, job: TrainingJobResource) -> tuple[PlanRequest, ...]:
         """Returns what the plan requests, which is written into it."""
-        if written := plan.metadata.annotations.get(REQUESTS):
-            return _REQUESTS.validate_json(written)
+        written = plan.metadata.annotations.get(REQUESTS)
+        if written and plan.status.phase == SCALING:
+            return _written(written, job)
         read = scaleplan.read_scale_plan(SpecDocument(data=plan.content, lines={}, folder=None))
         reason = f"the ScalePlan {plan.metadata.name}"
         requests = await translate(
@@ -235,7 +245,7 @@ class ScalePlans:
             text = "\n".join(str(warning) for warning in read.warnings)
             await self._events.write(plan.subject, Occurrence(reason="LeftOut", message=text, warning=True))
         await self._patch(plan, "", {"metadata": {"annotations": {REQUESTS: _REQUESTS.dump_json(requests).decode()}}})
-        status = plan.status.model_copy(update={"phase": "Scaling", "create_time": datetime.now(UTC)})
+        status = plan.status.model_copy(update={"phase": SCALING, "create_time": datetime.now(UTC)})
         await self._patch(plan, "/status", {"status": _dump(status)})
         return requests
 
@@ -276,6 +286,32 @@ class ScalePlans:
 
     async def _patch(self, plan: PlanResource, part: str, content: dict[str, Any]) -> None:
         await self._api.patch(f"{plan.path}{part}", _guarded(content, plan.metadata.uid))
+
+
+def _written(text: str, job: TrainingJobResource) -> tuple[PlanRequest, ...]:
+    """Reads what the operator has written into a plan, which its author can change afterwards.
+
+    Raises:
+        Refused: if it is nothing that the operator has written for a plan of this job.
+    """
+    try:
+        requests = _REQUESTS.validate_json(text)
+    except ValidationError:
+        raise Refused(_CHANGED) from None
+    roles = job.job()[0].roles
+    for request in requests:
+        is_number = isinstance(request, RelaunchRequest) or (
+            request.scaling is None and _NUMBER.fullmatch(request.nodes)
+        )
+        if not is_number or request.role not in roles:
+            raise Refused(_CHANGED)
+    return requests
+
+
+_NUMBER: Final = re.compile(r"[0-9]{1,9}")
+_CHANGED: Final = (
+    f"its annotation {REQUESTS}, which has what the operator determined, was changed meanwhile. Create a new plan"
+)
 
 
 def _statement(plan: PlanResource, job: TrainingJobResource, role: str, nodes: int) -> dict[str, Any]:

@@ -185,11 +185,12 @@ def _read_json(text: str) -> tuple[Any, dict[Location, int]]:
     """
     try:
         data = json.loads(text)
-    except json.JSONDecodeError as error:
+    except ValueError as error:
+        # A number of thousands of digits is JSON, and none that Python reads.
         try:
             return _read_yaml(text)
         except yaml.YAMLError:
-            if not re.match(r'\s*\{\s*"', text):
+            if not isinstance(error, json.JSONDecodeError) or not re.match(r'\s*\{\s*"', text):
                 raise
             raise SpecError([_json_problem(error, text)]) from None
     # YAML also finds lines and duplicate keys in JSON once tabs are removed, which JSON allows between tokens only.
@@ -235,8 +236,27 @@ def _find_lines(node: yaml.Node, location: Location, lines: dict[Location, int])
             _find_lines(value, (*location, index), lines)
 
 
+@contextmanager
+def _value_at(node: yaml.Node) -> Generator[None]:
+    """Names the place of a value that does not fit the tag that the file gives it, such as `!!float x`: PyYAML raises
+    whatever its conversion did."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        message = f"the value does not fit its tag {node.tag.replace('tag:yaml.org,2002:', '!!')}: {error}"
+        raise ConstructorError(None, None, message, node.start_mark) from None
+
+
 class _Loader(yaml.SafeLoader):
     """YAML with the scalars of version 1.2, and without duplicate keys."""
+
+    def construct_document(self, node: yaml.Node) -> Any:
+        with _value_at(node):
+            return cast("Any", super()).construct_document(node)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        with _value_at(node):
+            return cast("Any", super()).construct_object(node, deep=deep)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         first: dict[str, yaml.Node] = {}

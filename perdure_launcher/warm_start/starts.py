@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from perdure_training.node_api.text import well_formed
 from perdure_training.node_api.untrusted_files import read_below
+from perdure_training.node_api.untrusted_json import read_json_below
 
 from .names import ALL_COLD, STANDBYS, START_PREFIX
 
@@ -53,16 +53,16 @@ def read_why_all_cold(folder: Path, *, beneath: Path | None = None) -> str:
 def read_start(folder: Path, local_rank: int, *, beneath: Path | None = None) -> Start | None:
     """Returns a rank's last start; None if it was not started through the shim. `beneath` is as above."""
     try:
-        start = Start(**json.loads(read_below(beneath, folder / f"{START_PREFIX}{local_rank}", limit=_LONGEST)))
+        start = Start(**read_json_below(beneath, folder / f"{START_PREFIX}{local_rank}", limit=_LONGEST))
         return replace(start, reason=well_formed(start.reason))
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, TypeError, AttributeError):
         return None
 
 
 def lacks_standbys(folder: Path, *, processes: int) -> bool:
     """Returns whether some of this many ranks need standbys that are not ready yet."""
     try:
-        said = json.loads(read_below(None, folder / STANDBYS, limit=_LONGEST))
+        said = read_json_below(None, folder / STANDBYS, limit=_LONGEST)
     except (OSError, ValueError):
         return False
     return not said["failure"] and len(said["ready"]) < processes

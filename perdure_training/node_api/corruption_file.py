@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from perdure_training.node_api.text import well_formed
-from perdure_training.node_api.untrusted_files import read_below
+from perdure_training.node_api.untrusted_json import finite, is_whole, read_json_below
 
 GRADIENTS = "gradients"
 """A replay of the step has other gradients."""
@@ -23,7 +23,6 @@ NOT_DETERMINISTIC = "not_deterministic"
 _KINDS = (GRADIENTS, PARAMETERS, NOT_DETERMINISTIC)
 _LONGEST = 8192
 """Bytes that are read: any program may write to the file."""
-_LARGEST = 2**53
 _MOST = 8
 """Ranks and checksums that are read."""
 _LONGEST_TEXT = 200
@@ -74,7 +73,7 @@ def read_corruption(path: Path, *, generation: int, beneath: Path | None = None)
         beneath: The folder below which no link is followed; by default the file's own.
     """
     try:
-        content = json.loads(read_below(beneath, path, limit=_LONGEST))
+        content = read_json_below(beneath, path, limit=_LONGEST)
         return _found(content["found"]) if content["generation"] == generation else None
     except (OSError, ValueError, TypeError, KeyError):
         return None
@@ -88,8 +87,8 @@ def _found(content: dict[str, Any]) -> Corruption:
     """
     kind, step, sound = content["kind"], content["step"], content["sound"]
     suspects = cast("list[object]", content["suspects"])[:_MOST]
-    ranks = tuple(rank for rank in suspects if _is_number(rank))
-    if kind not in _KINDS or not _is_number(step) or not (sound is None or _is_number(sound)):
+    ranks = tuple(rank for rank in suspects if is_whole(rank))
+    if kind not in _KINDS or not is_whole(step) or not (sound is None or is_whole(sound)):
         raise ValueError(kind)
     texts = [text for text in cast("list[object]", content["checksums"])[:_MOST] if isinstance(text, str)]
     return Corruption(
@@ -100,9 +99,5 @@ def _found(content: dict[str, Any]) -> Corruption:
         repeats=content["repeats"] is True,
         device=well_formed(str(content["device"])[:_LONGEST_TEXT]),
         checksums=tuple(well_formed(text[:_LONGEST_TEXT]) for text in texts),
-        time=float(content["time"]),
+        time=finite(content["time"]),
     )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LARGEST

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from perdure_training.node_api.text import well_formed
-from perdure_training.node_api.untrusted_files import read_below
+from perdure_training.node_api.untrusted_json import finite, is_whole, read_json_below
 
 LOSS = "loss"
 GRADIENT_NORM = "grad_norm"
@@ -24,7 +24,6 @@ _NAMES = (LOSS, GRADIENT_NORM, *SPIKES.values())
 
 _LONGEST = 4096
 """Bytes that are read: any program may write to the file."""
-_LARGEST = 2**53
 _MOST_SAMPLES = 8
 _LONGEST_TEXT = 120
 _LONGEST_VALUE = 60
@@ -72,7 +71,7 @@ def read_numbers(path: Path, *, generation: int, beneath: Path | None = None) ->
         beneath: The folder below which no link is followed; by default the file's own.
     """
     try:
-        content = json.loads(read_below(beneath, path, limit=_LONGEST))
+        content = read_json_below(beneath, path, limit=_LONGEST)
         if content["generation"] != generation:
             return ()
         return tuple(_found(one) for one in content["found"][: len(_NAMES)])
@@ -87,7 +86,7 @@ def _found(content: dict[str, Any]) -> FoundNumber:
         ValueError: if it is malformed.
     """
     name, step, last, time = (content[key] for key in ("name", "step", "last_finite", "time"))
-    if name not in _NAMES or not _is_step(step) or not (last is None or _is_step(last)):
+    if name not in _NAMES or not is_whole(step) or not (last is None or is_whole(last)):
         raise ValueError(name)
     samples = [text for text in cast("list[object]", content["samples"])[:_MOST_SAMPLES] if isinstance(text, str)]
     return FoundNumber(
@@ -95,10 +94,6 @@ def _found(content: dict[str, Any]) -> FoundNumber:
         value=well_formed(str(content["value"])[:_LONGEST_VALUE]),
         step=step,
         last_finite=last,
-        time=float(time),
+        time=finite(time),
         samples=tuple(well_formed(text[:_LONGEST_TEXT]) for text in samples),
     )
-
-
-def _is_step(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LARGEST

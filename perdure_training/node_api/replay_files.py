@@ -12,7 +12,8 @@ from pathlib import Path
 from perdure_training.node_api.corruption_file import GRADIENTS, PARAMETERS
 from perdure_training.node_api.layout import REPLAY_REQUEST
 from perdure_training.node_api.text import well_formed
-from perdure_training.node_api.untrusted_files import read_below, replace_beneath
+from perdure_training.node_api.untrusted_files import replace_beneath
+from perdure_training.node_api.untrusted_json import finite, is_whole, read_json_below
 
 _LONGEST = 4096
 """Bytes that are read: any program may write to the files."""
@@ -51,7 +52,7 @@ def read_request(run_directory: Path, *, generation: int) -> int:
     try:
         content = json.loads((run_directory / REPLAY_REQUEST).read_bytes()[:_LONGEST])
         request = content["request"] if content["generation"] == generation else 0
-        return request if _is_number(request) else 0
+        return request if is_whole(request) else 0
     except (OSError, ValueError, TypeError, KeyError):
         return 0
 
@@ -82,9 +83,9 @@ def read_answer(path: Path, *, generation: int, beneath: Path) -> ReplayAnswer |
         beneath: The folder below which no link is followed.
     """
     try:
-        content = json.loads(read_below(beneath, path, limit=_LONGEST))
+        content = read_json_below(beneath, path, limit=_LONGEST)
         answer = content["answer"]
-        known = content["generation"] == generation and all(_is_number(answer[key]) for key in ("request", "step"))
+        known = content["generation"] == generation and all(is_whole(answer[key]) for key in ("request", "step"))
         if not known or answer["compared"] not in ("", GRADIENTS, PARAMETERS):
             return None
         return ReplayAnswer(
@@ -93,11 +94,7 @@ def read_answer(path: Path, *, generation: int, beneath: Path) -> ReplayAnswer |
             compared=answer["compared"],
             checksum=well_formed(str(answer["checksum"])[:_LONGEST_TEXT]),
             problem=well_formed(str(answer["problem"])[:_LONGEST_TEXT]),
-            seconds=float(answer["seconds"]),
+            seconds=finite(answer["seconds"]),
         )
     except (OSError, ValueError, TypeError, KeyError):
         return None
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST_REQUEST

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import Any, cast
 
 import pytest
 
 from perdure.base.errors import ControlPlaneUnreachable, Refused
-from perdure.base.kubernetes import Change, KubernetesError, Listed
+from perdure.base.kubernetes import Change, KubernetesError, Listed, Removed
 from perdure.contract import Accepted, RelaunchRequest, ScaleRequest
 from perdure.operator import scale_plans
 from perdure.operator.resource import SCALED_ROLES, TrainingJobResource
@@ -30,13 +31,25 @@ MORE = (ScaleRequest(nodes="3", role="worker"), ScaleRequest(nodes="2", role="ps
 class Site:
     """An API server, a job and its object, which remember what they are asked for."""
 
-    def __init__(self, answers: Sequence[Exception | None] = (), *, job: str = "llama") -> None:
+    def __init__(
+        self,
+        answers: Sequence[Exception | None] = (),
+        *,
+        job: str = "llama",
+        written: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         self.patches: list[tuple[str, dict[str, Any]]] = []
         self.events: list[dict[str, Any]] = []
         self.changes: list[tuple[str, ScaleRequest | RelaunchRequest]] = []
         self.followed = 0
         self._answers = list(answers)
         self._job = job
+        self.plan = {**PLAN, **written}
+        self.translates = False
+        """Whether plans are read for the job as they are."""
+        self.deletes = False
+        """Whether the plan is deleted while the job is asked."""
+        self._asked = asyncio.Event()
         self.plans = ScalePlans(cast("Any", self), cast("Any", self), self)
         self.ended = asyncio.Event()
 
@@ -45,7 +58,10 @@ class Site:
         self.followed += 1
         if self.followed == 1:
             raise KubernetesError(404, "NotFound", "the server could not find the requested resource")
-        yield Listed((PLAN,))
+        yield Listed((self.plan,))
+        if self.deletes:
+            await self._asked.wait()
+            yield Removed(self.plan)
         await asyncio.Event().wait()
 
     async def patch(self, path: str, content: dict[str, Any]) -> dict[str, Any]:
@@ -60,6 +76,9 @@ class Site:
     async def change(self, name: str, request: ScaleRequest | RelaunchRequest, *, namespace: str, key: str) -> Accepted:
         assert (name, namespace) == ("llama", "nlp")
         self.changes.append((key, request))
+        self._asked.set()
+        if self.deletes:
+            await asyncio.sleep(0.05)
         answer = self._answers.pop(0) if self._answers else None
         if answer is not None:
             raise answer
@@ -88,7 +107,8 @@ class Site:
             return tuple(requests)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(scale_plans, "translate", translate)
+            if not self.translates:
+                patch.setattr(scale_plans, "translate", translate)
             patch.setattr(scale_plans, "FIRST_PAUSE", 0.01)
             tasks = [asyncio.create_task(self.plans.follow("nlp")), asyncio.create_task(self.plans.serve())]
             await asyncio.wait_for(self.ended.wait(), 60)
@@ -141,3 +161,62 @@ async def test_a_plan_of_another_system_is_left_alone() -> None:
         async with asyncio.timeout(0.5):
             await site.carry_out(MORE)
     assert (site.patches, site.events, site.changes) == ([], [], [])
+
+
+FORGED = (
+    "no JSON",
+    "[" * 5000,
+    json.dumps([{"nodes": "3", "role": "unknown"}]),
+    json.dumps([{"nodes": "2:4", "role": "worker"}]),
+    json.dumps([{"nodes": "9" * 5000, "role": "worker"}]),
+    json.dumps([{"nodes": "3", "role": "worker", "scaling": {"policy": "idle"}}]),
+    json.dumps([{"rank": 0, "role": "unknown"}]),
+)
+
+
+@pytest.mark.parametrize("forged", FORGED)
+async def test_a_plan_that_comes_with_requests_of_its_author_is_read_itself(forged: str) -> None:
+    metadata = {**PLAN["metadata"], "annotations": {REQUESTS: forged}}  # type: ignore[dict-item]
+    site = Site(written={"metadata": metadata})
+    assert (await site.carry_out(MORE))[0] == "Succeeded"
+    assert len(site.changes) == 3
+
+
+@pytest.mark.parametrize("forged", FORGED)
+async def test_a_plan_whose_requests_its_author_has_changed_is_refused(forged: str) -> None:
+    metadata = {**PLAN["metadata"], "annotations": {REQUESTS: forged}}  # type: ignore[dict-item]
+    site = Site(written={"metadata": metadata, "status": {"phase": "Scaling"}})
+    phase, message = await site.carry_out(MORE)
+    assert phase == "Failed"
+    assert REQUESTS in message
+    assert site.changes == []
+
+
+async def test_what_an_earlier_operator_has_written_is_sent() -> None:
+    written = json.dumps([{"nodes": "3", "role": "worker"}])
+    metadata = {**PLAN["metadata"], "annotations": {REQUESTS: written}}  # type: ignore[dict-item]
+    site = Site(written={"metadata": metadata, "status": {"phase": "Scaling"}})
+    assert await site.carry_out(()) == ("Succeeded", "scale worker to 3 nodes")
+
+
+async def test_a_pod_s_number_of_thousands_of_digits_is_refused() -> None:
+    spec = {"ownerJob": "llama", "createPods": [f"llama-edljob-worker-{'9' * 5000}"]}
+    site = Site(written={"spec": spec})
+    site.translates = True
+    phase, message = await site.carry_out(())
+    assert (phase, "createPods" in message) == ("Failed", True)
+
+
+async def test_an_error_that_nobody_expected_ends_neither_the_plans_nor_the_operator() -> None:
+    site = Site([RuntimeError("unexpected"), None])
+    assert (await site.carry_out(MORE[:1]))[0] == "Succeeded"
+    assert len(site.changes) == 2
+
+
+async def test_a_plan_that_is_deleted_while_it_cannot_be_carried_out_is_forgotten() -> None:
+    site = Site([ControlPlaneUnreachable("away")])
+    site.deletes = True
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1):
+            await site.carry_out(MORE[:1])
+    assert len(site.changes) == 1

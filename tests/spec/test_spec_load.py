@@ -106,3 +106,30 @@ def test_one_line_is_enough(tmp_path: Path):
 )
 def test_a_job_without_a_name_gets_its_script_s(command: list[str], name: str):
     assert default_name(command) == name
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "name: !!float abc\n",
+        "name: !!float ''\n",
+        "name: !!bool maybe\n",
+        "name: !!timestamp 2026-99-99\n",
+        "name: !!timestamp x\n",
+        "name: !!set [a]\n",
+        "name: !!map a\n",
+        "name: !!int 0x\n",
+        f"name: {'9' * 5000}\n",
+        '{"name": ' + "9" * 5000 + "}",
+        "name: !!python/object/apply:os.getcwd []\n",
+        "name: &a [*a]\n",
+    ],
+)
+def test_a_value_that_no_conversion_takes_is_an_error_of_the_file(text: str):
+    with pytest.raises(SpecError):
+        read_document(text)
+
+
+def test_a_value_that_does_not_fit_its_tag_is_named_with_its_line():
+    with pytest.raises(SpecError, match=r"line 2, column 8: the value does not fit its tag !!float"):
+        read_document("name: a\nnodes: !!float x\n")

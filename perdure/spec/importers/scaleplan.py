@@ -26,9 +26,9 @@ PLURAL: Final = "scaleplans"
 _JOB_LABELS: Final = ("elasticjob.dlrover/name", "elasticjob-name")
 _RESOURCES: Final = ("cpu", "memory", "gpu")
 _GPUS: Final = "nvidia.com/gpu"
-_POD_NAME: Final = re.compile(r"-(?P<role>[a-z][a-z0-9]*)-(?P<rank>\d+)$")
+_POD_NAME: Final = re.compile(r"-(?P<role>[a-z][a-z0-9]*)-(?P<rank>[0-9]{1,9})$")
 """The end of the names that DLRover gives to pods: `JOB-edljob-TYPE-ID`, and in its examples `JOB-TYPE-ID`."""
-_OWN_POD_NAME: Final = re.compile(r"-(?P<role>[a-z][a-z0-9]*)-(?P<rank>\d+)-[0-9a-f]{8}\d+$")
+_OWN_POD_NAME: Final = re.compile(r"-(?P<role>[a-z][a-z0-9]*)-(?P<rank>[0-9]{1,9})-[0-9a-f]{8}\d+$")
 """The end of the names of Perdure's pods: `JOB-ROLE-RANK-UID`, with the incarnation after the uid's 8 digits."""
 
 
