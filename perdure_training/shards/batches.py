@@ -47,6 +47,8 @@ class ShardBatches(Sampler[list[int]]):
         """The lengths of the batches that the loader was given and the loop was not."""
         self._hands_over = False
         """`over` gives the batches to the loop."""
+        self._loops = 0
+        """How often `over` has begun."""
 
     def __iter__(self) -> Iterator[list[int]]:
         batch: list[int] = []
@@ -70,16 +72,34 @@ class ShardBatches(Sampler[list[int]]):
         return in_step(self._client, self.over(loader), lambda: _any_batch(loader))
 
     def over(self, loader: DataLoader[_Batch] | Iterable[_Batch]) -> Iterator[_Batch]:
-        """Yields the loader's batches, in the order of this sampler, as DataLoaders do by default."""
+        """Yields the loader's batches, in the order of this sampler, as DataLoaders do by default.
+
+        A loop may be left and another one begun, which is given what the first was not.
+        """
+        self._loops += 1
+        loop = self._loops
         self._lengths.clear()
+        self._client.put_back()
         self._hands_over = True
         try:
             for batch in loader:
+                check_current(loop, self._loops)
                 self._client.hand_over(self._lengths.popleft())
                 yield batch
         finally:
-            self._hands_over = False
+            if loop == self._loops:
+                self._hands_over = False
         self._client.hand_over(0)
+
+
+def check_current(loop: int, newest: int) -> None:
+    """Refuses to continue a loop when another one has begun, which is given its samples.
+
+    Raises:
+        RuntimeError: if one has.
+    """
+    if loop != newest:
+        raise RuntimeError("another loop over these batches has begun, and is given what this one was not; use one")
 
 
 def in_step(

@@ -101,6 +101,7 @@ class ShardClient(ABC, Generic[_Leased]):
         """How many of these a complete exchange has answered."""
         self._count = 0
         """Shards handed out, ever."""
+        self._put_back = 0
         self._stepped: list[Span] = []
         """What was consumed in the newest step."""
         self._expected = ""
@@ -162,12 +163,12 @@ class ShardClient(ABC, Generic[_Leased]):
             if not self._held:
                 self._target = min(2 * self._target, self._most_ahead)
                 self._ask()
-            asked = self._asked
+            asked, put_back = self._asked, self._put_back
             warned = began = time.monotonic()
-            while not self._held:
+            while not self._held or put_back != self._put_back:
                 if self._refused:
                     raise ShardsRefused(self._refused)
-                if self._drained and self._answered >= asked:
+                if (self._drained and self._answered >= asked) or put_back != self._put_back:
                     return None
                 left = math.inf if timeout is None else began + timeout - time.monotonic()
                 if left <= 0:
@@ -222,6 +223,15 @@ class ShardClient(ABC, Generic[_Leased]):
             self._finish(self._handed)
             self._handed = []
             self._handed = self._withdraw_next(batch) if isinstance(batch, int) else self._withdraw(batch)
+
+    def put_back(self) -> None:
+        """Gives what is in progress to the next that fetches: a loop was left that had read ahead of its batches. A
+        thread that fetches for that loop gets None."""
+        with self._changed:
+            self._held.extendleft(reversed(self._out))
+            self._out.clear()
+            self._put_back += 1
+            self._changed.notify_all()
 
     def expect_reports(self, remedy: str) -> None:
         """Has `step` refuse a loop that has taken samples and reports none of them, and name the remedy."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from perdure_training.shards.batches import in_step
+from perdure_training.shards.batches import check_current, in_step
 from perdure_training.shards.client import ShardClient
 from perdure_training.shards.partitions import StreamClient
 from perdure_training.shards.shard import Shard, StreamShard
@@ -24,6 +25,8 @@ from perdure_training.shards.spans import Span, merge
 
 _SHARDS_PER_WORKER = 2
 """Shards that wait for a worker process."""
+_LOOK = 0.1
+"""Seconds after which the thread that feeds workers looks whether their loop was left."""
 
 _Sample = TypeVar("_Sample")
 
@@ -79,10 +82,13 @@ class ShardStream(IterableDataset[Part], Generic[_Sample]):
         self._batch_size = batch_size
         self._collate = collate
         self._queue: Any = None
+        self._feeder: threading.Thread | None = None
+        self._loops = 0
+        """How often `over` has begun."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves out the client, which works in the process of the training loop only."""
-        return {**self.__dict__, "_client": None}
+        """Leaves out what works in the process of the training loop only."""
+        return {**self.__dict__, "_client": None, "_feeder": None}
 
     def __iter__(self) -> Iterator[Part]:
         samples: list[_Sample] = []
@@ -102,11 +108,27 @@ class ShardStream(IterableDataset[Part], Generic[_Sample]):
         return in_step(self._own_client, self.over(loader), self._any_batch)
 
     def over(self, loader: DataLoader[Part]) -> Iterator[Any]:
-        """Yields the loader's batches."""
+        """Yields the loader's batches.
+
+        A loop may be left and another one begun, which is given what the first was not.
+
+        Raises:
+            ValueError: if workers would have to read what a second loop is given.
+        """
         client = self._own_client
+        self._loops += 1
+        loop = self._loops
+        if self._feeder is not None:
+            if loader.persistent_workers:
+                raise ValueError("persistent_workers: expected False, as a stream's workers read for one loop only")
+            while self._feeder.is_alive():
+                client.put_back()
+                self._feeder.join(_LOOK)
+        client.put_back()
         if loader.num_workers > 0:
             self._feed(client, loader)
         for part in cast("Iterable[Part]", loader):
+            check_current(loop, self._loops)
             client.hand_over(part.spans)
             yield part.batch
         client.hand_over([])
@@ -123,14 +145,27 @@ class ShardStream(IterableDataset[Part], Generic[_Sample]):
         context = cast("Any", loader).multiprocessing_context or cast("Any", torch.multiprocessing).get_context()
         shards = context.Queue(_SHARDS_PER_WORKER * workers)
         self._queue = shards
+        loop = self._loops
+
+        def fetched() -> Iterator[Any]:
+            while loop == self._loops and (shard := client.fetch()) is not None:
+                yield client.span(shard)[0], shard
+            yield from [None] * workers
 
         def feed() -> None:
-            for shard in client:
-                shards.put((client.span(shard)[0], shard))
-            for _ in range(workers):
-                shards.put(None)
+            for one in fetched():
+                while loop == self._loops:
+                    try:
+                        shards.put(one, timeout=_LOOK)
+                        break
+                    except queue.Full:
+                        continue
+            if loop != self._loops:
+                # Nobody reads what is in it, and the process would wait for that when it ends.
+                shards.cancel_join_thread()
 
-        threading.Thread(target=feed, name="shards to workers", daemon=True).start()
+        self._feeder = threading.Thread(target=feed, name="shards to workers", daemon=True)
+        self._feeder.start()
 
     def _any_batch(self) -> Any:
         return self._collate(list(self._read(*self._own_client.read_arguments())))

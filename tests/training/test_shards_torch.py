@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -51,6 +54,44 @@ def test_a_loop_whose_samples_would_never_count_is_refused_at_its_first_step(loa
     shards.advance(10)
     shards.step()
     assert shards.state_dict()["next"] == 10, "a loop may report its samples by itself"
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [("batches", 0), ("batches", 2), ("batches of workers that stay", 2), ("stream", 0), ("stream", 2)],
+)
+def test_a_loop_that_is_left_and_begun_again_trains_every_sample_once(kind: str, workers: int):
+    """Its loader had read ahead: the next loop is given these samples, and the position has what the loop was given."""
+    shards = client()
+    if kind == "stream":
+        source = ShardStream(shards, read=rows, batch_size=10)
+        loader: DataLoader[Any] = DataLoader(source, batch_size=None, num_workers=workers)
+    else:
+        source = ShardBatches(shards, batch_size=10)
+        loader = DataLoader(DATA, batch_sampler=source, num_workers=workers, persistent_workers="stay" in kind)
+    seen: list[int] = []
+    while True:
+        before = len(seen)
+        for samples in itertools.islice(source.over(loader), 5):
+            seen += (samples if kind == "stream" else samples[0]).tolist()
+            shards.step()
+            again = client()
+            again.load_state_dict(shards.state_dict())
+            rest = [index for shard in again for index in shard]
+            assert sorted(seen + rest) == list(range(SIZE))
+        if len(seen) == before:
+            break
+    assert sorted(seen) == list(range(SIZE))
+
+
+def test_a_loop_that_goes_on_after_another_has_begun_is_refused():
+    batches = ShardBatches(client(), batch_size=10)
+    loader = DataLoader(DATA, batch_sampler=batches)
+    first = batches.over(loader)
+    next(first)
+    next(batches.over(loader))
+    with pytest.raises(RuntimeError, match="another loop over these batches has begun"):
+        next(first)
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
