@@ -15,6 +15,7 @@ from .capabilities import CAPABILITIES
 from .errors import SpecError, SpecProblem, format_path, format_value, line_of
 from .fields import Location
 from .job import Backend, JobSpec
+from .ray import fields_of_plugins
 from .roles import LARGEST_PORT
 from .scaling import BatchSize
 
@@ -129,7 +130,7 @@ def check_backend(spec: JobSpec) -> tuple[SpecWarning, ...]:
         problems = (*problems, *_shared_ports(spec))
     if problems:
         raise SpecError(problems)
-    return (*_warn_of_shrinking(spec), *_open_secrets(spec), *warnings)
+    return (*_warn_of_shrinking(spec), *_open_secrets(spec), *_foreign_environments(spec), *warnings)
 
 
 def find_unsupported(
@@ -222,6 +223,15 @@ def _open_secrets(spec: JobSpec) -> Iterator[SpecWarning]:
                 message="looks like a secret, and its value becomes a part of the specification, which Temporal keeps; "
                 f"`secrets: {{{name}: NAME/KEY}}` takes it from {stored}",
             )
+
+
+def _foreign_environments(spec: JobSpec) -> Iterator[SpecWarning]:
+    for name, meant in fields_of_plugins(spec.ray.runtime_env).items():
+        yield SpecWarning(
+            location=("ray", "runtime_env", name),
+            message="is no field of Ray's own, which ignores it unless the cluster has a plugin of this name"
+            + (f"; did you mean {meant}?" if meant else ""),
+        )
 
 
 def _warn_of_shrinking(spec: JobSpec) -> Iterator[SpecWarning]:

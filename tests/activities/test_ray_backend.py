@@ -174,13 +174,33 @@ def test_agents_on_the_cluster_get_a_grant_and_a_token_and_no_temporal(tmp_path:
 async def test_the_bridge_gets_no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TEMPORAL_API_KEY", "secret")
     monkeypatch.setenv("PERDURE_RAY_GATEWAY_KEYRING", "/keys")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("RAY_TLS_CA_CERT", "/ca")
     answers = (said(id=0, result=""), "read call", said(id=1, result=[]), "read end")
     played = bridge(tmp_path, f"env > {tmp_path}/seen", *answers)
     assert await played.call("names") == []
     seen = (tmp_path / "seen").read_text()
     assert "TEMPORAL_" not in seen
     assert "PERDURE_" not in seen
+    assert "AWS_" not in seen
+    # Ray's own it needs.
+    assert "RAY_TLS_CA_CERT=/ca" in seen
     await played.close()
+
+
+def test_the_bridge_runs_as_a_user_that_exists_and_that_the_worker_may_become(monkeypatch: pytest.MonkeyPatch):
+    def settings(user: str) -> RaySettings:
+        variables = {"PERDURE_RAY_ADDRESS": "head:6379", "PERDURE_RAY_USER": user}
+        return RaySettings.from_environment(variables, connection={})
+
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    assert settings("").user == ""
+    assert settings("nobody").user == "nobody"
+    with pytest.raises(ValueError, match="PERDURE_RAY_USER is 'no-one', and this machine has no such user; create it"):
+        settings("no-one")
+    monkeypatch.setattr("os.geteuid", lambda: 4321)
+    with pytest.raises(ValueError, match="only a worker of root starts a process of another user; unset it"):
+        settings("nobody")
 
 
 def bridge(folder: Path, *lines: str) -> RayConnection:
@@ -222,6 +242,17 @@ async def test_a_call_that_hangs_is_ended_and_the_next_one_connects_again(
     await played.close()
 
 
+@pytest.mark.parametrize("written", ["no JSON", "[1]", '{"result": 1}', "3"])
+async def test_a_bridge_that_writes_no_answer_is_ended_and_the_next_call_connects_again(tmp_path: Path, written: str):
+    lines = (f"echo $$ >> {tmp_path}/pids", said(id=0, result="2.60.0"), "read call", f"echo '{written}'")
+    played = bridge(tmp_path, *lines, "echo forged >&2", "exec sleep 60")
+    for _ in range(2):
+        with pytest.raises(RayUnavailable, match="the connection has ended"):
+            await played.call("names")
+    assert len((tmp_path / "pids").read_text().split()) == 2
+    await played.close()
+
+
 async def test_a_bridge_that_dies_says_its_last_words(tmp_path: Path):
     played = bridge(tmp_path, said(id=0, result="2.60.0"), "read call", "echo lost the cluster >&2")
     with pytest.raises(RayUnavailable, match="the connection has ended: lost the cluster"):
@@ -230,7 +261,11 @@ async def test_a_bridge_that_dies_says_its_last_words(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("kind", "error", "remedy"),
-    [("ForeignActor", NodeRefused, "give the job another name"), ("NotYet", NodeNotYet, "no room")],
+    [
+        ("ForeignActor", NodeRefused, "give the job another name"),
+        ("WrongEnvironment", NodeRefused, "Ray takes no such ray.runtime_env: no room"),
+        ("NotYet", NodeNotYet, "no room"),
+    ],
 )
 async def test_a_refusal_of_the_bridge_is_one_of_the_backend(
     tmp_path: Path, kind: str, error: type[Exception], remedy: str

@@ -10,7 +10,6 @@ import base64
 import contextlib
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Final
 
 from perdure.activities.nodes.ray.connection import RayConnection
 from perdure.activities.nodes.ray.placement import actor_options, group_of, prefix_of
@@ -20,9 +19,8 @@ from perdure.activities.nodes.ray.watch import GroupWatch, event_of, names_of
 from perdure.contract import CreatedNode, GroupRef, NodeEvent, NodeRef, NodeRequest, WatchRequest, WorkdirRequest
 from perdure.contract.names import group_index
 from perdure.spec.job import JobSpec
+from perdure.spec.ray import has_own_interpreter
 
-_INTERPRETERS: Final = frozenset({"pip", "uv", "conda"})
-"""The fields of a runtime environment that give it an interpreter of its own, with the packages of the job."""
 _BEYOND_GRACE = 15.0
 """Seconds after the grace period that a node has to end its agent and to report its end."""
 
@@ -36,7 +34,9 @@ class RayBackend:
     def __init__(self, settings: RaySettings) -> None:
         """Connects at the first call."""
         self._settings = settings
-        self._ray = RayConnection(address=settings.address, namespace=settings.namespace, python=settings.python)
+        self._ray = RayConnection(
+            address=settings.address, namespace=settings.namespace, python=settings.python, user=settings.user
+        )
 
     async def create(self, request: NodeRequest) -> CreatedNode:
         """Creates the actor, unless it was created before, and the placement group with its bundle."""
@@ -121,5 +121,5 @@ def programs_of(spec: JobSpec, role: str, *, node_python: str) -> str:
     A runtime environment with an interpreter of its own is for the command, so the site's interpreter for nodes runs
     agent and launcher only.
     """
-    python = spec.roles[role].python or ("" if _INTERPRETERS & spec.ray.runtime_env.keys() else node_python)
+    python = spec.roles[role].python or ("" if has_own_interpreter(spec.ray.runtime_env) else node_python)
     return str(Path(python).parent) if "/" in python else ""

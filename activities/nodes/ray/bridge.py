@@ -12,7 +12,6 @@ It reads a call per line, `{"id", "call", …}`, and writes an answer per line, 
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import importlib.util
 import json
@@ -34,10 +33,6 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 _CALLS = 512
 """Calls at a time: each watch has one, and a call that ends nodes lasts for their grace period."""
-_CODE = "perdure/code/"
-"""The prefix of the keys of the parts of jobs' code, as `actor.py` reads them."""
-_OWNER = "perdure/code-of/"
-"""The prefix of the keys that say which job has taken the code."""
 _STARTED = "perdure/started/"
 """The prefix of the keys of the incarnations that have run, as `actor.py` writes them."""
 _PLACED = "perdure/placed/"
@@ -71,6 +66,7 @@ def _actor_module() -> Any:
 
 
 tables = _beside("tables")
+archives = _beside("archives")
 
 
 _METHODS = ("describe_node", "leave", "wait")
@@ -83,6 +79,10 @@ class ForeignActor(Exception):
 
 class NotYet(Exception):
     """A node has to wait for others."""
+
+
+class WrongEnvironment(Exception):
+    """Ray takes no such runtime environment."""
 
 
 class _Tracked:
@@ -135,9 +135,14 @@ class Bridge:
         **node: Any,
     ) -> str:
         """Creates a node's placement group and actor unless they exist. Returns why the actor cannot run yet."""
+        try:
+            # Its values are checked here; those of each machine when Ray builds it there.
+            ray.runtime_env.RuntimeEnv(**options.get("runtime_env", {}))
+        except (TypeError, ValueError) as error:
+            raise WrongEnvironment(str(error)) from error
         with self._lock:
             if archive:
-                internal_kv._internal_kv_put(_OWNER + archive, group["prefix"])
+                archives.adopt(archive, group["prefix"])
             if (existing := self._find(name)) is None:
                 placed, bundle = self._place(name, group, index, avoid)
                 strategy = PlacementGroupSchedulingStrategy(placed, placement_group_bundle_index=bundle)
@@ -239,26 +244,14 @@ class Bridge:
             del self._tracked[name]
         if not everything:
             return
-        for key in internal_kv._internal_kv_list(_OWNER):
-            if internal_kv._internal_kv_get(key) == prefix.encode():
-                self.remove_archive(archive=key.decode().removeprefix(_OWNER))
+        archives.remove_those_of(prefix)
         for key in (*internal_kv._internal_kv_list(_STARTED), *internal_kv._internal_kv_list(_PLACED)):
             if mine.fullmatch(key.decode()):
                 internal_kv._internal_kv_del(key)
 
-    def keep_part(self, *, archive: str, index: int, content: str) -> None:
-        """Keeps a part of a job's code, in base64."""
-        internal_kv._internal_kv_put(f"{_CODE}{archive}/{index:04}", base64.b64decode(content))
-
-    def is_adopted(self, *, archive: str) -> bool:
-        """Returns whether a job has taken the code."""
-        return internal_kv._internal_kv_get(_OWNER + archive) is not None
-
-    def remove_archive(self, *, archive: str) -> None:
-        """Removes a job's code."""
-        for key in internal_kv._internal_kv_list(f"{_CODE}{archive}/"):
-            internal_kv._internal_kv_del(key)
-        internal_kv._internal_kv_del(_OWNER + archive)
+    keep_part = staticmethod(archives.keep_part)
+    is_adopted = staticmethod(archives.is_adopted)
+    remove_archive = staticmethod(archives.remove)
 
     def names(self, *, pattern: str) -> list[str]:
         """Returns the names of the actors that match."""

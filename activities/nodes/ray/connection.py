@@ -8,6 +8,8 @@ import itertools
 import json
 import logging
 import os
+import pwd
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +23,12 @@ _CONNECTS: Final = 30.0
 _CALL: Final = 30.0
 """Seconds for a call that changes or reads Ray's tables."""
 _LINE: Final = 2**26
+_KEPT: Final = re.compile(
+    r"PATH|HOME|USER|LOGNAME|LANG|LC_\w+|TZ|TMPDIR|LD_LIBRARY_PATH|PYTHON\w+|RAY_\w+|GRPC_\w+|SSL_CERT_\w+|"
+    r"(?i:https?|no|all)_(?i:proxy)"
+)
+"""The worker's variables that the process gets: those that Ray and its connections need. Jobs of the cluster may run
+code in it, and all others may be credentials."""
 _TAIL: Final = 400
 """Characters of the process's last words, which say why it has ended."""
 
@@ -32,16 +40,18 @@ class RayUnavailable(Exception):
 class RayConnection:
     """The process that talks to one Ray cluster. It is started when it is needed, and again after it has ended."""
 
-    def __init__(self, *, address: str, namespace: str, python: str) -> None:
+    def __init__(self, *, address: str, namespace: str, python: str, user: str = "") -> None:
         """Connects at the first call.
 
         Args:
             address: of the cluster, as `ray.init` takes it.
             namespace: Ray's namespace of the actors.
             python: the interpreter that has Ray.
+            user: as whom the process runs; empty: the worker's own.
         """
         self._address = address
         self._command = (python, "-P", str(Path(__file__).with_name("bridge.py")), address, namespace)
+        self._user = user
         self._starting = asyncio.Lock()
         self._process: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -85,6 +95,8 @@ class RayConnection:
                 return answer["result"]
             case "ForeignActor":
                 raise NodeRefused(f"{answer['error']}; remove it, or give the job another name")
+            case "WrongEnvironment":
+                raise NodeRefused(f"Ray takes no such ray.runtime_env: {' '.join(answer['error'].split())}")
             case "NotYet":
                 raise NodeNotYet(answer["error"])
             case "RuntimeError" if "mismatch" in answer["error"]:
@@ -102,14 +114,21 @@ class RayConnection:
     async def _running(self) -> asyncio.subprocess.Process:
         if self._process is not None and self._process.returncode is None:
             return self._process
-        # The process runs Ray's code on what the cluster sends: it gets none of the worker's credentials.
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("TEMPORAL_", "PERDURE_"))}
+        kept = {name: value for name, value in os.environ.items() if _KEPT.fullmatch(name)}
+        identity: dict[str, Any] = {}
+        if self._user:
+            them = pwd.getpwnam(self._user)
+            kept |= {"HOME": them.pw_dir, "USER": them.pw_name, "LOGNAME": them.pw_name}
+            groups = os.getgrouplist(them.pw_name, them.pw_gid)
+            if os.geteuid() != them.pw_uid:
+                identity = {"user": them.pw_uid, "group": them.pw_gid, "extra_groups": groups}
         process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=kept,
+            **identity,
             limit=_LINE,
             # A terminal's Ctrl-C is for the worker.
             start_new_session=True,
@@ -133,14 +152,21 @@ class RayConnection:
         """Hands answers to those that wait for them, until the process has ended."""
         assert process.stdout is not None
         assert process.stderr is not None
-        words = asyncio.create_task(process.stderr.read())
-        while line := await process.stdout.readline():
-            content: Mapping[str, Any] = json.loads(line)
-            waiting = calls.get(content["id"])
-            if waiting is not None and not waiting.done():
-                waiting.set_result(content)
+        words = asyncio.create_task(_last_of(process.stderr))
+        try:
+            while line := await process.stdout.readline():
+                content: Mapping[str, Any] = json.loads(line)
+                waiting = calls.get(content["id"])
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(content)
+        except (ValueError, KeyError, TypeError) as error:
+            # Jobs of the cluster may run code in it.
+            logger.warning("the process that talks to Ray wrote no answer, and is ended: %r", error)
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await _last_of(process.stdout)
         await process.wait()
-        last = (await words).decode(errors="replace").strip()[-_TAIL:]
+        last = await words
         if self._process is process:
             self._process = None
             logger.warning("the connection to the Ray cluster at %s has ended: %s", self._address, last)
@@ -160,3 +186,11 @@ class RayConnection:
             process.kill()
         if self._process is process:
             self._process = None
+
+
+async def _last_of(stream: asyncio.StreamReader) -> str:
+    """Reads to the end, and returns the last characters."""
+    last = b""
+    while read := await stream.read(65536):
+        last = (last + read)[-4 * _TAIL :]
+    return last.decode(errors="replace").strip()[-_TAIL:]

@@ -6,6 +6,7 @@ The cluster is the site's and no job's choice: who answers at its address runs c
 from __future__ import annotations
 
 import os
+import pwd
 import socket
 import sys
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from perdure.activities.nodes.gateway import GatewayAccess, gateway_of
 VARIABLES: Final = "PERDURE_RAY_"
 """The prefix of the environment variables of these settings."""
 ADDRESS_VARIABLE: Final = "PERDURE_RAY_ADDRESS"
+USER_VARIABLE: Final = "PERDURE_RAY_USER"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +32,9 @@ class RaySettings:
     """Ray's namespace of the nodes' actors."""
     python: str = sys.executable
     """The interpreter on the worker's machine that has Ray of the cluster's version."""
+    user: str = ""
+    """The user of this machine as whom the bridge runs, since jobs of the cluster may run code in it; empty: the
+    worker's own."""
     node_python: str = ""
     """The interpreter on Ray's machines that has Perdure; empty: Ray's own."""
     connection: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -48,7 +53,8 @@ class RaySettings:
             connection: Temporal's variables that the worker uses itself.
 
         Raises:
-            ValueError: if the cluster's address is not set, or the gateway's settings are not complete.
+            ValueError: if the cluster's address is not set, the bridge cannot run as its user, or the gateway's
+                settings are not complete.
         """
         address = environment.get(ADDRESS_VARIABLE)
         if not address:
@@ -62,10 +68,27 @@ class RaySettings:
             address=address,
             namespace=environment.get("PERDURE_RAY_NAMESPACE") or cls.namespace,
             python=environment.get("PERDURE_RAY_PYTHON") or sys.executable,
+            user=_user_of(environment),
             node_python=environment.get("PERDURE_RAY_NODE_PYTHON", ""),
             connection={} if gateway else {**own, **connection},
             gateway=gateway,
         )
+
+
+def _user_of(environment: Mapping[str, str]) -> str:
+    user = environment.get(USER_VARIABLE, "")
+    if not user:
+        return ""
+    try:
+        there = pwd.getpwnam(user)
+    except KeyError:
+        raise ValueError(f"{USER_VARIABLE} is {user!r}, and this machine has no such user; create it") from None
+    if os.geteuid() not in (0, there.pw_uid):
+        raise ValueError(
+            f"{USER_VARIABLE} is {user!r}, and only a worker of root starts a process of another user; unset it, and "
+            "give the worker an account of its own"
+        )
+    return user
 
 
 def is_of_cluster(dashboard: str, address: str) -> bool:

@@ -77,8 +77,7 @@ def read_submission(job: Field, draft: Draft) -> None:
     requirements = job["requirements"]
     packages = requirements.value
     if isinstance(packages, str) and "\n" not in packages.strip():
-        draft.must_fill((*_ENVIRONMENT, "pip"), f"is the file {packages} there; expected its packages as a list")
-        requirements.drop("a file of the submitting machine")
+        _have_filled("pip", requirements, draft)
     else:
         listed = packages.split("\n") if isinstance(packages, str) else requirements.texts()
         kept = [line.strip() for line in listed or () if line.strip()]
@@ -215,11 +214,24 @@ def _read_runtime_environment(environment: Field, draft: Draft) -> None:
         draft.put((*draft.role, "image"), field.text(), field)
     for name in ("worker_path", "run_options"):
         container[name].drop("Perdure starts containers its own way")
-    for name in ("pip", "uv", "conda", "py_modules", "config"):
+    for name in ("pip", "uv", "conda", "py_modules"):
         field = environment[name]
-        draft.put((*_ENVIRONMENT, name), field.value, field)
+        if isinstance(field.value, str) and (name != "conda" or field.value.endswith((".yaml", ".yml"))):
+            _have_filled(name, field, draft)
+        else:
+            draft.put((*_ENVIRONMENT, name), field.value, field)
+    limit = environment["config"]["setup_timeout_seconds"]
+    draft.put((*_ENVIRONMENT, "config", "setup_timeout_seconds"), limit.value, limit)
+    for name in ("eager_install", "log_files"):
+        environment["config"][name].drop("Ray builds the environment when it starts a node")
     for name in ("worker_process_setup_hook", "nsight", "rocprof_sys", "mpi", "py_executable", "java_jars"):
         environment[name].drop("it belongs to Ray's own workers")
+
+
+def _have_filled(name: str, file: Field, draft: Draft) -> None:
+    """Has the user write what a file of the submitting machine says."""
+    draft.must_fill((*_ENVIRONMENT, name), f"is the file {file.value} there; expected its content")
+    file.drop("a file of the submitting machine")
 
 
 def _read_working_directory(folder: Field, draft: Draft) -> None:
