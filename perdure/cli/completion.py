@@ -85,10 +85,8 @@ def _ask(ctx: typer.Context, question: Callable[[Client], Awaitable[list[Suggest
 
 
 def _matching(incomplete: str, suggestions: Iterable[Suggestion]) -> list[Suggestion]:
-    from perdure.cli.terminal import without_controls
+    from perdure.cli.terminal import printable
 
     return [
-        (value, " ".join(without_controls(word).split())[:80])
-        for value, word in suggestions
-        if value.startswith(incomplete)
+        (value, " ".join(printable(word).split())[:80]) for value, word in suggestions if value.startswith(incomplete)
     ]

@@ -20,7 +20,7 @@ from xml.etree import ElementTree
 from pydantic import BaseModel, ConfigDict
 
 from perdure.cli.reporting import ReportFormat
-from perdure.cli.terminal import without_controls
+from perdure.cli.terminal import printable
 
 if TYPE_CHECKING:
     from perdure.contract import IncidentView, JobResult
@@ -204,7 +204,7 @@ def as_github(report: Report) -> str:
 
 
 def _github_data(text: str) -> str:
-    return without_controls(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return printable(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
 def _github_property(text: str) -> str:
@@ -218,7 +218,7 @@ def as_gitlab(report: Report) -> str:
     """Writes a Code Quality report of GitLab."""
     entries = [
         {
-            "description": without_controls(f"{one.title}: {one.message}"),
+            "description": printable(f"{one.title}: {one.message}"),
             "check_name": f"perdure-{one.title.split(' ')[0]}",
             "fingerprint": hashlib.sha256(repr(one).encode()).hexdigest(),
             "severity": _SEVERITIES[one.level],
@@ -274,7 +274,7 @@ def _case(group: str, name: str, failures: list[str]) -> ElementTree.Element:
 
 def _xml(text: str) -> str:
     """Returns a text without what XML 1.0 cannot hold."""
-    return _NOT_XML.sub("", without_controls(text))
+    return _NOT_XML.sub("", printable(text))
 
 
 def as_json(report: Report) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from perdure.base.errors import Refused
-from perdure.cli.terminal import without_controls
+from perdure.cli.terminal import printable
 from perdure.page.course import Course
 from perdure.page.plots import NAMES, WHAT
 
@@ -46,7 +46,7 @@ def write_figure(course: Course, path: Path, *, what: Iterable[str], title: str)
     names = [name for name in WHAT if name in set(what)]
     # Not pyplot, which would choose a window system and keep every figure.
     figure: Any = Figure(figsize=(_WIDTH, _HEIGHT * len(names) + 0.6), dpi=_DOTS, layout="constrained")
-    figure.suptitle(without_controls(title), fontsize=10, x=0.01, ha="left", parse_math=False)
+    figure.suptitle(printable(title), fontsize=10, x=0.01, ha="left", parse_math=False)
     all_axes = figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0]
     zone = datetime.now().astimezone().tzinfo
     for axes, name in zip(all_axes, names, strict=True):

@@ -13,7 +13,7 @@ from html import escape
 
 from markupsafe import Markup
 
-from perdure.cli.terminal import without_controls
+from perdure.cli.terminal import printable
 from perdure.page.course import Course
 
 WHAT = ("worlds", "steps", "throughput", "loss")
@@ -152,7 +152,7 @@ def _marks(course: Course, *, bottom: float, x: Callable[[datetime], float], hre
     parts: list[str] = []
     top, free = _NUMBERS + _TOP, 0.0
     for mark in course.marks:
-        title = f"<title>{escape(without_controls(mark.title))}</title>"
+        title = f"<title>{escape(printable(mark.title))}</title>"
         begin = x(mark.begin)
         if mark.is_observation:
             shape = f'<line class="seen" x1="{begin:.1f}" x2="{begin:.1f}" y1="{top}" y2="{bottom}">{title}</line>'

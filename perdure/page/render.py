@@ -19,7 +19,7 @@ from perdure.cli import cluster as machines
 from perdure.cli import text
 from perdure.cli.explain import explanation, with_role_named
 from perdure.cli.inspect import archived, facts, notified
-from perdure.cli.terminal import without_controls
+from perdure.cli.terminal import printable
 from perdure.contract import IncidentView, JobStatus, NodeView
 from perdure.page.course import course_of
 from perdure.page.looks import JobLook, JobRow, ListLook
@@ -60,7 +60,7 @@ class Parts:
 
 
 def _clean(value: object) -> object:
-    return without_controls(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 environment = Environment(

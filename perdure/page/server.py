@@ -22,7 +22,7 @@ from aiohttp.typedefs import Middleware
 from perdure.base.errors import PerdureError
 from perdure.base.ui_proxy import refuse_pages_of_others
 from perdure.cli import text
-from perdure.cli.terminal import printed_line, without_controls
+from perdure.cli.terminal import printable, printed_line
 from perdure.client.changes import Changes
 from perdure.client.client import Client
 from perdure.client.views import FINAL_PHASES, nodes_of_ranks
@@ -310,7 +310,7 @@ class Pages:
         async with aclosing(lines):
             async for line in lines:
                 time = f"{line.time:%H:%M:%S} " if line.time else ""
-                yield f"{time}{without_controls(line.role)} {line.node:>3} | {printed_line(line.text)}"
+                yield f"{time}{printable(line.role)} {line.node:>3} | {printed_line(line.text)}"
 
     # Changes
 

@@ -27,7 +27,10 @@ from perdure.contract.notifications import NotifierReport, TargetReport
 from perdure.workflows.policy.record.projections import status_of
 from tests.policy.scenario import Scenario, reported
 
-HOSTILE = '<img src=x onerror="document.title=1">\x1b[31m\x1b]0;title\x07</script><script>document.title=1</script>'
+HOSTILE = (
+    '<img src=x onerror="document.title=1">\x1b[31m\x1b]0;title\x07\u202e\u2066'
+    "</script><script>document.title=1</script>"
+)
 
 
 class PlayedJob:

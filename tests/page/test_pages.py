@@ -266,6 +266,7 @@ async def test_logs_are_sent_as_text_without_controls(visitor: Visitor, client: 
     (lines,) = await events(visitor, f"{JOB}lines")
     assert "<script>" in lines[0], "the page makes it text"
     assert "\x1b" not in lines[0]
+    assert r"\u202e\u2066" in lines[0]
     assert len(lines[1]) > 10_000
     page = await visitor.get(f"{JOB}logs?node=1&since=10m")
     assert 'data-stream="lines?node=1&amp;since=10m"' in page
@@ -281,6 +282,8 @@ async def test_what_training_code_writes_is_text(visitor: Visitor, client: Playe
         assert "<img" not in page
         assert "&lt;img src=x" in page
         assert "\x1b" not in page
+        assert "\u202e" not in page
+        assert r"\u202e" in page
         assert page.count("<script") == 1, "that of the page itself"
 
 
