@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
@@ -17,7 +18,9 @@ from perdure.cli.common import (
     ReadingSession,
     ServerSession,
     out,
+    run_async,
     show_link,
+    warn,
 )
 from perdure.cli.completion import complete_incident
 from perdure.cli.rows import Rows
@@ -36,34 +39,61 @@ def list_(
     everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Jobs of all namespaces.")] = False,
     running: Annotated[bool, typer.Option("--running", help="Only jobs that have not ended.")] = False,
     limit: Annotated[int, typer.Option("--limit", min=1, help="The most jobs to list, the newest first.")] = 50,
+    archive: Annotated[
+        str | None,
+        typer.Option(
+            "--archive",
+            metavar="URL",
+            help="List the jobs that this place keeps, outputs.archive of their specifications, and not Temporal's.",
+            show_default=False,
+        ),
+    ] = None,
     here: ServerSession,
 ) -> None:
-    """List jobs, the newest first.
+    """List jobs, the newest first; with --archive, those that an archive keeps.
 
-    [dim]perdure list · perdure list --running -A · perdure list -o json[/]
+    [dim]perdure list · perdure list --running -A · perdure list -o json · perdure list --archive s3://ml-archive/jobs[/]
     """
     from perdure.client import pauses, task_failures
 
     here = replace(here, namespace=namespace)
-    jobs = here.run(lambda client: client.list(everywhere=everywhere, running=running, limit=limit))
+    if archive is None:
+        jobs = here.run(lambda client: client.list(everywhere=everywhere, running=running, limit=limit))
+    else:
+        jobs = _kept(archive, namespace, everywhere=everywhere, running=running, limit=limit)
     if here.json:
         here.show(jobs)
         return
+    place, option = ("", "") if archive is None else (f" at {archive}", f" --archive {shlex.quote(archive)}")
     if not jobs:
-        out.print("no jobs" if everywhere else f"no jobs in the namespace {namespace}")
-        here.hint("perdure run --nodes 2 -- torchrun train.py", *([] if everywhere else ["perdure list -A"]))
+        out.print(f"no jobs{place}" if everywhere else f"no jobs in the namespace {namespace}{place}", markup=False)
+        first = [] if archive else ["perdure run --nodes 2 -- torchrun train.py"]
+        here.hint(*first, *([] if everywhere else [f"perdure list -A{option}"]))
         return
-    out.print(_jobs_table(jobs, everywhere=everywhere))
+    out.print(_jobs_table(jobs, everywhere=everywhere, of_archive=archive is not None))
     for job in jobs:
         if job.pause:
             out.print(f"[bold yellow]{escape(job.name)}[/]  {escape(pauses.describe_pauses([job.pause])[0])}")
         if job.task_failure:
             out.print(f"[bold red]{escape(job.name)}[/]  {escape(task_failures.explain(job.task_failure))}")
     flag = here.flag if jobs[0].namespace == namespace else f" -n {jobs[0].namespace}"
-    here.hint(f"perdure status {jobs[0].name}{flag}")
+    here.hint(
+        f"perdure status {jobs[0].name}{flag}" + ("" if archive is None else f" --archive {shlex.quote(archive)}")
+    )
 
 
-def _jobs_table(jobs: list[JobSummary], *, everywhere: bool) -> Rows:
+def _kept(url: str, namespace: str, *, everywhere: bool, running: bool, limit: int) -> list[JobSummary]:
+    """The jobs of an archive. A record that cannot be read hides no other one."""
+    from perdure.client.archive import ArchivedJobs
+
+    kept = ArchivedJobs(url).kept(namespace=namespace, everywhere=everywhere, running=running)
+    jobs, problems = run_async(kept)
+    for problem in problems:
+        warn(f"left out: {problem}")
+    return list(jobs[:limit])
+
+
+def _jobs_table(jobs: list[JobSummary], *, everywhere: bool, of_archive: bool = False) -> Rows:
     table = Rows.of(
         "NAME", *(["NAMESPACE"] if everywhere else []), "PHASE", "RANKS", "RESTARTS", "OWNER", "AGE", "TOOK"
     )
@@ -72,7 +102,8 @@ def _jobs_table(jobs: list[JobSummary], *, everywhere: bool) -> Rows:
         table.add_row(
             escape(job.name),
             *([escape(job.namespace)] if everywhere else []),
-            _phase(job),
+            # Whether a job of which an archive has only the begin still runs is not known to it.
+            "[yellow]not complete[/]" if of_archive and job.finished_at is None else _phase(job),
             "" if job.world_size is None else str(job.world_size),
             "" if job.restarts is None else str(job.restarts),
             escape(job.owner),

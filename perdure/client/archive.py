@@ -6,7 +6,9 @@ import asyncio
 import importlib
 import re
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from functools import partial
 from typing import Any, NoReturn, Self
 
 from pydantic import ValidationError
@@ -30,6 +32,8 @@ from perdure.contract import (
 from perdure.contract.archive import ARCHIVED_JOB, FORMAT, archived_logs
 from perdure.spec.base import fill_template
 
+_AT_ONCE = 16
+"""Requests to a storage at a time."""
 _NODE = re.compile(r"(?P<role>.+)-(?P<rank>\d+)")
 
 
@@ -65,6 +69,35 @@ class ArchivedJobs(Client):
             PerdureError: if it cannot be read.
         """
         return (await self._find(name, namespace))[1]
+
+    async def list(
+        self, *, namespace: str | None = None, everywhere: bool = False, running: bool = False, limit: int = 100
+    ) -> list[JobSummary]:
+        jobs, _ = await self.kept(namespace=namespace, everywhere=everywhere, running=running)
+        return list(jobs[:limit])
+
+    async def kept(
+        self, *, namespace: str | None = None, everywhere: bool = False, running: bool = False
+    ) -> tuple[Sequence[JobSummary], Sequence[str]]:
+        """Returns the jobs that are kept, the newest first; of several runs with one name, the newest.
+
+        Args:
+            namespace: Only jobs of this namespace.
+            everywhere: Jobs of all namespaces.
+            running: Only jobs of which the archive has only how they began.
+
+        Returns:
+            The jobs, and why which records cannot be read.
+
+        Raises:
+            PerdureError: if there is no such place, or it cannot be read.
+        """
+        chosen = None if everywhere else namespace or self.namespace
+        records, problems = await asyncio.to_thread(_all, self._url, chosen)
+        newest: dict[tuple[str, str], JobSummary] = {}
+        for record in sorted(records, key=lambda one: one.started_at, reverse=True):
+            newest.setdefault((record.namespace, record.name), summary_of(record))
+        return [job for job in newest.values() if not (running and job.finished_at)], problems
 
     async def describe(self, name: str, *, namespace: str | None = None) -> JobSummary:
         return summary_of(await self.archived(name, namespace=namespace))
@@ -194,11 +227,7 @@ def _newest(url: str, namespace: str, name: str) -> tuple[str, ArchivedJob]:
         runs = _names_in(files, root)
         contents = {run: _content(files, f"{root}/{run}/{ARCHIVED_JOB}") for run in runs}
     except Exception as error:
-        # Each storage behind the URL raises errors of its own.
-        raise PerdureError(
-            f"{place} cannot be read: {error or type(error).__name__}",
-            remedy="This machine needs the storage's client and credentials.",
-        ) from error
+        raise _unreadable(place, error) from error
     records = {run: _read(f"{place}/{run}", content) for run, content in contents.items() if content is not None}
     if not records:
         raise JobNotFound(
@@ -207,6 +236,49 @@ def _newest(url: str, namespace: str, name: str) -> tuple[str, ArchivedJob]:
         )
     run, record = max(records.items(), key=lambda found: found[1].started_at)
     return f"{place}/{run}", record
+
+
+def _all(url: str, namespace: str | None) -> tuple[list[ArchivedJob], list[str]]:
+    """The records of all runs, of a namespace or of all, and what is wrong with those that cannot be read."""
+    place = fill_template(url, name="${job.name}", namespace=namespace or "${job.namespace}").rstrip("/")
+    if "${job." in place:
+        raise PerdureError(
+            f"{place} is a place of its own for each job, and has no list of them",
+            remedy="Name one job: perdure status NAME --archive URL.",
+        )
+    try:
+        files, root = _open(place)
+        is_there = files.exists(root)
+        folders: list[str] = [f"{root}/{one}" for one in ([namespace] if namespace else _names_in(files, root))]
+        with ThreadPoolExecutor(_AT_ONCE) as readers:
+            for _ in ("names of jobs", "uids of runs"):
+                below = readers.map(partial(_names_in, files), folders)
+                folders = [f"{folder}/{one}" for folder, names in zip(folders, below, strict=True) for one in names]
+            paths: list[str] = [f"{folder}/{ARCHIVED_JOB}" for folder in folders]
+            contents = list(readers.map(partial(_content, files), paths))
+    except Exception as error:
+        raise _unreadable(place, error) from error
+    if not is_there:
+        raise PerdureError(
+            f"there is nothing at {place}", remedy="It is what outputs.archive of specifications of such jobs names."
+        )
+    records: list[ArchivedJob] = []
+    problems: list[str] = []
+    for folder, content in zip(folders, contents, strict=True):
+        if content is not None:
+            try:
+                records.append(_read(folder, content))
+            except PerdureError as error:
+                problems.append(str(error))
+    return records, problems
+
+
+def _unreadable(place: str, error: Exception) -> PerdureError:
+    """What is said of any error of a storage: each one behind a URL raises errors of its own."""
+    return PerdureError(
+        f"{place} cannot be read: {error or type(error).__name__}",
+        remedy="This machine needs the storage's client and credentials.",
+    )
 
 
 def _read(folder: str, content: bytes) -> ArchivedJob:
@@ -243,12 +315,12 @@ def _open(url: str) -> tuple[Any, str]:
 def _names_in(files: Any, folder: str) -> list[str]:
     try:
         return [str(path).rstrip("/").rpartition("/")[2] for path in files.ls(folder, detail=False)]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
 
 
 def _content(files: Any, path: str) -> bytes | None:
     try:
         return files.cat_file(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
