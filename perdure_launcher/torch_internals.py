@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from socket import socket
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -265,6 +265,26 @@ def torchrun_is_terminated() -> bool:
     termination grace.
     """
     return type(sys.exc_info()[1]).__name__ == "SignalException"
+
+
+def report_termination_in_one_line() -> None:
+    """Makes torchrun print one line when a signal ends it, where Python would print a traceback.
+
+    The launcher terminates a torchrun that waits whenever the job stops. Forty lines about where it waited would be
+    the last ones in the node's log, and hide the error of the script that users look for there.
+
+    `SignalException` and its `sigval`; read in torch 2.8 and 2.15. If it has another name, the traceback is printed.
+    """
+    print_traceback = sys.excepthook
+
+    def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if kind.__name__ != "SignalException":
+            print_traceback(kind, error, trace)
+            return
+        number = getattr(error, "sigval", signal.SIGTERM)
+        sys.stderr.write(f"perdure: {signal.Signals(number).name} ended torchrun\n")
+
+    sys.excepthook = report
 
 
 def process_group_handlers() -> dict[str, Callable[..., Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import shutil
 import sys
 from dataclasses import replace
@@ -273,7 +274,13 @@ def _check_command(spec: JobSpec) -> None:
         program = role.command[0]
         if "/" in program:
             path = Path(folder, program)
-            found = path.is_file() and os.access(path, os.X_OK)
+            if path.is_file() and not os.access(path, os.X_OK):
+                raise PerdureError(
+                    f'roles.{role_name}.command: "{program}" in {folder} is not executable',
+                    remedy=f"Run chmod +x {shlex.quote(str(path))}, or put its interpreter in front: "
+                    f"{_interpreter_of(path)} {shlex.quote(program)}.",
+                )
+            found = path.is_file()
             places = f"in {folder}"
         else:
             found = shutil.which(program, path=spec.env_of(role_name).get("PATH")) is not None
@@ -285,6 +292,11 @@ def _check_command(spec: JobSpec) -> None:
                 "front: torchrun train.py, python train.py.",
             )
     _check_script(spec)
+
+
+def _interpreter_of(script: Path) -> str:
+    """Returns the program that most probably runs a script, by its name."""
+    return "python" if script.suffix == ".py" else "bash"
 
 
 def _check_script(spec: JobSpec) -> None:

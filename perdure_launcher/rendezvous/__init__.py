@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING
 from ..environment import TORCHRUN_VARIABLE, TorchrunSettings
 from ..rank_exits import signal_rank
 from ..supervisor.commands import BACKEND
-from ..torch_internals import Launch, current_launch, replace_rendezvous_backends, signal_programs
+from ..torch_internals import (
+    Launch,
+    current_launch,
+    replace_rendezvous_backends,
+    report_termination_in_one_line,
+    signal_programs,
+)
 from ..warm_start.names import EXECUTABLE_VARIABLE, PYTHON_VARIABLE
 from ..warm_start.plan import Plan
 from ..warm_start.starts import record_all_cold
@@ -36,6 +42,7 @@ def get_handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
     if text is not None:
         replace_rendezvous_backends(create)
         signal_programs(signal_rank)
+        report_termination_in_one_line()
         settings = TorchrunSettings.load(text)
         if settings.warm_starts and (reason := offer(settings.warm_folder, os.environ)):
             logger.info("ranks start cold: %s", reason)

@@ -40,7 +40,7 @@ from ..warm_start.starts import read_start, record_all_cold
 from ..warm_start.supervisor import PREPARATION, SETTLING, InterpreterSupervisor, offer
 from .capture import Output
 from .node import NodeResources
-from .process_tree import CommandFailed, Exit
+from .process_tree import CommandFailed, Exit, explain_leftovers
 from .python_commands import python_command
 from .torchrun_mode import not_started
 
@@ -129,6 +129,8 @@ class EnvMode:
             grace = self._node.config.stop_grace
             tree.terminate(grace, leftover_grace=grace)
         elif len(current.codes) == len(current.local_ranks):
+            if left := tree.leftovers():
+                self.explain(explain_leftovers(left))
             tree.terminate_leftovers(self._node.config.stop_grace)
 
     def settle(self) -> None:

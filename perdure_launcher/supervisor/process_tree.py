@@ -26,6 +26,9 @@ _KILL_AGAIN = timedelta(milliseconds=200)
 """Interval of repeated SIGKILLs: a process may have been forking."""
 _SEARCH_AGAIN = timedelta(milliseconds=20)
 """Interval of searches for leftovers beside a companion: the kernel reports only the launcher's own children."""
+_HELPERS = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver", b"perdure_launcher")
+"""What the command lines of processes contain that do no work of the user's."""
+_SHOWN_LEFTOVERS = 5
 _UNKILLABLE = timedelta(seconds=15)
 """Time after which a process that survives SIGKILL counts as stuck in the kernel (a GPU, a network file system)."""
 
@@ -161,6 +164,18 @@ class ProcessTree:
             self._signaled = [pid for root in self._roots for pid in signal_program(root, signal.SIGTERM)]
         self._kill_after(grace)
 
+    def leftovers(self) -> list[str]:
+        """Describes the daemons and orphans that outlived the started processes. The helpers of Python's
+        multiprocessing and of Perdure, which end with whom they serve, are left out."""
+        described: list[str] = []
+        for pid in self._remaining_processes():
+            program, *arguments = processes.read_file(pid, "cmdline").split(b"\0")
+            if not any(helper in argument for argument in (program, *arguments) for helper in _HELPERS):
+                # Further arguments may hold secrets, and a node's log is read by more people than its processes.
+                words = [os.path.basename(program), *(a for a in arguments[:1] if not a.startswith(b"-"))]
+                described.append(f"{b' '.join(words).decode(errors='replace')} ({pid})")
+        return described
+
     def terminate_leftovers(self, grace: timedelta) -> None:
         """Ends daemons and orphans that outlived the started processes: SIGTERM, and SIGKILL after the grace period."""
         if self._empty:
@@ -223,6 +238,15 @@ class ProcessTree:
             self.kill()
         elif self._kill_at is not None and now >= self._kill_at:
             self.kill()
+
+
+def explain_leftovers(left: Sequence[str]) -> str:
+    """Returns what users read of processes that are ended because the command has ended with 0."""
+    shown = ", ".join(left[:_SHOWN_LEFTOVERS]) + (" and others" if len(left) > _SHOWN_LEFTOVERS else "")
+    return (
+        f"the command has ended with 0, and leaves processes behind, which are ended now: {shown}. "
+        "If their work is a part of the job, let the command wait for them"
+    )
 
 
 def _explain(error: OSError, command: Sequence[str], *, env: Mapping[str, str], workdir: Path | None) -> CommandFailed:

@@ -23,7 +23,7 @@ from ..warm_start.supervisor import InterpreterSupervisor
 from .capture import Output
 from .commands import BACKEND, expected_ranks
 from .node import NodeResources
-from .process_tree import CommandFailed, Exit
+from .process_tree import CommandFailed, Exit, explain_leftovers
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +86,8 @@ class TorchrunMode:
             if tree.empty or tree.ending:
                 continue
             if ended.code == 0:
+                if left := tree.leftovers():
+                    _note(current.output, explain_leftovers(left))
                 tree.terminate_leftovers(self._node.config.stop_grace)
             else:
                 # Without torchrun the ranks would continue alone, and write to files that their successors read.

@@ -38,6 +38,16 @@ def test_help_of_each_command_teaches_by_an_example(bare_command_line: CommandLi
     assert f"perdure {command}" in shown.out.replace("Usage: perdure", "")
 
 
+def test_a_script_that_is_not_executable_is_not_said_to_be_missing(bare_command_line: CommandLine) -> None:
+    script = bare_command_line.folder / "job.sh"
+    script.write_text("torchrun train.py\n")
+    done = bare_command_line.run("run", "--", str(script))
+    assert done.code == 2
+    assert f'roles.worker.command: "{script}" in' in done.err
+    assert "is not executable" in done.err
+    assert f"bash {script}" in done.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -91,6 +91,14 @@ async def test_what_outlives_a_successful_command_has_the_stop_grace_to_end() ->
         exited = await node.agent.heard(EXITED)
         assert exited.body["exit_code"] == 0
         assert exited.body["log_tail"].endswith("tidied\n")
+        assert "leaves processes behind, which are ended now: bash (" in exited.body["log_tail"]
+
+
+async def test_a_command_that_leaves_nothing_behind_is_not_said_to() -> None:
+    node = command_of("sleep 0.1 & wait")
+    async with running(node):
+        exited = await node.agent.heard(EXITED)
+        assert "leaves" not in exited.body["log_tail"]
 
 
 async def test_a_command_that_ignores_sigterm_is_killed_after_the_grace() -> None:

@@ -265,6 +265,8 @@ async def test_leaving_while_waiting_for_a_world_is_prompt() -> None:
         assert await node.left() == 0
         assert time.monotonic() - asked_at < 20
         assert node.processes() == []
+        assert "perdure: SIGTERM ended torchrun\n" in node.output
+        assert "SignalException" not in node.output, "a traceback would hide the ranks' own errors"
 
 
 @pytest.mark.long("launchers")
