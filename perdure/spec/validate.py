@@ -19,6 +19,7 @@ from .capabilities import CAPABILITIES
 from .errors import SpecError, SpecProblem, format_value, problem_report
 from .fields import Location
 from .job import Backend, JobSpec
+from .launcher_sizes import find_unused_sizes
 
 MAX_BYTES = 16 * 1024
 """The largest specification as JSON: it is part of the request for each of 128 nodes, within one message to
@@ -69,12 +70,16 @@ def validate_spec(data: Mapping[str, Any] | JobSpec) -> tuple[JobSpec, tuple[Spe
         SpecError: with all errors: fields and values, and those that the backend or this release does not support.
     """
     if isinstance(data, JobSpec):
-        return data, check_backend(data)
+        return data, _find_warnings(data)
     try:
         spec = parse_spec(data)
     except SpecError as error:
         raise SpecError((*error.problems, *_unsupported_fields(data, error))) from None
-    return spec, check_backend(spec)
+    return spec, _find_warnings(spec)
+
+
+def _find_warnings(spec: JobSpec) -> tuple[SpecWarning, ...]:
+    return (*check_backend(spec), *find_unused_sizes(spec))
 
 
 def validate_started(data: Any) -> JobSpec:

@@ -170,7 +170,8 @@ class ProcessTree:
         described: list[str] = []
         for pid in self._remaining_processes():
             program, *arguments = processes.read_file(pid, "cmdline").split(b"\0")
-            if not any(helper in argument for argument in (program, *arguments) for helper in _HELPERS):
+            # The kernel shows no command line of a process that is about to end by itself.
+            if program and not any(helper in argument for argument in (program, *arguments) for helper in _HELPERS):
                 # Further arguments may hold secrets, and a node's log is read by more people than its processes.
                 words = [os.path.basename(program), *(a for a in arguments[:1] if not a.startswith(b"-"))]
                 described.append(f"{b' '.join(words).decode(errors='replace')} ({pid})")
