@@ -50,7 +50,9 @@ async def create(table: NodeTable, node: NodeCredentials) -> None:
     try:
         created = await _execute_creation(table, "create_node", request, CreatedNode, [node])
     except ActivityError as error:
-        _record_refusal(table, node, str(error.cause or error))
+        cause = error.cause
+        # Its type is for programs.
+        _record_refusal(table, node, cause.message if isinstance(cause, ApplicationError) else str(cause or error))
     else:
         _record_creation(table, node, created)
 

@@ -3,12 +3,18 @@ dies."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import pwd
+import shutil
 import sys
+import tempfile
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from perdure.activities.nodes.backend import NodeNotYet, NodeRefused
@@ -27,6 +33,7 @@ from perdure.contract.identity import Incarnation
 from perdure.contract.names import node_name
 from perdure.spec.roles import Role
 from perdure.spec.validate import parse_spec
+from tests.support.waiting import eventually
 
 UID = "abcd1234"
 WORKER = {"nodes": 2, "command": ["torchrun", "train.py"]}
@@ -203,12 +210,12 @@ def test_the_bridge_runs_as_a_user_that_exists_and_that_the_worker_may_become(mo
         settings("nobody")
 
 
-def bridge(folder: Path, *lines: str) -> RayConnection:
+def bridge(folder: Path, *lines: str, user: str = "") -> RayConnection:
     """A connection to a bridge that is played by lines of a shell's script."""
     python = folder / "python"
     python.write_text("\n".join(("#!/bin/sh", *lines, "")))
     python.chmod(0o755)
-    return RayConnection(address="head:6379", namespace="perdure", python=str(python))
+    return RayConnection(address="head:6379", namespace="perdure", python=str(python), user=user)
 
 
 def said(**answer: Any) -> str:
@@ -228,6 +235,35 @@ async def test_a_connection_that_hangs_is_ended(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(RayUnavailable, match="head:6379 did not answer"):
         await played.call("names")
     await played.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts processes of another user")
+async def test_a_bridge_of_another_user_reads_nothing_of_the_worker_and_cannot_end_it():
+    with tempfile.TemporaryDirectory(dir="/tmp") as home:
+        folder, tried = Path(home), Path(home) / "tried"
+        folder.chmod(0o755)
+        tried.mkdir()
+        shutil.chown(tried, "nobody")
+        (folder / "keys").write_text("of the gateway")
+        (folder / "keys").chmod(0o600)
+        attempts = {"keys": f"cat {folder}/keys", "variables": "cat /proc/$PPID/environ", "end": "kill -0 $PPID"}
+        lines = [f"{attempt} > /dev/null 2>&1; echo $? > {tried}/{name}" for name, attempt in attempts.items()]
+        answers = (said(id=0, result=""), "read call", said(id=1, result=[]), "read end")
+        played = bridge(folder, f"id -u > {tried}/user", *lines, *answers, user="nobody")
+        assert await played.call("names") == []
+        assert (tried / "user").read_text().strip() == str(pwd.getpwnam("nobody").pw_uid)
+        assert [name for name in attempts if (tried / name).read_text().strip() == "0"] == []
+        await played.close()
+
+
+async def test_a_connection_whose_call_is_cancelled_is_ended(tmp_path: Path):
+    played = bridge(tmp_path, f"echo $$ > {tmp_path}/pid", "exec sleep 60")
+    call = asyncio.create_task(played.call("names"))
+    pid = await eventually(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), what="its process")
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await eventually(lambda: not psutil.pid_exists(int(pid)), what="its end")
 
 
 async def test_a_call_that_hangs_is_ended_and_the_next_one_connects_again(
@@ -251,6 +287,15 @@ async def test_a_bridge_that_writes_no_answer_is_ended_and_the_next_call_connect
             await played.call("names")
     assert len((tmp_path / "pids").read_text().split()) == 2
     await played.close()
+
+
+async def test_an_interpreter_without_ray_or_that_does_not_exist_is_refused_with_the_variable(tmp_path: Path):
+    played = bridge(tmp_path, "echo \"ModuleNotFoundError: No module named 'ray'\" >&2", "exit 1")
+    with pytest.raises(NodeRefused, match=r"python has no Ray; install Ray .* or set PERDURE_RAY_PYTHON"):
+        await played.call("names")
+    missing = RayConnection(address="head:6379", namespace="perdure", python=str(tmp_path / "missing"))
+    with pytest.raises(NodeRefused, match=r"No such file or directory: .*missing'; set PERDURE_RAY_PYTHON"):
+        await missing.call("names")
 
 
 async def test_a_bridge_that_dies_says_its_last_words(tmp_path: Path):

@@ -10,6 +10,7 @@ than Ray's. The actor holds the pipe that they read: they end with it, whatever 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
 import os
@@ -67,6 +68,10 @@ class Node:
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, pass_fds=(writing,), env=environment, start_new_session=True
         )
+        # Ray's workers have a niceness of 15: on a machine that others use, too, the imports alone would take seconds.
+        with contextlib.suppress(OSError):
+            if os.getpriority(os.PRIO_PROCESS, 0) > 0:
+                os.setpriority(os.PRIO_PROCESS, self._process.pid, 0)
         os.close(writing)
         self._ending = reading
         self._write({**task, "machine": machine})

@@ -67,7 +67,8 @@ class RayConnection:
             arguments: of the method.
 
         Raises:
-            NodeRefused: if Ray of another version runs there, or the node's name belongs to another actor.
+            NodeRefused: if the process cannot start or Ray of another version runs there, or what the node asks of Ray
+                cannot be had.
             NodeNotYet: if a node has to wait.
             RayUnavailable: if there is no answer in time.
         """
@@ -105,6 +106,11 @@ class RayConnection:
                     f"the Ray cluster at {self._address} and the worker differ: {words}; set PERDURE_RAY_PYTHON to an "
                     "interpreter with the cluster's versions"
                 )
+            case "Ended" if "No module named 'ray'" in answer["error"]:
+                raise NodeRefused(
+                    f"{self._command[0]} has no Ray; install Ray of the cluster's version there, or set "
+                    "PERDURE_RAY_PYTHON to an interpreter that has it"
+                )
             case kind:
                 raise RayUnavailable(f"the Ray cluster at {self._address}: {answer['error'] or kind}")
 
@@ -122,17 +128,23 @@ class RayConnection:
             groups = os.getgrouplist(them.pw_name, them.pw_gid)
             if os.geteuid() != them.pw_uid:
                 identity = {"user": them.pw_uid, "group": them.pw_gid, "extra_groups": groups}
-        process = await asyncio.create_subprocess_exec(
-            *self._command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=kept,
-            **identity,
-            limit=_LINE,
-            # A terminal's Ctrl-C is for the worker.
-            start_new_session=True,
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=kept,
+                **identity,
+                limit=_LINE,
+                # A terminal's Ctrl-C is for the worker.
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise NodeRefused(
+                f"the process that talks to Ray cannot be started: {error}; set PERDURE_RAY_PYTHON to an interpreter "
+                "with Ray" + (f" that {self._user} reaches" if self._user else "")
+            ) from error
         hello = asyncio.get_running_loop().create_future()
         self._waiting = {0: hello}
         self._reading = asyncio.create_task(self._read(process, self._waiting))
@@ -142,6 +154,10 @@ class RayConnection:
         except TimeoutError as error:
             self._end(process)
             raise self._silent(_CONNECTS) from error
+        except asyncio.CancelledError:
+            # The next call starts another one.
+            self._end(process)
+            raise
         logger.info("connected to the Ray cluster at %s, version %s", self._address, version)
         self._process = process
         return process

@@ -62,6 +62,8 @@ async def _follow(session: NodeSession, messages: asyncio.StreamReader) -> None:
 
 
 async def _main(ending: int) -> None:
+    # What starts from here on gives way to others, as the actor does, which has let this process import first.
+    os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, os.getppid()))
     messages = asyncio.StreamReader(limit=2**22)
     protocol = asyncio.StreamReaderProtocol(messages)
     await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, sys.stdin)
