@@ -20,7 +20,7 @@ from perdure.operator.metrics import OperatorMetrics
 from perdure.operator.owners import Owners
 from perdure.operator.ownership import Ownership
 from perdure.operator.reconcile import Reconciler
-from perdure.operator.resource import TrainingJobResource, collection
+from perdure.operator.resource import FINALIZER, TrainingJobResource, collection
 from perdure.operator.runs import Runs
 from perdure.operator.scale_plans import ScalePlans
 from perdure.operator.workqueue import Workqueue
@@ -160,8 +160,9 @@ class Operator:
         if resource.metadata.version < before.metadata.version:
             return
         self._resources[uid] = resource
+        lost_finalizer = FINALIZER in before.metadata.finalizers and FINALIZER not in resource.metadata.finalizers
         # A request to delete it is counted as a generation, too.
-        if before.metadata.generation != resource.metadata.generation:
+        if before.metadata.generation != resource.metadata.generation or lost_finalizer:
             self._queue.plan(uid)
 
     def _forget(self, uid: str) -> None:

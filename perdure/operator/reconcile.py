@@ -138,6 +138,9 @@ class Reconciler:
         return await self._with_finalizers(resource, (*resource.metadata.finalizers, FINALIZER))
 
     async def _mirror(self, resource: TrainingJobResource, run: Run, status: ResourceStatus | None = None) -> Looked:
+        if run.open and not resource.deleting:
+            # `kubectl replace`, for one, removes finalizers, and the object's deletion would no longer end the job.
+            resource = await self._protected(resource)
         generation = resource.metadata.generation
         status = statuses.update_status(
             status or resource.status, workflow_id=run.workflow_id, run_id=run.first_run_id, page=run.page

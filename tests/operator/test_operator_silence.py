@@ -1,8 +1,10 @@
-"""Tests that an object says within seconds what its job waits for, where Temporal or a worker does not answer."""
+"""Tests of the operator with a played API server: an object says within seconds what its job waits for, where Temporal
+or a worker does not answer."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +18,7 @@ from perdure.client.client import Client
 from perdure.client.connection import Endpoint
 from perdure.operator.operator import Operator
 from perdure.operator.ownership import Ownership
-from perdure.operator.resource import TrainingJobResource
+from perdure.operator.resource import FINALIZER, TrainingJobResource
 from perdure.operator.serve import TemporalLink
 from tests.support.played_api import played_api
 from tests.support.temporal_server import DevServer
@@ -37,6 +39,8 @@ class PlayedObject:
             "spec": {"backend": "local", "roles": {"worker": {"nodes": 1, "command": command}}},
         }
         self.events: list[str] = []
+        self.news = asyncio.Event()
+        """Set once the watch is to tell what the object is now."""
 
     @property
     def resource(self) -> TrainingJobResource:
@@ -46,12 +50,15 @@ class PlayedObject:
         found = self.resource.status.condition(kind)
         return (found.status.value, found.reason) if found else ("", "")
 
+    def _grow(self) -> None:
+        version = int(self.content["metadata"]["resourceVersion"]) + 1
+        self.content["metadata"]["resourceVersion"] = str(version)
+
     async def answer(self, request: web.Request) -> web.StreamResponse:
         match request.method:
             case "PATCH":
                 self.content = merge(self.content, await request.json())
-                version = int(self.content["metadata"]["resourceVersion"]) + 1
-                self.content["metadata"]["resourceVersion"] = str(version)
+                self._grow()
                 return web.json_response(self.content)
             case "POST":
                 event = await request.json()
@@ -60,8 +67,12 @@ class PlayedObject:
             case _ if request.query.get("watch"):
                 response = web.StreamResponse()
                 await response.prepare(request)
-                await asyncio.Event().wait()
-                return response
+                while True:
+                    await self.news.wait()
+                    self.news.clear()
+                    self._grow()
+                    event = {"type": "MODIFIED", "object": self.content}
+                    await response.write(json.dumps(event).encode() + b"\n")
             case _:
                 return web.json_response({"metadata": {"resourceVersion": "10"}, "items": [self.content]})
 
@@ -118,3 +129,14 @@ async def test_an_object_says_that_temporal_does_not_answer_and_its_job_starts_w
             assert link.report() == ""
         finally:
             server.kill()
+
+
+async def test_a_finalizer_that_a_tool_removes_is_put_back_while_the_job_runs(temporal_client: TemporalClient) -> None:
+    """Without it, the object's deletion would leave the job running."""
+    played = PlayedObject("replaced")
+    async with operating(played, Client(temporal=temporal_client)):
+        await eventually(lambda: played.resource.status.run_id)
+        assert played.resource.metadata.finalizers == (FINALIZER,)
+        played.content["metadata"]["finalizers"] = []
+        played.news.set()
+        await eventually(lambda: played.resource.metadata.finalizers == (FINALIZER,), within=WITHIN)

@@ -20,6 +20,7 @@ from temporalio.client import Client
 
 from perdure.activities.nodes.backend import Fact, JobRevoked, NodeNotYet, NodeRefused, RemovalDenied
 from perdure.activities.nodes.kubernetes import collocation, leftovers, machines, resize, workdir
+from perdure.activities.nodes.kubernetes.admission import keep_findable
 from perdure.activities.nodes.kubernetes.anchor import Anchors, why_namespace_is_gone
 from perdure.activities.nodes.kubernetes.facts import event_of, is_held, machine_is_silent
 from perdure.activities.nodes.kubernetes.naming import GROUP, INCARNATION, OURS, RANK, ROLE, UID, selector
@@ -85,7 +86,8 @@ class KubernetesBackend:
                 async with self._room.place_for(request.spec.namespace, pod):
                     shared = (*service_of(request), *self._settings.gangs.shared_objects(request, pod))
                     pod["metadata"]["ownerReferences"] = [await anchors.owner_reference(request, shared)]
-                    await api.create(pods_of(request.spec.namespace), pod)
+                    made = await api.create(pods_of(request.spec.namespace), pod)
+                await keep_findable(api, pod, made)
             except KubernetesError as error:
                 if error.reason == "AlreadyExists":
                     await self._accept_existing(api, request)
