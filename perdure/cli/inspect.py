@@ -266,6 +266,7 @@ def facts(
             ("WHY", "; ".join(why)),
             ("SPEED", "   ".join(speed)),
             ("GOOD", good),
+            ("GOAL", text.goal(status)),
             ("SAVED", text.checkpoint(status.checkpoint)),
             ("AUTO", _auto(status.auto) if status.auto else ""),
             ("USED", text.peaks(status.peaks) if status.peaks else ""),

@@ -116,11 +116,20 @@ def _plan_file(here: Session, file: Path) -> None:
     here.hint(f"perdure submit {file}")
 
 
+def would_choose(after: JobStatus) -> str:
+    """What a job would do whose status were this, as a clause that follows "would"."""
+    view = after.scaling
+    if view is None:
+        return f"train with up to {text.count(after.nodes_allowed, 'node')}"
+    chosen = "nothing yet" if view.chosen is None else text.count(view.chosen, "node")
+    return f"choose {chosen}: {view.problem or view.why}"
+
+
 def show_sizes(status: JobStatus, view: ScalingView, found: list[Size] | None = None) -> None:
     """Prints the speed with numbers of nodes: these, by default those of interest."""
     found = sizes(view, status, also=(), price=view.price) if found is None else found
     if found:
-        out.print(_table(found, view))
+        out.print(table(found, view))
 
 
 async def _status(client: Client, name: str, role: str | None) -> JobStatus:
@@ -196,11 +205,12 @@ def _steps_left(view: ScalingView, status: JobStatus) -> int | None:
     return max(progress.total_steps - progress.step, 0)
 
 
-def _table(found: list[Size], view: ScalingView) -> Rows:
-    table = Rows.of("NODES", "STEP", "SPEED", "PER NODE", "REST", "COST", "")
+def table(found: list[Size], view: ScalingView) -> Rows:
+    """The speed with these numbers of nodes."""
+    rows = Rows.of("NODES", "STEP", "SPEED", "PER NODE", "REST", "COST", "")
     for size in found:
         spread = f" ±{size.spread:.2g}" if size.spread else ""
-        table.add_row(
+        rows.add_row(
             str(size.nodes),
             f"{size.step:.3g}{spread} s",
             f"{size.speedup:.2f}x",
@@ -209,7 +219,7 @@ def _table(found: list[Size], view: ScalingView) -> Rows:
             "" if size.cost is None else f"{size.cost:,.2f}",
             escape(", ".join(_notes(size, view))),
         )
-    return table
+    return rows
 
 
 def _notes(size: Size, view: ScalingView) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +12,7 @@ from perdure.cli.change import ChangeSession
 from perdure.cli.common import JobArgument, RoleOption, out, warn
 
 if TYPE_CHECKING:
+    from perdure.client.changes import Change
     from perdure.client.client import Client
     from perdure.contract import Accepted, JobStatus
 
@@ -105,9 +105,11 @@ def scale(
     [dim]perdure scale llama-8b-sft --finish-by 6h --dry-run · perdure scale llama-8b-sft --policy max[/]
     [dim]perdure scale llama-8b-sft 4 --memory 64Gi · perdure scale llama-8b-sft --scale-plan plan.yaml[/]
     """
+    from perdure.client.scaling import finish_time
+
     goal = {
         "policy": policy,
-        "finish_by": None if finish_by is None else _time(finish_by),
+        "finish_by": None if finish_by is None else finish_time(finish_by, "--finish-by"),
         "max_cost": max_cost,
         "price": price,
         "max_gpu_hours": max_gpu_hours,
@@ -131,12 +133,24 @@ def scale(
         )
     if not goal:
         here.change(name, here.of(name, role).scale(nodes or "", resources), role=role)
-    elif here.dry_run:
-        before, after = here.run(lambda client: _preview(client, name, nodes or "", goal, role))
-        _show(here, before, after)
+        return
+
+    async def prepare(client: Client) -> tuple[JobStatus, Change]:
+        return await _goal(here, client, name, goal, nodes=nodes or "", resources=resources, role=role)
+
+    async def look(client: Client) -> tuple[str, JobStatus, JobStatus]:
+        before, change = await prepare(client)
+        assert change.preview is not None
+        return change.plan, before, await change.preview(client)
+
+    async def carry_out(client: Client) -> Accepted:
+        _, change = await prepare(client)
+        return await change.send(client)
+
+    if here.dry_run:
+        _show(here, *here.run(look))
     else:
-        accepted = here.run(lambda client: _change(client, name, nodes or "", goal, resources, role, here.reason))
-        _tell(here, name, accepted)
+        _tell(here, name, here.run(carry_out))
 
 
 def _tell(here: ChangeSession, name: str, accepted: Accepted) -> None:
@@ -159,86 +173,38 @@ def _check(nodes: str | None) -> None:
         raise PerdureError(f'NODES: got "{nodes}"; expected a number such as 4, a range such as 2:8, or auto') from None
 
 
-def _time(given: str) -> str:
-    """Reads a time with its zone, or a duration from now on."""
-    from perdure.base.errors import PerdureError
-    from perdure.spec.durations import parse_duration
-
-    try:
-        return (datetime.now(UTC).replace(microsecond=0) + parse_duration(given)).isoformat()
-    except ValueError:
-        pass
-    try:
-        time = datetime.fromisoformat(given)
-    except ValueError:
-        time = None
-    if time is None or time.tzinfo is None:
-        raise PerdureError(
-            f'--finish-by: got "{given}"; expected a time with its zone such as 2026-12-01T08:00:00Z, or a duration '
-            "from now on such as 6h"
-        )
-    return time.isoformat()
-
-
-async def _scaling(
-    client: Client, name: str, role: str | None, goal: dict[str, Any]
-) -> tuple[JobStatus, dict[str, Any]]:
-    """The present status, and the whole `scaling` with these changes.
+async def _goal(
+    here: ChangeSession,
+    client: Client,
+    name: str,
+    goal: dict[str, Any],
+    *,
+    nodes: str,
+    resources: dict[str, str],
+    role: str | None,
+) -> tuple[JobStatus, Change]:
+    """The present status, and the change of `scaling`.
 
     Raises:
         Refused: if the job has ended, or its worker knows no such change.
     """
     from perdure.base.errors import Refused
-    from perdure.client.scaling import new_goal
 
     status = await client.status(name, role=role)
     if status.finished_at:
         raise Refused(f"{name} does not run: it has ended as {status.phase}")
-    if status.goal is None:
-        raise Refused(f"{name}: its worker is of a release that cannot change `scaling` of a running job; upgrade it")
-    return status, new_goal(status.goal, goal)
+    return status, here.of(name, role).goal(status, goal, nodes=nodes, resources=resources)
 
 
-async def _change(
-    client: Client,
-    name: str,
-    nodes: str,
-    goal: dict[str, Any],
-    resources: dict[str, str],
-    role: str | None,
-    reason: str,
-) -> Accepted:
-    from perdure.contract import ScaleRequest
-
-    _, scaling = await _scaling(client, name, role, goal)
-    return await client.change(
-        name, ScaleRequest(nodes=nodes, scaling=scaling, resources=resources, role=role, reason=reason)
-    )
-
-
-async def _preview(
-    client: Client, name: str, nodes: str, goal: dict[str, Any], role: str | None
-) -> tuple[JobStatus, JobStatus]:
-    before, scaling = await _scaling(client, name, role, goal)
-    return before, await client.preview_scale(name, nodes, scaling=scaling, role=role)
-
-
-def _show(here: ChangeSession, before: JobStatus, after: JobStatus) -> None:
+def _show(here: ChangeSession, plan_: str, before: JobStatus, after: JobStatus) -> None:
     view = after.scaling
     if here.json:
         here.show({"name": after.name, "would": after.goal, "nodes": after.nodes, "scaling": view})
         return
-    goal = ", ".join(f"{name} {value}" for name, value in (after.goal or {"policy": "max"}).items())
-    out.print(f"{text.plan(f'have {goal}', before)}; nothing was changed", markup=False)
-    if view is None:
-        out.print(f"it would train with up to {text.count(after.nodes_allowed, 'node')}", markup=False)
-        return
-    out.print(f"it would choose {_chosen(view.chosen)}: {view.problem or view.why}", markup=False)
-    plan.show_sizes(after, view)
-
-
-def _chosen(nodes: int | None) -> str:
-    return "nothing yet" if nodes is None else text.count(nodes, "node")
+    out.print(f"{text.plan(plan_, before)}; nothing was changed", markup=False)
+    out.print(f"it would {plan.would_choose(after)}", markup=False)
+    if view is not None:
+        plan.show_sizes(after, view)
 
 
 def _carry_out(here: ChangeSession, name: str, path: Path) -> None:

@@ -123,6 +123,18 @@ def smaller(found: SmallerRequest) -> str:
     return f"{words}; {found.enough} would do, {source}: {taken}"
 
 
+def goal(status: JobStatus) -> str:
+    """`policy deadline, finish_by 2026-12-01T08:00:00Z; 4 nodes chosen: ...`; empty where it takes all nodes."""
+    from perdure.spec.scaling import goal_words
+
+    if not status.goal or status.goal.get("policy", "max") == "max":
+        return ""
+    view = status.scaling
+    chosen = f"{count(view.chosen, 'node')} chosen" if view and view.chosen is not None else ""
+    found = ": ".join(filter(None, (chosen, view.problem or view.why))) if view else ""
+    return "; ".join(filter(None, (goal_words(status.goal), found if not status.finished_at else "")))
+
+
 def protection(status: JobStatus) -> str:
     """Whether the job controls the rendezvous of its ranks."""
     if not status.protected:

@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from perdure.base.errors import Refused
+from perdure.client.scaling import new_goal
 from perdure.contract import ScaleRequest
+from perdure.spec.scaling import goal_words
 
 if TYPE_CHECKING:
     from perdure.client.client import Client
-    from perdure.contract import Accepted
+    from perdure.contract import Accepted, JobStatus
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,8 @@ class Change:
     """What it does, as a clause that follows "would"."""
     send: Callable[[Client], Awaitable[Accepted]]
     """Requests it."""
+    preview: Callable[[Client], Awaitable[JobStatus]] | None = None
+    """Asks the job what its status would be then; None for changes whose words say it all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +55,41 @@ class Changes:
         return Change(
             f"scale to {nodes} nodes" + (f", new nodes with {amounts}" if amounts else ""),
             lambda client: client.change(self.name, request, namespace=self.namespace),
+        )
+
+    def goal(
+        self,
+        status: JobStatus,
+        given: Mapping[str, Any],
+        *,
+        nodes: str = "",
+        resources: Mapping[str, str] | None = None,
+    ) -> Change:
+        """Changes how the number of nodes is chosen.
+
+        Args:
+            status: The present status of the role.
+            given: Fields of `scaling`; the others stay where the policy has a use for them.
+            nodes: The numbers to choose from; empty: as they are.
+            resources: What new nodes request.
+
+        Raises:
+            Refused: if the job's worker knows no such change.
+        """
+        if status.goal is None:
+            raise Refused(
+                f"{self.name}: its worker is of a release that cannot change `scaling` of a running job; upgrade it"
+            )
+        scaling = new_goal(status.goal, given)
+        request = ScaleRequest(
+            nodes=nodes, scaling=scaling, role=self.role, reason=self.reason, resources=dict(resources or {})
+        )
+        return Change(
+            f"have {goal_words(scaling)}",
+            lambda client: client.change(self.name, request, namespace=self.namespace),
+            lambda client: client.preview_scale(
+                self.name, nodes, scaling=scaling, namespace=self.namespace, role=self.role
+            ),
         )
 
     def suspend(self) -> Change:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any, Final
 
+from perdure.base.errors import PerdureError
 from perdure.client.job_calls import JobCalls
 from perdure.contract import Accepted, JobStatus, ScaleRequest
+from perdure.spec.durations import parse_duration
 from perdure.spec.scaling import FIELDS_OF, ScalingPolicy
 
 _SHARING: Final = ("share", "priority")
@@ -79,6 +82,32 @@ def new_goal(present: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str
     shares = () if policy == ScalingPolicy.MAX else _SHARING
     kept = {name: value for name, value in present.items() if name not in {*foreign, *replaced, *shares}}
     return {**kept, "policy": str(policy), **given}
+
+
+def finish_time(given: str, field: str) -> str:
+    """Reads a time with its zone, or a duration from now on, for `finish_by`.
+
+    Args:
+        given: What a user has given.
+        field: What the user knows it as.
+
+    Raises:
+        PerdureError: if it is neither.
+    """
+    try:
+        return (datetime.now(UTC).replace(microsecond=0) + parse_duration(given)).isoformat()
+    except (ValueError, OverflowError):
+        pass
+    try:
+        time = datetime.fromisoformat(given)
+    except ValueError:
+        time = None
+    if time is None or time.tzinfo is None:
+        raise PerdureError(
+            f'{field}: got "{given}"; expected a time with its zone such as 2026-12-01T08:00:00Z, or a duration '
+            "from now on such as 6h"
+        )
+    return time.isoformat()
 
 
 def _request(nodes: int | str, scaling: Mapping[str, Any] | None, role: str | None, reason: str) -> ScaleRequest:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from perdure.base.errors import PerdureError
 from perdure.client.changes import Change, Changes
+from perdure.client.scaling import finish_time
+from perdure.contract import JobStatus
 from perdure.contract.users import AS_SPECIFIED
 from perdure.page.access import Right
 from perdure.spec.roles import NodeCount
@@ -19,12 +21,14 @@ class Action:
     name: str
     """The command's name, in addresses."""
     label: str
-    change: Callable[[Changes, Mapping[str, str]], Change]
-    """Makes the change of the values of its form."""
+    change: Callable[[Changes, Mapping[str, str], JobStatus], Change]
+    """Makes the change of the values of its form, for a job with this status."""
     asks_nodes: bool = False
     """It asks for a number of nodes."""
     asks_node: bool = False
     """It asks for the number of one node."""
+    asks_goal: bool = False
+    """It asks for fields of `scaling`."""
     has_role: bool = True
     """It can be for one role of several."""
     ends: bool = False
@@ -37,10 +41,50 @@ class Action:
 
     def is_complete(self, values: Mapping[str, str]) -> bool:
         """Whether the form has all that the change needs."""
-        return not (self.asks_nodes and not values["nodes"]) and not (self.asks_node and not values["node"])
+        lacks_nodes, lacks_node = self.asks_nodes and not values["nodes"], self.asks_node and not values["node"]
+        return not (lacks_nodes or lacks_node or (self.asks_goal and not any(map(values.get, GOAL))))
+
+    def settled(self, values: Mapping[str, str]) -> dict[str, str]:
+        """The values with times in place of durations from now on, so that what is shown first is what is done."""
+        if not (self.asks_goal and values["finish_by"]):
+            return dict(values)
+        return {**values, "finish_by": finish_time(values["finish_by"], GOAL["finish_by"].label)}
 
 
-def _scale(changes: Changes, values: Mapping[str, str]) -> Change:
+@dataclass(frozen=True)
+class GoalField:
+    """One field of `scaling` in the form for goals."""
+
+    label: str
+    read: Callable[[str], object] = str
+    example: str = ""
+    expected: str = "a number"
+
+
+GOAL = {
+    "policy": GoalField("Policy"),
+    "finish_by": GoalField("Finish by", example="6h, or 2026-12-01T08:00:00Z"),
+    "max_cost": GoalField("Max cost", float, "250"),
+    "price": GoalField("Price of a node for an hour", float, "2.1"),
+    "max_gpu_hours": GoalField("Max GPU hours", float, "1000"),
+    "min_efficiency": GoalField("Min efficiency", float, "0.7"),
+    "steps": GoalField("Steps of the training", int, "where its script does not tell", "a whole number"),
+}
+"""The fields of `scaling` that a running job's form asks for, as `perdure scale` does. Empty ones stay as they are."""
+
+
+def _goal(changes: Changes, values: Mapping[str, str], status: JobStatus) -> Change:
+    given: dict[str, object] = {}
+    for name, field in GOAL.items():
+        if value := values[name]:
+            try:
+                given[name] = field.read(value)
+            except ValueError:
+                raise PerdureError(f'{field.label}: got "{value}"; expected {field.expected}') from None
+    return changes.goal(status, given)
+
+
+def _scale(changes: Changes, values: Mapping[str, str], _: JobStatus) -> Change:
     try:
         if values["nodes"] != AS_SPECIFIED:
             NodeCount.model_validate(values["nodes"])
@@ -50,7 +94,7 @@ def _scale(changes: Changes, values: Mapping[str, str]) -> Change:
     return changes.scale(values["nodes"])
 
 
-def _relaunch(changes: Changes, values: Mapping[str, str]) -> Change:
+def _relaunch(changes: Changes, values: Mapping[str, str], _: JobStatus) -> Change:
     if not values["node"].isdecimal():
         raise PerdureError(f'Node: got "{values["node"]}"; expected the number of a node')
     return changes.relaunch(int(values["node"]))
@@ -60,15 +104,16 @@ ACTIONS = {
     action.name: action
     for action in (
         Action("scale", "Scale", _scale, asks_nodes=True),
-        Action("restart", "Restart", lambda changes, _: changes.restart()),
+        Action("goal", "Change the goal", _goal, asks_goal=True),
+        Action("restart", "Restart", lambda changes, *_: changes.restart()),
         Action("relaunch", "Replace a node", _relaunch, asks_node=True),
-        Action("checkpoint", "Save a checkpoint", lambda changes, _: changes.checkpoint(), has_role=False),
-        Action("suspend", "Suspend", lambda changes, _: changes.suspend()),
-        Action("resume", "Resume", lambda changes, _: changes.resume()),
-        Action("cancel", "Cancel", lambda changes, _: changes.cancel(), has_role=False, ends=True),
+        Action("checkpoint", "Save a checkpoint", lambda changes, *_: changes.checkpoint(), has_role=False),
+        Action("suspend", "Suspend", lambda changes, *_: changes.suspend()),
+        Action("resume", "Resume", lambda changes, *_: changes.resume()),
+        Action("cancel", "Cancel", lambda changes, *_: changes.cancel(), has_role=False, ends=True),
     )
 }
 """The buttons by their names, in the order in which they are shown."""
 
-FIELDS = ("nodes", "node", "role", "reason")
+FIELDS = ("nodes", "node", "role", "reason", *GOAL)
 """The fields of their forms."""

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+from rich.text import Text
 
 from perdure.cli import cluster as machines
-from perdure.cli import text
+from perdure.cli import plan, text
 from perdure.cli.explain import explanation, with_role_named
 from perdure.cli.inspect import archived, facts, notified
 from perdure.cli.terminal import printable
@@ -317,6 +318,24 @@ def _cell(role: str, node: NodeView, computes: float | None, usual: float) -> Ce
     words += [f"{max(heat):.2g} °C"] if heat else []
     words += [node.reason] if node.reason else []
     return Cell(role, node.rank, state, shade, ", ".join(words))
+
+
+class Outlook(NamedTuple):
+    """What a job would do after a change, and how fast it is with numbers of nodes."""
+
+    words: str
+    columns: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+
+
+def outlook(after: JobStatus) -> Outlook:
+    """What a job would do whose status were this."""
+    words, view = plan.would_choose(after), after.scaling
+    sizes = plan.sizes(view, after, also=(), price=view.price) if view else []
+    if view is None or not sizes:
+        return Outlook(words)
+    table = plan.table(sizes, view)
+    return Outlook(words, table.columns, [[Text.from_markup(cell).plain for cell in row] for row in table.rows])
 
 
 def spec_text(spec: Mapping[str, Any]) -> str:

@@ -30,7 +30,7 @@ from perdure.contract import JobPhase
 from perdure.contract.names import job_workflow_id
 from perdure.page import render
 from perdure.page.access import VISIT, NotAllowed, Right, allowed, require
-from perdure.page.actions import ACTIONS, FIELDS, Action
+from perdure.page.actions import ACTIONS, FIELDS, GOAL, Action
 from perdure.page.answers import PREFIX, begin_events, html, message, send, send_parts, show_errors
 from perdure.page.archived import Archive
 from perdure.page.clusters import ClusterPages
@@ -38,6 +38,7 @@ from perdure.page.feed import Feed
 from perdure.page.looks import JobList, JobLook, JobWatch, ListLook
 from perdure.page.sessions import Sessions, add_headers
 from perdure.spec.durations import parse_duration
+from perdure.spec.scaling import ScalingPolicy, goal_words
 
 logger = logging.getLogger("perdure.page")
 
@@ -329,14 +330,17 @@ class Pages:
     ) -> web.StreamResponse:
         action = _action(request)
         status = await self._client.status(name, namespace=namespace, role=values["role"] or None)
-        plan = ""
+        plan, outlook = "", None
         if status.finished_at:
             problem = f"{name} does not run: it has ended as {status.phase}"
         elif not problem and action.is_complete(values):
             try:
-                plan = text.plan(action.change(_changes(namespace, name, values), values).plan, status)
+                values = action.settled(values)
+                change = action.change(_changes(namespace, name, values), values, status)
+                after = await change.preview(self._client) if change.preview else None
+                plan, outlook = text.plan(change.plan, status), after and render.outlook(after)
             except PerdureError as error:
-                problem = str(error)
+                problem = f"{error} {error.remedy}".strip()
         return html(
             request,
             "change.html",
@@ -349,6 +353,10 @@ class Pages:
             values=values,
             roles=status.roles,
             plan=plan,
+            outlook=outlook,
+            goal_fields=GOAL,
+            policies=list(ScalingPolicy),
+            goal=goal_words(status.goal or {}),
             problem=problem,
             uid=status.uid,
         )
@@ -361,13 +369,13 @@ class Pages:
         form = {key: value for key, value in (await request.post()).items() if isinstance(value, str)}
         values = {key: form.get(key, "") for key in FIELDS}
         user = request[VISIT].user
-        status = await self._client.status(name, namespace=namespace)
+        status = await self._client.status(name, namespace=namespace, role=values["role"] or None)
         if status.uid != form.get("uid"):
             problem = f"nothing was changed: the page was about an earlier run, and {name} has been started again since"
             return await self._show_plan(request, namespace, name, values, problem)
         try:
             changes = _changes(namespace, name, values, user)
-            accepted = await action.change(changes, values).send(self._client)
+            accepted = await action.change(changes, values, status).send(self._client)
         except PerdureError as error:
             return await self._show_plan(request, namespace, name, values, f"{error} {error.remedy}".strip())
         if (namespace, name) in self._jobs:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -61,6 +62,16 @@ FIELDS_OF = {
     "max_gpu_hours": ScalingPolicy.BUDGET,
 }
 """Goals, each with the only policy that has a use for it."""
+
+
+def goal_words(scaling: Mapping[str, Any]) -> str:
+    """Returns `scaling` of a specification in words: `policy deadline, finish_by 2026-12-01T08:00:00Z`."""
+    words: list[str] = []
+    for name, value in {"policy": ScalingPolicy.MAX, **scaling}.items():
+        parts = cast("Mapping[str, object]", value).items() if isinstance(value, Mapping) else ()
+        shown = str(value).lower() if isinstance(value, bool) else str(value)
+        words.append(f"{name} " + (" and ".join(f"{part} {amount}" for part, amount in parts) or shown))
+    return ", ".join(words)
 
 
 class Relax(Section):

@@ -24,6 +24,12 @@ from perdure.contract import (
     ResourceUse,
 )
 from perdure.contract.notifications import NotifierReport, TargetReport
+from perdure.spec.accepted import read_accepted
+from perdure.spec.running import with_scaling
+from perdure.spec.scaling import Scaling
+from perdure.workflows.policy.capacity.new_goal import difference
+from perdure.workflows.policy.facts import user_requests
+from perdure.workflows.policy.facts.events import ScalingChanged
 from perdure.workflows.policy.record.projections import status_of
 from tests.policy.scenario import Scenario, reported
 
@@ -219,6 +225,24 @@ class PlayedClient(Client):
             raise Refused(f"{name} refuses: 99 nodes are more than there are")
         self.changed.append((update, name, request.model_dump(exclude_defaults=True)))
         return Accepted(message=f"{name} will {update}")
+
+    async def preview_scale(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, name: str, nodes: str, *, scaling: Mapping[str, Any], namespace: str | None, role: str | None
+    ) -> JobStatus:
+        """What the policy makes of another goal, of whose time is told as that of the scenario."""
+        played = self.job(name, namespace)
+        scenario, view = played.scenario, played.scenario.state
+        goal = dict(scaling)
+        try:
+            Scaling.model_validate(goal)
+        except ValueError as error:
+            raise Refused(f"{name} refuses: {error}") from None
+        if "finish_by" in goal:
+            goal["finish_by"] = (datetime.fromisoformat(goal["finish_by"]) - played.shift).isoformat()
+        job = read_accepted(with_scaling(scenario.job, view.role, goal))
+        change = difference(scenario.job.roles[view.role].scaling, job.roles[view.role].scaling)
+        then = user_requests.apply(view, ScalingChanged(change=change, reason=""), job, scenario.now)
+        return status_of(then, job, groups=(), phase=then.phase, now=scenario.now)
 
     async def cancel(self, name: str, *, namespace: str | None = None, reason: str = "") -> Accepted:
         self.changed.append(("cancel", name, {"reason": reason}))

@@ -18,7 +18,7 @@ from tests.support.waiting import eventually
 pytestmark = pytest.mark.long("page")
 
 JOB = "jobs/default/llama/"
-PAGES = ("", JOB, f"{JOB}logs", f"{JOB}change/scale?nodes=2", "cluster/")
+PAGES = ("", JOB, f"{JOB}logs", f"{JOB}change/scale?nodes=2", f"{JOB}change/goal", "cluster/")
 NAMED = {"button", "link", "textbox", "searchbox", "checkbox", "combobox", "progressbar", "image", "table", "region"}
 """Roles whose elements say nothing without a name."""
 
