@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.support.command_line import PERDURE
 from tests.support.waiting import eventually
 from tests.system.ray_cluster import RayCluster
 from tests.system.ray_jobs import asked, incarnations, nothing_is_left, trained
@@ -133,4 +136,45 @@ async def test_imitated_nodes_run_code_in_the_bridge_and_change_nothing_of_the_j
     await job.wound_down()
     assert await names(cluster) == [half]
     assert await asked(cluster, f"ray.kill(ray.get_actor({half!r}))\nfound = True")
+    await nothing_is_left(cluster, job)
+
+
+TAKE = """
+@ray.remote(num_cpus=0, resources={{"nowhere": 1}})
+class Other:
+    pass
+kept = [Other.options(name=name, lifetime="detached").remote() for name in {names!r}]
+found = sorted(one["name"] for one in ray.util.list_named_actors(all_namespaces=True))
+"""
+"""Actors that Ray never starts, and that have their names nevertheless."""
+
+
+async def printed(*arguments: str) -> str:
+    """What a command prints."""
+    process = await asyncio.create_subprocess_exec(*PERDURE, *arguments, stdout=asyncio.subprocess.PIPE)
+    return (await process.communicate())[0].decode()
+
+
+async def test_a_job_names_the_actor_that_has_the_name_of_its_node_and_what_ends_that(
+    cluster: RayCluster, ray_site: Site
+):
+    job = await trained(cluster, ray_site, 2)
+    _, second = await names(cluster)
+    taken = [second.removesuffix("1") + str(number) for number in range(2, 60)]
+    assert set(taken) <= set(await asked(cluster, TAKE.format(names=taken)))
+    assert await asked(cluster, f"ray.kill(ray.get_actor({second!r}))\nfound = True")
+    known = await job.until(lambda status: bool(status.refusal))
+    said = (
+        rf"an actor {second.removesuffix('1')}\d+ that is no node exists in Ray's namespace perdure; remove it, or give"
+    )
+    assert known.uncreated == (1,)
+    assert re.match(said, known.refusal)
+    assert re.search(said, known.next_action)
+    for command in ("status", "explain"):
+        assert re.search(said, await printed(command, job.name)), command
+    # Cancelled meanwhile, it leaves nothing but what is not its own.
+    await ray_site.end_jobs()
+    await job.wound_down()
+    assert await names(cluster) == sorted(taken)
+    assert await asked(cluster, f"for name in {taken!r}:\n    ray.kill(ray.get_actor(name))\nfound = True")
     await nothing_is_left(cluster, job)
