@@ -46,7 +46,7 @@ def open_storage(url: str, *, contained: bool = False) -> tuple[Any, str]:
 
 
 class LocalFiles:
-    """The files below one folder of the machine; the methods are those of fsspec that agents use.
+    """The files below one folder of the machine; the methods are those of fsspec that are used.
 
     Invariant: no link below the folder is followed, and only regular files are read and written.
     """
@@ -72,6 +72,11 @@ class LocalFiles:
         """Writes a file."""
         with self.open(path, "wb") as file:
             file.write(content)
+
+    def cat_file(self, path: str) -> bytes:
+        """Returns the content of a file."""
+        with self.open(path, "rb") as file:
+            return file.read()
 
     def makedirs(self, path: str, *, exist_ok: bool) -> None:
         """Creates a folder, and those above it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import re
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from perdure.client.client import Client
 from perdure.client.connection import Endpoint
 from perdure.client.logs import LogLine, Selection, read_copies
 from perdure.client.logs.copies import CopiedLog
+from perdure.client.storage import open_folder
 from perdure.client.views import FailingActivity, JobSummary, Pause, TaskFailure, closed
 from perdure.contract import (
     ArchivedJob,
@@ -34,6 +34,8 @@ from perdure.spec.base import fill_template
 
 _AT_ONCE = 16
 """Requests to a storage at a time."""
+_LARGEST = 128 * 1024 * 1024
+"""Bytes of a record, at most: several times what a job of thousands of nodes has."""
 _NODE = re.compile(r"(?P<role>.+)-(?P<rank>\d+)")
 
 
@@ -43,11 +45,14 @@ class ArchivedJobs(Client):
     Args:
         url: The folder, as in `outputs.archive`; `${job.name}` and `${job.namespace}` are filled in.
         namespace: The jobs' namespace, for calls that do not name one.
+        for_others: It answers others, whose rights are not this process's: only what is in the archive itself is read,
+            and no link in it is followed.
     """
 
-    def __init__(self, url: str, *, namespace: str = "default") -> None:
+    def __init__(self, url: str, *, namespace: str = "default", for_others: bool = False) -> None:
         super().__init__(namespace=namespace, endpoint=Endpoint(address="", ui=""))
         self._url = url
+        self._for_others = for_others
         self._known: dict[tuple[str, str], tuple[str, ArchivedJob]] = {}
 
     async def __aenter__(self) -> Self:
@@ -153,15 +158,17 @@ class ArchivedJobs(Client):
             _role_of(record, role)
         nodes = (node,) if isinstance(node, int) else node
         chosen = Selection(nodes=None if nodes is None else frozenset(nodes), incarnation=incarnation)
-        place = _logs_of(record, folder)
+        place = archived_logs(folder) if self._for_others else _logs_of(record, folder)
+        within = self._within(name, namespace)
         found = {
             (of_role, rank, number): CopiedLog(
                 f"{place}/{of_role}-{rank}/{number}",
                 rank=rank,
                 incarnation=number,
                 in_archive=place == archived_logs(folder),
+                within=within,
             )
-            for of_role, rank, number in await asyncio.to_thread(_kept_logs, place)
+            for of_role, rank, number in await asyncio.to_thread(_kept_logs, place, within)
             if chosen.includes(rank, number) and role in (None, of_role)
         }
         if not found:
@@ -175,8 +182,12 @@ class ArchivedJobs(Client):
     async def _find(self, name: str, namespace: str | None) -> tuple[str, ArchivedJob]:
         key = (namespace or self.namespace, name)
         if key not in self._known:
-            self._known[key] = await asyncio.to_thread(_newest, self._url, *key)
+            self._known[key] = await asyncio.to_thread(_newest, self._url, *key, self._within(name, namespace))
         return self._known[key]
+
+    def _within(self, name: str, namespace: str | None) -> str | None:
+        """The folder below which others write; None where whoever asks may read what this process may."""
+        return fill_template(self._url, name=name, namespace=namespace or self.namespace) if self._for_others else None
 
 
 def summary_of(record: ArchivedJob) -> JobSummary:
@@ -220,10 +231,10 @@ def _logs_of(record: ArchivedJob, folder: str) -> str:
     return status.logs_url.rstrip("/")
 
 
-def _newest(url: str, namespace: str, name: str) -> tuple[str, ArchivedJob]:
+def _newest(url: str, namespace: str, name: str, within: str | None) -> tuple[str, ArchivedJob]:
     place = f"{fill_template(url, name=name, namespace=namespace).rstrip('/')}/{namespace}/{name}"
     try:
-        files, root = _open(place)
+        files, root = open_folder(place, within=within)
         runs = _names_in(files, root)
         contents = {run: _content(files, f"{root}/{run}/{ARCHIVED_JOB}") for run in runs}
     except Exception as error:
@@ -247,7 +258,7 @@ def _all(url: str, namespace: str | None) -> tuple[list[ArchivedJob], list[str]]
             remedy="Name one job: perdure status NAME --archive URL.",
         )
     try:
-        files, root = _open(place)
+        files, root = open_folder(place)
         is_there = files.exists(root)
         folders: list[str] = [f"{root}/{one}" for one in ([namespace] if namespace else _names_in(files, root))]
         with ThreadPoolExecutor(_AT_ONCE) as readers:
@@ -276,7 +287,7 @@ def _all(url: str, namespace: str | None) -> tuple[list[ArchivedJob], list[str]]
 def _unreadable(place: str, error: Exception) -> PerdureError:
     """What is said of any error of a storage: each one behind a URL raises errors of its own."""
     return PerdureError(
-        f"{place} cannot be read: {error or type(error).__name__}",
+        f"{place} cannot be read: {str(error) or type(error).__name__}",
         remedy="This machine needs the storage's client and credentials.",
     )
 
@@ -291,10 +302,10 @@ def _read(folder: str, content: bytes) -> ArchivedJob:
     return record
 
 
-def _kept_logs(place: str) -> Sequence[tuple[str, int, int]]:
+def _kept_logs(place: str, within: str | None) -> Sequence[tuple[str, int, int]]:
     """Role, rank and incarnation of each log that is kept."""
     try:
-        files, root = _open(place)
+        files, root = open_folder(place, within=within)
         found: list[tuple[str, int, int]] = []
         for folder in _names_in(files, root):
             node = _NODE.fullmatch(folder)
@@ -303,13 +314,7 @@ def _kept_logs(place: str) -> Sequence[tuple[str, int, int]]:
                 found += [(node["role"], int(node["rank"]), number) for number in numbers]
         return sorted(found)
     except Exception as error:
-        raise PerdureError(f"{place} cannot be read: {error or type(error).__name__}") from error
-
-
-def _open(url: str) -> tuple[Any, str]:
-    fsspec: Any = importlib.import_module("fsspec.core")
-    files, root = fsspec.url_to_fs(url, use_listings_cache=False)
-    return files, str(root).rstrip("/")
+        raise PerdureError(f"{place} cannot be read: {str(error) or type(error).__name__}") from error
 
 
 def _names_in(files: Any, folder: str) -> list[str]:
@@ -321,6 +326,8 @@ def _names_in(files: Any, folder: str) -> list[str]:
 
 def _content(files: Any, path: str) -> bytes | None:
     try:
+        if (size := files.size(path)) > _LARGEST:
+            raise ValueError(f"{path} has {size:,} bytes, which no worker has written")
         return files.cat_file(path)
     except (FileNotFoundError, NotADirectoryError):
         return None

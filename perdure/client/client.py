@@ -61,6 +61,7 @@ from perdure.spec.job import JobSpec
 
 if TYPE_CHECKING:
     from perdure.client.logs import LogLine
+    from perdure.client.logs.places import LogPlaces
     from perdure.client.uploads import Report
 
 WATCH_INTERVAL = timedelta(seconds=1)
@@ -83,6 +84,9 @@ class Client(NotificationCalls, ScalingCalls):
     Every method that names a job also takes its `namespace`; the client's own is the default. All raise
     `ControlPlaneUnreachable` if the server does not answer, and `JobNotFound` if the job is unknown.
     """
+
+    _log_places: LogPlaces | None = None
+    """Where logs are looked for, besides asking agents; None: wherever jobs name."""
 
     # Starting jobs
 
@@ -350,6 +354,7 @@ class Client(NotificationCalls, ScalingCalls):
             follow=follow,
             tail=tail,
             since=since,
+            places=self._log_places,
         )
 
     async def stacks(

@@ -43,10 +43,12 @@ class Archive:
 
     Args:
         url: The place, as in `outputs.archive`.
+        for_others: As for `ArchivedJobs`.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, for_others: bool = False) -> None:
         self._url = url
+        self._for_others = for_others
 
     async def look(self, watch: JobWatch, name: str, namespace: str) -> JobLook:
         """Looks at a job once; at its archive where Temporal does not know it.
@@ -66,4 +68,6 @@ class Archive:
     def jobs(self, name: str, namespace: str) -> ArchivedJobs | None:
         """What reads this job; None for names that no job has."""
         names = (name, namespace)
-        return ArchivedJobs(self._url, namespace=namespace) if all(map(_NAME.fullmatch, names)) else None
+        if not all(map(_NAME.fullmatch, names)):
+            return None
+        return ArchivedJobs(self._url, namespace=namespace, for_others=self._for_others)

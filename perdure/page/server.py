@@ -25,6 +25,7 @@ from perdure.cli import text
 from perdure.cli.terminal import printable, printed_line
 from perdure.client.changes import Changes
 from perdure.client.client import Client
+from perdure.client.logs.places import ArchiveOnly
 from perdure.client.views import FINAL_PHASES, nodes_of_ranks
 from perdure.contract import JobPhase
 from perdure.contract.names import job_workflow_id
@@ -86,6 +87,8 @@ class Pages:
         namespaces: Of these, show those of these namespaces only; None: all.
         read_only: Change nothing.
         archive: The place in which jobs are looked for that Temporal does not know, or not any more.
+        for_others: Those who see it have other rights than this process: of files and storages, only this archive is
+            read.
     """
 
     def __init__(
@@ -96,9 +99,12 @@ class Pages:
         namespaces: Collection[str] | None = None,
         read_only: bool = False,
         archive: str | None = None,
+        for_others: bool = False,
     ) -> None:
+        if for_others:
+            client._log_places = ArchiveOnly(archive)  # pyright: ignore[reportPrivateUsage]
         self._client = client
-        self._archive = Archive(archive) if archive else None
+        self._archive = Archive(archive, for_others=for_others) if archive else None
         self._everywhere = everywhere
         self._namespaces = namespaces
         self._read_only = read_only

@@ -69,6 +69,7 @@ async def serve(
             namespaces=namespaces or None,
             read_only=read_only,
             archive=archive,
+            for_others=True,
         )
         is_secure = certificate is not None or urlsplit(url).scheme == "https"
         application = application_of(pages, SignIn(users, is_secure=is_secure).guard, url)

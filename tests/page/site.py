@@ -56,7 +56,7 @@ class PlayedApi:
 @asynccontextmanager
 async def site_pages(client: PlayedClient, api: PlayedApi, *, port: int = 0, **options: Any) -> AsyncIterator[str]:
     """A site's pages; yields their address."""
-    pages = Pages(client, everywhere=True, **options)
+    pages = Pages(client, everywhere=True, for_others=True, **options)
     guard = SignIn(ClusterUsers(cast(KubernetesApi, api)), is_secure=False).guard
     runner = web.AppRunner(application_of(pages, guard, ""), shutdown_timeout=0.5)
     await runner.setup()

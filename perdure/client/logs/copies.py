@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import codecs
-import importlib
 import json
 import re
 from collections import deque
@@ -14,8 +13,11 @@ from typing import Any
 
 from perdure.base.errors import LogsUnavailable
 from perdure.client.logs.lines import Lines, PrintedLine
+from perdure.client.storage import open_folder
 from perdure.contract.archive import COMPLETE, PART_TIMES
 
+_LARGEST = 16 * 1024 * 1024
+"""Bytes of a part, at most: several times what agents write."""
 _PART = re.compile(r"/part-(\d+)\.log$")
 _LEFT_OUT = "\n[perdure: what follows here is left out, as the archive keeps the beginning and the end of long logs]\n"
 _CUT_OFF = "[perdure: the log may have continued: its node was lost before its agent could copy the end]"
@@ -24,7 +26,9 @@ _CUT_OFF = "[perdure: the log may have continued: its node was lost before its a
 class CopiedLog:
     """The copied log of one incarnation, which does not grow."""
 
-    def __init__(self, folder: str, *, rank: int, incarnation: int, in_archive: bool = False) -> None:
+    def __init__(
+        self, folder: str, *, rank: int, incarnation: int, in_archive: bool = False, within: str | None = None
+    ) -> None:
         """Prepares reading; reads nothing yet.
 
         Args:
@@ -32,8 +36,10 @@ class CopiedLog:
             rank: The node's rank.
             incarnation: The node's incarnation.
             in_archive: Whether an archive keeps it, so that agents have marked its end, and its middle may be left out.
+            within: As for `open_folder`.
         """
         self._folder = folder
+        self._within = within
         self._in_archive = in_archive
         self._node = f"{rank}.{incarnation}"
 
@@ -81,8 +87,7 @@ class CopiedLog:
     def _parts(self, tail: int | None, since: datetime | None) -> tuple[Any, Sequence[str], bool]:
         """Returns the storage, the parts that hold the requested lines, the oldest first, and whether the end is
         there."""
-        fsspec: Any = importlib.import_module("fsspec.core")
-        files, root = fsspec.url_to_fs(self._folder)
+        files, root = open_folder(self._folder, within=self._within)
         names: list[str] = sorted(files.ls(root, detail=False))
         parts = [name for name in names if _PART.search(name)]
         is_complete = any(name.endswith(f"/{COMPLETE}") for name in names)
@@ -93,7 +98,7 @@ class CopiedLog:
         begin, ends = len(parts), 0
         while begin > 0 and ends <= tail:
             begin -= 1
-            ends += files.cat_file(parts[begin]).count(b"\n")
+            ends += _content(files, parts[begin]).count(b"\n")
         return files, parts[begin:], is_complete
 
 
@@ -122,15 +127,27 @@ async def _lines(files: Any, parts: Sequence[str]) -> AsyncGenerator[PrintedLine
 
 
 def _read(files: Any, part: str) -> tuple[bytes, Sequence[tuple[int, datetime]]]:
-    return files.cat_file(part), _times(files, part)
+    return _content(files, part), _times(files, part)
+
+
+def _content(files: Any, path: str) -> bytes:
+    """Reads a file, unless it is larger than any that an agent has written: others can write there, too.
+
+    Raises:
+        ValueError: if it is.
+        FileNotFoundError: if there is none.
+    """
+    if (size := files.size(path)) > _LARGEST:
+        raise ValueError(f"{path} has {size:,} bytes, which no agent has written")
+    return files.cat_file(path)
 
 
 def _times(files: Any, part: str) -> Sequence[tuple[int, datetime]]:
     """Returns the times of a part's lines; empty where they are not known."""
     try:
-        found = json.loads(files.cat_file(f"{part.removesuffix('.log')}.{PART_TIMES}"))
+        found = json.loads(_content(files, f"{part.removesuffix('.log')}.{PART_TIMES}"))
         return [(int(line), datetime.fromtimestamp(moment, UTC)) for line, moment in found]
-    except (FileNotFoundError, ValueError, TypeError, OverflowError):
+    except (FileNotFoundError, ValueError, TypeError, OverflowError, RecursionError):
         return ()
 
 

@@ -18,6 +18,7 @@ from perdure.client.logs.copies import CopiedLog
 from perdure.client.logs.files import FileLog
 from perdure.client.logs.lines import LogLine, PrintedLine
 from perdure.client.logs.order import merge_by_time
+from perdure.client.logs.places import LogPlaces
 from perdure.client.views import FINAL_PHASES
 from perdure.contract import JobStatus, NodeId, NodePhase, NodeView
 from perdure.contract.archive import archived_logs
@@ -31,6 +32,7 @@ NODES_INTERVAL = timedelta(seconds=2)
 
 _SPEAKING = (NodePhase.JOINED, NodePhase.READY)
 _GONE = (NodePhase.LOST, NodePhase.REMOVED)
+_NOT_READ = "which is not read for others: `perdure logs` reads it, with your own rights"
 
 
 class NodeLog(Protocol):
@@ -80,7 +82,14 @@ async def look_at_roles(look_at: Callable[[str | None], Awaitable[RoleLook]], ro
 
 
 async def read_logs(
-    look: Look, ask: Ask, selection: Selection, *, follow: bool, tail: int | None, since: datetime | None
+    look: Look,
+    ask: Ask,
+    selection: Selection,
+    *,
+    follow: bool,
+    tail: int | None,
+    since: datetime | None,
+    places: LogPlaces | None = None,
 ) -> AsyncGenerator[LogLine]:
     """Yields lines of the selected logs in the order of their times.
 
@@ -91,11 +100,12 @@ async def read_logs(
         follow: Continue until the job ends.
         tail: Begin with this many of each node's last lines.
         since: Begin with what was printed then.
+        places: Where logs are looked for, besides asking agents; by default wherever the job names.
 
     Raises:
         LogsUnavailable: if a log cannot be read; after all others.
     """
-    find = _Finder(look, ask, selection)
+    find = _Finder(look, ask, selection, places or LogPlaces())
     status, found, problems = await find()
     logs = dict(found)
     async for line in _old_lines(logs, problems, tail=tail, since=since):
@@ -170,10 +180,11 @@ async def _lines_of(
 class _Finder:
     """Finds the logs of one job."""
 
-    def __init__(self, look: Look, ask: Ask, selection: Selection) -> None:
+    def __init__(self, look: Look, ask: Ask, selection: Selection, places: LogPlaces) -> None:
         self._look = look
         self._ask = ask
         self._selection = selection
+        self._places = places
 
     async def __call__(self) -> tuple[JobStatus, dict[_Key, NodeLog], list[LogsUnavailable]]:
         """Finds the job, its requested logs in the order of their roles and nodes, and the reasons why requested logs
@@ -201,7 +212,7 @@ class _Finder:
     ) -> None:
         """Adds the logs of one role to those that were found, and the reasons why others were not."""
         logs: dict[tuple[int, int], NodeLog] = {
-            key: FileLog(path) for key, path in _logs_here(status).items() if self._selection.includes(*key)
+            key: FileLog(path) for key, path in self._logs_here(status).items() if self._selection.includes(*key)
         }
         for view in views:
             key = (view.rank, self._selection.incarnation or view.incarnation)
@@ -216,7 +227,7 @@ class _Finder:
     def _log_of(self, status: JobStatus, view: NodeView, incarnation: int) -> NodeLog | str | None:
         """Returns an incarnation's log, or why it cannot be read; None if nothing can have been printed yet."""
         newest = incarnation == view.incarnation
-        if newest and view.log_path and Path(view.log_path).parent.is_dir():
+        if newest and self._places.reads_files and view.log_path and Path(view.log_path).parent.is_dir():
             return FileLog(Path(view.log_path))
         node = NodeId(uid=status.uid, role=status.role, rank=view.rank, incarnation=incarnation)
         if newest and view.phase in _SPEAKING and status.phase not in FINAL_PHASES:
@@ -224,29 +235,35 @@ class _Finder:
             log.end = view.log_end
             return log
         if status.logs_url and (incarnation < view.incarnation or view.phase in _GONE or status.phase in FINAL_PHASES):
-            folder = f"{status.logs_url.rstrip('/')}/{status.role}-{view.rank}/{incarnation}"
-            in_archive = status.logs_url == archived_logs(status.archive)
-            return CopiedLog(folder, rank=view.rank, incarnation=incarnation, in_archive=in_archive)
+            copies = self._places.copies_of(status)
+            if copies is None:
+                return f"the log of node {view.rank}.{incarnation} was copied to {status.logs_url}, {_NOT_READ}"
+            return CopiedLog(
+                f"{copies.url}/{status.role}-{view.rank}/{incarnation}",
+                rank=view.rank,
+                incarnation=incarnation,
+                in_archive=status.logs_url == archived_logs(status.archive),
+                within=copies.within,
+            )
         if incarnation > view.incarnation:
             return f"node {view.rank} has no incarnation {incarnation}, its newest is {view.incarnation}"
         if newest and view.phase not in _GONE and status.phase not in FINAL_PHASES:
             return None
         return f"the log of node {view.rank}.{incarnation} was deleted with it"
 
+    def _logs_here(self, status: JobStatus) -> dict[tuple[int, int], Path]:
+        """The logs of nodes of this machine, which are kept after the nodes are gone; by rank and incarnation."""
+        nodes = nodes_here(status.backend) if self._places.reads_files else None
+        if nodes is None:
+            return {}
+        folders = nodes.of_job(status.uid, status.role)
+        return {(record.rank, record.incarnation): folder.log for folder in folders if (record := folder.record)}
+
     def _refuse_unknown(self, job: str, known: Collection[int]) -> None:
         for rank in sorted(self._selection.nodes or ()):
             if known and rank not in known:
                 text = ", ".join(str(one) for one in sorted(known))
                 raise PerdureError(f"{job} has no node {rank}; its nodes are: {text}")
-
-
-def _logs_here(status: JobStatus) -> dict[tuple[int, int], Path]:
-    """The logs of nodes of this machine, which are kept after the nodes are gone; by rank and incarnation."""
-    nodes = nodes_here(status.backend)
-    if nodes is None:
-        return {}
-    folders = nodes.of_job(status.uid, status.role)
-    return {(record.rank, record.incarnation): folder.log for folder in folders if (record := folder.record)}
 
 
 def _unavailable(status: JobStatus, missing: list[str]) -> LogsUnavailable:
