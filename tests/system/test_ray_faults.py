@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from uuid import uuid4
 
@@ -250,6 +251,24 @@ async def test_a_head_with_fault_tolerance_has_the_jobs_actors_again(cluster: Ra
     assert (await job.status()).restarts_total == 0
     assert await incarnations(ray_site, job) == [1, 1]
     # The new head tells the job what happens to them, and starts others with the code of before.
+    actor_of(job, 1).kill()
+    await job.running(nodes=2, after=1)
+    assert await incarnations(ray_site, job) == [1, 2]
+    await cancelled(cluster, ray_site, job)
+
+
+async def test_a_cluster_that_hangs_costs_a_job_no_decision(cluster: RayCluster, ray_site: Site):
+    job = await trained(cluster, ray_site, 3)
+    log = ray_site.state.path / "worker" / "worker.log"
+    gcs = cluster.gcs()
+    gcs.send_signal(signal.SIGSTOP)
+    await eventually(lambda: "did not answer within" in log.read_text(), what="a call without an answer")
+    await job.undisturbed(ranks=2, seconds=5)
+    gcs.send_signal(signal.SIGCONT)
+    await job.undisturbed(ranks=2, seconds=5)
+    assert (await job.status()).restarts_total == 0
+    assert await incarnations(ray_site, job) == [1, 1]
+    # What happens from then on is known again.
     actor_of(job, 1).kill()
     await job.running(nodes=2, after=1)
     assert await incarnations(ray_site, job) == [1, 2]
