@@ -6,12 +6,17 @@ from __future__ import annotations
 import importlib
 import socket
 import sys
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from random import Random
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from perdure.activities.nodes.ray.placement import group_of
 from tests.activities.test_ray_backend import UID, request
@@ -20,6 +25,13 @@ from tests.support.temporal_server import free_port
 TRAINER = {"nodes": 2, "command": ["x"], "resources": {"gpu": 1}, "collocate": ["rollout"]}
 ROLLOUT = {"nodes": 2, "command": ["y"], "resources": {"cpu": 3}}
 ROLES = {"trainer": TRAINER, "rollout": ROLLOUT}
+
+
+_MACHINE = {"CPU": 8.0, "GPU": 1.0}
+"""What each machine has."""
+
+FIRST = f"perdure/{UID}/default/walk/rollout+trainer"
+"""The first group of both roles."""
 
 
 class PlayedRay:
@@ -39,6 +51,8 @@ class PlayedRay:
         self.ports: dict[str, int] = {}
         """Of machines whose raylets have their own."""
         self.groups: dict[str, dict[str, Any]] = {}
+        self.schedules = False
+        """Groups wait for room, and bundles for another machine, which `schedule` gives to them."""
         self.actors: dict[str, SimpleNamespace] = {}
         self.keys: dict[str, bytes] = {}
 
@@ -50,11 +64,49 @@ class PlayedRay:
         places = {str(place): machine for place, machine in zip(range(len(bundles)), free, strict=False)}
         self.groups[name] = {
             "name": name,
-            "state": "CREATED",
+            "state": "PENDING" if self.schedules else "CREATED",
             "bundles": dict(enumerate(bundles)),
-            "bundles_to_node_id": places,
+            "bundles_to_node_id": dict.fromkeys(map(str, range(len(bundles))), "") if self.schedules else places,
+            "apart": apart,
         }
+        if self.schedules:
+            self.schedule()
         return name
+
+    def schedule(self) -> None:
+        """Gives machines to the bundles that have none or whose machine is no more, those of old groups first."""
+        waiting = [group for group in self.groups.values() if not self._is_whole(group)]
+        for group in sorted(waiting, key=lambda group: group["state"] == "PENDING"):
+            placed: dict[str, str] = {}
+            kept = {place: one for place, one in group["bundles_to_node_id"].items() if one in self.machines}
+            group["bundles_to_node_id"] |= dict.fromkeys(group["bundles_to_node_id"].keys() - kept.keys(), "")
+            for place in group["bundles_to_node_id"].keys() - kept.keys():
+                need, used = group["bundles"][int(place)], {*kept.values(), *placed.values(), *group["apart"]}
+                for machine, room in self.available().items():
+                    if machine not in used and all(room[name] >= number for name, number in need.items()):
+                        placed[place] = machine
+                        break
+            # New groups get all machines or none.
+            if group["state"] == "CREATED" or len(placed) == len(group["bundles"]):
+                group["bundles_to_node_id"] |= placed
+                group["state"] = "CREATED"
+
+    def _is_whole(self, group: dict[str, Any]) -> bool:
+        return all(machine in self.machines for machine in group["bundles_to_node_id"].values())
+
+    def machine_of(self, group: str, bundle: int) -> str:
+        """The machine of a bundle that is still there; empty for none."""
+        found = self.groups.get(group, {}).get("bundles_to_node_id", {}).get(str(bundle), "")
+        return found if found in self.machines else ""
+
+    def available(self) -> dict[str, dict[str, float]]:
+        """What no group has taken of each machine."""
+        free = {machine: dict(_MACHINE) for machine in self.machines}
+        for group in self.groups.values():
+            for place, machine in group["bundles_to_node_id"].items():
+                for resource, number in group["bundles"][int(place)].items() if machine in free else ():
+                    free[machine][resource] -= number
+        return free
 
     def find(self, name: str) -> str:
         if name not in self.groups:
@@ -70,6 +122,7 @@ class PlayedRay:
         group, bundle = scheduling_strategy
         made = MagicMock()
         self.actors[name] = made
+        made.place = scheduling_strategy
         made.machine = self.groups[group]["bundles_to_node_id"].get(str(bundle), "")
         return MagicMock(remote=lambda **_: made)
 
@@ -85,7 +138,7 @@ class PlayedRay:
                 "NodeManagerPort": self.closed_port if one in self.without_raylet else self.ports.get(one, self.port),
                 "Alive": True,
                 "DeathReason": 0,
-                "Resources": {"CPU": 8.0, "GPU": 1.0},
+                "Resources": dict(_MACHINE),
             }
             for one in self.machines
         ]
@@ -101,11 +154,12 @@ class PlayedRay:
             placement_group_bundle_index,
         )
         ray._private.state.state.get_draining_nodes.return_value = {}
+        ray._private.state.available_resources_per_node = self.available
         keys = ray.experimental.internal_kv
         keys._internal_kv_put = self.keys.__setitem__
         keys._internal_kv_get = self.keys.get
         keys._internal_kv_list = lambda prefix: [key.encode() for key in self.keys if key.startswith(prefix)]
-        keys._internal_kv_del = lambda key: self.keys.pop(key.decode() if isinstance(key, bytes) else key)
+        keys._internal_kv_del = lambda key: self.keys.pop(key.decode() if isinstance(key, bytes) else key, None)
         played: Any = SimpleNamespace(
             placement_group_table=lambda group=None: self.groups if group is None else self.groups[group]
         )
@@ -120,25 +174,32 @@ class PlayedRay:
         }
 
 
-@pytest.fixture
-def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[PlayedRay]:
-    with socket.create_server(("127.0.0.1", 0)) as raylet:
-        closed = free_port()
-        played = PlayedRay("m1", "m2", "m3", "m4", "m5", port=raylet.getsockname()[1], closed_port=closed)
+@contextmanager
+def playing(*machines: str) -> Iterator[tuple[PlayedRay, Any]]:
+    """Plays a cluster, and yields its tables and a bridge to it."""
+    # Nothing takes the connections, of which there are many.
+    with socket.create_server(("127.0.0.1", 0), backlog=4096) as raylet, pytest.MonkeyPatch.context() as patch:
+        played = PlayedRay(*machines, port=raylet.getsockname()[1], closed_port=free_port())
         for name, module in played.modules().items():
-            monkeypatch.setitem(sys.modules, name, module)
-        yield played
+            patch.setitem(sys.modules, name, module)
+        module = "perdure.activities.nodes.ray.bridge"
+        patch.delitem(sys.modules, module, raising=False)
+        # Played modules are none that can be reloaded.
+        found = importlib.import_module(module)
+        patch.setattr(found, "_actor_module", MagicMock())
+        yield played, found.Bridge("perdure")
+        sys.modules.pop(module, None)
 
 
 @pytest.fixture
-def bridge(ray: PlayedRay, monkeypatch: pytest.MonkeyPatch) -> Any:
-    module = "perdure.activities.nodes.ray.bridge"
-    monkeypatch.delitem(sys.modules, module, raising=False)
-    # Played modules are none that can be reloaded.
-    found = importlib.import_module(module)
-    monkeypatch.setattr(found, "_actor_module", MagicMock())
-    yield found.Bridge("perdure")
-    sys.modules.pop(module, None)
+def played() -> Iterator[tuple[PlayedRay, Any]]:
+    with playing("m1", "m2", "m3", "m4", "m5") as both:
+        yield both
+
+
+@pytest.fixture
+def ray(played: tuple[PlayedRay, Any]) -> PlayedRay:
+    return played[0]
 
 
 def name_of(role: str, rank: int, incarnation: int) -> str:
@@ -174,8 +235,8 @@ class Placer:
 
 
 @pytest.fixture
-def placer(ray: PlayedRay, bridge: Any) -> Placer:
-    return Placer(ray, bridge)
+def placer(played: tuple[PlayedRay, Any]) -> Placer:
+    return Placer(*played)
 
 
 def test_the_roles_of_a_lost_machine_move_together(placer: Placer):
@@ -323,6 +384,113 @@ def test_a_bundle_that_ray_reserves_again_for_roles_that_have_moved_is_used_by_o
     assert [placer.create(role, 0, 3) for role in ("trainer", "rollout")] == ["m5", "m5"]
 
 
+def test_a_node_without_room_waits_in_the_first_group_and_demands_nothing_twice(ray: PlayedRay, placer: Placer):
+    ray.machines = ["m1", "m2"]
+    for role in ("trainer", "rollout"):
+        for rank in (0, 1):
+            placer.create(role, rank)
+    ray.without_raylet.add("m2")
+    placer.create("trainer", 1, 2)
+    assert list(ray.groups) == [FIRST]
+
+
+def test_a_node_that_waits_for_room_starts_where_ray_reserves_its_bundle_first(ray: PlayedRay, placer: Placer):
+    ray.machines = ["m1", "m2", "m3"]
+    for rank in (0, 1):
+        for role in ("trainer", "rollout"):
+            placer.create(role, rank)
+    placer.lose("m1", name_of("trainer", 0, 1))
+    # Another job takes the room in which the group is being made.
+    for role in ("trainer", "rollout"):
+        placer.create(role, 0, 2)
+        del ray.actors[name_of(role, 0, 1)]
+    own = f"{FIRST}/0/{name_of('trainer', 0, 2)}"
+    ray.groups[own] |= {"state": "PENDING", "bundles_to_node_id": {"0": ""}}
+    assert placer.look("trainer")[name_of("trainer", 0, 2)]["state"] == "pending"
+    # A machine is added, and Ray reserves it for the bundle that it has lost.
+    ray.machines = ["m2", "m3", "m4"]
+    ray.groups[FIRST]["bundles_to_node_id"]["0"] = "m4"
+    for role in ("trainer", "rollout"):
+        waits = placer.look(role)[name_of(role, 0, 2)]
+        assert (waits["state"], waits["cause"]) == ("gone", "MACHINE")
+        del ray.actors[name_of(role, 0, 2)]
+    assert [placer.create(role, 0, 3) for role in ("rollout", "trainer")] == ["m4", "m4"]
+    assert list(ray.groups) == [FIRST]
+
+
+def test_a_node_that_waits_uses_the_bundle_of_a_rank_that_has_moved(ray: PlayedRay, placer: Placer):
+    worker = {"nodes": 2, "command": ["x"]}
+    first = group_of(request("worker", 0, worker=worker))["name"]
+    ray.machines = ["m1", "m2", "m3"]
+    assert [placer.create("worker", rank, worker=worker) for rank in (0, 1)] == ["m1", "m2"]
+    placer.lose("m1", name_of("worker", 0, 1))
+    assert placer.create("worker", 0, 2, worker=worker) == "m3"
+    for rank in (0, 1):
+        del ray.actors[name_of("worker", rank, 1)]
+    # Both machines are lost in Ray's tables, too, and one is given to the bundle of the rank that has moved.
+    ray.machines = ["m3"]
+    ray.groups[first]["bundles_to_node_id"] = {"0": "", "1": ""}
+    assert placer.create("worker", 1, 2, worker=worker) == ""
+    assert placer.look("worker")[name_of("worker", 1, 2)]["state"] == "pending"
+    ray.machines.append("m4")
+    ray.groups[first]["bundles_to_node_id"]["0"] = "m4"
+    assert placer.look("worker")[name_of("worker", 1, 2)]["state"] == "gone"
+    del ray.actors[name_of("worker", 1, 2)]
+    assert placer.create("worker", 1, 3, worker=worker) == "m4"
+
+
+def test_the_group_that_a_rank_has_left_for_another_machine_ends(ray: PlayedRay, placer: Placer):
+    worker = {"nodes": 2, "command": ["x"]}
+    for rank in (0, 1):
+        placer.create("worker", rank, worker=worker)
+    placer.lose("m1", name_of("worker", 0, 1))
+    assert placer.create("worker", 0, 2, worker=worker) == "m3"
+    placer.lose("m3", name_of("worker", 0, 2))
+    assert placer.create("worker", 0, 3, worker=worker) == "m4"
+    assert len(ray.groups) == 3, "until its actor is listed no more"
+    del ray.actors[name_of("worker", 0, 2)]
+    placer.bridge.tidy(prefix=f"perdure/{UID}/")
+    assert {name.rpartition("/")[2] for name in ray.groups} == {"worker", name_of("worker", 0, 3)}
+
+
+def test_a_further_node_moves_from_a_machine_that_is_lost_or_to_be_avoided(ray: PlayedRay, placer: Placer):
+    worker = {"nodes": "1:3", "command": ["x"]}
+    assert [placer.create("worker", rank, worker=worker) for rank in (0, 1)] == ["m1", "m2"]
+    ray.without_raylet.add("m2")
+    assert placer.create("worker", 1, 2, worker=worker) == "m3"
+    del ray.actors[name_of("worker", 1, 1)]
+    assert placer.create("worker", 1, 3, avoid=["m3"], worker=worker) == "m4"
+    for incarnation in (2, 3):
+        ray.actors.pop(name_of("worker", 1, incarnation))
+    placer.bridge.tidy(prefix=f"perdure/{UID}/")
+    assert placer.create("worker", 1, 4, worker=worker) in ("m3", "m4"), "its machine is kept for it"
+    assert len(ray.groups) == 2
+
+
+def test_an_avoided_machine_is_used_where_no_other_has_room(ray: PlayedRay, placer: Placer):
+    ray.machines = ["m1", "m2"]
+    for rank in (0, 1):
+        placer.create("trainer", rank)
+    del ray.actors[name_of("trainer", 0, 1)]
+    assert placer.create("trainer", 0, 2, avoid=["m1"]) == "m1"
+    assert list(ray.groups) == [FIRST]
+
+
+def test_a_node_insists_for_a_while_on_another_machine_than_the_one_that_it_avoids(
+    ray: PlayedRay, placer: Placer, monkeypatch: pytest.MonkeyPatch
+):
+    for role in ("trainer", "rollout"):
+        placer.create(role, 0)
+        del ray.actors[name_of(role, 0, 1)]
+    assert placer.create("trainer", 0, 2, avoid=["m1"]) == "m3"
+    own = f"{FIRST}/0/{name_of('trainer', 0, 2)}"
+    ray.groups[own] |= {"state": "PENDING", "bundles_to_node_id": {"0": ""}}
+    assert placer.look("trainer")[name_of("trainer", 0, 2)]["state"] == "pending"
+    later = time.monotonic() + 61
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    assert placer.look("trainer")[name_of("trainer", 0, 2)]["state"] == "gone"
+
+
 def test_a_role_follows_the_other_onto_a_machine_that_it_should_avoid(placer: Placer):
     for role in ("trainer", "rollout"):
         placer.create(role, 0)
@@ -360,3 +528,87 @@ def test_machines_that_the_worker_does_not_reach_are_not_taken_for_lost(ray: Pla
     worker = {"nodes": 2, "command": ["x"]}
     ray.without_raylet |= set(ray.machines)
     assert [placer.create("worker", rank, worker=worker) for rank in (0, 1)] == ["m1", "m2"]
+
+
+class PlayedJob:
+    """A job of two roles that share machines, on a cluster that schedules as Ray does: it reserves the bundles of
+    machines that it knows to be lost before those of new groups."""
+
+    def __init__(self, ray: PlayedRay, placer: Placer, *, gang: int, ranks: int) -> None:
+        self.ray, self.placer, self.ranks = ray, placer, range(ranks)
+        spec: dict[str, Any] = {"nodes": f"{gang}:{ranks}"}
+        self.roles = {"trainer": TRAINER | spec, "rollout": ROLLOUT | spec}
+        self.incarnations = {(role, rank): 0 for role in self.roles for rank in self.ranks}
+        ray.schedules = True
+
+    def create(self) -> None:
+        """Creates what the job lacks, as far as the first nodes allow it."""
+        for (role, rank), incarnation in self.incarnations.items():
+            if name_of(role, rank, incarnation) not in self.ray.actors:
+                with suppress(Exception):
+                    self.placer.create(role, rank, incarnation + 1, (), **self.roles)
+                    self.incarnations[role, rank] += 1
+                self.ray.schedule()
+
+    def look(self) -> None:
+        """Takes in which nodes wait in vain, and ends these."""
+        for role in self.roles:
+            for name, facts in self.placer.look(role).items():
+                if facts["state"] == "gone":
+                    self.ray.actors.pop(name, None)
+
+    def lose(self, machine: str) -> None:
+        """A machine dies with its actors, which the job's agents tell before Ray does."""
+        self.ray.without_raylet.add(machine)
+        for name, place in self.places().items():
+            if place == machine:
+                del self.ray.actors[name]
+        self.placer.bridge.tidy(prefix=f"perdure/{UID}/")
+
+    def notice(self) -> None:
+        """Ray learns of the machines that are lost."""
+        self.ray.machines = [one for one in self.ray.machines if one not in self.ray.without_raylet]
+        self.ray.schedule()
+
+    def places(self) -> dict[str, str]:
+        """The machine of each node; empty while it waits."""
+        return {name: self.ray.machine_of(*actor.place) for name, actor in self.ray.actors.items()}
+
+
+@given(st.integers(0, 2**32))
+@settings(deadline=None, max_examples=20)
+def test_every_node_gets_a_machine_once_there_are_enough(seed: int):
+    random = Random(seed)
+    gang, further = random.randint(1, 3), random.randint(0, 1)
+    with playing(*(f"m{number}" for number in range(gang + further))) as (ray, bridge):
+        job = PlayedJob(ray, Placer(ray, bridge), gang=gang, ranks=gang + further)
+        job.create()
+        for number in range(30):
+            step = random.choice(("lose", "notice", "add", "create", "look"))
+            match step:
+                case "lose" if alive := sorted(set(ray.machines) - ray.without_raylet):
+                    job.lose(random.choice(alive))
+                case "add":
+                    ray.machines.append(f"n{number}")
+                    ray.schedule()
+                case "notice":
+                    job.notice()
+                case "create":
+                    job.create()
+                case _:
+                    job.look()
+        # Room for all, and not for one more.
+        for machine in sorted(set(ray.machines) - ray.without_raylet)[gang + further :]:
+            job.lose(machine)
+        job.notice()
+        ray.machines += [f"o{number}" for number in range(gang + further - len(ray.machines))]
+        for _ in range(10):
+            ray.schedule()
+            job.create()
+            job.look()
+        places = job.places()
+        for rank in job.ranks:
+            trainer, rollout = (places[name_of(role, rank, job.incarnations[role, rank])] for role in job.roles)
+            assert trainer == rollout != ""
+        assert len(set(places.values())) == gang + further
+        assert len(places) == 2 * (gang + further)

@@ -60,13 +60,15 @@ class RayBackend:
         return CreatedNode(name=request.name, pending=pending)
 
     async def delete(self, *nodes: NodeRef) -> None:
-        """Ends the nodes and their actors. Placement groups that hold no node any more are removed, unless the nodes
-        are replaced."""
+        """Ends the nodes and their actors. Placement groups that hold no node any more are removed; of nodes that are
+        replaced, only those that their replacements do not use."""
         names = [node.name for node in nodes]
         await self._end(names, max(node.grace.total_seconds() for node in nodes))
-        if not any(node.replaced for node in nodes):
-            over = any(node.winding_down for node in nodes)
-            await self._ray.call("release", prefix=prefix_of(nodes[0].uid), over=over)
+        prefix = prefix_of(nodes[0].uid)
+        if any(node.replaced for node in nodes):
+            await self._ray.call("tidy", prefix=prefix)
+        else:
+            await self._ray.call("release", prefix=prefix, over=any(node.winding_down for node in nodes))
 
     async def clear(self, group: GroupRef) -> None:
         """Ends all nodes of the group, and removes the placement groups that hold none."""

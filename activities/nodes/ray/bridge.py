@@ -28,16 +28,12 @@ import ray
 import ray.cloudpickle
 from ray.exceptions import RayActorError
 from ray.experimental import internal_kv
-from ray.util.placement_group import placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 _CALLS = 512
 """Calls at a time: each watch has one, and a call that ends nodes lasts for their grace period."""
 _STARTED = "perdure/started/"
 """The prefix of the keys of the incarnations that have run, as `actor.py` writes them."""
-_PLACED = "perdure/placed/"
-"""The prefix of the keys of the nodes whose placement group has the name of another node of their machine, or whose
-bundle of the first group is that of another rank: after `#`."""
 _SETTLES = 5.0
 """Seconds until Ray reports how an actor ended that it does not list any more."""
 _VANISHES = 10.0
@@ -65,6 +61,7 @@ def _actor_module() -> Any:
     return module
 
 
+places = _beside("places")
 tables = _beside("tables")
 archives = _beside("archives")
 
@@ -75,10 +72,6 @@ _METHODS = ("describe_node", "leave", "wait")
 
 class ForeignActor(Exception):
     """An actor of this name is not a node."""
-
-
-class NotYet(Exception):
-    """A node has to wait for others."""
 
 
 class WrongEnvironment(Exception):
@@ -121,6 +114,7 @@ class Bridge:
         self._actor_class = ray.remote(_actor_module().Node)
         self._tracked: dict[str, _Tracked] = {}
         self._raylets = tables.Raylets()
+        self._places = places.Places(tables, names=self._names, unreachable=self._unreachable)
         self._lock = threading.RLock()
 
     def create(
@@ -144,7 +138,8 @@ class Bridge:
             if archive:
                 archives.adopt(archive, group["prefix"])
             if (existing := self._find(name)) is None:
-                placed, bundle = self._place(name, group, index, avoid)
+                self._settle(group["prefix"], index)
+                placed, bundle = self._places.place(name, group, index, avoid)
                 strategy = PlacementGroupSchedulingStrategy(placed, placement_group_bundle_index=bundle)
                 existing = self._actor_class.options(
                     name=name,
@@ -157,7 +152,8 @@ class Bridge:
                     **options,
                 ).remote(name=name, **node)
             one = self._track(name, existing)
-        return self._why_pending(group["prefix"]) if one.facts["state"] == "pending" else ""
+            self._places.tidy(group["prefix"])
+        return self._places.why_pending(group["prefix"]) if one.facts["state"] == "pending" else ""
 
     def look(self, *, pattern: str, prefix: str, timeout: float) -> dict[str, dict[str, Any]]:
         """Returns the state of each actor whose name matches, as soon as one changes or the time is up."""
@@ -183,13 +179,12 @@ class Bridge:
             if name not in names and one.facts["state"] != "gone":
                 one.facts = {**one.facts, "state": "gone", "reason": "its actor is gone", "cause": "UNKNOWN"}
         if waiting := {name for name, one in mine.items() if one.facts["state"] == "pending"}:
-            reason = self._why_pending(prefix)
-            behind = self._left_behind(prefix, waiting)
-            for name in waiting - behind:
+            reason = self._places.why_pending(prefix)
+            misplaced = self._places.misplaced(prefix, waiting)
+            for name in waiting - misplaced.keys():
                 mine[name].facts["reason"] = reason
-            for name in behind:
+            for name, reason in misplaced.items():
                 ray.kill(mine[name].handle, no_restart=True)
-                reason = "its machine was lost, and the other roles that share it have moved"
                 mine[name].facts = {**mine[name].facts, "state": "gone", "reason": reason, "cause": "MACHINE"}
         return {name: one.facts for name, one in mine.items()}
 
@@ -228,14 +223,15 @@ class Bridge:
         """Removes the placement groups of a job that hold no actor any more, and its keys once it is over."""
         with self._lock:
             uid = prefix.split("/")[1]
-            names, kept = {name for name in self._names(rf".*-{uid}\d+") if self._is_node(name)}, 0
-            for one in self._groups(prefix):
-                if self._is_held(one["name"], names):
-                    kept += 1
-                else:
-                    ray.util.remove_placement_group(ray.util.get_placement_group(one["name"]))
+            names = {name for name in self._names(rf".*-{uid}\d+") if self._is_node(name)}
+            kept = self._places.release(prefix, names)
             if over:
                 self._forget(prefix, names, everything=not kept)
+
+    def tidy(self, *, prefix: str) -> None:
+        """Removes the placement groups that nodes of a job have left, and that none will use."""
+        with self._lock:
+            self._places.tidy(prefix)
 
     def _forget(self, prefix: str, names: set[str], *, everything: bool) -> None:
         """Removes what is known of the actors of a job that are not listed any more, and with `everything` its keys."""
@@ -245,9 +241,10 @@ class Bridge:
         if not everything:
             return
         archives.remove_those_of(prefix)
-        for key in (*internal_kv._internal_kv_list(_STARTED), *internal_kv._internal_kv_list(_PLACED)):
+        for key in internal_kv._internal_kv_list(_STARTED):
             if mine.fullmatch(key.decode()):
                 internal_kv._internal_kv_del(key)
+        self._places.forget(mine)
 
     keep_part = staticmethod(archives.keep_part)
     is_adopted = staticmethod(archives.is_adopted)
@@ -284,124 +281,11 @@ class Bridge:
             raise ForeignActor(f"an actor {name} that is no node exists in Ray's namespace {self._namespace}")
         return handle
 
-    def _place(self, name: str, group: dict[str, Any], index: int, avoid: list[str]) -> tuple[Any, int]:
-        """Returns the placement group of a node, and the index of its bundle."""
-        bundle, labels, gang = group["bundle"], group["labels"], group["gang"]
-        first = self._group(group["name"], bundle, labels, number=gang)
-        known = tables.table(first)
-        # The job may have been scaled since.
-        gang = len(known.get("bundles") or ()) or gang
-        if index >= gang and known.get("state") != "CREATED":
-            raise NotYet(f"it waits for the first {gang} nodes: {self._why_pending(group['name'])}")
-        taken = {int(place): node for place, node in known.get("bundles_to_node_id", {}).items() if node}
-        nodes = tables.machines()
-        lost = self._lost(group["name"], index, nodes, taken.get(index))
-        others = {node for place, node in taken.items() if place != index}
-        own = f"{group['name']}/{index}"
-        moved: dict[str, set[str]] = {}
-        for one in self._groups(f"{group['name']}/"):
-            on = {node for node in one.get("bundles_to_node_id", {}).values() if node}
-            if not f"{one['name']}/".startswith(f"{own}/"):
-                others |= on
-            elif index < gang and on <= nodes.keys() - lost:
-                moved[one["name"]] = on
-
-        def has_room(apart: set[str]) -> bool:
-            return any(tables.fits(bundle, nodes[node]["Resources"]) for node in nodes.keys() - apart)
-
-        # Avoidance is a preference: it needs another machine that could hold the node.
-        avoided = {node for node, one in nodes.items() if one["NodeManagerHostname"] in avoid}
-        unwanted = lost | (avoided if has_room(lost | avoided | others) else set())
-        if join := self._joins(name, moved, unwanted):
-            internal_kv._internal_kv_put(_PLACED + name, join.encode())
-            return self._group(join, bundle, labels), 0
-        if index < gang:
-            usable = {place for place, node in taken.items() if node in nodes.keys() - unwanted}
-            waits = taken.get(index) not in unwanted or not has_room(unwanted | others)
-            place = self._bundle(group["name"], index, usable, waits=waits)
-            if place is not None and place != index:
-                internal_kv._internal_kv_put(f"{_PLACED}{name}", f"{group['name']}#{place}".encode())
-            if place is not None:
-                return first, place
-        apart = sorted((others | unwanted) & nodes.keys())
-        label = {**labels, **({"ray.io/node-id": f"!in({','.join(apart)})"} if apart else {})}
-        return self._group(f"{own}/{name}" if index < gang else own, bundle, label), 0
-
-    def _joins(self, name: str, moved: dict[str, set[str]], unwanted: set[str]) -> str:
-        """Returns the placement group to which the nodes of a machine have moved; empty if there is none. The roles of
-        a machine that was given up move together: the first of them has made the group, and its name."""
-        names = self._names() - {name} if moved else set()
-        held = [group for group in moved if self._is_held(group, names)]
-        return next(iter(held or [group for group, on in moved.items() if not on & unwanted]), "")
-
-    def _bundle(self, group: str, index: int, usable: set[int], *, waits: bool) -> int | None:
-        """Returns the bundle of the first group that a node uses; None if it needs a group of its own.
-
-        Ray reserves each lost bundle again, also where its nodes have moved, and that machine may be the only one that
-        is left.
-
-        Args:
-            group: the name of the first group.
-            index: the node's rank, whose bundle is its own.
-            usable: bundles with a machine that may hold the node.
-            waits: the node waits for its own bundle if it can use no other.
-        """
-        lent = self._lent(group)
-        if lent.get(index) in usable:
-            return lent[index]
-        if index in usable and index not in lent.values():
-            return index
-        names = self._names()
-        for place in sorted(usable - {index, *lent.values()}):
-            if place in lent or any(self._is_held(one["name"], names) for one in self._groups(f"{group}/{place}/")):
-                return place
-        return index if waits and index not in lent.values() else None
-
-    def _lent(self, group: str) -> dict[int, int]:
-        """Returns which nodes of the first group use the bundle of another one, by their ranks."""
-        moved = {key.decode().removeprefix(_PLACED) for key in internal_kv._internal_kv_list(_PLACED)}
-        names = moved & self._names(_may_hold(group)) if moved else moved
-        keys = {name: internal_kv._internal_kv_get(_PLACED + name) or b"" for name in names}
-        found = {name: key.decode().partition("#") for name, key in keys.items()}
-        return {_rank_of(name): int(place) for name, (of, _, place) in found.items() if of == group and place}
-
-    def _left_behind(self, prefix: str, waiting: set[str]) -> set[str]:
-        """Returns the actors that wait for a machine that the other roles have left."""
-        groups = [one for one in self._groups(prefix) if "+" in one["name"] and _maker_of(one["name"])]
-        there = tables.machines().keys() - self._unreachable() if groups else set()
-        moved = [one["name"] for one in groups if set(one["bundles_to_node_id"].values()) <= there]
-        names = self._names() if moved else set()
-        return {
-            name
-            for name in waiting
-            for group in moved
-            if re.fullmatch(_may_hold(group), name)
-            and _maker_of(group) != name
-            and not internal_kv._internal_kv_get(_PLACED + name)
-            and self._is_held(group, names - {name})
-        }
-
-    def _is_held(self, group: str, names: set[str]) -> bool:
-        """Returns whether a placement group holds one of the actors."""
-        maker = _maker_of(group)
-        return any(
-            not maker or name == maker or internal_kv._internal_kv_get(_PLACED + name) == group.encode()
-            for name in names
-            if re.fullmatch(_may_hold(group), name)
-        )
-
-    def _lost(self, group: str, index: int, nodes: dict[str, Any], machine: str | None) -> set[str]:
-        """Returns the nodes of Ray that hold no new node of the job, although Ray lists them.
-
-        Args:
-            group: the name of the first group.
-            index: the rank whose earlier actors may have told that their machine is gone.
-            nodes: of Ray.
-            machine: of the rank's bundle.
-        """
-        for name in filter(re.compile(_may_hold(f"{group}/{index}")).fullmatch, list(self._tracked)):
+    def _settle(self, prefix: str, rank: int) -> None:
+        """Takes in what the earlier actors of a rank have answered: that their machine is gone, for example."""
+        earlier = re.compile(rf".*-{rank}-{prefix.split('/')[1]}\d+")
+        for name in filter(earlier.fullmatch, list(self._tracked)):
             self._tracked[name].settle(0)
-        return tables.without_raylet(machine, nodes) | (tables.draining().keys() | self._unreachable()) & nodes.keys()
 
     def _unreachable(self) -> set[str]:
         """Returns the nodes of Ray on which an actor could not be reached a moment ago."""
@@ -411,49 +295,6 @@ class Bridge:
             for one in self._tracked.values()
             if one.unreachable_at is not None and one.unreachable_at > since and "node_id" in one.facts
         }
-
-    def _group(self, name: str, bundle: dict[str, float], labels: dict[str, str], *, number: int = 1) -> Any:
-        try:
-            return ray.util.get_placement_group(name)
-        except ValueError:
-            selectors = {"bundle_label_selector": [labels] * number} if labels else {}
-            bundles = [bundle] * number
-            return ray.util.placement_group(
-                bundles, strategy="STRICT_SPREAD", name=name, lifetime="detached", **selectors
-            )
-
-    def _groups(self, prefix: str) -> list[dict[str, Any]]:
-        return [
-            one
-            for one in placement_group_table().values()
-            if one["name"].startswith(prefix) and one["state"] != "REMOVED"
-        ]
-
-    def _why_pending(self, prefix: str) -> str:
-        for one in self._groups(prefix):
-            if one["state"] != "CREATED":
-                why = one.get("stats", {}).get("scheduling_state", "")
-                demands = tables.demands(one["bundles"].values())
-                return f"its placement group is {one['state']}{f' ({why})' if why else ''}: it demands {demands}"
-        return "its bundle is reserved, and Ray starts its actor once no earlier node uses it"
-
-
-def _maker_of(group: str) -> str:
-    """Returns the actor for which a placement group beside the first was made; empty for the first group, and for those
-    of further nodes."""
-    return "/".join(group.split("/")[6:])
-
-
-def _may_hold(group: str) -> str:
-    """Returns the pattern of the actors that a placement group is for."""
-    parts = group.split("/")
-    uid, roles, rank = parts[1], parts[4].split("+"), parts[5] if len(parts) > 5 else r"\d+"
-    return rf".*-({'|'.join(roles)})-{rank}-{uid}\d+"
-
-
-def _rank_of(name: str) -> int:
-    """Returns the rank of an actor, whose name ends with role, rank, and uid with incarnation."""
-    return int(name.rsplit("-", 2)[1])
 
 
 def main() -> None:

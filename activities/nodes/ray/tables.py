@@ -31,6 +31,8 @@ _SLICE = 0.2
 _QUIET = 60.0
 """Seconds without a new connection after one that was not answered: a worker outside of the cluster's network may reach
 no raylet, and each try takes `_CONNECTS`."""
+_LEAST = 0.0001
+"""The smallest amount of a resource that Ray knows."""
 _DRAINED = (NodeDeathInfo.AUTOSCALER_DRAIN_PREEMPTED, NodeDeathInfo.AUTOSCALER_DRAIN_IDLE)
 _OUT_OF_MEMORY = re.compile(r"memory monitor|running low on memory|OutOfMemory")
 """Words of Ray's memory monitor. Of every process that was killed Ray says that the kernel may have lacked memory."""
@@ -56,8 +58,16 @@ def demands(bundles: Iterable[dict[str, float]]) -> str:
     return ", ".join(f"{number} x {text}" if number > 1 else text for text, number in texts.items())
 
 
+def available() -> dict[str, dict[str, float]]:
+    """Returns what no placement group has taken of each machine, as Ray knew it up to a second ago. Ray's public
+    interface has only the sum."""
+    with contextlib.suppress(AttributeError):
+        return dict(ray._private.state.available_resources_per_node())
+    return {name: one["Resources"] for name, one in machines().items()}
+
+
 def fits(bundle: dict[str, float], resources: dict[str, float]) -> bool:
-    return all(resources.get(name, 0.0) >= number for name, number in bundle.items())
+    return all(resources.get(name, 0.0) > number - _LEAST for name, number in bundle.items())
 
 
 def without_raylet(machine: str | None, nodes: dict[str, Any]) -> set[str]:
