@@ -193,13 +193,14 @@ async def follow(client: Client, here: Session, name: str, *, keys: bool = False
         The job's exit code; `DETACHED` if the user left before.
     """
     page = client.endpoint.workflow_page(f"job/{client.namespace}/{name}")
-    view = View(name=name, flag=here.flag, page=page, keys=keys and owns_terminal())
+    view = View(name=name, flag=here.flag, page=page, keys=keys and owns_terminal() and not out.is_dumb_terminal)
     view.panel = "logs" if output and view.keys else ""
-    draw = here.json or not out.is_terminal
+    # A dumb terminal cannot move its cursor: rich would draw nothing there before the end.
+    by_lines = here.json or not out.is_terminal or out.is_dumb_terminal
     with suppress(PerdureError):
         view.incidents.update({incident.number: incident for incident in await client.incidents(name)})
     async with event_of_interrupt() as detached:
-        drawing = (_silent if here.json else _lines) if draw else _picture
+        drawing = (_silent if here.json else _lines) if by_lines else _picture
         # The keys come first: a user who sees them may press one at once.
         async with _key_presses(client, view, detached, enabled=view.keys):
             with drawing(view) as update:
@@ -365,7 +366,7 @@ async def _key_presses(client: Client, view: View, detached: asyncio.Event, *, e
 
     begin_log()
     try:
-        async with single_keys(on_key):
+        async with single_keys(on_key, out):
             yield
     finally:
         for task in reading:

@@ -45,7 +45,7 @@ def top(
     [dim]perdure top · perdure top -A · perdure top -o json[/]
     """
     here = replace(here, namespace=namespace)
-    live = out.is_terminal and not here.json
+    live = out.is_terminal and not out.is_dumb_terminal and not here.json
     look = here.run(lambda client: _follow(client, everywhere) if live else _once(client, everywhere))
     if here.json:
         here.show([{**row.summary.model_dump(mode="json"), **_facts(row)} for row in look.jobs])
@@ -69,7 +69,7 @@ async def _follow(client: Client, everywhere: bool) -> ListLook:
         leaving = await stack.enter_async_context(event_of_interrupt())
         if owns_terminal():
             await stack.enter_async_context(
-                single_keys(lambda key: leaving.set() if key in ("q", "\x04", "") else None)
+                single_keys(lambda key: leaving.set() if key in ("q", "\x04", "") else None, out)
             )
         look = await jobs.look()
         live = stack.enter_context(Live(View(look, everywhere), console=out, auto_refresh=False, transient=False))
