@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from temporalio.client import Client
 from xdist.scheduler import LoadScopeScheduling
 
@@ -25,6 +26,9 @@ from tests.support.temporal_server import DevServer, shared_dev_server
 os.environ.setdefault("PERDURE_HISTORY", "off")
 # And watch this machine: those that need it say so.
 os.environ.setdefault("PERDURE_CLUSTER", "off")
+# An example's time says nothing on a busy machine: each test has its own limit.
+settings.register_profile("without-deadlines", deadline=None)
+settings.load_profile("without-deadlines")
 
 collect_ignore = ["gpu"]
 """`make test-gpu` names the folder, which is then collected."""
