@@ -3,6 +3,7 @@
 Invariants:
     - The newest desired state of a group is enough: one that still waits is replaced, never sent after it.
     - A group that cannot be reached is tried again until it has closed; one that has closed is started again.
+    - A group declines what a job desires that was reset, and sends its table: the job follows that.
     - In a job of several roles an adopted group is sent nothing before its table is part of the job's state. A role
     that waits for others desires no nodes, so the group would end those that it has.
 """
@@ -69,6 +70,8 @@ class JobGroups:
         """Groups whose desired state has changed since `start_senders` was last called, in that order."""
         self._unknown: set[Group] = set() if carried or not self._has_several_roles else set(self._groups())
         """Groups of a job of several roles that may have nodes of which its state does not tell."""
+        self._declined: set[Group] = set()
+        """Groups that have not taken what they were sent, although it was delivered."""
         self._tables: set[Group] = set()
         """Groups whose table has arrived since `note_changes` was last called."""
         self._senders: dict[Group, asyncio.Task[None]] = {}
@@ -123,9 +126,23 @@ class JobGroups:
         """Has the group's desired state sent again: the group has lost it."""
         self._sent.pop(group, None)
 
-    def take_table(self, group: Group) -> None:
-        """Notes that the table of a group has arrived: the next decision takes it into the job's state."""
+    def send_all_again(self) -> None:
+        """Has the desired state of every group sent again: this run was reset, and groups may know more than it does.
+
+        They decline it then, with their tables.
+        """
+        self._sent.clear()
+
+    def take_table(self, group: Group, *, declined: bool = False) -> None:
+        """Notes that the table of a group has arrived: the next decision takes it into the job's state.
+
+        Args:
+            group: The group.
+            declined: Whether it has not taken what it was sent, even if a sender takes that for delivered.
+        """
         self._tables.add(group)
+        if declined:
+            self._declined.add(group)
         self.forget_sent(group)
 
     def reach_again(self, group: Group) -> None:
@@ -137,9 +154,14 @@ class JobGroups:
         """Brings one group up to date; a newer desired state replaces those that still wait."""
         sent: GroupDesire | None = None
         try:
-            while (desire := self._sent.get(group)) is not None and desire != sent:
+            while (desire := self._sent.get(group)) is not None and (desire != sent or group in self._declined):
                 self._unsent.pop(group, None)
-                versioned = desire.replace(version=self._role(group.role).desire_version)
+                self._declined.discard(group)
+                versioned = desire.replace(
+                    version=self._role(group.role).desire_version,
+                    run=workflow.info().run_id,
+                    continued_run=workflow.info().continued_run_id or "",
+                )
                 delivered = await self._deliver(group, versioned)
                 if delivered:
                     sent = desire

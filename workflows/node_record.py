@@ -110,6 +110,8 @@ class TransitionsCarried(Message):
 
     waiting: tuple[AnyTransition, ...] = ()
     adopted: tuple[NodeView, ...] | None = None
+    declined: bool = False
+    """`adopted` answers a desired state that was not taken."""
     sequence: int = 0
     """The sequence number of the last message."""
     delivered: int = 0

@@ -141,16 +141,28 @@ class NodeTable:
     # Messages of the job
 
     def take_desire(self, desire: GroupDesire) -> None:
-        if desire.version > self.desire.version:
+        if desire.run and self.desire.run not in ("", desire.run, desire.continued_run):
+            self._decline(desire)
+        elif desire.version > self.desire.version:
             self.desire = desire
             self.dirty = True
 
     def adopt(self, adopt: Adopt) -> None:
         """Sends the whole table to a job that adopts the group."""
         # Versions count per run of the job, and the new one begins again.
-        self.desire = self.desire.replace(version=0)
-        views = tuple(self._view(record, with_token=True) for record in self.records.values())
-        self.transitions.report_adoption(views, ownership_epoch=adopt.ownership_epoch)
+        self.desire = self.desire.replace(version=0, run="")
+        self.transitions.report_adoption(self._whole(), ownership_epoch=adopt.ownership_epoch)
+
+    def _decline(self, desire: GroupDesire) -> None:
+        """Sends the whole table to a job that was reset, instead of following what it desires without that.
+
+        Its versions may be as high as those of the run before it, and for the same incarnations it has other tokens.
+        """
+        self.desire = self.desire.replace(version=0, run=desire.run)
+        self.transitions.report_adoption(self._whole(), declined=True)
+
+    def _whole(self) -> tuple[NodeView, ...]:
+        return tuple(self._view(record, with_token=True) for record in self.records.values())
 
     def begin(self, rank: int, desired: DesiredNode, now: datetime) -> None:
         """Begins the record of an incarnation that the job desires and this group does not know.

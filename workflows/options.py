@@ -9,7 +9,8 @@ from temporalio.workflow import ActivityCancellationType
 
 HISTORY_LIMIT = 9_000
 """Events after which a job or a group continues as new although something is in flight: the server refuses all further
-signals to a run that was sent 10,000."""
+signals to a run that was sent 10,000. A run keeps the limit with which it began: a replay under another one makes other
+commands, so another number needs a `Behavior`."""
 
 SHORT_ACTIVITY = timedelta(minutes=5)
 """Longest attempt of a backend's short activity, including the retries of a slow API server."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
@@ -25,3 +28,20 @@ def newer_behavior_begins(followed: Behavior) -> bool:
     """
     moment = workflow.info().get_current_history_length()
     return followed < CURRENT and workflow.patched(f"behavior-{CURRENT.value}-from-{moment}")
+
+
+def on_reset_of_this_run(follow: Callable[[], None]) -> None:
+    """Calls `follow` when this run was reset to a task after its first one; call it once, in `workflow.init`.
+
+    A run that was reset to its first task begins like any other. A later task has the state of that moment, and the
+    server gives a run that is reset another random seed. Whether it is followed is recorded, as a run that was reset
+    under a release that did not has to make the same commands when it is replayed.
+    """
+    loop = asyncio.get_running_loop()
+
+    def decide() -> None:
+        if workflow.patched(f"follows-reset-{workflow.info().get_current_history_length()}"):
+            follow()
+
+    # Within the callback there is no workflow yet that could record anything.
+    workflow.register_random_seed_callback(lambda seed: loop.call_soon(decide) and None)

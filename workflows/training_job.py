@@ -52,7 +52,7 @@ with workflow.unsafe.imports_passed_through():
     from perdure.workflows.job_groups import Group, JobGroups
     from perdure.workflows.job_updates import JobUpdates
     from perdure.workflows.notices import JobNotices
-    from perdure.workflows.patching import behavior_of_this_run, newer_behavior_begins
+    from perdure.workflows.patching import behavior_of_this_run, newer_behavior_begins, on_reset_of_this_run
     from perdure.workflows.policy.capacity import joining, past_use
     from perdure.workflows.policy.decide import decide, decide_all
     from perdure.workflows.policy.facts.deduplication import accept
@@ -102,6 +102,7 @@ class TrainingJob(JobUpdates):
         self._resolved = carried is not None or not (self.job.runtime or past_use.is_auto(self.job))
         self.state = self._told = state.replace(behavior=behavior)
         self._groups = JobGroups(self, carried=carried is not None)
+        on_reset_of_this_run(self._follow_reset)
 
     @workflow.run
     async def run(self, spec: Any, carried: JobState | Packed | None = None) -> JobResult:
@@ -220,8 +221,13 @@ class TrainingJob(JobUpdates):
             return
         if message.adopted is not None:
             # The group has lost the desired state that it was sent last.
-            self._groups.take_table(group)
-            self.events.append(ForRole(role, GroupAdopted(group=message.group, nodes=message.adopted)))
+            self._groups.take_table(group, declined=message.declined)
+            self.events.append(
+                ForRole(
+                    role,
+                    GroupAdopted(group=message.group, nodes=message.adopted, declined=message.declined),
+                )
+            )
         self.events.extend(ForRole(role, transition) for transition in fresh)
         if message.wound_down:
             if self.state.outcome is None:
@@ -350,6 +356,11 @@ class TrainingJob(JobUpdates):
         self._end_outdated_run()
         if self._may_continue() and not self.events:
             workflow.continue_as_new(args=[self._spec, pack(self.state)])
+
+    def _follow_reset(self) -> None:
+        """Learns what has become of the nodes since the task to which this run was reset."""
+        self._groups.send_all_again()
+        self.events.append(TimePassed())
 
     def on_delivered(self) -> None:
         self._end_outdated_run()

@@ -79,6 +79,7 @@ class TransitionBatch:
         self._gather = gather
         self._waiting: list[AnyTransition] = list(carried.waiting)
         self._adopted: tuple[NodeView, ...] | None = carried.adopted
+        self._declined = carried.declined
         self._adoptions = 0
         """Counts adoptions: a message may be in flight while the group is adopted, and one job may adopt it twice
         unchanged."""
@@ -98,6 +99,7 @@ class TransitionBatch:
         return TransitionsCarried(
             waiting=tuple(self._waiting),
             adopted=self._adopted,
+            declined=self._declined,
             sequence=self._sequence,
             delivered=self._delivered,
             ownership_epoch=self._ownership_epoch,
@@ -106,11 +108,20 @@ class TransitionBatch:
     def add(self, transition: AnyTransition) -> None:
         self._waiting.append(transition)
 
-    def report_adoption(self, nodes: tuple[NodeView, ...], *, ownership_epoch: str) -> None:
-        """Sends the whole table with the next message, to the job that has adopted the group."""
-        self._adopted = nodes
+    def report_adoption(
+        self, nodes: tuple[NodeView, ...], *, ownership_epoch: str | None = None, declined: bool = False
+    ) -> None:
+        """Sends the whole table with the next message, to the job that has adopted the group or was reset.
+
+        Args:
+            nodes: The table.
+            ownership_epoch: The new one; None where it stays.
+            declined: Whether it answers a desired state that was not taken.
+        """
+        self._adopted, self._declined = nodes, declined
         self._adoptions += 1
-        self._ownership_epoch = ownership_epoch
+        if ownership_epoch is not None:
+            self._ownership_epoch = ownership_epoch
 
     def report_end(self) -> None:
         """Ends `deliver` after reporting that nothing of the group is left."""
@@ -174,6 +185,7 @@ class TransitionBatch:
             before=self._delivered,
             transitions=transitions,
             adopted=adopted,
+            declined=self._declined,
             wound_down=self._wound_down,
             ownership_epoch=self._ownership_epoch,
         )
@@ -183,5 +195,5 @@ class TransitionBatch:
         self._delivered += len(transitions)
         del self._waiting[: len(transitions)]
         if self._adoptions == adoptions:
-            self._adopted = None
+            self._adopted, self._declined = None, False
         return delivery

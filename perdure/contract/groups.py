@@ -39,7 +39,11 @@ class GroupTransitions(Message):
     """The number of this group's transitions before the first of these; None from a group that does not count them."""
     transitions: tuple[AnyTransition, ...] = ()
     adopted: tuple[NodeView, ...] | None = None
-    """The whole table: the answer to `adopt`, for a job that was reset or replaced."""
+    """The whole table, for a job that was reset or replaced: the answer to `adopt`, or to a desired state that was
+    declined."""
+    declined: bool = False
+    """The desired state of which this is the answer was not taken: it came from a run of the job that does not follow
+    the run that the group knows. The job was reset, and does not know what became of its nodes since."""
     wound_down: bool = False
     """The group has deleted all its nodes and closes."""
     ownership_epoch: str = ""
@@ -148,6 +152,11 @@ class GroupDesire(Message):
 
     version: int
     """Only ever grows; the group ignores an older desired state that arrives late."""
+    run: str = ""
+    """The run ID of the job's run that sends it."""
+    continued_run: str = ""
+    """The run that it continues as new. A reset run continues the same one as the run in whose place it is: groups
+    recognize it by that."""
     nodes: dict[int, DesiredNode]
     world: World | None = None
     """The current world, with the members that the group keeps."""

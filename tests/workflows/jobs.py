@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
+from uuid import uuid4
 
 from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.enums.v1 import ResetReapplyExcludeType
 from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
 from temporalio.client import WorkflowHandle
 
-from perdure.contract import IncidentView, JobPhase, JobStatus
+from perdure.contract import GroupTransitions, IncidentView, JobPhase, JobStatus
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet
 from tests.workflows.played_node import PlayedNode
@@ -61,21 +63,51 @@ async def continued_as_new(handle: WorkflowHandle[Any, Any], first_run: str | No
     await eventually(continued, within=60, what=f"{handle.id} continues as new")
 
 
-async def reset(handle: WorkflowHandle[Any, Any]) -> None:
-    """Resets the workflow to its first task, as `temporal workflow reset` does."""
-    first_task = next(
+async def continue_as_new(
+    handle: WorkflowHandle[Any, Any], send: Callable[[], Awaitable[object]] | None = None
+) -> None:
+    """Fills the history of a workflow until it has another run.
+
+    A test lowers `options.HISTORY_LIMIT` for that before its workflows begin, and leaves it so: a replay under another
+    limit would make other commands, and the workflow fails its tasks for ever.
+
+    Args:
+        handle: The workflow.
+        send: Sends something that changes nothing; not needed for a job.
+    """
+    first_run = (await handle.describe()).run_id
+    noise = GroupTransitions(uid="of another job", group=0, sequence=1)
+
+    async def continued() -> bool:
+        await (send() if send is not None else handle.signal("transitions", noise))
+        return (await handle.describe()).run_id != first_run
+
+    await eventually(continued, within=60, what=f"{handle.id} continues as new")
+
+
+async def tasks(handle: WorkflowHandle[Any, Any]) -> list[int]:
+    """The tasks of the newest run to which it can be reset, as the IDs of their events."""
+    return [
         event.event_id
-        for event in [event async for event in handle.fetch_history_events()]
+        async for event in handle.fetch_history_events()
         if event.HasField("workflow_task_completed_event_attributes")
-    )
+    ]
+
+
+async def reset(handle: WorkflowHandle[Any, Any], *, to: int | None = None, reapply: bool = True) -> None:
+    """Resets the workflow to a task, its first one if none is given, as `temporal workflow reset` does."""
+    task = to or (await tasks(handle))[0]
+    excluded = ResetReapplyExcludeType
+    kinds = (excluded.RESET_REAPPLY_EXCLUDE_TYPE_SIGNAL, excluded.RESET_REAPPLY_EXCLUDE_TYPE_UPDATE)
     client = handle._client  # pyright: ignore[reportPrivateUsage]
     await client.workflow_service.reset_workflow_execution(
         ResetWorkflowExecutionRequest(
             namespace=client.namespace,
             workflow_execution=WorkflowExecution(workflow_id=handle.id),
             reason="test",
-            request_id=handle.id,
-            workflow_task_finish_event_id=first_task,
+            request_id=uuid4().hex,
+            workflow_task_finish_event_id=task,
+            reset_reapply_exclude_types=() if reapply else kinds,
         )
     )
 

@@ -12,8 +12,11 @@ from perdure.workflows import options
 from tests.support.temporal_server import dev_server
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
-from tests.workflows.jobs import node, running, status, until
+from tests.workflows.jobs import continue_as_new, node, running, status, until
 from tests.workflows.played_node import PlayedNode
+
+LIMIT = 250
+"""Events of a run, from the first one on: a replay under another limit than before would make other commands."""
 
 Handle = WorkflowHandle[Any, Any]
 
@@ -64,16 +67,13 @@ async def test_a_terminated_group_is_started_again_and_sees_an_agent_die(tempora
 async def test_a_group_that_is_no_child_of_the_jobs_run_is_started_again_when_an_agent_misses_it(
     monkeypatch: pytest.MonkeyPatch,
 ):
+    monkeypatch.setattr(options, "HISTORY_LIMIT", LIMIT)
     async with dev_server() as server, running_fleet(await server.client(), sandboxed=False) as fleet:
         handle = await submit(fleet, job_spec("2"))
         await running(handle, nodes=2)
         nodes = [await node(fleet, handle, rank) for rank in range(2)]
         handle = fleet.client.get_workflow_handle(handle.id)
-        first_run = (await handle.describe()).run_id
-        monkeypatch.setattr(options, "HISTORY_LIMIT", 100)
-        while (await handle.describe()).run_id == first_run:
-            await nodes[0].rank_dies(sequence=1)
-        monkeypatch.undo()
+        await continue_as_new(handle, lambda: nodes[0].rank_dies(sequence=1))
         await running(handle, nodes=2)
         await forget_leases(nodes)
         group = await end(fleet, handle)
@@ -84,6 +84,7 @@ async def test_a_group_that_is_no_child_of_the_jobs_run_is_started_again_when_an
 
 @pytest.mark.long("workflows")
 async def test_a_group_that_winds_down_for_long_continues_as_new(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(options, "HISTORY_LIMIT", LIMIT)
     async with dev_server() as server, running_fleet(await server.client(), sandboxed=False) as fleet:
         fleet.delete_nothing = True
         handle = await submit(fleet, job_spec("2"))
@@ -92,11 +93,7 @@ async def test_a_group_that_winds_down_for_long_continues_as_new(monkeypatch: py
         await handle.cancel()
         await until(handle, lambda s: s.phase is JobPhase.STOPPING)
         group = fleet.client.get_workflow_handle(known.groups[0])
-        first_run = (await group.describe()).run_id
-        monkeypatch.setattr(options, "HISTORY_LIMIT", 100)
-        while (await group.describe()).run_id == first_run:
-            await played.report()
-        monkeypatch.undo()
+        await continue_as_new(group, played.report)
         fleet.delete_nothing = False
         with pytest.raises(WorkflowFailureError):
             await handle.result()
@@ -107,6 +104,7 @@ async def test_a_group_that_winds_down_for_long_continues_as_new(monkeypatch: py
 async def test_a_job_with_an_open_incident_continues_as_new_before_the_server_refuses_signals(
     monkeypatch: pytest.MonkeyPatch,
 ):
+    monkeypatch.setattr(options, "HISTORY_LIMIT", LIMIT)
     async with dev_server() as server, running_fleet(await server.client(), sandboxed=False) as fleet:
         handle = await submit(fleet, job_spec("2"))
         handle = fleet.client.get_workflow_handle(handle.id)
@@ -114,11 +112,8 @@ async def test_a_job_with_an_open_incident_continues_as_new_before_the_server_re
         fleet.become_ready = False
         await fleet.lose(await node(fleet, handle, 1))
         await until(handle, lambda s: s.phase is JobPhase.WAITING)
-        first_run = (await handle.describe()).run_id
-        monkeypatch.setattr(options, "HISTORY_LIMIT", 100)
-        while (await handle.describe()).run_id == first_run:
-            await (await node(fleet, handle, 0)).rank_dies(sequence=1, generation=0)
-        monkeypatch.undo()
+        zero = await node(fleet, handle, 0)
+        await continue_as_new(handle, lambda: zero.rank_dies(sequence=1, generation=0))
         await (await node(fleet, handle, 1, incarnation=2)).ready()
         known = await running(handle, nodes=2)
         assert known.last_incident is not None

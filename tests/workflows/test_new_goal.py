@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from temporalio.client import WorkflowHandle, WorkflowQueryFailedError, WorkflowUpdateFailedError
 
-from perdure.contract import Accepted, GroupTransitions, JobStatus, PaceReport, Progress, ScaleRequest
+from perdure.contract import Accepted, JobStatus, PaceReport, Progress, ScaleRequest
 from perdure.workflows import options
 from tests.support.temporal_server import dev_server
 from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
-from tests.workflows.jobs import continued_as_new, incidents, node, reset, running, status, until
+from tests.workflows.jobs import continue_as_new, incidents, node, reset, running, status, until
 
 Job = WorkflowHandle[Any, Any]
 
@@ -63,17 +63,13 @@ async def test_another_policy_is_followed_and_explained(fleet: Fleet):
 @pytest.mark.long("workflows")
 async def test_a_later_run_and_one_that_was_reset_have_the_goal_of_the_user(monkeypatch: pytest.MonkeyPatch):
     goal = {"policy": "efficient", "batch": "global"}
+    monkeypatch.setattr(options, "HISTORY_LIMIT", 200)
     async with dev_server() as server, running_fleet(await server.client(), sandboxed=False) as fleet:
         job = await submit(fleet, job_spec("1:2"))
         job = fleet.client.get_workflow_handle(job.id)
         await running(job, nodes=2)
         await scale(job, scaling=goal)
-        first_run = (await job.describe()).run_id
-        monkeypatch.setattr(options, "HISTORY_LIMIT", 40)
-        for _ in range(40):
-            await job.signal("transitions", GroupTransitions(uid="of another job", group=0, sequence=1))
-        await continued_as_new(job, first_run)
-        monkeypatch.undo()
+        await continue_as_new(job)
         assert (await status(job)).goal == goal
         await reset(job)
         await until(job, lambda known: known.goal == goal)

@@ -28,6 +28,8 @@ class GroupAdopted(Message):
 
     group: int
     nodes: tuple[NodeView, ...]
+    declined: bool = False
+    """The group has declined a desired state: the job has known these nodes up to the task to which it was reset."""
 
 
 class GroupWoundDown(Message):

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from perdure.contract import Evidence, EvidenceSource, NodeFacts
+from perdure.contract import Evidence, EvidenceSource, NodeFacts, NodeView
 from perdure.contract.identity import identity_of
 from perdure.workflows.policy.diagnosis import claims
 from perdure.workflows.policy.facts.events import GroupAdopted, GroupWoundDown
+from perdure.workflows.policy.facts.nodes import fresh_ports
 from perdure.workflows.policy.record import incidents
 from perdure.workflows.policy.state.job import RoleInJob
 from perdure.workflows.policy.state.node import NodeState
@@ -25,6 +26,9 @@ def on_group_adopted(state: RoleInJob, event: GroupAdopted, now: datetime) -> Ro
         ours = state.nodes.get(view.rank)
         if ours is not None and ours.incarnation > view.incarnation:
             continue
+        if event.declined and ours is not None and (ours.incarnation, ours.token) == (view.incarnation, view.token):
+            state = state.with_node(_brought_up_to_date(ours, view))
+            continue
         state = state.with_node(
             NodeState(
                 **identity_of(view),
@@ -36,6 +40,12 @@ def on_group_adopted(state: RoleInJob, event: GroupAdopted, now: datetime) -> Ro
             )
         )
     return state
+
+
+def _brought_up_to_date(ours: NodeState, view: NodeView) -> NodeState:
+    """A node that has stayed the same. What its group does not know of it is kept, such as that it steps."""
+    known = view.part(NodeFacts) | {"store_ports": fresh_ports(ours, view.store_ports)}
+    return ours.replace(**known, reachable=view.reachable, avoids=view.avoids)
 
 
 def on_group_wound_down(state: RoleInJob, event: GroupWoundDown) -> RoleInJob:
