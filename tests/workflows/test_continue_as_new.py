@@ -35,6 +35,7 @@ async def recovers(fleet: Fleet, job: WorkflowHandle[Any, Any], incarnation: int
     assert known.generation >= incarnation
 
 
+@pytest.mark.long("workflows")
 @pytest.mark.parametrize("reapply", [True, False], ids=["handed-its-signals", "forgetting-signals"])
 async def test_a_later_run_that_is_reset_to_its_first_task_knows_its_nodes(brief: Fleet, reapply: bool):
     job = await submit(brief, job_spec("2"))
@@ -46,6 +47,7 @@ async def test_a_later_run_that_is_reset_to_its_first_task_knows_its_nodes(brief
     await trains_on(brief, job)
 
 
+@pytest.mark.long("workflows")
 @pytest.mark.parametrize("reapply", [True, False], ids=["handed-its-signals", "forgetting-signals"])
 async def test_a_run_that_is_reset_to_a_task_before_a_node_was_replaced_knows_the_new_node(fleet: Fleet, reapply: bool):
     job = await submit(fleet, job_spec("2"))
