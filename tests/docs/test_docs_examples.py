@@ -79,6 +79,10 @@ def _check(data: Any) -> None:
             pass
         case {"kind": "HorizontalPodAutoscaler", "spec": {"scaleTargetRef": target}}:
             assert (target["apiVersion"], target["kind"]) == (f"{GROUP}/{VERSION}", KIND)
+        case {"spec": {"healthCheckExprs": [{"apiVersion": version, "kind": kind}]}}:
+            assert (version, kind) == (f"{GROUP}/{VERSION}", KIND)
+        case {"data": {**checks}} if list(checks) == [f"resource.customizations.health.{GROUP}_{KIND}"]:
+            pass
         case {"kind": "ScalePlan"}:
             plan = read_scale_plan(SpecDocument(data=data, lines={}, folder=None))
             roles = {role: KnownRole(nodes=4) for role in ("worker", "ps")}
