@@ -49,7 +49,7 @@ class Site:
         """Whether plans are read for the job as they are."""
         self.deletes = False
         """Whether the plan is deleted while the job is asked."""
-        self._asked = asyncio.Event()
+        self._asked, self._removed = asyncio.Event(), asyncio.Event()
         self.plans = ScalePlans(cast("Any", self), cast("Any", self), self)
         self.ended = asyncio.Event()
 
@@ -62,6 +62,8 @@ class Site:
         if self.deletes:
             await self._asked.wait()
             yield Removed(self.plan)
+            # The reader takes the next change once it has taken in this one.
+            self._removed.set()
         await asyncio.Event().wait()
 
     async def patch(self, path: str, content: dict[str, Any]) -> dict[str, Any]:
@@ -78,7 +80,7 @@ class Site:
         self.changes.append((key, request))
         self._asked.set()
         if self.deletes:
-            await asyncio.sleep(0.05)
+            await self._removed.wait()
         answer = self._answers.pop(0) if self._answers else None
         if answer is not None:
             raise answer
