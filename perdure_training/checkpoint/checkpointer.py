@@ -25,7 +25,7 @@ from perdure_training.checkpoint.peers import Peers
 from perdure_training.checkpoint.slots import Slots
 from perdure_training.checkpoint.staging import Layout, meshes_of
 from perdure_training.checkpoint.transfer import exchange
-from perdure_training.checkpoint.values import capture, load_snapshot, own_values, put_into
+from perdure_training.checkpoint.values import capture, is_object, load_snapshot, objects_in, own_values, put_into
 from perdure_training.checkpoint.verification import fingerprint, verified_crc32
 from perdure_training.checkpoint.world import Completeness, RankIdentity, connect, own_identity, snapshot_header
 from perdure_training.events import TrainerEvents
@@ -103,8 +103,8 @@ class Checkpointer:
         on every rank, after `init_process_group` and before the first step.
 
         Args:
-            state: As for `save`. Objects with `load_state_dict` are changed in place, and so are tensors; other values
-                are replaced in the mapping. If nothing is loaded, objects with `start_over`, such as a
+            state: As for `save`. Objects with `load_state_dict` are changed in place, and so are tensors, dictionaries
+                and lists; other values are replaced. If nothing is loaded, objects with `start_over`, such as a
                 `ShardingClient`, start over.
 
         Returns:
@@ -129,7 +129,7 @@ class Checkpointer:
                 step = self._load(world, state)
                 span.add(loaded_step=step)
         if step is None:
-            for value in state.values():
+            for value in objects_in(list(state.values())):
                 if callable(start_over := getattr(value, "start_over", None)):
                     start_over()
         return step
@@ -162,7 +162,8 @@ class Checkpointer:
 
         Args:
             step: The step that is complete: the same on all ranks, and higher than before.
-            state: Names with their values: objects with `state_dict`, tensors, or anything that can be pickled.
+            state: Names with their values: objects with `state_dict`, tensors, anything that can be pickled, and
+                dictionaries, lists and tuples of these.
             durable: Saves the step whether or not it is due, and has it copied to the job's storage afterwards; the
                 same on all ranks. Use it for the last step, with `wait_until_durable`.
             metrics: What was measured at this step, for `checkpoint.keep_best`. Those of rank 0 count.
@@ -294,9 +295,10 @@ class _World:
         """Loads the newest undamaged checkpoint; returns its step."""
         if self._durable is None or not self._durable.stores:
             return None
-        optimizers = [value for value in state.values() if isinstance(value, torch.optim.Optimizer)]
+        optimizers = [value for value in objects_in(list(state.values())) if isinstance(value, torch.optim.Optimizer)]
         prepared = [optimizer for optimizer in optimizers if prepare_optimizer(optimizer)]
-        found = self._durable.restore(capture(state), self._store)
+        objects = [name for name, value in state.items() if is_object(value) and not isinstance(value, torch.nn.Module)]
+        found = self._durable.restore(capture(state), self._store, objects=objects)
         if found is None:
             for optimizer in prepared:
                 optimizer.state.clear()

@@ -135,6 +135,8 @@ class OwnView:
     """Names whose values differ between ranks, of a world of another size: the size of that world."""
     own_names: Collection[str]
     """The names of the values that this rank may load."""
+    paths: Mapping[str, tuple[Any, ...]]
+    """Where these values are in the state."""
 
 
 def own_view(metadata: Metadata, *, rank: int, world_size: int, replicated: bool) -> OwnView:
@@ -156,7 +158,7 @@ def own_view(metadata: Metadata, *, rank: int, world_size: int, replicated: bool
             stored.setdefault(whole, {})[int(mark[1])] = name
             sizes[whole] = int(mark[2])
     if not stored:
-        return OwnView(metadata, {}, metadata.state_dict_metadata.keys())
+        return OwnView(metadata, {}, metadata.state_dict_metadata.keys(), paths)
     others = {name: size for name, size in sizes.items() if size != world_size}
     chosen: dict[str, str] = {}
     for whole, names in stored.items():
@@ -173,7 +175,9 @@ def own_view(metadata: Metadata, *, rank: int, world_size: int, replicated: bool
     }
     of_ranks = {name for names in stored.values() for name in names.values()}
     own_metadata = replace(metadata, state_dict_metadata=described, storage_data=places)
-    return OwnView(own_metadata, others, described.keys() - of_ranks)
+    own_paths = {name: path for name, path in paths.items() if name not in of_ranks}
+    own_paths |= {whole: paths[own][:-1] for own, whole in chosen.items()}
+    return OwnView(own_metadata, others, described.keys() - of_ranks, own_paths)
 
 
 def _mark(rank: int, world_size: int) -> str:

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch.distributed.checkpoint._traverse import set_element  # pyright: ignore[reportUnknownVariableType]
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import _StorageInfo  # pyright: ignore[reportPrivateUsage]
 from torch.distributed.checkpoint.metadata import (
@@ -38,6 +37,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import WriteResult
 
 from perdure_training.checkpoint.differing import Digest, checksum_of, differing_names, of_rank
+from perdure_training.checkpoint.saved_structure import set_value
 from perdure_training.checkpoint.staging import Parts, is_dense, is_split
 
 if TYPE_CHECKING:
@@ -218,12 +218,11 @@ class _Planner(DefaultLoadPlanner):
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         name = read_item.dest_index.fqn
-        if name not in self._objects:
-            super().load_bytes(read_item, value)
-            return
-        [content] = torch.load(value, weights_only=False)
-        state = cast("dict[str, Any]", self.original_state_dict)  # pyright: ignore[reportUnknownMemberType]
-        set_element(state, self.mappings[name], content)
+        content = torch.load(value, weights_only=False)
+        if name in self._objects:
+            [content] = content
+        # Not torch's `set_element`, which puts a value with the text of its key beside the one whose key is a number.
+        set_value(self.original_state_dict, self.mappings[name], content)
 
 
 class Loading:
@@ -251,6 +250,11 @@ class Loading:
     def names(self) -> Collection[str]:
         """The names of all values, as the checkpoint names them."""
         return cast("dict[str, Any]", self._planner.state_dict).keys()  # pyright: ignore[reportUnknownMemberType]
+
+    @property
+    def first_names(self) -> set[str]:
+        """The names in the state that have any content: an empty dictionary has no place in a checkpoint."""
+        return {str(path[0]) for path in cast("dict[str, tuple[Any, ...]]", self._planner.mappings).values()}
 
     def read(self, read: ReadRange) -> None:
         """Loads the checkpoint: the tensors of the state are changed in place, other values are replaced."""

@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, SupportsFloat
 
@@ -389,9 +389,11 @@ class DurableCheckpoints:
 
     # Restoring
 
-    def restore(self, state: dict[str, Any], store: Store) -> tuple[int, str, dict[str, Any]] | None:
+    def restore(
+        self, state: dict[str, Any], store: Store, *, objects: Collection[str]
+    ) -> tuple[int, str, dict[str, Any]] | None:
         """Loads the newest checkpoint that is complete and undamaged; see `StoredCheckpoints.restore`."""
-        return self._stored.restore(state, store)
+        return self._stored.restore(state, store, objects=objects)
 
     def _report_problem(self, step: int, problem: str) -> None:
         """Has the control plane learn of a problem that no agent knows."""

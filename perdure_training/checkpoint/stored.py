@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 from perdure_training.checkpoint.differing import OwnView, own_view
 from perdure_training.checkpoint.distributed_format import METADATA, Loading, names_in, read_metadata
+from perdure_training.checkpoint.saved_structure import Path, as_saved
 from perdure_training.checkpoint.world import RankIdentity
 from perdure_training.node_api.agent_client import Json
 from perdure_training.node_api.storage_link import CheckpointsUnusable, StorageLink, StorageProblem
@@ -47,11 +48,14 @@ class StoredCheckpoints:
         self._each_rank = each_rank
         self._replicated = replicated
 
-    def restore(self, state: dict[str, Any], store: Store) -> tuple[int, str, dict[str, Any]] | None:
+    def restore(
+        self, state: dict[str, Any], store: Store, *, objects: Collection[str] = ()
+    ) -> tuple[int, str, dict[str, Any]] | None:
         """Loads the newest checkpoint that is complete and undamaged.
 
         Args:
             state: What is restored: values, and the state dicts of objects. Tensors are changed in place.
+            objects: Names in the state of objects that judge by themselves what they are given.
             store: The generation's store.
 
         Returns:
@@ -89,7 +93,7 @@ class StoredCheckpoints:
                 continue
             if own.rank == 0 and step in answer.get("distrusted", ()):
                 logger.warning("perdure: step %d is loaded nevertheless: the others are damaged", step)
-            return step, folder, self._load(folder, state, store)
+            return step, folder, self._load(folder, state, store, objects)
         if unusable and not answer.get("start_over"):
             self._stop(unusable)
         if unusable and own.rank == 0:
@@ -131,7 +135,7 @@ class StoredCheckpoints:
         except StorageProblem as error:
             return str(error)
 
-    def _load(self, folder: str, state: dict[str, Any], store: Store) -> dict[str, Any]:
+    def _load(self, folder: str, state: dict[str, Any], store: Store, objects: Collection[str]) -> dict[str, Any]:
         def read(name: str, offset: int, length: int) -> bytearray:
             request = {"request": "read", "folder": folder, "name": name, "offset": offset, "length": length}
             return self._link.read(request, patience=PATIENCE)
@@ -146,10 +150,13 @@ class StoredCheckpoints:
         differs = {name for name in self._each_rank if mark in saved.get(name, ())}
         target = {name: value for name, value in state.items() if name not in self._each_rank}
         target |= {name: {mark: state[name]} for name in differs}
+        places: dict[str, dict[Path, Any]] = {}
+        for name in view.own_names:
+            first, *rest = view.paths[name]
+            places.setdefault(str(first), {})[tuple(rest)] = view.metadata.state_dict_metadata[name]
         for name, value in target.items():
-            if isinstance(value, dict) and value.keys() >= {"state", "param_groups"} and "state" not in saved[name]:
-                # An optimizer that had not stepped was saved without state; it stays freshly initialized.
-                target[name] = {**value, "state": {}}
+            if name not in differs:
+                target[name] = as_saved(value, places.get(name, {}), is_object=name in objects)
         loading = Loading(target, view.metadata)
         problem = self._of_another_world(view, loading) or loading.problem
         left = [
@@ -158,7 +165,7 @@ class StoredCheckpoints:
         report = {"names": sorted(state), "problem": problem, "left": left}
         reports = self._share(store, f"durable/load/{folder}", report)
         wanted = {name for report in reports for name in report["names"]}
-        if not state.keys() <= saved.keys() <= wanted:
+        if not loading.first_names | (self._each_rank & state.keys()) <= saved.keys() <= wanted:
             raise KeyError(f"the checkpoint has {sorted(saved)}, the state has {sorted(state)}: restore what was saved")
         problems = sorted({report["problem"] for report in reports} - {""})
         lost = set[str](left).intersection(*(report["left"] for report in reports))

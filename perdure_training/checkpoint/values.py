@@ -3,19 +3,69 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, MutableMapping
-from typing import Any
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from typing import Any, Final, cast
 
 import torch
 
-from perdure_training.checkpoint.staging import meshes_of, read_state
+from perdure_training.checkpoint.optimizers import keep_types
+from perdure_training.checkpoint.staging import is_dense, is_split, meshes_of, read_state
 from perdure_training.snapshots.arena import PAGE, Slot
 from perdure_training.snapshots.private_map import PrivateMap
 
+_REMEDY: Final = "restore what was saved"
+_PLAIN: Final = {int, float, str, bytes, bool, type(None)}
+"""What lists of a million values have, such as the losses so far."""
+
 
 def capture(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the state dicts of objects, and other values as they are."""
-    return {name: value.state_dict() if hasattr(value, "state_dict") else value for name, value in state.items()}
+    """Returns the state dicts of objects, also of those in dictionaries, lists and tuples, and other values as they
+    are."""
+    return {name: _captured(value) for name, value in state.items()}
+
+
+def _captured(value: Any) -> Any:
+    if is_object(value):
+        return value.state_dict()
+    if not _has_objects(value):
+        return value
+    if isinstance(value, dict):
+        return {name: _captured(one) for name, one in cast("dict[Any, Any]", value).items()}
+    found = [_captured(one) for one in cast("list[Any]", value)]
+    return _tuple_as(cast("tuple[Any, ...]", value), found) if isinstance(value, tuple) else found
+
+
+def is_object(value: object) -> bool:
+    """Whether a value is saved by its `state_dict`."""
+    return hasattr(value, "state_dict") and not isinstance(value, type)
+
+
+def objects_in(value: object) -> list[Any]:
+    """Returns the objects with `state_dict` in a value, also in dictionaries, lists and tuples within it."""
+    found: list[Any] = []
+    _find_objects(value, found, set())
+    return found
+
+
+def _has_objects(value: object) -> bool:
+    return isinstance(value, dict | list | tuple) and bool(objects_in(value))
+
+
+def _tuple_as(tuple_: tuple[Any, ...], parts: Iterable[Any]) -> Any:
+    """A tuple of the same kind, which may name its parts."""
+    return getattr(tuple_, "_make", tuple)(parts)
+
+
+def _find_objects(value: object, found: list[Any], seen: set[int]) -> None:
+    if is_object(value):
+        found.append(value)
+    elif isinstance(value, dict | list | tuple) and id(cast("object", value)) not in seen:
+        # A value may contain itself.
+        seen.add(id(cast("object", value)))
+        parts = cast("dict[Any, Any]", value).values() if isinstance(value, dict) else cast("list[Any]", value)
+        if not _PLAIN.issuperset(map(type, parts)):
+            for part in parts:
+                _find_objects(part, found, seen)
 
 
 def load_snapshot(slot: Slot, state: MutableMapping[str, Any]) -> PrivateMap:
@@ -35,30 +85,106 @@ def load_snapshot(slot: Slot, state: MutableMapping[str, Any]) -> PrivateMap:
         meshes=meshes_of(capture(state)),
     )
     if saved.keys() != state.keys():
-        raise KeyError(f"the snapshot has {sorted(saved)}, the state has {sorted(state)}: restore what was saved")
+        raise KeyError(f"the snapshot has {sorted(saved)}, the state has {sorted(state)}: {_REMEDY}")
     put_into(state, saved)
     return memory
 
 
 def put_into(state: MutableMapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Gives objects and tensors what was saved of them, which they may keep; other values are replaced."""
+    """Gives objects, tensors, dictionaries and lists what was saved of them, which they may keep; other values are
+    replaced.
+
+    Raises:
+        KeyError: if one of them cannot take it as it is.
+    """
     for name, value in saved.items():
         target = state[name]
         if isinstance(target, torch.Tensor):
             _check(name, target, value)
             with torch.no_grad():
                 target.copy_(value)
-        elif hasattr(target, "load_state_dict"):
-            target.load_state_dict(value)
         else:
-            state[name] = value
+            state[name] = _put(name, target, value)
+
+
+def _put(name: str, target: Any, value: Any) -> Any:
+    """Returns what takes the place of `target`: itself, where it can be changed."""
+    if isinstance(target, torch.Tensor):
+        if not isinstance(value, torch.Tensor) or not _takes(target, value):
+            return value
+        with torch.no_grad():
+            return target.copy_(value)
+    if hasattr(target, "load_state_dict") and not isinstance(target, type):
+        _load(name, target, value)
+        return target
+    if isinstance(target, dict | list | tuple) and isinstance(value, dict | list | tuple):
+        return _put_each(name, cast("Any", target), cast("Any", value))
+    return value
+
+
+def _put_each(name: str, target: Any, value: Any) -> Any:
+    """As `_put`, for values that contain others. The script may hold on to each of them."""
+    has_objects = _has_objects(target)
+    names, saved = _names_in(target), _names_in(value)
+    if has_objects and (names != saved or isinstance(target, dict) != isinstance(value, dict)):
+        raise KeyError(
+            f"{name}: saved was a {_words(value, saved)}, the state has a {_words(target, names)}: {_REMEDY}"
+        )
+    if not has_objects and type(target) is not type(value):
+        return value
+    if isinstance(target, dict):
+        held = cast("dict[Any, Any]", target)
+        taken = {key: _put(f"{name}.{key}", held[key], one) if key in held else one for key, one in value.items()}
+        held.clear()
+        held.update(taken)
+        return held
+    if names != saved:
+        parts = list(value)
+    else:
+        parts = [_put(f"{name}.{place}", *pair) for place, pair in enumerate(zip(target, value, strict=True))]
+    if isinstance(target, list):
+        target[:] = parts
+        return cast("list[Any]", target)
+    return _tuple_as(target, parts)
+
+
+def _names_in(value: Any) -> list[Any]:
+    """The keys of a dictionary, in any order, or the places of a list or tuple."""
+    return sorted(value, key=repr) if isinstance(value, dict) else list(range(len(value)))
+
+
+def _words(value: Any, names: Sequence[Any]) -> str:
+    return f"{type(value).__name__} of {', '.join(map(str, names[:8]))}" if names else f"{type(value).__name__}"
+
+
+def _load(name: str, target: Any, value: Any) -> None:
+    """Has an object load its state dict, with the types that were saved."""
+    target.load_state_dict(value)
+    if isinstance(target, torch.optim.Optimizer):
+        keep_types(target, value)
+    elif isinstance(target, torch.nn.Module):
+        for part, found in target.state_dict().items():
+            saved = value.get(part)
+            if isinstance(found, torch.Tensor) and isinstance(saved, torch.Tensor) and found.dtype != saved.dtype:
+                raise KeyError(f"{name}.{part}: saved was {saved.dtype}, the state has {found.dtype}: {_REMEDY}")
+
+
+def _takes(target: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether a tensor within another value can become the saved one by a copy of its elements."""
+    if is_split(target) or is_split(value):
+        same = is_split(target) and is_split(value) and target.device_mesh == value.device_mesh
+        return same and target.placements == value.placements and _form(target) == _form(value)
+    if not (is_dense(target) and is_dense(value)) or _form(target) != _form(value):
+        return False
+    # Each element has memory of its own.
+    return all(stride or size < 2 for size, stride in zip(target.shape, target.stride(), strict=True))
 
 
 def _check(name: str, target: torch.Tensor, value: Any) -> None:
     """Raises KeyError if a tensor cannot take a saved value as it is: a copy would convert or repeat elements."""
     found = _form(value) if isinstance(value, torch.Tensor) else type(value).__name__
     if found != _form(target):
-        raise KeyError(f"{name}: saved was {found}, the state has {_form(target)}: restore what was saved")
+        raise KeyError(f"{name}: saved was {found}, the state has {_form(target)}: {_REMEDY}")
 
 
 def _form(tensor: torch.Tensor) -> str:
@@ -69,5 +195,13 @@ def _form(tensor: torch.Tensor) -> str:
 def own_values(state: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
     """Copies values that `put_into` must not give to a state because they are parts of it: an object that clears itself
     first would lose them. Modules and tensors copy what they are given."""
-    takes = (torch.nn.Module, torch.Tensor)
-    return {name: value if isinstance(state[name], takes) else copy.deepcopy(value) for name, value in saved.items()}
+    return {name: _own(state[name], value) for name, value in saved.items()}
+
+
+def _own(target: Any, value: Any) -> Any:
+    if isinstance(target, torch.nn.Module | torch.Tensor):
+        return value
+    if isinstance(target, dict) and isinstance(value, dict) and _has_objects(cast("object", target)):
+        held = cast("dict[Any, Any]", target)
+        return {name: _own(held.get(name), one) for name, one in cast("dict[Any, Any]", value).items()}
+    return copy.deepcopy(value)
