@@ -28,8 +28,8 @@ def as_saved(value: Any, saved: Mapping[Path, Any], *, is_object: bool) -> Any:
     Args:
         value: The value, or what an object's `state_dict` returns. A part of it that was saved in the same form stays.
         saved: What a checkpoint's metadata says of each part, by its path in the value.
-        is_object: Whether an object judges what it is given. Otherwise only the state of optimizers, and dictionaries
-            that are empty, take the structure that was saved: what else is missing would be lost unnoticed.
+        is_object: Whether an object judges what it is given. Otherwise only the state of optimizers takes the structure
+            that was saved: what else is missing would be lost unnoticed.
     """
     return _as_saved(value, saved, follows=is_object)
 
@@ -54,7 +54,7 @@ def _as_saved(value: Any, saved: Mapping[Path, Any], *, follows: bool, numbered:
         if name in keys:
             key = keys[str(name)]
             found[key] = _as_saved(held[key], part, follows=follows or is_state, numbered=is_state)
-        elif (follows or not held) and (numbered or not _NOT_A_TEXT.fullmatch(str(name))):
+        elif follows and (numbered or not _NOT_A_TEXT.fullmatch(str(name))):
             key = int(name) if numbered and str(name).isdigit() else name
             found[key] = _as_saved(None, part, follows=True)
     # An empty dictionary has no place in a checkpoint.
