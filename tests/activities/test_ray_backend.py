@@ -4,6 +4,7 @@ dies."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import pwd
@@ -264,6 +265,38 @@ async def test_a_connection_whose_call_is_cancelled_is_ended(tmp_path: Path):
     with pytest.raises(asyncio.CancelledError):
         await call
     await eventually(lambda: not psutil.pid_exists(int(pid)), what="its end")
+
+
+HANGS = """
+import pathlib, sys, time
+from unittest.mock import MagicMock
+parts = "cloudpickle core.generated.common_pb2 exceptions experimental util.placement_group util.scheduling_strategies"
+sys.modules |= {f"ray.{part}": MagicMock() for part in parts.split()}
+def init(**_):
+    pathlib.Path(PATH).touch()
+    time.sleep(60)
+"""
+"""A Ray whose cluster never answers."""
+
+
+async def test_a_bridge_that_connects_ends_with_its_worker(tmp_path: Path):
+    connects = tmp_path / "connects"
+    (tmp_path / "ray.py").write_text(HANGS.replace("PATH", repr(str(connects))))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, str(Path(connection.__file__).with_name("bridge.py")), "head:6379", "perdure"),
+        # A worker that has ended, however it did, has closed it.
+        stdin=asyncio.subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+    )
+    try:
+        await eventually(connects.exists, what="its connecting")
+        assert process.stdin is not None
+        process.stdin.close()
+        async with asyncio.timeout(10):
+            await process.wait()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
 
 
 async def test_a_call_that_hangs_is_ended_and_the_next_one_connects_again(

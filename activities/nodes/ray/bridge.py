@@ -16,6 +16,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import queue
 import re
 import sys
 import threading
@@ -316,6 +317,16 @@ def main() -> None:
         except Exception as error:
             answer({"id": number, "error": str(error) or repr(error), "kind": type(error).__name__})
 
+    requests: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def read() -> None:
+        for line in sys.stdin:
+            requests.put(line)
+        # The worker has ended. Ray's own shutdown may hang, and detached actors need none.
+        os._exit(0)
+
+    # From the beginning: a worker may end while Ray connects, which a silent cluster lets last for ever.
+    threading.Thread(target=read, daemon=True).start()
     try:
         ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level="ERROR")
         bridge = Bridge(namespace)
@@ -324,10 +335,8 @@ def main() -> None:
         os._exit(1)
     answer({"id": 0, "result": ray.__version__})
     calls = ThreadPoolExecutor(_CALLS)
-    for line in sys.stdin:
-        calls.submit(serve, json.loads(line))
-    # The worker has ended. Ray's own shutdown may hang, and detached actors need none.
-    os._exit(0)
+    while True:
+        calls.submit(serve, json.loads(requests.get()))
 
 
 if __name__ == "__main__":
