@@ -222,7 +222,8 @@ class _Planner(DefaultLoadPlanner):
         if name in self._objects:
             [content] = content
         # Not torch's `set_element`, which puts a value with the text of its key beside the one whose key is a number.
-        set_value(self.original_state_dict, self.mappings[name], content)
+        state = cast("dict[str, Any]", self.original_state_dict)  # pyright: ignore[reportUnknownMemberType]
+        set_value(state, self.mappings[name], content)
 
 
 class Loading:

@@ -58,16 +58,21 @@ def _as_saved(value: Any, saved: Mapping[Path, Any], *, follows: bool, numbered:
             key = int(name) if numbered and str(name).isdigit() else name
             found[key] = _as_saved(None, part, follows=True)
     # An empty dictionary has no place in a checkpoint.
-    kept = {key: one for key, one in held.items() if not (follows and parts) or (isinstance(one, dict) and not one)}
+    kept: dict[Any, Any] = {key: one for key, one in held.items() if not (follows and parts) or _is_empty(one)}
     return kept | found
+
+
+def _is_empty(value: Any) -> bool:
+    return isinstance(value, dict) and not cast("dict[Any, Any]", value)
 
 
 def _list_as_saved(value: Any, parts: Mapping[str | int, Mapping[Path, Any]], *, follows: bool) -> Any:
     held = cast("list[Any]", value) if isinstance(value, list) else []
-    if parts.keys() != set(range(len(parts))) or not (follows or len(held) == len(parts)):
-        return value
+    if set(parts) != {*range(len(parts))} or not (follows or len(held) == len(parts)):
+        return cast("Any", value)
     held = held + [None] * (len(parts) - len(held))
-    return [_as_saved(held[place], parts[place], follows=follows) for place in range(len(parts))]
+    found: list[Any] = [_as_saved(held[place], parts[place], follows=follows) for place in range(len(parts))]
+    return found
 
 
 def _leaf(value: Any, described: Any) -> Any:

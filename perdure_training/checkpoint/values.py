@@ -48,7 +48,7 @@ def objects_in(value: object) -> list[Any]:
 
 
 def _has_objects(value: object) -> bool:
-    return isinstance(value, dict | list | tuple) and bool(objects_in(value))
+    return isinstance(value, dict | list | tuple) and bool(objects_in(cast("object", value)))
 
 
 def _tuple_as(tuple_: tuple[Any, ...], parts: Iterable[Any]) -> Any:
@@ -150,7 +150,7 @@ def _put_each(name: str, target: Any, value: Any) -> Any:
 
 def _names_in(value: Any) -> list[Any]:
     """The keys of a dictionary, in any order, or the places of a list or tuple."""
-    return sorted(value, key=repr) if isinstance(value, dict) else list(range(len(value)))
+    return sorted(cast("dict[Any, Any]", value), key=repr) if isinstance(value, dict) else list(range(len(value)))
 
 
 def _words(value: Any, names: Sequence[Any]) -> str:
@@ -171,9 +171,11 @@ def _load(name: str, target: Any, value: Any) -> None:
 
 def _takes(target: torch.Tensor, value: torch.Tensor) -> bool:
     """Whether a tensor within another value can become the saved one by a copy of its elements."""
+    if is_split(target) and is_split(value):
+        same = target.device_mesh == value.device_mesh and target.placements == value.placements
+        return same and _form(target) == _form(value)
     if is_split(target) or is_split(value):
-        same = is_split(target) and is_split(value) and target.device_mesh == value.device_mesh
-        return same and target.placements == value.placements and _form(target) == _form(value)
+        return False
     if not (is_dense(target) and is_dense(value)) or _form(target) != _form(value):
         return False
     # Each element has memory of its own.
@@ -204,4 +206,4 @@ def _own(target: Any, value: Any) -> Any:
     if isinstance(target, dict) and isinstance(value, dict) and _has_objects(cast("object", target)):
         held = cast("dict[Any, Any]", target)
         return {name: _own(held.get(name), one) for name, one in cast("dict[Any, Any]", value).items()}
-    return copy.deepcopy(value)
+    return copy.deepcopy(cast("object", value))
