@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from perdure.base.markdown import plain
+from perdure.base.words import counted
 from perdure.contract import NodePhase
 from perdure.workflows.node_table import NodeTable
 from perdure.workflows.policy.record.page import MOST_SHOWN, table_of_nodes
@@ -15,7 +16,7 @@ def details_of_group(table: NodeTable) -> str:
     if table.winding_down:
         first = f"**Winding down**; nodes left: {len(records) + len(table.retiring)}"
     else:
-        first = f"**{ready} of {len(desire.nodes)} nodes are ready**"
+        first = f"**{ready:,} of {counted(len(desire.nodes), 'node', 'are')} ready**"
     world = desire.world
     lines = [
         first,

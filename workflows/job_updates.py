@@ -12,6 +12,7 @@ from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
 with workflow.unsafe.imports_passed_through():
+    from perdure.base.words import count as number_of
     from perdure.contract import (
         Accepted,
         JobStatus,
@@ -132,7 +133,7 @@ class JobUpdates:
     ) -> str:
         """What follows from an update `scale`, after the job's name."""
         view, scaling = self.state.view(role), self.job.roles[role].scaling
-        parts = [f"changes to {count} nodes"] if request.nodes else []
+        parts = [f"changes to {count} node{'' if str(count) == '1' else 's'}"] if request.nodes else []
         if request.scaling is not None:
             changes = [f"has {event.change}" for event in events if isinstance(event, ScalingChanged)]
             parts += changes or ["has that scaling already"]
@@ -171,7 +172,7 @@ class JobUpdates:
         if role and rest:
             return Accepted(message=f"{what} is requested again when the job is resumed")
         kept = f"; suspended alone, and so until they are resumed: {', '.join(rest)}" if rest else ""
-        return Accepted(message=f"{what} requests {nodes} nodes{kept}")
+        return Accepted(message=f"{what} requests {number_of(nodes, 'node')}{kept}")
 
     @resume.validator
     def _resume_is_valid(self, request: RoleRequest = _ALL_ROLES) -> None:

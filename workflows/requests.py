@@ -29,6 +29,7 @@ with workflow.unsafe.imports_passed_through():
     from perdure.contract.users import AS_SPECIFIED
     from perdure.spec.accepted import read_accepted
     from perdure.spec.capabilities import CAPABILITIES
+    from perdure.spec.durations import format_duration
     from perdure.spec.errors import SpecError
     from perdure.spec.job import JobSpec
     from perdure.spec.quantities import amount, is_quantity
@@ -181,7 +182,9 @@ def check_resume(state: JobState, request: RoleRequest) -> None:
 
 def check_pause(request: PauseRequest) -> None:
     if not timedelta(0) < request.duration <= _LONGEST_PAUSE:
-        raise ApplicationError(f"duration: got {request.duration}; the longest is {_LONGEST_PAUSE.days} days")
+        raise ApplicationError(
+            f"duration: got {format_duration(request.duration)}; the longest is {_LONGEST_PAUSE.days} days"
+        )
 
 
 def check_resume_repairs(state: JobState) -> None:

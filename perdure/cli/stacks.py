@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 from rich.tree import Tree
 
+from perdure.base.words import count
 from perdure.cli.common import JobArgument, OnlyRoleOption, Session, out
 from perdure.cli.completion import complete_node, complete_rank
 from perdure.cli.ranks import node_numbers, parse_ranks, rank_numbers, running_roles
@@ -162,4 +163,4 @@ def _short(file: str) -> str:
 
 
 def _count(ranks: list[int]) -> str:
-    return "1 rank" if len(ranks) == 1 else f"{len(ranks)} ranks"
+    return count(len(ranks), "rank")

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
+from perdure.base.words import count
+
 if TYPE_CHECKING:
     from perdure.contract import (
         CheckpointView,
@@ -155,7 +157,7 @@ def step(progress: Progress) -> str:
             percent = 100 * progress.step / progress.total_steps
             return f"step {progress.step:,}/{progress.total_steps:,} {percent:.0f}%"
         return f"step {progress.step:,}"
-    return f"{progress.step:,} steps since the ranks started"
+    return f"{count(progress.step, 'step')} since the ranks started"
 
 
 def rate(progress: Progress) -> str:
@@ -183,7 +185,7 @@ def nodes(status: JobStatus) -> str:
     if status.nodes >= status.nodes_max:
         return f"{count(status.nodes, 'node')}{detail}"
     degraded = "degraded " if status.phase == "RUNNING" else ""
-    return f"{degraded}{status.nodes}/{status.nodes_max} nodes{detail}"
+    return f"{degraded}{status.nodes:,}/{count(status.nodes_max, 'node')}{detail}"
 
 
 def plan(change: str, status: JobStatus) -> str:
@@ -195,9 +197,8 @@ def plan(change: str, status: JobStatus) -> str:
 
 def role(status: RoleStatus) -> str:
     """`RUNNING, 2 nodes, generation 3, 1 restart: 2 of 2 nodes, 2 ranks`."""
-    size = (
-        count(status.nodes, "node") if status.nodes >= status.nodes_max else f"{status.nodes}/{status.nodes_max} nodes"
-    )
+    most = count(status.nodes_max, "node")
+    size = count(status.nodes, "node") if status.nodes >= status.nodes_max else f"{status.nodes:,}/{most}"
     parts = [status.phase.value, size, f"generation {status.generation}"]
     parts += [count(status.restarts, "restart")] if status.restarts else []
     return ", ".join(parts) + (f": {status.reason}" if status.reason else "")
@@ -228,10 +229,6 @@ def describe_restore(step: int, source: str | None, again: int | None) -> str:
     place = {"STORAGE": "in storage", "PEER": "in the memory of another node"}.get(source or "", "in memory")
     lost = f", with {count(again, 'step')} made again" if again else ", with no step made again" if again == 0 else ""
     return f"from step {step:,} {place}{lost}"
-
-
-def count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def node_state(node: NodeView) -> tuple[str, str, str]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from perdure.base.words import count
 from perdure.cli.common import JobArgument, Session, out
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def _show(here: Session, made: TicketFile, path: Path) -> None:
     if here.json:
         here.show({"file": str(path), **made.model_dump(mode="json", exclude={"secret", "authority"})})
         return
-    places = "one node" if made.nodes == 1 else f"{made.nodes} nodes"
+    places = count(made.nodes, "node")
     out.print(f"ticket {made.id} for {places} of {made.job}, until {made.expires_at:%Y-%m-%d %H:%M} UTC: {path}")
     where = "" if made.gateway else " --gateway HOST:PORT"
     here.hint(f"perdure join {made.job} --ticket {path}{where}", f"perdure ticket {made.job} --revoke {made.id}")

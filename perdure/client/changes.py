@@ -53,7 +53,7 @@ class Changes:
         amounts = " and ".join(f"{text} of {name}" for name, text in (resources or {}).items())
         request = ScaleRequest(nodes=nodes, role=self.role, reason=self.reason, resources=dict(resources or {}))
         return Change(
-            f"scale to {nodes} nodes" + (f", new nodes with {amounts}" if amounts else ""),
+            f"scale to {nodes} node{'' if nodes == '1' else 's'}" + (f", new nodes with {amounts}" if amounts else ""),
             lambda client: client.change(self.name, request, namespace=self.namespace),
         )
 

@@ -10,6 +10,7 @@ from temporalio.client import Client as TemporalClient
 
 from perdure.base.executions import OPEN, ExecutionDescription, converter_for, describe_all, list_executions, time_of
 from perdure.base.leases import LEASE_ID
+from perdure.base.words import count
 from perdure.client.connection import CALL_TIMEOUT
 from perdure.client.task_failures import text_of
 from perdure.client.views import FailingActivity
@@ -59,7 +60,5 @@ def describe_failing(failing: Iterable[FailingActivity], *, now: datetime | None
 
 def _explain(failing: FailingActivity, now: datetime) -> str:
     seconds = max(0, round((now - failing.since).total_seconds()))
-    return (
-        f"{failing.activity_type} of {failing.workflow_id} has failed {failing.attempt - 1} times in {seconds} s, and "
-        f"is tried again until it succeeds: {failing.cause}"
-    )
+    failed = f"{failing.activity_type} of {failing.workflow_id} has failed {count(failing.attempt - 1, 'time')}"
+    return f"{failed} in {seconds} s, and is tried again until it succeeds: {failing.cause}"

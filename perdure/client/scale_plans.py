@@ -83,7 +83,7 @@ def describe(request: PlanRequest) -> str:
     if isinstance(request, RelaunchRequest):
         return f"replace node {request.rank} of {request.role}" + (f" by one with {amounts}" if amounts else "")
     with_ = f", new nodes with {amounts}" if amounts else ""
-    return f"scale {request.role} to {request.nodes} nodes{with_}"
+    return f"scale {request.role} to {request.nodes} node{'' if str(request.nodes) == '1' else 's'}{with_}"
 
 
 def requests_of(plan: ScalePlan, roles: Mapping[str, KnownRole], *, reason: str = "") -> tuple[PlanRequest, ...]:

@@ -23,6 +23,7 @@ from pathspec import GitIgnoreSpec
 from rich.filesize import decimal
 
 from perdure.agent.workdir import LARGEST, MOST_FILES
+from perdure.base.words import count
 from perdure.spec.capabilities import CAPABILITIES
 from perdure.spec.errors import SpecError, SpecProblem, format_value
 from perdure.spec.job import JobSpec
@@ -52,7 +53,7 @@ class PackedWorkdir:
     """The total size of its files, in bytes."""
 
     def __str__(self) -> str:
-        return f"{self.files} files, {decimal(self.size)} ({decimal(len(self.content))} compressed)"
+        return f"{count(self.files, 'file')}, {decimal(self.size)} ({decimal(len(self.content))} compressed)"
 
 
 @dataclass(frozen=True)

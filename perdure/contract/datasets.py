@@ -14,6 +14,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
+from perdure.base.words import count, do
 from perdure.contract.agents import AgentMessage
 from perdure.contract.base import Message, ShortText, shorten
 from perdure.contract.routes import Destination, Route, RoutedMessage
@@ -226,8 +227,9 @@ class UnprocessedSamples(Message):
         """A sentence for users."""
         named = "; ".join(one.summary for one in self.shards)
         rest = self.samples - sum(one.end - one.first for one in self.shards)
-        more = f"; and {rest:,} more samples" if rest > 0 else ""
-        return f"{self.samples:,} samples of dataset {self.dataset} were set aside, as each try failed: {named}{more}"
+        more = f"; and {count(rest, 'more sample')}" if rest > 0 else ""
+        samples, were = count(self.samples, "sample"), do(self.samples, "were")
+        return f"{samples} of dataset {self.dataset} {were} set aside, as each try failed: {named}{more}"
 
 
 class ShardsSetAside(Message):

@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from perdure.base.kubernetes import TRANSIENT, KubernetesApi, KubernetesError, core_path
+from perdure.base.words import count
 from perdure.contract import JobPhase
 from perdure.operator.resource import GROUP, KIND, VERSION, Metadata, TrainingJobResource
 from perdure.operator.status import ADOPTED, REFUSED, ResourceStatus, Truth
@@ -120,7 +121,8 @@ def occurrences(before: ResourceStatus, after: ResourceStatus) -> tuple[Occurren
         message = _reason_and_message(after, "Running")[1]
         found.append(Occurrence(reason=after.phase.capitalize(), message=message, warning=True))
     if _holds(after, "Running") and not _holds(before, "Running"):
-        message = f"All members of the world step: {after.nodes} nodes, {after.world_size} ranks"
+        nodes = f"{after.nodes} node" + ("" if after.nodes.endswith("/1") else "s")
+        message = f"All members of the world step: {nodes}, {count(after.world_size or 0, 'rank')}"
         found.append(Occurrence(reason="Running", message=message))
     if after.phase == JobPhase.SUSPENDED and before.phase != after.phase:
         found.append(Occurrence(reason="Suspended", message="The job has no nodes until spec.suspend is false"))

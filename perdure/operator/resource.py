@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import Field, JsonValue, TypeAdapter, ValidationError
 
+from perdure.base.words import count
 from perdure.contract.names import job_workflow_id
 from perdure.operator.status import Part, ResourceStatus
 from perdure.spec.backends import SpecWarning
@@ -281,7 +282,9 @@ def _within(roles: JsonValue, name: str | None, replicas: int, autoscaler: str) 
     nearest = min(max(replicas - replicas % nodes.unit, nodes.min), nodes.max)
     if nearest == replicas:
         return replicas, ()
-    message = f"{autoscaler} asks for {replicas} nodes, and nodes of role {name} is {nodes}: the job has {nearest}"
+    message = (
+        f"{autoscaler} asks for {count(replicas, 'node')}, and nodes of role {name} is {nodes}: the job has {nearest}"
+    )
     return nearest, (SpecWarning(location=("replicas",), message=message),)
 
 

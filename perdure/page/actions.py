@@ -13,6 +13,9 @@ from perdure.contract.users import AS_SPECIFIED
 from perdure.page.access import Right
 from perdure.spec.roles import NodeCount
 
+MakeChange = Callable[[Changes, Mapping[str, str], JobStatus], Change]
+"""Makes the change of the values of an action's form, for a job with this status."""
+
 
 @dataclass(frozen=True)
 class Action:
@@ -21,8 +24,7 @@ class Action:
     name: str
     """The command's name, in addresses."""
     label: str
-    change: Callable[[Changes, Mapping[str, str], JobStatus], Change]
-    """Makes the change of the values of its form, for a job with this status."""
+    change: MakeChange
     asks_nodes: bool = False
     """It asks for a number of nodes."""
     asks_node: bool = False
@@ -100,17 +102,21 @@ def _relaunch(changes: Changes, values: Mapping[str, str], _: JobStatus) -> Chan
     return changes.relaunch(int(values["node"]))
 
 
+def _without_values(change: Callable[[Changes], Change]) -> MakeChange:
+    return lambda changes, values, status: change(changes)
+
+
 ACTIONS = {
     action.name: action
     for action in (
         Action("scale", "Scale", _scale, asks_nodes=True),
         Action("goal", "Change the goal", _goal, asks_goal=True),
-        Action("restart", "Restart", lambda changes, *_: changes.restart()),
+        Action("restart", "Restart", _without_values(Changes.restart)),
         Action("relaunch", "Replace a node", _relaunch, asks_node=True),
-        Action("checkpoint", "Save a checkpoint", lambda changes, *_: changes.checkpoint(), has_role=False),
-        Action("suspend", "Suspend", lambda changes, *_: changes.suspend()),
-        Action("resume", "Resume", lambda changes, *_: changes.resume()),
-        Action("cancel", "Cancel", lambda changes, *_: changes.cancel(), has_role=False, ends=True),
+        Action("checkpoint", "Save a checkpoint", _without_values(Changes.checkpoint), has_role=False),
+        Action("suspend", "Suspend", _without_values(Changes.suspend)),
+        Action("resume", "Resume", _without_values(Changes.resume)),
+        Action("cancel", "Cancel", _without_values(Changes.cancel), has_role=False, ends=True),
     )
 }
 """The buttons by their names, in the order in which they are shown."""

@@ -13,6 +13,7 @@ from html import escape
 
 from markupsafe import Markup
 
+from perdure.base.words import count
 from perdure.cli.terminal import printable
 from perdure.page.course import Course
 
@@ -69,7 +70,7 @@ def draw(course: Course, *, what: Iterable[str] = WHAT, href: str = "", style: b
         share = (time - course.begin).total_seconds() / length
         return _LEFT + _INNER * min(max(share, 0.0), 1.0)
 
-    label = f"{', '.join(NAMES[name].lower() for name in names)} over time, with {len(course.marks)} incidents"
+    label = f"{', '.join(NAMES[name].lower() for name in names)} over time, with {count(len(course.marks), 'incident')}"
     size = f'viewBox="0 0 {_WIDTH} {height}"'
     parts = [f'<svg class="plot" xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{label}">']
     parts += [f"<style>{STYLE}</style>"] if style else []

@@ -68,8 +68,8 @@ def goal_words(scaling: Mapping[str, Any]) -> str:
     """Returns `scaling` of a specification in words: `policy deadline, finish_by 2026-12-01T08:00:00Z`."""
     words: list[str] = []
     for name, value in {"policy": ScalingPolicy.MAX, **scaling}.items():
-        parts = cast("Mapping[str, object]", value).items() if isinstance(value, Mapping) else ()
         shown = str(value).lower() if isinstance(value, bool) else str(value)
+        parts = cast("Mapping[str, object]", value).items() if isinstance(value, Mapping) else ()
         words.append(f"{name} " + (" and ".join(f"{part} {amount}" for part, amount in parts) or shown))
     return ", ".join(words)
 

@@ -32,11 +32,11 @@ GOLDEN: dict[str, tuple[str, list[str]]] = {
   replicaResourceSpecs:
     ps: {replicas: 1, resource: {cpu: "0.5", memory: 256Mi}}
     worker: {replicas: 2, resource: {cpu: "0.5", memory: 256Mi}}""",
-        ["scale ps to 1 nodes, new nodes with 0.5 of cpu and 256Mi of memory", "scale worker to 2 nodes"],
+        ["scale ps to 1 node, new nodes with 0.5 of cpu and 256Mi of memory", "scale worker to 2 nodes"],
     ),
     "the_older_spelling_with_a_capital_role": (
         "  manualScaling: True\n  replicaResourceSpec: {PS: {replicas: 1}}",
-        ["scale ps to 1 nodes"],
+        ["scale ps to 1 node"],
     ),
     "resources_alone_keep_the_number": (
         "  replicaResourceSpecs: {worker: {resource: {memory: 1Gi}}}",

@@ -40,7 +40,17 @@ def foreign(folder: str, *, allowed: tuple[str, ...]) -> list[str]:
     ("folder", "allowed"),
     [
         # Runs in the workflow sandbox, and must replay the same for years.
-        ("workflows", ("pydantic", "temporalio", "perdure.contract", "perdure.spec", "perdure.base.markdown")),
+        (
+            "workflows",
+            (
+                "pydantic",
+                "temporalio",
+                "perdure.contract",
+                "perdure.spec",
+                "perdure.base.markdown",
+                "perdure.base.words",
+            ),
+        ),
         ("perdure/spec", ("pydantic", "pydantic_core", "yaml", "perdure.base.errors")),
         # Run in users' processes, next to whatever versions they have.
         (

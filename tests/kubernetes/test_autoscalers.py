@@ -175,7 +175,7 @@ async def test_a_horizontal_pod_autoscaler_scales_a_job_within_the_nodes_that_it
             kubeconfig=str(own_cluster.kubeconfig),
         )
         known = await resources.until("job", is_running("2/2"))
-        assert "asks for 1 nodes, and nodes of role worker is 2: the job has 2" in told(known)
+        assert "asks for 1 node, and nodes of role worker is 2: the job has 2" in told(known)
         await resources.api.delete(f"{path}/job")
         await resources.delete("job")
         await resources.until_gone("job")

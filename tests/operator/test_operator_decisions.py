@@ -138,7 +138,7 @@ def scaled_by(*writers: str, replicas: int, nodes: Any) -> TrainingJobResource:
     [
         (("kube-controller-manager",), "2:4", 3, (2, 3), []),
         (("kube-controller-manager",), "2:4", 7, (2, 4), ["asks for 7 nodes, and nodes of role worker is 2:4"]),
-        (("keda",), "2:4", 1, (2, 2), ["keda asks for 1 nodes"]),
+        (("keda",), "2:4", 1, (2, 2), ["keda asks for 1 node"]),
         (("kube-controller-manager",), 4, 6, (4, 4), ["nodes of role worker is 4: the job has 4"]),
         (("kube-controller-manager",), {"min": 2, "max": 8, "unit": 2}, 5, (2, 4), ["the job has 4"]),
         (("kubectl",), "2:4", 7, (2, 7), []),

@@ -227,7 +227,7 @@ async def test_requests_that_cannot_be_granted_are_refused(fleet: Fleet):
         ("resume", ReasonRequest(), "not suspended"),
         ("resume_repairs", ReasonRequest(), "repairs are not paused"),
         ("pause_repairs", PauseRequest(duration=timedelta(days=8)), "the longest is 7 days"),
-        ("pause_repairs", PauseRequest(duration=timedelta(0)), "duration: got 0:00:00"),
+        ("pause_repairs", PauseRequest(duration=timedelta(0)), "duration: got 0s"),
         ("relaunch_node", RelaunchRequest(rank=9), "rank: got 9; this job has the nodes 0, 1"),
         ("relaunch_node", RelaunchRequest(rank=0, role="ps"), 'role: got "ps"; this job has the role "worker"'),
     ]

@@ -21,6 +21,7 @@ from perdure.activities.nodes.kubernetes.naming import OURS, RANK, selector
 from perdure.activities.nodes.kubernetes.resources import requests_of
 from perdure.activities.nodes.kubernetes.site_policy import SitePolicy, matches
 from perdure.base.kubernetes import TRANSIENT, KubernetesApi, KubernetesError, Object, core_path
+from perdure.base.words import count
 
 LEDGER: Final = "perdure-limits"
 """The ConfigMap with the places of pods that are being created."""
@@ -113,9 +114,9 @@ def shortage_of(policy: SitePolicy, gpus: Sequence[int]) -> str:
     """Returns the first limit that nodes of one namespace with so many GPUs each exceed together; empty if they exceed
     none."""
     if policy.max_nodes is not None and len(gpus) > policy.max_nodes:
-        return f"{len(gpus)} nodes, and the site's policy allows {policy.max_nodes} (max_nodes)"
+        return f"{count(len(gpus), 'node')}, and the site's policy allows {policy.max_nodes} (max_nodes)"
     if policy.max_gpus is not None and sum(gpus) > policy.max_gpus:
-        return f"{sum(gpus)} GPUs, and the site's policy allows {policy.max_gpus} (max_gpus)"
+        return f"{count(sum(gpus), 'GPU')}, and the site's policy allows {policy.max_gpus} (max_gpus)"
     return ""
 
 

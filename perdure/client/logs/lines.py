@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
+from perdure.base.words import count
 from perdure.client.views import View
 from perdure.contract import LONGEST_LINE, LogChunk
 
@@ -85,7 +86,7 @@ class Lines:
     def _take(self) -> str:
         line, cut = self._rest.rstrip("\r"), self._cut
         self._rest, self._cut = "", 0
-        return f"{line}… ({cut:,} more characters)" if cut else line
+        return f"{line}… ({count(cut, 'more character')})" if cut else line
 
 
 def _time_of_each(count: int, times: Iterable[tuple[int, datetime]]) -> list[datetime | None]:

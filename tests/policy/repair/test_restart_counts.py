@@ -33,7 +33,7 @@ def test_nodes_that_are_lost_together_and_users_wishes_are_no_further_restarts()
 def test_a_failure_that_ends_the_job_is_no_restart():
     job = Scenario("1", retry={"max_restarts": 1}).running().rank_killed(0).steps().wait(30).rank_killed(0)
     assert job.state.outcome is not None
-    assert job.state.outcome.reason.startswith("1 restarts within")
+    assert job.state.outcome.reason.startswith("1 restart within")
     assert counts(job) == (1, 1)
 
 

@@ -72,7 +72,7 @@ def test_machines_become_nodes_of_the_first_role_that_lacks_some():
     # The initializer's machine is free, too.
     assert job.joins(asks("a", stay=2), asks("d")) == ["trainer-0.1", "trainer-1.1"]
     assert job.refuses(asks("e"))[1].split("; ") == [
-        "role init: it needs no nodes any more: all 1 ranks finished in generation 1",
+        "role init: it needs no nodes any more: its rank finished in generation 1",
         "role ps: all its 2 places are taken",
         "role trainer: all its 2 places are taken",
     ]

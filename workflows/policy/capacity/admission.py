@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
+from perdure.base.words import count
 from perdure.contract import Check, LossCause, NodeChecks, NodePhase
 from perdure.workflows.policy.diagnosis import preflight
 from perdure.workflows.policy.record import incidents, machine_findings
@@ -55,7 +56,7 @@ def admit(state: RoleInJob, now: datetime) -> RoleInJob:
         elif not failed:
             state = _take_in(state, node)
         elif node.refusals >= REFUSALS:
-            state = _take_in(state, node, failed, f"its place was refused {node.refusals} times in a row", now)
+            state = _take_in(state, node, failed, f"its place was refused {count(node.refusals, 'time')} in a row", now)
         elif node.rank in stand_out or (not node.checks and others_report):
             state = _refuse(state, node, stand_out.get(node.rank, failed), now)
         else:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
+from perdure.base.words import counted, do
 from perdure.spec.scaling import BatchSize, Scaling, ScalingPolicy
 from perdure.workflows.policy.capacity.throughput import Throughput
 
@@ -144,12 +145,13 @@ def _deadline(scaling: Scaling, throughput: Throughput, sizes: Sequence[int], ou
             else f"{beyond} nodes could make it, by what was measured, and {sizes[-1]} are allowed"
         )
         text = (
-            f"no number of nodes surely finishes by {_at(goal)}: {fastest}, the fastest, finish at "
+            f"no number of nodes surely finishes by {_at(goal)}: {fastest}, the fastest, {do(fastest, 'finish')} at "
             f"{_after(outlook.now, rests[fastest])}; {what}"
         )
         return Choice(fastest, text, text, urgent=late)
     fewer = max((nodes for nodes in sizes if nodes < chosen), default=None)
-    text = f"{chosen} nodes finish at {_after(outlook.now, rests[chosen])}, and finish_by is {_at(goal)}"
+    then = _after(outlook.now, rests[chosen])
+    text = f"{counted(chosen, 'node', 'finish')} at {then}, and finish_by is {_at(goal)}"
     if fewer is not None:
         text += f"; {fewer} would at {_after(outlook.now, rests[fewer])}"
     return Choice(chosen, text, urgent=late)
@@ -179,12 +181,12 @@ def _budget(scaling: Scaling, throughput: Throughput, sizes: Sequence[int], outl
     if chosen is None:
         cheapest = min(sizes, key=lambda nodes: (nodes * rests[nodes], nodes))
         text = (
-            f"no number of nodes surely stays within {field} {limit}: {cheapest}, the cheapest, take {spent(cheapest)} "
-            "in all; the training goes on"
+            f"no number of nodes surely stays within {field} {limit}: {cheapest}, the cheapest, "
+            f"{do(cheapest, 'take')} {spent(cheapest)} in all; the training goes on"
         )
         return Choice(cheapest, text, text, urgent=over)
     faster = max((nodes for nodes in by_speed if rests[nodes] < rests[chosen]), key=rests.__getitem__, default=None)
-    text = f"{chosen} nodes take {spent(chosen)} in all, and {field} is {limit}"
+    text = f"{counted(chosen, 'node', 'take')} {spent(chosen)} in all, and {field} is {limit}"
     if faster is not None:
         text += f"; {faster} would take {spent(faster)}"
     return Choice(chosen, text, urgent=over)

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
+from perdure.base.words import count
 from perdure.contract import (
     JoinedMachine,
     JoinRefusal,
@@ -286,7 +287,7 @@ def _places_of_others(roles: Sequence[RoleState], ticket: Ticket, request: JoinR
 
 
 def _ticket_is_used_up(ticket: Ticket) -> Refusal:
-    places = "a node" if ticket.nodes == 1 else f"{ticket.nodes} nodes"
+    places = count(ticket.nodes, "node")
     text = f"the ticket {ticket.id} is for {places}, and other machines with it have taken as many places"
     return Refusal(JoinRefusal.NO_PLACE, text)
 

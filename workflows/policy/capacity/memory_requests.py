@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from perdure.base.words import count
 from perdure.contract import RaiseMemory
 from perdure.spec.quantities import quantity_of_bytes
 from perdure.workflows.policy.state.host_memory import HostMemory, MemoryKill
@@ -59,7 +60,7 @@ def memory_after_oom(
     if kill.had >= most:
         return MemoryAfterOom(None, f"it had {_text(kill.had)}, and scaling.memory_max is {_text(most)}")
     if is_leak([*earlier, kill]):
-        course = ", ".join(f"{_text(one.had)} for {one.steps:,} steps" for one in [*earlier, kill][-3:])
+        course = ", ".join(f"{_text(one.had)} for {count(one.steps or 0, 'step')}" for one in [*earlier, kill][-3:])
         return MemoryAfterOom(None, f"its use grows as the training goes on, which more memory only delays: {course}")
     unit = _GI if used * FACTOR >= _COARSE_FROM else 256 * _MI
     return MemoryAfterOom(min(-(-int(used * FACTOR) // unit) * unit, most))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from math import lcm
 
+from perdure.base.words import do
 from perdure.contract import Evidence, EvidenceSource, Resized
 from perdure.spec.durations import format_duration
 from perdure.spec.roles import Role
@@ -86,8 +87,8 @@ def give_up(state: RoleInJob, role: Role, now: datetime) -> RoleInJob:
     since = f"requested at {known.awaited_since:%H:%M:%S} UTC"
     state = observations.observe_missed_nodes(
         state,
-        f"{wanted} nodes were requested and {world.nodes} train: the others did not come within "
-        f"{format_duration(role.scaling.patience)}",
+        f"{wanted} nodes were requested and {world.nodes} {do(world.nodes, 'train')}: the others did not come "
+        f"within {format_duration(role.scaling.patience)}",
         Evidence(time=now, source=EvidenceSource.BACKEND, text=f"{wanted} nodes, {since}, did not come; {why}"),
         since=known.awaited_since,
         again=until,

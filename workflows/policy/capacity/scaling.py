@@ -17,6 +17,7 @@ from datetime import datetime, timedelta
 from math import lcm, log
 from typing import NamedTuple
 
+from perdure.base.words import count, counted
 from perdure.contract import Evidence, EvidenceSource, Pace, Progress, Resized, ScalingView, World
 from perdure.contract.agents import CHANGED_PACE
 from perdure.spec.job import JobSpec
@@ -353,7 +354,8 @@ def _obstacle(state: RoleInJob, job: JobSpec, measured: Pace, wanted: _Wanted, n
         return f"its speed has changed; it tries other numbers of nodes again at {due:%H:%M:%S} UTC"
     due = None if wanted.is_try else _next_choice(state, role)
     if due is not None and now < due:
-        return f"{wanted.nodes} nodes are chosen; it changes their number at {due:%H:%M:%S} UTC at the earliest"
+        chosen = counted(wanted.nodes, "node", "are")
+        return f"{chosen} chosen; it changes their number at {due:%H:%M:%S} UTC at the earliest"
     outlook = _outlook(state, job, measured, now)
     if outlook.steps is None or wanted.urgent:
         return ""
@@ -373,10 +375,11 @@ def _why(state: RoleInJob, job: JobSpec, measured: Pace | None, now: datetime) -
     if measured is None and world.pace_over is None:
         return "the speed of its world is not measured, which a release before 0.4 has formed; that of the next one is"
     if measured is None:
-        return f"the speed with {world.nodes} nodes is being measured, over {role.scaling.settle.total_seconds():g} s"
+        nodes, settle = count(world.nodes, "node"), role.scaling.settle.total_seconds()
+        return f"the speed with {nodes} is being measured, over {settle:g} s"
     if _is_doubted(state, now):
         return (
-            f"{world.nodes} nodes are slower than others let expect: it waits until "
+            f"{counted(world.nodes, 'node', 'are')} slower than others let expect: it waits until "
             f"{state.scaling.doubted_until:%H:%M:%S} UTC for a slow rank to be found"
         )
     wanted, choice = _wanted(state, job, measured, now)
@@ -410,7 +413,7 @@ def _resize(state: RoleInJob, role: Role, wanted: _Wanted, choice: Choice, now: 
         is_try=wanted.is_try,
         expected_step=None if expected is None else expected.seconds,
     )
-    text = f"to measure the speed with {size} nodes" if wanted.is_try else choice.why
+    text = f"to measure the speed with {count(size, 'node')}" if wanted.is_try else choice.why
     changed = range(min(before, size), max(before, size))
     known = known.replace(
         largest=largest_of(state),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
+from perdure.base.words import count
 from perdure.contract import Evidence, EvidenceSource, Exchange, NodesSuggested, Resized, Suggestion
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.capacity import missing_nodes, scaling
@@ -53,7 +54,7 @@ def describe(advice: NodesSuggested, before: int, after: int) -> str:
         if after > before or not advice.to
         else _named(advice.to, "to")
     )
-    return f"the sharing of the cluster advises {after} nodes instead of {before}" + (
+    return f"the sharing of the cluster advises {count(after, 'node')} instead of {before:,}" + (
         f": {', '.join(parts)}" if parts else ""
     )
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from perdure.base.words import counted
 from perdure.contract import Evidence, EvidenceSource, FailureClass, JobPhase, NodePhase, Stop, Wait
 from perdure.spec.durations import format_duration
 from perdure.spec.job import JobSpec
@@ -73,7 +74,7 @@ def wait(state: RoleInJob, job: JobSpec, now: datetime, *, available: int, missi
     since = state.queued_since if state.waiting_since is None else state.waiting_since
     waited_for = format_duration(limit.at - (since or now))
     missing = missing or f"nodes.min is {state.nodes_min}"
-    reason = f"{available} nodes were ready after {waited_for} ({limit.field}), and {missing}" + (
+    reason = f"{counted(available, 'node', 'were')} ready after {waited_for} ({limit.field}), and {missing}" + (
         f"; node {blocked.rank}: {blocked.reason}" if blocked else ""
     )
     if blocked is not None and blocked.uncreated_since is not None:
@@ -147,7 +148,7 @@ def blocking_node(state: RoleInJob) -> NodeState | None:
 
 def describe(state: RoleInJob, job: JobSpec, *, available: int) -> str:
     """Describes, for people, how many nodes are ready, which one is missing and why, and what ends the wait."""
-    words = [f"{available} of at least {state.nodes_min} nodes are ready"]
+    words = [f"{available:,} of at least {counted(state.nodes_min, 'node', 'are')} ready"]
     if blocked := blocking_node(state):
         words.append(f"node {blocked.rank}: {blocked.reason}")
     if limit := limit_of(state, job):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from perdure.base.words import count
 from perdure.contract import (
     CheckpointRef,
     Evidence,
@@ -79,5 +80,6 @@ def _reason(state: RoleInJob, loaded: LoadedCheckpoint, progress: Progress) -> s
             return f"the job failed again at step {progress.step:,}, and had failed at step {failed_at:,} before"
         return ""
     if loaded.failed_after is not None and progress.generation_steps <= loaded.failed_after:
-        return f"the job failed {progress.generation_steps:,} steps after it was loaded, and no later the time before"
+        steps = count(progress.generation_steps, "step")
+        return f"the job failed {steps} after it was loaded, and no later the time before"
     return ""

@@ -25,6 +25,7 @@ from perdure.contract import (
     Suspend,
     Wait,
 )
+from perdure.spec.durations import format_duration
 from perdure.spec.quantities import quantity_of_bytes
 
 
@@ -71,7 +72,8 @@ def _words(actions: tuple[Action, ...]) -> str:
         case (ReplaceNodes(), StartCommands(), *_):
             return "replace the node and start its command again"
         case (ReplaceNodes() as replace, AwaitNodes(patience=patience), *_):
-            return f"{_request(replace)} and wait for it, for at most {patience}"
+            limit = f"for at most {format_duration(patience)}" if patience else "for as long as it takes"
+            return f"{_request(replace)} and wait for it, {limit}"
         case (Shrink(size=size, survivors=survivors), ReplaceNodes() as replace, *_):
             return f"continue with {size} of {survivors} survivors; {_request(replace)}; grow when it is ready"
         case _:
@@ -108,7 +110,7 @@ def option(action: Action) -> str:
         case ExtendFirstStep():
             return "give the first step more time"
         case RaiseMemory(memory=memory, before=before, in_place=ranks) if memory and ranks:
-            known = f"nodes {', '.join(map(str, ranks))} get" if len(ranks) > 1 else f"node {ranks[0]} gets"
+            known = f"nodes {', '.join(map(str, ranks))} get" if ranks[1:] else f"node {ranks[0]} gets"
             more, less = quantity_of_bytes(memory), quantity_of_bytes(before)
             return f"{known} {more} of memory instead of {less} without a new pod, and new nodes request as much"
         case RaiseMemory(memory=memory, before=before) if memory:

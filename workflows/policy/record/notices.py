@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 
+from perdure.base.words import count, do
 from perdure.contract import (
     IncidentView,
     Notice,
@@ -110,6 +111,7 @@ def _of_budget(before: RoleInJob, after: RoleInJob, job: JobSpec, now: datetime)
             number=after.restart_count,
             time=after.restarts[-1],
             phase=after.phase,
-            title=f"{used} of {most} restarts within {format_duration(window)} are used (retry.max_restarts)",
+            title=f"{used} of {count(most, 'restart')} within {format_duration(window)} {do(used, 'are')} used "
+            "(retry.max_restarts)",
             budget=NotifiedBudget(restarts=used, max_restarts=most, window_s=window.total_seconds()),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from perdure.base.words import count, counted
 from perdure.contract import JobPhase, NodePhase
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.capacity import memory_in_place, waiting
@@ -44,17 +45,17 @@ def _phase(state: RoleInJob, job: JobSpec, waits: str) -> tuple[JobPhase, str]:
         ready = sum(node.phase is NodePhase.READY for node in state.nodes.values())
         blocked = waiting.blocking_node(state)
         why = f"; node {blocked.rank}: {blocked.reason}" if blocked else ""
-        return JobPhase.STARTING, f"{ready} of {state.nodes_max} nodes are ready{why}"
+        return JobPhase.STARTING, f"{ready:,} of {counted(state.nodes_max, 'node', 'are')} ready{why}"
     if state.between_stages:
         return JobPhase.RUNNING, stages.describe(state)
     if not state.stepping:
         late = "".join(f"; node {node.rank}: {node.reason}" for node in state.members if node.preparing)
-        return JobPhase.RENDEZVOUS, f"generation {world.generation} with {world.nodes} nodes is starting{late}"
+        return JobPhase.RENDEZVOUS, f"generation {world.generation} with {count(world.nodes, 'node')} is starting{late}"
     if state.role in job.roles and job.roles[state.role].ready is not None:
-        return JobPhase.RUNNING, f"{world.nodes} of {state.nodes_max} nodes serve"
+        return JobPhase.RUNNING, f"{world.nodes:,} of {counted(state.nodes_max, 'node', 'serve')}"
     found = hangs.of(state) if state.stalled else None
     parts = (
-        f"{world.nodes} of {state.nodes_max} nodes, {world.processes} ranks",
+        f"{world.nodes:,} of {count(state.nodes_max, 'node')}, {count(world.processes, 'rank')}",
         first_steps.describe(state),
         hangs.describe(found) if found is not None else "",
     )

@@ -17,6 +17,7 @@ from itertools import islice
 
 from pydantic import ConfigDict, Field
 
+from perdure.base.words import count
 from perdure.contract.base import Message, shorten
 from perdure.contract.identity import NodeCredentials
 from perdure.contract.store import StoreAction, StoreAnswer, StoreCall, StoreRequest, StoreView
@@ -269,7 +270,8 @@ def _join(state: StoreState, call: StoreCall, space: Namespace) -> tuple[StoreSt
         barrier = Barrier(size=call.size)
     if barrier.members and barrier.size != call.size:
         raise _Refused(
-            f"barrier {name!r}: rank {call.member} waits for {call.size} ranks, and others wait for {barrier.size}"
+            f"barrier {name!r}: rank {call.member} waits for {count(call.size, 'rank')}, and others "
+            f"wait for {barrier.size}"
         )
     round_joined = barrier.round
     members = barrier.members | {call.member}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from perdure.base.words import count
 from perdure.contract import NodePhase, World
 from perdure.spec.job import JobSpec
 from perdure.spec.recovery import CapacityLoss
@@ -236,7 +237,8 @@ def _announce(state: RoleInJob, formed: World, job: JobSpec, now: datetime) -> R
     world = state.world
     if world is None or state.interruption is not None:
         return state
-    text = f"world {'grows' if formed.nodes > world.nodes else 'shrinks'} from {world.nodes} to {formed.nodes} nodes"
+    verb = "grows" if formed.nodes > world.nodes else "shrinks"
+    text = f"world {verb} from {world.nodes:,} to {count(formed.nodes, 'node')}"
     reasons = user_requests.reasons(state, formed.members.keys() ^ world.members.keys())
     text = f"{text}: {reasons}" if reasons else text
     by_user = bool(reasons) and not scaling.is_own_choice(state)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 
+from perdure.base.words import count
 from perdure.contract import JobPhase, NodePhase, RestartCommands
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.diagnosis.interruptions import record_command_failure
@@ -178,8 +179,9 @@ def _all_ended(state: RoleInJob) -> bool:
 def _succeed(state: RoleInJob, now: datetime) -> RoleInJob:
     world, stages = state.world, state.stages_complete
     if world is not None and stages <= 1:
-        reason = f"all {world.processes} ranks finished in generation {world.generation}"
+        ranks = "its rank" if world.processes == 1 else f"all {world.processes:,} ranks"
+        reason = f"{ranks} finished in generation {world.generation}"
     else:
-        runs = f"{stages} torchruns finished" if stages else "it started no torchrun"
+        runs = f"{count(stages, 'torchrun')} finished" if stages else "it started no torchrun"
         reason = f"the command ended with 0 on every node; {runs}"
     return incidents.abandon(state, now, "finished").replace(completed=reason, interruption=None)

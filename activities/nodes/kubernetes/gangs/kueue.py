@@ -15,6 +15,7 @@ from typing import Any
 
 from perdure.activities.nodes.kubernetes.gangs.adapter import OneByOne, queue_label
 from perdure.activities.nodes.kubernetes.objects import Pod
+from perdure.base.words import count
 from perdure.contract import NodeRequest
 from perdure.contract.names import dns_label
 from perdure.spec.roles import NodeCount
@@ -85,7 +86,9 @@ class Kueue(OneByOne):
             if pod.rank == rank and pod.incarnation < request.node.incarnation and _counts(pod):
                 return f"node {rank}.{pod.incarnation}, which it replaces, still counts in its group of Kueue"
         if _part(request).start and not any(pod.rank == 0 and _is_admitted(pod) for pod in pods):
-            return f"queue {request.spec.queue} has not admitted the job's first {_nodes(request).min} nodes yet"
+            return (
+                f"queue {request.spec.queue} has not admitted the job's first {count(_nodes(request).min, 'node')} yet"
+            )
         return ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from perdure.base.words import count
 from perdure.contract import AwaitNodes, RestartRanks, Shrink, Stop
 from perdure.spec.recovery import CapacityLoss
 from perdure.workflows.policy.diagnosis.failures import FAILURE_CLASSES
@@ -38,7 +39,7 @@ def decide(case: Case) -> Verdict | None:
             'node-loss/2 "n >= min: shrink"',
             Shrink(size=size, survivors=survivors),
             replace,
-            title=f"{title}: {before} to {size} nodes, {request}",
+            title=f"{title}: {before:,} to {count(size, 'node')}, {request}",
             rejected=(in_place, Rejected(AwaitNodes(), "recovery.on_capacity_loss is shrink")),
         )
     too_few = f"{survivors} survivors are fewer than nodes.min = {state.nodes_min}"
