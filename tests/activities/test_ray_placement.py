@@ -74,21 +74,24 @@ class PlayedRay:
         return name
 
     def schedule(self) -> None:
-        """Gives machines to the bundles that have none or whose machine is no more, those of old groups first."""
+        """Gives machines to the bundles of a group that have none or whose machine is no more, to all of them or none;
+        to lost ones first."""
         waiting = [group for group in self.groups.values() if not self._is_whole(group)]
         for group in sorted(waiting, key=lambda group: group["state"] == "PENDING"):
+            places = group["bundles_to_node_id"]
+            kept = {place: machine for place, machine in places.items() if machine in self.machines}
+            if group["state"] == "CREATED":
+                group["state"] = "RESCHEDULING"
+            places |= dict.fromkeys(places.keys() - kept.keys(), "")
             placed: dict[str, str] = {}
-            kept = {place: one for place, one in group["bundles_to_node_id"].items() if one in self.machines}
-            group["bundles_to_node_id"] |= dict.fromkeys(group["bundles_to_node_id"].keys() - kept.keys(), "")
-            for place in group["bundles_to_node_id"].keys() - kept.keys():
+            for place in sorted(places.keys() - kept.keys()):
                 need, used = group["bundles"][int(place)], {*kept.values(), *placed.values(), *group["apart"]}
                 for machine, room in self.available().items():
                     if machine not in used and all(room[name] >= number for name, number in need.items()):
                         placed[place] = machine
                         break
-            # New groups get all machines or none.
-            if group["state"] == "CREATED" or len(placed) == len(group["bundles"]):
-                group["bundles_to_node_id"] |= placed
+            if len(kept) + len(placed) == len(places):
+                places |= placed
                 group["state"] = "CREATED"
 
     def _is_whole(self, group: dict[str, Any]) -> bool:
@@ -187,6 +190,7 @@ def playing(*machines: str) -> Iterator[tuple[PlayedRay, Any]]:
         # Played modules are none that can be reloaded.
         found = importlib.import_module(module)
         patch.setattr(found, "_actor_module", MagicMock())
+        patch.setattr(found.places, "_SETTLES", -1.0)
         yield played, found.Bridge("perdure")
         sys.modules.pop(module, None)
 
@@ -437,6 +441,37 @@ def test_a_node_that_waits_uses_the_bundle_of_a_rank_that_has_moved(ray: PlayedR
     assert placer.look("worker")[name_of("worker", 1, 2)]["state"] == "gone"
     del ray.actors[name_of("worker", 1, 2)]
     assert placer.create("worker", 1, 3, worker=worker) == "m4"
+
+
+def test_a_node_starts_where_there_is_room_for_it_and_not_for_all_that_its_group_has_lost(
+    ray: PlayedRay, placer: Placer
+):
+    ray.schedules, ray.machines = True, ["m1", "m2", "m3"]
+    for role in ("trainer", "rollout"):
+        for rank in (0, 1):
+            placer.create(role, rank)
+    placer.lose("m2", name_of("trainer", 1, 1))
+    for role in ("trainer", "rollout"):
+        assert placer.create(role, 1, 2) == "m3"
+        del ray.actors[name_of(role, 1, 1)]
+    # Ray learns of both machines at once, and looks for two in their place.
+    ray.machines = ["m3"]
+    ray.schedule()
+    for role in ("trainer", "rollout"):
+        del ray.actors[name_of(role, 0, 1)]
+    assert placer.create("trainer", 0, 2) == ""
+    assert placer.look("trainer")[name_of("trainer", 0, 2)]["state"] == "pending"
+    ray.machines.append("m4")
+    ray.schedule()
+    assert ray.groups[FIRST]["bundles_to_node_id"] == {"0": "", "1": ""}
+    for _ in range(2):
+        waits = placer.look("trainer")[name_of("trainer", 0, 2)]
+    assert (waits["state"], waits["reason"]) == (
+        "gone",
+        "Ray has no room for all that its placement group has lost, but for it",
+    )
+    del ray.actors[name_of("trainer", 0, 2)]
+    assert [placer.create(role, 0, 3) for role in ("rollout", "trainer")] == ["m4", "m4"]
 
 
 def test_the_group_that_a_rank_has_left_for_another_machine_ends(ray: PlayedRay, placer: Placer):

@@ -24,6 +24,8 @@ _PLACED = "perdure/placed/"
 """The prefix of the keys of the nodes whose place does not follow from their names: `GROUP` or `GROUP#BUNDLE`."""
 _PARTS = 5
 """The parts of the name of a first group: `perdure/<uid>/<namespace>/<job>/<roles>`."""
+_SETTLES = 2.0
+"""Seconds in which Ray gives a machine that has room to the bundles that it has lost, if there is room for all."""
 _INSISTS = 60.0
 """Seconds for which a node without a machine rather waits than use one that it avoids."""
 
@@ -77,6 +79,15 @@ class Layout:
         """Returns the machine of a place; empty for none."""
         bundles = self._groups.get(place.group, {}).get("bundles_to_node_id", {})
         return {int(bundle): machine for bundle, machine in bundles.items()}.get(place.bundle) or ""
+
+    def is_lost(self, place: Place) -> bool:
+        """Returns whether Ray looks for a machine in place of a lost one: for all bundles of the group that have lost
+        theirs, or for none of them."""
+        return self.state(place.group) == "RESCHEDULING" and not self.machine(place)
+
+    def bundle(self, place: Place) -> dict[str, float]:
+        bundles = self._groups.get(place.group, {}).get("bundles", {})
+        return {int(number): one for number, one in bundles.items()}.get(place.bundle) or {}
 
     def state(self, group: str) -> str:
         return self._groups.get(group, {}).get("state", "")
@@ -149,6 +160,8 @@ class Places:
         self._unreachable = unreachable
         self._avoids: dict[str, tuple[float, frozenset[str]]] = {}
         """Of nodes that were placed: when, and the hosts that they avoid."""
+        self._room_since: dict[str, float] = {}
+        """Of nodes whose bundle is lost: since when a machine has room for it."""
 
     def place(self, name: str, group: dict[str, Any], index: int, avoid: list[str]) -> tuple[Any, int]:
         """Returns the placement group of a node, and the index of its bundle.
@@ -165,7 +178,7 @@ class Places:
         first, bundle, labels = group["name"], group["bundle"], group["labels"]
         self._make(first, bundle, labels, number=group["gang"])
         layout = self._layout(first)
-        if index >= layout.gang and layout.state(first) != "CREATED":
+        if index >= layout.gang and layout.state(first) not in ("CREATED", "RESCHEDULING"):
             raise NotYet(f"it waits for the first {layout.gang} nodes: {self.why_pending(first)}")
         nodes = self._tables.machines()
         lost = self._lost(layout, index, nodes)
@@ -203,7 +216,8 @@ class Places:
                 if layout.machine(place) in nodes.keys() - unwanted:
                     return place, set()
             apart = (others | unwanted) & nodes.keys()
-            if layout.machine(waits) in unwanted and self._has_room(bundle, nodes.keys() - apart):
+            given_up = layout.machine(waits) in unwanted or layout.is_lost(waits)
+            if given_up and self._has_room(bundle, nodes.keys() - apart):
                 return new, apart
         return waits, (others | lost) & nodes.keys() if waits.group != layout.first else set()
 
@@ -236,7 +250,18 @@ class Places:
                 for other in layout.free_bundles(rank):
                     if other != place and layout.machine(other) in there - self._avoided(name, nodes):
                         found.setdefault(name, "no machine has room where it waits, and a bundle of the job has one")
+                if self._overlooks_room(layout, name, there - self._avoided(name, nodes)):
+                    found.setdefault(name, "Ray has no room for all that its placement group has lost, but for it")
         return found
+
+    def _overlooks_room(self, layout: Layout, name: str, machines: set[str]) -> bool:
+        """Returns whether a machine has had room for a while that Ray does not give to a node's lost bundle."""
+        place = layout.places[name]
+        apart = layout.apart(_rank_of(name))
+        if not layout.is_lost(place) or not self._has_room(layout.bundle(place), machines - apart):
+            self._room_since.pop(name, None)
+            return False
+        return time.monotonic() > self._room_since.setdefault(name, time.monotonic()) + _SETTLES
 
     def _avoided(self, name: str, nodes: Mapping[str, Any]) -> set[str]:
         since, hosts = self._avoids.get(name, (0.0, frozenset[str]()))
@@ -276,8 +301,9 @@ class Places:
         for key in internal_kv._internal_kv_list(_PLACED):
             if mine.fullmatch(key.decode()):
                 internal_kv._internal_kv_del(key)
-        for name in [name for name in self._avoids if mine.fullmatch(name)]:
-            del self._avoids[name]
+        for known in (self._avoids, self._room_since):
+            for name in [name for name in known if mine.fullmatch(name)]:
+                del known[name]
 
     def why_pending(self, prefix: str) -> str:
         """Returns why nodes of the groups have to wait, in Ray's words."""
