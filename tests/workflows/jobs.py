@@ -69,7 +69,7 @@ async def continue_as_new(
     """Fills the history of a workflow until it has another run.
 
     A test lowers `options.HISTORY_LIMIT` for that before its workflows begin, and leaves it so: a replay under another
-    limit would make other commands, and the workflow fails its tasks for ever.
+    limit would make other commands, and the workflow fails its tasks indefinitely.
 
     Args:
         handle: The workflow.

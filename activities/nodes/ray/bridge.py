@@ -325,7 +325,7 @@ def main() -> None:
         # The worker has ended. Ray's own shutdown may hang, and detached actors need none.
         os._exit(0)
 
-    # From the beginning: a worker may end while Ray connects, which a silent cluster lets last for ever.
+    # From the beginning: a worker may end while Ray connects, which a silent cluster lets last indefinitely.
     threading.Thread(target=read, daemon=True).start()
     try:
         ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level="ERROR")
