@@ -216,7 +216,7 @@ async def test_a_stolen_ticket_is_worth_its_nodes_of_its_job_until_it_expires(ow
     ticket = await owner.ticket(job, nodes=1)
     machine, thief = owner.machine(ticket), owner.machine(ticket)
     place = await owner.place(machine, asks("a"))
-    assert "for a node" in await refused(thief, asks("thief"), JoinRefusal.NO_PLACE)
+    assert "is for 1 node," in await refused(thief, asks("thief"), JoinRefusal.NO_PLACE)
     # Another ticket gives no power over the machine, whatever names its bearer takes.
     other = owner.machine(await owner.ticket(job, nodes=1))
     elsewhere = await owner.place(other, asks("a"))

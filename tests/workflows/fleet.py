@@ -354,11 +354,12 @@ async def running_fleet(
     fleet = fleet_type(client, f"perdure-{uuid4().hex[:8]}")
     main, watching = fleet.workers(max_cached_workflows=max_cached_workflows, sandboxed=sandboxed)
     with no_event_left_out():
-        async with main, watching:
-            try:
+        try:
+            async with main, watching:
                 yield fleet
-            finally:
-                await fleet.close()
+        finally:
+            # Only now: until its workers have ended, a group may start further nodes.
+            await fleet.close()
 
 
 def job_spec(nodes: str = "2", **fields: Any) -> dict[str, Any]:

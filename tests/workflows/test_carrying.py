@@ -58,7 +58,7 @@ async def test_a_large_job_with_long_incidents_continues_as_new_and_knows_the_sa
 ):
     told = within_budget(tuple(long_incident(number + 1) for number in range(INCIDENTS)))
     # As the job itself gives it when it decides for the first time.
-    reason = f"{nodes} of {nodes} nodes, {8 * nodes} ranks"
+    reason = f"{nodes:,} of {nodes:,} nodes, {8 * nodes:,} ranks"
     large = large_state(nodes).replace(incidents=told, incident_count=INCIDENTS)
     large = large.with_role(large.roles["worker"].replace(reason=reason))
     facts = SiteActivities(SiteFacts(search_attributes=False, backends=("local",)))
