@@ -23,9 +23,9 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from perdure_training.background import lower_thread_priority
 from perdure_training.node_api.bodies import RestoringReport
 from perdure_training.node_api.storage_link import StorageAway, StorageLink, StorageProblem
-from perdure_training.snapshots.copies import lower_thread_priority
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import hmac
 import json
-import logging
 import os
 import re
 import socket
@@ -26,9 +25,7 @@ from perdure.agent.checkpoint.storage import Storage
 from perdure.contract import CopyReceiver, NodeCredentials
 from perdure.workflows.policy.checkpoints.copies import copies_token
 from perdure_launcher.system.memory_folder import COPIES_PREFIX, ROOT, MemoryFolder
-from perdure_training.snapshots.copies import lower_thread_priority
-
-logger = logging.getLogger(__name__)
+from perdure_training.background import ConnectionThreads
 
 Json = dict[str, Any]
 
@@ -80,50 +77,26 @@ class CopyService:
         # An agent that was killed finds its folder again. Nobody else takes it over.
         self._memory = MemoryFolder(folder or ROOT, node=node.path, prefix=COPIES_PREFIX)
         self._files = Storage(str(self._memory.path))
-        self._socket = listening
         self._room = threading.Lock()
         self._coming = 0
         """Bytes of files that are being written."""
-        self._free = threading.BoundedSemaphore(_CONNECTIONS)
         self.receiver = CopyReceiver(
             port=cast("int", listening.getsockname()[1]), folder=self._memory.path.name, rack=rack
         )
-        threading.Thread(target=self._accept, name="copy-service", daemon=True).start()
+        self._connections = ConnectionThreads(listening, self._serve, most=_CONNECTIONS, name="copies")
 
     def close(self) -> None:
         """Takes no further request, and deletes the copies."""
-        with contextlib.suppress(OSError):
-            # Wakes the thread that accepts, which closing alone does not.
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+        self._connections.close()
         self._memory.remove()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._socket.accept()
-            except OSError:
-                return
-            if not self._free.acquire(blocking=False):
-                connection.close()
-                continue
-            threading.Thread(target=self._serve, args=(connection,), name="copies", daemon=True).start()
-
     def _serve(self, connection: socket.socket) -> None:
-        lower_thread_priority()
-        try:
-            with connection, connection.makefile("rb") as incoming:
-                connection.settimeout(_INTRODUCTION)
-                line = incoming.readline(_LONGEST_REQUEST)
-                connection.settimeout(SILENCE)
-                if line.endswith(b"\n"):
-                    self._answer(line, connection, cast("socket.SocketIO", incoming))
-        except OSError as error:
-            logger.debug("a request for copies ended early: %s", error)
-        except Exception:
-            logger.exception("a request for copies was not answered")
-        finally:
-            self._free.release()
+        with connection.makefile("rb") as incoming:
+            connection.settimeout(_INTRODUCTION)
+            line = incoming.readline(_LONGEST_REQUEST)
+            connection.settimeout(SILENCE)
+            if line.endswith(b"\n"):
+                self._answer(line, connection, cast("socket.SocketIO", incoming))
 
     def _answer(self, line: bytes, connection: socket.socket, incoming: socket.SocketIO) -> None:
         def send(answer: Json) -> None:

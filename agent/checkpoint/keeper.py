@@ -43,8 +43,8 @@ from perdure.contract import (
     RestoreSource,
     StoredCheckpoint,
 )
+from perdure_training.background import lower_thread_priority
 from perdure_training.node_api.layout import CHECKPOINT_SOCKET
-from perdure_training.snapshots.copies import lower_thread_priority
 
 logger = logging.getLogger(__name__)
 

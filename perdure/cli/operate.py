@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pydantic import JsonValue
 
     from perdure.contract import ArchivedJob
+    from perdure.gateway.certificates import SiteCertificate
     from perdure.spec.job import Backend
 
 HealthPortOption = Annotated[
@@ -37,6 +38,11 @@ HealthPortOption = Annotated[
         help="Answer GET /healthz on this port while the service runs.",
         show_default="none",
     ),
+]
+
+TlsKeyOption = Annotated[
+    Path | None,
+    typer.Option("--tls-key", metavar="FILE", help="The private key of --tls-certificate.", show_default=False),
 ]
 
 OperatorHealthPortOption = Annotated[
@@ -143,6 +149,16 @@ def _backends(names: Sequence[str]) -> list[Backend]:
     return [served[name] for name in names]
 
 
+def _site_certificate(certificate: Path | None, key: Path | None) -> SiteCertificate | None:
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise typer.BadParameter("name both files", param_hint="--tls-certificate, --tls-key")
+    from perdure.gateway.certificates import SiteCertificate
+
+    return SiteCertificate(certificate=certificate, private_key=key)
+
+
 def gateway(
     listen: Annotated[
         str, typer.Option("--listen", metavar="HOST:PORT", help="Serve agents at this address.")
@@ -181,10 +197,7 @@ def gateway(
             show_default=False,
         ),
     ] = None,
-    tls_key: Annotated[
-        Path | None,
-        typer.Option("--tls-key", metavar="FILE", help="The private key of --tls-certificate.", show_default=False),
-    ] = None,
+    tls_key: TlsKeyOption = None,
     health_port: HealthPortOption = None,
     log_format: LogFormatOption = LogFormat.TEXT,
     address: AddressOption = None,
@@ -199,18 +212,13 @@ def gateway(
         raise typer.BadParameter("the keys are in the folder", param_hint="--keyring-secret")
     if keyring and only_keyring:
         raise typer.BadParameter("the first gateway makes the folder", param_hint="--only-keyring")
-    if (tls_certificate is None) != (tls_key is None):
-        raise typer.BadParameter("name both files", param_hint="--tls-certificate, --tls-key")
+    certificate = _site_certificate(tls_certificate, tls_key)
     from perdure.base.services import run_service
     from perdure.gateway import serve
-    from perdure.gateway.certificates import SiteCertificate
 
     secret = keyring_secret or serve.KEYRING_SECRET
     if only_keyring:
         raise typer.Exit(run_service(serve.make_keyring(secret), logger=serve.logger, log_format=log_format))
-    certificate = None
-    if tls_certificate and tls_key:
-        certificate = SiteCertificate(certificate=tls_certificate, private_key=tls_key)
     service = serve.serve(
         address=address,
         listen=listen,
@@ -264,10 +272,7 @@ def page(
             show_default="something before it adds TLS",
         ),
     ] = None,
-    tls_key: Annotated[
-        Path | None,
-        typer.Option("--tls-key", metavar="FILE", help="The private key of --tls-certificate.", show_default=False),
-    ] = None,
+    tls_key: TlsKeyOption = None,
     archive: PageArchiveOption = None,
     health_port: HealthPortOption = None,
     log_format: LogFormatOption = LogFormat.TEXT,
@@ -280,21 +285,16 @@ def page(
 
     [dim]perdure page --url https://perdure.example · perdure page --namespace nlp --read-only[/]
     """
-    if (tls_certificate is None) != (tls_key is None):
-        raise typer.BadParameter("name both files", param_hint="--tls-certificate, --tls-key")
+    certificate = _site_certificate(tls_certificate, tls_key)
     check_url(url)
     if url.startswith("http:") and not is_own_name(url):
         raise typer.BadParameter(
             f'got "{url}"; tokens must not cross a network unencrypted: name an address with https', param_hint="--url"
         )
     from perdure.base.services import run_service
-    from perdure.gateway.certificates import SiteCertificate
     from perdure.page import site
     from perdure.page.server import logger
 
-    certificate = None
-    if tls_certificate and tls_key:
-        certificate = SiteCertificate(certificate=tls_certificate, private_key=tls_key)
     service = site.serve(
         address=address,
         listen=listen,

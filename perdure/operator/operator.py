@@ -77,7 +77,7 @@ class Operator:
             group.create_task(self._plans.serve())
             group.create_task(self._notice())
             for _ in range(LOOKS_AT_ONCE):
-                group.create_task(self._serve())
+                group.create_task(self._queue.serve(self._look))
 
     @contextlib.asynccontextmanager
     async def hold(self, namespace: str, name: str) -> AsyncGenerator[TrainingJobResource | None]:
@@ -194,14 +194,6 @@ class Operator:
                 if before is not None and before.get(workflow_id) != now.get(workflow_id):
                     self._queue.plan(uid)
             before = now
-
-    async def _serve(self) -> None:
-        while True:
-            uid = await self._queue.take()
-            try:
-                await self._look(uid)
-            finally:
-                self._queue.give_back(uid)
 
     async def _look(self, uid: str) -> None:
         async with self._turns[uid]:

@@ -142,12 +142,7 @@ class ScalePlans:
 
     async def serve(self) -> None:
         """Carries out plans, one after the other, until it is cancelled."""
-        while True:
-            uid = await self._queue.take()
-            try:
-                await self._look(uid)
-            finally:
-                self._queue.give_back(uid)
+        await self._queue.serve(self._look)
 
     def _take(self, change: Change, namespace: str | None) -> None:
         match change:

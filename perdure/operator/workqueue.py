@@ -6,7 +6,9 @@ With a thousand jobs, jobs at rest are reconciled less often; a job to which som
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import NoReturn
 
 _LEAD = 3600.0
 """Seconds by which an event precedes a mere deadline."""
@@ -37,6 +39,15 @@ class Workqueue:
     def forget(self, key: str) -> None:
         """Removes the key."""
         self._due.pop(key, None)
+
+    async def serve(self, handle: Callable[[str], Awaitable[None]]) -> NoReturn:
+        """Handles each key once it is due, one after the other, until it is cancelled or handling one fails."""
+        while True:
+            key = await self.take()
+            try:
+                await handle(key)
+            finally:
+                self.give_back(key)
 
     async def take(self) -> str:
         """Takes the key that is due for longest, once one is; no other task gets it until it is given back."""

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
+from perdure_training.background import lower_thread_priority
 from perdure_training.checkpoint.agreed_step import AgreedStep, agree_on_step
 from perdure_training.checkpoint.cadence import AgreedCadence, Cadence
 from perdure_training.checkpoint.direct import DirectSaves
@@ -32,7 +33,6 @@ from perdure_training.events import TrainerEvents
 from perdure_training.node_api.progress_file import SaveStall
 from perdure_training.numbers import watch
 from perdure_training.snapshots.arena import Arena, Header, NoRoom, Slot
-from perdure_training.snapshots.copies import lower_thread_priority
 from perdure_training.snapshots.findings import Finding
 from perdure_training.snapshots.made_steps import MadeSteps, newest_made
 from perdure_training.snapshots.private_map import PrivateMap

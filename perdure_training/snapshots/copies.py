@@ -15,20 +15,16 @@ from __future__ import annotations
 import contextlib
 import hmac
 import json
-import logging
-import os
 import re
 import secrets
 import socket
-import threading
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+from perdure_training.background import ConnectionThreads
 from perdure_training.snapshots import arena
 from perdure_training.snapshots.arena import Arena, Header, NoRoom, Slot
-
-logger = logging.getLogger(__name__)
 
 RACK_VARIABLE = "PERDURE_RACK"
 """Variable that names the node's rack, or whatever part of the site fails at once; unset where that is unknown."""
@@ -45,8 +41,6 @@ _SILENCE = 30.0
 """Seconds without a byte, in the middle of a copy, after which a connection is given up."""
 _PIECE = 1 << 22
 """Bytes read at once."""
-_NICE = 10
-"""Priority of the threads that copy: training comes first."""
 
 
 class Refused(Exception):
@@ -109,49 +103,27 @@ class CopyReceiver:
             slots: The number of snapshots of each rank.
         """
         self._folder = folder
-        self._socket = listening
         self._slots = slots
-        self._free = threading.BoundedSemaphore(_CONNECTIONS)
         port = cast("int", listening.getsockname()[1])
         self.address = ReceiverAddress(host=host, port=port, token=secrets.token_urlsafe(32))
-        threading.Thread(target=self._accept, name="copy-receiver", daemon=True).start()
+        self._connections = ConnectionThreads(listening, self._serve, most=_CONNECTIONS, name="copy")
 
     def close(self) -> None:
         """Takes no further connection."""
-        with contextlib.suppress(OSError):
-            # Wakes the thread that accepts, which closing alone does not.
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._socket.accept()
-            except OSError:
-                return
-            if not self._free.acquire(blocking=False):
-                connection.close()
-                continue
-            threading.Thread(target=self._serve, args=(connection,), name="copy", daemon=True).start()
+        self._connections.close()
 
     def _serve(self, connection: socket.socket) -> None:
-        lower_thread_priority()
-        try:
-            with connection, connection.makefile("rb", buffering=0) as incoming:
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                connection.settimeout(_INTRODUCTION)
-                while (line := _read_line(incoming)) is not None:
-                    connection.settimeout(_SILENCE)
-                    refusal = self._take(line, connection, incoming)
-                    connection.sendall(refusal.encode() + b"\n")
-                    if refusal:
-                        return
-                    # The next step may be long in coming.
-                    connection.settimeout(None)
-        except OSError as error:
-            logger.debug("a copy ended early: %s", error)
-        finally:
-            self._free.release()
+        with connection.makefile("rb", buffering=0) as incoming:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            connection.settimeout(_INTRODUCTION)
+            while (line := _read_line(incoming)) is not None:
+                connection.settimeout(_SILENCE)
+                refusal = self._take(line, connection, incoming)
+                connection.sendall(refusal.encode() + b"\n")
+                if refusal:
+                    return
+                # The next step may be long in coming.
+                connection.settimeout(None)
 
     def _take(self, line: bytes, connection: socket.socket, incoming: socket.SocketIO) -> str:
         """Receives one copy; returns why not, or an empty text."""
@@ -234,12 +206,6 @@ class CopySender:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-
-
-def lower_thread_priority() -> None:
-    """Lowers the priority of the calling thread, where the system has priorities of threads."""
-    with contextlib.suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
 def _read_line(incoming: socket.SocketIO) -> bytes | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
@@ -16,7 +15,6 @@ from perdure.operator.events import MOST_TEXTS, WINDOW, Occurrence, RecentTexts,
 from perdure.operator.reconcile import Reconciler
 from perdure.operator.resource import SCALED_ROLES, TrainingJobResource
 from perdure.operator.status import KnownStep, Observed, ResourceStatus, Truth
-from perdure.operator.workqueue import Workqueue
 from perdure.spec.errors import SpecError
 from perdure.spec.job import Backend
 from perdure.spec.validate import validate_spec
@@ -344,35 +342,6 @@ def test_a_condition_keeps_its_time_while_it_is_the_same():
     (condition,) = right.conditions
     assert (condition.status, condition.last_transition_time) == (Truth.TRUE, NOW + timedelta(minutes=3))
     assert (right.accepts(3), right.accepts(4)) == (True, False)
-
-
-async def test_many_are_looked_at_in_turn_and_what_has_happened_first():
-    queue = Workqueue(per_second=200)
-    loop = asyncio.get_running_loop()
-    for number in range(50):
-        queue.plan(str(number), after=-1)
-    queue.plan("later", after=60)
-    queue.plan("happened")
-    started = loop.time()
-    taken = [await queue.take() for _ in range(51)]
-    assert loop.time() - started >= 50 / 200
-    assert taken[0] == "happened"
-    assert sorted(taken[1:], key=int) == [str(number) for number in range(50)]
-
-
-async def test_no_task_gets_what_another_one_holds():
-    queue = Workqueue(per_second=1000)
-    queue.plan("one")
-    assert await queue.take() == "one"
-    queue.plan("one")
-    waiting = asyncio.create_task(queue.take())
-    queue.plan("two", after=0.02)
-    assert await waiting == "two"
-    waiting = asyncio.create_task(queue.take())
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    queue.give_back("one")
-    assert await waiting == "one"
 
 
 def running_job(**fields: Any) -> JobStatus:
