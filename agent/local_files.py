@@ -12,12 +12,12 @@ import os
 import shutil
 import stat
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 
 from perdure.agent.storage_credentials import options_of
-from perdure_training.node_api.untrusted_files import NotARegularFile, folder_beneath, open_file
+from perdure_training.node_api.untrusted_files import NotARegularFile, folder_beneath, open_file, sync_folder
 
 
 def open_storage(url: str, *, contained: bool = False) -> tuple[Any, str]:
@@ -81,7 +81,7 @@ class LocalFiles:
     def makedirs(self, path: str, *, exist_ok: bool) -> None:
         """Creates a folder, and those above it."""
         if not self._contained:
-            self._root.mkdir(parents=True, exist_ok=exist_ok)
+            _make_folders(self._root)
         with self._folder(self._parts(path), create=exist_ok):
             pass
 
@@ -98,17 +98,29 @@ class LocalFiles:
         except OSError:
             return False
 
-    def ls(self, path: str, *, detail: bool) -> list[str]:
-        """Returns the paths in a folder."""
-        assert not detail
+    def ls(self, path: str, *, detail: bool) -> list[Any]:
+        """Returns the paths in a folder; with `detail` as dictionaries that have the sizes, too."""
         with self._folder(self._parts(path)) as within:
-            return [f"{path}/{name}" for name in os.listdir(within)]
+            if not detail:
+                return [f"{path}/{name}" for name in os.listdir(within)]
+            found: list[dict[str, Any]] = []
+            for name in os.listdir(within):
+                # What another node deletes meanwhile is not there.
+                with suppress(FileNotFoundError):
+                    size = os.stat(name, dir_fd=within, follow_symlinks=False).st_size
+                    found.append({"name": f"{path}/{name}", "size": size})
+            return found
 
     def mv(self, path: str, new: str) -> None:
         """Gives a file another name in its folder, durably."""
         with self._parent(path) as (name, within):
             os.replace(name, PurePosixPath(new).name, src_dir_fd=within, dst_dir_fd=within)
-            os.fsync(within)
+            sync_folder(within)
+
+    def persist(self, path: str) -> None:
+        """Makes the name of a new file durable: without this a loss of power can take a file whose content is."""
+        with self._parent(path) as (_, within):
+            sync_folder(within)
 
     def rm_file(self, path: str) -> None:
         """Deletes a file."""
@@ -145,3 +157,16 @@ class LocalFiles:
 
     def _parts(self, path: str) -> tuple[str, ...]:
         return PurePosixPath(path).relative_to(self._root).parts
+
+
+def _make_folders(folder: Path) -> None:
+    """Creates a folder and those above it, durably."""
+    if folder.is_dir():
+        return
+    _make_folders(folder.parent)
+    folder.mkdir(exist_ok=True)
+    above = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sync_folder(above)
+    finally:
+        os.close(above)

@@ -1,29 +1,38 @@
 """Commits the checkpoint that the node's group desires, and tries again until the storage has taken it.
 
-The job alone knows when the parts of all nodes are durable; an agent only carries its decision out.
+The job alone knows when the parts of all nodes are durable; an agent only carries its decision out. Before, it looks
+whether the storage still has each part: a checkpoint that cannot be read would take the place of one that can.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
+from perdure.agent.checkpoint.records import lost
 from perdure.agent.checkpoint.retention import Retention
 from perdure.agent.checkpoint.storage import Storage
 from perdure.agent.notifier import Notifier
 from perdure.agent.state import AgentState
 from perdure.base.backoff import Backoff
-from perdure.contract import Commit
+from perdure.contract import CheckpointRef, Commit
 
 logger = logging.getLogger(__name__)
 
 _ANSWERS_WITHIN = 120.0
 """Seconds after which a storage that has not answered is reported: a commit copies or renames one small file."""
+_LISTED_WITHIN = 60.0
+"""Seconds after which what a listing lacks is lost: so long may a client of NFS show an older one."""
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 30.0
+
+
+class PartsLost(Exception):
+    """The storage has lost what nodes have stored of a checkpoint; the message says what."""
 
 
 class CheckpointedNode(Protocol):
@@ -48,6 +57,7 @@ class Commits:
 
     Invariants:
         - Nothing else makes a folder a checkpoint, and a commit that was withdrawn is not tried again.
+        - A folder that lacks a part, or a part of whose bytes, does not become a checkpoint.
         - Each problem of a commit is reported once.
     """
 
@@ -58,6 +68,7 @@ class Commits:
         node: CheckpointedNode,
         *,
         report: Callable[[Commit, str], None],
+        give_up: Callable[[Commit, str], None],
     ) -> None:
         """Creates the object.
 
@@ -66,11 +77,13 @@ class Commits:
             retention: Deletes what a commit makes superfluous.
             node: The node.
             report: Called in the event loop with a commit and why the storage does not take it, empty if it has.
+            give_up: Called in the event loop with a commit that cannot succeed, and why: ranks need not wait for it.
         """
         self._storage = storage
         self._retention = retention
         self._node = node
         self._report = report
+        self._give_up = give_up
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="commit")
 
     async def run(self) -> None:
@@ -92,16 +105,18 @@ class Commits:
         """Tries to commit for as long as that is desired."""
         backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         attempt: asyncio.Future[None] | None = None
-        reported = ""
+        reported, begun = "", time.monotonic()
         while self._due == commit:
             attempt = attempt or asyncio.get_running_loop().run_in_executor(
-                self._threads, self._storage.commit, commit.checkpoint
+                self._threads, self._commit, commit.checkpoint
             )
             await asyncio.wait({attempt}, timeout=_ANSWERS_WITHIN)
-            problem = self._problem(attempt)
+            problem, is_lost = self._problem(attempt)
             if not problem:
                 self._finish(commit)
-            elif problem != reported:
+            elif problem != reported and not (is_lost and time.monotonic() - begun < _LISTED_WITHIN):
+                if is_lost:
+                    self._give_up(commit, problem)
                 logger.warning("%s is not committed, retrying: %s", commit.checkpoint.folder, problem)
                 self._report(commit, problem)
                 reported = problem
@@ -110,13 +125,31 @@ class Commits:
                 pause = backoff.next_pause()
                 await self._node.changed.wait_for(lambda: self._due != commit, within=pause)
 
-    def _problem(self, attempt: asyncio.Future[None]) -> str:
-        """Why a checkpoint is not committed; empty if it is."""
+    def _commit(self, checkpoint: CheckpointRef) -> None:
+        """Commits a checkpoint that the storage has.
+
+        Raises:
+            PartsLost: if it lacks something.
+            OSError: if the storage does not answer, or is another one; the libraries of storages raise others.
+        """
+        if problem := lost(self._storage, checkpoint):
+            raise PartsLost(problem)
+        self._storage.commit(checkpoint)
+
+    def _problem(self, attempt: asyncio.Future[None]) -> tuple[str, bool]:
+        """Why a checkpoint is not committed, empty if it is; and whether it cannot be."""
+        url = self._storage.url
         if not attempt.done():
-            return f"{self._storage.url}: no answer within {_ANSWERS_WITHIN:g} s"
-        if (error := attempt.exception()) is None:
-            return ""
-        return f"{self._storage.url}: {getattr(error, 'strerror', None) or error or type(error).__name__}"
+            return f"{url}: no answer within {_ANSWERS_WITHIN:g} s", False
+        error = attempt.exception()
+        if isinstance(error, PartsLost):
+            return (
+                f"{url} has lost what was stored: {error}. Find out what else deletes or changes files there, such as "
+                "another job or a rule of the storage"
+            ), True
+        if error is None:
+            return "", False
+        return f"{url}: {getattr(error, 'strerror', None) or error or type(error).__name__}", False
 
     def _finish(self, commit: Commit) -> None:
         logger.info("%s is a durable checkpoint", commit.checkpoint.folder)

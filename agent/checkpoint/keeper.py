@@ -100,7 +100,13 @@ class CheckpointService:
         self._watched: WatchedFiles | None = None
         if (spec := config.checkpoint) is not None and spec.storage is not None:
             self._storage = Storage(spec.storage, contained=config.is_another_user)
-            self._commits = Commits(self._storage, Retention(self._storage, spec), node, report=self._report_commit)
+            self._commits = Commits(
+                self._storage,
+                Retention(self._storage, spec),
+                node,
+                report=self._report_commit,
+                give_up=self._give_up_commit,
+            )
             self._watched = WatchedFiles(self._storage, config.node, keep_last=spec.keep_last)
         elif spec is not None:
             self._peers = PeerCopies(config)
@@ -183,6 +189,12 @@ class CheckpointService:
             with self._changed:
                 self._of(commit.checkpoint.folder).committed = True
                 self._changed.notify_all()
+
+    def _give_up_commit(self, commit: Commit, problem: str) -> None:
+        """Answers the ranks that wait for a checkpoint which cannot be committed: the next one is another try."""
+        with self._changed:
+            self._of(commit.checkpoint.folder).given_up = problem
+            self._changed.notify_all()
 
     # Requests of ranks, each in a thread of its own
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from perdure.agent.checkpoint.names import METADATA, UNCOMMITTED, record_name
-from perdure.agent.local_files import open_storage
+from perdure.agent.local_files import LocalFiles, open_storage
 from perdure.contract import CheckpointRef
 
 _LARGEST_RECORD = 1 << 24
@@ -45,6 +45,8 @@ class Storage:
                 size += len(piece)
                 checksum = zlib.crc32(piece, checksum)
             _flush_to_disk(file)
+        if isinstance(files, LocalFiles):
+            files.persist(target)
         return size, checksum
 
     def read(self, path: str) -> bytes:
@@ -93,6 +95,16 @@ class Storage:
         except FileNotFoundError:
             return set()
         return {str(path).rstrip("/").rpartition("/")[2] for path in found}
+
+    def sizes(self, folder: str) -> dict[str, int | None]:
+        """The names in a folder, each with its size where the storage lists it; empty if there is no such folder."""
+        files, root = self._open()
+        files.invalidate_cache()
+        try:
+            found = files.ls(f"{root}/{folder}".rstrip("/"), detail=True)
+        except FileNotFoundError:
+            return {}
+        return {str(one["name"]).rstrip("/").rpartition("/")[2]: one.get("size") for one in found}
 
     def saved(self, place: str) -> list[CheckpointRef]:
         """All folders of checkpoints in a place, committed or not, the latest first."""

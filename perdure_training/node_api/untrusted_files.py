@@ -93,7 +93,7 @@ def folder_beneath(folder: Path, parts: Sequence[str] = (), *, create: bool = Fa
     Args:
         folder: Where the path begins. Its last part may not be a link, but for the user's own short ones.
         parts: The names of the folders from there.
-        create: Whether to create those that are missing.
+        create: Whether to create those that are missing, durably.
 
     Yields:
         The descriptor of the last one.
@@ -108,6 +108,7 @@ def folder_beneath(folder: Path, parts: Sequence[str] = (), *, create: bool = Fa
             if create:
                 with suppress(FileExistsError):
                     os.mkdir(one, dir_fd=within)
+                    sync_folder(within)
             inner = _open(one, _FOLDER, within)
             os.close(within)
             within = inner
@@ -136,6 +137,19 @@ def open_file(name: str, flags: int, within: int) -> int:
         os.close(descriptor)
         raise NotARegularFile(errno.EINVAL, "it is not a regular file", name)
     return descriptor
+
+
+def sync_folder(within: int) -> None:
+    """Makes the names in an open folder durable, as far as its file system can: some know no such request.
+
+    Raises:
+        OSError: if the disk fails.
+    """
+    try:
+        os.fsync(within)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
+            raise
 
 
 def replace_beneath(folder: Path, name: str, content: bytes) -> None:

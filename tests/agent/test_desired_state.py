@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from perdure.agent.checkpoint.keeper import CheckpointService
+from perdure.agent.checkpoint.records import FileRecord, NodeFiles
 from perdure.contract import (
     ApplyDesired,
     CheckpointCommitted,
@@ -128,6 +129,9 @@ class Saving(Bench):
             folder = self.storage / f"step-{step}-run-1"
             folder.mkdir(parents=True)
             (folder / "metadata.uncommitted").write_bytes(b"pickle")
+            (folder / "__0_0.distcp").write_bytes(b"part")
+            files = {name: FileRecord(size=size, checksum=0) for name, size in ((".metadata", 6), ("__0_0.distcp", 4))}
+            (folder / "perdure-0.json").write_text(NodeFiles(ranks=1, files=files).model_dump_json())
 
     @property
     def committed(self) -> list[str]:
