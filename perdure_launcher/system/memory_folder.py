@@ -39,7 +39,8 @@ _LOOK = timedelta(milliseconds=20)
 _LOCK = "owner"
 """File that the launcher has locked, with the node's name."""
 _ABANDONED = "abandoned"
-"""File whose time of change is when a launcher first found the folder abandoned."""
+"""File whose time of change is when a launcher first found the folder abandoned, by the machine's monotonic clock: one
+that is set to another time must not cost a node its snapshots. A full memory has room for an empty file only."""
 _LONGEST_NODE = 1024
 
 
@@ -139,12 +140,14 @@ class _Abandoned:
 
     def abandoned_for(self) -> float:
         """Returns the seconds since a launcher first found it abandoned; that may be now."""
-        mark = self.path / _ABANDONED
+        mark, now = self.path / _ABANDONED, time.monotonic()
+        with contextlib.suppress(FileNotFoundError):
+            # A later one is of an older release, or of a container with another clock.
+            if (since := mark.lstat().st_mtime) <= now:
+                return now - since
         try:
-            mark.touch(mode=0o600, exist_ok=False)
-        except FileExistsError:
-            with contextlib.suppress(OSError):
-                return time.time() - mark.lstat().st_mtime
+            mark.touch(mode=0o600)
+            os.utime(mark, (now, now), follow_symlinks=False)
         except OSError:
             # A folder without room for an empty file is of no use to its node.
             return float("inf")

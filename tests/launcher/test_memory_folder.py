@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections import namedtuple
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -73,6 +74,13 @@ def save(folder: Path, step: int, *, generation: int = 1) -> None:
     slot.finish(replace(HEADER, step=step, generation=generation))
 
 
+def found_long_ago(folder: Path) -> None:
+    """Has the time for which a folder is kept pass, from when a launcher first found it abandoned."""
+    mark = folder / "abandoned"
+    then = mark.stat().st_mtime - memory_folder.KEPT_FOR.total_seconds() - 1
+    os.utime(mark, (then, then))
+
+
 def test_the_folder_of_a_running_launcher_is_left_to_it_and_removed_when_it_ends(tmp_path: Path):
     mine = MemoryFolder(tmp_path, node="job/worker-0")
     assert mine.path.stat().st_mode & 0o777 == 0o700
@@ -106,23 +114,41 @@ def test_nodes_that_are_killed_together_each_find_their_own_folder(tmp_path: Pat
 
 def test_an_abandoned_folder_is_deleted_some_time_after_it_was_first_found(tmp_path: Path):
     left = killed(tmp_path, "job/worker-1")
-    long_ago = memory_folder.KEPT_FOR.total_seconds() + 1
     # It counts from the first look: the owner may have lived for days.
     for path in (left, *left.iterdir()):
         os.utime(path, (1, 1))
     delete_abandoned(tmp_path, node="job/worker-0")
     assert folders(tmp_path) == {left}
-    mark = left / "abandoned"
-    found = mark.stat().st_mtime
-    os.utime(mark, (found - long_ago, found - long_ago))
+    found_long_ago(left)
     again = MemoryFolder(tmp_path, node="job/worker-1")
     assert again.path == left
     os.close(again._lock)
     delete_abandoned(tmp_path, node="job/worker-0")
     assert folders(tmp_path) == {left}
-    os.utime(mark, (found - long_ago, found - long_ago))
+    found_long_ago(left)
     delete_abandoned(tmp_path, node="job/worker-0")
     assert folders(tmp_path) == set()
+
+
+def test_a_mark_with_a_time_of_another_clock_is_made_again(tmp_path: Path):
+    left = killed(tmp_path, "job/worker-1")
+    (left / "abandoned").touch()
+    delete_abandoned(tmp_path, node="job/worker-0")
+    assert folders(tmp_path) == {left}
+    found_long_ago(left)
+    delete_abandoned(tmp_path, node="job/worker-0")
+    assert folders(tmp_path) == set()
+
+
+def test_a_clock_that_is_set_to_another_time_deletes_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    left = killed(tmp_path, "job/worker-1")
+    delete_abandoned(tmp_path, node="job/worker-0")
+    next_year = time.time() + 3e7
+    monkeypatch.setattr(time, "time", lambda: next_year)
+    delete_abandoned(tmp_path, node="job/worker-0")
+    again = MemoryFolder(tmp_path, node="job/worker-1")
+    assert (again.path, again.origin) == (left, MemoryOrigin.ADOPTED)
+    again.remove()
 
 
 def test_where_memory_is_short_only_the_same_jobs_folders_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
