@@ -21,6 +21,7 @@ from perdure_training.checkpoint.cadence import AgreedCadence, Cadence
 from perdure_training.checkpoint.direct import DirectSaves
 from perdure_training.checkpoint.durable import DurableCheckpoints, Metrics, connect_storage
 from perdure_training.checkpoint.generators import Generators
+from perdure_training.checkpoint.hidden import check_reachable
 from perdure_training.checkpoint.optimizers import prepare_optimizer
 from perdure_training.checkpoint.peers import Peers
 from perdure_training.checkpoint.slots import Slots
@@ -112,6 +113,7 @@ class Checkpointer:
 
         Raises:
             RuntimeError: if several ranks have no process group yet, or if it was called before.
+            TypeError: if an object without `state_dict` contains one with it, such as a module: that would be lost.
             KeyError: if the snapshot or the checkpoint has other names than `state`.
             StorageAway: if the node's agent, which reads checkpoints, did not answer or could not reach the storage
                 within ten minutes.
@@ -121,6 +123,7 @@ class Checkpointer:
         """
         if self._restored:
             raise RuntimeError("Checkpointer.restore: called before; a process restores once, when it begins")
+        check_reachable(state)
         world = self._begin()
         self._restored = True
         step = None

@@ -14,7 +14,7 @@ from perdure_training.snapshots.arena import PAGE, Slot
 from perdure_training.snapshots.private_map import PrivateMap
 
 _REMEDY: Final = "restore what was saved"
-_PLAIN: Final = {int, float, str, bytes, bool, type(None)}
+PLAIN: Final = {int, float, str, bytes, bool, type(None)}
 """What lists of a million values have, such as the losses so far."""
 
 
@@ -63,7 +63,7 @@ def _find_objects(value: object, found: list[Any], seen: set[int]) -> None:
         # A value may contain itself.
         seen.add(id(cast("object", value)))
         parts = cast("dict[Any, Any]", value).values() if isinstance(value, dict) else cast("list[Any]", value)
-        if not _PLAIN.issuperset(map(type, parts)):
+        if not PLAIN.issuperset(map(type, parts)):
             for part in parts:
                 _find_objects(part, found, seen)
 
