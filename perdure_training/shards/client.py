@@ -14,7 +14,6 @@ import re
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -22,9 +21,10 @@ from typing import Any, Generic, TypeVar
 from perdure_training.node_api.agent_client import AgentAway, AgentRefused, Json, pauses
 from perdure_training.node_api.rank_environment import generation_of
 from perdure_training.numbers import watch
+from perdure_training.shards.holding import Holding, Report
 from perdure_training.shards.link import Link, find_link
 from perdure_training.shards.shard import Shard, StreamShard, describe
-from perdure_training.shards.spans import Span, advance, length, merge, without
+from perdure_training.shards.spans import Span, advance, merge
 
 logger = logging.getLogger(__name__)
 
@@ -34,9 +34,6 @@ AHEAD = 3.0
 """Seconds for which a rank keeps shards ahead, beside four times the time of an exchange."""
 _FIRST_SHARDS = 2
 _MOST_SHARDS = 200_000
-_MOST_SPANS = 200
-"""Spans in one list of a request; the agent takes 256."""
-_MOST_FAILED = 100
 _DESCRIBED = 4
 """Spans of samples that `describe_step` names."""
 _pauses = partial(pauses, first=0.1, longest=3.0)
@@ -121,19 +118,9 @@ class ShardClient(ABC, Generic[_Leased]):
         """The position that all ranks had agreed on last; None before the first answer."""
         self._acknowledged = False
         """The dataset has answered in this term."""
-        self._held: deque[Span] = deque()
-        self._out: deque[Span] = deque()
-        """What was handed out and is not done, in that order."""
-        self._done: list[Span] = []
-        """What is done and not reported yet."""
-        self._failed: list[tuple[Span, str]] = []
-        self._consumed: list[Span] = []
-        """What was done since the base."""
-        self._merge_at = 2 * _MOST_SPANS
+        self._holding = Holding(self._parameters)
         self._agreed: Json | None = None
         """The position at the last step."""
-        self._handed: list[Span] = []
-        """The batch that the loop was given last, until it is done."""
         self._drained = False
         self._refused = ""
         self._superseded = False
@@ -160,12 +147,12 @@ class ShardClient(ABC, Generic[_Leased]):
         self._check_process()
         with self._changed:
             self._start()
-            if not self._held:
+            if not self._holding:
                 self._target = min(2 * self._target, self._most_ahead)
                 self._ask()
             asked, put_back = self._asked, self._put_back
             warned = began = time.monotonic()
-            while not self._held or put_back != self._put_back:
+            while not self._holding or put_back != self._put_back:
                 if self._refused:
                     raise ShardsRefused(self._refused)
                 if (self._drained and self._answered >= asked) or put_back != self._put_back:
@@ -177,8 +164,9 @@ class ShardClient(ABC, Generic[_Leased]):
                 if time.monotonic() - warned >= _WARN_INTERVAL:
                     warned = time.monotonic()
                     logger.warning("dataset %s: waiting for shards", self._name)
-            span = self._take_one()
-            if len(self._held) < 2 or self._held_shards < self._target / 2:
+            span = self._holding.hand_out()
+            self._count += 1
+            if self._holding.shards < self._target / 2:
                 self._changed.notify_all()
         return self._shard(span)
 
@@ -194,11 +182,11 @@ class ShardClient(ABC, Generic[_Leased]):
             ValueError: if the shard is not in progress.
         """
         with self._changed:
-            span = self._withdraw([self.span(shard)])
+            span = self._holding.withdraw([self.span(shard)])
             if error is None:
-                self._finish(span)
+                self._holding.finish(span)
             else:
-                self._failed += [(one, error) for one in span]
+                self._holding.fail(span, error)
                 self._changed.notify_all()
 
     def advance(self, samples: int) -> None:
@@ -208,7 +196,7 @@ class ShardClient(ABC, Generic[_Leased]):
             ValueError: if fewer are in progress.
         """
         with self._changed:
-            self._finish(self._withdraw_next(samples))
+            self._holding.finish(self._holding.withdraw_next(samples))
 
     def hand_over(self, batch: int | list[Span]) -> None:
         """Records that the loop was given a batch. The batch before it counts as done.
@@ -220,16 +208,13 @@ class ShardClient(ABC, Generic[_Leased]):
             ValueError: if they are not in progress.
         """
         with self._changed:
-            self._finish(self._handed)
-            self._handed = []
-            self._handed = self._withdraw_next(batch) if isinstance(batch, int) else self._withdraw(batch)
+            self._holding.hand_over(batch)
 
     def put_back(self) -> None:
         """Gives what is in progress to the next that fetches: a loop was left that had read ahead of its batches. A
         thread that fetches for that loop gets None."""
         with self._changed:
-            self._held.extendleft(reversed(self._out))
-            self._out.clear()
+            self._holding.put_back()
             self._put_back += 1
             self._changed.notify_all()
 
@@ -250,11 +235,10 @@ class ShardClient(ABC, Generic[_Leased]):
             RuntimeError: if batches of `ShardBatches` were read past it, so that none would ever count as consumed.
         """
         with self._changed:
-            if self._expected and not (self._handed or self._consumed or self._stepped):
+            if self._expected and not (self._holding.has_progress or self._stepped):
                 raise RuntimeError(f"dataset {self._name}: no sample counts as consumed: {self._expected}")
-            self._finish(self._handed)
-            self._handed = []
-            own = self._stepped = merge(self._consumed)
+            self._holding.finish_batch()
+            own = self._stepped = self._holding.consumed
             base = self._base
         parts: list[tuple[list[Span], Json | None]] = [(own, base)]
         if self._world_size > 1:
@@ -263,12 +247,12 @@ class ShardClient(ABC, Generic[_Leased]):
         if known is not None:
             with self._changed:
                 self._base = self._agreed = advance(known, merge(*(consumed for consumed, _ in parts)))
-                self._consumed = []
+                self._holding.begin_step()
 
     def describe_step(self) -> str:
         """Describes the samples that this rank has used in the current step, or else in the newest one."""
         with self._changed:
-            spans = merge(self._consumed, self._handed) or self._stepped
+            spans = self._holding.of_step or self._stepped
         samples = "; ".join(describe(self._shard(span)) for span in spans[:_DESCRIBED])
         return f"{self._name}: {samples}" if samples else ""
 
@@ -286,8 +270,8 @@ class ShardClient(ABC, Generic[_Leased]):
         """
         with self._changed:
             position = self._agreed
-            if position is None and (self._world_size == 1 or (not (self._consumed or self._out or self._handed))):
-                position = advance(self._base or self._beginning, merge(self._consumed))
+            if position is None and (self._world_size == 1 or self._holding.is_untouched):
+                position = advance(self._base or self._beginning, self._holding.consumed)
             if position is None:
                 raise RuntimeError("call step() on all ranks after the optimizer's step, and state_dict() after that")
             return {"version": _STATE_VERSION, **self._to_save(position)}
@@ -321,8 +305,8 @@ class ShardClient(ABC, Generic[_Leased]):
             if self._thread is None:
                 return True
             self._ask()
-            self._changed.wait_for(lambda: self._superseded or not (self._done or self._failed), timeout)
-            return not (self._done or self._failed)
+            self._changed.wait_for(lambda: self._superseded or self._holding.is_reported, timeout)
+            return self._holding.is_reported
 
     # What a dataset and a stream do differently
 
@@ -365,52 +349,6 @@ class ShardClient(ABC, Generic[_Leased]):
             self._begin(position)
             self._changed.notify_all()
 
-    @property
-    def _held_shards(self) -> int:
-        size = self._parameters["shard_size"]
-        return sum(math.ceil((end - first) / size) for first, end in self._held)
-
-    def _take_one(self) -> Span:
-        """Hands out the next shard: at most up to the next boundary of shards."""
-        first, end = self._held.popleft()
-        size, shard_size = self._parameters["size"], self._parameters["shard_size"]
-        epoch, sample = divmod(first, size)
-        cut = min(end, epoch * size + min((sample // shard_size + 1) * shard_size, size))
-        if cut < end:
-            self._held.appendleft((cut, end))
-        self._out.append((first, cut))
-        self._count += 1
-        return first, cut
-
-    def _withdraw(self, spans: list[Span]) -> list[Span]:
-        """Takes these positions out of what is in progress."""
-        rest = [one for out in self._out for one in without(out, spans)]
-        if length(self._out) - length(rest) != length(spans):
-            raise ValueError("the samples are not in progress: they were reported before, or fetched by another client")
-        self._out = deque(rest)
-        return spans
-
-    def _withdraw_next(self, samples: int) -> list[Span]:
-        """Takes the next positions out of what is in progress, in their order."""
-        if samples > length(self._out):
-            raise ValueError(f"{samples} samples are done, but fewer are in progress")
-        spans: list[Span] = []
-        while samples > 0:
-            first, end = self._out.popleft()
-            cut = min(end, first + samples)
-            spans.append((first, cut))
-            samples -= cut - first
-            if cut < end:
-                self._out.appendleft((cut, end))
-        return spans
-
-    def _finish(self, spans: list[Span]) -> None:
-        self._done = merge(self._done, spans)
-        self._consumed += spans
-        if len(self._consumed) > self._merge_at:
-            self._consumed = merge(self._consumed)
-            self._merge_at = 2 * (len(self._consumed) + _MOST_SPANS)
-
     def _ask(self) -> None:
         self._asked += 1
         self._changed.notify_all()
@@ -437,7 +375,7 @@ class ShardClient(ABC, Generic[_Leased]):
                     self._target = min(max(ahead, _FIRST_SHARDS), self._most_ahead)
             self._look()
             with self._changed:
-                body, done, failed = self._request()
+                body, report = self._request()
                 if body is None:
                     continue
                 rewinds, asked = self._rewinds, self._asked
@@ -452,38 +390,38 @@ class ShardClient(ABC, Generic[_Leased]):
             with self._changed:
                 self._exchange_s = (self._exchange_s + time.monotonic() - began) / 2
                 if rewinds == self._rewinds:
-                    self._take(answer, done, failed)
+                    self._take(answer, report)
                     self._answered = asked
                 self._changed.notify_all()
 
     def _is_urgent(self) -> bool:
-        low = bool(self._held) and self._held_shards < self._target / 2 and not self._drained
-        full = len(self._done) > _MOST_SPANS or bool(self._failed)
-        return not (self._refused or self._superseded) and (self._asked > self._answered or low or full)
+        low = bool(self._holding) and self._holding.shards < self._target / 2 and not self._drained
+        return not (self._refused or self._superseded) and (
+            self._asked > self._answered or low or self._holding.must_report
+        )
 
-    def _request(self) -> tuple[Json | None, list[Span], list[tuple[Span, str]]]:
+    def _request(self) -> tuple[Json | None, Report]:
         """Returns the next request, and what it reports; no request if there is nothing to say."""
-        done, failed = self._done[:_MOST_SPANS], self._failed[:_MOST_FAILED]
+        report = self._holding.report()
         asks = self._asked > self._answered
-        shards = max(0, self._target - self._held_shards) if asks or not self._drained else 0
-        if self._refused or self._superseded or not (done or failed or shards or asks):
-            return None, [], []
-        unreported = (self._done[_MOST_SPANS:], [span for span, _ in self._failed[_MOST_FAILED:]])
+        shards = max(0, self._target - self._holding.shards) if asks or not self._drained else 0
+        if self._refused or self._superseded or not (report.done or report.failed or shards or asks):
+            return None, report
         request = {
             "rank": self._rank,
             "world_size": self._world_size,
-            "holds": merge(self._held, self._out, self._handed, *unreported),
-            "done": done,
-            "failed": [{"span": span, "error": error[:1000]} for span, error in failed],
+            "holds": report.holds,
+            "done": report.done,
+            "failed": [{"span": span, "error": error[:1000]} for span, error in report.failed],
             "shards": shards,
             "position": None if self._acknowledged else self._loaded,
             "needs_base": self._base is None,
             **self._growth(),
         }
         term = {"generation": self._generation, "rewinds": self._rewinds}
-        return {"parameters": self._parameters, "term": term, "request": request}, done, failed
+        return {"parameters": self._parameters, "term": term, "request": request}, report
 
-    def _take(self, answer: Json, done: list[Span], failed: list[tuple[Span, str]]) -> None:
+    def _take(self, answer: Json, report: Report) -> None:
         self._refused = answer.get("refused", "")
         if answer.get("superseded"):
             # The ranks of an older world are about to be ended, and wait until they are.
@@ -494,10 +432,8 @@ class ShardClient(ABC, Generic[_Leased]):
         self._acknowledged = True
         if answer.get("base") is not None and self._base is None:
             self._base = answer["base"]
-        reported = merge(done)
-        self._done = [one for span in self._done for one in without(span, reported)]
-        self._failed = [one for one in self._failed if one not in failed]
-        self._held.extend((first, end) for first, end in answer.get("granted", ()))
+        self._holding.settle(report)
+        self._holding.add((first, end) for first, end in answer.get("granted", ()))
         self._drained = bool(answer.get("drained"))
 
     def _check_process(self) -> None:
