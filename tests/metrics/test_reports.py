@@ -102,14 +102,15 @@ async def test_who_answers_does_not_choose_what_is_read() -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        b"".join(b"DCGM_FI_%d 1\n" % number for number in range(700_000)),
-        b'DCGM_FI_DEV{x="' + b"a" * 8_000_000 + b'"} 1\n',
-        b"#" * 8_000_000,
+        lambda: b"".join(b"DCGM_FI_%d 1\n" % number for number in range(700_000)),
+        lambda: b'DCGM_FI_DEV{x="' + b"a" * 8_000_000 + b'"} 1\n',
+        lambda: b"#" * 8_000_000,
     ],
     ids=["samples", "one long line", "a comment"],
 )
-async def test_what_is_read_takes_little_memory(content: bytes) -> None:
-    async with answering("/metrics", lambda: web.Response(body=content)) as address:
+async def test_what_is_read_takes_little_memory(content: Callable[[], bytes]) -> None:
+    body = content()
+    async with answering("/metrics", lambda: web.Response(body=body)) as address:
         samples = await asyncio.to_thread(PrometheusMonitor(address, prefixes=("DCGM_",)).read)
     assert len(samples) < 50_000
     assert all(len(str(sample)) < 5_000 for sample in samples)
