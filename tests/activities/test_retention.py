@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import tempfile
 from datetime import timedelta
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from temporalio.client import Client, WorkflowHandle
 
 from perdure.activities.nodes.local.backend import LocalBackend
-from perdure.activities.nodes.local.folders import NodeFolders
+from perdure.activities.nodes.local.folders import NodeFolders, now
 from perdure.activities.nodes.local.retention import delete_old_nodes, keep_tidy
 from perdure.contract.names import uid_of
 from tests.activities.local_nodes import NOWHERE, LocalJob, nothing_left
@@ -142,3 +143,23 @@ async def test_tidying_goes_on_after_trouble(
     finally:
         tidying.cancel()
         await asyncio.gather(tidying, return_exceptions=True)
+
+
+def test_nodes_that_no_worker_of_the_machine_started_go_after_the_retention(state: Path, folders: NodeFolders) -> None:
+    of_ray, of_a_worker = LocalJob(state), LocalJob(state)
+    old, young = of_ray.ended(ago=WEEK * 2), of_ray.ended(ago=WEEK - timedelta(hours=1), rank=1)
+    started = of_a_worker.ended(ago=WEEK * 2)
+    started.launcher_file.touch()
+    # What was killed has written no end.
+    killed, runs = of_ray.ended(ago=WEEK * 2, rank=2), of_ray.ended(ago=WEEK * 2, rank=3)
+    long_ago = (now() - WEEK * 2).timestamp()
+    for folder in (killed, runs):
+        (folder.path / "ended.json").unlink()
+        os.utime(folder.path, (long_ago, long_ago))
+    assert runs.record is not None
+    environment = os.environ | {"PERDURE_NODE": runs.record.mark}
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, env=environment) as process:
+        folders.remove_unwatched()
+        assert process.stdin is not None
+        process.stdin.close()
+    assert [one.exists for one in (old, young, started, killed, runs)] == [False, True, True, False, True]

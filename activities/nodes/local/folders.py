@@ -32,7 +32,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from perdure.activities.nodes.local.processes import ProcessIdentity
+from perdure.activities.nodes.local.processes import ProcessIdentity, processes_of
 from perdure.base.files import read_record, write_private_file
 from perdure.contract import NodeId, NodeRequest
 from perdure.spec.durations import parse_duration
@@ -245,6 +245,19 @@ class NodeFolders:
             node.move_to(leaving)
         shutil.rmtree(leaving, ignore_errors=True)
 
+    def remove_unwatched(self) -> None:
+        """Deletes the nodes that no worker of this machine has started, and that ended longer ago than the retention:
+        no worker deletes them with their jobs.
+
+        Raises:
+            ValueError: if the state folder's retention is not a duration.
+        """
+        oldest_kept = now() - self.retention
+        folders = [NodeFolder(self._nodes / name) for name in self._names()]
+        unwatched = [one for one in folders if not one.launcher_file.exists()]
+        old = [one for one in unwatched if (since := one.at_rest_since) is not None and since < oldest_kept]
+        self.remove(one for one in old if one.ended is not None or not has_processes(one.record))
+
     @property
     def capacity(self) -> int | None:
         """The maximum number of running nodes, from the file `capacity`; None if that sets no limit."""
@@ -276,6 +289,11 @@ class NodeFolders:
             return sorted(os.listdir(self._nodes))
         except FileNotFoundError:
             return []
+
+
+def has_processes(owner: FolderOwner | None) -> bool:
+    """Returns whether a process of a node runs."""
+    return owner is not None and next(processes_of(owner.mark), None) is not None
 
 
 @contextlib.contextmanager

@@ -105,7 +105,7 @@ async def kill_leftovers(node: str) -> int:
     """
     killed = 0
     for _ in range(_ROUNDS):
-        found = await asyncio.to_thread(lambda: list(_processes_of(node)))
+        found = await asyncio.to_thread(lambda: list(processes_of(node)))
         if not found:
             break
         killed += len(found)
@@ -113,7 +113,8 @@ async def kill_leftovers(node: str) -> int:
     return killed
 
 
-def _processes_of(node: str) -> Iterator[ProcessIdentity]:
+def processes_of(node: str) -> Iterator[ProcessIdentity]:
+    """Yields the processes of a node except its agent."""
     boot = boot_id()
     for entry in os.scandir("/proc"):
         if not entry.name.isdecimal():

@@ -6,11 +6,13 @@ Ray gives the resources of a dead actor to others at once, so nothing of a node 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
 import socket
 import sys
+from collections.abc import Generator
 from typing import Any
 
 from perdure.activities.nodes.joined.machine import Machine, joined_nodes
@@ -27,31 +29,43 @@ async def _run(task: NodeTask, messages: asyncio.StreamReader) -> Ending:
     machine = Machine(node_id=task.request.name, host=host, address=task.machine.address, rack=task.machine.rack)
     connection = AgentConnection(environment=task.environment, gateway=task.gateway, token=task.token)
     try:
-        request = _with_code(task)
-    except (OSError, WrongArchive) as error:
+        with _code(task) as request:
+            session = NodeSession(request, machine, connection=connection)
+            following = asyncio.create_task(_follow(session, messages))
+            try:
+                return await session.run()
+            finally:
+                following.cancel()
+    except (OSError, WrongArchive, SecretUnavailable) as error:
         return Ending(time=now(), reason=f"{host}: {error}")
-    session = NodeSession(request, machine, connection=connection)
-    following = asyncio.create_task(_follow(session, messages))
-    try:
-        return await session.run()
-    except (OSError, SecretUnavailable) as error:
-        return Ending(time=now(), reason=f"{host}: {error}")
-    finally:
-        following.cancel()
 
 
-def _with_code(task: NodeTask) -> NodeRequest:
-    """Unpacks the job's code beside the node's files, and returns the request with its folder."""
+@contextlib.contextmanager
+def _code(task: NodeTask) -> Generator[NodeRequest]:
+    """Unpacks the job's code beside the node's files, and yields the request with its folder. The code goes with the
+    node: the machine stays, and has other nodes."""
     request, parts = task.request, task.machine.parts
     workdir = request.spec.workdir
     if parts is None or workdir is None or workdir.archive is None:
-        return request
-    node = joined_nodes().folder(request.name)
-    node.make()
-    unpack_workdir(parts, workdir.archive.digest, node.path / "workdir")
-    shutil.rmtree(parts, ignore_errors=True)
-    there = workdir.model_copy(update={"path": str(node.path / "workdir")})
-    return request.model_copy(update={"spec": request.spec.model_copy(update={"workdir": there})})
+        yield request
+        return
+    folder = joined_nodes().folder(request.name).path / "workdir"
+    try:
+        joined_nodes().folder(request.name).make()
+        try:
+            unpack_workdir(parts, workdir.archive.digest, folder)
+        finally:
+            shutil.rmtree(parts, ignore_errors=True)
+        there = workdir.model_copy(update={"path": str(folder)})
+        yield request.model_copy(update={"spec": request.spec.model_copy(update={"workdir": there})})
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _forget_old_nodes() -> None:
+    """Deletes the folders of nodes that ended on this machine longer ago than the retention: nothing else does."""
+    with contextlib.suppress(OSError, ValueError):
+        joined_nodes().remove_unwatched()
 
 
 async def _follow(session: NodeSession, messages: asyncio.StreamReader) -> None:
@@ -70,6 +84,7 @@ async def _main(ending: int) -> None:
     if line := await messages.readline():
         found = await _run(NodeTask.model_validate_json(line), messages)
         os.write(ending, found.model_dump_json().encode())
+        _forget_old_nodes()
 
 
 if __name__ == "__main__":
