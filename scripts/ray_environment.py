@@ -17,7 +17,7 @@ from scripts.setup import CACHE, ROOT, find_uv, run
 LOCK = ROOT / "tests" / "system" / "ray_programs" / "requirements.lock"
 RELEASE = "2.60.0"
 _PYTHON = "3.11"
-_BUILDS = ("pip", "virtualenv")
+_BUILDS = ("pip", "virtualenv", "grpcio")
 """With these Ray builds environments with the packages of a job."""
 
 

@@ -151,14 +151,19 @@ class PlayedRay:
         played: Any = SimpleNamespace(
             placement_group_table=lambda group=None: self.groups if group is None else self.groups[group]
         )
+        # Only Ray's client runs what it wraps elsewhere.
+        hook: Any = SimpleNamespace(client_mode_wrap=lambda function: function)
         return {
             "ray": ray,
+            "ray._private.client_mode_hook": hook,
             "ray.cloudpickle": ray.cloudpickle,
             "ray.exceptions": ray.exceptions,
             "ray.experimental": ray.experimental,
             "ray.util.placement_group": played,
             "ray.util.scheduling_strategies": ray.util.scheduling_strategies,
-            **dict.fromkeys(("ray.util", "ray.core", "ray.core.generated", "ray.core.generated.common_pb2"), ray),
+            **dict.fromkeys(
+                ("ray._private", "ray.util", "ray.core", "ray.core.generated", "ray.core.generated.common_pb2"), ray
+            ),
         }
 
 

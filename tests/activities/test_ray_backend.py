@@ -11,6 +11,8 @@ import pwd
 import shutil
 import sys
 import tempfile
+import time
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -270,7 +272,10 @@ async def test_a_connection_whose_call_is_cancelled_is_ended(tmp_path: Path):
 HANGS = """
 import pathlib, sys, time
 from unittest.mock import MagicMock
-parts = "cloudpickle core.generated.common_pb2 exceptions experimental util.placement_group util.scheduling_strategies"
+parts = (
+    "_private.client_mode_hook cloudpickle core.generated.common_pb2 exceptions experimental util.placement_group "
+    "util.scheduling_strategies"
+)
 sys.modules |= {f"ray.{part}": MagicMock() for part in parts.split()}
 def init(**_):
     pathlib.Path(PATH).touch()
@@ -297,6 +302,47 @@ async def test_a_bridge_that_connects_ends_with_its_worker(tmp_path: Path):
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
+
+
+async def test_calls_that_wait_for_one_connection_fail_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(connection, "_CONNECTS", 0.5)
+    played = bridge(tmp_path, f"echo $$ >> {tmp_path}/pids", "exec sleep 60")
+    found = await asyncio.gather(*(played.call("names") for _ in range(5)), return_exceptions=True)
+    assert [type(one) for one in found] == [RayUnavailable] * 5
+    assert len((tmp_path / "pids").read_text().split()) == 1
+    await played.close()
+
+
+async def test_a_connection_closes_though_code_in_its_process_keeps_the_pipes_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(connection, "_CLOSES", 0.5)
+    kept = f"setsid sh -c 'echo $$ > {tmp_path}/kept; exec sleep 60' &"
+    played = bridge(tmp_path, kept, said(id=0, result=""), "read call", said(id=1, result=[]), "read end")
+    assert await played.call("names") == []
+    pid = await eventually(lambda: (tmp_path / "kept").exists() and (tmp_path / "kept").read_text(), what="it")
+    try:
+        began = time.monotonic()
+        await played.close()
+        assert time.monotonic() - began < 10
+    finally:
+        os.kill(int(pid), 9)
+
+
+async def test_what_code_in_the_process_has_started_ends_with_it(tmp_path: Path):
+    lines = (f"sleep 60 & echo $! > {tmp_path}/started", said(id=0, result=""), "read call", said(id=1, result=[]))
+    played = bridge(tmp_path, *lines, "read end")
+    assert await played.call("names") == []
+    pid = int((tmp_path / "started").read_text())
+    await played.close()
+    await eventually(lambda: not _runs(pid), what="its end")
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process has not ended; who has taken it over may not have asked for its exit code."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 async def test_a_call_that_hangs_is_ended_and_the_next_one_connects_again(
@@ -357,12 +403,15 @@ async def test_a_refusal_of_the_bridge_is_one_of_the_backend(
 class Played(RayConnection):
     """A bridge that answers what a test lists."""
 
-    def __init__(self, *answers: Any) -> None:
+    def __init__(self, *answers: Any, leaves: Sequence[Exception] = ()) -> None:
         self.answers = list(answers)
+        self.leaves = list(leaves)
         self.calls: list[tuple[str, dict[str, Any]]] = []
 
     async def call(self, method: str, *, lasts: float = 0.0, **arguments: Any) -> Any:
         self.calls.append((method, arguments))
+        if method == "leave" and self.leaves:
+            raise self.leaves.pop(0)
         if method != "look":
             return None
         answer = self.answers.pop(0)
@@ -404,6 +453,17 @@ async def test_a_watch_reports_each_change_once_and_what_it_missed(monkeypatch: 
         [(1, 1, "PENDING")],
         [(1, 1, "RUNNING"), (0, 1, "GONE")],
     ]
+    await batches.aclose()
+
+
+async def test_a_node_is_told_again_to_leave_where_ray_did_not_answer(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("perdure.activities.nodes.ray.watch._PAUSE", 0)
+    drained = {"state": "running", "host": "m", "node_id": "n", "drained": "Ray drains its machine"}
+    name = f"walk-worker-0-{UID}1"
+    ray = Played({name: drained}, {name: drained}, leaves=[RayUnavailable("away")])
+    batches = GroupWatch(ray, watched()).batches()
+    assert [event.kind for event in await anext(batches)] == [NodeEventKind.RUNNING]
+    assert [method for method, _ in ray.calls] == ["look", "leave", "look", "leave"]
     await batches.aclose()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pwd
 import signal
 import socket
 import sys
@@ -51,6 +52,8 @@ class RayCluster:
         python: Path | None = None,
         variables: Mapping[str, str] | None = None,
         host: str = "127.0.0.1",
+        user: str | None = None,
+        through_client: bool = False,
     ) -> None:
         """Creates a cluster that has not started.
 
@@ -61,11 +64,18 @@ class RayCluster:
             python: the interpreter with Ray.
             variables: of all its processes.
             host: the head's address.
+            user: as whom all its processes run; by default that of the tests.
+            through_client: whether workers connect through Ray's client, as from outside of the cluster's network.
         """
         self.folder = folder
         self.host = host
         self.python = python or interpreter()
+        self.node_python = Path(sys.executable)
+        """The interpreter with Perdure on its machines."""
+        self._user = user
         self.port = free_port()
+        self._client_port = free_port()
+        self._through_client = through_client
         self._head_cpus = head_cpus
         self._machine_cpus = machine_cpus
         self.head: asyncio.subprocess.Process | None = None
@@ -85,9 +95,9 @@ class RayCluster:
     def variables(self) -> dict[str, str]:
         """What a worker needs to use the cluster."""
         return {
-            "PERDURE_RAY_ADDRESS": self.address,
+            "PERDURE_RAY_ADDRESS": f"ray://{self.host}:{self._client_port}" if self._through_client else self.address,
             "PERDURE_RAY_PYTHON": str(self.python),
-            "PERDURE_RAY_NODE_PYTHON": sys.executable,
+            "PERDURE_RAY_NODE_PYTHON": str(self.node_python),
         }
 
     @property
@@ -129,9 +139,13 @@ class RayCluster:
             # By it `ray start` finds a head that runs on this host.
             (self.folder / "ray_current_cluster").unlink(missing_ok=True)
         head = ("--head", "--port", str(self.port), "--temp-dir", str(self.folder), "--include-dashboard=false")
+        # Ray starts this server on each head, all at one port unless it is told otherwise.
+        head += ("--ray-client-server-port", str(self._client_port))
         self.head = await self._start(*head, *self._head_options, cpus=self._head_cpus, variables=self._head_variables)
         await eventually(lambda: _accepts(self.host, self.port), what="Ray's head")
         await self._serves(self.head)
+        if self._through_client:
+            await eventually(lambda: _accepts(self.host, self._client_port), what="Ray's server of clients")
 
     async def add(self, *options: str, network: Network | None = None, **variables: str) -> asyncio.subprocess.Process:
         """Adds a machine, with options and variables of its own, and in a network of its own."""
@@ -187,6 +201,9 @@ class RayCluster:
             stderr=asyncio.subprocess.DEVNULL,
             start_new_session=True,
             env=self._environment | dict(variables or {}),
+            user=self._user,
+            group=self._user and pwd.getpwnam(self._user).pw_gid,
+            extra_groups=self._user and [],
         )
 
     def raylet(self, machine: asyncio.subprocess.Process) -> psutil.Process | None:

@@ -14,6 +14,7 @@ import contextlib
 import gc
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -37,9 +38,14 @@ def _parts_of(archive: str) -> str:
             "the job's code is not in Ray's tables, which a new head does not have; submit the job again"
         )
     folder = tempfile.mkdtemp(prefix="perdure-code-")
-    for key in keys:
-        with open(os.path.join(folder, key.decode().rpartition("/")[2]), "wb") as part:
-            part.write(internal_kv._internal_kv_get(key))
+    try:
+        for key in keys:
+            with open(os.path.join(folder, key.decode().rpartition("/")[2]), "wb") as part:
+                part.write(internal_kv._internal_kv_get(key))
+    except BaseException:
+        # A full disk: what was written would fill it for the next try.
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     return folder
 
 
@@ -74,6 +80,7 @@ class Node:
                 os.setpriority(os.PRIO_PROCESS, self._process.pid, 0)
         os.close(writing)
         self._ending = reading
+        self._ended: asyncio.Task[dict[str, Any]] | None = None
         self._write({**task, "machine": machine})
         # Raylets have each of their processes collect garbage every 10 s. A collection of all that Ray has imported
         # takes tens of milliseconds, which is most of what an actor costs that only waits.
@@ -88,8 +95,13 @@ class Node:
         self._write({"reason": reason, "save": save})
 
     async def wait(self) -> dict[str, Any]:
-        """Returns how the node ended, once none of its processes runs."""
-        return await asyncio.to_thread(self._wait)
+        """Returns how the node ended, once none of its processes runs.
+
+        Each connection of the worker calls it, and those that have ended have left their calls: all get one answer.
+        """
+        if self._ended is None:
+            self._ended = asyncio.create_task(asyncio.to_thread(self._wait))
+        return await asyncio.shield(self._ended)
 
     def _wait(self) -> dict[str, Any]:
         with os.fdopen(self._ending, encoding="utf-8") as ending:

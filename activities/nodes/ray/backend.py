@@ -21,6 +21,8 @@ from perdure.contract.names import group_index
 from perdure.spec.job import JobSpec
 from perdure.spec.ray import has_own_interpreter
 
+_CREATES = 0.25
+"""Seconds for each node that is created at the same time: the bridge creates one after the other."""
 _BEYOND_GRACE = 15.0
 """Seconds after the grace period that a node has to end its agent and to report its end."""
 
@@ -34,6 +36,8 @@ class RayBackend:
     def __init__(self, settings: RaySettings) -> None:
         """Connects at the first call."""
         self._settings = settings
+        self._creating = 0
+        """The number of nodes that are being created."""
         self._ray = RayConnection(
             address=settings.address, namespace=settings.namespace, python=settings.python, user=settings.user
         )
@@ -44,19 +48,24 @@ class RayBackend:
         role = spec.roles[request.node.role]
         task = task_of(request, connection=settings.connection, gateway=settings.gateway)
         environment = dict(spec.ray.runtime_env)
-        pending = await self._ray.call(
-            "create",
-            name=request.name,
-            options=actor_options(role) | ({"runtime_env": environment} if environment else {}),
-            group=group_of(request),
-            index=request.node.rank,
-            avoid=list(request.avoids),
-            archive=task.archive,
-            python=role.python or settings.node_python,
-            programs=programs_of(spec, request.node.role, node_python=settings.node_python),
-            rack_label=spec.ray.rack_label,
-            task=task.model_dump(mode="json", exclude_defaults=True),
-        )
+        self._creating += 1
+        try:
+            pending = await self._ray.call(
+                "create",
+                lasts=self._creating * _CREATES,
+                name=request.name,
+                options=actor_options(role) | ({"runtime_env": environment} if environment else {}),
+                group=group_of(request),
+                index=request.node.rank,
+                avoid=list(request.avoids),
+                archive=task.archive,
+                python=role.python or settings.node_python,
+                programs=programs_of(spec, request.node.role, node_python=settings.node_python),
+                rack_label=spec.ray.rack_label,
+                task=task.model_dump(mode="json", exclude_defaults=True),
+            )
+        finally:
+            self._creating -= 1
         return CreatedNode(name=request.name, pending=pending)
 
     async def delete(self, *nodes: NodeRef) -> None:

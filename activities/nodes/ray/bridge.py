@@ -31,12 +31,15 @@ from ray.exceptions import RayActorError
 from ray.experimental import internal_kv
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-_CALLS = 512
-"""Calls at a time: each watch has one, and a call that ends nodes lasts for their grace period."""
+_CALLS = 4096
+"""Calls at a time, more than the worker makes: each watch has one, and one that ends nodes lasts for their grace
+period. One that waited for the others would not be answered in time."""
 _STARTED = "perdure/started/"
 """The prefix of the keys of the incarnations that have run, as `actor.py` writes them."""
 _SETTLES = 5.0
 """Seconds until Ray reports how an actor ended that it does not list any more."""
+_ANSWERS = 2.0
+"""Seconds for which a node that is to end is asked whether it runs, if that is not known."""
 _VANISHES = 10.0
 """Seconds until an actor that was killed is not listed any more."""
 _UNREACHABLE = 60.0
@@ -92,11 +95,19 @@ class _Tracked:
 
     def settle(self, timeout: float) -> None:
         """Takes in what the actor has answered."""
-        if self.facts["state"] == "pending" and ray.wait([self.started], timeout=0)[0]:
-            with contextlib.suppress(RayActorError, ray.exceptions.RayError):
+        if self.facts["state"] == "pending" and self.started is not None and ray.wait([self.started], timeout=0)[0]:
+            try:
                 self.facts = {"state": "running", **tables.texts(ray.get(self.started), "host", "node_id")}
+            except (RayActorError, ray.exceptions.RayError):
+                # No more is heard of its start.
+                self.started = None
         if self.facts["state"] != "gone" and ray.wait([self.ended], timeout=timeout)[0]:
             self.end(**tables.ending(self.ended))
+
+    def changes(self) -> list[Any]:
+        """Returns the calls that end when the actor's state changes."""
+        started = [self.started] if self.facts["state"] == "pending" and self.started is not None else []
+        return started + ([self.ended] if self.facts["state"] != "gone" else [])
 
     def end(self, *, unreachable: bool = False, **ending: Any) -> None:
         """Takes in how the actor has ended."""
@@ -112,11 +123,15 @@ class Bridge:
 
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
+        # Some of it runs on the cluster, where Ray's client connects to that.
+        ray.cloudpickle.register_pickle_by_value(tables)
         self._actor_class = ray.remote(_actor_module().Node)
         self._tracked: dict[str, _Tracked] = {}
         self._raylets = tables.Raylets()
         self._places = places.Places(tables, names=self._names, unreachable=self._unreachable)
         self._lock = threading.RLock()
+        self._turns = threading.Lock()
+        """Held by one call that creates a node: many would have the others wait for the lock."""
 
     def create(
         self,
@@ -135,7 +150,7 @@ class Bridge:
             ray.runtime_env.RuntimeEnv(**options.get("runtime_env", {}))
         except (TypeError, ValueError) as error:
             raise WrongEnvironment(str(error)) from error
-        with self._lock:
+        with self._turns, self._lock:
             if archive:
                 archives.adopt(archive, group["prefix"])
             if (existing := self._find(name)) is None:
@@ -166,8 +181,7 @@ class Bridge:
             for name in names - mine.keys():
                 with contextlib.suppress(ValueError, ForeignActor):
                     mine[name] = self._track(name, self._find(name))
-        changes = [one.started for one in mine.values() if one.facts["state"] == "pending"]
-        changes += [one.ended for one in mine.values() if one.facts["state"] != "gone"]
+        changes = [change for one in mine.values() for change in one.changes()]
         on = {one.facts.get("node_id", "") for one in mine.values() if one.facts["state"] == "running"}
         lost = self._raylets.wait(changes, on, timeout)
         draining = tables.draining()
@@ -197,10 +211,15 @@ class Bridge:
             with contextlib.suppress(ForeignActor):
                 if (handle := self._find(name)) is not None:
                     handles[name] = handle
+        with self._lock:
+            # A worker or a connection that is new knows of none whether it runs.
+            unknown = handles.keys() - self._tracked.keys()
+            tracked = {name: self._track(name, handle) for name, handle in handles.items()}
+        if started := [tracked[name].started for name in unknown]:
+            ray.wait(started, num_returns=len(started), timeout=_ANSWERS, fetch_local=False)
         waiting: list[Any] = []
         for name, handle in handles.items():
-            with self._lock:
-                one = self._track(name, handle)
+            one = tracked[name]
             one.settle(0)
             if one.facts["state"] == "running":
                 handle.leave.remote(reason, save)

@@ -10,6 +10,7 @@ import logging
 import os
 import pwd
 import re
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +30,9 @@ _KEPT: Final = re.compile(
 )
 """The worker's variables that the process gets: those that Ray and its connections need. Jobs of the cluster may run
 code in it, and all others may be credentials."""
+_CLOSES: Final = 5.0
+"""Seconds in which what the process wrote is read to the end. Code of the cluster's jobs may have started others in it,
+which hold its pipes open."""
 _TAIL: Final = 400
 """Characters of the process's last words, which say why it has ended."""
 
@@ -53,6 +57,10 @@ class RayConnection:
         self._command = (python, "-P", str(Path(__file__).with_name("bridge.py")), address, namespace)
         self._user = user
         self._starting = asyncio.Lock()
+        self._refusals = 0
+        """How often no connection was had."""
+        self._refusal: RayUnavailable | NodeRefused | None = None
+        """Why the last one was not."""
         self._process: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
         self._numbers = itertools.count(1)
@@ -72,10 +80,7 @@ class RayConnection:
             NodeNotYet: if a node has to wait.
             RayUnavailable: if there is no answer in time.
         """
-        async with self._starting:
-            process = await self._running()
-            # A process that has ended fails its own calls only.
-            calls = self._waiting
+        process, calls = await self._connected()
         number = next(self._numbers)
         answer = calls[number] = asyncio.get_running_loop().create_future()
         try:
@@ -116,6 +121,22 @@ class RayConnection:
 
     def _silent(self, seconds: float) -> RayUnavailable:
         return RayUnavailable(f"the Ray cluster at {self._address} did not answer within {seconds:.0f} s")
+
+    async def _connected(self) -> tuple[asyncio.subprocess.Process, dict[int, asyncio.Future[Mapping[str, Any]]]]:
+        """Returns the process, and the calls that wait for its answers: one that has ended fails its own calls only.
+
+        Those that wait for one try to connect share its outcome: no call waits for more than one.
+        """
+        refusals = self._refusals
+        async with self._starting:
+            if self._refusal is not None and self._refusals != refusals:
+                raise type(self._refusal)(str(self._refusal))
+            try:
+                return await self._running(), self._waiting
+            except (RayUnavailable, NodeRefused) as error:
+                self._refusals += 1
+                self._refusal = error
+                raise
 
     async def _running(self) -> asyncio.subprocess.Process:
         if self._process is not None and self._process.returncode is None:
@@ -178,8 +199,7 @@ class RayConnection:
         except (ValueError, KeyError, TypeError) as error:
             # Jobs of the cluster may run code in it.
             logger.warning("the process that talks to Ray wrote no answer, and is ended: %r", error)
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+            self._end(process)
             await _last_of(process.stdout)
         await process.wait()
         last = await words
@@ -195,11 +215,15 @@ class RayConnection:
         if self._process is not None:
             self._end(self._process)
         if self._reading is not None:
-            await self._reading
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSES):
+                    await self._reading
 
     def _end(self, process: asyncio.subprocess.Process) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
+        """Ends the process, with all that it has started in its session."""
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
         if self._process is process:
             self._process = None
 

@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import ray
+from ray._private.client_mode_hook import client_mode_wrap
 from ray.core.generated.common_pb2 import NodeDeathInfo
 from ray.util.placement_group import placement_group_table
 
@@ -62,8 +63,14 @@ def available() -> dict[str, dict[str, float]]:
     """Returns what no placement group has taken of each machine, as Ray knew it up to a second ago. Ray's public
     interface has only the sum."""
     with contextlib.suppress(AttributeError):
-        return dict(ray._private.state.available_resources_per_node())
+        return _available()
     return {name: one["Resources"] for name, one in machines().items()}
+
+
+@client_mode_wrap
+def _available() -> dict[str, dict[str, float]]:
+    """Runs on the cluster where Ray's client connects to it, which reads no such tables itself."""
+    return dict(ray._private.state.available_resources_per_node())
 
 
 def fits(bundle: dict[str, float], resources: dict[str, float]) -> bool:
@@ -156,9 +163,15 @@ def _has_ended(connection: socket.socket) -> bool:
 
 def draining() -> dict[str, int]:
     """Returns the nodes that Ray drains, with their deadlines in milliseconds; Ray's public interface has none."""
-    with contextlib.suppress(Exception):
-        return dict(ray._private.state.state.get_draining_nodes())
+    with contextlib.suppress(AttributeError):
+        return _draining()
     return {}
+
+
+@client_mode_wrap
+def _draining() -> dict[str, int]:
+    """As `_available`."""
+    return dict(ray._private.state.state.get_draining_nodes())
 
 
 def in_words(deadline: int) -> str:

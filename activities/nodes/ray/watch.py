@@ -116,5 +116,5 @@ class GroupWatch:
         for name, facts in found.items():
             if facts["state"] == "running" and (drained := facts.get("drained")) and name not in self._leaving:
                 logger.info("%s leaves: %s", name, drained)
-                self._leaving.add(name)
                 await self._ray.call("leave", name=name, reason=drained)
+                self._leaving.add(name)
