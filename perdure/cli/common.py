@@ -11,6 +11,7 @@ import shlex
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, fields
+from datetime import timedelta
 from enum import StrEnum
 from functools import wraps
 from inspect import Parameter, signature
@@ -64,6 +65,10 @@ AddressOption = Annotated[
     ),
 ]
 
+READ_TIMEOUT = timedelta(seconds=60)
+"""The longest time for which a command that only shows something waits for its answers, each of which has a limit of
+its own."""
+
 _NO_LIMIT = 4096
 """The width of a pipe in columns: its reader gets every line whole."""
 
@@ -116,6 +121,14 @@ class Session:
 
         return asyncio.run(connect_and_work())
 
+    def read(self, work: Callable[[Client], Coroutine[Any, Any, ResultT]]) -> ResultT:
+        """Runs work that only reads what there is: tells on stderr what it waits for, and ends after a while.
+
+        Raises:
+            ControlPlaneUnreachable: if it takes longer.
+        """
+        return self.run(lambda client: read_in_time(client, work))
+
     def show(self, value: Any) -> None:
         """Prints a value as JSON."""
         out.out(as_json(_plain(value), indent=2), highlight=False)
@@ -124,6 +137,24 @@ class Session:
         """Ends the output with the commands that are useful next."""
         if not self.json:
             out.print(f"[dim]next:[/] {'   '.join(commands)}", markup=True)
+
+
+async def read_in_time(client: Client, work: Callable[[Client], Coroutine[Any, Any, ResultT]]) -> ResultT:
+    """Awaits work that only reads: see `Session.read`."""
+    from perdure.client.connection import unreachable
+    from perdure.client.watching import lateness
+
+    reading = asyncio.create_task(work(client))
+    try:
+        async for late in lateness(reading):
+            waited = f"{late.total_seconds():.0f} s"
+            if late >= READ_TIMEOUT:
+                raise unreachable(client.endpoint, f"no answer within {waited}")
+            say(f"waiting for {client.endpoint.address or 'the archive'} and its worker: no answer for {waited}")
+        return await reading
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
 
 
 ArchiveOption = Annotated[

@@ -58,7 +58,7 @@ def list_(
 
     here = replace(here, namespace=namespace)
     if archive is None:
-        jobs = here.run(lambda client: client.list(everywhere=everywhere, running=running, limit=limit))
+        jobs = here.read(lambda client: client.list(everywhere=everywhere, running=running, limit=limit))
     else:
         jobs = _kept(archive, namespace, everywhere=everywhere, running=running, limit=limit)
     if here.json:
@@ -125,7 +125,7 @@ def status(name: JobArgument, role: OnlyRoleOption = None, *, here: ReadingSessi
 
     [dim]perdure status llama-8b-sft -n nlp · perdure status grpo --role rollout · perdure status grpo -o json[/]
     """
-    here.run(lambda client: _status(client, here, name, role))
+    here.read(lambda client: _status(client, here, name, role))
 
 
 async def _status(client: Client, here: ReadingSession, name: str, role: str | None) -> None:
@@ -309,7 +309,7 @@ def nodes(name: JobArgument, role: OnlyRoleOption = None, *, here: ReadingSessio
 
     [dim]perdure nodes llama-8b-sft -n nlp · perdure nodes grpo --role rollout[/]
     """
-    by_role = here.run(lambda client: _nodes(client, name, role))
+    by_role = here.read(lambda client: _nodes(client, name, role))
     several = role is None and len(by_role) > 1
     if here.json:
         rows = [(one, node) for one, nodes in by_role.items() for node in nodes]
@@ -371,7 +371,7 @@ def explain(
     from perdure.base.errors import PerdureError
     from perdure.cli.explain import explanation, table_line, with_role_named
 
-    incidents, status, hot = here.run(lambda client: _story(client, name, role))
+    incidents, status, hot = here.read(lambda client: _story(client, name, role))
     waiting = status.reason if status.phase in ("STARTING", "WAITING") else ""
     chosen = [incident for incident in incidents if number is None or incident.number == number]
     if number is not None and not chosen:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from perdure.base.errors import ExitCode
-from perdure.cli.common import JobArgument, Session
+from perdure.cli.common import JobArgument, Session, read_in_time
 
 if TYPE_CHECKING:
     from perdure.client.client import Client
@@ -26,5 +26,5 @@ def watch(name: JobArgument, here: Session) -> None:
 async def _watch(client: Client, here: Session, name: str) -> ExitCode:
     from perdure.cli.live import follow
 
-    await client.describe(name)
+    await read_in_time(client, lambda client: client.describe(name))
     return await follow(client, here, name, keys=True)

@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Collection, Mapping
-from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,7 @@ from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import WorkflowAlreadyStartedError
 
 from perdure.base.credentials.tickets import digest_of, id_of, new_secret
-from perdure.base.errors import ControlPlaneUnreachable, JobAlreadyRunning, NoWorker, PerdureError, Refused
+from perdure.base.errors import ControlPlaneUnreachable, JobAlreadyRunning, NoWorker, Refused
 from perdure.base.executions import OPEN, ExecutionStatus, describe_all
 from perdure.client.connection import CALL_TIMEOUT
 from perdure.client.error_mapping import map_errors
@@ -37,7 +36,6 @@ from perdure.client.views import (
     JobSummary,
     Submission,
     TaskFailure,
-    overall_progress,
 )
 from perdure.client.visibility import newest_jobs, phase_of
 from perdure.contract import (
@@ -285,35 +283,18 @@ class Client(NotificationCalls, ScalingCalls):
                     raise
                 await asyncio.sleep(WATCH_INTERVAL.total_seconds())
 
-    async def watch(
+    def watch(
         self, name: str, *, namespace: str | None = None, interval: timedelta = WATCH_INTERVAL
     ) -> AsyncGenerator[JobSnapshot]:
         """Yields snapshots of the job until it ends, through outages of the control plane; the last one holds its
-        result.
+        result. One that is late is preceded by the last one with the `problem`.
 
         Raises:
             JobNotFound: if there is no such job.
         """
-        waiting = asyncio.create_task(self.wait(name, namespace=namespace, outage=None))
-        snapshot = JobSnapshot(time=datetime.now(UTC))
-        try:
-            while not waiting.done():
-                try:
-                    status, nodes = await self.look(name, namespace=namespace)
-                except ControlPlaneUnreachable as error:
-                    snapshot = snapshot.model_copy(update={"time": datetime.now(UTC), "problem": str(error)})
-                else:
-                    progress = overall_progress(nodes, status) or snapshot.progress
-                    snapshot = JobSnapshot(time=datetime.now(UTC), status=status, nodes=nodes, progress=progress)
-                yield snapshot
-                await asyncio.wait([waiting], timeout=interval.total_seconds())
-            result = waiting.result()
-            with suppress(PerdureError):
-                snapshot = snapshot.model_copy(update={"status": await self.status(name, namespace=namespace)})
-            yield snapshot.model_copy(update={"time": datetime.now(UTC), "result": result, "problem": ""})
-        finally:
-            waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
+        from perdure.client.watching import watch_job
+
+        return watch_job(self, name, namespace, interval)
 
     def logs(
         self,

@@ -26,6 +26,9 @@ _MOST_JOBS = 100
 _BUSY = "[TMPRL1101]"
 """Temporal's rule that a worker breaks which computes for more than two seconds, as on a machine that is overloaded."""
 
+_QUERIES_WAIT = "query buffer is full"
+"""The server's words for a workflow with as many queries as may wait for a worker: it answers, and no worker does."""
+
 
 @asynccontextmanager
 async def map_errors(connection: Connection, name: str = "", namespace: str | None = None) -> AsyncGenerator[None]:
@@ -63,15 +66,10 @@ async def _explanation(connection: Connection, name: str, namespace: str, error:
             return await _not_found(connection, name, namespace)
         case RPCStatusCode.FAILED_PRECONDITION | RPCStatusCode.DEADLINE_EXCEEDED | RPCStatusCode.CANCELLED:
             if await _answers(connection):
-                if silent := await why_silent(connection, name, namespace):
-                    return silent
-                local = connection.endpoint.is_local_default
-                return NoWorker(
-                    f"no worker answers for {name or 'jobs'} at {connection.endpoint.address}",
-                    remedy="Running nodes continue to train without one. "
-                    f"Start one: perdure worker{' --detach' if local else ''}. See `perdure doctor`.",
-                )
+                return await _no_worker(connection, name, namespace)
             return unreachable(connection.endpoint, "no answer in time")
+        case RPCStatusCode.RESOURCE_EXHAUSTED if _QUERIES_WAIT in text:
+            return await _no_worker(connection, name, namespace)
         # A server that lacks some resource now takes the same call later.
         case (
             RPCStatusCode.UNAVAILABLE
@@ -86,6 +84,18 @@ async def _explanation(connection: Connection, name: str, namespace: str, error:
             return NotPermitted(f"the Temporal server refuses: {error.message} ({error.status.name})")
         case _:
             return Refused(f"the Temporal server refuses: {error.message} ({error.status.name})")
+
+
+async def _no_worker(connection: Connection, name: str, namespace: str) -> NoWorker:
+    """The error if the server answers and no worker does."""
+    if silent := await why_silent(connection, name, namespace):
+        return silent
+    local = connection.endpoint.is_local_default
+    return NoWorker(
+        f"no worker answers for {name or 'jobs'} at {connection.endpoint.address}",
+        remedy="Running nodes continue to train without one. "
+        f"Start one: perdure worker{' --detach' if local else ''}. See `perdure doctor`.",
+    )
 
 
 async def _start_refusal(connection: Connection, workflow_id: str) -> Refused | None:

@@ -37,6 +37,11 @@ class GroupTransitions(Message):
     """Grows with each message, including a message that repeats an undelivered one."""
     before: int | None = None
     """The number of this group's transitions before the first of these; None from a group that does not count them."""
+    runs: tuple[str, ...] = ()
+    """The group's runs that may have sent the message before this one, and at last the run that sends this one. The
+    message before came from none of them if the group was reset since: it then counts from an earlier moment."""
+    begins: bool = False
+    """The group was reset, or may have been: it may lack the newest desired state."""
     transitions: tuple[AnyTransition, ...] = ()
     adopted: tuple[NodeView, ...] | None = None
     """The whole table, for a job that was reset or replaced: the answer to `adopt`, or to a desired state that was

@@ -114,7 +114,7 @@ def occurrences(before: ResourceStatus, after: ResourceStatus) -> tuple[Occurren
         found.append(Occurrence(reason="Incident", message=after.last_incident, warning=True))
     found.extend(
         Occurrence(reason=kind, message=_reason_and_message(after, kind)[1], warning=True)
-        for kind in ("NodesRefused", "Stalled")
+        for kind in ("NodesRefused", "StepsStalled")
         if _holds(after, kind) and not _holds(before, kind)
     )
     if after.phase in _PHASES and before.phase != after.phase:

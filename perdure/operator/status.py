@@ -46,7 +46,7 @@ class Condition(Part):
     """One aspect of the job."""
 
     type: str
-    """Accepted, Running, NodesRefused, Stalled, Kept, Succeeded or Failed."""
+    """Accepted, Running, NodesRefused, StepsStalled, Kept, Succeeded or Failed."""
     status: Truth
     """Whether the condition holds."""
     reason: str
@@ -136,8 +136,8 @@ class ResourceStatus(Part):
     page: str = ""
     """The job's page in the Temporal UI, if its address is known."""
     conditions: tuple[Condition, ...] = ()
-    """Accepted, Running, NodesRefused once nodes could not be created, Stalled once ranks made no step, and in the end
-    Succeeded or Failed; Kept while the definition of the resource is being removed."""
+    """Accepted, Running, NodesRefused once nodes could not be created, StepsStalled once ranks made no step, and in the
+    end Succeeded or Failed; Kept while the definition of the resource is being removed."""
 
     @property
     def finished(self) -> bool:
@@ -245,8 +245,9 @@ def running_status(
     return with_condition(status, "Running", truth, job.phase.capitalize(), job.reason, at)
 
 
-_TROUBLES = {"NodesRefused": ("CannotCreate", "Created"), "Stalled": ("NoSteps", "Steps")}
-"""Conditions that a job has once it was in trouble, with their reasons while it is and afterwards."""
+_TROUBLES = {"NodesRefused": ("CannotCreate", "Created"), "StepsStalled": ("NoSteps", "Steps")}
+"""Conditions that a job has once it was in trouble, with their reasons while it is and afterwards. None is called
+`Stalled`: by kstatus that is an object which cannot get on without a person."""
 
 
 def _with_refusals(status: ResourceStatus, job: JobStatus, at: Observed) -> ResourceStatus:
@@ -259,7 +260,7 @@ def _with_stall(status: ResourceStatus, job: JobStatus, at: Observed) -> Resourc
     """Sets the condition that says whether ranks make no step."""
     where = "see perdure explain and perdure stacks"
     message = f"the ranks of node {_first(job.stalled)} make no step: {where}" if job.stalled else ""
-    return _with_trouble(status, "Stalled", message, at)
+    return _with_trouble(status, "StepsStalled", message, at)
 
 
 def _with_trouble(status: ResourceStatus, kind: str, message: str, at: Observed) -> ResourceStatus:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from temporalio.client import Client as TemporalClient
 from temporalio.client import WorkflowQueryFailedError
 from temporalio.service import RPCError, RPCStatusCode
 
@@ -40,3 +41,14 @@ async def test_a_worker_on_an_overloaded_machine_has_not_refused(failure: str, e
     with pytest.raises(expected, match=re.escape(failure)):
         async with map_errors(Client(endpoint=find_endpoint("127.0.0.1:9"))):
             raise WorkflowQueryFailedError(failure)
+
+
+async def test_a_server_where_too_many_questions_wait_for_a_worker_has_none(temporal_client: TemporalClient) -> None:
+    full = (
+        "consistent query buffer is full, this may be caused by too many queries and workflow not able to process "
+        "query fast enough"
+    )
+    with pytest.raises(NoWorker, match="no worker answers for job") as raised:
+        async with map_errors(Client(temporal=temporal_client), "job"):
+            raise RPCError(full, RPCStatusCode.RESOURCE_EXHAUSTED, b"")
+    assert "perdure worker" in raised.value.remedy

@@ -48,7 +48,7 @@ async def test_kubectl_tells_a_jobs_life_with_its_stall_and_that_it_is_held(
     address, log = address_of(temporal_client), tmp_path / "operator.log"
     async with Operator(cluster.kubeconfig, resources.namespace, address, log):
         await resources.apply("job", spec)
-        await resources.until("job", lambda known: known.status.condition("Stalled") is not None, within=240)
+        await resources.until("job", lambda known: known.status.condition("StepsStalled") is not None, within=240)
         (tmp_path / "go").touch()
         await resources.until("job", lambda known: known.status.finished, within=240)
         told = await kubectl_says(
@@ -56,8 +56,8 @@ async def test_kubectl_tells_a_jobs_life_with_its_stall_and_that_it_is_held(
         )
     rows = [line.split(maxsplit=4) for line in told.partition("Events:")[2].splitlines()]
     told_of = {row[1]: (row[0], row[4]) for row in rows if row and row[0] in ("Normal", "Warning")}
-    assert {"Submitted", "Stalled", "Incident", "Held", "Failed"} <= told_of.keys(), told
-    kind, text = told_of["Stalled"]
+    assert {"Submitted", "StepsStalled", "Incident", "Held", "Failed"} <= told_of.keys(), told
+    kind, text = told_of["StepsStalled"]
     assert kind == "Warning"
     assert "the ranks of node 0 make no step" in text
     assert "7" in told_of["Held"][1]

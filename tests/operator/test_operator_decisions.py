@@ -417,17 +417,17 @@ def test_a_stall_is_a_condition_and_an_event_until_ranks_step_again_or_the_job_e
         return statuses.running_status(status, job, None, Observed(1, NOW))
 
     before = shown(ResourceStatus(), running_job())
-    assert before.condition("Stalled") is None
+    assert before.condition("StepsStalled") is None
     stalled = shown(before, running_job(stalled=(1, 3)))
     [event] = occurrences(before, stalled)
-    assert (event.reason, event.warning) == ("Stalled", True)
+    assert (event.reason, event.warning) == ("StepsStalled", True)
     assert event.message.startswith("the ranks of node 1 and 1 more make no step")
     assert occurrences(stalled, shown(stalled, running_job(stalled=(1,)))) == ()
     ended = JobResult(
         phase=JobPhase.CANCELLED, exit_code=4, reason="", generations=1, restarts=0, started_at=NOW, finished_at=NOW
     )
     for over in (shown(stalled, running_job()), statuses.ended_status(stalled, ended, None, Observed(1, NOW))):
-        condition = over.condition("Stalled")
+        condition = over.condition("StepsStalled")
         assert condition is not None
         assert (condition.status, condition.message) == (Truth.FALSE, "")
 

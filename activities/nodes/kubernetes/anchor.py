@@ -53,6 +53,8 @@ class Anchors:
         queried_at, asking = self._owners.get(key, (0.0, None))
         if asking is None or now - queried_at > _REMEMBERED or (asking.done() and asking.exception()):
             asking = asyncio.create_task(self._ensure(request, shared))
+            # A worker sees many jobs, and most of them only once.
+            self._owners = {one: known for one, known in self._owners.items() if now - known[0] <= _REMEMBERED}
             self._owners[key] = (now, asking)
         return await asyncio.shield(asking)
 
