@@ -27,6 +27,8 @@ from pathlib import Path
 from py_compile import PycInvalidationMode
 from typing import Any
 
+from packaging.requirements import Requirement
+
 from scripts.cluster.binaries import CACHE, packaged_file
 from scripts.setup import IMAGE_EXTRAS
 
@@ -171,35 +173,19 @@ def _code_entries(code: Path) -> Iterator[_Entry]:
 def dependencies() -> list[Distribution]:
     """Returns the installed dependencies of Perdure with the extras that its image has."""
     found: dict[str, Distribution] = {}
-    extras = [f"extra == '{extra}'" for extra in IMAGE_EXTRAS]
-    of_extra = [words for words in distribution("perdure").requires or () if any(extra in words for extra in extras)]
-    waiting = ["perdure", *(_required_name(words) for words in of_extra)]
+    waiting = [Requirement(f"perdure[{','.join(IMAGE_EXTRAS)}]")]
+    followed: set[tuple[str, str]] = set()
     while waiting:
-        one = distribution(waiting.pop())
-        if one.name in found:
-            continue
-        found[one.name] = one
-        for requirement in one.requires or ():
-            words, _, condition = requirement.partition(";")
-            name = _required_name(words)
-            # Requirements for other platforms are not installed here.
-            if name and "extra" not in condition and _is_installed(name):
-                waiting.append(name)
-    return [found[name] for name in sorted(found) if name != "perdure"]
-
-
-def _required_name(requirement: str) -> str:
-    """Returns the name of the package that a requirement names."""
-    match = re.match(r"[A-Za-z0-9._-]+", requirement.strip())
-    return match[0] if match else ""
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        distribution(name)
-    except ModuleNotFoundError:
-        return False
-    return True
+        wanted = waiting.pop()
+        one = found[wanted.name] = distribution(wanted.name)
+        for extra in ("", *wanted.extras):
+            if (one.name, extra) in followed:
+                continue
+            followed.add((one.name, extra))
+            required = map(Requirement, one.requires or ())
+            waiting += [each for each in required if each.marker is None or each.marker.evaluate({"extra": extra})]
+    found = {one.name: one for one in found.values() if one.name != "perdure"}
+    return [found[name] for name in sorted(found)]
 
 
 def _shared_libraries(native: Iterable[Path]) -> list[Path]:

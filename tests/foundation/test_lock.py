@@ -5,6 +5,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from scripts.cluster.images import dependencies
 
 ROOT = Path(__file__).resolve().parents[2]
 WHOLE, IMAGE = (
@@ -52,3 +56,13 @@ def test_covers_what_pyproject_asks_for(lock: str, extras: tuple[str, ...]):
 
 def test_the_image_gets_what_the_tests_have():
     assert pins(IMAGE).items() <= pins(WHOLE).items()
+
+
+def test_the_image_of_the_tests_has_the_packages_of_the_one_that_users_build():
+    locked = [Requirement(line.rstrip(" \\")) for line in IMAGE.splitlines() if re.match(r"\S+==", line)]
+    installed_here = {
+        (canonicalize_name(one.name), str(one.specifier))
+        for one in locked
+        if one.marker is None or one.marker.evaluate()
+    }
+    assert {(canonicalize_name(one.name), f"=={one.version}") for one in dependencies()} == installed_here

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
-from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from scripts.cluster import images
 from scripts.cluster.cluster import Cluster
@@ -48,13 +48,12 @@ def test_the_dockerfile_says_what_the_tests_image_is(own_cluster: Cluster) -> No
         "scripts"
     ].keys()
 
+    # tests/foundation/test_lock.py compares the lock with what the tests' image gets.
     assert "pip install --require-hashes --requirement requirements.lock" in build["RUN"]
-    lock = (DEPLOY / "images" / "requirements.lock").read_text()
-    locked = [Requirement(line.rstrip(" \\")) for line in lock.splitlines() if re.match(r"\S+==", line)]
-    wanted = {(one.name, str(one.specifier)) for one in locked if one.marker is None or one.marker.evaluate()}
     found = {re.match(r".*/site-packages/(.+)-([^-]+)\.dist-info/METADATA$", name) for name in files}
-    installed = {(re.sub(r"[-_.]+", "-", match[1]).lower(), f"=={match[2]}") for match in found if match}
-    assert installed - {("perdure", f"=={project['project']['version']}")} == wanted
+    installed = {(canonicalize_name(match[1]), match[2]) for match in found if match}
+    expected = {(canonicalize_name(one.name), one.version) for one in images.dependencies()}
+    assert installed == expected | {("perdure", project["project"]["version"])}
 
 
 async def test_the_kustomizations_are_the_chart_and_the_api_server_takes_them(
