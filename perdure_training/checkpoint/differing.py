@@ -23,6 +23,9 @@ from torch.distributed.checkpoint.planner import SavePlan
 from perdure_training.checkpoint.staging import is_dense
 from perdure_training.snapshots.arena import crc32
 
+_HOLDERS = "perdure_holders"
+"""Attribute of a checkpoint's metadata, which torch pickles with it and does not know: which ranks had the names that
+not all of them had, such as the moments of parameters of which FSDP1 gave a rank no part."""
 _MARK = re.compile(r"rank-(\d+)-of-(\d+)")
 
 
@@ -105,6 +108,29 @@ def differing_names(digests: Sequence[Mapping[MetadataIndex, Digest]]) -> tuple[
             if not same_kind or checksums.setdefault(index, digest.checksum) != digest.checksum:
                 differ.add(index.fqn)
     return differ - split, differ & split
+
+
+def record_holders(metadata: Metadata, digests: Sequence[Mapping[MetadataIndex, Digest]]) -> None:
+    """Records which ranks have the names that not all of them have.
+
+    Args:
+        metadata: The checkpoint's.
+        digests: Of each rank, by name and place.
+    """
+    holders: dict[str, list[int]] = {}
+    for rank, of_rank in enumerate(digests):
+        for name in {index.fqn for index in of_rank}:
+            holders.setdefault(name, []).append(rank)
+    ranks = {name: tuple(of_name) for name, of_name in holders.items() if len(of_name) < len(digests)}
+    setattr(metadata, _HOLDERS, {"world_size": len(digests), "ranks": ranks})
+
+
+def names_of_others(metadata: Metadata, *, rank: int, world_size: int) -> frozenset[str]:
+    """Returns the names that a rank had not when its world, of this size, saved; none where that is unknown."""
+    known = cast("dict[str, Any]", getattr(metadata, _HOLDERS, {}))
+    if known.get("world_size") != world_size:
+        return frozenset()
+    return frozenset(name for name, ranks in known["ranks"].items() if rank not in ranks)
 
 
 def name_of_rank(name: str, *, rank: int, world_size: int) -> str:

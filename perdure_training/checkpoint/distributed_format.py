@@ -36,7 +36,7 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.storage import WriteResult
 
-from perdure_training.checkpoint.differing import Digest, checksum_of, differing_names, of_rank
+from perdure_training.checkpoint.differing import Digest, checksum_of, differing_names, of_rank, record_holders
 from perdure_training.checkpoint.saved_structure import set_value
 from perdure_training.checkpoint.staging import Parts, is_dense, is_split
 
@@ -147,6 +147,7 @@ def plan_together(
     size = len(plans)
     own = [of_rank(plan, differ, rank=rank, world_size=size) for rank, (plan, _) in enumerate(plans)]
     finals, metadata = planner.create_global_plan(own)
+    record_holders(metadata, [digests for _, digests in plans])
     return finals, metadata, frozenset(differ)
 
 

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
-from perdure_training.checkpoint.differing import OwnView, own_view
+from perdure_training.checkpoint.differing import OwnView, names_of_others, own_view
 from perdure_training.checkpoint.distributed_format import METADATA, Loading, names_in, read_metadata
 from perdure_training.checkpoint.saved_structure import Path, as_saved
 from perdure_training.checkpoint.world import RankIdentity
@@ -150,8 +150,12 @@ class StoredCheckpoints:
         differs = {name for name in self._each_rank if mark in saved.get(name, ())}
         target = {name: value for name, value in state.items() if name not in self._each_rank}
         target |= {name: {mark: state[name]} for name in differs}
+        of_others = names_of_others(metadata, rank=own.rank, world_size=own.world_size)
         places: dict[str, dict[Path, Any]] = {}
         for name in view.own_names:
+            if name in of_others and not self._replicated:
+                # This rank's optimizer must not grow by what another one keeps.
+                continue
             first, *rest = view.paths[name]
             places.setdefault(str(first), {})[tuple(rest)] = view.metadata.state_dict_metadata[name]
         for name, value in target.items():

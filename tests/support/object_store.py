@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -57,6 +58,16 @@ class ObjectStore:
         )
         wait_for(lambda: process.poll() is not None or self._listens())
         assert process.poll() is None, "the object store has ended"
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """Stops the server without a word: it has its connections, and answers nothing."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """Kills the server with whatever it is doing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint import state_dict_loader
 
+from perdure.agent.checkpoint import commits
 from perdure.contract import CheckpointStored
 from tests.support.object_store import ObjectStore, object_store
 from tests.support.waiting import wait_for
@@ -97,6 +99,47 @@ def test_a_server_that_is_away_when_a_checkpoint_is_committed_is_asked_again(sto
     assert committed(store) == []
     assert checkpointer.wait_until_durable(WITHIN)
     assert committed(store) == ["step-1-run-1"]
+
+
+def test_a_server_that_is_silent_delays_a_checkpoint_and_no_step(
+    store: ObjectStore, site: Site, caplog: pytest.LogCaptureFixture
+):
+    state: dict[str, Any] = {"model": nn.Linear(100, 100), "step": 1}
+    checkpointer, _ = site.begin(state)
+    assert checkpointer.save(1, state, durable=True)
+    assert checkpointer.wait_until_durable(WITHIN)
+    with store.silent():
+        state["step"] = 2
+        assert checkpointer.save(2, state, durable=True)
+        begun = time.monotonic()
+        for number in range(3, 8):
+            assert checkpointer.save(number, state), "memory keeps steps meanwhile"
+            checkpointer.flush()
+        assert time.monotonic() - begun < WITHIN / 10, "no save waits for the server"
+        assert not checkpointer.wait_until_durable(1)
+        assert "step 2 is not durable: not stored within 1 s" in caplog.text
+    assert checkpointer.wait_until_durable(WITHIN)
+    assert committed(store) == ["step-1-run-1", "step-2-run-1"]
+
+
+def test_an_object_that_is_deleted_before_the_commit_makes_no_checkpoint(
+    store: ObjectStore, site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(commits, "_LISTED_WITHIN", 1.0)
+    state: dict[str, Any] = {"model": nn.Linear(100, 100), "step": 1}
+    checkpointer, _ = site.begin(state)
+    site.agent.commits = False
+    assert checkpointer.save(1, state, durable=True)
+    [stored] = wait_for(lambda: site.agent.of(CheckpointStored), within=WITHIN)
+    (store.folder / FOLDER / "step-1-run-1/__0_0.distcp").unlink()
+    site.agent.commit(stored)
+    assert not checkpointer.wait_until_durable(WITHIN)
+    assert "has lost what was stored: __0_0.distcp is missing" in caplog.text
+    assert committed(store) == []
+    site.agent.commits = True
+    assert checkpointer.save(2, state, durable=True)
+    assert checkpointer.wait_until_durable(WITHIN)
+    assert committed(store) == ["step-2-run-1"]
 
 
 def test_a_flipped_bit_in_storage_is_found_and_an_older_checkpoint_loaded(store: ObjectStore, site: Site):

@@ -172,3 +172,34 @@ def test_a_state_that_cannot_take_what_was_saved_as_it_is_is_refused(ranks: Rank
     stored(ranks, 1, saved)
     with pytest.raises(KeyError, match=r"weights|loader\.position"):
         ranks.begin([target], lose_memory=True)
+
+
+def one_part_each(rank: int, *, steps: int) -> dict[str, Any]:
+    """Optimizers with the same parameters, of which each rank trains another one, as FSDP1 gives parts to ranks."""
+    parameters = [torch.nn.Parameter(torch.full((2000,), float(number))) for number in range(2)]
+    optimizer = torch.optim.Adam(parameters, lr=0.1)
+    for _ in range(steps):
+        parameters[rank].grad = torch.full((2000,), rank + 1.0)
+        optimizer.step()
+    return {"optimizer": optimizer, "step": steps}
+
+
+def test_an_optimizer_gets_the_moments_back_that_it_had_and_none_of_another_ranks(ranks: RankThreads):
+    saved = [one_part_each(rank, steps=3) for rank in range(2)]
+    ranks.begin([one_part_each(rank, steps=0) for rank in range(2)])
+    stored(ranks, 3, saved)
+    again = [one_part_each(rank, steps=0) for rank in range(2)]
+    assert ranks.begin(again, lose_memory=True) == [3, 3]
+    for rank, state in enumerate(again):
+        found, expected = (one["optimizer"].state_dict()["state"] for one in (state, saved[rank]))
+        assert found.keys() == expected.keys() == {rank}
+        assert torch.equal(found[rank]["exp_avg"], expected[rank]["exp_avg"])
+
+
+def test_moments_that_some_ranks_had_are_lost_by_no_world_of_another_size(ranks: RankThreads):
+    saved = [one_part_each(rank, steps=3) for rank in range(2)]
+    ranks.begin([one_part_each(rank, steps=0) for rank in range(2)])
+    stored(ranks, 3, saved)
+    again = [one_part_each(0, steps=0)]
+    assert ranks.begin(again, lose_memory=True) == [3]
+    assert again[0]["optimizer"].state_dict()["state"].keys() == {0, 1}
