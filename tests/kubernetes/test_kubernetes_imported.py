@@ -95,7 +95,7 @@ async def test_another_system_s_job_trains_to_its_end(
         command_line = CommandLine(tmp_path, server.environment)
         command_line.write("theirs.yaml", yaml.safe_dump(source))
         # In a thread: the worker that answers is in this process.
-        done = await asyncio.to_thread(command_line.run, "import", "theirs.yaml", "--run")
+        done = await asyncio.to_thread(command_line.run, "import", "theirs.yaml", "--run", within=240)
         assert done.code == 0, done
         assert "SUCCEEDED" in done.out
         status = await client.status(name)
