@@ -230,6 +230,7 @@ async def clear(table: NodeTable) -> None:
                 group=group.group,
                 backend=group.spec.backend,
                 namespace=group.spec.namespace,
+                job=group.spec.name,
                 grace=grace,
             ),
             start_to_close_timeout=options.SHORT_ACTIVITY + grace,

@@ -133,6 +133,8 @@ class GroupRef(Message):
     group: int
     backend: str
     namespace: str
+    job: str = ""
+    """The job's name; releases up to 0.3 have none."""
     grace: Duration
     """As in `NodeRef`."""
 

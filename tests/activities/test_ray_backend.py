@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import pwd
+import re
 import shutil
 import sys
 import tempfile
@@ -24,15 +25,16 @@ from perdure.activities.nodes.backend import NodeNotYet, NodeRefused
 from perdure.activities.nodes.ray import connection
 from perdure.activities.nodes.ray.backend import programs_of
 from perdure.activities.nodes.ray.connection import RayConnection, RayUnavailable
+from perdure.activities.nodes.ray.naming import names_of
 from perdure.activities.nodes.ray.placement import actor_options, bundle_of, group_of
 from perdure.activities.nodes.ray.settings import RaySettings, is_of_cluster
 from perdure.activities.nodes.ray.task import NodeTask, task_of
-from perdure.activities.nodes.ray.watch import GroupWatch, event_of, names_of
+from perdure.activities.nodes.ray.watch import GroupWatch, event_of
 from perdure.base.credentials.grants import Grant
 from perdure.base.credentials.keyring import SIGNING_KEYS, Keyring, read_signing_keys
 from perdure.base.credentials.tickets import digest_of
 from perdure.contract import LossCause, NodeCredentials, NodeEventKind, NodeRequest, WatchRequest
-from perdure.contract.identity import Incarnation
+from perdure.contract.identity import Incarnation, NodeId
 from perdure.contract.names import node_name
 from perdure.spec.roles import Role
 from perdure.spec.validate import parse_spec
@@ -117,7 +119,7 @@ def test_collocated_roles_share_bundles():
 
 
 def test_events_say_what_ray_knows():
-    name, pattern = request().name, names_of("worker", UID)
+    name, pattern = request().name, names_of("walk", ["worker"], UID)
     waiting = event_of(pattern, name, {"state": "pending", "reason": "its placement group is PENDING: it demands {}"})
     assert (waiting.kind, waiting.rank, waiting.incarnation, waiting.queued) == (NodeEventKind.PENDING, 0, 1, True)
     starting = event_of(pattern, name, {"state": "pending", "reason": "its bundle is reserved"})
@@ -128,6 +130,30 @@ def test_events_say_what_ray_knows():
         pattern, name, {"state": "gone", "host": "m1", "reason": "its machine was lost", "cause": "MACHINE"}
     )
     assert (gone.host, gone.cause, gone.reason) == ("m1", LossCause.MACHINE, "its machine was lost")
+
+
+@pytest.mark.parametrize("job", ["walk", "my-eval", "my-eval-" + "long-" * 10 + "name"])
+def test_nodes_of_a_role_whose_name_ends_that_of_another_one_are_told_apart(job: str):
+    roles = ("worker", "eval-worker", "a-role-of-20-letters", "letters")
+    names = {
+        (role, rank): node_name(job, NodeId(uid=UID, role=role, rank=rank, incarnation=12))
+        for role in roles
+        for rank in (0, 1234)
+    }
+    for role in roles:
+        pattern = names_of(job, [role], UID)
+        assert {key for key, name in names.items() if re.fullmatch(pattern, name)} == {(role, 0), (role, 1234)}
+
+
+async def test_a_watch_hears_of_its_own_role_only():
+    running = {"state": "running", "host": "m", "node_id": "n"}
+    ray = Played({f"walk-worker-0-{UID}1": running})
+    batches = GroupWatch(ray, watched()).batches()
+    await anext(batches)
+    pattern = ray.calls[0][1]["pattern"]
+    assert re.fullmatch(pattern, f"walk-worker-0-{UID}1")
+    assert not re.fullmatch(pattern, f"walk-eval-worker-0-{UID}1")
+    await batches.aclose()
 
 
 def test_settings_name_the_cluster_and_what_agents_connect_to():

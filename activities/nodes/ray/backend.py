@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import re
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
 from perdure.activities.nodes.ray.connection import RayConnection
+from perdure.activities.nodes.ray.naming import names_of
 from perdure.activities.nodes.ray.placement import actor_options, group_of, prefix_of
 from perdure.activities.nodes.ray.settings import RaySettings
 from perdure.activities.nodes.ray.task import task_of
-from perdure.activities.nodes.ray.watch import GroupWatch, event_of, names_of
+from perdure.activities.nodes.ray.watch import GroupWatch, event_of
 from perdure.contract import CreatedNode, GroupRef, NodeEvent, NodeRef, NodeRequest, WatchRequest, WorkdirRequest
 from perdure.contract.names import group_index
 from perdure.spec.job import JobSpec
@@ -81,7 +83,7 @@ class RayBackend:
 
     async def clear(self, group: GroupRef) -> None:
         """Ends all nodes of the group, and removes the placement groups that hold none."""
-        pattern = names_of(group.role, group.uid)
+        pattern = names_of(group.job, [group.role], group.uid)
         names = [
             name
             for name in await self._ray.call("names", pattern=pattern)
@@ -92,7 +94,8 @@ class RayBackend:
 
     async def describe(self, node: NodeRef) -> NodeEvent | None:
         """Returns the node's state according to its actor; None if it has none."""
-        pattern = names_of(node.role, node.uid)
+        of_role = node.name.removesuffix(f"-{node.rank}-{node.uid}{node.incarnation}")
+        pattern = rf"{re.escape(of_role)}-(\d+)-{node.uid}(\d+)"
         found = await self._ray.call("look", pattern=pattern, prefix=prefix_of(node.uid), timeout=0.0)
         return event_of(pattern, node.name, found[node.name]) if node.name in found else None
 

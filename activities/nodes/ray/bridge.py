@@ -65,6 +65,7 @@ def _actor_module() -> Any:
     return module
 
 
+naming = _beside("naming")
 places = _beside("places")
 tables = _beside("tables")
 archives = _beside("archives")

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+from perdure_ray_naming import names_of
 from ray.experimental import internal_kv
 from ray.util.placement_group import placement_group_table
 
@@ -347,8 +348,8 @@ class Places:
 
 def _may_hold(group: str) -> str:
     """Returns the pattern of the actors that a first group and its ranks' own groups are for."""
-    _, uid, _, _, roles = group.split("/")[:_PARTS]
-    return rf".*-({'|'.join(roles.split('+'))})-\d+-{uid}\d+"
+    _, uid, _, job, roles = group.split("/")[:_PARTS]
+    return names_of(job, roles.split("+"), uid)
 
 
 def _node_of(name: str) -> str:

@@ -15,9 +15,10 @@ from typing import Any, Final
 
 from perdure.activities.nodes.backend import NodeRefused
 from perdure.activities.nodes.ray.connection import RayConnection, RayUnavailable
+from perdure.activities.nodes.ray.naming import names_of
 from perdure.activities.nodes.ray.placement import prefix_of
 from perdure.contract import LossCause, NodeEvent, NodeEventKind, WatchRequest
-from perdure.contract.names import group_index
+from perdure.contract.names import group_index, job_of
 
 logger = logging.getLogger(__name__)
 
@@ -26,11 +27,6 @@ _LOOK: Final = 1.0
 _PAUSE: Final = 2.0
 _LONGEST: Final = 300
 _KINDS: Final = {"pending": NodeEventKind.PENDING, "running": NodeEventKind.RUNNING, "gone": NodeEventKind.GONE}
-
-
-def names_of(role: str, uid: str) -> str:
-    """Returns the pattern of the names of the nodes of a role; its groups are rank and incarnation."""
-    return rf".*-{re.escape(role)}-(\d+)-{re.escape(uid)}(\d+)"
 
 
 def event_of(pattern: str, name: str, facts: Mapping[str, Any]) -> NodeEvent:
@@ -65,7 +61,7 @@ class GroupWatch:
     def __init__(self, ray: RayConnection, request: WatchRequest) -> None:
         self._ray = ray
         self._request = request
-        self._pattern = names_of(request.role, request.uid)
+        self._pattern = names_of(job_of(request.job_id)[1], [request.role], request.uid)
         self._expected = {(node.rank, node.incarnation) for node in request.known}
         self._reported: dict[tuple[int, int], NodeEvent] = {}
         self._leaving: set[str] = set()
