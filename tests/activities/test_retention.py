@@ -1,4 +1,4 @@
-"""Tests of retention: folders of old nodes are deleted long after their job's end, and never while the job runs."""
+"""Tests of the folders of all nodes: old ones are deleted long after their job's end, and never while the job runs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import pytest
 from temporalio.client import Client, WorkflowHandle
 
 from perdure.activities.nodes.local.backend import LocalBackend
-from perdure.activities.nodes.local.folders import NodeFolders, now
+from perdure.activities.nodes.local.folders import FolderOwner, NodeFolders, now
 from perdure.activities.nodes.local.retention import delete_old_nodes, keep_tidy
-from perdure.contract.names import uid_of
+from perdure.contract import NodeId
+from perdure.contract.names import node_name, uid_of
 from tests.activities.local_nodes import NOWHERE, LocalJob, nothing_left
 from tests.support.waiting import eventually
 
@@ -163,3 +164,14 @@ def test_nodes_that_no_worker_of_the_machine_started_go_after_the_retention(stat
         assert process.stdin is not None
         process.stdin.close()
     assert [one.exists for one in (old, young, started, killed, runs)] == [False, True, True, False, True]
+
+
+def test_the_nodes_of_a_role_are_not_those_of_a_role_whose_name_ends_alike(folders: NodeFolders) -> None:
+    for role in ("worker", "eval-worker"):
+        node = NodeId(uid="0123abcd", role=role, rank=0, incarnation=1)
+        folder = folders.folder(node_name("walk", node))
+        folder.make()
+        owner = FolderOwner(**dict(node), job_id="job/default/walk", group_id="g", created_at=now())
+        folder.write("node.json", owner.model_dump_json())
+    for role in ("worker", "eval-worker"):
+        assert [one.name for one in folders.of_job("0123abcd", role)] == [f"walk-{role}-0-0123abcd1"]

@@ -212,7 +212,9 @@ class NodeFolders:
         """Returns the nodes of a job's run, including ended ones. They are found by name, so that old jobs cost
         nothing."""
         pattern = re.compile(rf".*-{re.escape(role)}-\d+-{re.escape(uid)}\d+")
-        return [NodeFolder(self._nodes / name) for name in self._names() if pattern.fullmatch(name)]
+        found = [NodeFolder(self._nodes / name) for name in self._names() if pattern.fullmatch(name)]
+        # The name of a role may end that of another one, as `worker` ends `eval-worker`.
+        return [folder for folder in found if (record := folder.record) is None or record.role == role]
 
     def by_job(self) -> Mapping[str, list[NodeFolder]]:
         """Returns all nodes, by the uid of their job's run."""
