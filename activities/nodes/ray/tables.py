@@ -37,6 +37,8 @@ _LEAST = 0.0001
 _DRAINED = (NodeDeathInfo.AUTOSCALER_DRAIN_PREEMPTED, NodeDeathInfo.AUTOSCALER_DRAIN_IDLE)
 _OUT_OF_MEMORY = re.compile(r"memory monitor|running low on memory|OutOfMemory")
 """Words of Ray's memory monitor. Of every process that was killed Ray says that the kernel may have lacked memory."""
+_LIMIT = re.compile(r"Failed to install runtime_env within the timeout of [\d.]+ seconds")
+"""Ray's words for an environment that takes too long."""
 _DETAIL = re.compile(r"\t|The actor died unexpectedly before finishing this task|^$")
 """Lines of Ray's errors that say nothing beyond the actor's name."""
 
@@ -209,8 +211,10 @@ def _meaning(error: Any) -> dict[str, Any]:
     lines = [line.strip() for line in str(error).splitlines() if not _DETAIL.match(line)]
     text = " ".join(lines) or type(error).__name__
     if isinstance(error, ray.exceptions.RuntimeEnvSetupError):
-        # What precedes the last line is the traceback of Ray's own code.
-        return {"reason": f"its ray.runtime_env cannot be built: {lines[-1]}", "cause": "JOB", "refused": True}
+        # What precedes the last line is the traceback of Ray's own code; that of a limit has no words.
+        limit = _LIMIT.search(text)
+        said = f"{limit[0]}; raise config.setup_timeout_seconds in it" if limit else lines[-1]
+        return {"reason": f"its ray.runtime_env cannot be built: {said}", "cause": "JOB", "refused": True}
     if getattr(error, "actor_init_failed", False):
         return {"reason": f"it could not start: {lines[-1]}", "cause": "UNKNOWN"}
     if isinstance(error, ray.exceptions.OutOfMemoryError) or _OUT_OF_MEMORY.search(text):
