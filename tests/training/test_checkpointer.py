@@ -163,6 +163,25 @@ def test_ranks_restore_tensors_that_are_split_in_two_dimensions_and_layers_of_a_
     assert sorted(run.stdout.splitlines()) == [f"rank {rank}: [5, True, 5, True, 5, True]" for rank in range(4)]
 
 
+@pytest.mark.long("storage")
+def test_worlds_of_other_sizes_continue_with_what_fsdp_has_split_also_within_dictionaries_and_lists(tmp_path: Path):
+    before: tuple[str, ...] = ("None",)
+    with checkpoint_agent(tmp_path / "storage", every=1000) as agent:
+        for generation, ranks in enumerate((4, 3, 4), start=1):
+            agent.ranks = ranks
+            agent.begin(generation)
+            memory = tmp_path / f"memory-{generation}"
+            script = "continues_in_another_world.py"
+            run = run_ranks(script, memory, ranks=ranks, arguments=[str(generation)], **agent.environment)
+            lines = run.stdout.splitlines()
+            assert len(lines) == ranks
+            assert len(set(lines)) == 1, "all ranks have the same whole tensors"
+            *found, step, checksum = lines[0].split()
+            assert (*found[: len(before)],) == before
+            before = (step, checksum)
+    assert before[0] == "6"
+
+
 def test_a_restore_leaves_the_snapshot_mapped_for_later_saves_which_do_not_change_what_was_loaded(world: World):
     def fresh() -> dict[str, Any]:
         model = nn.Linear(64, 64)
