@@ -101,6 +101,11 @@ class RayCluster:
         }
 
     @property
+    def _serves_clients(self) -> bool:
+        """Whether the interpreter has what Ray's client needs; without it, Ray takes no port for that."""
+        return any(self.python.parent.parent.glob("lib/python*/site-packages/grpc"))
+
+    @property
     def _ray(self) -> tuple[str, ...]:
         return (str(self.python), "-m", "ray.scripts.scripts")
 
@@ -139,8 +144,9 @@ class RayCluster:
             # By it `ray start` finds a head that runs on this host.
             (self.folder / "ray_current_cluster").unlink(missing_ok=True)
         head = ("--head", "--port", str(self.port), "--temp-dir", str(self.folder), "--include-dashboard=false")
-        # Ray starts this server on each head, all at one port unless it is told otherwise.
-        head += ("--ray-client-server-port", str(self._client_port))
+        if self._serves_clients:
+            # Else Ray starts this server of each head at one port.
+            head += ("--ray-client-server-port", str(self._client_port))
         self.head = await self._start(*head, *self._head_options, cpus=self._head_cpus, variables=self._head_variables)
         await eventually(lambda: _accepts(self.host, self.port), what="Ray's head")
         await self._serves(self.head)
