@@ -20,7 +20,7 @@ from scripts.ray_environment import interpreter
 from tests.activities.test_ray_backend import request
 from tests.support.waiting import eventually
 from tests.system.ray_cluster import RayCluster
-from tests.system.ray_jobs import ACTORS, GROUPS, actor_of, asked, incarnations, nothing_is_left, trained
+from tests.system.ray_jobs import ACTORS, GROUPS, actor_of, asked, incarnations, nothing_is_left, submitted, trained
 from tests.system.site import Site
 
 pytestmark = [pytest.mark.long("ray"), pytest.mark.timeout(600)]
@@ -139,6 +139,29 @@ class TestThroughRaysClient:
         raylet.kill()
         await job.running(nodes=2, after=1)
         assert cluster.machine_of(job.processes(1, kind="launcher")[0]) is not lost
+        await ray_site.end_jobs()
+        await job.wound_down()
+        await nothing_is_left(cluster, job)
+
+    async def test_a_node_leaves_a_machine_that_ray_drains(self, cluster: RayCluster, ray_site: Site):
+        job = await trained(cluster, ray_site, 3)
+        drained = cluster.machine_of(job.processes(1, kind="launcher")[0])
+        assert not await cluster.drain(drained)
+        await job.running(nodes=2, after=1)
+        assert cluster.machine_of(job.processes(1, kind="launcher")[0]) is not drained
+        (incident,) = await job.incidents()
+        assert incident.failure is FailureClass.PREEMPTED
+        assert "Ray drain" in str(incident.evidence)
+        await ray_site.end_jobs()
+        await job.wound_down()
+        await nothing_is_left(cluster, job)
+
+    async def test_a_job_that_is_cancelled_while_it_waits_for_room_leaves_nothing(
+        self, cluster: RayCluster, ray_site: Site
+    ):
+        await cluster.start(machines=1)
+        job = await submitted(ray_site)
+        await job.until(lambda status: 'it demands 2 x {"CPU": 1}' in str(status))
         await ray_site.end_jobs()
         await job.wound_down()
         await nothing_is_left(cluster, job)
