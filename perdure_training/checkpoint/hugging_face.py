@@ -54,6 +54,8 @@ class MemoryCheckpoints(TrainerCallback):
             every=every, max_overhead=max_overhead, replicated=True, name="trainer", storage=False
         )
         self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._accelerator: Any = None
+        """The Trainer's, which has the scaler of gradients (fp16)."""
 
     def resume(self, trainer: Trainer, otherwise: str | bool | None = None) -> str | bool | None:
         """Returns what to pass to `Trainer.train` as `resume_from_checkpoint`. Call it on every rank.
@@ -68,6 +70,7 @@ class MemoryCheckpoints(TrainerCallback):
         """
         if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
             raise ValueError("MemoryCheckpoints: the Trainer splits the model (FSDP or DeepSpeed); it must be whole")
+        self._accelerator = trainer.accelerator
         state: dict[str, Any] = dict.fromkeys(_PARTS)
         if self._checkpointer.restore(state) is None:
             return otherwise
@@ -103,17 +106,25 @@ class MemoryCheckpoints(TrainerCallback):
                 "model": kwargs["model"],
                 "optimizer": kwargs["optimizer"],
                 "scheduler": kwargs["lr_scheduler"],
-                "generators": _Generators(),
+                "generators": _Generators(getattr(self._accelerator, "scaler", None)),
                 "trainer": json.dumps(dataclasses.asdict(state), sort_keys=True),
             },
         )
 
 
 class _Generators:
-    """The random number generators, as the Trainer saves them."""
+    """The random number generators, as the Trainer saves them, and the scaler of gradients, if there is one.
+
+    Snapshots of older releases have no scaler, and the same names without it.
+    """
+
+    def __init__(self, scaler: Any) -> None:
+        self._scaler = scaler
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {"python": random.getstate(), "cpu": torch.get_rng_state()}
+        if self._scaler is not None:
+            state["scaler"] = self._scaler.state_dict()
         if (numpy := sys.modules.get("numpy")) is not None:
             state["numpy"] = numpy.random.get_state()
         if torch.cuda.is_available():
@@ -125,6 +136,8 @@ def _write(folder: Path, state: Mapping[str, Any], *, arguments: Any) -> None:
     for name, file in _FILES.items():
         torch.save(state[name], folder / file)
     generators = dict(state["generators"])
+    if (scaler := generators.pop("scaler", None)) is not None:
+        torch.save(scaler, folder / "scaler.pt")
     if "cuda" in generators and arguments.world_size <= 1:
         generators["cuda"] = generators["cuda"][torch.cuda.current_device()]
     rank = f"_{arguments.process_index}" if arguments.world_size > 1 else ""
