@@ -11,7 +11,6 @@ import contextlib
 import importlib.metadata
 import json
 import logging
-import math
 import os
 import random
 import re
@@ -24,11 +23,13 @@ import aiohttp
 from kubernetes.aio import config as kubernetes_config
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.client.rest import RESTClientObject
 from kubernetes.aio.utils import Backoff as RequestBackoff
 from kubernetes.aio.utils import on_retry_after_error
 from pydantic_core import from_json
 
 from perdure.base.backoff import Backoff
+from perdure.base.kubernetes_credentials import Credentials
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +51,6 @@ _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 10.0
 _REFUSAL_IS_FINAL = 5.0
 """Seconds for which a watch is retried that the server refuses as unauthorized; other requests follow `_RETRIES`."""
-_RENEWALS_APART = 2.0
-"""Seconds between two renewals of credentials that stay refused: each may start a program."""
 _PATH = re.compile(r"(/[A-Za-z0-9][-A-Za-z0-9._:]*)+")
 """Paths of the API. Names in them come from requests: none may lead to another object, as `..` and `?` would."""
 TRANSIENT = (aiohttp.ClientError, TimeoutError, ConnectionError)
@@ -161,13 +160,16 @@ class KubernetesApi:
             part: The name of this part of Perdure in audit logs, and in `managedFields` of objects that it writes.
             renew: Writes new credentials into the configuration, once the server no longer accepts those in it.
         """
-        self._credentials = _Credentials(configuration, renew)
+        self._configuration = configuration
+        self._credentials = Credentials(configuration, renew, on_certificate=self._connect_anew)
         configuration.connection_pool_maxsize = 0  # Without limit: every watch holds a connection.
         # If no proxy is set, looking for one would make each request search for the user's netrc.
         cast("Any", configuration).client_session_kwargs = {"trust_env": bool(getproxies())}
         self._client: Any = ApiClient(configuration)
         # The API server takes the field manager's name from what is before the slash.
         self._client.user_agent = f"{part}/{importlib.metadata.version('perdure')}"
+        self._former: Any = None
+        """The connections that were made with the certificate before: requests are in progress there."""
 
     @classmethod
     async def connect(cls, kubeconfig: str | None = None, *, part: str = "perdure") -> Self:
@@ -192,7 +194,16 @@ class KubernetesApi:
         return cls(configuration, part=part, renew=read_kubeconfig)
 
     async def close(self) -> None:
+        if self._former is not None:
+            await self._former.close()
         await self._client.close()
+
+    async def _connect_anew(self) -> None:
+        """Makes new connections from now on: the server knows a client by the certificate of its connection."""
+        if self._former is not None:
+            await self._former.close()
+        self._former = self._client.rest_client
+        self._client.rest_client = RESTClientObject(self._configuration)
 
     async def get(self, path: str) -> Object | None:
         """Returns the object; None if it does not exist.
@@ -399,7 +410,7 @@ class KubernetesApi:
     ) -> aiohttp.ClientResponse:
         if not _PATH.fullmatch(path):
             raise KubernetesError(400, "BadRequest", f"{path!r} is not the path of an object: a name in it is invalid")
-        token = self._credentials.token
+        used = self._credentials.current
         parameters = await self._client.param_serialize(
             method,
             path,
@@ -411,7 +422,7 @@ class KubernetesApi:
         answer = await self._client.call_api(*parameters, _request_timeout=patience)
         response: aiohttp.ClientResponse = answer.response
         if response.status == 401:
-            await self._credentials.renew(token)
+            await self._credentials.renew(used)
         if response.status >= 400:
             text = await response.text()
             try:
@@ -420,37 +431,6 @@ class KubernetesApi:
                 status = {"code": response.status, "message": text.strip()[:500]}
             raise _error({"code": response.status, **status}, response.headers)
         return response
-
-
-class _Credentials:
-    """The credentials of a kubeconfig, many of which expire: those of a program, as cloud providers have it, within
-    minutes, and those in a file once another process replaces it."""
-
-    def __init__(self, configuration: Configuration, renew: Callable[[], Awaitable[object]] | None) -> None:
-        self._configuration: Any = configuration
-        self._renew = renew
-        self._turn = asyncio.Lock()
-        self._renewed_at = -math.inf
-
-    @property
-    def token(self) -> str:
-        """The token of the next request; empty where it has none."""
-        return self._configuration.api_key.get("BearerToken", "")
-
-    async def renew(self, refused: str) -> None:
-        """Replaces a token that the server has refused, once for all requests that it was refused to."""
-        if self._renew is None:
-            return
-        async with self._turn:
-            now = asyncio.get_running_loop().time()
-            if self.token != refused or now - self._renewed_at < _RENEWALS_APART:
-                return
-            self._renewed_at = now
-            try:
-                await self._renew()
-            except Exception as error:
-                # Whatever a program or a half-written file raises, the request fails as refused.
-                logger.warning("the credentials of the kubeconfig cannot be read again: %s", error)
 
 
 async def _pause(backoff: Backoff, path: str, error: Exception) -> None:

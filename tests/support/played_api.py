@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -14,15 +15,15 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
-async def played_server(answer: Answer) -> AsyncIterator[str]:
+async def played_server(answer: Answer, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
     """Yields the URL of a server that answers every request by a function."""
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", answer)
     runner = web.AppRunner(application, shutdown_timeout=0.1)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
     try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+        yield f"{'https' if tls else 'http'}://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
 
