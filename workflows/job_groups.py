@@ -4,6 +4,7 @@ Invariants:
     - The newest desired state of a group is enough: one that still waits is replaced, never sent after it.
     - A group that cannot be reached is tried again until it has closed; one that has closed is started again.
     - A group declines what a job desires that was reset, and sends its table: the job follows that.
+    - A group that was reset reports it, and is sent the newest desired state: what it knows more is the job's.
     - In a job of several roles an adopted group is sent nothing before its table is part of the job's state. A role
     that waits for others desires no nodes, so the group would end those that it has.
 """
@@ -149,6 +150,16 @@ class JobGroups:
         """Sends the group its desired state; a group that has closed is started again by that."""
         self.forget_sent(group)
         self._owner.events.append(TimePassed())
+
+    def send_again(self, group: Group) -> None:
+        """Sends the group its desired state even if it was delivered before: the group was reset since."""
+        self._declined.add(group)
+        self.reach_again(group)
+
+    def adopt_again(self, group: Group) -> None:
+        """Adopts a group that was reset to a moment before its adoption."""
+        self._started.discard(group)
+        self.send_again(group)
 
     async def _send(self, group: Group) -> None:
         """Brings one group up to date; a newer desired state replaces those that still wait."""

@@ -47,6 +47,7 @@ with workflow.unsafe.imports_passed_through():
     from perdure.workflows.node_desired import converge, differing, dismiss
     from perdure.workflows.node_record import GroupInput, NodeRecord
     from perdure.workflows.node_table import NodeTable
+    from perdure.workflows.patching import may_begin_after_reset, on_reset_of_this_run
     from perdure.workflows.store import start_store
 
 
@@ -92,10 +93,13 @@ class NodeGroup:
         self._tried_together: set[NodeCredentials] = set()
         """Nodes that were requested together with others; one that was not created is then requested by itself,
         indefinitely."""
+        on_reset_of_this_run(self._table.transitions.report_beginning)
 
     @workflow.run
     async def run(self, group: GroupInput | Packed) -> None:
         table = self._table
+        if may_begin_after_reset():
+            table.transitions.report_beginning()
         messenger = asyncio.create_task(table.transitions.deliver())
         while not await uncancelled(self._lead_on):
             if self._may_continue() and not table.dirty:

@@ -116,6 +116,10 @@ class TransitionsCarried(Message):
     """The sequence number of the last message."""
     delivered: int = 0
     """The number of transitions that the job has accepted."""
+    runs: tuple[str, ...] = ()
+    """The runs that may have sent the last message which has reached the job."""
+    begins: bool = False
+    """The job does not know yet that the group was reset, or may have been."""
     ownership_epoch: str = ""
 
 

@@ -10,6 +10,9 @@ from temporalio import workflow
 with workflow.unsafe.imports_passed_through():
     from perdure.workflows.policy.behavior import CURRENT, OLDEST, Behavior
 
+_START = 3
+"""Events of a run when its first task begins: its start, and a task that is scheduled and started."""
+
 
 def behavior_of_this_run() -> Behavior:
     """The behavior that this run began with; a new run begins with the current one. Call it once, in `workflow.init`.
@@ -28,6 +31,15 @@ def newer_behavior_begins(followed: Behavior) -> bool:
     """
     moment = workflow.info().get_current_history_length()
     return followed < CURRENT and workflow.patched(f"behavior-{CURRENT.value}-from-{moment}")
+
+
+def may_begin_after_reset() -> bool:
+    """Whether this run may have been reset to its first task; call it once, at the start of the workflow's main method.
+
+    Such a run does not see it: it begins with the same arguments. But its history has more than the three events of a
+    start, as that of a run that was sent a signal at once.
+    """
+    return workflow.info().get_current_history_length() > _START and workflow.patched("begins-after-reset")
 
 
 def on_reset_of_this_run(follow: Callable[[], None]) -> None:

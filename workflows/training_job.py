@@ -213,7 +213,9 @@ class TrainingJob(JobUpdates):
         unproven = message.ownership_epoch == "" and ownership_epoch
         if unproven or message.ownership_epoch not in ("", ownership_epoch):
             # This message was sent to an earlier run, and a reset delivers it to this one: the nodes have changed
-            # since.
+            # since. Or the group was reset to a moment before this job adopted it.
+            if message.begins and ownership_epoch is not None:
+                self._groups.adopt_again(group)
             return
         known, fresh = accept(self.state.roles[role], message)
         self.state = self.state.with_role(known)
@@ -229,6 +231,8 @@ class TrainingJob(JobUpdates):
                 )
             )
         self.events.extend(ForRole(role, transition) for transition in fresh)
+        if message.begins:
+            self._groups.send_again(group)
         if message.wound_down:
             if self.state.outcome is None:
                 # The group was winding down for an earlier run when this one adopted it, and must be started again.

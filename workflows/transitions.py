@@ -46,6 +46,9 @@ a second late."""
 _MOST_AT_ONCE = 8
 """How often in succession urgent transitions end the gathering: enough to recover from a few failures."""
 
+_RUNS = 8
+"""Runs of the group that a message names: more than continue as new while the job takes no message."""
+
 _REGAINED = timedelta(seconds=1)
 """The time after which the gathering may be ended once more."""
 
@@ -60,6 +63,8 @@ class TransitionBatch:
         - Each message has a higher sequence number than the one before, and says how many transitions were sent before
         its first. The job recognizes repeated messages by that, and transitions that it accepted although the delivery
         seemed to fail.
+        - A group that is reset counts from an earlier moment. The job recognizes that by `runs`: a run that replays
+        what another one did takes its deliveries for its own.
     """
 
     def __init__(
@@ -88,6 +93,10 @@ class TransitionBatch:
         self._sequence = carried.sequence
         self._delivered = carried.delivered
         """The number of transitions that the job has accepted, which is the number before the first that waits."""
+        self._runs = carried.runs
+        self._begins = carried.begins
+        self._beginnings = 0
+        """Counts them: the group may be reset while a message is in flight."""
         self._ownership_epoch = carried.ownership_epoch
         self._at_once: float = _MOST_AT_ONCE
         """How often the gathering may still be ended; a fraction is regained with time."""
@@ -102,6 +111,8 @@ class TransitionBatch:
             declined=self._declined,
             sequence=self._sequence,
             delivered=self._delivered,
+            runs=self._runs,
+            begins=self._begins,
             ownership_epoch=self._ownership_epoch,
         )
 
@@ -122,6 +133,11 @@ class TransitionBatch:
         self._adoptions += 1
         if ownership_epoch is not None:
             self._ownership_epoch = ownership_epoch
+
+    def report_beginning(self) -> None:
+        """Reports to the job that the group was reset, or may have been, even where nothing else is to be reported."""
+        self._begins = True
+        self._beginnings += 1
 
     def report_end(self) -> None:
         """Ends `deliver` after reporting that nothing of the group is left."""
@@ -172,17 +188,22 @@ class TransitionBatch:
 
     @property
     def _has_news(self) -> bool:
-        return bool(self._waiting) or self._adopted is not None
+        return bool(self._waiting) or self._adopted is not None or self._begins
 
     async def _send(self) -> Delivery:
         transitions, adopted, adoptions = tuple(self._waiting), self._adopted, self._adoptions
+        beginnings = self._beginnings
+        run = workflow.info().run_id
         self._sequence += 1
+        self._runs = (*(known for known in self._runs if known != run), run)[-_RUNS:]
         message = GroupTransitions(
             uid=self._uid,
             role=self._role,
             group=self._group,
             sequence=self._sequence,
             before=self._delivered,
+            runs=self._runs,
+            begins=self._begins,
             transitions=transitions,
             adopted=adopted,
             declined=self._declined,
@@ -193,7 +214,10 @@ class TransitionBatch:
         if delivery is not Delivery.TAKEN:
             return delivery
         self._delivered += len(transitions)
+        self._runs = (run,)
         del self._waiting[: len(transitions)]
         if self._adoptions == adoptions:
             self._adopted, self._declined = None, False
+        if self._beginnings == beginnings:
+            self._begins = False
         return delivery

@@ -51,3 +51,17 @@ def test_a_group_that_is_started_again_counts_from_the_beginning():
 
 def test_a_group_of_an_older_release_does_not_count():
     assert taken(Scenario().state, message(1, None, 0), message(1, None, 0)) == [[0], [0]]
+
+
+def test_a_group_that_was_reset_counts_from_an_earlier_moment_and_all_of_it_is_taken():
+    first = message(7, 40, 0).replace(runs=("first",))
+    reset = message(2, 1, 1).replace(runs=("reset",))
+    later = message(3, 2, 2).replace(runs=("reset",))
+    assert taken(Scenario().state, first, reset, reset, later) == [[0], [1], None, [2]]
+
+
+def test_a_group_that_continues_as_new_goes_on_counting():
+    before = message(7, 40, 0).replace(runs=("first",))
+    seemed_to_fail = message(8, 41, 1).replace(runs=("first", "second"))
+    third = message(9, 41, 1, 2).replace(runs=("first", "second", "third"))
+    assert taken(Scenario().state, before, before, seemed_to_fail, third) == [[0], None, [1], [2]]

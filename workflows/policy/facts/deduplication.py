@@ -10,13 +10,23 @@ from perdure.workflows.policy.state.role import RoleState, TransitionsTaken
 
 def accept(role: RoleState, message: GroupTransitions) -> tuple[RoleState, tuple[AnyTransition, ...] | None]:
     """Returns the role that remembers the message, and its transitions that are new; None where the message is a
-    repeat."""
+    repeat.
+
+    A group that was reset counts from an earlier moment, so its numbers say nothing about what it has sent before: all
+    of such a message is new. Some of its transitions may have been taken before, which changes nothing.
+    """
     if message.before is None:
         return role, message.transitions
     taken = role.taken.get(message.group, TransitionsTaken())
+    if taken.run and message.runs and taken.run not in message.runs:
+        taken = TransitionsTaken()
     if message.sequence <= taken.sequence:
         return role, None
-    known = TransitionsTaken(sequence=message.sequence, transitions=message.before + len(message.transitions))
+    known = TransitionsTaken(
+        sequence=message.sequence,
+        transitions=message.before + len(message.transitions),
+        run=message.runs[-1] if message.runs else "",
+    )
     return (
         role.replace(taken={**role.taken, message.group: known}),
         message.transitions[max(0, taken.transitions - message.before) :],

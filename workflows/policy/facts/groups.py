@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from perdure.contract import Evidence, EvidenceSource, NodeFacts, NodeView
+from perdure.contract import Evidence, EvidenceSource, NodeFacts, NodePhase, NodeView
 from perdure.contract.identity import identity_of
+from perdure.contract.transitions import NodeLost
 from perdure.workflows.policy.diagnosis import claims
+from perdure.workflows.policy.facts.ends import on_lost
 from perdure.workflows.policy.facts.events import GroupAdopted, GroupWoundDown
 from perdure.workflows.policy.facts.nodes import fresh_ports
 from perdure.workflows.policy.record import incidents
@@ -27,7 +29,11 @@ def on_group_adopted(state: RoleInJob, event: GroupAdopted, now: datetime) -> Ro
         if ours is not None and ours.incarnation > view.incarnation:
             continue
         if event.declined and ours is not None and (ours.incarnation, ours.token) == (view.incarnation, view.token):
-            state = state.with_node(_brought_up_to_date(ours, view))
+            if view.phase is not NodePhase.LOST:
+                state = state.with_node(_brought_up_to_date(ours, view))
+            elif ours.alive:
+                lost = NodeLost(**identity_of(view), time=view.since, detail=view.reason)
+                state = on_lost(state, ours, lost, now)
             continue
         state = state.with_node(
             NodeState(
@@ -44,7 +50,9 @@ def on_group_adopted(state: RoleInJob, event: GroupAdopted, now: datetime) -> Ro
 
 def _brought_up_to_date(ours: NodeState, view: NodeView) -> NodeState:
     """A node that has stayed the same. What its group does not know of it is kept, such as that it steps."""
-    known = view.part(NodeFacts) | {"store_ports": fresh_ports(ours, view.store_ports)}
+    # The group may have been reset as well, to a moment before the node was ready.
+    older = ours.phase is NodePhase.READY and view.phase is not NodePhase.READY
+    known = {} if older else view.part(NodeFacts) | {"store_ports": fresh_ports(ours, view.store_ports)}
     return ours.replace(**known, reachable=view.reachable, avoids=view.avoids)
 
 

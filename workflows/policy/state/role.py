@@ -103,6 +103,8 @@ class TransitionsTaken(Message):
     """The sequence number of the last message."""
     transitions: int = 0
     """The number of transitions that the group has delivered since it began."""
+    run: str = ""
+    """The group's run that sent the last message; empty where it did not say."""
 
 
 class PostponedChange(Message):
