@@ -160,6 +160,8 @@ class PlayedSession:
     def run(self, call: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:
         return asyncio.run(call(self.client))
 
+    read = run
+
     def hint(self, *commands: str) -> None:
         pass
 

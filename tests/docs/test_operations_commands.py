@@ -13,6 +13,8 @@ from tests.docs.pages import ROOT
 
 _TOOLS = "tests/system/test_temporal_tools.py"
 _OPERATORS = "tests/workflows/test_operators.py"
+_GROUPS = "tests/workflows/test_group_resets.py"
+_COMPANIONS = "tests/workflows/test_companion_resets.py"
 _PAUSES = "tests/client/test_pauses.py"
 _SCHEDULES = "tests/workflows/test_schedules.py"
 
@@ -20,6 +22,15 @@ RUN_BY: dict[str, tuple[str, ...]] = {
     "`cancel`": (f"{_OPERATORS}::test_a_batch_that_cancels_everything_of_a_job_ends_it_and_its_nodes",),
     "`terminate`": (f"{_TOOLS}::test_a_terminated_job_leaves_nothing_and_its_name_is_free",),
     "`reset` of a running job": (f"{_TOOLS}::test_a_reset_job_adopts_its_nodes_and_trains_on",),
+    "`reset` of a node group": (
+        f"{_GROUPS}::test_a_job_trains_on_when_its_group_is_reset_to_its_first_task",
+        f"{_GROUPS}::test_a_group_that_is_reset_to_a_task_before_a_node_was_replaced_has_the_new_node",
+    ),
+    "`reset` of a dataset or a store": (
+        f"{_COMPANIONS}::test_a_dataset_that_is_reset_has_every_sample_read_once",
+        f"{_COMPANIONS}::test_a_store_that_is_reset_keeps_its_keys",
+    ),
+    "`reset` of a `ScheduledJob`": (f"{_COMPANIONS}::test_a_job_trains_on_when_the_workflow_of_its_schedule_is_reset",),
     "`reset` of a job that has ended": (f"{_TOOLS}::test_a_job_that_failed_is_reset_once_its_script_is_mended",),
     "`cancel`, `terminate` or `delete` of a node group, a dataset or a store alone": (
         f"{_OPERATORS}::test_a_group_a_store_and_a_dataset_that_are_cancelled_alone_go_on",

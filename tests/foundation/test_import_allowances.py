@@ -57,6 +57,7 @@ def foreign(folder: str, *, allowed: tuple[str, ...]) -> list[str]:
             "perdure_launcher",
             (
                 "torch",
+                "perdure_training.background",
                 "perdure_training.events",
                 "perdure_training.node_api",
                 "perdure_training.snapshots",
