@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from perdure.contract import JobResult, JobStatus, NodeView
 
 SLOW = timedelta(seconds=5)
-"""The time without an answer after which the one who waits is told of it: a server and a worker that are well answer
-within a second."""
+"""The time without an answer after which a caller is told so: a healthy server and worker answer within a second."""
 
 
 class Watching(Protocol):
