@@ -185,6 +185,16 @@ def control_plane() -> Iterator[LocalControlPlane]:
             os.environ.update({variable: value for variable, value in saved.items() if value is not None})
 
 
+@pytest.fixture(scope="session")
+def ranks() -> None:
+    """Asked for by tests whose processes import torch: each takes a core for seconds, so they run one after another."""
+
+
+@pytest.fixture(scope="session")
+def built_programs() -> None:
+    """Asked for by fixtures of programs that the package registry lacks: their tests belong to `make test-cluster`."""
+
+
 @pytest.fixture
 def job_name() -> str:
     """A name of the test's own."""

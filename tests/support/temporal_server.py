@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -16,6 +15,7 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 
 from perdure.local.control_plane import SERVER_OPTIONS
 from perdure.local.temporal_binary import find
+from tests.support.ports import free_port
 from tests.support.waiting import eventually
 
 SEARCH_ATTRIBUTES = {
@@ -34,13 +34,6 @@ def temporal_binary() -> Path:
     if found is None:
         raise FileNotFoundError("Temporal's CLI is missing: run `make setup`")
     return found
-
-
-def free_port() -> int:
-    """A port that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class DevServer:

@@ -1,0 +1,64 @@
+"""Ports for servers of tests that two processes never choose at once.
+
+A port of the ephemeral range may be given to any connection of the machine between the choice and the server's start.
+Each test process therefore holds a block of ports below that range, by a lock on a file of the user.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+_FIRST, _LAST, _BLOCK = 11_000, 29_999, 500
+"""Above the ports of a cluster's components, below the node ports and ephemeral ports of Linux and macOS."""
+
+
+def free_port() -> int:
+    """Returns a port that nothing listens on, and that this process does not return again soon.
+
+    Raises:
+        OSError: if all ports of the block are in use.
+    """
+    ports = _ports(os.getpid())
+    for _ in range(_BLOCK):
+        port = next(ports)
+        if _is_free(port):
+            return port
+    raise OSError("all ports of this process are in use")
+
+
+@cache
+def _ports(process: int) -> Iterator[int]:
+    """Yields the ports of the block, over and over; a forked process has a block of its own."""
+    folder = Path(tempfile.gettempdir()) / f"perdure-test-ports-{os.geteuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    for first in range(_FIRST, _LAST, _BLOCK):
+        # Open for as long as the process lives: the lock ends with it.
+        lock = os.open(folder / str(first), os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+        else:
+            return _cycle(first)
+    raise OSError(f"{folder}: all blocks of ports are taken by running tests")
+
+
+def _cycle(first: int) -> Iterator[int]:
+    while True:
+        yield from range(first, first + _BLOCK)
+
+
+def _is_free(port: int) -> bool:
+    for address in ("0.0.0.0", "127.0.0.1"):
+        with socket.socket() as probe:
+            try:
+                probe.bind((address, port))
+            except OSError:
+                return False
+    return True
