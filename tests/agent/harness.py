@@ -7,7 +7,6 @@ import json
 import os
 import secrets
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -27,6 +26,7 @@ from tests.agent.recorder import Call, LeaseCall, Recorder, Seen
 from tests.support.desired import Desires, desired_world
 from tests.support.temporal_server import DevServer
 from tests.support.waiting import eventually
+from tests.support.warm_process import WarmProcess, warm_interpreter
 
 QUICK = Timing(
     lease=LeaseTiming(heartbeat=timedelta(seconds=0.5), timeout=timedelta(seconds=3)),
@@ -133,7 +133,7 @@ class RunningAgent:
                 **config,
             }
         )
-        self.process: asyncio.subprocess.Process | None = None
+        self.process: WarmProcess | None = None
         self._http: aiohttp.ClientSession | None = None
 
     @property
@@ -147,14 +147,16 @@ class RunningAgent:
     async def start(self) -> None:
         path = self.run_dir / "agent.json"
         path.write_text(self.config.model_dump_json())
-        self.process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",
-            "-m",
+        interpreter = warm_interpreter("perdure.agent.process", "perdure.agent.transport")
+        self.process = await asyncio.to_thread(
+            interpreter.start,
             "perdure.agent",
-            env={**os.environ, **self._server.environment, **self.environment, "PERDURE_AGENT_CONFIG": str(path)},
-            stdin=asyncio.subprocess.DEVNULL,
-            start_new_session=True,
+            environment={
+                **os.environ,
+                **self._server.environment,
+                **self.environment,
+                "PERDURE_AGENT_CONFIG": str(path),
+            },
         )
 
     @property
