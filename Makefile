@@ -8,12 +8,16 @@ BENCH_ARGS ?=
 BACKEND ?= local
 # Two processes for each core, since tests mostly wait; tests/conftest.py groups tests by what they need.
 SIDE_BY_SIDE := -n $(shell $(PYTHON) -c "import os; print(max((os.cpu_count() or 1) * 2, 2))")
+USUAL_TESTS := $(SIDE_BY_SIDE) --long=without --cluster=without
+# For example: make test-again N=10 LOAD=2
+N ?= 10
+LOAD ?= 0
 # The long tests to run: `only` for all of them, or one group (tests/conftest.py names them).
 GROUP ?= only
 # Lets Python cache bytecode: otherwise each of the thousands of processes that targets start compiles its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-roles test test-long test-failed test-torch-floor test-gpu check format lock bench-recovery bench-warm bench-kubernetes bench-oncall bench-chaos bench-faults bench-step-times bench-history bench-gateway bench-checkpoint bench-shards bench-store bench-roles bench-ray bench-scaling bench-checks bench-events bench-ui picture cluster cluster-down cluster-binaries docs kustomize clean
+.PHONY: help setup demo demo-roles test test-cluster test-again test-long test-failed test-torch-floor test-gpu check format lock bench-recovery bench-warm bench-kubernetes bench-oncall bench-chaos bench-faults bench-step-times bench-history bench-gateway bench-checkpoint bench-shards bench-store bench-roles bench-ray bench-scaling bench-checks bench-events bench-ui picture cluster cluster-down cluster-binaries docs kustomize clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -27,12 +31,18 @@ demo: setup  ## Train on three nodes while ranks, nodes, worker and server are k
 demo-roles: setup  ## Reinforcement learning of three roles, each of whose nodes is killed in turn
 	@$(BIN)/python -m examples.demo.roles
 
-test: check  ## Static checks, then all tests but the long ones, or those that PYTEST_ARGS names
+test: check  ## Static checks, then the tests that need no cluster, browser or built program; PYTEST_ARGS: those it names
 ifeq ($(PYTEST_ARGS),)
-	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --long=without
+	@$(BIN)/python -m pytest $(USUAL_TESTS)
 else
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 endif
+
+test-cluster: setup  ## The tests that need a real Kubernetes cluster (Linux, root), a browser, or programs that Go builds
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --long=without --cluster=only $(PYTEST_ARGS)
+
+test-again: setup  ## The tests of `make test`, N times beside LOAD busy loops; names each test that ever failed
+	@$(BIN)/python -m scripts.test_again --times $(N) --load $(LOAD) -- $(USUAL_TESTS) $(PYTEST_ARGS)
 
 test-long: setup  ## The long tests: whole matrices of launchers, frameworks, scripts and cluster faults; GROUP=NAME: one
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --long=$(GROUP)

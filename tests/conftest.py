@@ -1,27 +1,22 @@
-"""Shared fixtures of all tests: a real Temporal server and a complete local Perdure per process of the session."""
+"""What all tests share: how a session begins, selects and ends, and its servers."""
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
 import secrets
-import subprocess
-import tempfile
-import zlib
 from collections.abc import Generator, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 from temporalio.client import Client
-from xdist.scheduler import LoadScopeScheduling
 
-from perdure.base.state_folder import StateFolder
 from perdure.local.control_plane import LocalControlPlane
-from tests.support.command_line import end_nodes
-from tests.support.temporal_server import DevServer, shared_dev_server
+from tests.support import descriptors, programs, selection, session
+from tests.support.temporal_server import DevServer
+
+pytest_plugins = ["tests.support.program_fixtures"]
 
 # Workers would keep a history of each test's jobs: those that need one name its database.
 os.environ.setdefault("PERDURE_HISTORY", "off")
@@ -34,77 +29,33 @@ settings.load_profile("without-deadlines")
 collect_ignore = ["gpu"]
 """`make test-gpu` names the folder, which is then collected."""
 
-_WITH_RANKS = (
-    *("corners", "env_mode", "frameworks", "kinds_of_scripts", "launchers", "networks", "stages", "step_counter"),
-    *("torch_events", "torchrun_worlds", "warm_standbys", "warm_starts"),
-)
-_NEEDS = {
-    "cluster": ("tests/kubernetes/", "tests/security/cluster/"),
-    "ranks": ("tests/benchmarks/", "tests/system/", *(f"tests/launcher/test_{name}.py" for name in _WITH_RANKS)),
-}
-"""Tests by what they need, as folders and files: there is only one cluster, and ranks import torch repeatedly, which
-takes a core each time. All other tests need at most a Temporal server."""
-
-_LONGEST = ("tests/workflows/", "tests/cli/", "tests/agent/", "tests/security/", "tests/policy/")
-"""The longest of the other tests: they start first, so that no process has one of them left at the end."""
-
-_CORES_PER_RANKS = 2
-"""Processes with ranks beside each other: one for so many cores."""
-
-LONG = (
-    "launchers",
-    "frameworks",
-    "warm-starts",
-    "joining",
-    "survival",
-    "exactness",
-    "cluster-faults",
-    "storage",
-    "workflows",
-    "commands",
-    "metrics",
-    "silent-faults",
-    "roles",
-    "tensorflow",
-    "ray",
-    "history",
-    "page",
-)
-"""Groups of tests that are too long for each run. `.ci/run` adds one by turn."""
-
-
-class _ByNeed(LoadScopeScheduling):
-    """Shares files out among processes: those that need the same thing go to one process, in a row."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        match _need(file):
-            case "cluster":
-                return "cluster"
-            case "ranks":
-                return f"ranks {zlib.crc32(file.encode()) % max((os.cpu_count() or 1) // _CORES_PER_RANKS, 1)}"
-            case _:
-                return file
-
-
-def _need(file: str) -> str:
-    return next((need for need, folders in _NEEDS.items() if file.startswith(folders)), "server")
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _ByNeed:
-    """Has `pytest -n` share the tests out in that way."""
-    config.option.loadscopereorder = False
-    return _ByNeed(config, log)
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds `--long`."""
-    parser.addoption(
-        "--long",
-        default="with",
-        choices=("with", "without", "only", "by-commit", *LONG),
-        help="long tests: with them, without them, only them, or only one group of them; by-commit: one by turn",
-    )
+    """Adds the options that select tests."""
+    selection.add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Begins the session."""
+    session.begin(config)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Ends what the session has left."""
+    session.end(config)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> selection.ByNeed:
+    """Has `pytest -n` share the tests out by what they need."""
+    config.option.loadscopereorder = False
+    return selection.ByNeed(config, log)
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Names the group of long tests that this commit runs."""
+    if config.getoption("--long") == "by-commit":
+        return f"long tests: {selection.group_by_turn(config)}"
+    return None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -121,45 +72,40 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what `--long` leaves out, and puts first what takes a process for longest."""
-    groups = {item: _long_group(item) for item in items}
-    match config.getoption("--long"):
-        case "with":
-            kept = items[:]
-        case "without":
-            kept = [item for item in items if groups[item] is None]
-        case "only":
-            kept = [item for item in items if groups[item] is not None]
-        case chosen:
-            group = _group_by_turn() if chosen == "by-commit" else chosen
-            print(f"long tests: {group}")
-            kept = [item for item in items if groups[item] == group]
-    without = set(items) - set(kept)
-    config.hook.pytest_deselected(items=[item for item in items if item in without])
-    order = [*_NEEDS, "server"]
-    items[:] = sorted(kept, key=lambda item: (order.index(_need(item.nodeid)), not item.nodeid.startswith(_LONGEST)))
+    """Leaves out tests, and orders the others."""
+    selection.select(config, items)
 
 
-def _long_group(item: pytest.Item) -> str | None:
-    marker = item.get_closest_marker("long")
-    if marker is None:
-        return None
-    [group] = marker.args
-    assert group in LONG, f"{item.nodeid}: {group} is not a group of long tests; tests/conftest.py names them"
-    return group
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Makes the programs that the tests which are left ask for."""
+    config = session.config
+    if not config.option.collectonly:
+        programs.make(config, session.items)
+    selection.write_needs(config, session.items)
 
 
-def _group_by_turn() -> str:
-    """Another one for nearly every commit."""
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    return LONG[int(commit or "0", 16) % len(LONG)]
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """Compares what is open after the tests of a file with what was open before."""
+    descriptors.note_file(item)
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """Fails the last test of a file whose tests leave descriptors open."""
+    result = yield
+    if nextitem is None or nextitem.path != item.path:
+        descriptors.check_file(item)
+    return result
 
 
 @pytest.fixture(scope="session")
-def temporal_server() -> Iterator[DevServer]:
-    """A Temporal dev server for tests that never stop it."""
-    with shared_dev_server() as server:
+def temporal_server(pytestconfig: pytest.Config) -> Iterator[DevServer]:
+    """A Temporal dev server for tests that never stop it, with a namespace of this process's own."""
+    with session.shared_server(pytestconfig) as server:
         yield server
 
 
@@ -172,27 +118,13 @@ async def temporal_client(temporal_server: DevServer) -> Client:
 @pytest.fixture(scope="session")
 def control_plane() -> Iterator[LocalControlPlane]:
     """The server and worker of `perdure run`, for tests that never stop them; each job has its own name."""
-    with tempfile.TemporaryDirectory(prefix="perdure-local-", ignore_cleanup_errors=True) as name:
-        plane = LocalControlPlane(StateFolder(Path(name) / "state"))
-        saved = {variable: os.environ.pop(variable, None) for variable in ("TEMPORAL_ADDRESS", "TEMPORAL_NAMESPACE")}
-        try:
-            asyncio.run(plane.ensure())
-            yield plane
-        finally:
-            plane.kill_worker()
-            plane.kill_server()
-            end_nodes(plane.state.path)
-            os.environ.update({variable: value for variable, value in saved.items() if value is not None})
+    with session.shared_control_plane() as plane:
+        yield plane
 
 
 @pytest.fixture(scope="session")
 def ranks() -> None:
     """Asked for by tests whose processes import torch: each takes a core for seconds, so they run one after another."""
-
-
-@pytest.fixture(scope="session")
-def built_programs() -> None:
-    """Asked for by fixtures of programs that the package registry lacks: their tests belong to `make test-cluster`."""
 
 
 @pytest.fixture

@@ -40,9 +40,9 @@ def failures(count: int, *, target: str = "test", code: int = 1) -> str:
     return "\n".join([*lines, f"make: *** [Makefile:44: {target}] Error {code}", ""])
 
 
-@pytest.mark.parametrize("target", ["test", "test-long"])
+@pytest.mark.parametrize("target", ["test", "test-cluster", "test-long"])
 def test_few_failed_tests_run_again_and_decide(tmp_path: Path, target: str):
-    order = ["test", "test-long"]
+    order = ["test", "test-cluster", "test-long"]
     before = order[: order.index(target) + 1]
     after = order[order.index(target) + 1 :]
     output = failures(10, target=target)

@@ -6,7 +6,6 @@ import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -17,9 +16,7 @@ from yarl import URL
 from benchmarks.recovery.processes import free_port
 from perdure.page import looks, server
 from perdure.page.server import serve_pages
-from scripts.browser import ensure_browser
 from tests.page.played import PlayedClient, PlayedJob, failed, interrupted
-from tests.support.programs import Programs, report
 
 SPEC = {"name": "llama", "roles": {"worker": {"command": ["torchrun", "train.py", "<script>"]}}}
 
@@ -36,21 +33,6 @@ def client(monkeypatch: pytest.MonkeyPatch) -> PlayedClient:
     monkeypatch.setattr(server, "_INTERVAL", timedelta(seconds=0.05))
     monkeypatch.setattr(server, "_LIST_INTERVAL", timedelta(seconds=0.05))
     return PlayedClient(PlayedJob(interrupted()), PlayedJob(failed(), name="gpt"))
-
-
-_PROGRAMS = Programs({"browser": lambda: ensure_browser(report)})
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Installs the browser where a test asks for it."""
-    _PROGRAMS.make(config, items)
-
-
-@pytest.fixture(scope="session")
-def browser() -> Path:
-    """A real browser."""
-    return _PROGRAMS.path("browser")
 
 
 class Visitor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import tempfile
@@ -39,14 +38,18 @@ def temporal_binary() -> Path:
 class DevServer:
     """`temporal server start-dev` on a port of its own; the database outlives kills."""
 
-    def __init__(self, database: Path, *, options: tuple[str, ...] = ()) -> None:
+    def __init__(self, database: Path, *, options: tuple[str, ...] = (), namespaces: tuple[str, ...] = ()) -> None:
         self.port = free_port()
-        self.address = f"127.0.0.1:{self.port}"
         self.namespace = "default"
         self.database = database
-        self._options = options
+        self._options = (*options, *(word for name in namespaces for word in ("--namespace", name)))
         self._log = database.with_suffix(".log")
         self._pid: int | None = None
+
+    @property
+    def address(self) -> str:
+        """The address of the frontend."""
+        return f"127.0.0.1:{self.port}"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -117,18 +120,6 @@ async def dev_server(database: Path | None = None, *, options: tuple[str, ...] =
         server = DevServer(database or folder / "temporal.db", options=options)
         try:
             await server.start()
-            yield server
-        finally:
-            server.kill()
-
-
-@contextmanager
-def shared_dev_server() -> Iterator[DevServer]:
-    """A running server for a whole session of tests, which has no event loop of its own."""
-    with _folder() as folder:
-        server = DevServer(folder / "temporal.db")
-        try:
-            asyncio.run(server.start())
             yield server
         finally:
             server.kill()

@@ -1,13 +1,5 @@
 """Fixtures for attacks on a real cluster, that of tests/kubernetes."""
 
-from tests.kubernetes.conftest import (
-    cluster,
-    helm,
-    job,
-    kubectl,
-    own_cluster,
-    pytest_collection_modifyitems,
-    results,
-)
+from tests.kubernetes.conftest import cluster, job, own_cluster, results
 
-__all__ = ["cluster", "helm", "job", "kubectl", "own_cluster", "pytest_collection_modifyitems", "results"]
+__all__ = ["cluster", "job", "own_cluster", "results"]
