@@ -8,7 +8,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -25,13 +25,14 @@ from perdure.spec.timing import LeaseTiming, Timing
 from tests.agent.recorder import Call, LeaseCall, Recorder, Seen
 from tests.support.desired import Desires, desired_world
 from tests.support.temporal_server import DevServer
-from tests.support.waiting import eventually
+from tests.support.waiting import DEADLINE, eventually
 from tests.support.warm_process import WarmProcess, warm_interpreter
 
 QUICK = Timing(
-    lease=LeaseTiming(heartbeat=timedelta(seconds=0.5), timeout=timedelta(seconds=3)),
+    lease=LeaseTiming(heartbeat=timedelta(seconds=0.5), timeout=timedelta(seconds=20)),
     owner_check=timedelta(seconds=1),
 )
+"""Frequent reports. A lease is lost only by a test that wants that: a busy machine delays heartbeats by seconds."""
 
 
 class Workflows:
@@ -53,7 +54,7 @@ class Workflows:
         signal: str,
         *,
         count: int = 1,
-        within: float = 30.0,
+        within: float = DEADLINE,
         where: Callable[[dict[str, Any]], bool] = lambda body: True,
     ) -> list[dict[str, Any]]:
         """Waits for so many signals of one name."""
@@ -144,20 +145,15 @@ class RunningAgent:
             "PERDURE_NODE": f"{self.node.uid}/worker-0/1",
         }
 
+    @property
+    def process_environment(self) -> dict[str, str]:
+        """All variables of the agent's process."""
+        config = {"PERDURE_AGENT_CONFIG": str(self.run_dir / "agent.json")}
+        return {**os.environ, **self._server.environment, **self.environment, **config}
+
     async def start(self) -> None:
-        path = self.run_dir / "agent.json"
-        path.write_text(self.config.model_dump_json())
-        interpreter = warm_interpreter("perdure.agent.process", "perdure.agent.transport")
-        self.process = await asyncio.to_thread(
-            interpreter.start,
-            "perdure.agent",
-            environment={
-                **os.environ,
-                **self._server.environment,
-                **self.environment,
-                "PERDURE_AGENT_CONFIG": str(path),
-            },
-        )
+        (self.run_dir / "agent.json").write_text(self.config.model_dump_json())
+        self.process = await start_agent(self.process_environment)
 
     @property
     def pid(self) -> int:
@@ -195,7 +191,7 @@ class RunningAgent:
             except (aiohttp.ClientError, OSError):
                 return None
 
-        return await eventually(answer, within=30, what=f"an answer to {method} {path}")
+        return await eventually(answer, what=f"an answer to {method} {path}")
 
     async def post(self, path: str, **body: Any) -> None:
         status, answer = await self.request("POST", path, body)
@@ -266,6 +262,12 @@ class RunningAgent:
             timeout=self.config.timing.lease.timeout,
         )
         return asyncio.create_task(self.workflows.group.execute_update(Recorder.lease, call))
+
+
+async def start_agent(environment: Mapping[str, str]) -> WarmProcess:
+    """Starts `python -m perdure.agent` with these variables only."""
+    interpreter = warm_interpreter("perdure.agent.process", "perdure.agent.transport")
+    return await asyncio.to_thread(interpreter.start, "perdure.agent", environment=environment)
 
 
 @asynccontextmanager

@@ -78,7 +78,7 @@ class Recorder:
             task_queue=call.queue,
             result_type=dict,
             start_to_close_timeout=timedelta(seconds=10),
-            schedule_to_close_timeout=timedelta(minutes=1),
+            schedule_to_close_timeout=timedelta(minutes=4),
         )
 
     @workflow.update

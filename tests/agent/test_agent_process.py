@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -17,14 +18,16 @@ import psutil
 import pytest
 
 from perdure.contract import StopRequest
+from perdure.spec.timing import LeaseTiming
 from perdure_training.node_api.progress_file import REPORTED, ProgressFile, progress_path
-from tests.agent.harness import QUICK, RunningAgent, Workflows, rank_exit, recording, running_agent, utc
+from tests.agent.harness import QUICK, RunningAgent, Workflows, rank_exit, recording, running_agent, start_agent, utc
 from tests.agent.recorder import Recorder
 from tests.support.temporal_server import DevServer, dev_server
-from tests.support.waiting import eventually
+from tests.support.waiting import DEADLINE, eventually
 
-OUTAGE_S = 4
+OUTAGE_S = 2
 """As long as several heartbeats are apart."""
+SHORT_LEASE = LeaseTiming(heartbeat=timedelta(seconds=0.5), timeout=timedelta(seconds=3))
 
 
 @pytest.fixture
@@ -68,7 +71,7 @@ async def test_a_node_goes_through_its_first_world(agent: RunningAgent, workflow
     answer = await agent.desire(world=agent.world(1))
     assert answer["accepted"]
     assert (answer["generation"], answer["entered"], answer["preparing"]) == (1, 0, False)
-    world = (await asyncio.wait_for(waiting, 5))["world"]
+    world = (await asyncio.wait_for(waiting, DEADLINE))["world"]
     assert (world["generation"], world["world_size"], world["store_port"]) == (1, 1, 29501)
 
     await agent.enter(1)
@@ -86,7 +89,7 @@ async def test_a_failed_rank_is_told_at_once_and_once(agent: RunningAgent, workf
     failed = rank_exit()
     await agent.ready(1, [failed])
     await agent.ready(1, [failed])
-    [failure] = await workflows.expect(workflows.job, "failure", within=5)
+    [failure] = await workflows.expect(workflows.job, "failure")
     assert failure["kind"] == "RANKS"
     assert failure["generation"] == 1
     assert failure["message"] == "rank 0 was ended by SIGKILL"
@@ -132,7 +135,7 @@ async def test_the_end_of_a_command_restarts_it_when_the_job_requests_it(
     assert before["attempt"] == 1
     waiting = asyncio.create_task(agent.get(f"/v1/launcher/desired?version={before['version']}&wait=25"))
     await agent.desire(world=agent.world(2))
-    after = await asyncio.wait_for(waiting, 5)
+    after = await asyncio.wait_for(waiting, DEADLINE)
     assert (after["attempt"], after["stop_generation"], after["world"]["generation"]) == (2, 1, 2)
     # A new torchrun begins at 0, and gets the world that it was started for.
     await agent.handler_hello(pid=99)
@@ -155,7 +158,7 @@ async def test_finished_holds_per_generation(agent: RunningAgent, workflows: Wor
     await agent.post("/v1/rendezvous/finished", generation=2, time=time.time())
     waiting = asyncio.create_task(agent.get("/v1/rendezvous/world?after=2&wait=25&complete=0"))
     await agent.desire(complete_generation=2)
-    assert (await asyncio.wait_for(waiting, 5))["complete"] == 2
+    assert (await asyncio.wait_for(waiting, DEADLINE))["complete"] == 2
     await agent.post("/v1/launcher/exited", attempt=2, generation=2, exit_code=0, time=time.time())
     # The ranks of each generation, and then the command.
     finished = await workflows.expect(workflows.job, "finished", count=3)
@@ -177,7 +180,7 @@ async def test_an_agent_killed_and_restarted_continues(agent: RunningAgent, work
     assert joined[1]["generation"] == 1
     assert joined[1]["sequence"] > joined[0]["sequence"]
     # The launcher's open question is answered at once, and asks for nothing new.
-    after = await asyncio.wait_for(agent.get(f"/v1/launcher/desired?version={before['version']}&wait=25"), 10)
+    after = await asyncio.wait_for(agent.get(f"/v1/launcher/desired?version={before['version']}&wait=25"), DEADLINE)
     assert (after["run"], after["attempt"], after["stop_generation"]) == (True, 1, 0)
     assert not (await agent.desire(world=agent.world(1, group_rank=5)))["accepted"]
     write_step(agent, generation=1, step=1)
@@ -191,16 +194,17 @@ async def test_a_lease_is_held_over_and_released(agent: RunningAgent, workflows:
     assert taken["epoch"] == 1
     # A newer lease ends the older one at once.
     second = await agent.start_lease(2)
-    assert await asyncio.wait_for(first, 10) == "returned"
+    assert await asyncio.wait_for(first, DEADLINE) == "returned"
     await workflows.expect(workflows.group, "lease_taken", where=lambda body: body["epoch"] == 2)
     assert (await eventually(workflows.report))["epoch"] == 2
     # A stale one is not held at all.
     third = await agent.start_lease(1)
-    assert await asyncio.wait_for(third, 10) == "returned"
+    assert await asyncio.wait_for(third, DEADLINE) == "returned"
     second.cancel()
 
 
 async def test_a_stopped_agent_comes_back(agent: RunningAgent, workflows: Workflows) -> None:
+    agent.config = agent.config.model_copy(update={"timing": QUICK.model_copy(update={"lease": SHORT_LEASE})})
     await workflows.expect(workflows.group, "joined")
     await agent.launcher_hello()
     await agent.desire(world=agent.world(1))
@@ -208,7 +212,7 @@ async def test_a_stopped_agent_comes_back(agent: RunningAgent, workflows: Workfl
     await workflows.expect(workflows.group, "lease_taken")
     os.kill(agent.pid, signal.SIGSTOP)
     try:
-        assert await asyncio.wait_for(first, 15) == "TimeoutError"
+        assert await asyncio.wait_for(first, DEADLINE) == "TimeoutError"
         second = await agent.start_lease(2)
     finally:
         os.kill(agent.pid, signal.SIGCONT)
@@ -232,7 +236,7 @@ async def test_a_closed_job_ends_training_and_a_missing_one_does_not(
         # Before the end, which changes the version: a long poll for a later change would wait in vain.
         version = (await agent.get("/v1/launcher/desired?version=0&wait=0"))["version"]
         await workflows.job.terminate("by the test")
-        desired = await asyncio.wait_for(agent.get(f"/v1/launcher/desired?version={version}&wait=60"), 120)
+        desired = await asyncio.wait_for(agent.get(f"/v1/launcher/desired?version={version}&wait=60"), DEADLINE)
         assert desired["exit"]
         assert desired["reason"] == "the job has closed"
         await agent.post("/v1/launcher/exited", attempt=1, generation=0, signal=15, time=time.time())
@@ -247,9 +251,11 @@ async def test_an_orphan_grace_ends_training_of_a_missing_job(
     )
     async with running_agent(temporal_server, workflows, folder, job_id="job/tests/gone", timing=timing) as agent:
         await agent.launcher_hello()
-        desired = await eventually(lambda: agent.get("/v1/launcher/desired?version=0&wait=0"), within=10)
+        desired = await eventually(lambda: agent.get("/v1/launcher/desired?version=0&wait=0"))
         assert not desired["exit"]
-        desired = await asyncio.wait_for(agent.get(f"/v1/launcher/desired?version={desired['version']}&wait=25"), 30)
+        desired = await asyncio.wait_for(
+            agent.get(f"/v1/launcher/desired?version={desired['version']}&wait=25"), DEADLINE
+        )
         assert "orphan_grace" in desired["reason"]
 
 
@@ -282,7 +288,7 @@ async def test_a_stopped_node_leaves_after_its_launcher(agent: RunningAgent, wor
     finally:
         launcher.kill()
         await launcher.wait()
-    assert await asyncio.wait_for(agent.process.wait(), 15) == 0
+    assert await asyncio.wait_for(agent.process.wait(), DEADLINE) == 0
     assert not await workflows.seen(workflows.job, "failure")
 
 
@@ -290,16 +296,13 @@ async def test_sigterm_ends_the_agent_cleanly(agent: RunningAgent, workflows: Wo
     await workflows.expect(workflows.group, "joined")
     assert agent.process is not None
     agent.process.send_signal(signal.SIGTERM)
-    assert await asyncio.wait_for(agent.process.wait(), 10) == 0
+    assert await asyncio.wait_for(agent.process.wait(), DEADLINE) == 0
 
 
 async def test_only_one_agent_serves_a_node(agent: RunningAgent, workflows: Workflows) -> None:
     await workflows.expect(workflows.group, "joined")
-    second = RunningAgent.__new__(RunningAgent)
-    second.__dict__.update(agent.__dict__, process=None, _http=None)
-    await second.start()
-    assert second.process is not None
-    assert await asyncio.wait_for(second.process.wait(), 20) == 75
+    second = await start_agent(agent.process_environment)
+    assert await asyncio.wait_for(second.wait(), DEADLINE) == 75
     assert agent.process is not None
     assert agent.process.returncode is None
 
@@ -387,24 +390,24 @@ async def test_the_last_events_of_the_agent_are_in_the_archive(
     assert (kept / "complete").exists()
 
 
-async def test_a_wrong_configuration_is_named() -> None:
+async def test_a_wrong_configuration_is_named(capfd: pytest.CaptureFixture[str]) -> None:
     for value, expected in (
         (None, "PERDURE_AGENT_CONFIG is not set"),
         ("/no/such/file", "'/no/such/file', which cannot be read"),
         (__file__, "not an agent configuration"),
     ):
         environment = {name: text for name, text in os.environ.items() if name != "PERDURE_AGENT_CONFIG"}
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",
-            "-m",
-            "perdure.agent",
-            env=environment | ({"PERDURE_AGENT_CONFIG": value} if value else {}),
-            stderr=asyncio.subprocess.PIPE,
-        )
-        _, error = await process.communicate()
-        assert process.returncode == 2
-        assert expected in error.decode()
+        process = await start_agent(environment | ({"PERDURE_AGENT_CONFIG": value} if value else {}))
+        assert await process.wait() == 2
+        assert expected in capfd.readouterr().err
+
+
+def test_the_agent_is_a_module_that_a_new_interpreter_runs() -> None:
+    """Other tests fork their agents from an interpreter that has imported it."""
+    environment = {name: text for name, text in os.environ.items() if name != "PERDURE_AGENT_CONFIG"}
+    command = [sys.executable, "-P", "-m", "perdure.agent"]
+    done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, "PERDURE_AGENT_CONFIG is not set" in done.stderr) == (2, True)
 
 
 async def test_an_outage_delays_and_loses_nothing(folder: Path) -> None:
@@ -428,7 +431,7 @@ async def test_an_outage_delays_and_loses_nothing(folder: Path) -> None:
         await asyncio.sleep(OUTAGE_S)
         assert (await agent.get("/v1/launcher/desired?version=0&wait=0"))["run"]
         await server.start()
-        failures = await workflows.expect(workflows.job, "failure", count=2, within=60)
+        failures = await workflows.expect(workflows.job, "failure", count=2)
         assert [(one["kind"], one["generation"]) for one in failures] == [("RANKS", 1), ("COMMAND", 1)]
         assert abs(utc(failures[0]["time"]).timestamp() - happened) < 0.01
         await workflows.expect(workflows.job, "finished")
@@ -446,10 +449,10 @@ async def test_an_agent_that_starts_before_its_server_waits_for_it(folder: Path)
         async with running_agent(server, workflows, folder) as agent:
             await agent.launcher_hello()
             await server.start()
-            await workflows.expect(workflows.group, "joined", within=60)
+            await workflows.expect(workflows.group, "joined")
 
 
-async def test_it_is_small_and_quiet(agent: RunningAgent, workflows: Workflows) -> None:
+async def test_it_rests_between_heartbeats(agent: RunningAgent, workflows: Workflows) -> None:
     await workflows.expect(workflows.group, "joined")
     lease = await agent.start_lease(1)
     await agent.launcher_hello()
@@ -462,9 +465,7 @@ async def test_it_is_small_and_quiet(agent: RunningAgent, workflows: Workflows) 
     began = time.monotonic()
     await workflows.beats(5)
     cpu = (sum(process.cpu_times()[:2]) - before) / (time.monotonic() - began)
-    rss = process.memory_info().rss / 2**20
-    print(f"agent: {rss:.0f} MB, {100 * cpu:.2f} % of a core with a lease beat of 0.5 s")
-    assert rss < 115
+    print(f"agent: {100 * cpu:.2f} % of a core with a lease beat of 0.5 s")
     # A loop that never rests uses far more; how much a rest costs depends on what else the machine does.
     assert cpu < 0.25
     lease.cancel()
