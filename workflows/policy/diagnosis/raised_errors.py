@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from pathlib import PurePosixPath
 
-_FRAME = re.compile(r'^\s*File "(?P<file>[^"\n]+)", line (?P<line>\d+)', re.MULTILINE)
+_FRAME = re.compile(r'^[ \t]{0,40}File "(?P<file>[^"\n]{1,1000})", line (?P<line>\d{1,12})', re.MULTILINE)
 
-_INSTALLED = re.compile(r"/(site-packages|dist-packages|python3(\.\d+)?)/|^<")
+_INSTALLED = re.compile(r"/(site-packages|dist-packages|python3(\.\d{1,3})?)/|^<")
 
 _MAY_PASS = re.compile(
     r"time(d )?[ -]?out|connection|temporar|unavailable|try again|\bbusy\b|uncorrectable"
-    r"|^([\w.]+\.)?(OS|IO|HTTP)Error\b",
+    r"|^([\w.]{1,100}\.)?(OS|IO|HTTP)Error\b",
     re.IGNORECASE,
 )
 """Errors about what is outside of the job, or of a memory that repairs itself. The same one twice proves nothing."""
