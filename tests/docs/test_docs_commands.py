@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
@@ -72,8 +73,24 @@ def of(*programs: str) -> list[Command]:
     return list(dict.fromkeys(command for command in COMMANDS if command.program in programs))
 
 
-def on(*programs: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("command", of(*programs), ids=str)
+def check_each(commands: list[Command], check: Callable[[Command], None]) -> None:
+    """Checks all commands, each once however often it is printed, and fails with all that is wrong."""
+    once = {(command.words, command.settings, command.whole): command for command in reversed(commands)}
+    wrong: list[str] = []
+    for command in once.values():
+        try:
+            check(command)
+        except AssertionError as error:
+            wrong.append(f"{command}: {error}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.fixture(scope="module")
+def root() -> TyperGroup:
+    """The command `perdure`."""
+    root = get_command(app)
+    assert isinstance(root, TyperGroup)
+    return root
 
 
 def test_every_command_is_checked_or_exempt():
@@ -83,28 +100,26 @@ def test_every_command_is_checked_or_exempt():
     assert len(of("perdure")) > 50
 
 
-def test_commands_that_need_a_job_are_run_by_the_tests_that_are_named():
-    root = get_command(app)
-    assert isinstance(root, TyperGroup)
+def test_commands_that_need_a_job_are_run_by_the_tests_that_are_named(root: TyperGroup):
     assert root.commands.keys() - HELD_ELSEWHERE.keys() == {"run", "submit", "validate", "schema", "import"}
     named = {name: (ROOT / path).read_text() for name, path in HELD_ELSEWHERE.items() if name in root.commands}
     assert [name for name, text in named.items() if f'"{name}"' not in text] == []
 
 
-@on("perdure")
-def test_perdure_knows_the_command_and_its_options(command: Command):
-    root = get_command(app)
-    assert isinstance(root, TyperGroup)
-    name, *arguments = [PLACEHOLDERS.get(word, word) for word in command.words[1:]]
-    assert name in root.commands, f"{command}: no such command"
-    arguments = [argument for argument in arguments if argument not in ("…", "--help")]
-    try:
-        root.commands[name].make_context(name, arguments)
-    except Exception as error:
-        # A part of a command may lack what the text around it says.
-        unfinished = type(error).__name__ == "MissingParameter" or "requires an argument" in str(error)
-        if command.whole or not unfinished:
-            raise AssertionError(f"{command}: {error}") from error
+def test_perdure_knows_each_command_and_its_options(root: TyperGroup):
+    def parse(command: Command) -> None:
+        name, *arguments = [PLACEHOLDERS.get(word, word) for word in command.words[1:]]
+        assert name in root.commands, "no such command"
+        arguments = [argument for argument in arguments if argument not in ("…", "--help")]
+        try:
+            root.commands[name].make_context(name, arguments)
+        except Exception as error:
+            # A part of a command may lack what the text around it says.
+            unfinished = type(error).__name__ == "MissingParameter" or "requires an argument" in str(error)
+            if command.whole or not unfinished:
+                raise AssertionError(error) from error
+
+    check_each(of("perdure"), parse)
 
 
 @pytest.fixture
@@ -130,34 +145,48 @@ RUNNABLE = [
 ]
 
 
-@pytest.mark.parametrize("command", RUNNABLE, ids=str)
-def test_perdure_does_what_needs_no_job(command: Command, folder: Path):
-    name, *arguments = command.words[1:]
-    arguments = [argument for argument in arguments if argument not in ("--wait", "--run")]
-    before = [] if name not in ("run", "submit") else ["--dry-run"]
-    if any("*" in argument for argument in arguments):
-        arguments = [str(path) for argument in arguments for path in (sorted(folder.glob(argument)) or [argument])]
+def test_perdure_does_what_needs_no_job(folder: Path):
     environment = {
         "PERDURE_STATE": str(folder / "state"),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
-    done = CommandLine(folder, environment).run(name, *before, *arguments)
-    # An import may leave fields to its reader; that is told apart by what it prints.
-    assert done.code == 0 or (name == "import" and done.code == 2 and done.out), done
-    assert done.out
+    command_line = CommandLine(folder, environment)
+
+    def run(command: Command) -> None:
+        name, *arguments = command.words[1:]
+        arguments = [argument for argument in arguments if argument not in ("--wait", "--run")]
+        before = [] if name not in ("run", "submit") else ["--dry-run"]
+        if any("*" in argument for argument in arguments):
+            arguments = [str(path) for argument in arguments for path in (sorted(folder.glob(argument)) or [argument])]
+        done = command_line.run(name, *before, *arguments)
+        # An import may leave fields to its reader; that is told apart by what it prints.
+        assert done.code == 0 or (name == "import" and done.code == 2 and done.out), done
+        assert done.out
+
+    check_each(RUNNABLE, run)
 
 
-@on("make")
-def test_make_has_the_target(command: Command):
-    words = [word for word in command.words[1:] if word != "…"]
+@pytest.fixture(scope="module")
+def makefile() -> str:
+    """The text of the Makefile."""
+    return (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
+def test_make_has_each_target(makefile: str):
+    targets = makefile.partition(".PHONY:")[2].partition("\n")[0].split()
+    printed = of("make")
+
+    def find(command: Command) -> None:
+        target, *variables = [word for word in command.words[1:] if word != "…"]
+        assert target in targets
+        for variable in variables:
+            name = variable.partition("=")[0]
+            assert f"\n{name} ?=" in makefile, f"there is no variable {name}"
+
+    check_each(printed, find)
+    words = sorted({word for command in printed for word in command.words[1:] if word != "…"})
     done = subprocess.run(["make", "--dry-run", *words], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{command}: {done.stderr}"
-    assert words[0] in (ROOT / "Makefile").read_text().partition(".PHONY:")[2].partition("\n")[0].split()
-    for word in words[1:]:
-        name, _, value = word.partition("=")
-        assert f"\n{name} ?=" in (ROOT / "Makefile").read_text(), f"{command}: no such variable"
-        if name == "PYTEST_ARGS" and value != "…":
-            assert_collects(shlex.split(value))
+    assert done.returncode == 0, done.stderr
 
 
 def benchmark_arguments() -> list[tuple[str, str]]:
@@ -175,50 +204,70 @@ def benchmark_arguments() -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize(("benchmark", "arguments"), benchmark_arguments())
-def test_benchmarks_take_their_arguments(benchmark: str, arguments: str):
-    single = Typer()
-    single.command()(import_module(f"benchmarks.{benchmark}.__main__").main)
-    get_command(single).make_context(benchmark, arguments.split())
+def test_benchmarks_take_their_arguments():
+    for benchmark, arguments in benchmark_arguments():
+        single = Typer()
+        single.command()(import_module(f"benchmarks.{benchmark}.__main__").main)
+        get_command(single).make_context(benchmark, arguments.split())
 
 
-def assert_collects(words: list[str]) -> None:
-    """Has pytest find the tests that it would run; where none are named, those of one file."""
-    named = [] if any(word.startswith("tests/") for word in words) else ["tests/docs/test_glossary.py"]
-    run = [sys.executable, "-m", "pytest", "--collect-only", "--quiet", *words, *named]
+def test_python_finds_what_it_is_to_run():
+    def find(command: Command) -> None:
+        words = [word for word in command.words[1:] if word != "…"]
+        if words[:2] == ["-m", "pytest"]:
+            return
+        if words[0] == "-m" and words[1] != "package":
+            module = ROOT / words[1].replace(".", "/")
+            is_module = module.is_dir() or module.with_suffix(".py").is_file()
+            assert is_module or words[1].startswith("torch.distributed."), "no such module"
+        else:
+            is_known = words[0] in ("train.py", "-m", "-c") or (ROOT / words[0]).is_file()
+            assert is_known, "neither the reader's script, nor a file of this repository, nor a module"
+
+    check_each(of("python"), find)
+
+
+def words_for_pytest(command: Command) -> list[str]:
+    """Returns the arguments that a command has for pytest."""
+    match command.words:
+        case (_, "-m", "pytest", *words):
+            return words
+        case ("pytest", *words):
+            return words
+        case _:
+            given = [word.partition("=")[2] for word in command.words if word.startswith("PYTEST_ARGS=")]
+            return [word for argument in given for word in shlex.split(argument) if word != "…"]
+
+
+def test_pytest_finds_what_it_is_to_run():
+    words = [word for command in of("make", "python", "pytest") for word in words_for_pytest(command)]
+    places = [word for word in words if word.startswith("tests/")]
+    assert places
+    assert [place for place in places if not (ROOT / place).exists()] == []
+    options = [word for word in words if word not in places]
+    run = [sys.executable, "-m", "pytest", "--collect-only", "--quiet", *options, "tests/docs/test_glossary.py"]
     done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED), done.stdout + done.stderr
 
 
-@on("python", "pytest")
-def test_python_finds_what_it_is_to_run(command: Command):
-    words = [word for word in command.words[1:] if word != "…"]
-    if command.program == "pytest" or words[:2] == ["-m", "pytest"]:
-        assert_collects(words if command.program == "pytest" else words[2:])
-    elif words[0] == "-m" and words[1] != "package":
-        module = ROOT / words[1].replace(".", "/")
-        assert module.is_dir() or module.with_suffix(".py").is_file() or words[1].startswith("torch.distributed."), (
-            f"{command}: no such module"
-        )
-    else:
-        is_known = words[0] in ("train.py", "-m", "-c") or (ROOT / words[0]).is_file()
-        assert is_known, f"{command}: neither the reader's script, nor a file of this repository, nor a module"
-
-
-@on("temporal")
-def test_temporal_knows_the_command_and_its_options(command: Command, tmp_path: Path):
-    words = [word for word in command.words[1:] if word != "…"]
-    if words[0] == "perdure":
-        assert "temporal-perdure" in (ROOT / "pyproject.toml").read_text(), "our extension of Temporal's command line"
-        return
+def test_temporal_knows_each_command_and_its_options(tmp_path: Path):
     environment = {**os.environ, "HOME": str(tmp_path)}
-    # A server that is started calls none.
-    starts = words[0] == "server"
-    if len(words) == 1 or starts:
-        words.append("--help")
-    run = [temporal_binary(), words[0], *([] if starts else ["--address=127.0.0.1:1"]), *words[1:]]
-    done = subprocess.run(run, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=60)
-    said = done.stdout + done.stderr
-    assert not re.search(r"unknown (shorthand )?(flag|command)", said), f"{command}: {said}"
-    if command.whole and not starts:
-        assert "127.0.0.1:1" in said or "job.json" in said, f"{command}: it did not come to call the server: {said}"
+    extension = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+
+    def parse(command: Command) -> None:
+        words = [word for word in command.words[1:] if word != "…"]
+        if words[0] == "perdure":
+            assert "temporal-perdure" in extension, "our extension of Temporal's command line"
+            return
+        # A server that is started calls none.
+        starts = words[0] == "server"
+        if len(words) == 1 or starts:
+            words.append("--help")
+        run = [temporal_binary(), words[0], *([] if starts else ["--address=127.0.0.1:1"]), *words[1:]]
+        done = subprocess.run(run, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        said = done.stdout + done.stderr
+        assert not re.search(r"unknown (shorthand )?(flag|command)", said), said
+        if command.whole and not starts:
+            assert "127.0.0.1:1" in said or "job.json" in said, f"it did not come to call the server: {said}"
+
+    check_each(of("temporal"), parse)

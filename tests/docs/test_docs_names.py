@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import pytest
 import yaml
 
 from perdure.activities.nodes.kubernetes.settings import VARIABLES
@@ -18,8 +18,6 @@ from perdure.spec.fields import field_at
 from scripts.docs import PAGES as GENERATED
 from tests.docs.pages import PAGES, ROOT, Page
 from tests.support.source import parse
-
-pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 NOT_OURS = {
     "train.py": "the reader's script",
@@ -75,18 +73,22 @@ def code() -> str:
     return "\n".join(texts)
 
 
-@pages
-def test_relative_links_lead_somewhere(page: Page):
-    anchors = {other.path: other.anchors for other in PAGES}
-    lost: list[str] = []
-    for link in page.links:
-        if re.match(r"[a-z]+:", link):
-            continue
+def wrong_names(named: Callable[[Page], Iterable[str]], exists: Callable[[str], bool]) -> list[str]:
+    """Returns what pages name that does not exist, each with its page."""
+    return [f"{page.name}: {name}" for page in PAGES for name in sorted(set(named(page))) if not exists(name)]
+
+
+def test_relative_links_lead_somewhere():
+    anchors = {page.path: page.anchors for page in PAGES}
+
+    def leads_somewhere(page: Page, link: str) -> bool:
         path, _, anchor = link.partition("#")
         target = (page.path.parent / path).resolve() if path else page.path
-        if not target.exists() or (anchor and anchor not in anchors.get(target, set())):
-            lost.append(link)
-    assert lost == []
+        return target.exists() and (not anchor or anchor in anchors.get(target, set()))
+
+    links = [(page, link) for page in PAGES for link in page.links if not re.match(r"[a-z]+:", link)]
+    assert len(links) > 100
+    assert [f"{page.name}: {link}" for page, link in links if not leads_somewhere(page, link)] == []
 
 
 def test_every_page_is_reached_from_the_readme():
@@ -123,29 +125,26 @@ def words_of(page: Page) -> list[str]:
     return [snippet.text for snippet in page.snippets] + [word.strip("\"'(),;") for word in words]
 
 
-@pages
-def test_paths_exist(page: Page):
-    named = {name for word in words_of(page) if (name := path_in(word))}
-    assert sorted(name for name in named if not exists(name)) == []
+def test_paths_exist():
+    assert wrong_names(lambda page: filter(None, map(path_in, words_of(page))), exists) == []
 
 
-@pages
-def test_tests_exist(page: Page):
-    named = {match[1] for snippet in page.snippets if (match := re.fullmatch(r"(test_\w+)(\[.*\])?", snippet.text))}
+def test_tests_exist():
     files = {PurePosixPath(name).stem for name in tracked()}
-    assert sorted(name for name in named if name not in files) == []
+    case = re.compile(r"(test_\w+)(\[.*\])?")
+    named = [match[1] for page in PAGES for snippet in page.snippets if (match := case.fullmatch(snippet.text))]
+    assert sorted({name for name in named if name not in files}) == []
 
 
-@pages
-def test_modules_and_what_they_hold_exist(page: Page):
-    named = {
-        snippet.text
-        for snippet in page.snippets
-        if re.fullmatch(rf"({'|'.join(_SOURCES)})(\.\w+)+", snippet.text)
-        and snippet.text not in NOT_OURS
-        and not path_in(snippet.text)
-    }
-    assert sorted(name for name in named if not importable(name)) == []
+def test_modules_and_what_they_hold_exist():
+    dotted = re.compile(rf"({'|'.join(_SOURCES)})(\.\w+)+")
+
+    def modules(page: Page) -> Iterator[str]:
+        for snippet in page.snippets:
+            if dotted.fullmatch(snippet.text) and snippet.text not in NOT_OURS and not path_in(snippet.text):
+                yield snippet.text
+
+    assert wrong_names(modules, importable) == []
 
 
 def importable(name: str) -> bool:
@@ -161,12 +160,14 @@ def importable(name: str) -> bool:
     return thing in {getattr(node, "name", "") or getattr(node, "id", "") for node in ast.walk(tree)}
 
 
-@pages
-def test_variables_are_read_or_set_somewhere(page: Page):
-    text = "\n".join([*(snippet.text for snippet in page.snippets), *(block.text for block in page.blocks)])
-    named = set(re.findall(r"\bPERDURE_[A-Z_]+[A-Z]\b", text))
+def test_variables_are_read_or_set_somewhere():
     known = code() + "\n".join(f"{VARIABLES}{name}" for name in re.findall(r"VARIABLES}([A-Z_]+)", code()))
-    assert sorted(name for name in named if name not in known) == []
+
+    def variables(page: Page) -> list[str]:
+        text = "\n".join([*(snippet.text for snippet in page.snippets), *(block.text for block in page.blocks)])
+        return re.findall(r"\bPERDURE_[A-Z_]+[A-Z]\b", text)
+
+    assert wrong_names(variables, lambda name: name in known) == []
 
 
 ROLE = ("roles", "<name>")
@@ -182,18 +183,21 @@ def field_named(text: str) -> tuple[str, ...] | None:
     return next((start + path for start in ((), ROLE) if field_at((*start, path[0]))[0] is not None), None)
 
 
-@pages
-def test_fields_of_the_specification_exist(page: Page):
-    named = {path for snippet in page.snippets if (path := field_named(snippet.text))}
+def test_fields_of_the_specification_exist():
+    named = {path for page in PAGES for snippet in page.snippets if (path := field_named(snippet.text))}
+    assert len(named) > 50
     assert sorted(".".join(path) for path in named if field_at(path)[0] is None) == []
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if page.path.name not in HELD_OTHERWISE], ids=lambda page: page.name
-)
-def test_identifiers_occur_in_the_code(page: Page):
-    named = {snippet.text for snippet in page.snippets if re.fullmatch(r"(?!test_)[a-z]+(_[a-z0-9]+)+", snippet.text)}
-    assert sorted(name for name in named if not re.search(rf"\b{name}\b", code())) == []
+def test_identifiers_occur_in_the_code():
+    known = set(re.findall(r"\b[a-z]+(?:_[a-z0-9]+)+\b", code()))
+    identifier = re.compile(r"(?!test_)[a-z]+(_[a-z0-9]+)+")
+
+    def identifiers(page: Page) -> Iterator[str]:
+        if page.path.name not in HELD_OTHERWISE:
+            yield from (snippet.text for snippet in page.snippets if identifier.fullmatch(snippet.text))
+
+    assert wrong_names(identifiers, known.__contains__) == []
 
 
 def test_cases_of_tests_exist():
@@ -239,13 +243,13 @@ def chart_has(name: str) -> bool:
     return True
 
 
-@pages
-def test_values_of_the_chart_exist(page: Page):
-    set_by_commands = re.findall(r"--set ([\w.]+)=", "\n".join(block.text for block in page.blocks))
-    dotted = [name for snippet in page.snippets if "." in (name := snippet.text.partition(":")[0])]
-    named = {*set_by_commands, *(name for name in dotted if name.partition(".")[0] in chart_values())}
-    others = {name for name in named if not chart_has(name) and field_named(name) is None}
-    assert sorted(others) == []
+def test_values_of_the_chart_exist():
+    def values(page: Page) -> Iterator[str]:
+        yield from re.findall(r"--set ([\w.]+)=", "\n".join(block.text for block in page.blocks))
+        dotted = [name for snippet in page.snippets if "." in (name := snippet.text.partition(":")[0])]
+        yield from (name for name in dotted if name.partition(".")[0] in chart_values())
+
+    assert wrong_names(values, lambda name: chart_has(name) or field_named(name) is not None) == []
 
 
 def test_what_does_not_exist_is_found():
