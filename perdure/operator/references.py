@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from perdure.activities.nodes.kubernetes.workdir import archive_of, config_maps_of
 from perdure.spec.job import JobSpec
+from perdure.spec.object_references import NamedKind, named_objects
 
 
 class Kind(Enum):
@@ -19,6 +20,7 @@ class Kind(Enum):
     SERVICE_ACCOUNT = ("ServiceAccount", "", "serviceaccounts", "impersonate")
     CLAIM = ("PersistentVolumeClaim", "", "persistentvolumeclaims", "use")
     DEVICES = ("ResourceClaim", "resource.k8s.io", "resourceclaims", "use")
+    DEVICES_TEMPLATE = ("ResourceClaimTemplate", "resource.k8s.io", "resourceclaimtemplates", "use")
     SNAPSHOT = ("VolumeSnapshot", "snapshot.storage.k8s.io", "volumesnapshots", "use")
     OTHER_SOURCE = ("data source", "", "pods", "create")
     """A source of a volume's content that only those may use who may create pods."""
@@ -49,13 +51,8 @@ def references(job: JobSpec) -> tuple[Reference, ...]:
 
 
 def _references(job: JobSpec) -> Iterator[Reference]:
-    for variable, reference in job.secrets.items():
-        yield Reference(field=f"secrets.{variable}", kind=Kind.SECRET, name=reference.split("/")[0])
-    for index, volume in enumerate(job.volumes):
-        yield Reference(field=f"volumes.{index}.pvc", kind=Kind.CLAIM, name=volume.pvc)
-    for role_name, role in job.roles.items():
-        for name in role.image_pull_secrets:
-            yield Reference(field=f"roles.{role_name}.image_pull_secrets", kind=Kind.SECRET, name=name)
+    for named in named_objects(job):
+        yield Reference(field=named.field, kind=_BY_NAME[named.kind], name=named.name)
     if archive := archive_of(job):
         for name in config_maps_of(archive):
             yield Reference(field="workdir.archive", kind=Kind.CONFIG_MAP, name=name)
@@ -69,6 +66,9 @@ def _references(job: JobSpec) -> Iterator[Reference]:
         yield from _references_in(spec, place)
 
 
+_BY_NAME = {NamedKind.SECRET: Kind.SECRET, NamedKind.CLAIM: Kind.CLAIM}
+"""The kinds that fields of a job name by their types; pod templates have fields of Kubernetes' own."""
+
 _BY_FIELD: Mapping[str, tuple[Kind, str]] = {
     "configMap": (Kind.CONFIG_MAP, "name"),
     "configMapKeyRef": (Kind.CONFIG_MAP, "name"),
@@ -76,7 +76,6 @@ _BY_FIELD: Mapping[str, tuple[Kind, str]] = {
     "imagePullSecrets": (Kind.SECRET, "name"),
     "azureFile": (Kind.SECRET, "secretName"),
     "persistentVolumeClaim": (Kind.CLAIM, "claimName"),
-    "resourceClaims": (Kind.DEVICES, "resourceClaimName"),
 }
 """Fields of a pod whose values name an object, and the key that holds the name."""
 
@@ -109,6 +108,9 @@ def _names_in_field(field: str, value: Mapping[str, Any]) -> Iterator[tuple[Kind
         yield Kind.SECRET, value.get("name")
     elif field.endswith(("secretRef", "SecretRef", "secretKeyRef")):
         yield Kind.SECRET, value.get("name")
+    elif field == "resourceClaims":
+        yield Kind.DEVICES, value.get("resourceClaimName")
+        yield Kind.DEVICES_TEMPLATE, value.get("resourceClaimTemplateName")
     elif field in _BY_FIELD:
         kind, key = _BY_FIELD[field]
         yield kind, value.get(key)

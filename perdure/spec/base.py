@@ -22,6 +22,8 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
+from .object_references import NamedKind, Names
+
 
 class Section(BaseModel):
     """A part of the specification: immutable and strict about its fields; docstrings describe them everywhere."""
@@ -112,6 +114,7 @@ SecretReference = Annotated[
         pattern=rf"{_LABEL}(\.{_LABEL})*/[-._a-zA-Z0-9]+",
         expected="a reference name/key to a secret, such as hf/token",
     ),
+    Names(NamedKind.SECRET),
 ]
 
 

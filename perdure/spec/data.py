@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from .base import AbsolutePath, Integer, Matching, Section, Template
+from .object_references import ClaimName
 
 Digest = Annotated[str, Matching(pattern=r"sha256:[0-9a-f]{64}", expected="sha256: and 64 hexadecimal digits")]
 
@@ -39,7 +40,7 @@ class Volume(Section):
 
     mount_path: AbsolutePath
     """The path at which processes find the volume."""
-    pvc: str
+    pvc: ClaimName
     """The claim's name, in the job's namespace."""
     read_only: bool = False
     """Processes cannot write to it."""

@@ -13,6 +13,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from .base import DnsLabel, Integer, Matching, RoleName, Section, Template, Variable
+from .object_references import SecretName
 from .quantities import Amount, amount, bytes_of
 from .ray import RayRole
 from .scaling import Scaling
@@ -302,7 +303,7 @@ class Role(Section):
     """The container image; any with Python and PyTorch."""
     image_pull_policy: ImagePullPolicy | None = None
     """When Kubernetes pulls the image; unset: Kubernetes' own default."""
-    image_pull_secrets: list[str] = Field(default=[])
+    image_pull_secrets: list[SecretName] = Field(default=[])
     """Names of the secrets that the image's registry requires."""
     resources: Resources = Resources()
     """Resources that one node needs."""

@@ -56,6 +56,7 @@ def volume(**fields: Any) -> dict[str, Any]:
         (volume(flexVolume={"secretRef": {"name": "a"}}), {"secrets/a"}),
         (volume(azureFile={"secretName": "a"}), {"secrets/a"}),
         ({"resourceClaims": [{"name": "gpu", "resourceClaimName": "a"}]}, {"resourceclaims/a"}),
+        ({"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "a"}]}, {"resourceclaimtemplates/a"}),
         (
             volume(
                 ephemeral={
@@ -81,8 +82,13 @@ def test_a_job_names_objects_outside_of_its_template() -> None:
         role={"image_pull_secrets": ["registry"]},
         secrets={"TOKEN": "hub/token", "OTHER": "hub/other"},
         volumes=[{"mount_path": "/data", "pvc": "corpus"}],
+        notifications={
+            "chat": {"when": ["completion"], "webhook": {"url_secret": "slack/url", "token": "bot/token"}},
+            "pager": {"when": ["completion"], "webhook": {"url": "https://pager.example", "signing_key": "pager/key"}},
+        },
     )
-    assert found == {"secrets/registry", "secrets/hub", "persistentvolumeclaims/corpus"}
+    secrets = {f"secrets/{name}" for name in ("registry", "hub", "slack", "bot", "pager")}
+    assert found == secrets | {"persistentvolumeclaims/corpus"}
 
 
 def test_a_job_names_the_upload_that_another_user_may_have_made() -> None:
