@@ -16,6 +16,7 @@ from perdure.agent.checkpoint.part import Part, PartRequest, SnapshotChanged
 from perdure.agent.checkpoint.retention import best_of, is_superseded, superfluous
 from perdure.contract import CheckpointRef
 from perdure_training.node_api.storage_link import StorageLink, StorageProblem
+from tests.support.waiting import DEADLINE
 from tests.training.checkpoint_agent import CheckpointAgent, checkpoint_agent
 
 FOLDER = "step-5-run-1"
@@ -38,9 +39,22 @@ def recipe(pieces: list[tuple[int, int, int]], others: bytes = b"") -> bytes:
     return struct.pack("<Q", len(text)) + text + others
 
 
-def opened(folder: Path, name: str, content: bytes) -> int:
-    (folder / name).write_bytes(content)
-    return os.open(folder / name, os.O_RDONLY)
+_open: list[int] = []
+
+
+@pytest.fixture(autouse=True)
+def files_are_closed() -> Iterator[None]:
+    yield
+    while _open:
+        os.close(_open.pop())
+
+
+def opened(folder: Path, name: str, content: bytes | None = None) -> int:
+    """A descriptor of the file, with this content where there is none yet."""
+    if content is not None:
+        (folder / name).write_bytes(content)
+    _open.append(os.open(folder / name, os.O_RDONLY))
+    return _open[-1]
 
 
 def request(content: bytes, **changes: Any) -> dict[str, Any]:
@@ -56,13 +70,13 @@ def test_pieces_of_the_snapshot_and_others_become_one_file(link: StorageLink, tm
         opened(tmp_path, "recipe", recipe([(0, 0, 3), (1, 100, 50), (0, 3, 2)], b"abcde")),
         opened(tmp_path, "metadata", b"pickle"),
     ]
-    assert link.ask(request(snapshot, size=55), files=files, within=30) == {}
+    assert link.ask(request(snapshot, size=55), files=files, within=DEADLINE) == {}
     folder = tmp_path / "storage" / FOLDER
     assert (folder / "__0_0.distcp").read_bytes() == b"abc" + snapshot[100:150] + b"de"
-    assert link.ask({"request": "await", "folder": FOLDER, "within": 30}, within=60)["committed"]
+    assert link.ask({"request": "await", "folder": FOLDER, "within": 30}, within=DEADLINE)["committed"]
     assert (folder / ".metadata").read_bytes() == b"pickle"
-    assert link.ask({"request": "list", "place": ""}, within=30)["checkpoints"] == [{"folder": FOLDER, "step": 5}]
-    assert link.ask({"request": "verify", "folder": FOLDER, "share": [0, 1]}, within=30) == {"damage": ""}
+    assert link.ask({"request": "list", "place": ""}, within=DEADLINE)["checkpoints"] == [{"folder": FOLDER, "step": 5}]
+    assert link.ask({"request": "verify", "folder": FOLDER, "share": [0, 1]}, within=DEADLINE) == {"damage": ""}
     read = {"request": "read", "folder": FOLDER, "name": "__0_0.distcp", "offset": 2, "length": 2}
     assert link.read(read, patience=0) == b"c" + snapshot[100:101]
 
@@ -83,7 +97,7 @@ def test_pieces_of_the_snapshot_and_others_become_one_file(link: StorageLink, tm
 )
 def test_no_request_leads_out_of_the_storage(link: StorageLink, asked: dict[str, Any]):
     with pytest.raises(StorageProblem, match=r"expected|unknown"):
-        link.ask(asked, within=30)
+        link.ask(asked, within=DEADLINE)
 
 
 @pytest.mark.parametrize(
@@ -109,16 +123,16 @@ def test_a_part_that_is_not_as_it_says_is_refused(
 ):
     files = [opened(tmp_path, "snapshot", b"0123456789"), opened(tmp_path, "recipe", recipe(pieces))]
     with pytest.raises(StorageProblem, match=problem):
-        link.ask(request(b"0123456789", **changes), files=files, within=30)
+        link.ask(request(b"0123456789", **changes), files=files, within=DEADLINE)
 
 
 def test_files_that_are_none_are_refused(link: StorageLink, tmp_path: Path):
     reading, writing = os.pipe()
     try:
         with pytest.raises(StorageProblem, match="regular files"):
-            link.ask(request(b""), files=[reading, reading], within=30)
+            link.ask(request(b""), files=[reading, reading], within=DEADLINE)
         with pytest.raises(StorageProblem, match="regular files"):
-            link.ask(request(b""), within=30)
+            link.ask(request(b""), within=DEADLINE)
     finally:
         os.close(reading)
         os.close(writing)
@@ -131,11 +145,11 @@ def test_files_without_end_take_no_memory(link: StorageLink, tmp_path: Path):
             file.write(recipe([(1, 0, 10)]) if name == "metadata" else struct.pack("<Q", 100 * 2**30))
             file.truncate(100 * 2**30)
     content = b"0123456789"
-    files = [opened(tmp_path, "snapshot", content), os.open(tmp_path / "recipe", os.O_RDONLY)]
+    files = [opened(tmp_path, "snapshot", content), opened(tmp_path, "recipe")]
     with pytest.raises(StorageProblem, match="expected at most"):
-        link.ask(request(content), files=files, within=30)
+        link.ask(request(content), files=files, within=DEADLINE)
     wanted = PartRequest.model_validate(request(content))
-    files = [files[0], opened(tmp_path, "recipe", recipe([(1, 0, 10)])), os.open(tmp_path / "metadata", os.O_RDONLY)]
+    files = [files[0], opened(tmp_path, "recipe", recipe([(1, 0, 10)])), opened(tmp_path, "metadata")]
     part = Part(wanted, files)
     assert len(next(part.metadata())) <= 2**23
 

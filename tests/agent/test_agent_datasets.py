@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from temporalio.client import WorkflowHandle
-from temporalio.worker import Worker
+from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from perdure.agent import datasets
 from perdure.agent.datasets import Datasets, RankRequest
@@ -48,7 +48,8 @@ async def dataset(workflows: Workflows, uid: str) -> AsyncIterator[WorkflowHandl
     job = workflows.job
     assert job.first_execution_run_id
     owner = JobOwner(job_id=job.id, job_first_run_id=job.first_execution_run_id, check=timedelta(seconds=30))
-    async with Worker(workflows.client, task_queue=queue, workflows=[Dataset]):
+    runner = UnsandboxedWorkflowRunner()
+    async with Worker(workflows.client, task_queue=queue, workflows=[Dataset], workflow_runner=runner):
         handle = await workflows.client.start_workflow(
             Dataset.run,
             DatasetInput(owner=owner, uid=uid, name="train", state=DatasetState(parameters=PARAMETERS)),
@@ -79,7 +80,7 @@ async def granted(agent: RunningAgent, one: RankRequest) -> Spans:
         assert status == 200, content
         return ShardAnswer.model_validate(content).granted
 
-    return await eventually(answer, within=60)
+    return await eventually(answer)
 
 
 async def test_an_agent_has_a_dataset_started_and_passes_on_what_its_ranks_need(

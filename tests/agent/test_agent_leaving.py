@@ -57,7 +57,7 @@ class StoppableNode:
             job.job_first_run_id = workflows.job.first_execution_run_id or ""
             self._workflows, self._request = workflows, job.request()
             await self._backend.create(self._request)
-            await eventually((self.code / "started").exists, within=60)
+            await eventually((self.code / "started").exists)
             yield self
 
     async def stop(self, grace: float) -> None:
@@ -81,9 +81,9 @@ class StoppableNode:
     async def failures(self) -> list[Seen]:
         return await self._workflows.seen(self._workflows.job, "failure")
 
-    async def gone(self, *, within: float) -> None:
+    async def gone(self) -> None:
         """Returns once neither command, launcher nor agent is left."""
-        await eventually(lambda: not self.job.processes(), within=within)
+        await eventually(lambda: not self.job.processes())
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ async def test_a_short_grace_ends_what_would_take_its_time(
     node = StoppableNode(temporal_server, *folders, saving_takes=600, grace="10m")
     async with node.running(temporal_server):
         await node.stop(grace=0.5)
-        await node.gone(within=30)
+        await node.gone()
     assert (node.code / "saving").exists()
     assert not (node.code / "saved").exists()
 
@@ -106,7 +106,7 @@ async def test_a_long_grace_lets_the_command_save(temporal_server: DevServer, fo
     node = StoppableNode(temporal_server, *folders, saving_takes=3, grace="100ms")
     async with node.running(temporal_server):
         await node.stop(grace=60)
-        await node.gone(within=30)
+        await node.gone()
     assert (node.code / "saved").exists()
 
 
@@ -116,7 +116,7 @@ async def test_a_second_stop_shortens_the_grace(temporal_server: DevServer, fold
         await node.stop(grace=600)
         await eventually((node.code / "saving").exists)
         await node.stop(grace=0)
-        await node.gone(within=30)
+        await node.gone()
     assert not (node.code / "saved").exists()
 
 
@@ -126,6 +126,6 @@ async def test_the_starter_of_the_node_ends_it_and_no_failure_is_reported(
     node = StoppableNode(temporal_server, *folders, saving_takes=1, grace="30s")
     async with node.running(temporal_server):
         await node.leave("its machine is taken away")
-        await node.gone(within=30)
+        await node.gone()
         assert not await node.failures()
     assert (node.code / "saved").exists()

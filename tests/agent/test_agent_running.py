@@ -92,7 +92,8 @@ def test_a_lease_carries_for_how_long_no_rank_has_stepped_beside_the_usual_time_
     view = telemetry.view(1)
     assert view.idle is not None
     assert view.usual_step is not None
-    assert 70 < view.idle.total_seconds() < 80
+    # The last step was 70.9 s before, and the look takes its time.
+    assert 70.8 < view.idle.total_seconds() < 71 + time.monotonic() - now
     assert abs(view.usual_step.total_seconds() - 0.1) < 0.01
     bench.apply(2)
     assert telemetry.view(1).idle is None, "ranks that are to end need not step"

@@ -11,6 +11,7 @@ from perdure.agent.stacks import StackReader, StacksUnknown, stacks_of
 from perdure.contract import NodeStacks, StackFrame
 from perdure_training.node_api.bodies import RankCollective, RankStacks, StacksReport
 from tests.agent.bench import Bench
+from tests.support.waiting import DEADLINE
 
 TEXT = """Current thread 0x00007f (most recent call first):
   File "/job/train.py", line 12 in wait
@@ -24,7 +25,7 @@ async def asked(bench: Bench, reader: StackReader) -> asyncio.Task[NodeStacks]:
     """A reader whose request the launcher can see."""
     before = bench.node.state.desired.stacks
     reading = asyncio.create_task(reader.read())
-    assert await bench.node.changed.wait_for(lambda: bench.node.state.desired.stacks > before, within=5)
+    assert await bench.node.changed.wait_for(lambda: bench.node.state.desired.stacks > before, within=DEADLINE)
     return reading
 
 
@@ -32,7 +33,7 @@ async def test_readers_at_the_same_time_are_one_request_and_get_one_answer(bench
     reader = StackReader(bench.node)
     before = bench.node.state.desired
     first, second = asyncio.create_task(reader.read()), asyncio.create_task(reader.read())
-    assert await bench.node.changed.wait_for(lambda: bench.node.state.desired.stacks > before.stacks, within=5)
+    assert await bench.node.changed.wait_for(lambda: bench.node.state.desired.stacks > before.stacks, within=DEADLINE)
     desired = bench.node.state.desired
     assert (desired.stacks, desired.version) == (before.stacks + 1, before.version + 1)
     reader.on_report(StacksReport(request=desired.stacks, ranks=(RankStacks(global_rank=3, pid=7, text=TEXT),)))

@@ -36,7 +36,7 @@ from perdure.workflows.store import KeyValueStore, StoreInput
 from tests.agent.bench import IDENTITY, Bench
 from tests.agent.harness import RunningAgent, Workflows, recording, running_agent
 from tests.support.temporal_server import DevServer, dev_server
-from tests.support.waiting import eventually
+from tests.support.waiting import DEADLINE, eventually
 
 NUMBERS = count(1)
 
@@ -78,7 +78,7 @@ async def ask(agent: RunningAgent, one: RankCall) -> StoreAnswer | None:
 
 async def answered(agent: RunningAgent, one: RankCall) -> StoreAnswer:
     """The answer that a rank gets, however often it has to ask."""
-    return await eventually(lambda: ask(agent, one), within=120)
+    return await eventually(lambda: ask(agent, one))
 
 
 async def test_ranks_wait_for_keys_while_their_agent_is_killed_and_a_newer_world_ends_their_waits(
@@ -99,22 +99,22 @@ async def test_ranks_wait_for_keys_while_their_agent_is_killed_and_a_newer_world
                 return (await store.query("usage", result_type=StoreView)).waiting_nodes == 1
 
             waiting = asyncio.create_task(answered(agent, body(StoreAction.WAIT, "k")))
-            await eventually(waits, within=60)
+            await eventually(waits)
             await answered(agent, set_key("k"))
-            await asyncio.wait_for(waiting, 60)
+            await asyncio.wait_for(waiting, DEADLINE)
 
             waiting = asyncio.create_task(answered(agent, body(StoreAction.WAIT, "later")))
-            await eventually(waits, within=60)
+            await eventually(waits)
             await agent.kill()
             assert not waiting.done()
             await agent.start()
             await answered(agent, set_key("later"))
-            await asyncio.wait_for(waiting, 60)
+            await asyncio.wait_for(waiting, DEADLINE)
 
             old = asyncio.create_task(answered(agent, body(StoreAction.WAIT, "never")))
-            await eventually(waits, within=60)
+            await eventually(waits)
             await agent.desire(world=agent.world(2))
-            assert (await asyncio.wait_for(old, 60)).superseded
+            assert (await asyncio.wait_for(old, DEADLINE)).superseded
             assert (await answered(agent, set_key("k"))).superseded
             count_keys = await answered(agent, body(StoreAction.COUNT, generation=2))
             assert count_keys.number == 0
@@ -140,7 +140,7 @@ async def test_ranks_wait_while_the_server_is_away_and_a_sum_counts_once(
             assert (await answered(agent, once)).number == 1
             assert not waiting.done()
             await answered(agent, set_key("k"))
-            await asyncio.wait_for(waiting, 120)
+            await asyncio.wait_for(waiting, DEADLINE)
 
 
 class PlayedStore:
@@ -227,7 +227,7 @@ async def test_a_notification_that_overtakes_an_answer_is_not_lost(ranks: Ranks)
     ranks.played.state, _ = answer_calls(ranks.played.state, request)
     ranks.notify()
     ranks.played.may_answer.set()
-    assert not (await asyncio.wait_for(waiting, 30)).waits
+    assert not (await asyncio.wait_for(waiting, DEADLINE)).waits
 
 
 async def test_what_fails_is_tried_again_and_changes_the_store_once(ranks: Ranks):

@@ -14,6 +14,7 @@ import pytest
 
 from perdure.agent.checkpoint.watched import Version, WatchedFile, choose, current, kept_versions
 from perdure_training.node_api.storage_link import StorageLink, StorageProblem
+from tests.support.waiting import DEADLINE
 from tests.training.checkpoint_agent import CheckpointAgent, checkpoint_agent
 
 
@@ -32,7 +33,7 @@ def ask(link: StorageLink, do: str, **fields: Any) -> dict[str, Any]:
     file = fields.pop("file", None)
     files = [] if file is None else [os.open(file, os.O_RDONLY)]
     try:
-        return link.ask({"request": "watched", "do": do} | fields, files=files, within=30)
+        return link.ask({"request": "watched", "do": do} | fields, files=files, within=DEADLINE)
     finally:
         for one in files:
             os.close(one)
@@ -169,6 +170,6 @@ with tempfile.TemporaryDirectory() as folder:
 def test_an_agent_that_has_a_lower_priority_already_copies_nevertheless():
     command = [sys.executable, "-c", OF_LOW_PRIORITY]
     asked = subprocess.run(
-        command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120, check=False
+        command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=DEADLINE, check=False
     )
     assert asked.stdout == "[]\n", asked.stderr

@@ -19,7 +19,7 @@ from perdure.agent.checkpoint import commits
 from perdure.agent.checkpoint.storage import Storage
 from perdure.contract import CheckpointStored
 from perdure_training.node_api.storage_link import StorageLink
-from tests.support.waiting import wait_for
+from tests.support.waiting import DEADLINE, wait_for
 from tests.training.checkpoint_agent import CheckpointAgent, checkpoint_agent
 
 FOLDER = "step-5-run-1"
@@ -72,7 +72,9 @@ def stored_by(agent: CheckpointAgent, folder: Path) -> CheckpointStored:
         files = [os.open(folder / name, os.O_RDONLY) for name in names]
         described = {"offset": 0, "size": len(CONTENT), "checksum": zlib.crc32(CONTENT)}
         fields = {"folder": FOLDER, "rank": rank, "ranks": 2, "name": f"__{rank}_0.distcp", "size": len(CONTENT)}
-        StorageLink(agent.run_dir).ask({"request": "store", **fields, "snapshot": described}, files=files, within=30)
+        StorageLink(agent.run_dir).ask(
+            {"request": "store", **fields, "snapshot": described}, files=files, within=DEADLINE
+        )
         for file in files:
             os.close(file)
 
@@ -115,7 +117,7 @@ def test_a_checkpoint_of_which_something_is_lost_is_not_committed_and_the_loss_n
     [problem] = wait_for(lambda: agent.commit_problems, within=WITHIN)
     assert named in problem
     assert "Find out what else deletes or changes files there" in problem
-    answer = StorageLink(agent.run_dir).ask({"request": "await", "folder": FOLDER, "within": 30}, within=60)
+    answer = StorageLink(agent.run_dir).ask({"request": "await", "folder": FOLDER, "within": 30}, within=DEADLINE)
     assert (answer["committed"], named in answer["given_up"]) == (False, True), "ranks do not wait for it"
     assert ".metadata" not in place.names
 

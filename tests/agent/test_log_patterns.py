@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -41,10 +40,9 @@ def test_of_a_line_without_end_the_beginning_counts():
 
 
 def test_a_pattern_that_takes_for_ever_is_given_up_and_the_others_count():
-    began, before = time.process_time(), signal.getsignal(signal.SIGVTALRM)
+    before = signal.getsignal(signal.SIGVTALRM)
     found = matches_in("a" * 40 + "b\n" + OUTPUT, {0: CATASTROPHIC, 1: "port error"})
     assert [(one.rule, one.too_slow) for one in found] == [(0, True), (1, False)]
-    assert time.process_time() - began < 5
     assert signal.getsignal(signal.SIGVTALRM) == before
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from perdure.agent.readiness import answers
-from perdure.spec.roles import Readiness
+from perdure.spec.readiness import Readiness
 
 HOST = "127.0.0.1"
 
