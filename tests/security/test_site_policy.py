@@ -311,6 +311,10 @@ def test_no_pod_of_a_job_is_an_endpoint_of_the_gateways_service() -> None:
         agent(env=[{"name": "HTTPS_PROXY", "value": "http://evil:1"}]),
         agent(volumeMounts=[{"name": "perdure", "mountPath": "/usr/lib/python3"}]),
         agent(volumeMounts=[{"name": "perdure", "mountPath": "/mnt/../usr"}]),
+        agent(volumeMounts=[{"name": "perdure-token", "mountPath": "/mnt/s/step-1/a.distcp", "subPath": "token"}]),
+        agent(volumeMounts=[{"name": "perdure-agent", "mountPath": "/mnt/s/step-1/b.distcp", "subPath": "agent.json"}]),
+        agent(volumeMounts=[{"name": "perdure", "mountPath": "/mnt/s", "subPathExpr": "$(PERDURE_PREPARE_ADDRESS)"}]),
+        agent(volumeMounts=[{"name": "perdure", "mountPath": "/mnt/s", "mountPropagation": "HostToContainer"}]),
         {"spec": {"initContainers": [{"name": "perdure-prepare", "env": [{"name": "AWS_X", "value": "1"}]}]}},
         volume(name="perdure-agent", hostPath=HOST),
         training(volumeMounts=[{"name": "perdure-agent", "mountPath": "/stolen"}]),
@@ -331,6 +335,16 @@ def test_agents_get_what_they_need_for_the_jobs_storage() -> None:
     )
     assert "AWS_ACCESS_KEY_ID" in str(container(made(template), "perdure-agent")["env"])
     is_refused("perdure-agent.env.AWS_ACCESS_KEY_ID", template=template, policy={"secrets": ["job-*"]})
+
+
+@pytest.mark.parametrize("selector", [{}, {"matchLabels": {"app": "theirs"}}])
+def test_a_required_anti_affinity_holds_for_the_jobs_own_pods(selector: dict[str, Any]) -> None:
+    pod = made(away_from({"labelSelector": selector}))
+    [term] = pod["spec"]["affinity"]["podAntiAffinity"][AWAY.rpartition(".")[2]]
+    labels = pod["metadata"]["labels"]
+    own = {name: value for name, value in term["labelSelector"]["matchLabels"].items() if labels.get(name) == value}
+    assert own, "it keeps away pods of others"
+    assert term["labelSelector"]["matchLabels"] == {**selector.get("matchLabels", {}), **own}
 
 
 def test_a_scratch_volume_without_a_limit_gets_the_sites() -> None:

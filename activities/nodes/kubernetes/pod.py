@@ -96,6 +96,7 @@ def pod_of(request: NodeRequest, settings: KubernetesSettings) -> dict[str, Any]
         _set_resources_of_ours(pod["spec"], required["spec"])
         if request.avoids and settings.gangs.may_differ(request):
             pod["spec"]["affinity"] = _avoid_machines(pod["spec"].get("affinity") or {}, request.avoids)
+        _keep_from_own_pods_only(pod["spec"], request)
         if copies.keeps_copies(request):
             copies.tell_rack(pod["spec"], agent=AGENT, training=TRAINING)
         _confine(pod["spec"], settings.policy)
@@ -292,6 +293,20 @@ def _avoid_machines(affinity: dict[str, Any], machines: Sequence[str]) -> dict[s
     to_machines: dict[str, Any] = affinity.get("nodeAffinity") or {}
     preferred: list[Any] = [*to_machines.get(kind, ()), {"weight": 100, "preference": {"matchFields": others}}]
     return affinity | {"nodeAffinity": to_machines | {kind: preferred}}
+
+
+def _keep_from_own_pods_only(spec: dict[str, Any], request: NodeRequest) -> None:
+    """Narrows the anti-affinity that a template requires to pods of the same job.
+
+    The scheduler holds a required term both ways: one whose selector fits all pods would keep every other pod of the
+    namespace from being scheduled. A preferred one keeps none away.
+    """
+    affinity: Mapping[str, Any] = spec.get("affinity") or {}
+    to_pods: Mapping[str, Any] = affinity.get("podAntiAffinity") or {}
+    kind = "requiredDuringSchedulingIgnoredDuringExecution"
+    if terms := to_pods.get(kind):
+        own = [merge(term, {"labelSelector": {"matchLabels": {UID: request.node.uid}}}) for term in terms]
+        spec["affinity"] = {**affinity, "podAntiAffinity": {**to_pods, kind: own}}
 
 
 def _required_fields(request: NodeRequest, role: Role, settings: KubernetesSettings) -> dict[str, Any]:

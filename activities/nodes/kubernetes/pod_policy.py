@@ -18,6 +18,9 @@ from perdure.activities.nodes.kubernetes.site_policy import (
     violation_of_namespace,
 )
 
+_FIELDS_OF_OWN_MOUNTS = {"name", "mountPath", "readOnly", "subPath"}
+"""What a job may set of a volume that it mounts into Perdure's own containers."""
+
 _CONTAINER_LISTS = ("initContainers", "containers", "ephemeralContainers")
 
 
@@ -36,6 +39,7 @@ def violations(
     return (
         *([namespace] if namespace else []),
         *_of_template(policy, template, reserved),
+        *_of_own_mounts(policy, template, reserved),
         *_of_values(policy, pod, reserved),
     )
 
@@ -89,6 +93,22 @@ def _suits_agent(policy: SitePolicy, path: str) -> bool:
             return is_beneath(rest.removesuffix(".name").removesuffix(".readOnly"), (AGENT_MOUNTS,))
         case _:
             return False
+
+
+def _of_own_mounts(policy: SitePolicy, template: Mapping[str, Any], reserved: Reserved) -> Iterator[Violation]:
+    """Which volumes a job mounts into Perdure's own containers: none of those with Perdure's credentials."""
+    scope = Scope(policy, reserved)
+    for container in _list(template.get("spec") or {}, "initContainers"):
+        if container.get("name") not in reserved.containers:
+            continue
+        place = f"spec.initContainers.{container['name']}"
+        for mount in _list(container, "volumeMounts"):
+            for field in sorted(mount.keys() - _FIELDS_OF_OWN_MOUNTS):
+                rule = f"only {', '.join(sorted(_FIELDS_OF_OWN_MOUNTS))} of a volume in Perdure's own containers"
+                yield Violation(
+                    field=f"{place}.volumeMounts.{mount.get('mountPath')}.{field}", value="a value", rule=rule
+                )
+        yield from _held(scope, walk({"volumeMounts": container.get("volumeMounts") or []}, CONTAINER, place))
 
 
 def _of_values(policy: SitePolicy, pod: Mapping[str, Any], reserved: Reserved) -> Iterator[Violation]:
