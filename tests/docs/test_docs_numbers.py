@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 
-import pytest
-
 from perdure.activities import webhooks
 from perdure.activities.nodes.kubernetes import leftovers
 from perdure.activities.nodes.local import folders, retention
@@ -115,9 +113,15 @@ TOLD: list[tuple[str, str, float]] = [
 """Page, where the number stands, and what it is."""
 
 
-@pytest.mark.parametrize(("page", "pattern", "value"), TOLD, ids=[f"{page}: {pattern}" for page, pattern, _ in TOLD])
-def test_the_number_is_the_codes(page: str, pattern: str, value: float):
+def told(page: str, pattern: str) -> float | None:
+    """Returns the number that a page has there; None where nothing on it is like the pattern."""
     match = re.search(pattern.replace(" ", r"\s+"), (ROOT / "docs" / page).read_text(encoding="utf-8"))
-    assert match is not None, "the docs no longer say it so"
-    told = match[1].replace(",", "").lower()
-    assert (WORDS[told] if told in WORDS else float(told)) == value
+    if match is None:
+        return None
+    number = match[1].replace(",", "").lower()
+    return WORDS[number] if number in WORDS else float(number)
+
+
+def test_each_number_is_the_codes():
+    found = [(page, pattern, told(page, pattern), value) for page, pattern, value in TOLD]
+    assert [row for row in found if row[2] != row[3]] == []

@@ -7,8 +7,6 @@ import re
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from tests.docs.pages import ROOT, Page
 
 EXAMPLES = ROOT / "examples"
@@ -49,13 +47,13 @@ def test_numbered_examples_have_no_gaps_and_are_all_shown() -> None:
     assert [str(path) for path in numbered_files() if path not in shown] == []
 
 
-@pytest.mark.parametrize("path", numbered_files(), ids=lambda path: path.name)
-def test_an_example_begins_with_a_sentence_about_what_it_shows(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    if path.suffix == ".ipynb":
-        text = "".join(json.loads(text)["cells"][0]["source"])
-    lines = [line for line in text.splitlines() if not line.startswith("#!")]
-    assert re.match(r'("""|# )[A-Z].*[.:]', lines[0]), lines[0]
+def test_an_example_begins_with_a_sentence_about_what_it_shows() -> None:
+    for path in numbered_files():
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".ipynb":
+            text = "".join(json.loads(text)["cells"][0]["source"])
+        lines = [line for line in text.splitlines() if not line.startswith("#!")]
+        assert re.match(r'("""|# )[A-Z].*[.:]', lines[0]), f"{path}: {lines[0]}"
 
 
 def test_examples_that_other_tests_use_exist() -> None:
