@@ -241,8 +241,10 @@ async def exporting_events(
     """
     exporters = [exporter for exporter in (_to_file(path), to_collector()) if exporter is not None]
     to_exporters = _to_exporters(exporters) if exporters else None
-    set_sinks(*(sink for sink in (to_exporters, metrics and metrics.on_event, _to_traces()) if sink is not None))
-    set_dataset_sink(metrics and metrics.on_dataset)
+    set_sinks(
+        *(sink for sink in (to_exporters, metrics.on_event if metrics else None, _to_traces()) if sink is not None)
+    )
+    set_dataset_sink(metrics.on_dataset if metrics else None)
     try:
         yield exporters
     finally:
@@ -275,7 +277,7 @@ def _to_exporters(exporters: Sequence[AsyncExporter]) -> Sink:
             event.span,
             event.name,
             EventType(event.type),
-            event.time and event.time.timestamp(),
+            event.time.timestamp() if event.time else None,
             None,
             job.roles[event.role].generation or None,
             {"job": f"{job.namespace}/{job.name}", "uid": job.uid, "role": event.role, **event.attributes},

@@ -57,7 +57,7 @@ def replace_rendezvous_backends(create: RendezvousHandlerCreator) -> None:
     """
     from torch.distributed.elastic.rendezvous.api import rendezvous_handler_registry
 
-    registry: dict[str, Any] = rendezvous_handler_registry._registry  # pyright: ignore[reportPrivateUsage]
+    registry: dict[str, Any] = rendezvous_handler_registry._registry  # pyrefly: ignore[protected-access]
     for name in list(registry):
         registry[name] = create
 

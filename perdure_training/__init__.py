@@ -71,7 +71,9 @@ class _Reporter:
     def _open(self) -> ProgressFile | None:
         try:
             path = own_progress_path(os.environ)
-            return path and ProgressFile(path, generation=generation_of(os.environ), pid=os.getpid(), source=REPORTED)
+            if path is None:
+                return None
+            return ProgressFile(path, generation=generation_of(os.environ), pid=os.getpid(), source=REPORTED)
         except (OSError, ValueError) as error:
             logger.warning("progress is not reported: %s", error)
             return None

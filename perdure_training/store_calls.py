@@ -25,7 +25,7 @@ _SPARE = 10.0
 """Seconds, beyond that, for its answer to arrive on a busy machine."""
 
 
-class StoreError(DistStoreError):  # pyright: ignore[reportGeneralTypeIssues, reportUntypedBaseClass]
+class StoreError(DistStoreError):  # pyrefly: ignore[invalid-inheritance]
     """The store has not carried out a call; the message says why."""
 
 

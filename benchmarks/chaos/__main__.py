@@ -178,7 +178,7 @@ def main(
             await chaos.site.end()
 
     asyncio.run(run())
-    if all(closing["right"] or [False]):  # pyright: ignore[reportArgumentType]
+    if all(closing["right"] or [False]):  # pyrefly: ignore[bad-argument-type]
         shutil.rmtree(folder, ignore_errors=True)
     else:
         console.print(f"files of the programs and nodes are kept in {folder}")

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from signal import Signals
 
 import psutil
 from pydantic import BaseModel
@@ -58,7 +59,7 @@ class PeerFault:
 
     name: str
     """The row of Perdure's own matrix."""
-    signal: signal.Signals | None = None
+    signal: Signals | None = None
     """A signal to its process, or else ..."""
     kind: str = ""
     """... what happens in the process, as `programs/injected.py` knows it."""

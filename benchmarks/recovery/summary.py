@@ -177,6 +177,9 @@ def headline(records: Sequence[TrialRecord], steady: Steady | None) -> Headline:
         a_p95_s=rounded(percentile(seconds_of(records, Scenario.WORKER), 0.95), 3),
         d_recovered=recoveries(records, Scenario.RANK_DURING_REPAIR),
         e_recovered=recoveries(records, Scenario.SLOW_TO_DIE),
-        **{f"{name}_lost_steps": cell and cell.median_steps_redone for name, cell in cells.items()},
-        **{f"{name}_caught_up_s": cell and rounded(cell.median_caught_up_seconds, 2) for name, cell in cells.items()},
+        **{f"{name}_lost_steps": cell.median_steps_redone if cell else None for name, cell in cells.items()},
+        **{
+            f"{name}_caught_up_s": rounded(cell.median_caught_up_seconds, 2) if cell else None
+            for name, cell in cells.items()
+        },
     )

@@ -7,6 +7,7 @@ one Kubernetes release only and would drop other fields of users' `pod_template`
 from __future__ import annotations
 
 import asyncio
+import builtins
 import contextlib
 import importlib.metadata
 import json
@@ -216,7 +217,7 @@ class KubernetesApi:
         except _Absent:
             return None
 
-    async def list(self, path: str, *, labels: str = "", limit: int | None = None) -> list[Object]:
+    async def list(self, path: str, *, labels: str = "", limit: int | None = None) -> builtins.list[Object]:
         """Returns the objects of a collection that have these labels."""
         query = {"labelSelector": labels} | ({"limit": str(limit)} if limit else {})
         return (await self._request("GET", path, query=query))["items"]

@@ -94,7 +94,7 @@ def _html(value: Any, *, depth: int) -> str:
         case BaseModel():
             return _fields(value, depth=depth + 1) if depth < _DEEPEST else escape(str(value)[:_LONGEST])
         case Enum():
-            return escape(str(value.value))
+            return escape(str(value.value))  # pyrefly: ignore[unknown-attribute-access, unknown-argument-type]
         case datetime():
             return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
         case timedelta():

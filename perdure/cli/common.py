@@ -15,7 +15,7 @@ from datetime import timedelta
 from enum import StrEnum
 from functools import wraps
 from inspect import Parameter, signature
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_args, get_type_hints
 
 import typer
 from rich.text import Text
@@ -243,7 +243,7 @@ def as_command(function: Callable[..., None]) -> Callable[..., None]:
         function(**values, here=given)
 
     parameters = [parameter for parameter in own.parameters.values() if parameter is not here]
-    command.__signature__ = own.replace(parameters=[*parameters, *shared])  # pyright: ignore[reportAttributeAccessIssue]
+    vars(command)["__signature__"] = own.replace(parameters=[*parameters, *shared])
     command.__annotations__ = {}
     return command
 
@@ -303,6 +303,6 @@ def _plain(value: Any) -> Any:
 
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in cast("list[Any] | tuple[Any, ...]", value)]
     return value

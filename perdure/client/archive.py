@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import re
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -77,7 +78,7 @@ class ArchivedJobs(Client):
 
     async def list(
         self, *, namespace: str | None = None, everywhere: bool = False, running: bool = False, limit: int = 100
-    ) -> list[JobSummary]:
+    ) -> builtins.list[JobSummary]:
         jobs, _ = await self.kept(namespace=namespace, everywhere=everywhere, running=running)
         return list(jobs[:limit])
 
@@ -117,7 +118,7 @@ class ArchivedJobs(Client):
     async def status(self, name: str, *, namespace: str | None = None, role: str | None = None) -> JobStatus:
         return (await self.look(name, namespace=namespace, role=role))[0]
 
-    async def incidents(self, name: str, *, namespace: str | None = None) -> list[IncidentView]:
+    async def incidents(self, name: str, *, namespace: str | None = None) -> builtins.list[IncidentView]:
         return list((await self.archived(name, namespace=namespace)).incidents)
 
     async def datasets(self, status: JobStatus) -> Mapping[str, DatasetView]:

@@ -8,6 +8,7 @@ What only one call needs is imported by that call: the command line makes a clie
 from __future__ import annotations
 
 import asyncio
+import builtins
 import time
 from collections.abc import AsyncGenerator, Collection, Mapping
 from datetime import datetime, timedelta
@@ -171,7 +172,7 @@ class Client(NotificationCalls, ScalingCalls):
             raise Refused(f"{name} refuses: {UnknownRole(role, status.roles)}")
         return await self._query(name, namespace, "status", JobStatus, role)
 
-    async def incidents(self, name: str, *, namespace: str | None = None) -> list[IncidentView]:
+    async def incidents(self, name: str, *, namespace: str | None = None) -> builtins.list[IncidentView]:
         """Every interruption, with its evidence, decision and cost.
 
         Raises:
@@ -211,7 +212,7 @@ class Client(NotificationCalls, ScalingCalls):
 
     async def list(
         self, *, namespace: str | None = None, everywhere: bool = False, running: bool = False, limit: int = 100
-    ) -> list[JobSummary]:
+    ) -> builtins.list[JobSummary]:
         """Lists jobs, the newest first; of several runs with one name, the newest.
 
         Args:

@@ -224,7 +224,7 @@ async def connect(
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT.total_seconds()):
             client = await TemporalClient.connect(
-                **config,  # pyright: ignore[reportArgumentType]  # The SDK's own keys and types, by its TypedDict.
+                **config,  # pyrefly: ignore[bad-argument-type]  # The SDK's own keys and types, by its TypedDict.
                 data_converter=encryption.data_converter,
                 runtime=runtime or quiet_runtime(),
                 interceptors=interceptors(part),

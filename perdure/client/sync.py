@@ -24,7 +24,7 @@ def _blocking(
 
     @wraps(method)
     def call(self: SyncClient, *args: Arguments.args, **kwargs: Arguments.kwargs) -> ResultT:
-        return self._run(method(self._client, *args, **kwargs))  # pyright: ignore[reportPrivateUsage]
+        return self._run(method(self._client, *args, **kwargs))  # pyrefly: ignore[protected-access]
 
     return call
 
@@ -36,7 +36,7 @@ def _iterating(
 
     @wraps(method)
     def call(self: SyncClient, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Iterator[ResultT]:
-        return self._iterate(method(self._client, *args, **kwargs))  # pyright: ignore[reportPrivateUsage]
+        return self._iterate(method(self._client, *args, **kwargs))  # pyrefly: ignore[protected-access]
 
     shown = signature(method)
     returned = str(shown.return_annotation).replace("AsyncGenerator", "Iterator")

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import reduce
+from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, SecretStr
 
@@ -34,7 +35,7 @@ FINAL_PHASES = frozenset({JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.CANCELLE
 class View(Shown, BaseModel):
     """A value for people and scripts; `-o json` prints its fields, and a notebook shows them."""
 
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
 
 class Submission(View):

@@ -195,7 +195,7 @@ class _TooLarge(Exception):
 class _Limited(io.BytesIO):
     """Stops packing at the limit: the folder may hold a disk full of data."""
 
-    def write(self, data: bytes, /) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def write(self, data: bytes, /) -> int:  # pyrefly: ignore[bad-override]
         if self.tell() + len(data) > MAX_PACKED:
             raise _TooLarge
         return super().write(data)

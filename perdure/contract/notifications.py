@@ -7,7 +7,7 @@ fields change by addition only; another meaning of one would be another `version
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Literal
+from typing import ClassVar, Literal
 from uuid import UUID, uuid5
 
 from pydantic import ConfigDict, Field
@@ -41,7 +41,7 @@ _IDS = UUID("6f0d5f0e-6f1c-5d0c-9d2e-3b8c6a4f1a27")
 
 
 class _Public(Message):
-    model_config = ConfigDict(use_attribute_docstrings=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(use_attribute_docstrings=True)
 
 
 class NotifiedJob(_Public):

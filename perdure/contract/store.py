@@ -6,7 +6,7 @@ that is repeated because its answer was lost changes the store once.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -39,7 +39,7 @@ Key = Annotated[str, Field(min_length=1, max_length=LONGEST_KEY)]
 
 
 class _Binary(Message):
-    model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+    model_config: ClassVar[ConfigDict] = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 
 
 class StoreAction(Vocabulary):

@@ -28,7 +28,7 @@ def structural(schema: Mapping[str, Any], definitions: Mapping[str, Any], *, by_
     forms = list(_forms(schema, definitions))
     present = [form for form in forms if form.get("type") != "null"]
     made = _single(present[0], definitions, by_users=by_users) if len(present) == 1 else _union(present)
-    description = " ".join((schema.get("description") or present[0].get("description", "")).split())
+    description: str = " ".join((schema.get("description") or present[0].get("description", "")).split())
     if by_users:
         description += _default(schema)
     nullable = {"nullable": True} if len(present) < len(forms) else {}

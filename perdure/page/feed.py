@@ -40,7 +40,7 @@ class Feed(Generic[LookT]):
         self,
         look: Callable[[], Awaitable[LookT]],
         interval: Callable[[LookT], timedelta],
-        on_idle: Callable[[], None],
+        on_idle: Callable[[], object],
         news: Callable[[], AsyncGenerator[None]] | None = None,
     ) -> None:
         self._look = look

@@ -72,7 +72,7 @@ environment = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-environment.globals.update(text=text, machines=machines)  # pyright: ignore[reportUnknownMemberType]
+environment.globals.update(text=text, machines=machines)  # pyrefly: ignore[bad-argument-type]
 
 
 def page(template: str, **values: Any) -> str:

@@ -233,7 +233,7 @@ class Pages:
             page = render.JobPage(self._client.endpoint.workflow_page(job_workflow_id(namespace, name)))
             once = partial(self._archive.look, watch, name, namespace) if self._archive else watch.look
             look = partial(_shown, once, page.parts)
-            self._jobs[key] = Feed(look, _interval, lambda: self._jobs.pop(key, None) and None, watch.news)
+            self._jobs[key] = Feed(look, _interval, lambda: self._jobs.pop(key, None), watch.news)
         return self._jobs[key]
 
     # Logs

@@ -80,7 +80,7 @@ def _relax(schema: Any) -> Any:
         if relaxed.get("extra_fields_behavior") == "forbid":
             relaxed["extra_fields_behavior"] = "ignore"
         return relaxed
-    if isinstance(schema, list | tuple):
+    if isinstance(schema, (list, tuple)):
         items = cast("list[Any] | tuple[Any, ...]", schema)
         return type(items)(_relax(item) for item in items)
     return schema

@@ -117,7 +117,7 @@ def format_value(value: Any) -> str:
         case list() | tuple():
             return "a list"
         case Enum():
-            return format_value(value.value)
+            return format_value(value.value)  # pyrefly: ignore[unknown-attribute-access, unknown-argument-type]
         case str() | int() | float():
             text = json.dumps(value, ensure_ascii=False)
             return text if len(text) <= 80 else text[:76] + "…" + text[-1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from enum import Enum
 from types import UnionType
-from typing import Annotated, Any, TypeGuard, Union, get_args, get_origin
+from typing import Annotated, Any, TypeGuard, Union, cast, get_args, get_origin
 
 from .base import Matching, Section
 from .job import JobSpec
@@ -47,9 +47,10 @@ def field_at(location: Location) -> tuple[Any, str]:
             if field is None:
                 return None, ""
             metadata = tuple(field.metadata)
-            annotation = Annotated[(field.annotation, *metadata)] if metadata else field.annotation
+            described: Any = field.annotation
+            annotation = Annotated[(described, *metadata)] if metadata else described
             description = field.description or ""
-        elif get_origin(kind) in {dict, list}:
+        elif _origin(kind) in {dict, list}:
             annotation, description = get_args(kind)[-1], ""
         else:
             return None, ""
@@ -61,13 +62,17 @@ def strip(annotation: Any) -> Any:
     while True:
         if get_origin(annotation) is Annotated:
             annotation = get_args(annotation)[0]
-        elif get_origin(annotation) in {Union, UnionType}:
+        elif _origin(annotation) in {Union, UnionType}:
             present = [item for item in get_args(annotation) if item is not type(None)]
             if len(present) != 1:
                 return annotation
             annotation = present[0]
         else:
             return annotation
+
+
+def _origin(annotation: Any) -> Any:
+    return get_origin(annotation)
 
 
 def is_model(kind: Any) -> TypeGuard[type[Section]]:
@@ -78,7 +83,7 @@ def is_model(kind: Any) -> TypeGuard[type[Section]]:
 def choices_of(annotation: Any) -> list[str]:
     """The values of an enumeration."""
     kind = strip(annotation)
-    return [str(item.value) for item in kind] if isinstance(kind, type) and issubclass(kind, Enum) else []
+    return [str(cast("Any", item).value) for item in kind] if isinstance(kind, type) and issubclass(kind, Enum) else []
 
 
 def one_of(choices: Sequence[str]) -> str:

@@ -76,7 +76,7 @@ class RayJob(Section):
         _check_config(environment.get("config", {}))
         _check_url("working_dir", environment.get("working_dir"))
         modules = environment.get("py_modules")
-        if not isinstance(modules, list | None):
+        if modules is not None and not isinstance(modules, list):
             raise ValueError(f"py_modules is {modules!r}; expected a list of the URLs of packages")
         for module in cast("list[Any]", modules or []):
             _check_url("py_modules", module)
@@ -106,7 +106,7 @@ def _check_packages(name: str, value: Any) -> None:
 
 
 def _check_conda(value: Any) -> None:
-    if not isinstance(value, str | dict):
+    if not isinstance(value, (str, dict)):
         raise ValueError(f"conda is {value!r}; expected the name of an environment, or a mapping that describes one")
     if isinstance(value, str) and value.endswith((".yaml", ".yml")):
         raise ValueError(f"conda is {value!r}, a file of the submitting machine; write its content as a mapping")

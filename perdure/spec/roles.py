@@ -12,17 +12,16 @@ from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, JsonValue, Wi
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from .base import DnsLabel, Integer, Matching, RoleName, Section, Template, Variable
+from .base import DnsLabel, Integer, RoleName, Section, Template, Variable
 from .object_references import SecretName
 from .quantities import Amount, amount, bytes_of
 from .ray import RayRole
+from .readiness import LARGEST_PORT, Readiness
 from .scaling import Scaling
 
 MAX_NODES = 2_000
 """The most nodes of one role: twice the largest job that was run. The state of a job of 5,000 nodes can continue as
 new, too, with 0.5 MB of the 2 MB that the server accepts."""
-
-LARGEST_PORT = 65_535
 
 _RANGE = re.compile(r"\s*(\d{1,9})\s*(?::\s*(\d{1,9})\s*)?")
 
@@ -65,7 +64,7 @@ class NodeCount(Section):
     @model_validator(mode="before")
     @classmethod
     def _from_shorthand(cls, value: Any) -> Any:
-        if value and isinstance(value, Mapping | NodeCount):
+        if value and isinstance(value, (Mapping, NodeCount)):
             return cast("Any", value)
         if value == "auto":
             return {"min": 1, "max": 1, "auto": True}
@@ -246,16 +245,6 @@ class OnFailure(StrEnum):
     """All roles start again with it."""
     IGNORE = "ignore"
     """The role alone is repaired; if that is impossible, the job continues without it."""
-
-
-class Readiness(Section):
-    """The sign by which a node that serves others is known to be ready."""
-
-    port: Integer = Field(ge=1, le=LARGEST_PORT)
-    """The port on which it accepts connections. Where nodes share a machine, node N of the role uses this port plus N;
-    its command reads it from PERDURE_PORT."""
-    http: Annotated[str, Matching(pattern=r"/\S*", expected="a path such as /health")] | None = None
-    """The path that it answers with a status of 2xx; unset: an accepted connection is enough."""
 
 
 class Role(Section):

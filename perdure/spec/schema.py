@@ -42,7 +42,7 @@ class _Generator(GenerateJsonSchema):
     def encode_default(self, dft: Any) -> Any:
         return format_duration(dft) if isinstance(dft, timedelta) else super().encode_default(dft)
 
-    def field_title_should_be_set(self, schema: CoreSchema) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def field_title_should_be_set(self, schema: CoreSchema) -> bool:  # pyrefly: ignore[bad-override]
         return False
 
 

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from ..system.cgroups import MemoryController
 from ..system.processes import available_bytes, resident_bytes
@@ -196,6 +197,7 @@ class Standbys:
 
     def _read_message(self, standby: _Standby) -> None:
         """Handles the standby's report of its imports."""
+        said: dict[str, Any]
         try:
             said, _ = receive(standby.control)
         except (OSError, ValueError):

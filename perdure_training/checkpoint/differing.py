@@ -80,7 +80,7 @@ class _ContentPickler(pickle.Pickler):
     def persistent_id(self, obj: object) -> Any:
         if isinstance(obj, torch.Tensor):
             return ("tensor", str(obj.dtype), tuple(obj.shape), tensor_checksum(obj))
-        if isinstance(obj, set | frozenset):
+        if isinstance(obj, (set, frozenset)):
             # Their order differs between processes.
             return ("set", sorted(checksum_of(one) for one in cast("Iterable[object]", obj)))
         return None

@@ -58,7 +58,7 @@ def _hidden_in(value: Any, seen: set[int]) -> list[object]:
     if type(value) in PLAIN or is_object(value) or isinstance(value, torch.Tensor) or id(value) in seen:
         return []
     seen.add(id(value))
-    if isinstance(value, dict | list | tuple):
+    if isinstance(value, (dict, list, tuple)):
         parts = cast("dict[Any, Any]", value).values() if isinstance(value, dict) else cast("list[Any]", value)
         return [hidden for part in parts for hidden in _hidden_in(part, seen)]
     finder = _Finder()
@@ -91,7 +91,7 @@ def _place_of(hidden: object, within: Any, name: str) -> str:
 def _parts_of(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         yield from ((f"[{key!r}]", inner) for key, inner in cast("dict[Any, Any]", value).items())
-    elif isinstance(value, list | tuple | set | frozenset):
+    elif isinstance(value, (list, tuple, set, frozenset)):
         yield from ((f"[{number}]", inner) for number, inner in enumerate(cast("list[Any]", value)))
     else:
         slots = (slot for kind in type(value).__mro__ for slot in getattr(kind, "__slots__", ()))

@@ -125,7 +125,7 @@ class _Checkpoint:
 
     def state_dict(self) -> dict[str, Any]:
         # `Trainer.save_checkpoint` has a barrier, and gives only the first rank its content.
-        connector: Any = self._trainer._checkpoint_connector  # pyright: ignore[reportPrivateUsage]
+        connector: Any = self._trainer._checkpoint_connector  # pyrefly: ignore[protected-access]
         return cast("dict[str, Any]", connector.dump_checkpoint(weights_only=False))
 
 

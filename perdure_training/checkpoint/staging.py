@@ -243,7 +243,7 @@ def is_split(value: object) -> TypeGuard[DTensor]:
 
 def _local(tensor: DTensor) -> torch.Tensor:
     # Not `to_local`, whose result is another object each time: a DTensor that occurs twice has one part.
-    return tensor._local_tensor  # pyright: ignore[reportPrivateUsage]
+    return tensor._local_tensor  # pyrefly: ignore[protected-access]
 
 
 def _key(mesh: DeviceMesh) -> tuple[tuple[int, ...], tuple[str, ...] | None]:

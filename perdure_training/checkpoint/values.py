@@ -48,7 +48,7 @@ def objects_in(value: object) -> list[Any]:
 
 
 def _has_objects(value: object) -> bool:
-    return isinstance(value, dict | list | tuple) and bool(objects_in(cast("object", value)))
+    return isinstance(value, (dict, list, tuple)) and bool(objects_in(cast("object", value)))
 
 
 def _tuple_as(tuple_: tuple[Any, ...], parts: Iterable[Any]) -> Any:
@@ -59,7 +59,7 @@ def _tuple_as(tuple_: tuple[Any, ...], parts: Iterable[Any]) -> Any:
 def _find_objects(value: object, found: list[Any], seen: set[int]) -> None:
     if is_object(value):
         found.append(value)
-    elif isinstance(value, dict | list | tuple) and id(cast("object", value)) not in seen:
+    elif isinstance(value, (dict, list, tuple)) and id(cast("object", value)) not in seen:
         # A value may contain itself.
         seen.add(id(cast("object", value)))
         parts = cast("dict[Any, Any]", value).values() if isinstance(value, dict) else cast("list[Any]", value)
@@ -117,7 +117,7 @@ def _put(name: str, target: Any, value: Any) -> Any:
     if hasattr(target, "load_state_dict") and not isinstance(target, type):
         _load(name, target, value)
         return target
-    if isinstance(target, dict | list | tuple) and isinstance(value, dict | list | tuple):
+    if isinstance(target, (dict, list, tuple)) and isinstance(value, (dict, list, tuple)):
         return _put_each(name, cast("Any", target), cast("Any", value))
     return value
 

@@ -66,7 +66,7 @@ class GlobalBatchCallback(Callback):
         Raises:
             ValueError: if the dataset has fewer samples than one step.
         """
-        size = len(dataset)  # pyright: ignore[reportArgumentType]
+        size = len(dataset)  # pyrefly: ignore[bad-argument-type]
         self._loader = _Loader(dataset, GlobalBatchSampler(size, self._batch, shuffle=shuffle, seed=seed), options)
         return self._loader
 
@@ -76,7 +76,7 @@ class GlobalBatchCallback(Callback):
         Raises:
             ValueError: if the Trainer shares samples out by itself, or its strategy accumulates by itself.
         """
-        connector: Any = trainer._accelerator_connector  # pyright: ignore[reportPrivateUsage]
+        connector: Any = trainer._accelerator_connector  # pyrefly: ignore[protected-access]
         if connector.use_distributed_sampler and trainer.world_size > 1:
             raise ValueError("GlobalBatchCallback: expected Trainer(use_distributed_sampler=False)")
         strategy: Any = trainer.strategy

@@ -347,7 +347,7 @@ _exporters: weakref.WeakSet[AsyncExporter] = weakref.WeakSet()
 
 def _after_fork() -> None:
     for exporter in list(_exporters):
-        exporter._after_fork()  # pyright: ignore[reportPrivateUsage]
+        exporter._after_fork()  # pyrefly: ignore[protected-access]
 
 
 os.register_at_fork(after_in_child=_after_fork)

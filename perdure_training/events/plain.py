@@ -63,7 +63,7 @@ class _Conversion:
             case None | bool():
                 return value
             case Enum():
-                return self.value(value.value, depth)
+                return self.value(value.value, depth)  # pyrefly: ignore[unknown-attribute-access, unknown-argument-type]
             case str():
                 return shorten(value)
             case int():

@@ -83,7 +83,8 @@ def _value(kind: Any, content: Any) -> Any:
     Raises:
         Malformed: if the content does not have this type.
     """
-    if get_origin(kind) in (Union, UnionType):
+    origin: Any = get_origin(kind)
+    if origin in (Union, UnionType):
         if content is None:
             return None
         [kind] = [one for one in get_args(kind) if one is not NoneType]

@@ -235,10 +235,11 @@ class _Handler(socketserver.BaseRequestHandler):
 
 def _carry_out(target: object, request: _Request) -> bytes:
     try:
-        method = None if request.method.startswith("_") else getattr(target, request.method, None)
+        method: Any = None if request.method.startswith("_") else getattr(target, request.method, None)
         if not callable(method):
             return pickle.dumps(_Answer(problem=f"{type(target).__name__} has no public method {request.method!r}"))
-        return pickle.dumps(_Answer(method(*request.arguments, **request.named)))
+        answer: Any = method(*request.arguments, **request.named)
+        return pickle.dumps(_Answer(answer))
     except Exception:
         return pickle.dumps(_Answer(problem=traceback.format_exc()))
 

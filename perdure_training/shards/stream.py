@@ -40,9 +40,9 @@ class Part:
 
     def pin_memory(self) -> Part:
         """Returns it in pinned memory, as a DataLoader requests."""
-        from torch.utils.data._utils.pin_memory import pin_memory  # pyright: ignore[reportUnknownVariableType]
+        from torch.utils.data._utils.pin_memory import pin_memory
 
-        return replace(self, batch=pin_memory(self.batch))
+        return replace(self, batch=pin_memory(self.batch))  # pyrefly: ignore[unknown-argument-type]
 
 
 class ShardStream(IterableDataset[Part], Generic[_Sample]):

@@ -186,7 +186,8 @@ def _code(lines: Sequence[str]) -> str:
 def _signature(function: Function, name: str | None = None) -> str:
     """Returns the signature as it is called: without `self`, and with one argument per line if it is long."""
     text = re.sub(r"\(self(, )?", "(", str(function.signature(name=name)).replace("'", '"'))
-    text = text.removesuffix(" -> None")
+    # A class with a method `list` names the type so.
+    text = text.removesuffix(" -> None").replace("builtins.", "")
     if len(text) > _LINE:
         arguments, _, returned = text.partition("(")[2].rpartition(")")
         lines = re.split(r", (?=\*|\w+: )", arguments)

@@ -44,6 +44,6 @@ async def _read(node: NodeFolder) -> bytes | None:
             while content and (more := await answer.content.read(_LARGEST - len(content))):
                 content += more
             return content
-    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+    except (aiohttp.ClientError, OSError) as error:
         logger.info("%s did not return its metrics: %s", node.name, error or type(error).__name__)
         return None

@@ -321,7 +321,7 @@ class Places:
     def _layouts(self, prefix: str, living: set[str] | None = None) -> list[Layout]:
         """Returns the layout of each first group, of these actors or of all that Ray lists."""
         groups = self._groups(prefix)
-        firsts = {"/".join(one["name"].split("/")[:_PARTS]) for one in groups}
+        firsts: set[str] = {"/".join(one["name"].split("/")[:_PARTS]) for one in groups}
         listed = self._names(".*") if living is None and firsts else living or set()
         return [Layout(first, groups, listed) for first in firsts]
 

@@ -195,7 +195,7 @@ def drained(facts: dict[str, Any]) -> str:
 
 def texts(answer: Any, *names: str) -> dict[str, str]:
     """Returns the named texts of an actor's answer. An actor of another owner may answer anything."""
-    fields = answer if isinstance(answer, dict) else {}
+    fields: dict[str, Any] = answer if isinstance(answer, dict) else {}
     return {name: str(fields[name]) for name in names if name in fields}
 
 

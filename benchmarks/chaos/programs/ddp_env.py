@@ -46,6 +46,7 @@ def main(out: Path, epochs: int, start_from: Path | None = None) -> None:
     data = load_data()
     sampler = DistributedSampler(data)
     loader = DataLoader(data, batch_size=16, sampler=sampler)
+    loss = torch.zeros(())
     for epoch in range(begin, epochs):
         sampler.set_epoch(epoch)
         for inputs, targets in loader:

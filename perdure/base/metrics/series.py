@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import re
 import threading
 import time
@@ -137,7 +138,7 @@ class Series(Collector):
                 family.add_sample(f"{name}_sum", labels, 0 if begins else value)
             yield family
 
-    def _new(self, name: str) -> set[LabelSet]:
+    def _new(self, name: str) -> builtins.set[LabelSet]:
         """Returns the label sets that have not been exported for long enough."""
         first, now = self._first_export.setdefault(name, {}), self._clock()
         return {key for key in self._values[name] if now - first.setdefault(key, now) < self._zero_for}

@@ -297,7 +297,7 @@ class Field:
 def show_value(value: Any) -> str:
     """Formats a value on one line, shortened; in contrast to messages about a specification, with the content of
     mappings and lists."""
-    if isinstance(value, dict | list) and value:
+    if isinstance(value, (dict, list)) and value:
         text = json.dumps(value, ensure_ascii=False, default=str)
         return text if len(text) <= 80 else text[:76] + "…" + text[-1]
     return format_value(value)
