@@ -47,7 +47,11 @@ with workflow.unsafe.imports_passed_through():
     from perdure.workflows.node_desired import converge, differing, dismiss
     from perdure.workflows.node_record import GroupInput, NodeRecord
     from perdure.workflows.node_table import NodeTable
-    from perdure.workflows.patching import may_begin_after_reset, on_reset_of_this_run
+    from perdure.workflows.patching import (
+        keeps_only_newest_telemetry,
+        may_begin_after_reset,
+        on_reset_of_this_run,
+    )
     from perdure.workflows.store import start_store
 
 
@@ -94,6 +98,8 @@ class NodeGroup:
         """Nodes that were requested together with others; one that was not created is then requested by itself,
         indefinitely."""
         on_reset_of_this_run(self._table.transitions.report_beginning)
+        if keeps_only_newest_telemetry():
+            self._table.transitions.keep_only_newest_telemetry()
 
     @workflow.run
     async def run(self, group: GroupInput | Packed) -> None:

@@ -42,6 +42,16 @@ def may_begin_after_reset() -> bool:
     return workflow.info().get_current_history_length() > _START and workflow.patched("begins-after-reset")
 
 
+def keeps_only_newest_telemetry() -> bool:
+    """Whether this run lets telemetry that waits make room for newer; call it once, in `workflow.init`."""
+    return workflow.patched("newest-telemetry")
+
+
+def splits_here() -> bool:
+    """Whether a message that is too large is split at this moment, as any release does that asks."""
+    return workflow.patched(f"splits-transitions-{workflow.info().get_current_history_length()}")
+
+
 def on_reset_of_this_run(follow: Callable[[], None]) -> None:
     """Calls `follow` when this run was reset to a task after its first one; call it once, in `workflow.init`.
 
@@ -55,5 +65,8 @@ def on_reset_of_this_run(follow: Callable[[], None]) -> None:
         if workflow.patched(f"follows-reset-{workflow.info().get_current_history_length()}"):
             follow()
 
-    # Within the callback there is no workflow yet that could record anything.
-    workflow.register_random_seed_callback(lambda seed: loop.call_soon(decide) and None)
+    def decide_soon(_seed: int) -> None:
+        # Within the callback there is no workflow yet that could record anything.
+        loop.call_soon(decide)
+
+    workflow.register_random_seed_callback(decide_soon)

@@ -1,7 +1,8 @@
 """Sends a group's transitions to its job: the first at once, and those within the next moment together.
 
 A lost node and its replacement that joins a second later must be reported without delay; a thousand nodes that join in
-the same minute must not add a thousand signals to the job's history.
+the same minute must not add a thousand signals to the job's history. Whatever waits while a worker is away is sent in
+messages of bounded size, and of telemetry only the newest of each node waits.
 """
 
 from __future__ import annotations
@@ -20,14 +21,17 @@ with workflow.unsafe.imports_passed_through():
         NodeJoined,
         NodeLost,
         NodeMemoryRaised,
+        NodePace,
         NodeReady,
         NodeRemoved,
+        NodeStepTimes,
         NodeUnreachable,
         NodeUnresponsive,
     )
     from perdure.workflows import options
     from perdure.workflows.delivery import Delivery, deliver
     from perdure.workflows.node_record import TransitionsCarried
+    from perdure.workflows.patching import splits_here
 
 _URGENT = (
     NodeJoined,
@@ -42,6 +46,13 @@ _URGENT = (
 )
 """Transitions that a recovery may wait for. They end the gathering, which waits for a timer of the server that may fire
 a second late."""
+
+_TELEMETRY = (NodeStepTimes, NodePace)
+"""Transitions of which only the newest of each node means anything."""
+
+_LARGEST = 512 * 1024
+"""Bytes of transitions in one message, as JSON. The server accepts 2 MB of arguments, and the largest transition, with
+the stacks of a node's ranks, is several times smaller than this bound."""
 
 _MOST_AT_ONCE = 8
 """How often in succession urgent transitions end the gathering: enough to recover from a few failures."""
@@ -63,6 +74,9 @@ class TransitionBatch:
         - Each message has a higher sequence number than the one before, and says how many transitions were sent before
         its first. The job recognizes repeated messages by that, and transitions that it accepted although the delivery
         seemed to fail.
+        - A message holds transitions up to `_LARGEST`, and the rest goes with the next one.
+        - Transitions are numbered once a message has held them. Until then newer telemetry of a node takes the place of
+        older: what waits grows with the nodes, and not with the time for which no worker runs.
         - A group that is reset counts from an earlier moment. The job recognizes that by `runs`: a run that replays
         what another one did takes its deliveries for its own.
     """
@@ -83,6 +97,9 @@ class TransitionBatch:
         self._group = group
         self._gather = gather
         self._waiting: list[AnyTransition] = list(carried.waiting)
+        self._numbered = len(self._waiting)
+        """How many of those that wait a message has held, which may have arrived."""
+        self._only_newest = False
         self._adopted: tuple[NodeView, ...] | None = carried.adopted
         self._declined = carried.declined
         self._adoptions = 0
@@ -116,7 +133,16 @@ class TransitionBatch:
             ownership_epoch=self._ownership_epoch,
         )
 
+    def keep_only_newest_telemetry(self) -> None:
+        """Has telemetry that no message has held make room for newer; a run that begins without this keeps all of it,
+        since its job has counted what it sent."""
+        self._only_newest = True
+
     def add(self, transition: AnyTransition) -> None:
+        if self._only_newest and isinstance(transition, _TELEMETRY):
+            unsent = self._waiting[self._numbered :]
+            kept = (known for known in unsent if type(known) is not type(transition) or known.key != transition.key)
+            self._waiting[self._numbered :] = kept
         self._waiting.append(transition)
 
     def report_adoption(
@@ -154,7 +180,9 @@ class TransitionBatch:
             if self._stopped:
                 return
             winding_down, adoptions = self._wound_down, self._adoptions
-            delivery = await self._send()
+            delivery, reported_end = await self._send()
+            if delivery is Delivery.TAKEN and winding_down and not reported_end:
+                continue
             if winding_down and delivery is not Delivery.FAILED:
                 if self._adoptions != adoptions:
                     # A job has adopted this group meanwhile, and would wait for its nodes forever.
@@ -190,8 +218,11 @@ class TransitionBatch:
     def _has_news(self) -> bool:
         return bool(self._waiting) or self._adopted is not None or self._begins
 
-    async def _send(self) -> Delivery:
-        transitions, adopted, adoptions = tuple(self._waiting), self._adopted, self._adoptions
+    async def _send(self) -> tuple[Delivery, bool]:
+        """Sends one message; returns what became of it, and whether it reported the group's end."""
+        transitions, adopted, adoptions = self._next_transitions(), self._adopted, self._adoptions
+        self._numbered = max(self._numbered, len(transitions))
+        wound_down = self._wound_down and len(transitions) == len(self._waiting)
         beginnings = self._beginnings
         run = workflow.info().run_id
         self._sequence += 1
@@ -207,17 +238,28 @@ class TransitionBatch:
             transitions=transitions,
             adopted=adopted,
             declined=self._declined,
-            wound_down=self._wound_down,
+            wound_down=wound_down,
             ownership_epoch=self._ownership_epoch,
         )
         delivery = await deliver(self._job_id, "transitions", message)
         if delivery is not Delivery.TAKEN:
-            return delivery
+            return delivery, wound_down
         self._delivered += len(transitions)
+        self._numbered -= len(transitions)
         self._runs = (run,)
         del self._waiting[: len(transitions)]
         if self._adoptions == adoptions:
             self._adopted, self._declined = None, False
         if self._beginnings == beginnings:
             self._begins = False
-        return delivery
+        return delivery, wound_down
+
+    def _next_transitions(self) -> tuple[AnyTransition, ...]:
+        """Returns the first of those that wait, as many as one message may hold."""
+        size = 0
+        for count, transition in enumerate(self._waiting):
+            size += len(transition.model_dump_json())
+            # A run whose history has a larger message sends it again when it is replayed.
+            if size > _LARGEST and count and splits_here():
+                return tuple(self._waiting[:count])
+        return tuple(self._waiting)
