@@ -11,6 +11,10 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import NoReturn
 
+from perdure.base import sdk  # noqa: F401
+
+# isort: split
+
 from perdure.agent.config import AgentConfig, ConfigError
 from perdure.agent.process import LogPlaces, serve
 from perdure.agent.storage_credentials import ignore_configuration

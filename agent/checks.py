@@ -15,8 +15,7 @@ from perdure.agent.connection import why_cut_off
 from perdure.agent.machine_history import MachineHistory
 from perdure.agent.node import Node
 from perdure.agent.replays import replay
-from perdure.contract import Check, CheckKind, CheckNode, NodeChecks, Peer
-from perdure.contract.checks import MOST_CHECKS
+from perdure.contract.checks import MOST_CHECKS, Check, CheckKind, CheckNode, NodeChecks, Peer
 from perdure.spec.preflight import Preflight
 from perdure_training.node_api.bodies import CheckRequest, ChecksReport
 

@@ -16,19 +16,11 @@ from perdure.agent.log_reader import read_log
 from perdure.agent.node import Node
 from perdure.agent.stacks import StackReader, StacksUnknown
 from perdure.agent.store import StoreRelay
-from perdure.contract import (
-    ApplyDesired,
-    CheckConnection,
-    CheckNode,
-    LeaseRequest,
-    LogChunk,
-    NodeChecks,
-    NodeReached,
-    NodeStacks,
-    ReadLog,
-    ReadStacks,
-    StoreChanged,
-)
+from perdure.contract.checks import CheckNode, NodeChecks
+from perdure.contract.commands import ApplyDesired, CheckConnection, LeaseRequest, NodeReached
+from perdure.contract.logs import LogChunk, ReadLog
+from perdure.contract.stacks import NodeStacks, ReadStacks
+from perdure.contract.store import StoreChanged
 
 
 class Commands:

@@ -8,10 +8,10 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from perdure.base.credentials.names import GATEWAY_NAME
-from perdure.contract import NodeCredentials
+from perdure.contract.identity import NodeCredentials
 from perdure.spec.checkpoint import Checkpoint
 from perdure.spec.preflight import Preflight
-from perdure.spec.roles import Readiness
+from perdure.spec.readiness import Readiness
 from perdure.spec.timing import Timing
 
 CONFIG_VARIABLE = "PERDURE_AGENT_CONFIG"

@@ -19,19 +19,19 @@ from perdure.agent.outbox import envelope
 from perdure.agent.pump import NotNow, Pump, RefusedRequest
 from perdure.agent.state import AgentState
 from perdure.agent.transport import UpdateRefused
-from perdure.contract import (
-    AgentMessage,
+from perdure.contract.agents import AgentMessage
+from perdure.contract.base import Message
+from perdure.contract.datasets import (
+    DATASET_NAME,
     DatasetAnswer,
     DatasetNeeded,
     DatasetParameters,
     DatasetRequest,
-    Message,
-    NodeCredentials,
     ShardAnswer,
     ShardRequest,
     Term,
 )
-from perdure.contract.datasets import DATASET_NAME
+from perdure.contract.identity import NodeCredentials
 
 ANSWER_WITHIN = 20.0
 """Seconds after which a rank has to ask again: its connection counts against those that the agent serves."""

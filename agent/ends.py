@@ -16,8 +16,8 @@ from perdure.agent.output_errors import exceptions_in, explained
 from perdure.agent.printed_lines import printed_lines
 from perdure.agent.protocol import time_of, time_or_arrival
 from perdure.agent.state import AgentState
-from perdure.contract import Failure, FailureKind, NodeCredentials, PrintedLines, Progress, RankExit, RuleMatch
-from perdure.contract.agents import UNKNOWN_RANK
+from perdure.contract.agents import UNKNOWN_RANK, Failure, FailureKind, PrintedLines, Progress, RankExit, RuleMatch
+from perdure.contract.identity import NodeCredentials
 from perdure.contract.nodes import MOST_RANKS
 from perdure.spec.durations import format_duration
 from perdure.workflows.policy.diagnosis import claims

@@ -9,7 +9,7 @@ from pydantic import RootModel, ValidationError
 
 from perdure.agent.files import KeptFile, RotatedFile, event_files
 from perdure.agent.parts import PartsCopier, Position, Shipper, Storage
-from perdure.contract import NodeCredentials
+from perdure.contract.identity import NodeCredentials
 from perdure_training.events.files import MAX_BYTES
 from perdure_training.node_api.layout import SHIPPED_EVENTS
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, Final, TypeVar
 
 from perdure.base.files import write_private_file
-from perdure.contract import LogPosition
+from perdure.contract.logs import LogPosition
 from perdure_training.events.files import KEPT
 from perdure_training.node_api.layout import EVENTS, LOG_TIMES, LOGS, OUTPUT_LOG, ROTATED_LOGS
 from perdure_training.node_api.untrusted_files import NotARegularFile, folder_beneath, open_beneath

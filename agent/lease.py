@@ -23,7 +23,8 @@ from perdure.agent.notifier import Notifier
 from perdure.agent.outbox import MessageSink, envelope
 from perdure.agent.telemetry import Telemetry
 from perdure.agent.transport import ControlPlane
-from perdure.contract import LeaseRequest, LeaseTaken
+from perdure.contract.agents import LeaseTaken
+from perdure.contract.commands import LeaseRequest
 
 logger = logging.getLogger(__name__)
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from perdure.contract import RuleMatch
+from perdure.contract.agents import RuleMatch
 
 _LONGEST_SEARCH = 0.5
 """Seconds of processor time for one pattern: a simple one takes a few milliseconds for the whole output."""
@@ -47,7 +47,7 @@ def _match(rule: int, pattern: str, lines: Sequence[str]) -> RuleMatch | None:
 
 
 @contextmanager
-def _limited() -> Iterator[None]:
+def _limited() -> Generator[None]:
     """Raises `_TookTooLong` in the body once it has used too much processor time. For the main thread only."""
     before = signal.signal(signal.SIGVTALRM, _interrupt)
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from perdure.agent.files import LogFile, log_files
-from perdure.contract import LONGEST_LINE, LineTime, LogChunk, LogPosition
+from perdure.contract.logs import LONGEST_LINE, LineTime, LogChunk, LogPosition
 from perdure_launcher.log_times import line_times, offset_since
 
 CHUNK_BYTES = 256 * 1024

@@ -10,8 +10,8 @@ from pydantic_core import to_json
 from perdure.agent.files import KeptFile, LogFile, log_files
 from perdure.agent.log_reader import printed_times
 from perdure.agent.parts import PartsCopier, Position, Shipper, Storage
-from perdure.contract import NodeCredentials
-from perdure.contract.archive import PART_TIMES
+from perdure.contract.identity import NodeCredentials
+from perdure.contract.logs import PART_TIMES
 from perdure.spec.timing import Timing
 from perdure_training.node_api.layout import SHIPPED_LOGS
 

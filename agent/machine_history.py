@@ -15,7 +15,7 @@ from statistics import median
 from pydantic import BaseModel
 
 from perdure.base.files import read_record, write_private_file
-from perdure.contract import Check
+from perdure.contract.checks import Check
 
 logger = logging.getLogger(__name__)
 

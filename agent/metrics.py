@@ -22,7 +22,7 @@ from perdure.base.metrics.monitors import Reading
 from perdure.base.metrics.reports import MetricsToEvents, endpoint_monitors
 from perdure.base.metrics.samples import Monitor, Sample
 from perdure.base.metrics.series import CurrentSamples, job_labels, text_of
-from perdure.contract import FailureKind, Progress, RankStepTimes
+from perdure.contract.agents import FailureKind, Progress, RankStepTimes
 from perdure.contract.names import job_of
 from perdure.events import AsyncExporter, EventEmitter
 from perdure_training.node_api.bodies import DeviceUsage

@@ -23,20 +23,12 @@ from perdure.agent.printed_lines import printed_before
 from perdure.agent.protocol import bounded_ranks, time_or_arrival, world_of
 from perdure.agent.state import AgentState, KeptState, StateFile
 from perdure.agent.training_reports import TrainingReports
-from perdure.contract import (
-    ApplyDesired,
-    Check,
-    Checked,
-    Commit,
-    Failure,
-    Finished,
-    Leaving,
-    NodeCredentials,
-    NodeReached,
-    Progress,
-    Ready,
-)
-from perdure.contract import World as DesiredWorld
+from perdure.contract.agents import Checked, Failure, Finished, Leaving, Progress, Ready
+from perdure.contract.checkpoints import Commit
+from perdure.contract.checks import Check
+from perdure.contract.commands import ApplyDesired, NodeReached
+from perdure.contract.identity import NodeCredentials
+from perdure.contract.worlds import World as DesiredWorld
 from perdure_training.node_api.bodies import (
     CheckRequest,
     CommandExit,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from perdure.agent.protocol import time_or_arrival
-from perdure.contract import BadNumber, Corruption, Failure, FailureKind
+from perdure.contract.agents import Failure, FailureKind
+from perdure.contract.findings import BadNumber, Corruption
 from perdure.events import AgentEvents, AsyncExporter, Span
 from perdure_training.node_api.bodies import CommandExit, World
 

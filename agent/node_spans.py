@@ -14,7 +14,7 @@ from typing import Any
 from opentelemetry.context import Context
 
 from perdure.base.tracing.provider import Tracing
-from perdure.contract import ApplyDesired
+from perdure.contract.commands import ApplyDesired
 from perdure.events import Event, Exporter
 
 _KEPT = 16

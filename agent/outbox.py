@@ -21,7 +21,9 @@ from pydantic import BaseModel, ValidationError
 
 from perdure.agent.files import KeptFile
 from perdure.agent.notifier import Notifier
-from perdure.contract import AgentMessage, Destination, NodeCredentials, Route, routed_to
+from perdure.contract.agents import AgentMessage
+from perdure.contract.identity import NodeCredentials
+from perdure.contract.routes import Destination, Route, routed_to
 
 logger = logging.getLogger(__name__)
 

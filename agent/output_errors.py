@@ -11,7 +11,7 @@ import signal
 from collections.abc import Iterator
 from dataclasses import replace
 
-from perdure.contract import RankExit
+from perdure.contract.agents import RankExit
 from perdure.contract.base import shorten
 
 _PREFIX = re.compile(r"\[(?:rank(?P<rank>\d+)|[A-Za-z_]\w*)\]:[ ]?")

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from perdure.agent.files import RotatedFile
 from perdure.agent.local_files import open_storage
-from perdure.contract.archive import COMPLETE
+from perdure.contract.logs import COMPLETE
 
 logger = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from perdure.agent.files import log_tail
 from perdure.agent.log_reader import read_log
 from perdure.agent.output_errors import without_prefix
 from perdure.agent.state import AgentState
-from perdure.contract import PrintedLines, RareLine, World
-from perdure.contract.agents import MOST_KEYS, MOST_RARE_LINES
+from perdure.contract.agents import MOST_KEYS, MOST_RARE_LINES, PrintedLines, RareLine
+from perdure.contract.worlds import World
 
 _AROUND = timedelta(seconds=60)
 """Lines that were printed up to this long before a failure may say why."""

@@ -35,8 +35,9 @@ from perdure.agent.store import StoreRelay
 from perdure.agent.telemetry import Telemetry
 from perdure.agent.transport import ControlPlane
 from perdure.base.tracing import tracing_of
-from perdure.contract import Destination, GroupMissing, Joined
+from perdure.contract.agents import GroupMissing, Joined
 from perdure.contract.names import job_of
+from perdure.contract.routes import Destination
 from perdure.events import AsyncExporter, FileExporter, to_collector
 from perdure_launcher.system.processes import environment_of
 from perdure_training.node_api import layout

@@ -13,8 +13,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from perdure.agent.stall_detector import GapSketch, StallDetector
-from perdure.contract import CourseSample, Peaks, Progress, ProgressSource, RankStarts, RankStepTimes
-from perdure.contract.courses import MOST_SAMPLES, thin
+from perdure.contract.agents import Progress, RankStarts, RankStepTimes
+from perdure.contract.courses import MOST_SAMPLES, CourseSample, thin
+from perdure.contract.peaks import Peaks
+from perdure.contract.vocabulary import ProgressSource
 from perdure_launcher.warm_start.starts import read_starts, read_why_all_cold
 from perdure_training.node_api import layout
 from perdure_training.node_api.progress_file import (

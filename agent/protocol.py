@@ -16,10 +16,10 @@ from typing import Any, TypeVar, cast
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from perdure.contract import Member
-from perdure.contract import World as DesiredWorld
 from perdure.contract.agents import LARGEST_NUMBER
 from perdure.contract.nodes import MOST_RANKS
+from perdure.contract.worlds import Member
+from perdure.contract.worlds import World as DesiredWorld
 from perdure_training.node_api.bodies import POSTS, Body, UnsoundSteps, World
 
 logger = logging.getLogger(__name__)
@@ -154,7 +154,7 @@ def _leave_out(content: Any, location: _Location) -> bool:
     *way, last = location
     for step in way:
         content = content[step]
-    if not isinstance(content, dict | list):
+    if not isinstance(content, (dict, list)):
         return False
     del cast("dict[int | str, Any]", content)[last]
     return True

@@ -15,16 +15,9 @@ from pathlib import Path
 from perdure.agent.outbox import envelope
 from perdure.agent.protocol import time_of
 from perdure.agent.state import AgentState
-from perdure.contract import (
-    BadNumber,
-    Corruption,
-    CorruptionKind,
-    FoundCorruption,
-    NodeCredentials,
-    NumberKind,
-    Progress,
-    RankNumber,
-)
+from perdure.contract.agents import Progress
+from perdure.contract.findings import BadNumber, Corruption, CorruptionKind, FoundCorruption, NumberKind, RankNumber
+from perdure.contract.identity import NodeCredentials
 from perdure_training.node_api import layout
 from perdure_training.node_api.corruption_file import (
     GRADIENTS,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 
 from perdure.agent.node import Node
-from perdure.spec.roles import Readiness
+from perdure.spec.readiness import Readiness
 
 _ANSWER_WITHIN = 5.0
 """Seconds for one answer: a server that is busy with its start may be slow."""

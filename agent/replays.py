@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 
 from perdure.agent.node import Node
-from perdure.contract import Check
+from perdure.contract.checks import Check
 from perdure_training.node_api import layout
 from perdure_training.node_api.corruption_file import GRADIENTS
 from perdure_training.node_api.replay_files import ReplayAnswer, answer_path, read_answer, write_request

@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
-from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 from pydantic_core import to_json
 
 from perdure.agent.checks import Checker
@@ -26,7 +25,8 @@ from perdure.agent.sockets import listen_beneath
 from perdure.agent.stacks import StackReader
 from perdure.agent.store import StoreRelay
 from perdure.agent.telemetry import Telemetry
-from perdure.contract import Message
+from perdure.base.http_server import Handler, HttpServer, Refused, Request, Response, error_response
+from perdure.contract.base import Message
 from perdure_training.node_api.bodies import (
     PROTOCOL,
     Body,
@@ -56,13 +56,10 @@ _REQUEST_MAX = 1024 * 1024
 _CONNECTIONS_MAX = 64
 """Connections at a time. A node has one of its launcher's and one of each torchrun's handler, which exist before any
 training code does; those beyond that are closed at once."""
-_RECEIVED_AT_ONCE = 4 * 1024
-"""Bytes that are read from a connection at once."""
 REQUESTS_AT_ONCE = 200
 REQUESTS_PER_SECOND = 100.0
 """The pace of requests in a loop, far above that of a launcher and its handlers."""
 _Body = TypeVar("_Body", bound=Body)
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class NodeServer:
@@ -106,65 +103,49 @@ class NodeServer:
         def leave(body: LeaveRequest) -> None:
             node.depart(body.reason, save=body.save)
 
-        pace = _Pace()
-
-        @web.middleware
-        async def in_turn(request: web.Request, handler: Handler) -> web.StreamResponse:
-            await pace.turn()
-            return await handler(request)
-
-        app = web.Application(client_max_size=_REQUEST_MAX, middlewares=[in_turn, _answer_errors])
-        app.add_routes(
-            [
-                web.post("/v1/launcher/hello", _post(LauncherHello, launcher_hello)),
-                web.get("/v1/launcher/desired", self._desired),
-                web.post("/v1/launcher/leaving", _post(LeavingReport, node.on_leaving)),
-                web.post("/v1/launcher/exited", _post(CommandExit, node.on_exited)),
-                web.post("/v1/launcher/ready", _post(ReadyReport, node.on_ready)),
-                web.post("/v1/launcher/entered", _post(EnteredReport, node.on_entered)),
-                web.post("/v1/launcher/finished", _post(FinishedReport, node.on_finished)),
-                web.post("/v1/launcher/restoring", _post(RestoringReport, restoring)),
-                web.post("/v1/launcher/usage", _post(UsageReport, telemetry.usage)),
-                web.post("/v1/launcher/unmanaged", _post(UnmanagedReport, node.on_unmanaged)),
-                web.post("/v1/launcher/stacks", _post(StacksReport, stacks.on_report)),
-                web.post("/v1/launcher/checks", _post(ChecksReport, checks.on_report)),
-                web.post("/v1/leave", _post(LeaveRequest, leave)),
-                web.post("/v1/rendezvous/hello", _post(HandlerHello, handler_hello)),
-                web.post("/v1/rendezvous/ready", _post(ReadyReport, node.on_ready)),
-                web.get("/v1/rendezvous/world", self._world),
-                web.post("/v1/rendezvous/entered", _post(EnteredReport, node.on_entered)),
-                web.post("/v1/rendezvous/finished", _post(FinishedReport, node.on_finished)),
-                web.post("/v1/rendezvous/superseded", _post(SupersededReport, node.on_superseded)),
-                web.post("/v1/datasets/{name}", self._exchange),
-                web.post("/v1/store", self._call_store),
-                web.get("/metrics", self._read_metrics),
-            ]
-        )
-        _SERVER_LOG.addFilter(_is_no_client_error)
-        self._runner = web.AppRunner(
-            app, logger=_SERVER_LOG, access_log=None, handle_signals=False, handler_cancellation=True
+        self._http = HttpServer(
+            handlers={
+                ("POST", "/v1/launcher/hello"): _post(LauncherHello, launcher_hello),
+                ("GET", "/v1/launcher/desired"): self._desired,
+                ("POST", "/v1/launcher/leaving"): _post(LeavingReport, node.on_leaving),
+                ("POST", "/v1/launcher/exited"): _post(CommandExit, node.on_exited),
+                ("POST", "/v1/launcher/ready"): _post(ReadyReport, node.on_ready),
+                ("POST", "/v1/launcher/entered"): _post(EnteredReport, node.on_entered),
+                ("POST", "/v1/launcher/finished"): _post(FinishedReport, node.on_finished),
+                ("POST", "/v1/launcher/restoring"): _post(RestoringReport, restoring),
+                ("POST", "/v1/launcher/usage"): _post(UsageReport, telemetry.usage),
+                ("POST", "/v1/launcher/unmanaged"): _post(UnmanagedReport, node.on_unmanaged),
+                ("POST", "/v1/launcher/stacks"): _post(StacksReport, stacks.on_report),
+                ("POST", "/v1/launcher/checks"): _post(ChecksReport, checks.on_report),
+                ("POST", "/v1/leave"): _post(LeaveRequest, leave),
+                ("POST", "/v1/rendezvous/hello"): _post(HandlerHello, handler_hello),
+                ("POST", "/v1/rendezvous/ready"): _post(ReadyReport, node.on_ready),
+                ("GET", "/v1/rendezvous/world"): self._world,
+                ("POST", "/v1/rendezvous/entered"): _post(EnteredReport, node.on_entered),
+                ("POST", "/v1/rendezvous/finished"): _post(FinishedReport, node.on_finished),
+                ("POST", "/v1/rendezvous/superseded"): _post(SupersededReport, node.on_superseded),
+                ("POST", "/v1/datasets/"): self._exchange,
+                ("POST", "/v1/store"): self._call_store,
+                ("GET", "/metrics"): self._read_metrics,
+            },
+            largest_body=_REQUEST_MAX,
+            most_connections=_CONNECTIONS_MAX,
+            turn=_Pace().turn,
+            on_refused=_refuse,
         )
         self._listening: asyncio.Server | None = None
-        self._open: set[_Connection] = set()
 
     async def start(self) -> None:
         """Starts to listen, in the place of an earlier agent."""
-        await self._runner.setup()
         listener = listen_beneath(self._run_dir, AGENT_SOCKET, backlog=_CONNECTIONS_MAX)
-        self._listening = await asyncio.get_running_loop().create_unix_server(self._accept, sock=listener)
+        self._listening = await asyncio.get_running_loop().create_unix_server(self._http.accept, sock=listener)
 
-    def _accept(self) -> asyncio.Protocol:
-        """Returns the protocol of a new connection."""
-        server = self._runner.server
-        assert server is not None
-        return _Connection(server(), self._open) if len(self._open) < _CONNECTIONS_MAX else _Full()
-
-    async def _desired(self, request: web.Request) -> web.Response:
+    async def _desired(self, request: Request) -> Response:
         version = _number(request, "version", 0)
         await self._node.changed.wait_for(lambda: self._node.state.desired.version != version, within=_wait(request))
         return _json(self._node.state.desired)
 
-    async def _world(self, request: web.Request) -> web.Response:
+    async def _world(self, request: Request) -> Response:
         after = _number(request, "after", 0)
         complete = _number(request, "complete", self._node.state.complete)
         stage = _number(request, "stage", 0)
@@ -175,61 +156,16 @@ class NodeServer:
         )
         return _json(self._node.state.world_answer(stage))
 
-    async def _read_metrics(self, _: web.Request) -> web.Response:
+    async def _read_metrics(self, _: Request) -> Response:
         if self._metrics is None:
-            raise web.HTTPNotFound
-        return web.Response(body=await self._metrics(), headers={"Content-Type": "text/plain; version=0.0.4"})
+            raise Refused(HTTPStatus.NOT_FOUND)
+        return Response(body=await self._metrics(), content_type="text/plain; version=0.0.4")
 
-    async def _exchange(self, request: web.Request) -> web.Response:
-        return await _answer_rank(self._datasets.exchange(request.match_info["name"], await request.read()))
+    async def _exchange(self, request: Request) -> Response:
+        return await _answer_rank(self._datasets.exchange(request.path.rpartition("/")[2], request.body))
 
-    async def _call_store(self, request: web.Request) -> web.Response:
-        return await _answer_rank(self._store.answer(await request.read()))
-
-
-_SERVER_LOG = logging.getLogger("agent.http")
-
-
-def _is_no_client_error(record: logging.LogRecord) -> bool:
-    """Leaves out clients that send no HTTP: the server would log what each has sent, with a traceback."""
-    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
-
-
-class _Connection(asyncio.Protocol):
-    """A connection of the server's, one of those that are open."""
-
-    def __init__(self, served: asyncio.Protocol, others: set[_Connection]) -> None:
-        self._served = served
-        self._open = others
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # What a client sends at once stays in memory for a while where it is not HTTP.
-        cast("Any", transport).max_size = _RECEIVED_AT_ONCE
-        self._open.add(self)
-        self._served.connection_made(transport)
-
-    def data_received(self, data: bytes) -> None:
-        self._served.data_received(data)
-
-    def eof_received(self) -> bool | None:
-        return self._served.eof_received()
-
-    def pause_writing(self) -> None:
-        self._served.pause_writing()
-
-    def resume_writing(self) -> None:
-        self._served.resume_writing()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._open.discard(self)
-        self._served.connection_lost(exc)
-
-
-class _Full(asyncio.Protocol):
-    """A connection that is ended at once."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        cast("asyncio.Transport", transport).abort()
+    async def _call_store(self, request: Request) -> Response:
+        return await _answer_rank(self._store.answer(request.body))
 
 
 class _Pace:
@@ -249,63 +185,59 @@ class _Pace:
             await asyncio.sleep(self._full_at - now - REQUESTS_AT_ONCE / REQUESTS_PER_SECOND)
 
 
-class _Refused(Exception):
-    """The request is invalid; the message says what was expected."""
-
-
 def _post(kind: type[_Body], receive: Callable[[_Body], Body | None]) -> Handler:
-    async def handle(request: web.Request) -> web.Response:
+    async def handle(request: Request) -> Response:
         try:
-            body = read_body(kind, await request.read())
+            body = read_body(kind, request.body)
         except Malformed as error:
-            raise _Refused(str(error)) from None
+            raise _bad(str(error)) from None
         return _json(receive(body) or {})
 
     return handle
 
 
-async def _answer_rank(answer: Awaitable[Message]) -> web.Response:
+async def _answer_rank(answer: Awaitable[Message]) -> Response:
     try:
         return _json(await answer)
     except RefusedRequest as error:
-        raise _Refused(str(error)) from None
+        raise _bad(str(error)) from None
     except NotNow as error:
-        raise web.HTTPServiceUnavailable(reason=str(error)) from None
+        raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, str(error)) from None
 
 
 def _check_protocol(hello: LauncherHello | HandlerHello) -> None:
     if mismatch := protocol_mismatch(launcher=hello.protocol, agent=PROTOCOL):
-        raise _Refused(mismatch)
+        raise _bad(mismatch)
 
 
-@web.middleware
-async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except _Refused as error:
-        logger.warning("%s refused: %s", request.path, error)
-        return web.json_response({"error": f"{request.path}: {error}"}, status=400)
-    except web.HTTPException as error:
-        return web.json_response({"error": f"{request.path}: {error.reason}"}, status=error.status)
+def _bad(reason: str) -> Refused:
+    """A request that is invalid; the reason says what was expected."""
+    return Refused(HTTPStatus.BAD_REQUEST, reason)
 
 
-def _number(request: web.Request, name: str, default: int) -> int:
+def _refuse(request: Request, refused: Refused) -> Response:
+    if refused.status is HTTPStatus.BAD_REQUEST:
+        logger.warning("%s refused: %s", request.path, refused)
+    return error_response(request.path, refused.status, str(refused))
+
+
+def _number(request: Request, name: str, default: int) -> int:
     text = request.query.get(name)
     if text is None:
         return default
     try:
         return int(text)
     except ValueError:
-        raise _Refused(f"{name} is {text!r}; expected a whole number") from None
+        raise _bad(f"{name} is {text!r}; expected a whole number") from None
 
 
-def _wait(request: web.Request) -> float:
+def _wait(request: Request) -> float:
     text = request.query.get("wait", "0")
     try:
         return bounded_wait(float(text))
     except ValueError:
-        raise _Refused(f"wait is {text!r}; expected a number of seconds") from None
+        raise _bad(f"wait is {text!r}; expected a number of seconds") from None
 
 
-def _json(body: Body | Message | dict[str, object]) -> web.Response:
-    return web.Response(body=to_json(body), content_type="application/json")
+def _json(body: Body | Message | dict[str, object]) -> Response:
+    return Response(body=to_json(body))

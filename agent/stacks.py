@@ -11,7 +11,7 @@ import re
 from dataclasses import asdict
 
 from perdure.agent.node import Node
-from perdure.contract import CollectiveCall, NodeStacks, RankPosition, StackFrame, ThreadStack
+from perdure.contract.stacks import CollectiveCall, NodeStacks, RankPosition, StackFrame, ThreadStack
 from perdure_training.node_api.bodies import RankStacks, StacksReport
 
 ANSWER_WITHIN = 6.0

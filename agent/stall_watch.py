@@ -17,17 +17,17 @@ from typing import NamedTuple, Self
 from perdure.agent.node import Node
 from perdure.agent.outbox import MessageSink, envelope
 from perdure.agent.stacks import StackReader, StacksUnknown
-from perdure.contract import (
-    CollectiveCall,
-    NodeStacks,
-    Progress,
-    RankPosition,
-    StackFrame,
+from perdure.contract.agents import Progress
+from perdure.contract.hangs import (
+    MOST_COLLECTIVES,
+    MOST_FRAMES,
+    MOST_RANKS,
+    MOST_STACKS,
     StalledRank,
     StallEvidence,
     StallLook,
 )
-from perdure.contract.hangs import MOST_COLLECTIVES, MOST_FRAMES, MOST_RANKS, MOST_STACKS
+from perdure.contract.stacks import CollectiveCall, NodeStacks, RankPosition, StackFrame
 from perdure.spec.timing import StallTiming
 
 logger = logging.getLogger(__name__)

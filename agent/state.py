@@ -13,8 +13,11 @@ from pydantic import BaseModel, ValidationError
 
 from perdure.agent.files import KeptFile
 from perdure.agent.notifier import Notifier
-from perdure.contract import CheckpointRef, Commit, CopyTarget, LogPosition, NodeReached, RoleAddresses
+from perdure.contract.checkpoints import CheckpointRef, Commit
+from perdure.contract.commands import CopyTarget, NodeReached
+from perdure.contract.logs import LogPosition
 from perdure.contract.peaks import Peaks
+from perdure.contract.worlds import RoleAddresses
 from perdure_training.node_api.bodies import CheckRequest, Desired, World, WorldAnswer
 from perdure_training.node_api.layout import AGENT_STATE
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from perdure.contract import RankStepTimes
+from perdure.contract.agents import RankStepTimes
 from perdure_training.node_api.bodies import DeviceUsage
 from perdure_training.node_api.progress_file import StepTimes
 

@@ -19,17 +19,18 @@ from perdure.agent.outbox import envelope
 from perdure.agent.pump import NotNow, Pump, RefusedRequest
 from perdure.agent.state import AgentState
 from perdure.agent.transport import UpdateRefused
-from perdure.contract import (
-    AgentMessage,
-    Message,
-    NodeCredentials,
+from perdure.contract.agents import AgentMessage
+from perdure.contract.base import Message
+from perdure.contract.identity import NodeCredentials
+from perdure.contract.store import (
+    LARGEST_CALL,
+    MOST_CALLS,
     StoreAnswer,
     StoreAnswers,
     StoreCall,
     StoreNeeded,
     StoreRequest,
 )
-from perdure.contract.store import LARGEST_CALL, MOST_CALLS
 
 ANSWER_WITHIN = 20.0
 """Seconds after which a rank has to ask again."""

@@ -19,7 +19,7 @@ from perdure.agent.readiness import ReadinessProbe
 from perdure.agent.stall_watch import StallLimits, StallWatch
 from perdure.agent.state import AgentState
 from perdure.agent.step_times import StepTimesReports, with_slowed_devices
-from perdure.contract import LeaseView, PaceReport, PortsChanged, ResourceUse, StepTimesReport
+from perdure.contract.agents import LeaseView, PaceReport, PortsChanged, ResourceUse, StepTimesReport
 from perdure_training.node_api.bodies import UsageReport
 
 _LOOK = 0.5

@@ -11,7 +11,8 @@ from perdure.agent.node_events import NodeEventEmitter
 from perdure.agent.outbox import MessageSink, envelope
 from perdure.agent.rank_findings import RankFindings
 from perdure.agent.state import AgentState, KeptState
-from perdure.contract import Peaks, Progress, RankStarts, Stall, Stepping
+from perdure.contract.agents import Progress, RankStarts, Stall, Stepping
+from perdure.contract.peaks import Peaks
 
 logger = logging.getLogger(__name__)
 

@@ -32,17 +32,12 @@ from perdure.base.credentials.names import GRANT_HEADER
 from perdure.base.encryption.codec import PayloadEncryption
 from perdure.base.executions import update
 from perdure.base.tracing import interceptors
-from perdure.contract import (
-    AgentMessage,
-    DatasetAnswer,
-    DatasetRequest,
-    Destination,
-    Message,
-    RoutedMessage,
-    StoreAnswers,
-    StoreRequest,
-)
+from perdure.contract.agents import AgentMessage
+from perdure.contract.base import Message
+from perdure.contract.datasets import DatasetAnswer, DatasetRequest
 from perdure.contract.names import dataset_workflow_id, store_workflow_id
+from perdure.contract.routes import Destination, RoutedMessage
+from perdure.contract.store import StoreAnswers, StoreRequest
 from perdure_launcher import __version__
 
 logger = logging.getLogger(__name__)

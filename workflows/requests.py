@@ -25,7 +25,8 @@ with workflow.unsafe.imports_passed_through():
         TicketRef,
         TicketRequest,
     )
-    from perdure.contract.names import node_name, node_task_queue, service_address
+    from perdure.contract.addresses import service_address
+    from perdure.contract.names import node_name, node_task_queue
     from perdure.contract.users import AS_SPECIFIED
     from perdure.spec.accepted import read_accepted
     from perdure.spec.capabilities import CAPABILITIES

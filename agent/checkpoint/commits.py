@@ -19,7 +19,7 @@ from perdure.agent.checkpoint.storage import Storage
 from perdure.agent.notifier import Notifier
 from perdure.agent.state import AgentState
 from perdure.base.backoff import Backoff
-from perdure.contract import CheckpointRef, Commit
+from perdure.contract.checkpoints import CheckpointRef, Commit
 
 logger = logging.getLogger(__name__)
 

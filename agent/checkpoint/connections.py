@@ -63,11 +63,21 @@ class CheckpointSocket:
         self._path = path
         self._handle = handle
         self._free = threading.BoundedSemaphore(_CONNECTIONS)
+        self._listener: socket.socket | None = None
 
     def start(self) -> None:
         """Starts to listen, in threads that end with the process. Replaces the socket of an earlier agent."""
-        listener = listen_beneath(self._path.parent, self._path.name, backlog=_CONNECTIONS)
+        self._listener = listener = listen_beneath(self._path.parent, self._path.name, backlog=_CONNECTIONS)
         threading.Thread(target=self._accept, args=(listener,), name="checkpoint-socket", daemon=True).start()
+
+    def close(self) -> None:
+        """Takes no further connection."""
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            with contextlib.suppress(OSError):
+                # Wakes the thread that accepts, which closing alone does not.
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
@@ -75,6 +85,8 @@ class CheckpointSocket:
             try:
                 connection, _ = listener.accept()
             except OSError as error:
+                if self._listener is not listener:
+                    return
                 logger.error("checkpoints cannot be stored any more: %s", error)
                 return
             threading.Thread(target=self._serve, args=(connection,), name="checkpoint", daemon=True).start()

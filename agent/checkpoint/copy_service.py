@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from perdure.agent.checkpoint.storage import Storage
-from perdure.contract import CopyReceiver, NodeCredentials
+from perdure.contract.agents import CopyReceiver
+from perdure.contract.identity import NodeCredentials
 from perdure.workflows.policy.checkpoints.copies import copies_token
 from perdure_launcher.system.memory_folder import COPIES_PREFIX, ROOT, MemoryFolder
 from perdure_training.background import ConnectionThreads

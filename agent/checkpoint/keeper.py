@@ -30,19 +30,18 @@ from perdure.agent.config import AgentConfig
 from perdure.agent.outbox import envelope
 from perdure.agent.protocol import bounded_wait
 from perdure.base.backoff import Backoff
-from perdure.contract import (
-    AgentMessage,
+from perdure.contract.agents import AgentMessage, CopyReceiver
+from perdure.contract.checkpoints import (
     CheckpointCommitted,
     CheckpointRef,
     CheckpointRestored,
     CheckpointStored,
     Commit,
-    CopyReceiver,
-    CopyTarget,
     Restore,
     RestoreSource,
     StoredCheckpoint,
 )
+from perdure.contract.commands import CopyTarget
 from perdure_training.background import lower_thread_priority
 from perdure_training.node_api.layout import CHECKPOINT_SOCKET
 

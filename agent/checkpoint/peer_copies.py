@@ -20,8 +20,8 @@ from perdure.agent.checkpoint.connections import Refused
 from perdure.agent.checkpoint.copy_service import LONGEST_LINE, PIECE, SILENCE, CopyService
 from perdure.agent.checkpoint.watched import Json, Pieces, WatchedFiles
 from perdure.agent.config import AgentConfig
-from perdure.contract import CopyReceiver, CopyTarget
-from perdure.spec.network import read_ports
+from perdure.contract.agents import CopyReceiver
+from perdure.contract.commands import CopyTarget
 from perdure_launcher.system.ports import PortPool
 from perdure_training.snapshots.copies import RACK_VARIABLE
 
@@ -52,7 +52,7 @@ class PeerCopies:
     def start(self) -> None:
         """Begins to keep copies for others, as far as this machine can."""
         config = self._config
-        allowed = read_ports(config.store_ports) if config.store_ports else None
+        allowed = _allowed_ports(config.store_ports) if config.store_ports else None
         # The stores of worlds take allowed ports in turn from the first one on, the launcher's receiver the last.
         pool = PortPool(config.address, listening=True, allowed=allowed, start=-2, size=1)
         listening = None
@@ -205,3 +205,9 @@ def _expect(answer: Json) -> Json:
     if problem := answer.get("problem"):
         raise OSError(f"the node that keeps the copies refuses: {problem}")
     return answer
+
+
+def _allowed_ports(store_ports: str) -> range:
+    from perdure.spec.network import read_ports
+
+    return read_ports(store_ports)

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from perdure.agent.checkpoint.names import METADATA, UNCOMMITTED, is_record, part_name, record_name
 from perdure.agent.checkpoint.storage import Storage
-from perdure.contract import CheckpointRef
+from perdure.contract.checkpoints import CheckpointRef
 
 _AT_ONCE = 1 << 23
 _RECORDS_AT_ONCE = 16

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from perdure.agent.checkpoint.connections import Json
 from perdure.agent.outbox import envelope
-from perdure.contract import (
+from perdure.contract.agents import LARGEST_NUMBER
+from perdure.contract.checkpoints import (
+    MOST_FINDINGS,
     CheckpointRef,
     CheckpointRestored,
     MemoryFinding,
     MemoryOrigin,
     MemoryProblem,
-    NodeCredentials,
     Restore,
     RestoreSource,
 )
-from perdure.contract.agents import LARGEST_NUMBER
-from perdure.contract.checkpoints import MOST_FINDINGS
+from perdure.contract.identity import NodeCredentials
 
 _NAMED = 8
 """Steps that are reported of one kind."""
@@ -29,6 +30,7 @@ def read_report(node: NodeCredentials, request: Json, *, generation: int) -> Che
     Raises:
         ValueError: if it is none.
     """
+    memory: Sequence[Json] = request.get("memory") or ()
     restored = Restore(
         step=read_number(request["step"]),
         source=RestoreSource(str(request["source"]).upper()),
@@ -36,7 +38,7 @@ def read_report(node: NodeCredentials, request: Json, *, generation: int) -> Che
         again=None if request.get("again") is None else max(read_number(request["again"]), 0),
         distrusted=_steps(request.get("distrusted")),
         unusable=tuple(str(damage) for damage in request.get("unusable") or ()),
-        memory=tuple(_read_finding(one) for one in (request.get("memory") or ())[:MOST_FINDINGS]),
+        memory=tuple(_read_finding(one) for one in memory[:MOST_FINDINGS]),
     )
     return CheckpointRestored(**envelope(node), generation=generation, restored=restored)
 
@@ -64,4 +66,5 @@ def _read_finding(found: Json) -> MemoryFinding:
 
 
 def _steps(found: Any) -> tuple[int, ...]:
-    return tuple(read_number(step) for step in (found or ())[:_NAMED])
+    steps: Sequence[Any] = found or ()
+    return tuple(read_number(step) for step in steps[:_NAMED])

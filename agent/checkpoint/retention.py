@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from perdure.agent.checkpoint.records import read_metrics
 from perdure.agent.checkpoint.storage import Storage
-from perdure.contract import CheckpointRef
+from perdure.contract.checkpoints import CheckpointRef
 from perdure.spec.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)

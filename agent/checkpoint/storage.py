@@ -13,7 +13,7 @@ from typing import Any
 
 from perdure.agent.checkpoint.names import METADATA, UNCOMMITTED, record_name
 from perdure.agent.local_files import LocalFiles, open_storage
-from perdure.contract import CheckpointRef
+from perdure.contract.checkpoints import CheckpointRef
 
 _LARGEST_RECORD = 1 << 24
 """Bytes of a small file: a hundred times those of a save with a thousand files."""

@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from perdure.contract import NodeCredentials
+from perdure.contract.identity import NodeCredentials
 
 Json = dict[str, Any]
 

@@ -19,8 +19,8 @@ from perdure.contract.nodes import LARGEST_PORT, Ports, WorldRequest
 from perdure.contract.peaks import Peaks
 from perdure.contract.routes import Destination, Route, RoutedMessage
 from perdure.contract.vocabulary import ProgressSource
+from perdure.spec.base import MOST_RULES
 from perdure.spec.durations import Duration
-from perdure.spec.rules import MOST_RULES
 from perdure_training.node_api.bodies import RankExit
 
 __all__ = [

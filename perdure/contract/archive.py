@@ -20,14 +20,6 @@ __all__ = ["ArchiveReport", "ArchiveRequest", "ArchivedJob", "ArchivedRole"]
 ARCHIVED_JOB = "job.json"
 """The file of an archive that holds an `ArchivedJob`."""
 
-PART_TIMES = "times"
-"""The suffix of the file beside a part of a log that has the times of its lines, as JSON: pairs of the number of a line
-in the part and of the time, in seconds since 1970, of that line and those that follow. A part without one has no
-times."""
-
-COMPLETE = "complete"
-"""The file beside the parts of a log that says that nothing follows: the agent has copied the log as it ended."""
-
 FORMAT = 1
 """Grows with a change that readers of an older release would misread."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
@@ -52,9 +52,11 @@ LogTail = Annotated[str, AfterValidator(lambda text: text[-LONGEST_ERROR:])]
 class Message(BaseModel):
     """An immutable value that ignores fields of a newer release."""
 
-    model_config = ConfigDict(
+    model_config: ClassVar[ConfigDict] = ConfigDict(
         frozen=True,
         extra="ignore",
+        # A process makes and reads few of the messages that it imports.
+        defer_build=True,
         # Messages hold tokens and variables, and errors go to logs and histories.
         hide_input_in_errors=True,
         validate_by_name=True,

@@ -7,8 +7,8 @@ from pydantic import Field
 from perdure.contract.agents import PrintedLines
 from perdure.contract.base import Message
 from perdure.contract.checkpoints import CheckpointRef, Commit
-from perdure.contract.groups import RoleAddresses, World
 from perdure.contract.identity import NodeCredentials
+from perdure.contract.worlds import RoleAddresses, World
 from perdure.spec.durations import Duration
 
 __all__ = [

@@ -9,6 +9,14 @@ from perdure.contract.questions import Question
 
 __all__ = ["LONGEST_LINE", "LineTime", "LogChunk", "LogPosition", "ReadLog"]
 
+PART_TIMES = "times"
+"""The suffix of the file beside a part of a log that has the times of its lines, as JSON: pairs of the number of a line
+in the part and of the time, in seconds since 1970, of that line and those that follow. A part without one has no
+times."""
+
+COMPLETE = "complete"
+"""The file beside the parts of a log that says that nothing follows: the agent has copied the log as it ended."""
+
 LONGEST_LINE = 16 * 1024
 """Characters of a line that views of a log show."""
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from perdure.spec.capabilities import CAPABILITIES, LOOPBACK, service_port
-
 if TYPE_CHECKING:
-    from perdure.contract import NodeId
+    from perdure.contract.identity import NodeId
     from perdure.spec.job import JobSpec
 
 WORKER_TASK_QUEUE = "perdure"
@@ -163,16 +161,6 @@ def host_name(role: str, rank: int) -> str:
 def host_in_cluster(job: JobSpec, uid: str, role: str, rank: int) -> str:
     """The name by which pods reach a node, whichever pod is its incarnation."""
     return f"{host_name(role, rank)}.{run_name(job.name, uid)}.{job.namespace}.svc"
-
-
-def service_address(job: JobSpec, uid: str, role: str, rank: int) -> str | None:
-    """Returns the address that a node with a port has for the whole life of its job; None where it depends on the
-    node's machine."""
-    port, can = service_port(job, role, rank), CAPABILITIES[job.backend]
-    if port is None or not (can.names_nodes or can.runs_beside_worker):
-        return None
-    host = host_in_cluster(job, uid, role, rank) if can.names_nodes else LOOPBACK
-    return f"{host}:{port}"
 
 
 def dns_label(job_name: str, suffix: str) -> str:

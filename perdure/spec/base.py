@@ -24,11 +24,14 @@ from pydantic_core import CoreSchema, core_schema
 
 from .object_references import NamedKind, Names
 
+MOST_RULES = 32
+"""The most rules of one job, `retry.rules`."""
+
 
 class Section(BaseModel):
     """A part of the specification: immutable and strict about its fields; docstrings describe them everywhere."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     written_as: ClassVar[str] = "a mapping"
     """The form in which people write this section, for error messages."""

@@ -8,9 +8,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from .base import Integer, Section
+from .base import MOST_RULES, Integer, Section
 from .durations import Duration, PositiveDuration
-from .rules import MOST_RULES, RetryRule
+from .rules import RetryRule
 
 
 class CapacityLoss(StrEnum):

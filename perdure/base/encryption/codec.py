@@ -20,12 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from temporalio.api.common.v1 import Payload
 from temporalio.api.failure.v1 import Failure
 from temporalio.client import Client
@@ -48,6 +44,9 @@ from temporalio.exceptions import ApplicationError
 from perdure.base.encryption.earlier_runs import EarlierRuns
 from perdure.base.encryption.keys import KEY_BYTES, KEYS_FILE_VARIABLE, PayloadKey, PayloadKeys
 from perdure.base.errors import PayloadKeysError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 logger = logging.getLogger(__name__)
 
@@ -185,6 +184,8 @@ class PayloadEncryption(PayloadCodec, WithSerializationContext):
         bound_to = payload.metadata.get(_BOUND_TO, b"").decode(errors="replace")
         if bound_to and self.bound_to and bound_to != self.bound_to:
             return _refuse(f"it was encrypted for {bound_to}, not for {self.bound_to}")
+        from cryptography.exceptions import InvalidTag
+
         try:
             opened = _cipher(key.secret, bound_to).decrypt(
                 payload.data[:_NONCE_BYTES], payload.data[_NONCE_BYTES:], bound_to.encode()
@@ -198,6 +199,11 @@ class PayloadEncryption(PayloadCodec, WithSerializationContext):
 def _cipher(secret: bytes, bound_to: str) -> AESGCM:
     """The cipher of one workflow, whose key is derived: random nonces of one key are unique for 2^32 payloads, which
     agents of a large site send within weeks."""
+    # Most processes have no keys.
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
     derived = HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=b"perdure payload " + bound_to.encode())
     return AESGCM(derived.derive(secret))
 

@@ -11,10 +11,10 @@ import ipaddress
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from http import HTTPStatus
+from typing import Final
 
-from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST
+from perdure.base.http_server import HttpServer, Refused, Request, Response
 
 logger = logging.getLogger(__name__)
 
@@ -22,8 +22,9 @@ ALL_INTERFACES: Final = "0.0.0.0"
 
 _SCRAPES_AT_ONCE: Final = 4
 """Scrapes that wait for each other, at most; there are two Prometheus servers of a site, perhaps."""
-_SHUTDOWN: Final = 1.0
-"""Seconds for which the end of the process waits for a scrape."""
+_CONNECTIONS: Final = 64
+_CONTENT_TYPE: Final = "text/plain; version=1.0.0; charset=utf-8"
+"""That of Prometheus' text format."""
 
 Collect = Callable[[], Awaitable[bytes]]
 """Returns all metrics in Prometheus' text format."""
@@ -50,34 +51,40 @@ async def serving_metrics(
     if port is None:
         yield None
         return
-    runner = web.AppRunner(_application(collect), access_log=None, shutdown_timeout=_SHUTDOWN)
-    await runner.setup()
+    http = HttpServer(
+        handlers={("GET", "/metrics"): _answering(collect)},
+        largest_body=1024,
+        most_connections=_CONNECTIONS,
+        on_refused=lambda _, refused: _text(f"{refused}\n".encode(), refused.status),
+    )
+    server = await _listen(http, host, port, required=required)
     try:
-        yield await _listen(runner, host, port, required=required)
+        yield server.sockets[0].getsockname()[1] if server is not None else None
     finally:
-        await runner.cleanup()
+        if server is not None:
+            server.close()
+        http.close()
 
 
-async def _listen(runner: web.AppRunner, host: str, port: int, *, required: bool) -> int | None:
+async def _listen(http: HttpServer, host: str, port: int, *, required: bool) -> asyncio.Server | None:
     try:
-        await web.TCPSite(runner, host, port).start()
+        return await asyncio.get_running_loop().create_server(http.accept, host, port)
     except OSError as error:
         if required:
             raise
         logger.error("metrics are not served: port %d: %s", port, error.strerror)
         return None
-    return int(runner.addresses[0][1])
 
 
-def _application(collect: Collect) -> web.Application:
+def _answering(collect: Collect) -> Callable[[Request], Awaitable[Response]]:
     turn = asyncio.Lock()
     waiting = 0
 
-    async def answer(request: web.Request) -> web.Response:
+    async def answer(request: Request) -> Response:
         nonlocal waiting
         _refuse_pages(request)
         if waiting >= _SCRAPES_AT_ONCE:
-            raise web.HTTPServiceUnavailable(text="too many scrapes at once\n")
+            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "too many scrapes at once")
         waiting += 1
         try:
             async with turn:
@@ -85,22 +92,22 @@ def _application(collect: Collect) -> web.Application:
         except Exception as error:
             # The text of an exception may contain anything, and anyone may scrape.
             logger.exception("a scrape failed")
-            raise web.HTTPInternalServerError(text="the metrics could not be read; see the log\n") from error
+            raise Refused(HTTPStatus.INTERNAL_SERVER_ERROR, "the metrics could not be read; see the log") from error
         finally:
             waiting -= 1
-        return web.Response(body=content, headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return _text(content)
 
-    application = web.Application(client_max_size=1024)
-    application.router.add_get("/metrics", answer)
-    return application
+    return answer
 
 
-def _refuse_pages(request: web.Request) -> None:
-    transport = request.transport
-    own: Any = transport.get_extra_info("sockname") if transport is not None else None
-    reached = str(own[0]) if own else ""
-    if "Origin" in request.headers or (_is_loopback(reached) and not _names_address(request.host)):
-        raise web.HTTPForbidden(text="scrape this port by the address of its machine\n")
+def _text(content: bytes, status: int = HTTPStatus.OK) -> Response:
+    return Response(body=content, status=status, content_type=_CONTENT_TYPE)
+
+
+def _refuse_pages(request: Request) -> None:
+    host = request.headers.get("host", "")
+    if "origin" in request.headers or (_is_loopback(request.reached) and not _names_address(host)):
+        raise Refused(HTTPStatus.FORBIDDEN, "scrape this port by the address of its machine")
 
 
 def _is_loopback(address: str) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 from perdure.base.errors import LogsUnavailable
 from perdure.client.logs.lines import Lines, PrintedLine
 from perdure.client.storage import open_folder
-from perdure.contract.archive import COMPLETE, PART_TIMES
+from perdure.contract.logs import COMPLETE, PART_TIMES
 
 _LARGEST = 16 * 1024 * 1024
 """Bytes of a part, at most: several times what agents write."""

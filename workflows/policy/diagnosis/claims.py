@@ -11,8 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from perdure.contract import Failure, FailureKind, RankExit
-from perdure.contract.agents import MOST_EXITS, UNKNOWN_RANK
+from perdure.contract.agents import MOST_EXITS, UNKNOWN_RANK, Failure, FailureKind, RankExit
 
 if TYPE_CHECKING:
     # Agents verify exits without a job's state, and start sooner without its models.

@@ -7,7 +7,8 @@ it will serve is known before.
 from __future__ import annotations
 
 from perdure.contract import RoleAddresses
-from perdure.contract.names import host_in_cluster, service_address
+from perdure.contract.addresses import service_address
+from perdure.contract.names import host_in_cluster
 from perdure.spec.capabilities import CAPABILITIES, service_port
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.state.job import JobState

@@ -1,0 +1,94 @@
+"""What a job and the agents of its nodes know alike of a world: the nodes that train together, and where roles are
+reached. Apart from what only jobs and groups say to each other, which agents need not import."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydantic import Field
+
+from perdure.contract.base import Message
+from perdure.contract.checkpoints import CheckpointRef
+from perdure.contract.identity import Incarnation
+from perdure.spec.durations import Duration
+
+__all__ = ["Member", "RoleAddresses", "UnsoundSteps", "World"]
+
+
+class Member(Message):
+    incarnation: int
+    """A node that takes a lost member's place is not a member before the next generation."""
+    group_rank: int
+    """The node's rank in the world: torch's GROUP_RANK."""
+    base_rank: int
+    """The global rank of the node's first process."""
+    processes: int
+    restart_command: bool = False
+    """Its command did not enter the last world; the agent starts it again for this one."""
+
+
+class UnsoundSteps(Message):
+    """Saved states that may not be sound: those that generations up to `generation` saved after the step `after`."""
+
+    generation: int
+    after: int
+    found_at: int
+    """The step whose loss was not a number; below 0 where the job went back for another reason."""
+
+
+class World(Message):
+    """One generation: the nodes that train together. The same for all members, except for their own `Member`."""
+
+    generation: int = Field(ge=1)
+    members: dict[int, Member]
+    """The members, by node rank (slot). A receiver is sent those that concern it."""
+    nodes: int
+    """The number of all members."""
+    processes: int
+    """The number of ranks of all members: torch's WORLD_SIZE."""
+    store_address: str
+    store_port: int
+    store_rank: int
+    """The node (slot) that hosts the store."""
+    stage: int = 0
+    """The torchrun of the command that the world is for, counted from 0."""
+    first_step: Duration | None = None
+    """The time that its ranks have to make their first step; None for no limit."""
+    distrusted_checkpoints: tuple[CheckpointRef, ...] = ()
+    """Those in the job's storage that its ranks do not load."""
+    unsound: UnsoundSteps | None = None
+    """The saved states, in memory and in storage, that its ranks do not load; None for none."""
+    measurements: int = 0
+    """How many measurements of their steps nodes report in any case; 0: only what changes."""
+    pace_over: Duration | None = None
+    """The time of steps over which its speed is measured and reported; None where the job does not ask for it."""
+    keeps_processes: bool = False
+    """Processes that run continue in it: each depends on no other."""
+
+    def of(self, members: Mapping[int, Member]) -> World:
+        """The world as those see it who need to know these members only."""
+        return self.replace(members=dict(members))
+
+    def member(self, node: Incarnation) -> Member | None:
+        """The place of a node's incarnation in the world; None if it has none."""
+        member = self.members.get(node.rank)
+        return member if member is not None and member.incarnation == node.incarnation else None
+
+
+class RoleAddresses(Message):
+    """Where the nodes of a role are reached, as all roles of its job see it."""
+
+    addresses: tuple[str, ...] = ()
+    """The address of each node of its world, by slot, with the port where the role has one; empty where it is not
+    known."""
+    generation: int = 0
+    """Its newest world; 0 before the first one."""
+    processes: int = 0
+    """The ranks of that world."""
+    ready: bool = False
+    """All nodes of that world run in it, or answer."""
+    completed: bool = False
+    """Its commands have ended with 0."""
+    serves: tuple[str, ...] = ()
+    """The address at which each node that it is to have serves, by slot, known before the node starts; empty for a role
+    without a port, and where addresses are not known in advance."""
