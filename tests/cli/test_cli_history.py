@@ -58,7 +58,8 @@ async def queue(
     )
     store.close()
     async with jobs_are_played(temporal_client) as queue:
-        monkeypatch.setenv("TEMPORAL_ADDRESS", temporal_server.address)
+        for variable, value in temporal_server.environment.items():
+            monkeypatch.setenv(variable, value)
         monkeypatch.setenv("PERDURE_TASK_QUEUE", queue)
         async with keeping_history(temporal_client, HistorySettings(url=url), task_queue=queue):
             yield queue

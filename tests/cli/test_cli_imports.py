@@ -6,8 +6,6 @@ import json
 import subprocess
 import sys
 
-import pytest
-
 PROGRAM = """
 import json
 import sys
@@ -15,7 +13,8 @@ import sys
 from perdure.base.services import leave
 from perdure.cli.main import run_command
 
-run_command(sys.argv[1:])
+for arguments in json.loads(sys.argv[1]):
+    run_command(arguments)
 print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules} | set(sys.modules))))
 leave(0)
 """
@@ -27,24 +26,23 @@ PARTS = {"perdure.activities", "perdure.agent", "perdure.workflows.policy.state.
 """What only some commands need: to upload code, to read a specification or a log, to decide."""
 
 
-def imported(*arguments: str) -> set[str]:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, timeout=120, check=True
-    )
+def imported(*commands: list[str]) -> set[str]:
+    """Returns the modules that a new process has imported once it has run these commands."""
+    run = [sys.executable, "-P", "-c", PROGRAM, json.dumps(commands)]
+    done = subprocess.run(run, capture_output=True, text=True, check=True)
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["--no-such-option"]])
-def test_what_asks_no_server_imports_no_client_and_no_models(arguments: list[str]) -> None:
-    assert imported(*arguments) & (MODELS | CONNECTION | PARTS) == set()
+def test_what_asks_no_server_imports_no_client_and_no_models() -> None:
+    assert imported(["--version"], ["--help"], ["--no-such-option"]) & (MODELS | CONNECTION | PARTS) == set()
 
 
 def test_the_help_of_a_command_imports_no_more() -> None:
     # typer itself converts the options of commands with pydantic.
-    assert imported("run", "--help") & (MODELS | CONNECTION | PARTS) == {"pydantic"}
+    assert imported(["run", "--help"]) & (MODELS | CONNECTION | PARTS) == {"pydantic"}
 
 
 def test_a_question_to_a_job_imports_only_what_asks_it() -> None:
-    found = imported("status", "no-such-job", "--address", "127.0.0.1:1")
+    found = imported(["status", "no-such-job", "--address", "127.0.0.1:1"])
     assert {"temporalio", "perdure.client.client"} <= found
     assert found & PARTS == set()

