@@ -14,6 +14,7 @@ from perdure.contract import (
     JobPhase,
     Member,
     NodePhase,
+    StackFrame,
 )
 from perdure.contract.transitions import NodeStalled, NodeStallEnded, NodeStallLook, NodeUnreachable
 from perdure.workflows.policy.diagnosis import hangs
@@ -28,12 +29,15 @@ from tests.policy.diagnosis.stalled_ranks import (
     LOADER,
     LOCK,
     LOOP,
+    MAIN,
     REDUCES,
+    SITE,
     STOPPED,
     WAITS,
     call,
     computes,
     found,
+    frame,
     look,
     sleeps,
 )
@@ -113,7 +117,7 @@ def test_a_rank_that_alone_does_not_tell_its_collectives_has_a_blocked_interpret
     assert other.kind is HangKind.WORKS
 
 
-@pytest.mark.parametrize("rank", [sleeps(LOADER, moved=True), sleeps(BARRIER), IN_KERNEL])
+@pytest.mark.parametrize("rank", [sleeps(BARRIER), IN_KERNEL])
 def test_what_no_work_explains_hangs_as_soon_as_a_stall_is_reported(rank: dict[str, Any]):
     hang = found(WAITS, rank, WAITS, long=False)
     assert hang is not None
@@ -122,13 +126,66 @@ def test_what_no_work_explains_hangs_as_soon_as_a_stall_is_reported(rank: dict[s
 
 def test_an_unusual_pause_is_no_reason_to_replace_a_node_whose_storage_may_answer():
     assert found(WAITS, IN_KERNEL, WAITS, long=False, unusual=True) is None
-    for rank in (sleeps(LOADER, moved=True), sleeps(BARRIER)):
-        hang = found(WAITS, rank, WAITS, long=False, unusual=True)
-        assert hang is not None
-        assert (hang.ranks, len(hang.signs)) == ((1,), 2)
-    works = found(WAITS, sleeps(LOCK), WAITS, long=False, unusual=True)
-    assert works is not None
-    assert works.kind is HangKind.WORKS
+    hang = found(WAITS, sleeps(BARRIER), WAITS, long=False, unusual=True)
+    assert hang is not None
+    assert (hang.ranks, len(hang.signs)) == ((1,), 2)
+    for rank in (sleeps(LOCK), sleeps(LOADER, moved=True)):
+        works = found(WAITS, rank, WAITS, long=False, unusual=True)
+        assert works is not None
+        assert works.kind is HangKind.WORKS
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        pytest.param((frame("computeIoU", 195, f"{SITE}/pycocotools/cocoeval.py"),), id="a metric of a package"),
+        pytest.param((frame("_fit", 1, f"{SITE}/sklearn/linear_model/_logistic.py"),), id="a probe of a package"),
+        pytest.param((frame("find_longest_match", 1, "/usr/lib/python3.11/difflib.py"),), id="the standard library"),
+        pytest.param((frame("write", 1, f"{SITE}/safetensors/torch.py"),), id="a file of a package"),
+    ],
+)
+def test_one_long_call_of_a_library_is_work(inner: tuple[StackFrame, ...]):
+    hang = found(computes((*inner, frame("main", 70))), WAITS, WAITS)
+    assert hang is not None
+    assert (hang.kind, len(hang.signs)) == (HangKind.WORKS, 1)
+
+
+def test_a_rank_that_waits_in_a_package_is_left_alone_and_one_that_waits_in_a_lock_of_its_own_is_not():
+    upload = (frame("wait", 355, "/usr/lib/python3.11/threading.py"), frame("wait", 1, f"{SITE}/wandb/artifact.py"))
+    hang = found(sleeps((*upload, frame("main", 70)), cpu_percent=4.0), WAITS, WAITS)
+    assert hang is not None
+    assert (hang.kind, len(hang.signs)) == (HangKind.WORKS, 1)
+    # A framework that has called the script explains nothing of what the script does.
+    trainer = (*LOCK[:2], frame("training_step", 12), frame("fit", 1, f"{SITE}/lightning/pytorch/trainer.py"))
+    hang = found(sleeps(trainer), WAITS, WAITS)
+    assert hang is not None
+    assert (hang.kind, len(hang.signs)) == (HangKind.ASLEEP, 2)
+
+
+PDB = "/usr/lib/python3.11/pdb.py"
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        pytest.param((frame("cmdloop", 126, "/usr/lib/python3.11/cmd.py"), frame("interaction", 1, PDB)), id="pdb"),
+        pytest.param((frame("wait_for_client", 9, f"{SITE}/debugpy/server/api.py"),), id="debugpy"),
+        pytest.param((frame("readline", 1, f"{SITE}/remote_pdb.py"),), id="remote_pdb"),
+        pytest.param((frame("interact", 1, "/usr/lib/python3.11/code.py"),), id="an interpreter's prompt"),
+        pytest.param((frame("mainloop", 1, f"{SITE}/IPython/terminal/embed.py"),), id="IPython"),
+    ],
+)
+@pytest.mark.parametrize("others", [WAITS, sleeps(BARRIER)], ids=["in a step", "in breakpoint's barrier"])
+def test_a_rank_at_a_prompt_is_debugged(prompt: tuple[StackFrame, ...], others: dict[str, Any]):
+    hang = found(sleeps((*prompt, MAIN)), others, others)
+    assert hang is not None
+    assert (hang.kind, hang.signs) == (HangKind.DEBUGGED, ())
+
+
+def test_a_script_that_is_called_like_a_debugger_is_none():
+    hang = found(sleeps((*LOCK[:1], frame("exchange", 12, "/job/pdb.py"), MAIN)), WAITS, WAITS)
+    assert hang is not None
+    assert hang.kind is HangKind.ASLEEP
 
 
 def test_an_early_look_means_something_only_for_a_process_that_is_stopped():
@@ -275,10 +332,18 @@ def unusual(job: Scenario, *ranks: dict[str, Any]) -> Scenario:
 
 
 def test_a_hang_that_no_work_explains_is_repaired_before_there_is_a_stall():
-    job = unusual(Scenario("3").running(), WAITS, sleeps(LOADER), WAITS)
+    job = unusual(Scenario("3").running(), WAITS, sleeps(BARRIER), WAITS)
     assert (job.generation, job.incident.culprit) == (2, 1)
     assert job.incident.hang is not None
-    assert job.incident.hang.kind is HangKind.DATA_LOADER
+    assert job.incident.hang.kind is HangKind.MISMATCH
+
+
+def test_a_loader_that_waits_for_one_item_is_left_alone_until_no_pause_is_as_long():
+    job = unusual(Scenario("3").running(), WAITS, sleeps(LOADER), WAITS)
+    assert (job.generation, job.state.incidents) == (1, ())
+    hang = found(WAITS, sleeps(LOADER, moved=True), WAITS)
+    assert hang is not None
+    assert (hang.kind, hang.ranks, len(hang.signs)) == (HangKind.DATA_LOADER, (1,), 2)
 
 
 def test_work_in_an_unusual_pause_is_no_entry_and_not_in_the_status():

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
+from itertools import takewhile
 
 from perdure.contract import (
     CollectiveCall,
@@ -66,6 +67,14 @@ _DECORATORS = ("/torch/distributed/c10d_logger.py",)
 _COLLECTIVES = ("/torch/distributed/", "/torch/nn/parallel/distributed.py")
 _SAVES = ("/torch/distributed/checkpoint/", "/torch/serialization.py", "/subprocess.py")
 """Libraries that do work which may take long, by themselves or in another process."""
+_DEBUGGERS = re.compile(
+    r"/(pdb|bdb|code|remote_pdb|web_pdb|rpdb)\.py$|/(debugpy|pydevd|_pydevd_bundle|ipdb|pudb|remote_pdb|web_pdb)/"
+    r"|/IPython/(core/debugger|terminal/embed|terminal/interactiveshell)\.py$"
+)
+"""Files of debuggers and prompts, in packages: who is at one of them has all the time there is."""
+_PACKAGES = re.compile(r"/(site|dist)-packages/(?!torch/)")
+"""Where packages are that do work of their own for a script, in one call as long as they please; not torch, whose
+calls are known."""
 _BACKWARD = "/torch/autograd/graph.py"
 _DATA_LOADER = "/torch/utils/data/"
 
@@ -85,6 +94,11 @@ class _Rank:
     @property
     def cpu(self) -> float:
         return self.seen.cpu_percent if self.seen.cpu_percent is not None else 100.0
+
+    @property
+    def computes(self) -> bool:
+        """It used a processor."""
+        return self.seen.runs or self.cpu >= _IDLE
 
     @property
     def rests(self) -> bool:
@@ -133,6 +147,18 @@ class _Rank:
         return (self.waits_in, call.file if call else "", call.line if call else 0)
 
     @property
+    def debugged(self) -> bool:
+        """A person looks at it: it is traced, or at a debugger's prompt."""
+        at_prompt = any(call.of_library and _DEBUGGERS.search(call.file) for call in self.calls)
+        return self.seen.state == "t" or at_prompt
+
+    @property
+    def in_package(self) -> bool:
+        """The script has called a package, which does whatever it does there."""
+        inner = takewhile(lambda call: call.of_library, self.calls)
+        return any(_PACKAGES.search(call.file) for call in inner)
+
+    @property
     def may_take_long(self) -> bool:
         """It does something that may take long, by the names of its calls."""
         if any(part in call.file for call in self.calls for part in _SAVES):
@@ -162,7 +188,7 @@ def find(looks: Mapping[int, StallLook], members: Mapping[int, Member]) -> Hang 
         for node, look in sorted(looks.items())
         for seen in look.ranks
     ]
-    if any(rank.seen.state == "t" for rank in ranks):
+    if any(rank.debugged for rank in ranks):
         return Hang(kind=HangKind.DEBUGGED)
     if stopped := _find_stopped(ranks, looks):
         return stopped
@@ -360,8 +386,12 @@ def _kind_of(rank: _Rank) -> HangKind:
         return HangKind.WORKS
     inner = next((call for call in rank.calls if call.of_library), None)
     if inner is not None and inner is rank.calls[0] and any(_DATA_LOADER in call.file for call in rank.calls):
-        return HangKind.DATA_LOADER if rank.cpu < _NOTHING else HangKind.WORKS
-    if not rank.long or rank.may_take_long:
+        # An item may take its time once; a loader is no quicker to judge than anything else.
+        return HangKind.DATA_LOADER if rank.long and rank.cpu < _NOTHING else HangKind.WORKS
+    if not rank.long or rank.may_take_long or rank.in_package:
+        return HangKind.WORKS
+    if inner is not None and inner is rank.calls[0] and rank.computes:
+        # One call of the standard library or of torch, whose places nobody sees, may compute for long.
         return HangKind.WORKS
     if rank.seen.state == "S" and _does_nothing(rank):
         return HangKind.ASLEEP
