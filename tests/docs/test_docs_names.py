@@ -216,10 +216,11 @@ def test_cases_of_tests_exist():
 
 
 def test_the_agents_requests_are_those_that_it_serves():
+    request = r"(POST|GET)%s(/v1/[a-z/]+)"
     page = (ROOT / "docs" / "node-protocol.md").read_text(encoding="utf-8")
-    served = re.findall(r'web\.(post|get)\("(/v1/[\w/]+)"', (ROOT / "agent" / "server.py").read_text(encoding="utf-8"))
-    told = re.findall(r"`(POST|GET) (/v1/[\w/]+)", page)
-    assert {(method.lower(), path) for method, path in told} == set(served)
+    served = set(re.findall(request % '", "', (ROOT / "agent" / "server.py").read_text(encoding="utf-8")))
+    assert len(served) > 10
+    assert set(re.findall(f"`{request % ' '}", page)) == served
 
 
 def test_all_modules_of_the_policy_that_decide_are_in_the_architectures_table():
