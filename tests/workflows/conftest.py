@@ -6,10 +6,11 @@ import pytest
 from temporalio.client import Client
 
 from tests.workflows.fleet import Fleet, running_fleet
+from tests.workflows.ways import AS_WORKERS_DO
 
 
 @pytest.fixture
 async def fleet(request: pytest.FixtureRequest, temporal_client: Client) -> AsyncIterator[Fleet]:
-    """Keeps as many workflows in memory as the test asks for."""
-    async with running_fleet(temporal_client, max_cached_workflows=getattr(request, "param", 1000)) as fleet:
+    """Runs workflows in the way that the test asks for."""
+    async with running_fleet(temporal_client, **getattr(request, "param", AS_WORKERS_DO)) as fleet:
         yield fleet

@@ -158,7 +158,7 @@ class Fleet:
         """An incarnation that has not started yet."""
         return PlayedNode(self, request)
 
-    def workers(self, *, max_cached_workflows: int, sandboxed: bool = True) -> tuple[Worker, Worker]:
+    def workers(self, *, max_cached_workflows: int, sandboxed: bool = False) -> tuple[Worker, Worker]:
         """Workers for both queues, with this fleet as the backend."""
         runner: WorkflowRunner = SandboxedWorkflowRunner() if sandboxed else UnsandboxedWorkflowRunner()
         facts = SiteActivities(SiteFacts(search_attributes=True, backends=("local", "kubernetes")))
@@ -339,18 +339,18 @@ FleetType = TypeVar("FleetType", bound=Fleet)
 
 
 @overload
-def running_fleet(
+def running_fleet(  # pyrefly: ignore[inconsistent-overload]
     client: Client, *, max_cached_workflows: int = ..., sandboxed: bool = ...
 ) -> AbstractAsyncContextManager[Fleet]: ...
 @overload
-def running_fleet(
+def running_fleet(  # pyrefly: ignore[inconsistent-overload]
     client: Client, *, fleet_type: type[FleetType], max_cached_workflows: int = ..., sandboxed: bool = ...
 ) -> AbstractAsyncContextManager[FleetType]: ...
 @asynccontextmanager
 async def running_fleet(
-    client: Client, *, fleet_type: type[Fleet] = Fleet, max_cached_workflows: int = 1000, sandboxed: bool = True
+    client: Client, *, fleet_type: type[Fleet] = Fleet, max_cached_workflows: int = 1000, sandboxed: bool = False
 ) -> AsyncIterator[Fleet]:
-    """Workers for both queues with a fleet behind them. In a sandbox they do not see what a test changes in modules."""
+    """Workers for both queues with a fleet behind them."""
     fleet = fleet_type(client, f"perdure-{uuid4().hex[:8]}")
     main, watching = fleet.workers(max_cached_workflows=max_cached_workflows, sandboxed=sandboxed)
     with no_event_left_out():

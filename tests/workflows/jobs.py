@@ -11,11 +11,16 @@ from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.enums.v1 import ResetReapplyExcludeType
 from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
 from temporalio.client import WorkflowHandle
+from temporalio.service import RPCStatusCode
 
 from perdure.contract import GroupTransitions, IncidentView, JobPhase, JobStatus
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet
 from tests.workflows.played_node import PlayedNode
+
+RUN_ENDS = (RPCStatusCode.NOT_FOUND, RPCStatusCode.RESOURCE_EXHAUSTED, RPCStatusCode.FAILED_PRECONDITION)
+"""Answers of the server to an update of a workflow that is not there yet, or that continues as new meanwhile: then the
+update's task may fail, for which there is no word of its own. Agents send it again."""
 
 
 async def status(handle: WorkflowHandle[Any, Any]) -> JobStatus:

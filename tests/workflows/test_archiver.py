@@ -26,6 +26,7 @@ from tests.support.temporal_server import dev_server
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
 from tests.workflows.jobs import continued_as_new, node, running, status
+from tests.workflows.ways import replayed, sandboxed
 
 Handle = WorkflowHandle[Any, Any]
 
@@ -81,7 +82,7 @@ def client_of(temporal: TemporalClient) -> Client:
     return Client(temporal=temporal, endpoint=endpoint)
 
 
-@pytest.mark.parametrize("fleet", [1000, 0], ids=["cached", "replayed"], indirect=True)
+@replayed
 async def test_a_job_that_temporal_has_forgotten_is_told_by_its_archive(fleet: Fleet, tmp_path: Path):
     job = await submit(fleet, archived_spec(tmp_path / "kept", "2", env={"COLOR": "red"}))
     await running(job, nodes=2)
@@ -159,6 +160,7 @@ async def test_a_place_that_the_site_does_not_allow_is_told_at_once_and_the_job_
         assert not (tmp_path / "kept").exists()
 
 
+@sandboxed
 async def test_a_job_that_was_terminated_is_archived_as_it_was(fleet: Fleet, tmp_path: Path):
     job = await submit(fleet, archived_spec(tmp_path / "kept"))
     known = await running(job, nodes=1)

@@ -103,7 +103,7 @@ class Machine:
     async def target(self) -> TargetReport:
         """What `perdure status` shows of the target."""
         status = SimpleNamespace(namespace="default", name=self.job.name, uid=self.uid)
-        [target] = (await self.client.notifications(status)).targets  # pyright: ignore[reportArgumentType]
+        [target] = (await self.client.notifications(status)).targets  # pyrefly: ignore[bad-argument-type]
         return target
 
     async def shows(self, reason: str) -> bool:

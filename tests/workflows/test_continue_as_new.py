@@ -23,7 +23,7 @@ run: a replay under another limit would make other commands."""
 async def brief(temporal_client: Client, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Fleet]:
     """A fleet whose runs are short."""
     monkeypatch.setattr(options, "HISTORY_LIMIT", LIMIT)
-    async with running_fleet(temporal_client, sandboxed=False) as fleet:
+    async with running_fleet(temporal_client) as fleet:
         yield fleet
 
 

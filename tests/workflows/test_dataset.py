@@ -38,8 +38,9 @@ from perdure.workflows.policy.services.spans import difference, size, union
 from tests.support.temporal_server import dev_server
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
-from tests.workflows.jobs import node, running
+from tests.workflows.jobs import RUN_ENDS, node, running
 from tests.workflows.played_node import PlayedNode
+from tests.workflows.ways import REPLAYED, sandboxed
 
 PARAMETERS = DatasetParameters(size=1000, shard_size=10, epochs=2)
 QUICK_END = {"owner_check": "200ms", "rendezvous": {"last_call": "200ms"}}
@@ -70,7 +71,7 @@ class Reader:
             try:
                 return await self._dataset.execute_update("exchange", request, result_type=DatasetAnswer)
             except RPCError as error:
-                if error.status not in (RPCStatusCode.NOT_FOUND, RPCStatusCode.RESOURCE_EXHAUSTED):
+                if error.status not in RUN_ENDS:
                     raise
                 return None
 
@@ -92,7 +93,7 @@ async def begin(handle: WorkflowHandle[Any, Any], played: PlayedNode) -> None:
 
 
 @pytest.mark.long("workflows")
-@pytest.mark.parametrize("fleet", [0], indirect=True, ids=["replay of each task"])
+@pytest.mark.parametrize("fleet", [REPLAYED], indirect=True, ids=["replay of each task"])
 async def test_ranks_of_two_nodes_read_every_sample_once_and_the_dataset_ends_with_its_job(fleet: Fleet):
     handle = await submit(fleet, job_spec("2", timing=QUICK_END))
     await running(handle, nodes=2)
@@ -109,6 +110,7 @@ async def test_ranks_of_two_nodes_read_every_sample_once_and_the_dataset_ends_wi
     assert result["done"] == 2000
 
 
+@sandboxed
 async def test_the_next_world_gets_what_a_lost_node_had_leased(fleet: Fleet):
     handle = await submit(fleet, job_spec("2"))
     await running(handle, nodes=2)

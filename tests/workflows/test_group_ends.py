@@ -68,7 +68,7 @@ async def test_a_group_that_is_no_child_of_the_jobs_run_is_started_again_when_an
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(options, "HISTORY_LIMIT", LIMIT)
-    async with dev_server() as server, running_fleet(await server.client(), sandboxed=False) as fleet:
+    async with dev_server() as server, running_fleet(await server.client()) as fleet:
         handle = await submit(fleet, job_spec("2"))
         await running(handle, nodes=2)
         nodes = [await node(fleet, handle, rank) for rank in range(2)]
@@ -85,7 +85,7 @@ async def test_a_group_that_is_no_child_of_the_jobs_run_is_started_again_when_an
 @pytest.mark.long("workflows")
 async def test_a_group_that_winds_down_for_long_continues_as_new(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(options, "HISTORY_LIMIT", LIMIT)
-    async with dev_server() as server, running_fleet(await server.client(), sandboxed=False) as fleet:
+    async with dev_server() as server, running_fleet(await server.client()) as fleet:
         fleet.delete_nothing = True
         handle = await submit(fleet, job_spec("2"))
         known = await running(handle, nodes=2)
@@ -105,7 +105,7 @@ async def test_a_job_with_an_open_incident_continues_as_new_before_the_server_re
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(options, "HISTORY_LIMIT", LIMIT)
-    async with dev_server() as server, running_fleet(await server.client(), sandboxed=False) as fleet:
+    async with dev_server() as server, running_fleet(await server.client()) as fleet:
         handle = await submit(fleet, job_spec("2"))
         handle = fleet.client.get_workflow_handle(handle.id)
         await running(handle, nodes=2)

@@ -86,7 +86,7 @@ async def test_a_job_of_eight_roles_that_continues_as_new_again_and_again_repair
 ):
     """Each task begins with a replay of the whole history."""
     monkeypatch.setattr(options, "HISTORY_LIMIT", LIMIT)
-    async with running_fleet(temporal_client, max_cached_workflows=0, sandboxed=False) as fleet:
+    async with running_fleet(temporal_client, max_cached_workflows=0) as fleet:
         handle = await started(fleet)
         fleet.become_ready = False
         await fleet.lose(await node(fleet, handle, 0, role="rollout"))

@@ -64,7 +64,7 @@ async def test_another_policy_is_followed_and_explained(fleet: Fleet):
 async def test_a_later_run_and_one_that_was_reset_have_the_goal_of_the_user(monkeypatch: pytest.MonkeyPatch):
     goal = {"policy": "efficient", "batch": "global"}
     monkeypatch.setattr(options, "HISTORY_LIMIT", 200)
-    async with dev_server() as server, running_fleet(await server.client(), sandboxed=False) as fleet:
+    async with dev_server() as server, running_fleet(await server.client()) as fleet:
         job = await submit(fleet, job_spec("1:2"))
         job = fleet.client.get_workflow_handle(job.id)
         await running(job, nodes=2)

@@ -30,6 +30,7 @@ from tests.support.receiver import Receiver, answers, hangs, receiving
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, submit
 from tests.workflows.jobs import node, running, status
+from tests.workflows.ways import replayed, sandboxed
 
 Handle = WorkflowHandle[Any, Any]
 
@@ -84,7 +85,7 @@ async def report(handle: Handle) -> dict[str, TargetReport]:
     return {one.name: one for one in found.targets}
 
 
-@pytest.mark.parametrize("fleet", [1000, 0], ids=["cached", "replayed"], indirect=True)
+@replayed
 async def test_a_job_tells_its_incidents_and_its_end_and_its_deliveries_end_with_it(fleet: Fleet, receiver: Receiver):
     targets = {"all": to(receiver, "/all"), "end": to(receiver, "/end", when=["completion"])}
     job = await submit(fleet, job_spec("2", notifications=targets))
@@ -185,6 +186,7 @@ async def test_a_redirect_is_given_up_at_once(fleet: Fleet, receiver: Receiver):
     assert "redirects are not followed" in ended.last_error
 
 
+@sandboxed
 async def test_repeats_of_a_notice_are_delivered_once(fleet: Fleet, receiver: Receiver):
     batch = NoticeBatch(notices=(notice(1), notice(2)))
     last = NoticeBatch(notices=(notice(2), notice(3)), last=True)

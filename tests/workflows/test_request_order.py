@@ -16,6 +16,7 @@ from perdure.workflows.training_job import TrainingJob
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, submit
 from tests.workflows.jobs import node, running, settled_history
+from tests.workflows.ways import REPLAYED
 
 _TASK = [
     EventType.EVENT_TYPE_WORKFLOW_TASK_SCHEDULED,
@@ -39,7 +40,7 @@ async def _until_it_ends_with(handle: WorkflowHandle[Any, Any], *events: EventTy
 
 
 @pytest.mark.long("workflows")
-@pytest.mark.parametrize("fleet", [0], ids=["replayed"], indirect=True)
+@pytest.mark.parametrize("fleet", [REPLAYED], ids=["replayed"], indirect=True)
 async def test_a_request_after_a_task_without_commands_replays_on_a_worker_that_had_to_replay_the_job(fleet: Fleet):
     """Such a worker is given both tasks at once, and the request first; in a later replay the request comes second."""
     handle = await submit(fleet, job_spec("2"))

@@ -25,6 +25,7 @@ from perdure.contract.names import SCHEDULED_JOB, TRAINING_JOB, job_workflow_id
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec
 from tests.workflows.jobs import node, running
+from tests.workflows.ways import sandboxed
 
 
 @asynccontextmanager
@@ -74,6 +75,7 @@ async def job_of(fleet: Fleet, spec: dict[str, Any]) -> WorkflowHandle[Any, Any]
     return job
 
 
+@sandboxed
 async def test_a_schedule_that_starts_a_job_twice_leaves_the_running_one_alone(fleet: Fleet):
     spec = job_spec("2")
     async with schedule_of(fleet, SCHEDULED_JOB, spec) as schedule:

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
-from temporalio.client import Client, WorkflowFailureError
+from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 
 from perdure.contract import FailureKind, JobPhase
 from tests.support.waiting import eventually
-from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
+from tests.workflows.fleet import Fleet, job_spec, submit
 from tests.workflows.jobs import incidents, node, running, status, until
 from tests.workflows.played_node import PlayedNode
-
-
-@pytest.fixture(params=[1000, 0], ids=["cached", "replayed"])
-async def fleet(request: pytest.FixtureRequest, temporal_client: Client) -> AsyncIterator[Fleet]:
-    """Keeps all workflows in memory, or none: each task then begins with a replay of the whole history."""
-    async with running_fleet(temporal_client, max_cached_workflows=request.param) as fleet:
-        yield fleet
+from tests.workflows.ways import also_replayed
 
 
 async def knows(agent: PlayedNode, *, stages: int) -> None:
@@ -27,6 +19,7 @@ async def knows(agent: PlayedNode, *, stages: int) -> None:
 
 
 @pytest.mark.long("workflows")
+@also_replayed
 async def test_two_stages_with_a_failure_and_a_lost_node_between_them(fleet: Fleet) -> None:
     job = await submit(fleet, job_spec("2"))
     await running(job, nodes=2)
@@ -61,6 +54,7 @@ async def test_two_stages_with_a_failure_and_a_lost_node_between_them(fleet: Fle
     assert all(incident.over_at for incident in await incidents(job))
 
 
+@also_replayed
 async def test_a_command_that_fails_after_its_torchrun_again_and_again_fails_the_job(fleet: Fleet) -> None:
     job = await submit(fleet, job_spec("1", retry={"no_progress_limit": 1}))
     await running(job, nodes=1)

@@ -25,8 +25,9 @@ from perdure.contract.names import dataset_workflow_id, store_workflow_id
 from tests.support.temporal_server import dev_server
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
-from tests.workflows.jobs import node, running
+from tests.workflows.jobs import RUN_ENDS, node, running
 from tests.workflows.played_node import PlayedNode
+from tests.workflows.ways import REPLAYED, sandboxed
 
 QUICK_END = {"owner_check": "200ms", "rendezvous": {"last_call": "200ms"}}
 
@@ -53,7 +54,7 @@ class Caller:
                 changed = request.model_copy(update=changes)
                 return await self.store.execute_update("call", changed, result_type=StoreAnswers)
             except RPCError as error:
-                if error.status not in (RPCStatusCode.NOT_FOUND, RPCStatusCode.RESOURCE_EXHAUSTED):
+                if error.status not in RUN_ENDS:
                     raise
                 return None
 
@@ -83,7 +84,7 @@ async def two_callers(fleet: Fleet, **spec: Any) -> tuple[WorkflowHandle[Any, An
     return handle, first, second
 
 
-@pytest.mark.parametrize("fleet", [0], indirect=True, ids=["replay of each task"])
+@pytest.mark.parametrize("fleet", [REPLAYED], indirect=True, ids=["replay of each task"])
 async def test_a_node_that_waits_is_notified_and_the_store_ends_with_its_job(fleet: Fleet):
     handle, first, second = await two_callers(fleet, timing=QUICK_END)
     waiting = asyncio.create_task(second.wait("a", "b"))
@@ -98,6 +99,7 @@ async def test_a_node_that_waits_is_notified_and_the_store_ends_with_its_job(fle
     assert result["keys"] == 2
 
 
+@sandboxed
 async def test_a_node_that_is_away_is_notified_when_it_is_back(fleet: Fleet):
     _, first, second = await two_callers(fleet)
     waiting = asyncio.create_task(second.wait("a"))

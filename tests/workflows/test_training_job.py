@@ -25,17 +25,10 @@ from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, submit
 from tests.workflows.jobs import incidents, node, reset, running, status, until
 from tests.workflows.played_node import now
-
-also_replayed = pytest.mark.parametrize(
-    "fleet",
-    # The one that replays each task does all that the other one does.
-    [pytest.param(1000, id="cached", marks=pytest.mark.long("workflows")), pytest.param(0, id="replayed")],
-    indirect=True,
-)
-"""Runs the test a second time with nothing kept in memory: each task begins with a replay of the whole history."""
+from tests.workflows.ways import also_replayed, replayed, sandboxed
 
 
-@also_replayed
+@replayed
 async def test_runs_to_success(fleet: Fleet):
     handle = await submit(fleet, job_spec("3"))
     await running(handle, nodes=3)
@@ -47,7 +40,7 @@ async def test_runs_to_success(fleet: Fleet):
     assert len(fleet.deleted) == 3
 
 
-@also_replayed
+@replayed
 async def test_a_killed_rank_restarts_in_place(fleet: Fleet):
     handle = await submit(fleet, job_spec("2"))
     await running(handle, nodes=2)
@@ -75,6 +68,7 @@ async def test_a_lost_node_is_replaced(fleet: Fleet):
     assert (await node(fleet, handle, 1, incarnation=2)).worlds[-1].generation == 2
 
 
+@sandboxed
 async def test_an_elastic_job_shrinks_and_grows_back(fleet: Fleet):
     handle = await submit(fleet, job_spec("1:2"))
     await running(handle, nodes=2)
@@ -144,6 +138,7 @@ async def test_a_node_that_does_not_enter_its_world_is_restarted_and_then_replac
     assert "did not enter two worlds in a row" in incident.title
 
 
+@sandboxed
 async def test_a_stall_is_shown_by_group_and_job_until_it_is_over(fleet: Fleet):
     handle = await submit(fleet, job_spec("2"))
     known = await running(handle, nodes=2)
@@ -183,7 +178,7 @@ async def test_scale_suspend_resume_restart_relaunch(fleet: Fleet):
     assert known.restarts == 0
 
 
-@also_replayed
+@replayed
 async def test_a_relaunched_node_enters_no_world_before_the_old_one_has_ended(fleet: Fleet):
     handle = await submit(fleet, job_spec("2"))
     await running(handle, nodes=2)
@@ -213,6 +208,7 @@ async def test_a_node_that_does_not_get_to_the_others_is_left_out_until_it_does(
     assert not (await running(handle, nodes=3, generation=2)).warnings
 
 
+@sandboxed
 async def test_requests_that_cannot_be_granted_are_refused(fleet: Fleet):
     handle = await submit(fleet, job_spec("2"))
     await running(handle, nodes=2)
@@ -237,7 +233,7 @@ async def test_requests_that_cannot_be_granted_are_refused(fleet: Fleet):
         assert says in str(refused.value.cause)
 
 
-@also_replayed
+@replayed
 async def test_repairs_are_paused_until_their_time_is_over_or_a_user_resumes_them(fleet: Fleet):
     handle = await submit(fleet, job_spec("2"))
     await running(handle, nodes=2)
@@ -251,7 +247,7 @@ async def test_repairs_are_paused_until_their_time_is_over_or_a_user_resumes_the
         await until(handle, lambda s: s.repairs_paused_until is None and not s.warnings)
 
 
-@also_replayed
+@replayed
 async def test_cancel_winds_down_first(fleet: Fleet):
     handle = await submit(fleet, job_spec("2"))
     await running(handle, nodes=2)
@@ -314,6 +310,7 @@ async def test_a_wrong_spec_fails_once_with_the_same_text(fleet: Fleet):
     assert "roles.worker.nodes" in error.message
 
 
+@sandboxed
 async def test_signals_twice_out_of_order_and_of_older_incarnations(fleet: Fleet):
     handle = await submit(fleet, job_spec("2"))
     await running(handle, nodes=2)
@@ -360,7 +357,7 @@ async def test_terminated_job_groups_wind_down_and_the_name_can_be_used_again(fl
     assert (known.phase, known.generation) == (JobPhase.RUNNING, 1)
 
 
-@also_replayed
+@replayed
 async def test_reset_adopts_the_nodes(fleet: Fleet):
     handle = await submit(fleet, job_spec("2"))
     await running(handle, nodes=2)
