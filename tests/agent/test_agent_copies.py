@@ -26,7 +26,7 @@ from perdure_launcher.watched_folder import WatchedFolder
 from perdure_training.node_api.bodies import RestoringReport
 from perdure_training.node_api.storage_link import StorageLink
 from tests.support.small_disks import small_disk
-from tests.support.waiting import wait_for
+from tests.support.waiting import DEADLINE, wait_for
 from tests.training.checkpoint_agent import CheckpointAgent
 
 HOLDER = """
@@ -67,7 +67,7 @@ class Nodes:
             copies_dir = self._tmp_path / f"memory-{rank}-{incarnation}"
             copies_dir.mkdir()
         agent = CheckpointAgent(run_dir, None, node=node, copies_dir=copies_dir, watch="/saves", keep_last=2)
-        self._stack.callback(agent.checkpoints.close)
+        self._stack.callback(agent.close)
         return agent
 
 
@@ -81,13 +81,13 @@ def watch(agent: CheckpointAgent, folder: Path, **fields: Any) -> WatchedFolder:
     ready = threading.Event()
     watched = WatchedFolder(folder, StorageLink(agent.run_dir), on_restored=ready.set, **fields)
     watched.start()
-    assert ready.wait(60)
+    assert ready.wait(DEADLINE)
     return watched
 
 
 def saved(agent: CheckpointAgent, folder: Path) -> list[str]:
     """The files that the script of this node finds at its start."""
-    watch(agent, folder).close(within=60)
+    watch(agent, folder).close(within=DEADLINE)
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
@@ -99,7 +99,7 @@ def save(agent: CheckpointAgent, folder: Path, *steps: int) -> None:
         torch.save({"step": step}, folder / f"step-{step}.pt")
         watched.look()
         watched.look()
-    watched.close(within=60)
+    watched.close(within=DEADLINE)
 
 
 def folder_of(agent: CheckpointAgent) -> Path:
@@ -115,7 +115,7 @@ def ask(agent: CheckpointAgent, content: bytes = b"", **request: Any) -> tuple[d
     assert receiver is not None
     token = copies_token(agent.node.token, role="worker", rank=1)
     line = json.dumps({"owner": "worker-1", "token": token} | request).encode() + b"\n"
-    with socket.create_connection(("127.0.0.1", receiver.port), timeout=30) as connection:
+    with socket.create_connection(("127.0.0.1", receiver.port), timeout=DEADLINE) as connection:
         connection.sendall(line + content)
         connection.shutdown(socket.SHUT_WR)
         with connection.makefile("rb") as answer:
@@ -158,7 +158,7 @@ def test_all_is_copied_again_when_another_node_keeps_the_copies(nodes: Nodes, tm
     second = nodes.start(0, incarnation=2)
     node.hold_copies(second)
     wait_for(lambda: list(folder_of(second).rglob("manifest.json")))
-    watched.close(within=60)
+    watched.close(within=DEADLINE)
     replacement = nodes.start(1, incarnation=2)
     replacement.hold_copies(second)
     assert saved(replacement, tmp_path / "other") == ["step-1.pt"]
@@ -180,8 +180,8 @@ def test_a_command_waits_for_the_node_with_its_copies_and_says_so(
     wait_for(lambda: reports and "no other node is known yet" in reports[-1].problem)
     assert not ready.is_set()
     replacement.hold_copies(holder)
-    assert ready.wait(60)
-    watched.close(within=60)
+    assert ready.wait(DEADLINE)
+    watched.close(within=DEADLINE)
     assert (tmp_path / "other" / "step-1.pt").exists()
     assert reports[-1] == RestoringReport()
 
@@ -212,7 +212,7 @@ def test_an_agent_that_is_killed_finds_what_it_has_kept(nodes: Nodes, tmp_path: 
         port = int(holder.stdout.readline())
         token = copies_token(node_of(0).token, role="worker", rank=1)
         line = json.dumps({"owner": "worker-1", "token": token, "do": "write", "path": "a", "size": 4}).encode()
-        with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE) as connection:
             connection.sendall(line + b"\nkept")
             with connection.makefile("rb") as answers:
                 assert json.loads(answers.readline()) == {}
@@ -236,6 +236,7 @@ def test_what_a_killed_agent_left_stays_for_it_while_another_nodes_agent_starts(
     assert folder_of(nodes.start(0, copies_dir=tmp_path)) == left
 
 
+@pytest.mark.usefixtures("root")
 def test_what_does_not_fit_is_refused_with_the_size_and_leaves_nothing(
     nodes: Nodes, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
@@ -256,7 +257,7 @@ def test_what_does_not_fit_is_refused_with_the_size_and_leaves_nothing(
         (folder / "large-2.pt").unlink()
         torch.save({"step": 3}, folder / "step-3.pt")
         wait_for(lambda: list(small.rglob("files/step-3.pt")))
-        watched.close(within=60)
+        watched.close(within=DEADLINE)
         assert not list(small.rglob("large*"))
         # What was tried in vain is gone.
         assert len(list(small.glob("*/worker-1/watched/worker-1/*"))) == 2
@@ -309,7 +310,7 @@ def test_what_is_no_request_ends_its_own_connection_only(nodes: Nodes, line: byt
     holder = nodes.start(0)
     receiver = holder.checkpoints.receiver
     assert receiver is not None
-    with socket.create_connection(("127.0.0.1", receiver.port), timeout=30) as connection:
+    with socket.create_connection(("127.0.0.1", receiver.port), timeout=DEADLINE) as connection:
         answer = b""
         # It may have closed the connection before it has read everything.
         with contextlib.suppress(OSError):
@@ -347,7 +348,7 @@ def test_connections_are_bounded_and_one_that_says_nothing_is_ended(nodes: Nodes
     holder = nodes.start(0)
     receiver = holder.checkpoints.receiver
     assert receiver is not None
-    silent = [socket.create_connection(("127.0.0.1", receiver.port), timeout=30) for _ in range(40)]
+    silent = [socket.create_connection(("127.0.0.1", receiver.port), timeout=DEADLINE) for _ in range(40)]
     try:
         # The last ones are closed at once, the others after some seconds.
         assert silent[-1].recv(1) == b""

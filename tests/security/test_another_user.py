@@ -255,6 +255,7 @@ async def test_no_activity_accepts_what_is_not_encrypted(control_plane: LocalCon
     assert refused.type == REFUSED_PAYLOAD
 
 
+@pytest.mark.usefixtures("root")
 async def test_it_reaches_no_file_and_no_socket(attacker: OtherUser, site: Site, job: Job) -> None:
     state = site.state.path
     paths = [state, *state.rglob("*")]

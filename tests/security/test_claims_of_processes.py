@@ -16,7 +16,7 @@ from perdure_training.node_api.bodies import EnteredReport, FinishedReport, Hand
 from perdure_training.node_api.storage_link import StorageLink, StorageProblem
 from tests.agent.test_agent_node import Bench
 from tests.support.desired import desired_world
-from tests.support.waiting import wait_for
+from tests.support.waiting import DEADLINE, wait_for
 from tests.training.checkpoint_agent import checkpoint_agent
 
 MADE_UP = [3, 10_000, LARGEST_NUMBER]
@@ -109,8 +109,8 @@ def test_what_is_said_of_checkpoints_in_a_world_to_come_is_refused(tmp_path: Pat
         link = StorageLink(agent.run_dir)
         for asked in (restored, {"request": "hello", "saves": True}):
             with pytest.raises(StorageProblem, match=r"no world of this node|too large"):
-                link.ask(asked | {"generation": generation}, within=30)
-        assert link.ask(restored | {"generation": 2}, within=30) == {}
+                link.ask(asked | {"generation": generation}, within=DEADLINE)
+        assert link.ask(restored | {"generation": 2}, within=DEADLINE) == {}
         [told] = wait_for(lambda: agent.of(CheckpointRestored))
         assert told.generation == 2
         assert agent.saving == []
@@ -136,7 +136,7 @@ def test_a_wait_for_a_checkpoint_that_is_no_number_is_refused(tmp_path: Path) ->
     with checkpoint_agent(tmp_path / "storage") as agent:
         wanted = {"request": "await", "folder": "step-1-run-1", "within": float("nan")}
         with pytest.raises(StorageProblem, match="expected a number"):
-            StorageLink(agent.run_dir).ask(wanted, within=10)
+            StorageLink(agent.run_dir).ask(wanted, within=DEADLINE)
 
 
 @pytest.mark.parametrize("field", ["step", "again", "distrusted"])
@@ -146,4 +146,4 @@ def test_numbers_that_no_message_carries_are_refused(tmp_path: Path, field: str)
         agent.begin(1)
         link = StorageLink(agent.run_dir)
         with pytest.raises(StorageProblem, match="too large"):
-            link.ask(restored | {field: [10**30] if field == "distrusted" else 10**30}, within=30)
+            link.ask(restored | {field: [10**30] if field == "distrusted" else 10**30}, within=DEADLINE)

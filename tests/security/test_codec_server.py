@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from base64 import b64decode
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from perdure.contract import JobPhase
 from perdure.local.control_plane import LocalControlPlane
 from tests.support.command_line import PERDURE, CommandLine
 from tests.support.other_user import other_user
+from tests.support.waiting import DEADLINE
 
 UI = "http://127.0.0.1:8233"
 PLAIN = {"payloads": [{"metadata": {"encoding": "anNvbi9wbGFpbg=="}, "data": "Imh1bnRlcjIi"}]}
@@ -173,8 +174,22 @@ async def test_a_command_and_what_it_runs_find_temporals_command_line(
     assert "no Temporal server" in helped.err
 
 
+@pytest.fixture
+def serving(command_line: CommandLine) -> Iterator[subprocess.Popen[str]]:
+    """The command, in a new interpreter: what others see of it is the kernel's."""
+    environment = {**os.environ, **command_line.environment}
+    process = subprocess.Popen([*PERDURE, "codec-server"], env=environment, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process.stdout:
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=DEADLINE) == 0
+
+
 async def test_another_user_reads_nothing_through_a_codec_server(
-    control_plane: LocalControlPlane, command_line: CommandLine
+    control_plane: LocalControlPlane, serving: subprocess.Popen[str]
 ) -> None:
     server = control_plane.status().server
     assert server is not None
@@ -182,17 +197,11 @@ async def test_another_user_reads_nothing_through_a_codec_server(
     started = await temporal.start_workflow(
         "NotThere", "an argument", id=f"not-there-{secrets.token_hex(4)}", task_queue=secrets.token_hex(8)
     )
-    process = subprocess.Popen(
-        [*PERDURE, "codec-server"],
-        env={**os.environ, **command_line.environment},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
+    assert serving.stdout is not None
     try:
-        endpoint, token = process.stdout.readline().split(": ")[1].strip().rsplit("/", 1)
+        endpoint, token = serving.stdout.readline().split(": ")[1].strip().rsplit("/", 1)
         with other_user(server.address) as attacker:
-            seen = attacker.run("ps", "-eo", "args").out
+            seen = attacker.run("ps", "-Awwo", "args").out
             assert "codec-server" in seen
             assert token not in seen
             words = ("workflow", "show", "--workflow-id", started.id)
@@ -201,12 +210,21 @@ async def test_another_user_reads_nothing_through_a_codec_server(
             assert refused.code == 1
             assert "WorkflowExecutionStarted" not in refused.out
             assert "WorkflowExecutionStarted" in attacker.temporal(*words).out
-            environment = attacker.run("cat", f"/proc/{process.pid}/environ")
-            assert (environment.code, environment.out) == (1, "")
     finally:
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) == 0
         await started.terminate()
+
+
+@pytest.mark.usefixtures("root")
+def test_another_user_reads_no_environment_of_a_codec_server(
+    control_plane: LocalControlPlane, serving: subprocess.Popen[str]
+) -> None:
+    assert serving.stdout is not None
+    assert serving.stdout.readline()
+    server = control_plane.status().server
+    assert server is not None
+    with other_user(server.address) as attacker:
+        environment = attacker.run("cat", f"/proc/{serving.pid}/environ")
+    assert (environment.code, environment.out) == (1, "")
 
 
 async def test_a_command_gets_the_token_by_its_environment_only(command_line: CommandLine) -> None:

@@ -34,6 +34,7 @@ from perdure_training.node_api.progress_file import (
 )
 from perdure_training.node_api.storage_link import StorageAway, StorageLink, StorageProblem
 from perdure_training.node_api.untrusted_files import NotARegularFile, open_beneath, read_beneath
+from tests.support.waiting import DEADLINE
 from tests.training.checkpoint_agent import checkpoint_agent
 
 SECRET = "TEMPORAL_API_KEY=secret"
@@ -318,9 +319,9 @@ def test_100_gigabytes_in_place_of_a_record_take_no_memory(tmp_path: Path) -> No
     with checkpoint_agent(tmp_path / "storage") as agent:
         link = StorageLink(agent.run_dir)
         ask = {"request": "verify", "folder": STEP, "share": [0, 1]}
-        assert link.ask(ask, within=30) == {"damage": "perdure-0.json is damaged"}
+        assert link.ask(ask, within=DEADLINE) == {"damage": "perdure-0.json is damaged"}
         (step / "perdure-0.json").write_text(json.dumps({"ranks": 10**15, "files": {}}))
-        assert "ranks are missing" in link.ask(ask, within=30)["damage"]
+        assert "ranks are missing" in link.ask(ask, within=DEADLINE)["damage"]
 
 
 def test_in_place_of_a_folder_of_the_storage(tmp_path: Path, secret: Path) -> None:
@@ -367,7 +368,7 @@ def test_in_place_of_the_storage_itself(tmp_path: Path, volume: Path) -> None:
     begin = {"request": "watched", "do": "begin"}
     agents = checkpoint_agent(volume / "storage", state_dir=tmp_path / "state")
     with agents as agent, pytest.raises((StorageAway, StorageProblem)):
-        StorageLink(agent.run_dir).ask(begin, within=30)
+        StorageLink(agent.run_dir).ask(begin, within=DEADLINE)
     assert list(private.iterdir()) == []
 
 

@@ -12,6 +12,7 @@ from yarl import URL
 
 from perdure.base.ui_proxy import ui_proxy
 from tests.support.temporal_server import free_port
+from tests.support.waiting import DEADLINE
 
 PATH = "/namespaces/default/workflows/job%2Fdefault%2Fllama/run?query=a%3Db&x=1"
 
@@ -128,11 +129,11 @@ async def test_a_browser_that_leaves_during_a_long_poll_is_no_error(caplog: pyte
             host, _, port = address.partition(":")
             _, leaving = await asyncio.open_connection(host, int(port))
             leaving.write(f"GET {PATH} HTTP/1.1\r\nHost: {address}\r\n\r\n".encode())
-            await asyncio.wait_for(asked.wait(), 10)
+            await asyncio.wait_for(asked.wait(), DEADLINE)
             leaving.close()
             await leaving.wait_closed()
             answers.set()
-            await asyncio.wait_for(answered.wait(), 10)
+            await asyncio.wait_for(answered.wait(), DEADLINE)
             # The proxy still serves others.
             async with aiohttp.ClientSession() as session, session.get(f"http://{address}{PATH}") as answer:
                 assert await answer.text() == "news"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import secrets
-import sys
+from pathlib import Path
 
 from temporalio.client import Client as TemporalClient
 
@@ -14,26 +13,23 @@ from perdure.activities.nodes.kubernetes import KubernetesBackend, KubernetesSet
 from perdure.activities.nodes.kubernetes.site_policy import SitePolicy
 from perdure.activities.nodes.local.backend import LocalBackend
 from perdure.worker import running_worker
+from tests.support.command_line import CommandLine
 
 POLICY = SitePolicy(capabilities=("IPC_LOCK",), max_gpus=64)
 
 
-async def doctor(client: TemporalClient, queue: str, *options: str) -> str:
+async def doctor(client: TemporalClient, queue: str, folder: Path, *options: str) -> str:
     environment = {
-        **os.environ,
         "TEMPORAL_ADDRESS": client.service_client.config.target_host,
         "TEMPORAL_NAMESPACE": client.namespace,
         "PERDURE_TASK_QUEUE": queue,
         "COLUMNS": "200",
     }
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "perdure.cli.main", "doctor", *options), env=environment, stdout=asyncio.subprocess.PIPE
-    )
-    said, _ = await process.communicate()
-    return said.decode()
+    done = await asyncio.to_thread(CommandLine(folder, environment).run, "doctor", *options)
+    return done.out
 
 
-async def test_the_policy_in_force_is_shown(temporal_client: TemporalClient) -> None:
+async def test_the_policy_in_force_is_shown(temporal_client: TemporalClient, tmp_path: Path) -> None:
     secret = secrets.token_hex(8)
     settings = KubernetesSettings(
         agent_image="x", policy=POLICY, connection_secret="temporal", connection={"TEMPORAL_ADDRESS": secret}
@@ -41,7 +37,7 @@ async def test_the_policy_in_force_is_shown(temporal_client: TemporalClient) -> 
     queue = f"queue-{secret}"
     async with running_worker(temporal_client, backends=[KubernetesBackend(settings)], task_queue=queue):
         as_json, as_text = await asyncio.gather(
-            doctor(temporal_client, queue, "-o", "json"), doctor(temporal_client, queue)
+            doctor(temporal_client, queue, tmp_path, "-o", "json"), doctor(temporal_client, queue, tmp_path)
         )
     [check] = [one for one in json.loads(as_json) if one["name"] == "site policy"]
     assert check["verdict"] == "ok"
@@ -54,8 +50,8 @@ async def test_the_policy_in_force_is_shown(temporal_client: TemporalClient) -> 
     assert "max_nodes: unset" in lines
 
 
-async def test_a_site_without_pods_has_no_policy(temporal_client: TemporalClient) -> None:
+async def test_a_site_without_pods_has_no_policy(temporal_client: TemporalClient, tmp_path: Path) -> None:
     queue = f"queue-{secrets.token_hex(8)}"
     async with running_worker(temporal_client, backends=[LocalBackend(connection={})], task_queue=queue):
-        checks = json.loads(await doctor(temporal_client, queue, "-o", "json"))
+        checks = json.loads(await doctor(temporal_client, queue, tmp_path, "-o", "json"))
     assert "site policy" not in {one["name"] for one in checks}

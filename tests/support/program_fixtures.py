@@ -1,4 +1,4 @@
-"""Fixtures of programs that the package registry lacks, and of kubectl, which it has for some systems."""
+"""Fixtures of what a bare machine lacks: programs that are not in the package registry, and the rights of root."""
 
 from __future__ import annotations
 
@@ -68,3 +68,10 @@ def kubectl() -> Path:
     if found := shutil.which("kubectl", path=places):
         return Path(found)
     pytest.skip("no kubectl on PATH, and the package registry has none for this system")
+
+
+@pytest.fixture(scope="session")
+def root() -> None:
+    """Asked for by tests that only root can do: they act as another user, or mount a file system."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can do that")
