@@ -56,13 +56,15 @@ def _in_model(model: BaseModel, place: str) -> Iterator[NamedObject]:
 
 def _annotated(field: FieldInfo) -> Any:
     """Returns a field's type with its metadata, which pydantic keeps beside the type."""
-    return Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
+    kind: Any = field.annotation
+    return Annotated[kind, *field.metadata] if field.metadata else kind
 
 
 def _in_value(value: Any, annotation: Any, place: str) -> Iterator[NamedObject]:
     if value is None:
         return
-    origin, arguments = get_origin(annotation), get_args(annotation)
+    origin: Any = get_origin(annotation)
+    arguments = get_args(annotation)
     if origin is Annotated:
         annotation, *metadata = arguments
         for mark in metadata:
@@ -82,7 +84,7 @@ def _in_value(value: Any, annotation: Any, place: str) -> Iterator[NamedObject]:
         inner = arguments[1] if len(arguments) == 2 else Any
         for key, item in cast("Mapping[Any, Any]", value).items():
             yield from _in_value(item, inner, _below(place, str(key)))
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, (list, tuple)):
         inner = arguments[0] if arguments else Any
         for index, item in enumerate(cast("Iterable[Any]", value)):
             yield from _in_value(item, inner, _below(place, str(index)) if isinstance(item, BaseModel) else place)

@@ -157,7 +157,7 @@ async def running(
 
 async def test_the_group_hears_of_its_nodes_at_once(running: Running) -> None:
     job = running.job
-    created = await running.group.execute_update(WatchedGroup.create, job.request())
+    created = await running.group.execute_update(WatchedGroup.create, job.request())  # pyrefly: ignore[no-matching-overload]
     assert isinstance(created, CreatedNode)
     assert Path(created.log_path).name == "output.log"
     await running.until_event("RUNNING")
@@ -167,7 +167,7 @@ async def test_the_group_hears_of_its_nodes_at_once(running: Running) -> None:
     told = await running.until_event("GONE")
     print(f"the group knew of the kill after {told - killed:.3f} s")
     assert told - killed < 5
-    await running.group.execute_update(WatchedGroup.delete, job.ref())
+    await running.group.execute_update(WatchedGroup.delete, job.ref())  # pyrefly: ignore[no-matching-overload]
     assert not job.processes()
 
 
@@ -175,7 +175,7 @@ async def test_the_loss_of_a_node_does_not_wait_for_other_news(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("perdure.activities.nodes.activities._GATHER", 3600.0)
-    await running.group.execute_update(WatchedGroup.create, running.job.request())
+    await running.group.execute_update(WatchedGroup.create, running.job.request())  # pyrefly: ignore[no-matching-overload]
     await running.until_event("RUNNING")
     await eventually(lambda: running.job.pids("sleep 600"))
     os.kill(running.job.pids("-m perdure_launcher")[0], signal.SIGKILL)
@@ -186,11 +186,11 @@ async def test_a_refusal_is_not_retried(running: Running) -> None:
     job = running.job
     wrong = job.spec.model_copy(update={"workdir": Workdir(path="/no/such")})
     request = job.request()
-    refused = await running.group.execute_update(WatchedGroup.create, request.model_copy(update={"spec": wrong}))
+    refused = await running.group.execute_update(WatchedGroup.create, request.model_copy(update={"spec": wrong}))  # pyrefly: ignore[no-matching-overload]
     assert isinstance(refused, str)
     assert refused.startswith("NodeRefused: workdir.path is '/no/such'")
     elsewhere = job.spec.model_copy(update={"backend": Backend.KUBERNETES})
-    refused = await running.group.execute_update(WatchedGroup.create, request.model_copy(update={"spec": elsewhere}))
+    refused = await running.group.execute_update(WatchedGroup.create, request.model_copy(update={"spec": elsewhere}))  # pyrefly: ignore[no-matching-overload]
     assert isinstance(refused, str)
     assert "backend is 'kubernetes', which this worker does not serve (it serves local)" in refused
 
@@ -198,7 +198,7 @@ async def test_a_refusal_is_not_retried(running: Running) -> None:
 async def test_a_group_acts_for_its_own_nodes_alone(running: Running, tmp_path: Path) -> None:
     """Another workflow, which anyone who reaches Temporal can start, names the nodes of this job."""
     job, other = running.job, LocalJob(running.job.state)
-    assert isinstance(await running.group.execute_update(WatchedGroup.create, job.request()), CreatedNode)
+    assert isinstance(await running.group.execute_update(WatchedGroup.create, job.request()), CreatedNode)  # pyrefly: ignore[no-matching-overload]
     await eventually(lambda: job.pids("sleep 600"))
     forger = await running.client.start_workflow(
         WatchedGroup.run,
@@ -206,20 +206,20 @@ async def test_a_group_acts_for_its_own_nodes_alone(running: Running, tmp_path: 
         id=other.group_id,
         task_queue=(await running.group.describe()).task_queue,
     )
-    refused = await forger.execute_update(WatchedGroup.create, job.request(1))
+    refused = await forger.execute_update(WatchedGroup.create, job.request(1))  # pyrefly: ignore[no-matching-overload]
     assert refused == (
         f"NodeRefused: the workflow {other.group_id} may not request this: "
         f"expected {job.group_id}, found {other.group_id}"
     )
     mixed = other.request().model_copy(update={"node": job.request(1).node})
-    assert "may not request this" in str(await forger.execute_update(WatchedGroup.create, mixed))
+    assert "may not request this" in str(await forger.execute_update(WatchedGroup.create, mixed))  # pyrefly: ignore[no-matching-overload]
     for stolen in (job.ref(), job.ref().model_copy(update={"namespace": other.spec.namespace, "uid": other.uid})):
         with pytest.raises(WorkflowUpdateFailedError):
-            await forger.execute_update(WatchedGroup.delete, stolen)
+            await forger.execute_update(WatchedGroup.delete, stolen)  # pyrefly: ignore[no-matching-overload]
     assert await forger.query("events", result_type=list[NodeEvents]) == []
     assert job.pids("sleep 600"), "the node is untouched"
     await forger.terminate()
-    await running.group.execute_update(WatchedGroup.delete, job.ref())
+    await running.group.execute_update(WatchedGroup.delete, job.ref())  # pyrefly: ignore[no-matching-overload]
 
 
 async def test_the_watch_tells_that_the_job_has_closed(running: Running) -> None:

@@ -84,7 +84,7 @@ async def test_a_job_with_a_command_fails_at_its_start_where_none_is_run(backend
     }
     environment = ActivityEnvironment()
     environment.info = environment.default_info().__class__(
-        **{**vars(environment.default_info()), "workflow_id": "job/nlp/llama"}
+        **dict[str, Any](vars(environment.default_info()), workflow_id="job/nlp/llama")
     )
     check = await environment.run(activities.check_job, spec)
     assert check.problem == (f"notifications.me.command: {problem}" if problem else "")

@@ -135,4 +135,5 @@ class Bench:
 
 
 def rank(**fields: Any) -> RankExit:
-    return RankExit(**{"local_rank": 0, "global_rank": 0, "pid": 10, "exit_code": 1, "time": NOW.timestamp(), **fields})
+    known: dict[str, Any] = {"local_rank": 0, "global_rank": 0, "pid": 10, "exit_code": 1, "time": NOW.timestamp()}
+    return RankExit(**known | fields)

@@ -65,7 +65,7 @@ class StoppableNode:
         stop = StopRequest(grace=timedelta(seconds=grace), reason="a newer one is there")
         command = ApplyDesired(node=self._request.node, version=1, desired=NodeDesired(stop=stop))
         call = Call(queue=self._request.task_queue, activity="apply_desired", argument=command.model_dump(mode="json"))
-        answer = await self._workflows.group.execute_update(Recorder.call, call)
+        answer = await self._workflows.group.execute_update(Recorder.call, call)  # pyrefly: ignore[no-matching-overload]
         assert answer["accepted"], answer
 
     async def leave(self, reason: str) -> None:

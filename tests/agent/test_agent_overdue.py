@@ -93,7 +93,7 @@ async def test_a_launcher_replaces_the_command(
         world = desired_world(request.node, generation, restart_command=restart)
         command = desires.next(world=world)
         call = Call(queue=request.task_queue, activity="apply_desired", argument=command.model_dump(mode="json"))
-        assert (await workflows.group.execute_update(Recorder.call, call))["accepted"]
+        assert (await workflows.group.execute_update(Recorder.call, call))["accepted"]  # pyrefly: ignore[no-matching-overload]
 
     def starts() -> list[str]:
         path: Path = code / "starts"

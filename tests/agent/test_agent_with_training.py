@@ -75,7 +75,7 @@ class Brain:
     async def desire(self, node: NodeCredentials, **desired: Any) -> None:
         command = self._desires[node.rank].next(**desired)
         call = Call(queue=node_task_queue(node), activity="apply_desired", argument=command.model_dump(mode="json"))
-        answer = await self.workflows.group.execute_update(Recorder.call, call)
+        answer = await self.workflows.group.execute_update(Recorder.call, call)  # pyrefly: ignore[no-matching-overload]
         assert answer["accepted"], answer
 
     async def form(self, generation: int, store_port: int) -> None:

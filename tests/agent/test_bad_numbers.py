@@ -30,7 +30,7 @@ def find(node: Bench, local_rank: int, *numbers: FoundNumber, generation: int = 
 
 
 def loss(step: int, **fields: object) -> FoundNumber:
-    return FoundNumber(**{"name": "loss", "value": "nan", "step": step, "time": NOW.timestamp(), **fields})  # pyright: ignore[reportArgumentType]
+    return FoundNumber(**{"name": "loss", "value": "nan", "step": step, "time": NOW.timestamp(), **fields})  # pyrefly: ignore[bad-argument-type]
 
 
 def reports(node: Bench) -> list[BadNumber]:

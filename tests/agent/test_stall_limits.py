@@ -64,7 +64,7 @@ class Node:
     def step(self, lengths: Iterable[float]) -> Node:
         """Follows the steps; each sample sees those that were made by then."""
         ends = enumerate(accumulate(lengths, initial=self._stepped_at), 1)
-        pending = next(ends, None)
+        pending, made = next(ends, None), 0
         while pending is not None:
             # Nothing happens at the samples in which no step has ended.
             self._time += LOOK * max(1, -(-(pending[1] - self._time) // LOOK))

@@ -69,7 +69,7 @@ async def test_an_activity_s_line_names_its_job():
     found = json.loads(await environment.run(log))
     assert "job" not in found
     environment.info = type(environment.info)(
-        **{**vars(environment.info), "workflow_id": "job/nlp/a/0a1b2c3d/worker/0"}
+        **dict[str, Any](vars(environment.info), workflow_id="job/nlp/a/0a1b2c3d/worker/0")
     )
     assert json.loads(await environment.run(log))["job"] == "nlp/a"
 

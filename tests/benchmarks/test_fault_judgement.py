@@ -34,9 +34,14 @@ RESTARTED: Actions = (RestartRanks(nodes=(1,)),)
 
 def incident(*, after: float = 0.25, actions: Actions = RESTARTED, **fields: Any) -> IncidentView:
     seen = FAULT + timedelta(seconds=after)
-    told = {"number": 1, "title": "node 1: rank 1 SIGKILL", "failure": FailureClass.KILLED, "culprit": 1}
-    times = {"started_at": FAULT, "noticed_at": seen, "decided_at": seen + timedelta(seconds=0.5)}
-    return IncidentView(**{**told, **times, "actions": actions, **fields})
+    told: dict[str, Any] = {
+        "number": 1,
+        "title": "node 1: rank 1 SIGKILL",
+        "failure": FailureClass.KILLED,
+        "culprit": 1,
+    }
+    times: dict[str, Any] = {"started_at": FAULT, "noticed_at": seen, "decided_at": seen + timedelta(seconds=0.5)}
+    return IncidentView(**told | times | dict[str, Any](actions=actions) | fields)
 
 
 def judged(*incidents: IncidentView, expected: Expected = KILLED, trains: bool = True, **story: Any) -> Outcome:

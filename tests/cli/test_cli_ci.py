@@ -69,7 +69,7 @@ def test_the_action_runs_a_job_and_annotates_its_file(command_line: CommandLine,
         "GITHUB_WORKSPACE": str(command_line.folder),
     }
     [step] = [one for one in action["runs"]["steps"] if one.get("id") == "job"]
-    given = {name: inputs[re.fullmatch(r"\$\{\{ inputs\.(\w+) }}", value)[1]] for name, value in step["env"].items()}  # pyright: ignore[reportOptionalSubscript]
+    given = {name: inputs[re.fullmatch(r"\$\{\{ inputs\.(\w+) }}", value)[1]] for name, value in step["env"].items()}  # pyrefly: ignore[unsupported-operation]
     done = bash(step["run"], command_line.folder, environment | given)
     assert done.returncode == 1, done
     told = commands_of(done.stdout)

@@ -245,7 +245,7 @@ async def test_a_namespace_without_search_attributes_gets_them_from_its_worker(
     request.workflow_execution_retention_period.FromSeconds(86400)
     await temporal_client.workflow_service.register_namespace(request)
     config = temporal_client.config()
-    bare = TemporalClient(**{**config, "namespace": job_name})
+    bare = TemporalClient(**dict[str, Any](config, namespace=job_name))
 
     async def submitted() -> bool:
         try:

@@ -50,7 +50,7 @@ def test_only_an_end_that_is_known_is_an_end(number: int):
         WireStatus.WORKFLOW_EXECUTION_STATUS_TERMINATED,
         WireStatus.WORKFLOW_EXECUTION_STATUS_TIMED_OUT,
     }
-    status = status_of(WorkflowExecutionInfo(status=number))  # pyright: ignore[reportArgumentType]
+    status = status_of(WorkflowExecutionInfo(status=number))  # pyrefly: ignore[bad-argument-type]
     assert status.is_open is (number not in ends)
     assert (status is ExecutionStatus.UNKNOWN) is (number == 0 or number not in WireStatus.values())
 

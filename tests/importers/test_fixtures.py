@@ -355,7 +355,7 @@ def test_a_variable_with_two_sources_is_refused_and_none_is_lost(other: str):
     sources = {other: {"fieldPath": "status.podIP"}, "secretKeyRef": {"name": "hub", "key": "token"}}
     container = {"name": "pytorch", "image": "i", "command": ["torchrun", "a.py"]}
     pod = {"spec": {"containers": [container | {"env": [{"name": "TOKEN", "valueFrom": sources}]}]}}
-    job = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": "a"}}
+    job: dict[str, Any] = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": "a"}}
     job["spec"] = {"pytorchReplicaSpecs": {"Worker": {"replicas": 2, "template": pod}}}
     (document,) = read_documents(FIXTURES / "job.yaml")
     with pytest.raises(SpecError, match=rf"one source, not {other} and secretKeyRef"):

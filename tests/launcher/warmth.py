@@ -68,7 +68,7 @@ class Warmth:
         )
 
     def run(self, *arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-        process = self.start(*arguments, **options)  # pyright: ignore[reportArgumentType]
+        process = self.start(*arguments, **options)  # pyrefly: ignore[bad-argument-type]
         stdout, stderr = process.communicate(timeout=120)
         return subprocess.CompletedProcess(arguments, process.returncode, stdout, stderr)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -150,7 +151,7 @@ class PlayedClient(Client):
         except KeyError:
             raise JobNotFound(f'no job named "{name}"') from None
 
-    async def list(self, **_: Any) -> list[JobSummary]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    async def list(self, **_: Any) -> builtins.list[JobSummary]:
         if self.away:
             raise ControlPlaneUnreachable("the Temporal server does not answer")
         self.listed += 1
@@ -199,7 +200,7 @@ class PlayedClient(Client):
     async def nodes(self, name: str, *, namespace: str | None = None, role: str | None = None) -> tuple[NodeView, ...]:
         return self.job(name, namespace).nodes
 
-    async def incidents(self, name: str, *, namespace: str | None = None) -> list[IncidentView]:
+    async def incidents(self, name: str, *, namespace: str | None = None) -> builtins.list[IncidentView]:
         return self.job(name, namespace).incidents
 
     async def pauses(self, name: str, *, namespace: str | None = None) -> tuple[Pause, ...]:
@@ -226,7 +227,7 @@ class PlayedClient(Client):
         self.changed.append((update, name, request.model_dump(exclude_defaults=True)))
         return Accepted(message=f"{name} will {update}")
 
-    async def preview_scale(  # pyright: ignore[reportIncompatibleMethodOverride]
+    async def preview_scale(
         self, name: str, nodes: str, *, scaling: Mapping[str, Any], namespace: str | None, role: str | None
     ) -> JobStatus:
         """What the policy makes of another goal, of whose time is told as that of the scenario."""

@@ -118,7 +118,7 @@ def test_worlds_tell_what_became_of_a_number_that_the_job_chose(
 
 @pytest.mark.parametrize("job", [interrupted(), failed()], ids=["interrupted", "failed"])
 def test_a_plot_is_xml_that_stands_alone(job: object) -> None:
-    found = course(PlayedJob(job))  # pyright: ignore[reportArgumentType]
+    found = course(PlayedJob(job))  # pyrefly: ignore[bad-argument-type]
     for what in (WHAT, ("loss",), ("throughput", "worlds")):
         root = ElementTree.fromstring(draw(found, what=what, style=True))
         titles = [one.text for one in root if one.get("class") == "title"]
@@ -165,7 +165,7 @@ def test_a_figure_has_the_requested_plots_and_one_is_drawn_of_any_job(job: objec
     heights: list[int] = []
     for what in (("loss",), ("throughput", "worlds"), WHAT):
         path = tmp_path / "figure.png"
-        write_figure(course(PlayedJob(job)), path, what=what, title=f"{HOSTILE} $\\bad{{")  # pyright: ignore[reportArgumentType]
+        write_figure(course(PlayedJob(job)), path, what=what, title=f"{HOSTILE} $\\bad{{")  # pyrefly: ignore[bad-argument-type]
         content = path.read_bytes()
         heights.append(int.from_bytes(content[20:24], "big"))
         assert int.from_bytes(content[16:20], "big") == 1920

@@ -128,8 +128,8 @@ class ReportedNodes(RuleBasedStateMachine):
         self.job.transition(node.rank, kind, incarnation=node.incarnation, **facts)
 
     def _identity(self, node: NodeState, **fields: Any) -> NodeCredentials:
-        known = {"uid": UID, "role": "worker", "rank": node.rank, "incarnation": node.incarnation, "token": node.token}
-        return NodeCredentials(**known | fields)
+        known: dict[str, Any] = {"rank": node.rank, "incarnation": node.incarnation, "token": node.token}
+        return NodeCredentials(**{"uid": UID, "role": "worker"} | known | fields)
 
     def _message(self, node: NodeState, data: st.DataObject, **identity: Any) -> dict[str, Any]:
         self.sequence += 1

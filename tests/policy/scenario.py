@@ -223,8 +223,7 @@ class Scenario:
         own = fields.pop("global_rank", self.state.world.members[rank].base_rank)
         generation = fields.pop("generation", self.generation)
         found = FoundCorruption(
-            **{"rank": own, "kind": CorruptionKind.GRADIENTS, "step": step, "suspects": (own,), "device": "cpu"}
-            | fields
+            **dict[str, Any](rank=own, kind=CorruptionKind.GRADIENTS, step=step, suspects=(own,), device="cpu") | fields
         )
         report = Corruption(
             sender=self.identity(rank),

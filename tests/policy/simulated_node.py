@@ -233,13 +233,13 @@ class SimulatedNode:
         if process is None or process.ending:
             return
         process.ending, process.steps = True, False
-        ended_at, inside = self.site.job.now, process.inside
+        ended_at, inside, attempt = self.site.job.now, process.inside, process.attempt
 
         def gone() -> None:
             self.process = None
             if self.machine:
                 body = CommandExit(
-                    attempt=process.attempt,
+                    attempt=attempt,
                     generation=self.entered,
                     signal=signal,
                     exit_code=code,

@@ -56,7 +56,7 @@ def test_the_text_of_a_value_has_no_secret_and_its_message_does(
 
 
 def test_an_error_about_a_message_has_no_secret() -> None:
-    wrong: dict[str, Any] = {**LeaseRequest.model_construct(node=NODE).model_dump(), "epoch": "no number"}
+    wrong: dict[str, Any] = {**LeaseRequest.model_construct(node=NODE).model_dump(), "epoch": "no number"}  # pyrefly: ignore[missing-argument]
     for model, content in (
         (NodeRequest, {**REQUEST, "task_queue": None}),
         (NodeRequest, {**REQUEST, "node": {"token": TOKEN}}),

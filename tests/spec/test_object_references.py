@@ -24,7 +24,8 @@ def fields(model: type[BaseModel], place: str = "", seen: frozenset[type] = froz
     """Yields the path and the whole type of each field, through every model below."""
     for name, field in model.model_fields.items():
         path = f"{place}.{name}" if place else name
-        annotation = Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
+        kind: Any = field.annotation
+        annotation = Annotated[kind, *field.metadata] if field.metadata else kind
         yield path, annotation
         for inner in models(annotation):
             if inner not in seen:

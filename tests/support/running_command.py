@@ -100,7 +100,8 @@ def run(
                     content[key.fd] += part
                     if not part:
                         reading.unregister(key.fd)
-    return RunningCommand(process).wait(max(deadline - time.monotonic(), 0)), *map(_decode, content.values())
+    shown, problems = map(_decode, content.values())
+    return RunningCommand(process).wait(max(deadline - time.monotonic(), 0)), shown, problems
 
 
 def _decode(content: bytes) -> str:

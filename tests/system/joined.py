@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from signal import Signals
 
 import psutil
 
@@ -36,7 +36,7 @@ class Process:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"it did not leave within {within} s: {self.text}") from None
 
-    def signal(self, number: signal.Signals) -> None:
+    def signal(self, number: Signals) -> None:
         self.popen.send_signal(number)
 
 

@@ -218,7 +218,7 @@ class RayCluster:
 
     def gcs(self) -> psutil.Process:
         """The process of the head that holds the cluster's tables."""
-        gcs = self.head and _child(self.head, "gcs/gcs_server")
+        gcs = _child(self.head, "gcs/gcs_server") if self.head else None
         assert gcs is not None
         return gcs
 

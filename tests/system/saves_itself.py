@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,7 +15,7 @@ parser.add_argument("saves", type=Path)
 options = parser.parse_args()
 
 options.saves.mkdir(parents=True, exist_ok=True)
-state = {"step": 0, "weights": torch.zeros(1000)}
+state: dict[str, Any] = {"step": 0, "weights": torch.zeros(1000)}
 if files := sorted(options.saves.glob("step-*.pt")):
     state = torch.load(files[-1])
 with (options.out / "steps").open("a", buffering=1) as log:

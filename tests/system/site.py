@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from signal import Signals
 from typing import Any
 from uuid import uuid4
 
@@ -149,7 +149,7 @@ class Job:
                 continue
         return found
 
-    def signal(self, node: int, kind: str | None, number: signal.Signals = signal.SIGKILL) -> int:
+    def signal(self, node: int, kind: str | None, number: Signals = Signals.SIGKILL) -> int:
         """Signals the processes of a kind at once; returns how many there were."""
         victims = self.processes(node, kind=kind)
         assert victims, f"node {node} has no {kind or 'process'}"

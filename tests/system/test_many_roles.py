@@ -58,7 +58,7 @@ async def test_eight_roles_of_64_nodes_start_in_the_order_of_their_dependencies_
         },
     }
     assert len(roles) == 8
-    assert sum(role["nodes"] for role in roles.values()) == 64
+    assert sum(int(str(role["nodes"])) for role in roles.values()) == 64
     job = await own_site.submit(out=out, recovery={"warm_starts": False}, roles=roles)
     await job.until(lambda status: all(one.generation for one in status.by_role), within=WITHIN)
     await job.stepping(generation=1, ranks=TRAINERS)

@@ -31,8 +31,8 @@ async def found(site: Site, environment: dict[str, Any], **spec: Any) -> list[st
     """What a script finds in the environment: the text of a module, its interpreter's folder and its own."""
     (site.folder / "finds.py").write_text(FINDS)
     answer = site.folder / "found"
-    spec = {"command": ["python", "finds.py", str(answer)]} | spec
-    job = await submitted(site, nodes="1", ray={"runtime_env": environment}, **spec)
+    given: dict[str, Any] = {"command": ["python", "finds.py", str(answer)]}
+    job = await submitted(site, nodes="1", ray={"runtime_env": environment}, **given | spec)
     result = await site.client.wait(job.name)
     assert result.phase is JobPhase.SUCCEEDED, await job.incidents()
     await job.wound_down()

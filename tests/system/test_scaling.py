@@ -31,6 +31,7 @@ async def chosen(job: Job, nodes: int) -> JobStatus:
     async def found() -> JobStatus | None:
         nonlocal status
         status = await job.status()
+        assert status.scaling is not None
         keeps = status.scaling.chosen == status.nodes == status.nodes_max == nodes
         measured = {pace.generation for pace in status.scaling.paces}
         return status if keeps and status.generation in measured else None

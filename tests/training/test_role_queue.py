@@ -41,7 +41,7 @@ def consumer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., C
     def make(*, generation: int = 1, **changes: Any) -> Consumer:
         monkeypatch.setenv("PERDURE_GENERATION", str(generation))
         monkeypatch.setenv("PERDURE_ROLE", "trainer")
-        return Consumer("trajectories", tmp_path, **({"producers": 4, "link": leases} | changes))
+        return Consumer("trajectories", tmp_path, **dict[str, Any](producers=4, link=leases) | changes)
 
     return make
 

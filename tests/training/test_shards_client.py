@@ -271,7 +271,7 @@ def test_what_is_not_in_progress_is_not_reported(monkeypatch: pytest.MonkeyPatch
 )
 def test_arguments_are_checked(changed: dict[str, Any], expected: str):
     with pytest.raises(ValueError, match=expected):
-        ShardingClient(**{"name": "train", "size": 10, **changed})
+        ShardingClient(**dict[str, Any](name="train", size=10) | changed)
 
 
 def test_a_second_client_of_a_name_is_refused():

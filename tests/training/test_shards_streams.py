@@ -138,7 +138,7 @@ def test_a_source_that_is_away_for_a_while_ends_nothing(client: Callable[..., St
 
 
 def test_a_partition_without_an_end_is_read_on_and_on(client: Callable[..., StreamClient]):
-    stream = Stream(a=math.inf)  # pyright: ignore[reportArgumentType]
+    stream = Stream(a=math.inf)  # pyrefly: ignore[bad-argument-type]
     shards = client(stream)
     for number in range(100):
         shard = shards.fetch()
@@ -184,7 +184,7 @@ def test_a_loader_reads_a_stream(workers: int, client: Callable[..., StreamClien
     assert sorted(seen) == [*(("a", n) for n in range(7)), *(("b", n) for n in range(6))]
     assert shards.state_dict()["partitions"] == {"a": {"next": 7, "holes": []}, "b": {"next": 6, "holes": []}}
     with pytest.raises(TypeError, match="ShardStream reads streams"):
-        ShardBatches(shards, batch_size=1)  # pyright: ignore[reportArgumentType]
+        ShardBatches(shards, batch_size=1)  # pyrefly: ignore[bad-argument-type]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -22,7 +23,7 @@ from perdure_training.snapshots.arena import PAGE, Arena, Header, Mapping, NoRoo
 HEADER = Header(step=7, rank=0, world_size=2, generation=1, replicated=False, index_at=0, size=0, checksum=0)
 
 
-def write(slot: Slot, content: bytes, **changes: int) -> None:
+def write(slot: Slot, content: bytes, **changes: Any) -> None:
     room = slot.begin(len(content))
     room[:] = content
     slot.finish(replace(HEADER, size=len(content), checksum=fingerprint(room), **changes))
@@ -244,7 +245,7 @@ def test_a_slot_is_not_written_while_its_snapshot_is_made_valid(tmp_path: Path):
 HELD = Holding(rank=0, step=0, generation=1, world_size=2, replicated=False, size=10, restores=0)
 
 
-def held(*steps: int, **changes: int) -> list[Holding]:
+def held(*steps: int, **changes: Any) -> list[Holding]:
     return [replace(HELD, step=step, **changes) for step in steps]
 
 

@@ -20,7 +20,7 @@ NODE = {"nvidia.com/gpu": 8.0, "cpu": 90.0, "pods": 1.0}
 
 
 def job(name: str = "llama", **fields: Any) -> ClusterJob:
-    given = {"namespace": "nlp", "job": name, "uid": name, "role": "worker", "phase": JobPhase.RUNNING}
+    given: dict[str, Any] = {"namespace": "nlp", "job": name, "uid": name, "role": "worker", "phase": JobPhase.RUNNING}
     return ClusterJob(**(given | {"started_at": NOW, "most": 4, "shares": True} | fields))
 
 

@@ -145,7 +145,7 @@ async def test_a_look_that_fails_halfway_leaves_the_rest_for_the_next(
         written += 1
         if written == 2:
             raise HistoryUnavailable("the disk is full")
-        write(record)  # pyright: ignore[reportArgumentType]
+        write(record)  # pyrefly: ignore[bad-argument-type]
 
     monkeypatch.setattr(store, "write", fail_once)
 

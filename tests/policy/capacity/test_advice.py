@@ -14,7 +14,7 @@ POOL = "cpu 8"
 
 
 def job(name: str, *, nodes: int, requested: int | None = None, **fields: Any) -> ClusterJob:
-    given = {
+    given: dict[str, Any] = {
         "namespace": "nlp",
         "job": name,
         "uid": f"uid-{name}",

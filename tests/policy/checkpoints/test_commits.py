@@ -50,7 +50,7 @@ def restored(job: Scenario, *, generation: int, **facts: Any) -> Scenario:
     """The ranks of this generation report with what they continue."""
     if folder := facts.pop("folder", ""):
         facts["checkpoint"] = CheckpointRef.parse(folder)
-    restore = Restore(**{"step": 0, "source": RestoreSource.UNKNOWN} | facts)
+    restore = Restore(**dict[str, Any](step=0, source=RestoreSource.UNKNOWN) | facts)
     return job.transition(0, NodeRestoredCheckpoint, generation=generation, restored=restore)
 
 

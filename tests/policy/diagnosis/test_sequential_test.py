@@ -38,7 +38,7 @@ def test_what_comes_after_a_decision_does_not_change_it(favored: list[str]):
     decision = decide(favored)
     if decision is not None:
         assert decide(favored[: decision.observations]) == decision
-        assert decide([*favored, "A", "B", "C"]) == decision
+        assert decide(favored + ["A", "B", "C"]) == decision  # noqa: RUF005
 
 
 def chances(probabilities: dict[str, float], observations: int) -> dict[str, float]:

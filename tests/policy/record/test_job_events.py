@@ -159,7 +159,7 @@ def test_the_end_is_told_once_and_nothing_where_nothing_changed():
 
 
 def test_each_event_has_a_method_in_the_vocabulary():
-    source = inspect.getsource(inspect.getmodule(events_between))  # pyright: ignore[reportArgumentType]
+    source = inspect.getsource(inspect.getmodule(events_between))  # pyrefly: ignore[bad-argument-type]
     names = {name for name in vars(JobEvents) if not name.startswith("_")}
     assert {word for word in names if f'name="{word}"' in source} == names
     assert source.count("JobEvent(") == source.count('name="')

@@ -167,7 +167,7 @@ def test_the_same_error_at_the_same_line_with_no_step_gained_stops_the_job(progr
 )
 def test_another_error_or_a_later_one_is_tried_as_often_as_the_job_says(second: dict[str, Any], what: str):
     job = raised(Scenario("2").running(), progress=reported(50)).steps()
-    raised(job, **{"progress": reported(50), **second})
+    raised(job, **dict[str, Any](progress=reported(50)) | second)
     assert not is_over(job), what
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -36,17 +38,17 @@ class Rank:
         """Done, and not reported yet."""
         self.failed: tuple[FailedShard, ...] = ()
 
-    def request(self, shards: int = 0, **fields: object) -> ShardRequest:
+    def request(self, shards: int = 0, **fields: Any) -> ShardRequest:
         return ShardRequest(
-            **{
-                "rank": self.number,
-                "world_size": RANKS,
-                "holds": self.holds,
-                "done": self.done,
-                "failed": self.failed,
-                "shards": shards,
-                **fields,
-            }
+            **dict[str, Any](
+                rank=self.number,
+                world_size=RANKS,
+                holds=self.holds,
+                done=self.done,
+                failed=self.failed,
+                shards=shards,
+            )
+            | fields
         )
 
     def take(self, answer: ShardAnswer) -> None:
@@ -222,8 +224,8 @@ def stream(starts: list[int], *, shard_size: int = 10) -> DatasetParameters:
     )
 
 
-def asked(state: DatasetState, term: Term, **request: object) -> tuple[DatasetState, ShardAnswer]:
-    return exchange(state, state.parameters, term, ShardRequest(**{"rank": 0, **request}))
+def asked(state: DatasetState, term: Term, **request: Any) -> tuple[DatasetState, ShardAnswer]:
+    return exchange(state, state.parameters, term, ShardRequest(**dict[str, Any](rank=0) | request))
 
 
 def test_a_billion_samples_done_out_of_order_take_a_few_kilobytes():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 from itertools import count
 from typing import Any
@@ -32,7 +33,7 @@ def node(rank: int = 0, role: str = "worker") -> NodeCredentials:
 
 
 def call(action: StoreAction, *keys: str, client: str = "c", **fields: Any) -> StoreCall:
-    return StoreCall(**{"client": client, "sequence": next(NUMBERS), "action": action, "keys": keys, **fields})
+    return StoreCall(**dict[str, Any](client=client, sequence=next(NUMBERS), action=action, keys=keys) | fields)
 
 
 class Held:
@@ -62,7 +63,7 @@ class Held:
         return None if answer.waits else answer.values[0]
 
     @property
-    def due(self) -> set[str]:
+    def due(self) -> builtins.set[str]:
         return {watch.node.path for watch in nodes_to_notify(self.state).values()}
 
 

@@ -33,7 +33,7 @@ class Server(ThreadingHTTPServer):
         return self.server_address[1]
 
     def shutdown_request(self, request: object) -> None:
-        super().shutdown_request(request)  # pyright: ignore[reportArgumentType]
+        super().shutdown_request(request)  # pyrefly: ignore[bad-argument-type]
         self.ended.set()
 
 

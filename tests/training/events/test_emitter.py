@@ -309,7 +309,7 @@ def test_a_rank_writes_to_its_own_file_and_flushes_at_its_end(tmp_path: Path):
     ids=lambda changes: next(iter(changes)),
 )
 def test_other_processes_write_nothing(tmp_path: Path, changes: dict[str, Any]):
-    run(EMITS, **{**RANK, "PERDURE_PROGRESS_DIR": str(tmp_path / "progress"), **changes})
+    run(EMITS, **dict[str, Any](RANK, PERDURE_PROGRESS_DIR=str(tmp_path / "progress")) | changes)
     assert list(tmp_path.iterdir()) == []
 
 
