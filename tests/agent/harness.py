@@ -119,20 +119,22 @@ class RunningAgent:
         self._server = server
         self.workflows = workflows
         self.config = AgentConfig(
-            **{
-                "node": self.node,
-                "job_id": workflows.job.id,
-                "job_first_run_id": workflows.job.first_execution_run_id,
-                "group_id": workflows.group.id,
-                "task_queue": f"node/{self.node.uid}/worker-0/1",
-                "address": "127.0.0.1",
-                "host": "here",
-                "nodes": "1:2",
-                "run_dir": folder,
-                "timing": QUICK,
-                "termination_grace": 1.0,
+            **dict[str, Any](
+                {
+                    "node": self.node,
+                    "job_id": workflows.job.id,
+                    "job_first_run_id": workflows.job.first_execution_run_id,
+                    "group_id": workflows.group.id,
+                    "task_queue": f"node/{self.node.uid}/worker-0/1",
+                    "address": "127.0.0.1",
+                    "host": "here",
+                    "nodes": "1:2",
+                    "run_dir": folder,
+                    "timing": QUICK,
+                    "termination_grace": 1.0,
+                },
                 **config,
-            }
+            )
         )
         self.process: WarmProcess | None = None
         self._http: aiohttp.ClientSession | None = None
@@ -248,7 +250,7 @@ class RunningAgent:
     async def command(self, activity: str, argument: Any) -> dict[str, Any]:
         """Runs an activity on the agent through the group."""
         call = Call(queue=self.config.task_queue, activity=activity, argument=argument.model_dump(mode="json"))
-        return await self.workflows.group.execute_update(Recorder.call, call)
+        return await self.workflows.group.execute_update(Recorder.call, call)  # pyrefly: ignore[no-matching-overload]
 
     async def start_lease(self, epoch: int) -> asyncio.Task[str]:
         """Schedules a lease; the task's result says how it ended."""
@@ -261,7 +263,7 @@ class RunningAgent:
             ),
             timeout=self.config.timing.lease.timeout,
         )
-        return asyncio.create_task(self.workflows.group.execute_update(Recorder.lease, call))
+        return asyncio.create_task(self.workflows.group.execute_update(Recorder.lease, call))  # pyrefly: ignore[no-matching-overload]
 
 
 async def start_agent(environment: Mapping[str, str]) -> WarmProcess:

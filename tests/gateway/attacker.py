@@ -32,18 +32,18 @@ class Attacker:
 
     def poll(self, queue: str, **fields: Any) -> Awaitable[service.PollActivityTaskQueueResponse]:
         request = service.PollActivityTaskQueueRequest(
-            **{"namespace": self.namespace, "task_queue": TaskQueue(name=queue), **fields}
+            **dict[str, Any](namespace=self.namespace, task_queue=TaskQueue(name=queue)) | fields
         )
         return self.client.workflow_service.poll_activity_task_queue(request)
 
     def signal(self, workflow: str, name: str, message: Any, **fields: Any) -> Awaitable[Any]:
         request = service.SignalWorkflowExecutionRequest(
-            **{
-                "namespace": self.namespace,
-                "workflow_execution": WorkflowExecution(workflow_id=workflow),
-                "signal_name": name,
-                **fields,
-            }
+            **dict[str, Any](
+                namespace=self.namespace,
+                workflow_execution=WorkflowExecution(workflow_id=workflow),
+                signal_name=name,
+            )
+            | fields
         )
         data = message if isinstance(message, bytes) else json.dumps(message).encode()
         request.input.payloads.append(Payload(metadata={"encoding": b"json/plain"}, data=data))

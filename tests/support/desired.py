@@ -27,7 +27,11 @@ def desired_world(
         processes=processes // nodes,
         restart_command=restart_command,
     )
-    store = {"store_address": "127.0.0.1", "store_port": 29501, "store_rank": node.rank + (not store_host)}
+    store: dict[str, Any] = {
+        "store_address": "127.0.0.1",
+        "store_port": 29501,
+        "store_rank": node.rank + (not store_host),
+    }
     return World(generation=generation, members={node.rank: member}, nodes=nodes, processes=processes, **store | fields)
 
 

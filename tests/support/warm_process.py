@@ -221,8 +221,8 @@ def _run(request: dict[str, Any], output: int, errors: int) -> NoReturn:
         code = left.code if isinstance(left.code, int) else int(left.code is not None)
         if isinstance(left.code, str):
             sys.stderr.write(f"{left.code}\n")
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
