@@ -311,8 +311,7 @@ class Node:
     def on_finished(self, body: FinishedReport) -> None:
         """Records that all local ranks ended with 0 in this generation."""
         body = replace(body, generation=self._received(body.generation))
-        if self.state.ended_by:
-            # They ended on request, so their success completes nothing.
+        if self.state.is_ended:
             return
         if body.generation > self.state.finished:
             # Without torchrun the ranks are the command.

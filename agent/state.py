@@ -140,6 +140,12 @@ class AgentState(BaseModel):
         return self.world.generation if self.world else 0
 
     @property
+    def is_ended(self) -> bool:
+        """Whether the end of the command was requested: by the job, by whoever ends the node, or by the process that
+        started it. A script may exit with 0 on the signal, and that completes nothing."""
+        return bool(self.ended_by) or self.departs or self.leaving is not None or not self.run
+
+    @property
     def prepares(self) -> bool:
         """Whether the command does other work before its next torchrun: a download, an installation."""
         runs = self.run and self.exited_attempt < self.attempt and self.leaving is None

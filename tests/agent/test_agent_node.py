@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from perdure.contract import (
     Finished,
     Leaving,
     Ready,
+    StopRequest,
 )
 from perdure.spec.checkpoint import Checkpoint
 from perdure_training.node_api.bodies import (
@@ -147,6 +150,30 @@ def test_a_node_that_departs_has_a_checkpoint_made_first_and_reports_no_failure(
     assert bench.node.state.desired.exit
     bench.node.on_exited(CommandExit(attempt=1, generation=1, signal=15))
     assert bench.job.of(Failure) == []
+
+
+@pytest.mark.parametrize("report", ["ranks", "command"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(lambda bench: bench.node.depart("SIGTERM", save=False), id="its machine leaves at once"),
+        pytest.param(lambda bench: bench.node.depart("SIGTERM", save=True), id="its machine leaves after a save"),
+        pytest.param(lambda bench: bench.node.on_leaving(LeavingReport(reason="drain")), id="it is drained"),
+        pytest.param(lambda bench: bench.node.leave("the job is over"), id="it is released"),
+        pytest.param(lambda bench: bench.desire(stop=StopRequest(reason="suspended", grace=timedelta(0))), id="the job stops it"),
+    ],
+)
+def test_a_script_that_exits_with_0_as_it_is_ended_has_finished_nothing(
+    tmp_path: Path, end: Callable[[Bench], object], report: str
+) -> None:
+    bench = Bench(tmp_path, mode="env")
+    bench.apply(1)
+    bench.enter(1)
+    end(bench)
+    if report == "ranks":
+        bench.node.on_finished(FinishedReport(generation=1, time=NOW.timestamp()))
+    bench.exit(generation=1, code=0)
+    assert bench.job.of(Finished) == []
 
 
 @pytest.mark.parametrize("again", [False, True])
