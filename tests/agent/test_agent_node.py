@@ -152,6 +152,9 @@ def test_a_node_that_departs_has_a_checkpoint_made_first_and_reports_no_failure(
     assert bench.job.of(Failure) == []
 
 
+SUSPENDED = StopRequest(reason="suspended", grace=timedelta(0))
+
+
 @pytest.mark.parametrize("report", ["ranks", "command"])
 @pytest.mark.parametrize(
     "end",
@@ -160,7 +163,7 @@ def test_a_node_that_departs_has_a_checkpoint_made_first_and_reports_no_failure(
         pytest.param(lambda bench: bench.node.depart("SIGTERM", save=True), id="its machine leaves after a save"),
         pytest.param(lambda bench: bench.node.on_leaving(LeavingReport(reason="drain")), id="it is drained"),
         pytest.param(lambda bench: bench.node.leave("the job is over"), id="it is released"),
-        pytest.param(lambda bench: bench.desire(stop=StopRequest(reason="suspended", grace=timedelta(0))), id="the job stops it"),
+        pytest.param(lambda bench: bench.desire(stop=SUSPENDED), id="the job stops it"),
     ],
 )
 def test_a_script_that_exits_with_0_as_it_is_ended_has_finished_nothing(
