@@ -17,7 +17,7 @@ GROUP ?= only
 # Lets Python cache bytecode: otherwise each of the thousands of processes that targets start compiles its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-roles test test-cluster test-again test-long test-failed test-torch-floor test-gpu check format lock bench-recovery bench-warm bench-kubernetes bench-oncall bench-chaos bench-faults bench-step-times bench-history bench-gateway bench-checkpoint bench-shards bench-store bench-roles bench-ray bench-scaling bench-checks bench-events bench-ui picture cluster cluster-down cluster-binaries docs kustomize clean
+.PHONY: help setup demo demo-roles test test-cluster test-again test-long test-failed test-torch-floor test-gpu check check-api format lock bench-recovery bench-warm bench-kubernetes bench-oncall bench-chaos bench-faults bench-step-times bench-history bench-gateway bench-checkpoint bench-shards bench-store bench-roles bench-ray bench-scaling bench-checks bench-events bench-ui picture cluster cluster-down cluster-binaries docs kustomize clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -60,7 +60,10 @@ check: setup  ## Formatting, lint, import layering, types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/lint-imports --no-logo
-	@$(BIN)/pyright
+	@$(BIN)/pyrefly check --output-format min-text
+
+check-api: setup  ## The types of the public API, as users' pyright reads them
+	@$(BIN)/python -m scripts.public_types
 
 format: setup  ## Fix formatting and lint errors where that is safe
 	@$(BIN)/ruff check --fix .
