@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from textwrap import dedent
 
 from griffe import (
@@ -19,6 +20,7 @@ from griffe import (
     Function,
     GriffeLoader,
     Module,
+    ModuleFinder,
     Object,
     Parser,
 )
@@ -56,13 +58,27 @@ _LINE = 100
 _PACKAGES = ("perdure", "perdure_training")
 """Packages that define public names and the types that calls return."""
 
+_INTERNAL = frozenset(
+    ("activities", "agent", "cli", "gateway", "join", "local", "operator", "page", "worker", "workflows")
+)
+"""Parts of `perdure` that define no public names. They are most of it, and are not parsed."""
+
 _BASE = "perdure.contract.base.Message"
 """The base of all results: what it has is used by Perdure itself."""
+
+
+class _Finder(ModuleFinder):
+    """Finds the modules that can define public names."""
+
+    def submodules(self, module: Module) -> list[tuple[tuple[str, ...], Path]]:
+        """Returns the names and files of a package's modules."""
+        return [found for found in super().submodules(module) if found[0][0] not in _INTERNAL]
 
 
 def reference() -> str:
     """Returns the reference as Markdown."""
     loader = GriffeLoader(docstring_parser=Parser.google)
+    loader.finder = _Finder()
     for package in _PACKAGES:
         loader.load(package)
     perdure, training, errors = (loader.modules_collection[path] for path in _MODULES)

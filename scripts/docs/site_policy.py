@@ -76,6 +76,9 @@ Services select the control plane's pods.
 """
 
 _FIELDS = """
+An anti-affinity to pods that a template *requires* holds for pods of the same job: the scheduler would keep other pods
+of the namespace away from its machines, too. A preferred one keeps none away.
+
 By default `template_fields` has these fields of a pod template: {fields}.
 """
 

@@ -1,7 +1,6 @@
 """Tests that the generated pages agree with the code."""
 
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,8 @@ import pytest
 import perdure
 from perdure.cli.main import app
 from scripts.docs import FOLDER, PAGES
+from tests.support.running_command import RunningCommand
+from tests.support.warm_process import warm_interpreter
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +20,9 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (gh-106905), and here other tests' workflow threads do.
     """
     folder = tmp_path_factory.mktemp("docs")
-    subprocess.run([sys.executable, "-m", "scripts.docs", str(folder)], cwd=FOLDER.parent, check=True)
+    environment = {**os.environ, "PYTHONPATH": str(FOLDER.parent)}
+    interpreter = warm_interpreter("tests.support.command_imports")
+    assert RunningCommand(interpreter.start("scripts.docs", str(folder), environment=environment)).wait() == 0
     return folder
 
 
