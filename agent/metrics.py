@@ -5,48 +5,27 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import timedelta
-from pathlib import Path
 from typing import Final
 
 from perdure.agent.checkpoint.keeper import CheckpointService
 from perdure.agent.config import AgentConfig
 from perdure.agent.datasets import Datasets
 from perdure.agent.lease import Lease
+from perdure.agent.machine_reports import machine_monitors
 from perdure.agent.node import Node
 from perdure.agent.outbox import Outbox
 from perdure.agent.telemetry import Telemetry
 from perdure.agent.torch_events import TorchEvents
-from perdure.base.metrics.machine import GpuMonitor, HostMonitor
 from perdure.base.metrics.monitors import Reading
-from perdure.base.metrics.reports import MetricsToEvents, endpoint_monitors
-from perdure.base.metrics.samples import Monitor, Sample
+from perdure.base.metrics.samples import Sample
 from perdure.base.metrics.series import CurrentSamples, job_labels, text_of
 from perdure.contract.agents import FailureKind, Progress, RankStepTimes
 from perdure.contract.names import job_of
-from perdure.events import AsyncExporter, EventEmitter
+from perdure.events import AsyncExporter
 from perdure_training.node_api.bodies import DeviceUsage
 
 _FRESH: Final = 1.0
 """Seconds for which a scrape gets the answer of the one before: the socket is open to the training code."""
-_SHARED_MEMORY: Final = Path("/dev/shm")
-
-
-def machine_monitors(config: AgentConfig) -> tuple[Monitor, ...]:
-    """Returns monitors of the machine of a node."""
-    return HostMonitor({"run": config.run_dir, "shm": _SHARED_MEMORY}), GpuMonitor()
-
-
-def machine_reports(config: AgentConfig, exporter: AsyncExporter, *, interval: timedelta) -> MetricsToEvents:
-    """Returns what emits the figures of a node's machine, and of the endpoints that its configuration names, as events.
-
-    Args:
-        config: The agent's configuration.
-        exporter: The destination of the events.
-        interval: The time between two events.
-    """
-    monitors = (*machine_monitors(config), *endpoint_monitors(config.monitors))
-    return MetricsToEvents(monitors, EventEmitter("agent", exporter), interval=interval)
 
 
 class NodeMetrics:

@@ -34,6 +34,7 @@ from perdure.agent.state import StateFile
 from perdure.agent.store import StoreRelay
 from perdure.agent.telemetry import Telemetry
 from perdure.agent.transport import ControlPlane
+from perdure.base.memory import settle
 from perdure.base.tracing import tracing_of
 from perdure.contract.agents import GroupMissing, Joined
 from perdure.contract.names import job_of
@@ -257,9 +258,11 @@ class Agent:
 
     async def _report_machine(self) -> None:
         await asyncio.sleep(_METRICS_INTERVAL.total_seconds())
-        from perdure.agent.metrics import machine_reports
+        from perdure.agent.machine_reports import machine_reports
 
-        await machine_reports(self._config, self._machine, interval=_METRICS_INTERVAL).run()
+        reports = machine_reports(self._config, self._machine, interval=_METRICS_INTERVAL)
+        settle()
+        await reports.run()
 
     async def _until_leave_is_requested(self) -> None:
         stopped = asyncio.create_task(self._stop.wait())

@@ -140,6 +140,12 @@ class NodeServer:
         listener = listen_beneath(self._run_dir, AGENT_SOCKET, backlog=_CONNECTIONS_MAX)
         self._listening = await asyncio.get_running_loop().create_unix_server(self._http.accept, sock=listener)
 
+    def close(self) -> None:
+        """Stops to listen, and ends all connections."""
+        if self._listening is not None:
+            self._listening.close()
+        self._http.close()
+
     async def _desired(self, request: Request) -> Response:
         version = _number(request, "version", 0)
         await self._node.changed.wait_for(lambda: self._node.state.desired.version != version, within=_wait(request))

@@ -12,7 +12,8 @@ import pytest
 from aiohttp import web
 
 from perdure.base.metrics.endpoint import serving_metrics
-from perdure.base.metrics.reports import MetricsToEvents, PrometheusMonitor, endpoint_monitors, report_line
+from perdure.base.metrics.prometheus import PrometheusMonitor, endpoint_monitors
+from perdure.base.metrics.reports import MetricsToEvents, report_line
 from perdure.base.metrics.samples import Sample
 from perdure.events import AsyncExporter, EventEmitter, EventType, FileExporter
 from perdure.events import Event as BusEvent
