@@ -10,7 +10,6 @@ import pwd
 import shutil
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -165,9 +164,8 @@ async def test_a_connection_closes_though_code_in_its_process_keeps_the_pipes_op
     assert await played.call("names") == []
     pid = await eventually(lambda: (tmp_path / "kept").exists() and (tmp_path / "kept").read_text(), what="it")
     try:
-        began = time.monotonic()
         await played.close()
-        assert time.monotonic() - began < 10
+        os.kill(int(pid), 0)  # What holds the pipes open is still there.
     finally:
         os.kill(int(pid), 9)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
@@ -254,11 +255,20 @@ class JobMachine(ReportedNodes):
         raise AssertionError("deadlines follow each other without end")
 
 
-TestJobMachine = JobMachine.TestCase
-TestJobMachine.settings = settings(
-    max_examples=100,
+_SETTINGS = settings(
+    max_examples=20,
     phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
+
+TestJobMachine = JobMachine.TestCase
+TestJobMachine.settings = _SETTINGS
+
+
+@pytest.mark.long("workflows")
+class TestJobMachineInDepth(TestJobMachine):
+    """The same with many more examples."""
+
+    settings = settings(_SETTINGS, max_examples=300)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -73,9 +72,7 @@ def happen(job: Roles, kind: str, role: str, rank: int) -> None:
             pass
 
 
-@settings(max_examples=60, deadline=timedelta(seconds=60))
-@given(EVENTS, RELATIONS)
-def test_only_related_roles_restart_and_the_job_ends(
+def only_related_roles_restart_and_the_job_ends(
     events: list[tuple[str, str, int]], relation: dict[str, object]
 ) -> None:
     job = jobs(relation)
@@ -106,3 +103,20 @@ def test_only_related_roles_restart_and_the_job_ends(
         job.runs("trainer").command_ended("trainer")
     assert job.state.outcome is not None
     assert job.state.outcome.phase is JobPhase.SUCCEEDED
+
+
+@settings(max_examples=20)
+@given(EVENTS, RELATIONS)
+def test_only_related_roles_restart_and_the_job_ends(
+    events: list[tuple[str, str, int]], relation: dict[str, object]
+) -> None:
+    only_related_roles_restart_and_the_job_ends(events, relation)
+
+
+@pytest.mark.long("workflows")
+@settings(max_examples=200)
+@given(EVENTS, RELATIONS)
+def test_only_related_roles_restart_and_the_job_ends_in_depth(
+    events: list[tuple[str, str, int]], relation: dict[str, object]
+) -> None:
+    only_related_roles_restart_and_the_job_ends(events, relation)
