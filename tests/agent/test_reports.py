@@ -32,8 +32,9 @@ from perdure_training.node_api.bodies import (
     UnmanagedReport,
 )
 from tests.agent.bench import Bench
+from tests.support.waiting import DEADLINE, tasks_wait
 
-PATIENCE = timedelta(seconds=30)
+PATIENCE = timedelta(seconds=DEADLINE)
 HELLO = LauncherHello(pid=1, attempt=1, processes=1)
 
 texts = st.one_of(
@@ -70,6 +71,11 @@ def deliver(bench: Bench, *reports: tuple[str, Body], hello: LauncherHello = HEL
         outbox.start()
         assert await asyncio.to_thread(outbox.flush, PATIENCE)
         session.close()
+        # Its thread ends at the next post.
+        outbox.post(*reports[0])
+        await asyncio.to_thread(outbox.join)
+        server.close()
+        await tasks_wait()
 
     asyncio.run(run(bench.config.run_dir))
 
@@ -160,18 +166,22 @@ def test_a_report_that_the_agent_cannot_parse_counts_without_its_texts(monkeypat
 def test_a_hello_of_another_protocol_is_refused_and_changes_nothing(path: str, hello: Body) -> None:
     async def run(bench: Bench, run_dir: Path) -> None:
         telemetry = Telemetry(bench.node, ProgressReader(run_dir), to_group=bench.group)
-        await NodeServer(
+        server = NodeServer(
             bench.node,
             telemetry,
             run_dir,
             **bench.of_ranks,
             on_hello=lambda _: pytest.fail("it counts"),
             on_waits=lambda: pytest.fail("it counts"),
-        ).start()
-        known = bench.node.state
+        )
+        await server.start()
+        known, connection = bench.node.state, AgentConnection(run_dir / "agent.sock")
         with pytest.raises(AgentRefused, match="launcher speaks protocol 2 and the agent speaks protocol 1"):
-            await asyncio.to_thread(AgentConnection(run_dir / "agent.sock").request, "POST", path, hello)
+            await asyncio.to_thread(connection.request, "POST", path, hello)
+        connection.close()
         assert bench.node.state == known
+        server.close()
+        await tasks_wait()
 
     with tempfile.TemporaryDirectory(prefix="pl-") as folder:
         asyncio.run(run(Bench(Path(folder)), Path(folder)))

@@ -129,6 +129,7 @@ async def test_a_wait_that_is_no_number_is_refused(bench: Bench) -> None:
         for target in ("launcher/desired?version=0", "rendezvous/world?after=9"):
             async with session.get(f"http://agent/v1/{target}&wait=nan") as answer:
                 assert (answer.status, "expected a number" in await answer.text()) == (400, True)
+    server.close()
 
 
 def test_a_wait_for_a_checkpoint_that_is_no_number_is_refused(tmp_path: Path) -> None:
