@@ -28,6 +28,7 @@ from perdure.gateway.metrics import GatewayMetrics
 from perdure.gateway.server import Gateway
 from tests.agent.harness import RunningAgent, Workflows
 from tests.support.temporal_server import DevServer, free_port
+from tests.support.waiting import DEADLINE
 
 
 class PlayedReviewer:
@@ -129,7 +130,7 @@ class GatewaySite:
         async with self.channel() as channel:
             call: Callable[..., Awaitable[bytes]] = channel.unary_unary(f"/{SERVICE}/DescribeWorkflowExecution")
             try:
-                await call(request.SerializeToString(), metadata=headers, timeout=30)
+                await call(request.SerializeToString(), metadata=headers, timeout=DEADLINE)
             except grpc.aio.AioRpcError as error:
                 return error.code(), error.details() or ""
         return grpc.StatusCode.OK, ""

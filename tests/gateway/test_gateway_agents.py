@@ -14,7 +14,7 @@ import pytest
 from perdure.base.credentials.keyring import Keyring
 from tests.agent.harness import RunningAgent, Workflows
 from tests.gateway.site import GatewaySite
-from tests.support.waiting import eventually
+from tests.support.waiting import DEADLINE, eventually
 
 
 @asynccontextmanager
@@ -54,7 +54,7 @@ async def test_the_agent_learns_that_its_job_has_closed(site: GatewaySite, workf
         await workflows.job.terminate("over")
         await workflows.group.terminate("over")
         assert agent.process
-        await asyncio.wait_for(agent.process.wait(), 60)
+        await asyncio.wait_for(agent.process.wait(), DEADLINE)
         assert "the job has closed" in agent.log()
 
 
@@ -130,5 +130,5 @@ async def test_an_agent_uses_a_renewed_token(
         agent.config.gateway.token_path.write_text("renewed")
         site.reviewer.pods["renewed"] = pod
         await agent.start_lease(1)
-        await eventually(lambda: "renewed" in site.reviewer.reviews, within=60)
+        await eventually(lambda: "renewed" in site.reviewer.reviews)
         await workflows.beats(2)

@@ -34,6 +34,7 @@ from tests.agent.harness import Workflows, recording
 from tests.gateway.attacker import Attacker
 from tests.gateway.site import GatewaySite
 from tests.support.temporal_server import DevServer
+from tests.support.waiting import DEADLINE
 
 DENIED = RPCStatusCode.PERMISSION_DENIED
 GUIDE = Path(__file__).parents[2] / "docs" / "gateway.md"
@@ -57,7 +58,7 @@ async def test_no_method_but_those_of_an_agent_exists(attacker: Attacker) -> Non
     async def status(channel: grpc.aio.Channel, method: str) -> grpc.StatusCode:
         call: Callable[..., Awaitable[bytes]] = channel.unary_unary(method)
         try:
-            await call(b"", timeout=20)
+            await call(b"", timeout=DEADLINE)
         except grpc.aio.AioRpcError as error:
             return error.code()
         return grpc.StatusCode.OK
@@ -350,19 +351,19 @@ async def test_an_impostor_learns_nothing(site: GatewaySite, workflows: Workflow
 
 async def test_the_gateway_speaks_tls_only(site: GatewaySite) -> None:
     host, _, port = site.address.partition(":")
-    with socket.create_connection((host, int(port)), timeout=10) as plain:
+    with socket.create_connection((host, int(port)), timeout=DEADLINE) as plain:
         plain.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
-        plain.settimeout(20)
+        plain.settimeout(DEADLINE)
         assert b"HTTP" not in plain.recv(100)
     known = ssl.create_default_context(cadata=site.keyring.authority.certificate)
     with (
-        socket.create_connection((host, int(port)), timeout=10) as own,
+        socket.create_connection((host, int(port)), timeout=DEADLINE) as own,
         known.wrap_socket(own, server_hostname=GATEWAY_NAME) as secure,
     ):
         assert secure.version() == "TLSv1.3"
     trust = ssl.create_default_context(cadata=Keyring.new().authority.certificate)
     with (
-        socket.create_connection((host, int(port)), timeout=10) as other,
+        socket.create_connection((host, int(port)), timeout=DEADLINE) as other,
         pytest.raises(ssl.SSLCertVerificationError),
     ):
         trust.wrap_socket(other, server_hostname=GATEWAY_NAME)

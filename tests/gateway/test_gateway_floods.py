@@ -18,6 +18,7 @@ from perdure.gateway.limits import AGENT
 from tests.agent.harness import Workflows
 from tests.gateway.attacker import Attacker
 from tests.gateway.site import GatewaySite
+from tests.support.waiting import DEADLINE
 
 
 async def test_one_that_floods_is_held_back(attacker: Attacker, workflows: Workflows) -> None:
@@ -48,7 +49,7 @@ async def test_nothing_is_received_of_one_who_has_proven_nothing(site: GatewaySi
         call = channel.stream_unary(f"/{SERVICE}/SignalWorkflowExecution")
         for headers in ((), genuine[:1], (genuine[0], (TOKEN_HEADER, "Bearer x"))):
             with pytest.raises(grpc.aio.AioRpcError) as refusal:
-                await call(body(), metadata=headers, timeout=20)
+                await call(body(), metadata=headers, timeout=DEADLINE)
             assert refusal.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
@@ -102,4 +103,4 @@ async def _flood(channel: grpc.aio.Channel, headers: tuple[tuple[str, str], ...]
     call: Callable[..., Awaitable[bytes]] = channel.unary_unary(f"/{SERVICE}/DescribeWorkflowExecution")
     while True:
         with suppress(grpc.aio.AioRpcError):
-            await call(b"", metadata=headers, timeout=60)
+            await call(b"", metadata=headers, timeout=DEADLINE)

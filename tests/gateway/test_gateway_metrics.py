@@ -21,7 +21,7 @@ from tests.agent.harness import Workflows
 from tests.docs.pages import ROOT
 from tests.gateway.site import GatewaySite
 from tests.support.temporal_server import free_port
-from tests.support.waiting import eventually
+from tests.support.waiting import DEADLINE, eventually
 
 PREFIX = "perdure_gateway_"
 
@@ -69,7 +69,7 @@ async def test_a_caller_makes_no_time_series(site: GatewaySite, workflows: Workf
             for of in (SERVICE, MACHINES_SERVICE, "no.such.Service"):
                 call: Any = channel.unary_unary(f"/{of}/{method}")
                 with pytest.raises(grpc.aio.AioRpcError):
-                    await call(b"", timeout=20)
+                    await call(b"", timeout=DEADLINE)
     client = await site.client(site.grant(workflows), "made up")
     with pytest.raises((RPCError, RuntimeError)):
         await client.get_workflow_handle("made/up").describe()
