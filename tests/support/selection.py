@@ -34,7 +34,6 @@ LONG = (
     "history",
     "page",
     "pythons",
-    "pythons",
 )
 """Groups of tests that are too long for each run. `.ci/run` adds one by turn."""
 
