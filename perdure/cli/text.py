@@ -271,6 +271,10 @@ def incident_line(incident: IncidentView) -> str:
             after = "they were requested again with less"
         if incident.observation.started_over:
             after = "the damaged ones are kept"
+        if incident.observation.failed_check:
+            after = "the node was replaced" if incident.observation.refused else "the node was taken in"
+        if incident.observation.suspected:
+            after = "new nodes avoid its machine"
     elif incident.stepping_at:
         after = f"stepping again in {duration(incident.stepping_at - incident.started_at)}"
     elif incident.running_at:

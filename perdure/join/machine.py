@@ -274,7 +274,9 @@ def _named(place: NodeRequest) -> str:
 @contextlib.contextmanager
 def _signals(handler: Callable[[signal.Signals], None]) -> Generator[None]:
     loop = asyncio.get_running_loop()
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    # What was ignored from the start stays so: `nohup` has the command outlast its terminal.
+    ends = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    numbers = [number for number in ends if signal.getsignal(number) is not signal.SIG_IGN]
     for number in numbers:
         loop.add_signal_handler(number, handler, number)
     try:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from perdure.cli.explain import explanation
+from perdure.cli.text import incident_line
 from perdure.contract import LossCause
 from perdure.contract.transitions import NodeChecked
 from perdure.workflows.policy.record.projections import warnings_of
@@ -59,6 +60,7 @@ def test_a_machine_that_fails_is_avoided_and_named_and_its_node_stays():
     assert "the machine was checked beside a restart, after a failure that may be its own" in told
     assert "keep the node; new nodes avoid its machine, where the backend chooses machines" in told
     assert "rank 1 SIGSEGV" in told
+    assert incident_line(job.incident).endswith(": new nodes avoid its machine")
     twice(job, 2)
     assert len(job.state.losses) == 1
     assert next_deadline(job.whole, job.job, job.now) is None

@@ -1,0 +1,50 @@
+"""Tests that `perdure join` leaves signals alone that were ignored when it was started, as `nohup` does."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from perdure.join import machine
+
+
+@pytest.fixture
+def hangups_ignored() -> Iterator[None]:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+def received(*sent: signal.Signals) -> list[signal.Signals]:
+    """Returns the signals that reach the command; the last one has to."""
+    taken: list[signal.Signals] = []
+
+    async def run() -> None:
+        last = asyncio.Event()
+
+        def take(number: signal.Signals) -> None:
+            taken.append(number)
+            if number is sent[-1]:
+                last.set()
+
+        with machine._signals(take):
+            for number in sent:
+                os.kill(os.getpid(), number)
+            await asyncio.wait_for(last.wait(), 60)
+
+    asyncio.run(run())
+    return taken
+
+
+@pytest.mark.usefixtures("hangups_ignored")
+def test_what_was_ignored_stays_ignored():
+    assert received(signal.SIGHUP, signal.SIGTERM) == [signal.SIGTERM]
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+def test_a_terminal_that_closes_ends_the_command_otherwise():
+    assert received(signal.SIGHUP) == [signal.SIGHUP]
