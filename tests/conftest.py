@@ -22,6 +22,9 @@ pytest_plugins = ["tests.support.program_fixtures"]
 os.environ.setdefault("PERDURE_HISTORY", "off")
 # And watch this machine: those that need it say so.
 os.environ.setdefault("PERDURE_CLUSTER", "off")
+# For each connection torch asks the name server for the name of 127.0.0.1. One that drops a question among many at once
+# would cost it 5 s by default.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 # An example's time says nothing on a busy machine: each test has its own limit.
 settings.register_profile("without-deadlines", deadline=None)
 settings.load_profile("without-deadlines")

@@ -459,9 +459,11 @@ class _World:
         self._staged.join()
 
     def close(self) -> None:
-        """Ends the thread that finishes snapshots, once all are valid."""
+        """Ends the threads that finish and store snapshots, once all that was saved is."""
         self.flush()
         self._staged.put(None)
+        if self._durable is not None:
+            self._durable.close()
 
     def _finish_snapshots(self) -> None:
         lower_thread_priority()

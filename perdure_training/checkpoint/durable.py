@@ -222,6 +222,10 @@ class DurableCheckpoints:
             logger.warning("perdure: step %d is not durable: %s%s", step, problem, here)
         return not problem
 
+    def close(self) -> None:
+        """Ends the thread that has steps stored, once those that wait are."""
+        self._requests.close()
+
     def _verdict(self, key: str, timeout: float) -> str:
         """Why rank 0 says that a step is not durable; empty if it is."""
         until = time.monotonic() + timeout
@@ -247,7 +251,8 @@ class DurableCheckpoints:
     def _run(self) -> None:
         own = self._own
         for number in itertools.count():
-            step = self._requests.offer()
+            if (step := self._requests.offer()) is None:
+                return
             ranks = StoreRound(self._storing, number, rank=own.rank, world_size=own.world_size)
             try:
                 self._store_together(ranks, step)

@@ -72,6 +72,7 @@ class DurableRequests:
         self._requested = -1
         self._outcome = (-1, "")
         self._ended = ""
+        self._closed = False
 
     @property
     def requested(self) -> int:
@@ -100,11 +101,12 @@ class DurableRequests:
             self._waiting[request.step] = request
             self._changed.notify_all()
 
-    def offer(self) -> int:
-        """Waits for a request, and returns the step of the newest one, which stays until it is taken."""
+    def offer(self) -> int | None:
+        """Waits for a request, and returns the step of the newest one, which stays until it is taken; None once there
+        will be no more."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting)
-            self._offered = max(self._waiting)
+            self._changed.wait_for(lambda: self._waiting or self._closed)
+            self._offered = max(self._waiting, default=None)
             return self._offered
 
     def take(self, step: int, *, within: float) -> Request:
@@ -147,6 +149,12 @@ class DurableRequests:
             for request in self._waiting.values():
                 request.end()
             self._waiting = {}
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Records that no request follows."""
+        with self._changed:
+            self._closed = True
             self._changed.notify_all()
 
     def wait_until_taken(self, timeout: float) -> bool:

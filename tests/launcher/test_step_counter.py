@@ -1,5 +1,8 @@
 """Tests of the plugin that `import torch` loads: real torch in real processes, found through the injected folder
-only."""
+only.
+
+Most processes are forked from one that has imported torch, and load the plugin as the end of its import does.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,10 @@ import pytest
 
 from perdure_launcher.environment import inject
 from perdure_training.node_api.progress_file import is_without_process_group, progress_path, read_progress
+from tests.support.waiting import DEADLINE
+from tests.training.warm_torch import run_with_torch
+
+pytestmark = pytest.mark.usefixtures("ranks")
 
 SETUP = """
 import torch
@@ -22,8 +29,8 @@ parameter = torch.nn.Parameter(torch.zeros(1)); parameter.grad = torch.ones(1)
 """
 
 
-def run(script: str, tmp_path: Path, **changes: str) -> subprocess.CompletedProcess[str]:
-    environment = {
+def environment_of_a_rank(tmp_path: Path, **changes: str) -> dict[str, str]:
+    return {
         **os.environ,
         "PYTHONPATH": str(inject(tmp_path)),
         "RANK": "5",
@@ -33,9 +40,11 @@ def run(script: str, tmp_path: Path, **changes: str) -> subprocess.CompletedProc
         "PERDURE_PROGRESS_DIR": str(tmp_path / "progress"),
         **changes,
     }
-    return subprocess.run(
-        [sys.executable, "-c", script], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120
-    )
+
+
+def run(script: str, tmp_path: Path, **changes: str) -> subprocess.CompletedProcess[str]:
+    [ended] = run_with_torch(["-c", script], environments=[environment_of_a_rank(tmp_path, **changes)], folder=tmp_path)
+    return ended
 
 
 def counted(script: str, tmp_path: Path, **changes: str) -> int | None:
@@ -126,8 +135,16 @@ def test_a_compiled_step_is_not_broken_up_by_us(tmp_path: Path) -> None:
 
 
 def test_an_uncaught_exception_is_kept_where_torch_keeps_recorded_ones(tmp_path: Path) -> None:
+    """Where the process imports torch itself, so that its import is seen to load the plugin."""
     path = tmp_path / "error.json"
-    result = run("import torch\nraise RuntimeError('lost the peer')", tmp_path, TORCHELASTIC_ERROR_FILE=str(path))
+    result = subprocess.run(
+        [sys.executable, "-c", "import torch\nraise RuntimeError('lost the peer')"],
+        env=environment_of_a_rank(tmp_path, TORCHELASTIC_ERROR_FILE=str(path)),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+    )
     assert result.returncode == 1
     assert "RuntimeError: lost the peer" in result.stderr, "the user sees the traceback as ever"
     message = json.loads(path.read_text())["message"]

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from perdure.agent.checkpoint.connections import CheckpointSocket
 from perdure.agent.checkpoint.keeper import CheckpointService
 from perdure.agent.config import AgentConfig
 from perdure.agent.notifier import Notifier
@@ -74,7 +75,9 @@ class CheckpointAgent:
         self._checkpoint = Checkpoint(storage=storage, **checkpoint)
         self._loop = asyncio.new_event_loop()
         self._serving: Future[None] | None = None
-        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+        self._sockets: list[CheckpointSocket] = []
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
         (run_dir / "progress").mkdir(exist_ok=True)
         self.start()
 
@@ -97,7 +100,26 @@ class CheckpointAgent:
             self._serving.cancel()
         self.checkpoints = CheckpointService(config, self, to_group=self._take)
         self._in_loop(self.checkpoints.start)
+        self._sockets.append(self.checkpoints._socket)
         self._serving = asyncio.run_coroutine_threadsafe(self.checkpoints.run(), self._loop)
+
+    def close(self) -> None:
+        """Ends all agents."""
+
+        async def end() -> None:
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        asyncio.run_coroutine_threadsafe(end(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        self._loop.close()
+        self.checkpoints.close()
+        for one in self._sockets:
+            one.close()
 
     def hold_copies(self, holder: CheckpointAgent) -> None:
         """The group says which node keeps this one's copies."""
@@ -174,6 +196,7 @@ class CheckpointAgent:
 
     def on_committed(self, commit: Commit) -> None:
         self.committed = commit
+        self.changed.fire()
 
     def _take(self, message: AgentMessage) -> None:
         self.messages.append(message)
@@ -201,7 +224,11 @@ class CheckpointAgent:
 
 @contextmanager
 def checkpoint_agent(storage: Path | str, *, ranks: int = 1, **checkpoint: Any) -> Iterator[CheckpointAgent]:
-    """An agent that serves until the process ends."""
+    """An agent that serves until the context ends."""
     # The path of a socket is short.
     with tempfile.TemporaryDirectory() as folder:
-        yield CheckpointAgent(Path(folder), str(storage), ranks=ranks, **checkpoint)
+        agent = CheckpointAgent(Path(folder), str(storage), ranks=ranks, **checkpoint)
+        try:
+            yield agent
+        finally:
+            agent.close()

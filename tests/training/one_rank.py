@@ -36,8 +36,12 @@ class World:
     def begin(self, state: dict[str, Any], **arguments: Any) -> tuple[Checkpointer, int | None]:
         """Begins the next generation, and restores."""
         self.next_generation()
-        checkpointer = Checkpointer(**{"every": 1, **arguments})
+        checkpointer = Checkpointer(**dict[str, Any](every=1) | arguments)
         return checkpointer, checkpointer.restore(state)
+
+    def close(self) -> None:
+        """Ends the last generation's store."""
+        self._store = None
 
     def files(self) -> list[Path]:
         return sorted(self.folder.rglob("rank-*.[0-9]"))

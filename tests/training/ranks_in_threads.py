@@ -64,6 +64,11 @@ class RankThreads:
         """What each rank was answered."""
         return self.each(lambda rank: self.checkpointers[rank].wait_until_durable(timeout))
 
+    def close(self) -> None:
+        """Ends the last generation's store."""
+        self._store = None
+        self.checkpointers = []
+
     @property
     def steps(self) -> list[int]:
         """The steps of the committed checkpoints, the latest first."""
@@ -82,18 +87,21 @@ class RankThreads:
             "PERDURE_GENERATION": str(self.agent.generation),
         }
         with mock.patch.dict(os.environ, variables):
-            return Checkpointer(**{"every": 1, **arguments})
+            given: dict[str, Any] = {"every": 1, **arguments}
+            return Checkpointer(**given)
 
 
 @contextmanager
 def rank_threads(folder: Path, **checkpoint: Any) -> Iterator[RankThreads]:
-    """Ranks whose agent serves until the process ends; `checkpoint` is a part of the job's specification."""
+    """Ranks whose agent serves until the context ends; `checkpoint` is a part of the job's specification."""
     with checkpoint_agent(folder / "storage", **{"every": 1000, **checkpoint}) as agent:
         identity = {"PERDURE_RUN_ID": "run", "TORCHELASTIC_RUN_ID": "run"}
         with mock.patch.dict(os.environ, identity | agent.environment):
             # Ranks of a world of several refuse to begin without one; no message passes through it.
             dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+            ranks = RankThreads(folder, agent)
             try:
-                yield RankThreads(folder, agent)
+                yield ranks
             finally:
+                ranks.close()
                 dist.destroy_process_group()

@@ -121,17 +121,18 @@ def test_a_number_needs_no_measuring():
 @given(
     costs=st.lists(st.integers(1, 9), min_size=1, max_size=8),
     choices=st.sets(st.integers(7, 200)),
-    ahead=st.lists(st.booleans(), min_size=200, max_size=200),
+    ahead=st.integers(0, 2**200 - 1),
 )
-def test_all_ranks_save_the_same_steps(costs: list[int], choices: set[int], ahead: list[bool]):
-    """Of two ranks, which make each step together, now one and now the other saves it first."""
+def test_all_ranks_save_the_same_steps(costs: list[int], choices: set[int], ahead: int):
+    """Of two ranks, which make each step together, now one and now the other saves it first, as the bits of a number
+    say."""
     store = HashStore()
     ranks = [AgreedCadence(store), AgreedCadence(store)]
     numbers = list(costs)
     ranks[0].choose(numbers.pop(0), step=6)
     for step in range(7, 200):
         every: list[int | None] = []
-        for rank in ranks if ahead[step] else ranks[::-1]:
+        for rank in ranks if ahead >> step & 1 else ranks[::-1]:
             number = rank.every(step)
             assert number is not None
             every.append(number)

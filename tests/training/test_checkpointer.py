@@ -113,12 +113,14 @@ def test_tensors_come_back_as_they_were():
 
 
 @pytest.mark.long("survival")
+@pytest.mark.usefixtures("ranks")
 def test_ranks_restore_their_parts_of_a_model_that_fsdp_splits(tmp_path: Path):
     run = run_ranks("restores_parts.py", tmp_path)
     assert sorted(run.stdout.split()) == ["rank-0:True", "rank-1:True"]
 
 
 @pytest.mark.long("survival")
+@pytest.mark.usefixtures("ranks")
 def test_a_rank_without_room_makes_all_load_an_older_step_or_none(tmp_path: Path):
     run = run_ranks("receives_without_room.py", tmp_path)
     assert sorted(run.stdout.splitlines()) == ["rank 0: 7, 6, None", "rank 1: 7, 6, None"]
@@ -126,6 +128,7 @@ def test_a_rank_without_room_makes_all_load_an_older_step_or_none(tmp_path: Path
     assert "Raise resources.shm" in run.stderr
 
 
+@pytest.mark.usefixtures("ranks")
 def test_a_lost_nodes_state_comes_from_the_node_that_has_a_copy(tmp_path: Path):
     run = run_ranks("copies_to_another_node.py", tmp_path)
     assert sorted(run.stdout.splitlines()) == [
@@ -155,6 +158,7 @@ def test_a_restore_that_is_cut_off_is_made_again_by_the_next_world(world: World,
 
 
 @pytest.mark.long("storage")
+@pytest.mark.usefixtures("ranks")
 def test_ranks_restore_tensors_that_are_split_in_two_dimensions_and_layers_of_a_pipeline(tmp_path: Path):
     with checkpoint_agent(tmp_path / "storage", ranks=4, every=1000) as agent:
         agent.begin(1)
@@ -164,6 +168,7 @@ def test_ranks_restore_tensors_that_are_split_in_two_dimensions_and_layers_of_a_
 
 
 @pytest.mark.long("storage")
+@pytest.mark.usefixtures("ranks")
 def test_worlds_of_other_sizes_continue_with_what_fsdp_has_split_also_within_dictionaries_and_lists(tmp_path: Path):
     before: tuple[str, ...] = ("None",)
     with checkpoint_agent(tmp_path / "storage", every=1000) as agent:

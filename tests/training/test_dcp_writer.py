@@ -70,6 +70,7 @@ def test_outside_of_perdure_nothing_is_kept():
 
 
 @pytest.mark.long("survival")
+@pytest.mark.usefixtures("ranks")
 def test_ranks_load_their_parts_of_a_model_that_fsdp_splits(tmp_path: Path):
     run = run_ranks("restores_parts_with_dcp.py", tmp_path)
     assert sorted(run.stdout.split()) == ["rank-0:True", "rank-1:True"]

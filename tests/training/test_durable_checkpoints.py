@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +23,7 @@ from perdure_training.checkpoint.schedule import Schedule
 from perdure_training.snapshots.arena import Slot, SnapshotPin
 from tests.support.waiting import wait_for
 from tests.training.checkpoint_agent import CheckpointAgent, checkpoint_agent
+from tests.training.warm_torch import run_with_torch
 
 WITHIN = 60.0
 ONLY_TORCH = """
@@ -154,6 +153,7 @@ def test_memory_comes_before_storage(site: Site):
     wait_for(lambda: [one.source for one in site.agent.restores] == [RestoreSource.MEMORY])
 
 
+@pytest.mark.usefixtures("ranks")
 def test_a_script_that_has_only_torch_loads_it(site: Site, tmp_path: Path):
     state = trained(steps=2)
     state["model"] = nn.Linear(64, 64)
@@ -161,8 +161,7 @@ def test_a_script_that_has_only_torch_loads_it(site: Site, tmp_path: Path):
     assert durable(checkpointer, 2, state)
     script = tmp_path / "loads.py"
     script.write_text(ONLY_TORCH)
-    command = [sys.executable, "-I", str(script), str(site.storage)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    [run] = run_with_torch([str(script), str(site.storage)], environments=[os.environ], folder=tmp_path)
     assert run.returncode == 0, run.stderr
     step, total = run.stdout.split()
     assert (int(step), float(total)) == (2, state["model"].weight.sum().item())

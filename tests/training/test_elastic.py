@@ -96,6 +96,7 @@ def test_accumulated_gradients_are_those_of_one_large_batch(micro_batch: int) ->
 
 @pytest.mark.long("exactness")
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+@pytest.mark.usefixtures("ranks")
 def test_a_training_ends_alike_in_worlds_of_any_size(tmp_path: Path, kind: str) -> None:
     ended = {}
     for ranks in (1, 2, 3):

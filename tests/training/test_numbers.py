@@ -16,7 +16,9 @@ from perdure_training.numbers import NumberWatch
 from perdure_training.recent_numbers import RecentNumbers
 from perdure_training.shards import ShardingClient
 from perdure_training.shards.shard import StreamShard, describe
-from tests.training.test_report import RANK, run
+from tests.training.test_report import RANK, run, run_beside_torch
+
+IMPORTS = "from perdure_training import report\nfrom perdure_training.events import TrainerEvents\n"
 
 
 def found(folder: Path, *, rank: int = 3, generation: int = 7) -> tuple[FoundNumber, ...]:
@@ -55,13 +57,19 @@ def test_a_norm_is_kept_beside_the_loss(watch: NumberWatch, tmp_path: Path):
     [
         "report(step=42, loss=float('nan'))",
         "TrainerEvents().metrics(step=42, loss=float('nan'), lr=0.1)",
-        "report(step=42, loss=torch.tensor(0.0) / 0)",
     ],
 )
 def test_what_a_script_reports_is_followed(tmp_path: Path, call: str):
-    imports = "import torch\n" if "torch" in call else ""
-    imports += "from perdure_training import report\nfrom perdure_training.events import TrainerEvents\n"
-    run(f"{imports}report(step=41, loss=0.5)\n{call}", tmp_path)
+    run(f"{IMPORTS}report(step=41, loss=0.5)\n{call}", tmp_path)
+    [number] = found(tmp_path)
+    assert (number.step, number.last_finite) == (42, 41)
+
+
+@pytest.mark.usefixtures("ranks")
+def test_a_tensor_that_a_script_reports_is_followed(tmp_path: Path):
+    run_beside_torch(
+        f"import torch\n{IMPORTS}report(step=41, loss=0.5)\nreport(step=42, loss=torch.tensor(0.0) / 0)", tmp_path
+    )
     [number] = found(tmp_path)
     assert (number.step, number.last_finite) == (42, 41)
 

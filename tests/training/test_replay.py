@@ -55,6 +55,7 @@ def result(folder: Path, fault: str, rank: int = 0) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.usefixtures("ranks")
 def test_three_ranks_name_the_one_that_computes_wrongly(tmp_path: Path):
     found = check(tmp_path, 3)
     assert found["none"] == (None, None, None)
@@ -87,6 +88,7 @@ def test_three_ranks_name_the_one_that_computes_wrongly(tmp_path: Path):
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.usefixtures("ranks")
 def test_two_ranks_name_one_that_contradicts_itself_and_otherwise_none(tmp_path: Path):
     found = check(tmp_path, 2)
     assert found["none"] == (None, None)

@@ -12,23 +12,35 @@ import pytest
 from perdure_launcher.environment import inject
 from perdure_training import report
 from perdure_training.node_api.progress_file import COUNTED, REPORTED, ProgressFile, progress_path, read_progress
+from tests.support.waiting import DEADLINE
+from tests.training.warm_torch import run_with_torch
 
 ROOT = Path(__file__).parents[2]
 
 RANK = {"RANK": "3", "PERDURE_RUN_ID": "abc", "TORCHELASTIC_RUN_ID": "abc", "PERDURE_GENERATION": "7"}
 
 
-def run(script: str, directory: Path, **changes: str | None) -> subprocess.CompletedProcess[str]:
+def environment_of_a_rank(directory: Path, **changes: str | None) -> dict[str, str]:
     environment = {**os.environ, **RANK, "PERDURE_PROGRESS_DIR": str(directory / "progress"), **changes}
+    return {name: value for name, value in environment.items() if value is not None}
+
+
+def run(script: str, directory: Path, **changes: str | None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", script],
-        env={name: value for name, value in environment.items() if value is not None},
+        env=environment_of_a_rank(directory, **changes),
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=DEADLINE,
         check=True,
     )
+
+
+def run_beside_torch(script: str, directory: Path, **changes: str) -> subprocess.CompletedProcess[str]:
+    [ended] = run_with_torch(["-c", script], environments=[environment_of_a_rank(directory, **changes)], folder=ROOT)
+    ended.check_returncode()
+    return ended
 
 
 def test_reported_progress_is_what_the_agent_reads(tmp_path: Path) -> None:
@@ -61,19 +73,21 @@ def test_the_library_imports_neither_torch_nor_the_rest_of_perdure(tmp_path: Pat
     run(script, tmp_path)
 
 
+@pytest.mark.usefixtures("ranks")
 def test_a_tensor_on_a_device_is_ignored_with_one_warning(tmp_path: Path) -> None:
     script = (
         "import torch\nfrom perdure_training import report\n"
         "report(step=1, loss=torch.tensor(0.25, requires_grad=True))\n"
         "for step in (2, 3): report(step=step, loss=torch.empty((), device='meta'))"
     )
-    result = run(script, tmp_path)
+    result = run_beside_torch(script, tmp_path)
     progress = read_progress(progress_path(tmp_path / "progress", 3))
     assert progress
     assert (progress.step, progress.loss) == (3, 0.25)
     assert result.stderr.count("loss.item()") == 1
 
 
+@pytest.mark.usefixtures("ranks")
 def test_counting_stops_at_the_first_report(tmp_path: Path) -> None:
     script = (
         "import torch\nfrom perdure_training import report\n"
@@ -83,7 +97,7 @@ def test_counting_stops_at_the_first_report(tmp_path: Path) -> None:
         "report(step=1000)\n"
         "optimizer.step(); optimizer.step()\n"
     )
-    run(script, tmp_path, PYTHONPATH=str(inject(tmp_path)))
+    run_beside_torch(script, tmp_path, PYTHONPATH=str(inject(tmp_path)))
     progress = read_progress(progress_path(tmp_path / "progress", 3))
     assert progress
     assert (progress.step, progress.reported) == (1000, True)

@@ -93,6 +93,7 @@ def test_memory_that_others_have_filled_keeps_no_step_from_being_stored(
 
 
 @pytest.mark.long("storage")
+@pytest.mark.usefixtures("ranks")
 def test_a_rank_without_room_has_all_store_without_snapshots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with (
         small_disk(tmp_path / "small", "32k") as small,
