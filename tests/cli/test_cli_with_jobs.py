@@ -96,17 +96,18 @@ def test_lines_are_not_chosen_by_what_is_not_understood(
 
 
 @pytest.fixture(scope="module")
-def counted(control_plane: LocalControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """A job that has printed 200,000 lines, and succeeded: what `run` says of it in JSON."""
+def counted(control_plane: LocalControlPlane, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Finished]:
+    """A job that has printed 200,000 lines, and succeeded: its name, and what `run` says of it in JSON."""
     command_line = CommandLine.local(tmp_path_factory.mktemp("counted"), control_plane.state.path)
     name = f"counted-{secrets.token_hex(4)}"
-    return command_line.run("run", "--name", name, "-o", "json", "--", "sh", "-c", "seq 200000")
+    return name, command_line.run("run", "--name", name, "-o", "json", "--", "sh", "-c", "seq 200000")
 
 
-def test_run_in_json_prints_the_result_alone(counted: Finished) -> None:
-    assert counted.code == 0, counted
-    assert counted.json["phase"] == "SUCCEEDED"
-    assert counted.json["exit_code"] == 0
+def test_run_in_json_prints_the_result_alone(counted: tuple[str, Finished]) -> None:
+    _, done = counted
+    assert done.code == 0, done
+    assert done.json["phase"] == "SUCCEEDED"
+    assert done.json["exit_code"] == 0
 
 
 def test_a_script_that_always_fails_is_exit_code_1_with_its_own_words(command_line: CommandLine, job_name: str) -> None:
@@ -353,8 +354,9 @@ def test_a_terminal_shows_a_live_picture(command_line: CommandLine, job_name: st
     assert ending.leave() == 0
 
 
-def test_a_closed_pipe_is_no_error(command_line: CommandLine, counted: Finished) -> None:
-    printing = command_line.start("logs", counted.json["name"], program=PERDURE)
+def test_a_closed_pipe_is_no_error(command_line: CommandLine, counted: tuple[str, Finished]) -> None:
+    name, _ = counted
+    printing = command_line.start("logs", name, program=PERDURE)
     assert printing.stdout is not None
     assert printing.stdout.readline() == "  0 | 1\n"
     printing.stdout.close()

@@ -6,11 +6,11 @@ import asyncio
 import json
 import os
 import socket
-import sys
 import uuid
 from datetime import timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 from temporalio.common import SearchAttributeKey
 
@@ -27,17 +27,20 @@ from perdure.local.control_plane import FIRST_PORT, LocalControlPlane, WorkerRec
 from perdure.local.processes import DaemonRecord
 from perdure.workflows import search_attributes
 from tests.activities.local_nodes import LocalJob
+from tests.docs.pages import ROOT
+from tests.support.running_command import RunningCommand
 from tests.support.waiting import eventually
+from tests.support.warm_process import warm_interpreter
 
-ENSURE = """
-import asyncio
-from perdure.local.control_plane import LocalControlPlane
-from perdure.base.services import leave
-endpoint = asyncio.run(LocalControlPlane().ensure_server())
-print(endpoint.address, LocalControlPlane().status().server.pid)
-# As perdure's own commands do.
-leave(0)
-"""
+
+def start_command(output: Path, *arguments: str) -> RunningCommand:
+    """Starts `tests.local.ensure_server`, which writes to a file."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with output.open("wb") as file:
+        interpreter = warm_interpreter("tests.support.command_imports")
+        return RunningCommand(
+            interpreter.start("tests.local.ensure_server", *arguments, environment=environment, output=file.fileno())
+        )
 
 
 async def test_the_server_is_started_once_with_all_that_jobs_need(state: StateFolder) -> None:
@@ -62,14 +65,11 @@ def test_all_search_attributes_of_jobs_are_registered() -> None:
     assert {key.name for key in keys} == set(SEARCH_ATTRIBUTES)
 
 
-async def test_several_commands_at_once_start_one_server(state: StateFolder) -> None:
-    commands = [
-        await asyncio.create_subprocess_exec(sys.executable, "-c", ENSURE, stdout=asyncio.subprocess.PIPE)
-        for _ in range(3)
-    ]
-    answers = [(await command.communicate())[0] for command in commands]
-    assert [command.returncode for command in commands] == [0, 0, 0]
-    assert len(set(answers)) == 1
+async def test_several_commands_at_once_start_one_server(state: StateFolder, tmp_path: Path) -> None:
+    answers = [tmp_path / str(number) for number in range(3)]
+    commands = [start_command(answer) for answer in answers]
+    assert [command.wait() for command in commands] == [0, 0, 0]
+    assert len({answer.read_text() for answer in answers}) == 1
 
 
 async def test_servers_of_several_folders_that_start_at_once_find_ports_of_their_own(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ async def test_servers_of_several_folders_that_start_at_once_find_ports_of_their
             await plane.stop_server()
 
 
-async def test_a_killed_server_comes_back_where_it_was_with_what_it_knew(state: StateFolder) -> None:
+async def test_a_killed_or_stopped_server_comes_back_where_it_was_with_what_it_knew(state: StateFolder) -> None:
     plane = LocalControlPlane(state)
     endpoint = await plane.ensure_server()
     temporal = await connect(endpoint)
@@ -98,16 +98,11 @@ async def test_a_killed_server_comes_back_where_it_was_with_what_it_knew(state: 
     with pytest.raises(ControlPlaneUnreachable, match="connection refused"):
         await connect(endpoint)
     assert await plane.ensure_server() == endpoint
-    description = await (await connect(endpoint)).get_workflow_handle(workflow_id).describe()
-    assert description.workflow_type == "Anything"
-
-
-async def test_a_stopped_server_keeps_its_jobs(state: StateFolder) -> None:
-    plane = LocalControlPlane(state)
-    endpoint = await plane.ensure_server()
     assert await plane.stop_server()
     assert not await plane.stop_server()
     assert await plane.ensure_server() == endpoint
+    description = await (await connect(endpoint)).get_workflow_handle(workflow_id).describe()
+    assert description.workflow_type == "Anything"
 
 
 async def test_a_taken_port_is_explained(state: StateFolder) -> None:
@@ -132,13 +127,10 @@ async def test_a_server_that_cannot_start_says_why(state: StateFolder) -> None:
         await plane.ensure_server()
 
 
-async def test_a_process_id_that_was_given_to_another_is_not_the_server(state: StateFolder) -> None:
-    plane = LocalControlPlane(state)
-    await plane.ensure_server()
-    server = plane.status().server
-    assert server is not None
-    assert server.alive
-    assert not DaemonRecord(pid=server.pid, created=server.created - 100).alive
+def test_a_process_id_that_was_given_to_another_is_not_the_daemon() -> None:
+    created = psutil.Process().create_time()
+    assert DaemonRecord(pid=os.getpid(), created=created).alive
+    assert not DaemonRecord(pid=os.getpid(), created=created - 100).alive
 
 
 async def test_a_worker_serves_is_found_again_and_comes_back(state: StateFolder) -> None:
@@ -170,11 +162,15 @@ async def test_old_nodes_are_deleted_when_it_starts_but_for_the_newest_jobs(stat
     assert all(node.exists for node in nodes[:KEPT_JOBS])
 
 
-async def test_a_worker_of_other_code_is_replaced(state: StateFolder) -> None:
+async def test_a_worker_of_other_code_is_replaced_but_one_of_a_newer_release_is_kept(state: StateFolder) -> None:
     said: list[str] = []
     plane = LocalControlPlane(state, report=said.append)
     await plane.ensure()
     record = json.loads(state.worker_record.read_text())
+    state.write(state.worker_record, json.dumps({**record, "code": "99.0.0+other"}))
+    assert (await plane.ensure_worker()).pid == record["pid"]
+    assert "newer release" in said[-1]
+    assert check_worker_code(state).verdict is Verdict.OK
     state.write(state.worker_record, json.dumps({**record, "code": "0.0.9+other"}))
     assert not plane.status().worker_is_current
     worker = await plane.ensure_worker()
@@ -184,27 +180,15 @@ async def test_a_worker_of_other_code_is_replaced(state: StateFolder) -> None:
     assert any("Restarting the worker" in line for line in said)
 
 
-async def test_a_worker_of_a_newer_release_is_kept(state: StateFolder) -> None:
-    said: list[str] = []
-    plane = LocalControlPlane(state, report=said.append)
-    await plane.ensure()
-    record = json.loads(state.worker_record.read_text()) | {"code": "99.0.0+other"}
-    state.write(state.worker_record, json.dumps(record))
-    assert (await plane.ensure_worker()).pid == record["pid"]
-    assert "newer release" in said[-1]
-    assert check_worker_code(state).verdict is Verdict.OK
-
-
-async def test_a_server_is_killed_though_the_command_that_started_it_lives_on(state: StateFolder) -> None:
+async def test_a_server_is_killed_though_the_command_that_started_it_lives_on(
+    state: StateFolder, tmp_path: Path
+) -> None:
     """Its parent does not reap it: dead all the same."""
-    program = ENSURE + "import sys\nsys.stdout.flush()\nsys.stdin.read()\n"
-    parent = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", program, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-    )
-    assert parent.stdout is not None
-    await parent.stdout.readline()
+    answer = tmp_path / "answer"
+    parent = start_command(answer, "waits")
+    await eventually(answer.read_text)
     plane = LocalControlPlane(state)
     plane.kill_server()
     assert plane.status().server is None
     parent.kill()
-    await parent.wait()
+    parent.wait()
