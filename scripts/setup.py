@@ -87,6 +87,13 @@ def run(command: Sequence[str | Path], *, remedy: str, capture: bool = False) ->
     return (ended.stdout or "").strip()
 
 
+def run_from_cache(command: Sequence[str | Path], *, remedy: str) -> None:
+    """Runs an installing command of `uv`: offline if the cache has all, as it would ask the index even then."""
+    offline = subprocess.run([*command, "--offline"], cwd=ROOT, check=False, capture_output=True)
+    if offline.returncode != 0:
+        run(command, remedy=remedy)
+
+
 def usable_uv(uv: str | Path) -> bool:
     """Returns whether `uv` starts (a pyenv shim may not) and supports the options used here."""
     try:
@@ -151,9 +158,9 @@ def make_environment() -> None:
     with step(f"installing {packages} locked packages (the first time 5 GB, mostly torch: a minute or more)"):
         # Compiled now: otherwise every rank that imports torch compiles it again if Python may not write bytecode.
         install = [uv, "pip", "sync", *quiet, "--python", VENV_PYTHON, "--require-hashes", "--compile-bytecode", LOCK]
-        run(install, remedy="Check the network and the free disk space (6 GB), then try again.")
+        run_from_cache(install, remedy="Check the network and the free disk space (6 GB), then try again.")
         install = [uv, "pip", "install", *quiet, "--python", VENV_PYTHON, "--no-deps", "--editable", ROOT]
-        run(install, remedy="Check the network, then try again.")
+        run_from_cache(install, remedy="Check the network, then try again.")
     STAMP.write_text(fingerprint() + "\n", encoding="utf-8")
 
 

@@ -52,13 +52,13 @@ class StateFolder:
     """One state folder. Creating the object touches nothing; `open` creates and checks the folder."""
 
     def __init__(self, path: Path | None = None) -> None:
-        self.path = (path or default_path()).absolute()
-        self.temporal = self.path / "temporal"
-        self.worker = self.path / "worker"
-        self.nodes = self.path / "nodes"
-        self.payload_keys = self.path / "payload-keys.json"
-        self.server_record = self.temporal / "server.json"
-        self.worker_record = self.worker / "worker.json"
+        self.path: Path = (path or default_path()).absolute()
+        self.temporal: Path = self.path / "temporal"
+        self.worker: Path = self.path / "worker"
+        self.nodes: Path = self.path / "nodes"
+        self.payload_keys: Path = self.path / "payload-keys.json"
+        self.server_record: Path = self.temporal / "server.json"
+        self.worker_record: Path = self.worker / "worker.json"
 
     def open(self) -> StateFolder:
         """Creates the folder if it is missing.

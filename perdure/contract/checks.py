@@ -55,7 +55,7 @@ class NodeLink(Message):
 class CheckNode(Question):
     """Asks for checks of a node's machine."""
 
-    subject: ClassVar = "checks"
+    subject: ClassVar[str] = "checks"
     activity: Literal["check_node"] = "check_node"
     kind: CheckKind = CheckKind.QUICK
     peers: tuple[Peer, ...] = ()

@@ -33,7 +33,7 @@ class LogPosition(Message):
 class ReadLog(Question):
     """Requests a piece of a node's log."""
 
-    subject: ClassVar = "log"
+    subject: ClassVar[str] = "log"
     activity: Literal["read_log"] = "read_log"
     position: LogPosition | None = None
     """The position at which to begin; None for the beginning, or as `lines` says."""

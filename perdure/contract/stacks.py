@@ -18,7 +18,7 @@ _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "/perdure_lau
 class ReadStacks(Question):
     """Asks where a node's ranks are."""
 
-    subject: ClassVar = "stacks"
+    subject: ClassVar[str] = "stacks"
     activity: Literal["read_stacks"] = "read_stacks"
 
 

@@ -70,7 +70,7 @@ class SpecError(PerdureError, ValueError):
             problems: The problems.
             file: The file that they are in, which each line of the text then begins with.
         """
-        self.problems = tuple(problems)
+        self.problems: tuple[SpecProblem, ...] = tuple(problems)
         self.file = file
         super().__init__(
             "\n".join(f"{file}: {problem}" if file else str(problem) for problem in self.problems),

@@ -35,7 +35,8 @@ def lock_entry(package: str) -> str:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    (tmp_path / "scripts").mkdir()
+    tmp_path = tmp_path / "a folder"
+    (tmp_path / "scripts").mkdir(parents=True)
     shutil.copy(ROOT / "scripts" / "setup.py", tmp_path / "scripts")
     (tmp_path / "pyproject.toml").write_text(PYPROJECT, encoding="utf-8")
     (tmp_path / "requirements.lock").write_text(lock_entry("iniconfig"), encoding="utf-8")
@@ -47,14 +48,24 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run_setup(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_setup(checkout: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(checkout / "scripts" / "setup.py"), *arguments],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "VIRTUAL_ENV": ""},
+        env={**os.environ, "VIRTUAL_ENV": "", **variables},
     )
+
+
+def test_needs_no_network_once_the_caches_have_all(checkout: Path):
+    first = run_setup(checkout)
+    assert first.returncode == 0, first.stderr
+    shutil.rmtree(checkout / ".venv")
+    nowhere = "http://127.0.0.1:9"
+    again = run_setup(checkout, HTTP_PROXY=nowhere, HTTPS_PROXY=nowhere, ALL_PROXY=nowhere)
+    assert again.returncode == 0, again.stderr
+    assert (checkout / ".venv" / "bin" / "python").exists()
 
 
 def test_sets_up_once_says_so_and_notices_changes(checkout: Path):
