@@ -86,7 +86,7 @@ class WarmInterpreter:
             self._pid = os.posix_spawn(
                 sys.executable,
                 [sys.executable, "-P", __file__, *modules],
-                {**os.environ, "PYTHONPATH": str(_REPOSITORY)},
+                _environment(),
                 file_actions=[(os.POSIX_SPAWN_DUP2, theirs.fileno(), 0)],
             )
 
@@ -131,6 +131,12 @@ class WarmInterpreter:
         """Ends the interpreter, and with it no process that it has forked."""
         self._requests.close()
         os.waitpid(self._pid, 0)
+
+
+def _environment() -> dict[str, str]:
+    """Returns the interpreter's environment: without what the test that first needs it has set for itself."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("PERDURE_", "TEMPORAL_"))}
+    return {**own, "PYTHONPATH": str(_REPOSITORY)}
 
 
 @cache
