@@ -69,6 +69,8 @@ class Node:
                     "PERDURE_NODE": self.name,
                     "PERDURE_LAUNCHER_CONFIG": str(path),
                     "OMP_NUM_THREADS": "1",
+                    # No name server is asked, which torch would do for each connection.
+                    "RES_OPTIONS": "attempts:0",
                     "TEST_STEPS_DIR": str(self.run_directory),
                     **environment,
                 },

@@ -30,7 +30,7 @@ from tests.launcher.test_env_mode import ENV_READY
 from tests.launcher.test_torchrun_worlds import HELLO, finish, pair
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.long("launchers")]
+pytestmark = [pytest.mark.usefixtures("ranks"), pytest.mark.timeout(300), pytest.mark.long("launchers")]
 
 SIGKILLED = {"exit_code": None, "signal": 9}
 
@@ -87,7 +87,7 @@ async def test_a_rank_that_still_imports_does_not_outlive_a_killed_launcher() ->
         await form_world([node], 1, port=ready.body["store_ports"][0])
         await eventually(lambda: node.processes(lambda environment: "LOCAL_RANK" in environment))
         kill_node(node)
-        await eventually(lambda: node.processes() == [], within=20)
+        await eventually(lambda: node.processes() == [])
 
 
 async def test_nodes_may_be_lost_while_a_world_is_handed_out_two_at_once_and_while_ranks_restart() -> None:
@@ -137,7 +137,7 @@ async def test_a_node_may_die_in_the_exit_barrier_and_an_agent_be_away_when_it_e
         kill_node(done)
         # The rank that takes its time to save is not disturbed by what became of rank 0's node.
         [saving] = late.ranks(1).values()
-        await eventually(lambda: done.processes() == [], within=20)
+        await eventually(lambda: done.processes() == [])
         assert not gone(saving)
         (late.run_directory / "stop").unlink()
         ports = late.agent.said(ENTERED)[-1]["store_ports"]
@@ -171,7 +171,7 @@ async def test_ranks_stuck_in_a_collective_and_their_daemons_do_not_outlive_thei
         await form_world(nodes, 2, port=ready[0].body["store_ports"][1])
         await all_step(nodes, 2)
         assert gone(*old)
-        await eventually(lambda: gone(*left), within=10)
+        await eventually(lambda: gone(*left))
         assert not gone(*daemons(stuck, 2), *daemons(frozen, 2))
 
         # torchrun dies while it waits for a rank to end.

@@ -24,7 +24,7 @@ from tests.launcher.nodes import (
 )
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.usefixtures("ranks"), pytest.mark.timeout(400)]
 
 ENV_READY = "/v1/launcher/ready"
 
@@ -107,7 +107,7 @@ async def test_what_a_rank_leaves_behind_ends_with_it_and_the_warm_interpreter_s
 
 
 async def test_a_rank_that_raises_is_reported_with_its_exception() -> None:
-    node = Node([sys.executable, "fails.py"])
+    node = Node([sys.executable, "fails.py"], warm_starts=False)
     async with running(node):
         [ready] = await all_ready(node, path=ENV_READY)
         await form_world([node], 1, port=ready.body["store_ports"][0])
@@ -130,7 +130,7 @@ async def test_a_peer_that_ignores_sigterm_is_killed_after_the_stop_grace() -> N
         killed_at = time.time()
         os.kill(node.ranks()[0], signal.SIGKILL)
         report = await node.agent.heard(ENV_READY)
-        assert report.heard_at - killed_at < 15
+        assert report.heard_at - killed_at < 30
         assert [rank["local_rank"] for rank in report.body["ranks"]] == [0]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.launcher.nodes import READY, TORCHRUN, Node, all_ready, all_step, first_world, form_world, running
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.long("frameworks")]
+pytestmark = [pytest.mark.usefixtures("ranks"), pytest.mark.timeout(400), pytest.mark.long("frameworks")]
 
 ENV_READY = "/v1/launcher/ready"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}

@@ -10,7 +10,7 @@ import pytest
 from perdure_launcher.warm_start.starts import read_starts
 from tests.launcher.nodes import READY, TORCHRUN, Node, all_step, first_world, form_world, running
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.long("frameworks")]
+pytestmark = [pytest.mark.usefixtures("ranks"), pytest.mark.timeout(300), pytest.mark.long("frameworks")]
 
 PROCESSES = 2
 

@@ -26,7 +26,7 @@ from tests.launcher.nodes import (
 )
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.long("launchers")]
+pytestmark = [pytest.mark.usefixtures("ranks"), pytest.mark.timeout(300), pytest.mark.long("launchers")]
 
 HELLO = "/v1/rendezvous/hello"
 ENV_READY = "/v1/launcher/ready"

@@ -28,7 +28,7 @@ from tests.launcher.nodes import (
 )
 from tests.launcher.test_env_mode import ENV_READY
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.long("launchers")]
+pytestmark = [pytest.mark.usefixtures("ranks"), pytest.mark.timeout(300), pytest.mark.long("launchers")]
 
 BOTH_MODES = pytest.mark.parametrize(
     ("command", "path"),

@@ -7,7 +7,7 @@ import pickle
 import socket
 import subprocess
 import sys
-import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from perdure_launcher.rank_plugins.flight_recorder import Collective
 from perdure_training.node_api.bodies import RankCollective
 from perdure_training.node_api.layout import STACKS
 from tests.launcher.test_rank_stacks import HOLDS_THE_LOCK, SLEEPS, only, rank
+from tests.support.waiting import DEADLINE
 
 BEGIN = """
 import os
@@ -140,13 +141,19 @@ def test_ranks_that_do_not_answer_are_waited_for_together(tmp_path: Path, monkey
     with ExitStack() as ranks:
         for number in range(5):
             ranks.enter_context(rank(tmp_path, SLEEPS, number=number))
-        for path in list(Path().iterdir()):
-            silent = ranks.enter_context(socket.socket(socket.AF_UNIX))
-            silent.bind(f"{path.name}.collectives")
-            silent.listen()
-        begun = time.monotonic()
-        assert len(stacks.collect(tmp_path, by_signal=False)) == 5
-        assert time.monotonic() - begun < 3 * stacks._COLLECTIVES_WITHIN
+        silent = [ranks.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(5)]
+        for one, path in zip(silent, list(Path().iterdir()), strict=True):
+            one.bind(f"{path.name}.collectives")
+            one.listen()
+            one.settimeout(DEADLINE)
+        monkeypatch.setattr(stacks, "_COLLECTIVES_WITHIN", 2 * DEADLINE)
+        with ThreadPoolExecutor(1) as thread:
+            collected = thread.submit(stacks.collect, tmp_path, by_signal=False)
+            # Each has been asked although none has answered.
+            asked = [one.accept()[0] for one in silent]
+            for connection in asked:
+                connection.close()
+            assert len(collected.result()) == 5
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,13 @@ import time
 
 import pytest
 
+from perdure_launcher.warm_start.names import PID
 from perdure_launcher.warm_start.starts import read_starts
-from tests.launcher.nodes import READY, TORCHRUN, Node, first_world, running
+from tests.launcher.nodes import READY, TORCHRUN, Node, all_ready, all_step, form_world, running
 from tests.launcher.test_env_mode import ENV_READY
+from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.usefixtures("ranks"), pytest.mark.timeout(300)]
 
 LONG = pytest.mark.long("launchers")
 
@@ -27,11 +29,11 @@ ENV = [sys.executable, "-u", SCRIPT]
     ("command", "ready", "warm"),
     [
         pytest.param([*TORCHRUN, SCRIPT], READY, True, id="torchrun-warm", marks=LONG),
-        pytest.param([*TORCHRUN, SCRIPT], READY, False, id="torchrun-cold"),
+        pytest.param([*TORCHRUN, SCRIPT], READY, False, id="torchrun-cold", marks=LONG),
         pytest.param([*TORCHRUN, "--no-python", *SHELL], READY, False, id="torchrun-shell", marks=LONG),
         pytest.param([*TORCHRUN, "wraps.py", SCRIPT], READY, False, id="torchrun-wrapper-cold", marks=LONG),
-        pytest.param(ENV, ENV_READY, True, id="env-warm"),
-        pytest.param(ENV, ENV_READY, False, id="env-cold", marks=LONG),
+        pytest.param(ENV, ENV_READY, True, id="env-warm", marks=LONG),
+        pytest.param(ENV, ENV_READY, False, id="env-cold"),
         pytest.param(SHELL, ENV_READY, False, id="env-shell", marks=LONG),
         pytest.param(WRAPPER, ENV_READY, False, id="env-wrapper", marks=LONG),
     ],
@@ -41,13 +43,17 @@ async def test_children_of_ranks_serve_them_until_they_have_saved_and_end_with_t
 ) -> None:
     node = Node(command, processes=2, warm_starts=warm, stop_grace_s=0.3, termination_grace_s=100)
     async with running(node):
-        await first_world([node], processes=2, path=ready)
+        asked = await all_ready(node, path=ready)
+        if warm:
+            await eventually((node.run_directory / "warm" / PID).exists, what="the warm interpreter serves")
+        await form_world([node], 1, port=asked[0].body["store_ports"][0], processes=2)
+        await all_step([node], 1, processes=2)
         starts = read_starts(node.run_directory / "warm", generation=1, processes=2)
         assert [start.warm for start in starts] == ([True, True] if warm else [])
         asked_at = time.monotonic()
         await node.agent.want(exit=True, reason="the job was cancelled")
         assert await node.left() == 0
-        assert time.monotonic() - asked_at < 80, "children were waited for until the grace was over"
+        assert time.monotonic() - asked_at < 100, "children were waited for until the grace was over"
         for rank in (0, 1):
             assert (node.run_directory / f"saved-{rank}").read_text() == "42 still there after 1 signal"
         assert node.processes() == []

@@ -21,7 +21,7 @@ from tests.launcher.nodes import (
 )
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.usefixtures("ranks"), pytest.mark.timeout(400)]
 
 HELLO = "/v1/rendezvous/hello"
 SUPERSEDED = "/v1/rendezvous/superseded"

@@ -15,6 +15,7 @@ from tests.launcher.test_torchrun_worlds import HELLO, finish
 FLOOR = os.environ.get(VARIABLE, "")
 
 pytestmark = [
+    pytest.mark.usefixtures("ranks"),
     pytest.mark.timeout(300),
     pytest.mark.skipif(not FLOOR, reason="needs another PyTorch: make test-torch-floor"),
 ]

@@ -148,6 +148,7 @@ def test_a_script_that_sets_what_torch_reads_starts_cold_from_then_on(python: st
 
 
 @with_real_torch
+@pytest.mark.usefixtures("ranks")
 def test_a_script_that_says_so_in_its_text_starts_cold_at_once() -> None:
     with warmth("sets_threads.py", OMP_NUM_THREADS="2", real_torch=True) as script:
         assert script.run().stdout == "1\n"

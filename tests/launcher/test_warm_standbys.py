@@ -124,6 +124,7 @@ def standbys(node: Node) -> dict[str, int]:
 
 
 @pytest.mark.long("warm-starts")
+@pytest.mark.usefixtures("ranks")
 async def test_killed_ranks_start_again_from_standbys_or_are_forked_where_these_have_died(
     python: str, tmp_path: Path
 ) -> None:
@@ -166,6 +167,7 @@ mount --bind /dev/shm "$folder/shm" && mount --move "$folder" /dev && rmdir "$fo
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a /dev of one's own takes root")
 @pytest.mark.long("warm-starts")
+@pytest.mark.usefixtures("ranks")
 async def test_beside_a_gpu_ranks_have_standbys_without_further_need() -> None:
     node = Node([*TORCHRUN, "train.py"])
     node.placed_by = ["unshare", "--mount", "sh", "-c", WITH_A_DEVICE_FILE, "sh"]

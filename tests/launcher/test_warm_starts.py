@@ -61,6 +61,7 @@ def test_the_stub_is_a_part_of_torch() -> None:
 
 
 @pytest.mark.long("warm-starts")
+@pytest.mark.usefixtures("ranks")
 def test_a_script_sees_the_same_whether_it_was_started_or_forked(script_with_torch: Warmth) -> None:
     script = script_with_torch
     warm, cold = script.run(), script.run(warm=False)
@@ -111,6 +112,7 @@ def test_a_signal_to_the_stand_in_reaches_the_rank(script: Warmth, script_does: 
     assert process.wait(timeout=30) == code
 
 
+@pytest.mark.usefixtures("ranks")
 def test_forks_draw_different_random_numbers(script_with_torch: Warmth) -> None:
     script = script_with_torch
     one, other = script.run("random").stdout.split(), script.run("random").stdout.split()
@@ -228,6 +230,7 @@ def warm_ranks(node: Node, generation: int) -> dict[int, int]:
 
 
 @pytest.mark.long("warm-starts")
+@pytest.mark.usefixtures("ranks")
 async def test_the_ranks_of_a_torchrun_are_forked_and_a_killed_one_is_forked_again() -> None:
     nodes = pair()
     async with running(*nodes):
@@ -254,6 +257,7 @@ async def test_the_ranks_of_a_torchrun_are_forked_and_a_killed_one_is_forked_aga
 
 
 @pytest.mark.long("warm-starts")
+@pytest.mark.usefixtures("ranks")
 async def test_ranks_do_not_wait_for_a_killed_interpreter_and_have_one_again_after_their_first_steps() -> None:
     node = Node([*TORCHRUN, "train.py"])
     async with running(node):
@@ -275,6 +279,7 @@ async def test_ranks_do_not_wait_for_a_killed_interpreter_and_have_one_again_aft
 
 
 @pytest.mark.long("warm-starts")
+@pytest.mark.usefixtures("ranks")
 async def test_a_node_that_a_shell_started_in_the_background_starts_warm_too() -> None:
     node = Node([*TORCHRUN, "train.py"])
     # As the shell does; what it ignores is ignored by all that it starts.
@@ -293,6 +298,7 @@ async def test_a_node_that_a_shell_started_in_the_background_starts_warm_too() -
 
 
 @pytest.mark.long("warm-starts")
+@pytest.mark.usefixtures("ranks")
 async def test_warm_starts_can_be_turned_off() -> None:
     nodes = pair(warm_starts=False)
     async with running(*nodes):
@@ -301,6 +307,7 @@ async def test_warm_starts_can_be_turned_off() -> None:
 
 
 @pytest.mark.long("warm-starts")
+@pytest.mark.usefixtures("ranks")
 async def test_ranks_that_torchrun_starts_without_python_are_cold_and_recover() -> None:
     node = Node([*TORCHRUN, "--no-python", sys.executable, "-u", "train.py"])
     async with running(node):
@@ -314,6 +321,7 @@ async def test_ranks_that_torchrun_starts_without_python_are_cold_and_recover() 
 
 
 @pytest.mark.long("warm-starts")
+@pytest.mark.usefixtures("ranks")
 async def test_a_world_that_is_over_leaves_no_forked_rank_behind() -> None:
     node = Node([sys.executable, "-m", "torch.distributed.run", "stubborn.py"], stop_grace_s=0.3)
     async with running(node):
