@@ -22,10 +22,9 @@ from perdure.contract import ArchiveReport, JobPhase, JobStatus
 from perdure.contract.archive import archive_folder
 from perdure.contract.names import archiver_workflow_id
 from perdure.page.report import report
-from tests.support.temporal_server import dev_server
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
-from tests.workflows.jobs import continued_as_new, node, running, status
+from tests.workflows.jobs import continue_as_new, node, running, status
 from tests.workflows.ways import replayed, sandboxed
 
 Handle = WorkflowHandle[Any, Any]
@@ -192,20 +191,18 @@ async def test_a_later_job_of_the_name_does_not_take_its_place(fleet: Fleet, tmp
         assert (await jobs.status(spec["name"])).uid == later.uid, "the newest run is read"
 
 
-async def test_a_run_that_continues_as_new_starts_no_second_archive(tmp_path: Path):
-    async with (
-        dev_server(options=("--dynamic-config-value", "limit.historyCount.suggestContinueAsNew=40")) as server,
-        running_fleet(await server.client()) as fleet,
-    ):
-        job = await submit(fleet, archived_spec(tmp_path / "kept"))
-        known = await running(job, nodes=1)
-        await (await node(fleet, job, 0)).rank_dies()
-        await continued_as_new(job, job.first_execution_run_id)
-        await running(job, nodes=1, generation=2)
-        known = await finished(fleet, job)
-        assert (await archiver(fleet, known).result()).complete_at is not None
-        async with ArchivedJobs(f"file://{tmp_path}/kept") as jobs:
-            assert [one.number for one in await jobs.incidents(known.name)] == [1]
+async def test_a_run_that_continues_as_new_starts_no_second_archive(fleet_of_short_runs: Fleet, tmp_path: Path):
+    fleet = fleet_of_short_runs
+    job = await submit(fleet, archived_spec(tmp_path / "kept"))
+    job = fleet.client.get_workflow_handle(job.id)
+    await running(job, nodes=1)
+    await (await node(fleet, job, 0)).rank_dies()
+    await running(job, nodes=1, generation=2)
+    await continue_as_new(job)
+    known = await finished(fleet, job)
+    assert (await archiver(fleet, known).result()).complete_at is not None
+    async with ArchivedJobs(f"file://{tmp_path}/kept") as jobs:
+        assert [one.number for one in await jobs.incidents(known.name)] == [1]
 
 
 async def test_a_job_without_a_place_starts_nothing(fleet: Fleet):

@@ -35,9 +35,8 @@ from perdure.workflows.companion import JobOwner
 from perdure.workflows.dataset import Dataset, DatasetInput
 from perdure.workflows.policy.services.datasets import MOST_NAMED, MOST_TRIES, DatasetState
 from perdure.workflows.policy.services.spans import difference, size, union
-from tests.support.temporal_server import dev_server
 from tests.support.waiting import eventually
-from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
+from tests.workflows.fleet import Fleet, job_spec, submit
 from tests.workflows.jobs import RUN_ENDS, node, running
 from tests.workflows.played_node import PlayedNode
 from tests.workflows.ways import REPLAYED, sandboxed
@@ -125,23 +124,20 @@ async def test_the_next_world_gets_what_a_lost_node_had_leased(fleet: Fleet):
     assert (await lost.exchange(shards=1, done=lost.holds)).superseded
 
 
-async def test_no_lease_is_lost_or_given_twice_while_runs_end():
-    async with (
-        dev_server(options=("--dynamic-config-value", "limit.historyCount.suggestContinueAsNew=60")) as server,
-        running_fleet(await server.client()) as fleet,
-    ):
-        handle = await submit(fleet, job_spec("2"))
-        await running(handle, nodes=2)
-        played = await node(fleet, handle, 0)
-        await begin(handle, played)
-        readers = [Reader(fleet, handle.id, played, rank) for rank in range(6)]
-        await asyncio.gather(*(reader.read_all() for reader in readers))
-        assert union(*(reader.consumed for reader in readers)) == ((0, 2000),)
-        assert sum(size(reader.consumed) for reader in readers) == 2000
-        name = dataset_workflow_id(handle.id, played.request.node.uid, "train")
-        described = await fleet.client.get_workflow_handle(name).describe()
-        first = described.raw_description.workflow_execution_info.first_run_id
-        assert described.run_id != first, "it has continued as new"
+async def test_no_lease_is_lost_or_given_twice_while_runs_end(fleet_of_short_runs: Fleet):
+    fleet = fleet_of_short_runs
+    handle = await submit(fleet, job_spec("2"))
+    await running(handle, nodes=2)
+    played = await node(fleet, handle, 0)
+    await begin(handle, played)
+    readers = [Reader(fleet, handle.id, played, rank) for rank in range(6)]
+    await asyncio.gather(*(reader.read_all() for reader in readers))
+    assert union(*(reader.consumed for reader in readers)) == ((0, 2000),)
+    assert sum(size(reader.consumed) for reader in readers) == 2000
+    name = dataset_workflow_id(handle.id, played.request.node.uid, "train")
+    described = await fleet.client.get_workflow_handle(name).describe()
+    first = described.raw_description.workflow_execution_info.first_run_id
+    assert described.run_id != first, "it has continued as new"
 
 
 async def test_a_job_names_shards_that_were_set_aside_in_its_status_and_its_result(fleet: Fleet):

@@ -7,15 +7,24 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from temporalio.client import WorkflowHandle
+from temporalio.client import Client, WorkflowHandle
 
 from perdure.contract import FailureClass, JobPhase, ReasonRequest, ScaleRequest
 from perdure.workflows import options
 from tests.support.temporal_server import dev_server
 from tests.support.waiting import eventually
-from tests.workflows.fleet import job_spec, running_fleet, submit
+from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
 from tests.workflows.flood import flood, reports
-from tests.workflows.jobs import history_length, incidents, node, running, settled_history, status, until
+from tests.workflows.jobs import (
+    continue_as_new,
+    history_length,
+    incidents,
+    node,
+    running,
+    settled_history,
+    status,
+    until,
+)
 from tests.workflows.played_node import now
 
 LONG_OUTAGE_S = 12
@@ -52,22 +61,23 @@ async def test_leases_are_held_again_after_continue_as_new():
         assert not await incidents(handle)
 
 
-async def test_a_job_at_rest_writes_no_history():
-    async with dev_server() as server, running_fleet(await server.client()) as fleet:
-        handle = await submit(fleet, job_spec("3", timing={"lease": SHORT_LEASE}))
-        await running(handle, nodes=3)
-        before = await settled_history(handle)
-        group = fleet.client.get_workflow_handle((await status(handle)).groups[0])
-        group_before = await history_length(group)
-        for _ in range(4):
-            await leases_renewed(group, since=now(), leases=3)
-        assert await history_length(handle) == before
-        assert await history_length(group) == group_before
+async def test_a_job_at_rest_writes_no_history(fleet: Fleet):
+    handle = await submit(fleet, job_spec("3", timing={"lease": SHORT_LEASE}))
+    await running(handle, nodes=3)
+    before = await settled_history(handle)
+    group = fleet.client.get_workflow_handle((await status(handle)).groups[0])
+    group_before = await history_length(group)
+    for _ in range(4):
+        await leases_renewed(group, since=now(), leases=3)
+    assert await history_length(handle) == before
+    assert await history_length(group) == group_before
 
 
-async def test_a_node_that_came_and_went_before_the_watch_looked_is_replaced(monkeypatch: pytest.MonkeyPatch):
+async def test_a_node_that_came_and_went_before_the_watch_looked_is_replaced(
+    temporal_client: Client, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(options, "OVERLOOKED", timedelta(seconds=2))
-    async with dev_server() as server, running_fleet(await server.client()) as fleet:
+    async with running_fleet(temporal_client) as fleet:
         fleet.unseen = {1}
         handle = await submit(fleet, job_spec("2"))
         await running(handle, nodes=2)
@@ -75,27 +85,25 @@ async def test_a_node_that_came_and_went_before_the_watch_looked_is_replaced(mon
         assert fleet.watches == 2, "begun again once, and it reported all others"
 
 
-async def test_what_the_watch_says_before_the_node_s_maker_has_answered_is_heard():
-    async with dev_server() as server, running_fleet(await server.client()) as fleet:
-        fleet.told_early = dict.fromkeys(range(2), "no machine can take it")
-        handle = await submit(fleet, job_spec("2"))
-        known = await until(handle, lambda s: s.phase is JobPhase.WAITING)
-        assert "no machine can take it" in known.reason
-        await handle.execute_update("scale", ScaleRequest(nodes="1"))
-        await eventually(lambda: len(fleet.deleted) == 1)
+async def test_what_the_watch_says_before_the_node_s_maker_has_answered_is_heard(fleet: Fleet):
+    fleet.told_early = dict.fromkeys(range(2), "no machine can take it")
+    handle = await submit(fleet, job_spec("2"))
+    known = await until(handle, lambda s: s.phase is JobPhase.WAITING)
+    assert "no machine can take it" in known.reason
+    await handle.execute_update("scale", ScaleRequest(nodes="1"))
+    await eventually(lambda: len(fleet.deleted) == 1)
 
 
-async def test_a_watch_that_died_misses_nothing_that_its_group_knows():
-    async with dev_server() as server, running_fleet(await server.client()) as fleet:
-        handle = await submit(fleet, job_spec("2"))
-        await running(handle, nodes=2)
-        fleet.withhold_events = True
-        await fleet.lose(await node(fleet, handle, 1))
-        fleet.watches_die.set()
-        await eventually(lambda: fleet.watches > 1)
-        fleet.watches_die.clear()
-        await node(fleet, handle, 1, incarnation=2)
-        await running(handle, nodes=2)
+async def test_a_watch_that_died_misses_nothing_that_its_group_knows(fleet: Fleet):
+    handle = await submit(fleet, job_spec("2"))
+    await running(handle, nodes=2)
+    fleet.withhold_events = True
+    await fleet.lose(await node(fleet, handle, 1))
+    fleet.watches_die.set()
+    await eventually(lambda: fleet.watches > 1)
+    fleet.watches_die.clear()
+    await node(fleet, handle, 1, incarnation=2)
+    await running(handle, nodes=2)
 
 
 @pytest.mark.long("workflows")
@@ -131,33 +139,32 @@ async def leases_renewed(group: WorkflowHandle[Any, Any], *, since: datetime, le
     await eventually(renewed, within=60, what=f"{leases} leases are renewed")
 
 
-async def test_a_job_that_continues_as_new_forgets_nothing():
-    async with dev_server(options=continue_after(60)) as server, running_fleet(await server.client()) as fleet:
-        handle = await submit(fleet, job_spec("1:3"))
-        first_run = handle.result_run_id
-        handle = fleet.client.get_workflow_handle(handle.id)
-        await running(handle, nodes=3)
-        generation, kills = (await status(handle)).generation, 0
-        while (await handle.describe()).run_id == first_run:
-            await (await node(fleet, handle, kills % 3)).rank_dies()
-            kills, generation = kills + 1, generation + 1
-            await running(handle, nodes=3, generation=generation)
-        failures = [incident.failure for incident in await incidents(handle) if incident.failure is not None]
-        assert failures == [FailureClass.KILLED] * kills
-        known = await status(handle)
-        assert (known.restarts, known.generation) == (kills, generation)
+async def test_a_job_that_continues_as_new_forgets_nothing(fleet_of_short_runs: Fleet):
+    fleet = fleet_of_short_runs
+    handle = await submit(fleet, job_spec("1:3"))
+    handle = fleet.client.get_workflow_handle(handle.id)
+    generation, kills = (await running(handle, nodes=3)).generation, 3
+    for rank in range(kills):
+        await (await node(fleet, handle, rank)).rank_dies()
+        generation += 1
+        await running(handle, nodes=3, generation=generation)
+    await continue_as_new(handle)
+    failures = [incident.failure for incident in await incidents(handle) if incident.failure is not None]
+    assert failures == [FailureClass.KILLED] * kills
+    known = await status(handle)
+    assert (known.restarts, known.generation) == (kills, generation)
 
-        await (await node(fleet, handle, 1)).rank_dies()
-        known = await running(handle, nodes=3, generation=generation + 1)
-        assert known.restarts == kills + 1
-        await handle.execute_update("scale", ScaleRequest(nodes="2"))
-        await running(handle, nodes=2)
-        assert (await node(fleet, handle, 0)).worlds[-1].nodes == 2
-        await handle.execute_update("suspend", ReasonRequest())
-        await until(handle, lambda s: s.phase is JobPhase.SUSPENDED)
-        await handle.execute_update("resume", ReasonRequest())
-        known = await running(handle, nodes=2)
-        for rank in range(2):
-            await (await node(fleet, handle, rank, incarnation=2)).finish()
-        result = await handle.result()
-        assert (result["phase"], result["generations"]) == ("SUCCEEDED", known.generation)
+    await (await node(fleet, handle, 1)).rank_dies()
+    known = await running(handle, nodes=3, generation=generation + 1)
+    assert known.restarts == kills + 1
+    await handle.execute_update("scale", ScaleRequest(nodes="2"))
+    await running(handle, nodes=2)
+    assert (await node(fleet, handle, 0)).worlds[-1].nodes == 2
+    await handle.execute_update("suspend", ReasonRequest())
+    await until(handle, lambda s: s.phase is JobPhase.SUSPENDED)
+    await handle.execute_update("resume", ReasonRequest())
+    known = await running(handle, nodes=2)
+    for rank in range(2):
+        await (await node(fleet, handle, rank, incarnation=2)).finish()
+    result = await handle.result()
+    assert (result["phase"], result["generations"]) == ("SUCCEEDED", known.generation)

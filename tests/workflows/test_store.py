@@ -22,9 +22,8 @@ from perdure.contract import (
     StoreView,
 )
 from perdure.contract.names import dataset_workflow_id, store_workflow_id
-from tests.support.temporal_server import dev_server
 from tests.support.waiting import eventually
-from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
+from tests.workflows.fleet import Fleet, job_spec, submit
 from tests.workflows.jobs import RUN_ENDS, node, running
 from tests.workflows.played_node import PlayedNode
 from tests.workflows.ways import REPLAYED, sandboxed
@@ -116,28 +115,24 @@ async def test_a_node_that_is_away_is_notified_when_it_is_back(fleet: Fleet):
     await asyncio.wait_for(waiting, 60)
 
 
-async def test_sums_are_exact_and_waits_are_answered_while_runs_end():
-    async with (
-        dev_server(options=("--dynamic-config-value", "limit.historyCount.suggestContinueAsNew=60")) as server,
-        running_fleet(await server.client()) as fleet,
-    ):
-        _, first, second = await two_callers(fleet)
-        waiting = asyncio.create_task(second.wait("last"))
-        callers = [Caller(fleet, first.played, name=f"adds {number}") for number in range(4)]
+async def test_sums_are_exact_and_waits_are_answered_while_runs_end(fleet_of_short_runs: Fleet):
+    _, first, second = await two_callers(fleet_of_short_runs)
+    waiting = asyncio.create_task(second.wait("last"))
+    callers = [Caller(fleet_of_short_runs, first.played, name=f"adds {number}") for number in range(4)]
 
-        async def add(caller: Caller) -> None:
-            for _ in range(15):
-                once = caller.call(StoreAction.ADD, "n", amount=1)
-                first_answer, repeated = await caller.send(once), await caller.send(once)
-                assert first_answer == repeated
+    async def add(caller: Caller) -> None:
+        for _ in range(15):
+            once = caller.call(StoreAction.ADD, "n", amount=1)
+            first_answer, repeated = await caller.send(once), await caller.send(once)
+            assert first_answer == repeated
 
-        await asyncio.gather(*map(add, callers))
-        assert (await first.ask(StoreAction.GET, "n")).values == (b"60",)
-        described = await first.store.describe()
-        assert described.run_id != described.raw_description.workflow_execution_info.first_run_id, "continued as new"
-        assert not waiting.done()
-        await first.ask(StoreAction.SET, "last", values=(b"",))
-        await asyncio.wait_for(waiting, 60)
+    await asyncio.gather(*map(add, callers))
+    assert (await first.ask(StoreAction.GET, "n")).values == (b"60",)
+    described = await first.store.describe()
+    assert described.run_id != described.raw_description.workflow_execution_info.first_run_id, "continued as new"
+    assert not waiting.done()
+    await first.ask(StoreAction.SET, "last", values=(b"",))
+    await asyncio.wait_for(waiting, 60)
 
 
 async def test_what_it_cannot_read_and_what_a_stranger_sends_changes_nothing(fleet: Fleet):
