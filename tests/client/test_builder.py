@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import runpy
 import subprocess
 import sys
 from datetime import timedelta
@@ -138,9 +139,12 @@ async def test_a_built_job_runs(client: Client, job_name: str, monkeypatch: pyte
     assert [line.text async for line in client.logs(job_name)] == ["job role"]
 
 
-def test_the_example_prints_a_valid_file_for_each_job() -> None:
-    printed = subprocess.run([sys.executable, str(EXAMPLE), "8", "2000"], capture_output=True, text=True, check=True)
-    specs = [validate_spec(document.data)[0] for document in read_documents(printed.stdout)]
+def test_the_example_prints_a_valid_file_for_each_job(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [str(EXAMPLE), "8", "2000"])
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    specs = [validate_spec(document.data)[0] for document in read_documents(capsys.readouterr().out)]
     assert [spec.name for spec in specs] == ["width-8", "width-2000"]
     assert [spec.limits.active_deadline for spec in specs] == [None, timedelta(hours=12)]
     assert len(EXAMPLE.read_text(encoding="utf-8").splitlines()) < 40

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from check_jsonschema import main as check_jsonschema
+from click.testing import CliRunner
 
 from tests.docs.pages import ROOT, Page
 
@@ -30,11 +31,8 @@ def problems_by_schema(schema: str, folder: Path, *contents: str) -> str:
     paths = [folder / f"{schema}-{number}.yml" for number in range(len(contents))]
     for path, content in zip(paths, contents, strict=True):
         path.write_text(content)
-    checker = Path(sys.executable).parent / "check-jsonschema"
-    done = subprocess.run(
-        [checker, "--builtin-schema", f"vendor.{schema}", *paths], capture_output=True, text=True, check=False
-    )
-    return done.stdout + done.stderr if done.returncode else ""
+    done = CliRunner().invoke(check_jsonschema, ["--builtin-schema", f"vendor.{schema}", *map(str, paths)])
+    return done.output if done.exit_code else ""
 
 
 def problems_by_actionlint(program: Path, workflow: str, folder: Path) -> str:
