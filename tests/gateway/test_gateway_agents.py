@@ -51,11 +51,12 @@ async def test_an_agent_reports_and_obeys_through_the_gateway(
 async def test_the_agent_learns_that_its_job_has_closed(site: GatewaySite, workflows: Workflows, folder: Path) -> None:
     async with agent_of(site, workflows, folder) as agent:
         await workflows.expect(workflows.group, "joined")
+        await agent.launcher_hello()
+        version = (await agent.get("/v1/launcher/desired?version=0&wait=0"))["version"]
         await workflows.job.terminate("over")
         await workflows.group.terminate("over")
-        assert agent.process
-        await asyncio.wait_for(agent.process.wait(), DEADLINE)
-        assert "the job has closed" in agent.log()
+        desired = await asyncio.wait_for(agent.get(f"/v1/launcher/desired?version={version}&wait=60"), DEADLINE)
+        assert (desired["exit"], desired["reason"]) == (True, "the job has closed")
 
 
 async def test_a_lease_survives_a_gateway_that_is_replaced(
