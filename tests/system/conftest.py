@@ -16,14 +16,14 @@ from tests.system.site import Site
 
 
 @pytest.fixture
-async def site(tmp_path: Path, control_plane: LocalControlPlane) -> AsyncIterator[Site]:
+async def site(tmp_path: Path, control_plane: LocalControlPlane, ranks: None) -> AsyncIterator[Site]:
     """The shared server and worker, which such tests leave alone, and jobs of the test's own."""
     async with _started(Site(tmp_path, control_plane)) as site:
         yield site
 
 
 @pytest.fixture
-async def own_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
+async def own_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: None) -> AsyncIterator[Site]:
     """A Perdure of the test's own, which it may kill; nothing of it is left."""
     monkeypatch.delenv("TEMPORAL_ADDRESS", raising=False)
     async with _alone(tmp_path) as site:
@@ -41,7 +41,7 @@ async def here(site: Site, tmp_path: Path) -> AsyncIterator[Machines]:
 
 
 @pytest.fixture
-async def cluster() -> AsyncIterator[RayCluster]:
+async def cluster(ranks: None) -> AsyncIterator[RayCluster]:
     """A head without processors, and machines as a test adds them."""
     # Ray's sockets lie in the folder, whose path must be short.
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:

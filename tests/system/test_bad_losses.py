@@ -107,6 +107,7 @@ async def test_a_rank_that_reports_nan_once_is_shown_and_nothing_is_repaired(sit
     assert steps(job, 1) == list(range(1, STEPS + 1))
 
 
+@pytest.mark.long("silent-faults")
 async def test_a_job_that_is_to_stop_names_rank_and_step(site: Site):
     job = await submit(site, "--spoil-at", "20", on_nan="stop")
     result = await job.client.wait(job.name)

@@ -21,6 +21,7 @@ from tests.system.joined import machines
 from tests.system.site import WALK, Site
 
 
+@pytest.mark.long("silent-faults")
 async def test_the_machines_of_a_running_job_are_checked_and_it_trains_on(site: Site):
     job = await site.submit(script=WALK)
     await job.running(nodes=2)
@@ -67,6 +68,7 @@ async def test_a_folder_without_room_is_named_and_the_command_fails(site: Site, 
     assert "is less than 64 MB: the log of a node takes so many MB" in shown.out
 
 
+@pytest.mark.long("silent-faults")
 async def test_a_machine_whose_disk_is_full_is_not_taken_in_and_another_one_is(
     site: Site, tmp_path: Path, short_folder: Path
 ):

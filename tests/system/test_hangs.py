@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import time
 from contextlib import aclosing
 
@@ -15,7 +16,7 @@ from perdure.cli.live import line_of
 from perdure.client.views import JobSnapshot, longest_idle
 from perdure.contract import FailureClass, HangKind, IncidentView, JobPhase
 from tests.support.command_line import CommandLine
-from tests.system.site import LOOK, PATIENCE, Job, Site
+from tests.system.site import LOOK, PATIENCE, SCRIPT, Job, Site
 
 TIMEOUT = "15"
 """Seconds that a collective waits: longer than a busy machine delays a step, and than `perdure status` needs to show
@@ -116,30 +117,33 @@ async def test_a_stopped_rank_stands_out_from_those_that_wait_for_it(site: Site)
     await job.undisturbed(ranks=3, seconds=1)
 
 
-async def repaired(job: Job) -> IncidentView:
+async def repaired(job: Job, *, ranks: int = 3) -> IncidentView:
     """The only incident of a job whose ranks hung once, and all step again."""
     await job.until(lambda s: s.phase is JobPhase.RUNNING and s.generation >= 2)
-    await job.stepping(generation=2, ranks=3)
+    await job.stepping(generation=2, ranks=ranks)
     (incident,) = [one for one in await job.incidents() if one.observation is None]
     assert {node.incarnation for node in await job.client.nodes(job.name)} == {1}
     return incident
 
 
 async def test_a_stopped_rank_is_found_and_restarted_long_before_torchs_timeout(site: Site):
-    job = await site.submit(nodes="3", timing=QUICK)
-    await job.stepping(generation=1, ranks=3)
+    # Without torchrun, which would import torch once more on each node.
+    out = site.folder / "stopped"
+    job = await site.submit(nodes="2", timing=QUICK, out=out, command=[sys.executable, str(SCRIPT), str(out)])
+    await job.stepping(generation=1, ranks=2)
     signal_rank(job, 1, signal.SIGSTOP)
-    incident = await repaired(job)
+    incident = await repaired(job, ranks=2)
     assert incident.hang is not None
     assert (incident.failure, incident.culprit) == (FailureClass.RANK_HANG, 1)
     assert (incident.hang.kind, incident.hang.ranks) == (HangKind.STOPPED, (1,))
 
 
+@pytest.mark.long("silent-faults")
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [
-        pytest.param("loop", HangKind.LOOP, marks=pytest.mark.long("silent-faults")),
-        pytest.param("lock", HangKind.ASLEEP, marks=pytest.mark.long("silent-faults")),
+        ("loop", HangKind.LOOP),
+        ("lock", HangKind.ASLEEP),
         ("mismatch", HangKind.MISMATCH),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -126,9 +125,7 @@ async def test_what_is_wrong_with_a_ticket_is_said(site: Site, here: Machines, t
 
 def written(folder: Path, job: str = "some-job") -> Path:
     """A ticket, of a gateway that does not run."""
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1]
+    port = free_port()
     path = folder / f"{job}.{port}.ticket"
     TicketFile(
         job=job,

@@ -20,6 +20,7 @@ from tests.support.allocation import REPOSITORY
 from tests.support.waiting import eventually
 from tests.system.made_steps import repeated, steps
 from tests.system.site import PATIENCE, Job, Site
+from tests.training.ranks import run_ranks
 
 EXAMPLES = REPOSITORY / "examples" / "04-checkpoints"
 GUIDE = "docs/checkpoints.md"
@@ -132,9 +133,9 @@ async def test_a_killed_nodes_own_snapshots_are_loaded_where_all_copies_are_dama
         assert re.search(r", and node 1's of steps? [\d, ]+ (is|are) damaged", text)
 
 
+@pytest.mark.usefixtures("ranks")
 def test_the_script_of_the_guide_runs_as_printed(tmp_path: Path):
     block = next(one for page in PAGES for one in page.blocks if one.page == GUIDE and one.language == "python")
     script = tmp_path / "train.py"
     script.write_text(block.text)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", str(script)]
-    subprocess.run(command, cwd=tmp_path, check=True, timeout=PATIENCE, capture_output=True)
+    run_ranks(str(script), tmp_path, ranks=1)

@@ -13,6 +13,7 @@ from tests.system.site import WALK, Site
 EXAMPLE = Path(__file__).parents[2] / "examples/08-checked-steps/train.py"
 
 
+@pytest.mark.long("silent-faults")
 async def test_a_script_that_replays_nothing_is_told_apart(site: Site):
     job = await site.submit(script=WALK)
     await job.running(nodes=2)

@@ -49,6 +49,7 @@ def repeated_first(job: Job, made: int) -> int | None:
     return next((after.number for before, after in pairs if after.number <= before.number), None)
 
 
+@pytest.mark.long("storage")
 async def test_a_node_that_waits_for_its_storage_is_named_with_the_reason(site: Site, tmp_path: Path):
     storage, out = tmp_path / "storage", tmp_path / "out"
     out.mkdir()
