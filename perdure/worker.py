@@ -15,6 +15,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from datetime import timedelta
 from pathlib import Path
 
+from perdure.base import sdk as _temporal  # noqa: F401
+
+# isort: split
+
 from temporalio.client import Client as TemporalClient
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
@@ -38,13 +42,13 @@ from perdure.activities.workdir import WorkdirActivities
 from perdure.base.encryption.codec import PayloadEncryption
 from perdure.base.encryption.keys import KEYS_FILE_VARIABLE
 from perdure.base.errors import Refused
+from perdure.base.memory import settle
 from perdure.base.metrics.endpoint import serving_metrics
 from perdure.base.metrics.sdk import SdkRuntime, worker_runtime
 from perdure.base.metrics.series import merge
 from perdure.base.services import health_endpoint
 from perdure.base.state_folder import StateFolder
 from perdure.base.tracing import tracing_of
-from perdure.base.ui_proxy import ui_proxy
 from perdure.client.connection import (
     UI_BACKEND_VARIABLE,
     UI_VARIABLE,
@@ -297,6 +301,14 @@ def _keeping_history(
     return keeping_history(client, settings, task_queue=task_queue)
 
 
+def _serving_ui(address: str, backend: str) -> AbstractAsyncContextManager[object]:
+    if not (address and backend):
+        return nullcontext()
+    from perdure.base.ui_proxy import ui_proxy
+
+    return ui_proxy(address, backend)
+
+
 def _watching_clusters(
     client: TemporalClient, served: Sequence[NodeBackend], settings: ClusterSettings, task_queue: str
 ) -> AbstractAsyncContextManager[object]:
@@ -385,7 +397,7 @@ async def serve(
             client, backends=served, task_queue=endpoint.task_queue, gateway=gateway, render=render
         ) as facts,
         health_endpoint(health_port),
-        ui_proxy(os.environ.get(UI_VARIABLE, ""), os.environ.get(UI_BACKEND_VARIABLE, "")),
+        _serving_ui(os.environ.get(UI_VARIABLE, ""), os.environ.get(UI_BACKEND_VARIABLE, "")),
         asyncio.TaskGroup() as beside,
     ):
         if metrics is not None:
@@ -403,6 +415,7 @@ async def serve(
             _keeping_history(client, history, endpoint.task_queue),
             _watching_clusters(client, served, watching, endpoint.task_queue),
         ):
+            settle()
             await stopped.wait()
             logger.info("stopping")
         for task in tidying:

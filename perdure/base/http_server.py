@@ -138,6 +138,7 @@ class _Connection(asyncio.Protocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self._reads = False
+        self._method = b""
         self._task: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -187,6 +188,7 @@ class _Connection(asyncio.Protocol):
             return False
         if not isinstance(event, h11.Request):
             return False
+        self._method = event.method
         await self._server.turn()
         await self._send(await self._answer(_request_of(event, self._reached())))
         await self._leave_out_the_rest()
@@ -236,7 +238,8 @@ class _Connection(asyncio.Protocol):
     async def _send(self, response: Response) -> None:
         headers = [("Content-Type", response.content_type), ("Content-Length", str(len(response.body)))]
         self._write(h11.Response(status_code=response.status, headers=headers, reason=_reason(response.status)))
-        self._write(h11.Data(data=response.body))
+        if self._method != b"HEAD":
+            self._write(h11.Data(data=response.body))
         self._write(h11.EndOfMessage())
         await self._writable.wait()
 

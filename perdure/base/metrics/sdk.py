@@ -7,7 +7,6 @@ import socket
 from dataclasses import dataclass
 from typing import Final
 
-import aiohttp
 from temporalio.runtime import (
     LogForwardingConfig,
     LoggingConfig,
@@ -24,7 +23,8 @@ _WORKFLOW_TASKS: Final = "temporalio_sdk_core::worker::workflow"
 _LOOPBACK: Final = "127.0.0.1"
 _TRIES: Final = 10
 """Ports that are tried: another process may take one that was free a moment ago."""
-_PATIENCE: Final = aiohttp.ClientTimeout(total=4.0)
+_PATIENCE: Final = 4.0
+"""Seconds."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,11 @@ class SdkRuntime:
         """Returns the SDK's metrics in Prometheus' text format; nothing if they cannot be read."""
         if self.port is None:
             return b""
+        import aiohttp
+
         try:
             async with (
-                aiohttp.ClientSession(timeout=_PATIENCE) as session,
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_PATIENCE)) as session,
                 session.get(f"http://{_LOOPBACK}:{self.port}/metrics") as answer,
             ):
                 answer.raise_for_status()
