@@ -31,7 +31,8 @@ SCRIPTS = {
 async def test_it_is_tried_once_more_and_ends_with_its_traceback_once(site: Site, script: str, error: str):
     program = site.folder / "broken.py"
     program.write_text(script)
-    job = await site.submit(nodes="1", command=["torchrun", str(program)])
+    command = ["torchrun", str(program)]
+    job = await site.submit(nodes="1", recovery={"warm_starts": False}, command=command)
     result = await site.client.wait(job.name)
     assert (result.phase, result.exit_code, result.generations) == (JobPhase.FAILED, 1, 2)
     assert error in result.reason
@@ -60,6 +61,7 @@ dist.all_reduce(torch.ones(1))
 PORT_ERROR = "NET/IB : Got async event : port error"
 
 
+@pytest.mark.long("survival")
 async def test_the_same_error_at_the_same_step_stops_the_job_with_its_traceback(site: Site):
     program = site.folder / "raises.py"
     program.write_text(RAISES)
@@ -74,6 +76,7 @@ async def test_the_same_error_at_the_same_step_stops_the_job_with_its_traceback(
     assert not [line for line in first.own_lines if line.startswith("step")]
 
 
+@pytest.mark.long("survival")
 async def test_a_rule_for_a_line_of_the_output_decides_at_once(site: Site):
     program = site.folder / "raises.py"
     program.write_text(RAISES)
