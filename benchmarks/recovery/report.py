@@ -113,13 +113,14 @@ def steady_grid(steady: Steady) -> Grid:
         (
             cost.what if cost.processes == 1 else f"{cost.what} (mean of {cost.processes})",
             f"{cost.cpu_percent:.2f}",
+            f"{cost.private_mb:.0f}",
             f"{cost.rss_mb:.0f}",
         )
         for cost in steady.costs
     )
     return Grid(
         f"Idle cost, over {steady.seconds:.0f} s of undisturbed training on two nodes",
-        ("process", "% of a core", "resident MB"),
+        ("process", "% of a core", "private MB", "resident MB"),
         rows,
         note=f"TrainingJob's history grew by {steady.job_events_per_minute:.1f} events a minute.",
     )

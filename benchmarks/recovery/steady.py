@@ -96,6 +96,7 @@ async def measure_steady(plane: ControlPlane, *, seconds: float) -> Steady:
                         processes=len(group),
                         cpu_percent=100 * sum(used[process] for process in group) / elapsed / len(group),
                         rss_mb=sum(process.memory_info().rss for process in group) / len(group) / MEGABYTE,
+                        private_mb=sum(process.memory_full_info().uss for process in group) / len(group) / MEGABYTE,
                     )
                     for what, group in groups.items()
                     if group

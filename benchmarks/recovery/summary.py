@@ -38,6 +38,8 @@ class SteadyCost(BaseModel):
     """Percent of one core, per process."""
     rss_mb: float
     """Resident memory per process."""
+    private_mb: float = 0.0
+    """What of it no other process shares."""
 
 
 class Steady(BaseModel):
@@ -62,6 +64,7 @@ class Headline(BaseModel):
     runs: int
     lease_only_s: float | None
     agent_rss_mb: float | None
+    agent_private_mb: float | None
     agent_cpu_pct: float | None
     decision_ms_p50: float | None
     a_p95_s: float | None = None
@@ -172,6 +175,7 @@ def headline(records: Sequence[TrialRecord], steady: Steady | None) -> Headline:
         runs=len(ours),
         lease_only_s=rounded(median_of(record.seconds for record in withheld), 2),
         agent_rss_mb=rounded(agent.rss_mb if agent else None, 1),
+        agent_private_mb=rounded(agent.private_mb if agent else None, 1),
         agent_cpu_pct=rounded(agent.cpu_percent if agent else None, 2),
         decision_ms_p50=rounded(None if decision is None else decision * 1000, 1),
         a_p95_s=rounded(percentile(seconds_of(records, Scenario.WORKER), 0.95), 3),

@@ -39,7 +39,7 @@ def trials(
 
 STEADY = Steady(
     seconds=30,
-    costs=(SteadyCost(what="agent", processes=2, cpu_percent=0.314, rss_mb=98.76),),
+    costs=(SteadyCost(what="agent", processes=2, cpu_percent=0.314, rss_mb=98.76, private_mb=48.94),),
     job_events_per_minute=1.5,
 )
 
@@ -102,6 +102,7 @@ def test_the_last_line_is_the_headline(capsys: pytest.CaptureFixture[str]):
         "runs": 1,
         "lease_only_s": None,
         "agent_rss_mb": 98.8,
+        "agent_private_mb": 48.9,
         "agent_cpu_pct": 0.31,
         "decision_ms_p50": 40.0,
         "a_p95_s": 2.0,
@@ -150,7 +151,7 @@ def test_the_documentation_gets_the_same_tables():
     assert "| torchrun | 10.0 (1/2) |  |  |" in text
     assert "| dlrover | not available | not available | not available |" in text
     assert "| Perdure / better peer | 0.25 | - | - |" in text
-    assert "| agent (mean of 2) | 0.31 | 99 |" in text
+    assert "| agent (mean of 2) | 0.31 | 49 | 99 |" in text
     assert "make bench-recovery" in text
 
 
