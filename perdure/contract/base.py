@@ -79,7 +79,8 @@ class Message(BaseModel):
 
     def part(self, base: type[Message]) -> dict[str, Any]:
         """Returns the fields of a base class, as another message with that base takes them."""
-        return {name: getattr(self, name) for name in base.model_fields}
+        values = self.__dict__
+        return {name: values[name] for name in base.model_fields}
 
 
 class Vocabulary(StrEnum):
