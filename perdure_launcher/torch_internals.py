@@ -81,7 +81,7 @@ def dump_flight_recorders() -> list[bytes]:
 
 
 def _dump_flight_recorder(name: str) -> bytes | None:
-    from torch._C import _distributed_c10d  # pyright: ignore[reportPrivateUsage]
+    from torch._C import _distributed_c10d
 
     dump: Callable[[bool, bool, bool], bytes] | None = getattr(_distributed_c10d, name, None)
     try:
@@ -227,9 +227,9 @@ def hear_events(handler: logging.Handler) -> None:
     from torch.distributed.elastic import events
     from torch.distributed.elastic.events import handlers
 
-    known: dict[str, logging.Handler] = handlers._log_handlers  # pyright: ignore[reportPrivateUsage]
+    known: dict[str, logging.Handler] = handlers._log_handlers
     for name, own in known.items():
-        destination: logging.Logger = events._get_or_create_logger(name)  # pyright: ignore[reportPrivateUsage]
+        destination: logging.Logger = events._get_or_create_logger(name)
         own.setLevel(max(own.level, destination.level))
         destination.setLevel(logging.INFO)
         destination.addHandler(handler)

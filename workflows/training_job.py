@@ -410,7 +410,7 @@ class TrainingJob(JobUpdates):
             return
         updates = changed_attributes(state, phase, self.job.backend, shown=self._shown)
         if updates:
-            workflow.upsert_search_attributes(updates)  # pyright: ignore[reportUnknownMemberType]
+            workflow.upsert_search_attributes(updates)
 
     def _phase(self) -> JobPhase:
         return self._closed or self.state.phase

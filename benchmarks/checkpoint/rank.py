@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import TCPStore
 from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 

@@ -1,7 +1,5 @@
 """A linear model and its samples, which all processes share."""
 
-# pyright: reportMissingModuleSource=false, reportArgumentType=false, reportOperatorIssue=false
-
 import tensorflow as tf
 
 FEATURES = 8

@@ -1,6 +1,5 @@
 """Every process runs this script, as TensorFlow's guide has it: TF_CONFIG tells each which one it is."""
 
-# pyright: reportMissingModuleSource=false, reportArgumentType=false, reportOperatorIssue=false
 import os
 import time
 

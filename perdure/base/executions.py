@@ -270,7 +270,7 @@ async def update(
         RPCError: if the server refuses the call.
     """
     try:
-        return await handle.execute_update(  # pyright: ignore[reportUnknownMemberType]
+        return await handle.execute_update(
             name, args=args, id=update_id, result_type=result_type, rpc_timeout=rpc_timeout
         )
     except WorkflowUpdateRPCTimeoutOrCancelledError as error:

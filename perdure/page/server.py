@@ -102,7 +102,7 @@ class Pages:
         for_others: bool = False,
     ) -> None:
         if for_others:
-            client._log_places = ArchiveOnly(archive)  # pyright: ignore[reportPrivateUsage]
+            client._log_places = ArchiveOnly(archive)
         self._client = client
         self._archive = Archive(archive, for_others=for_others) if archive else None
         self._everywhere = everywhere

@@ -18,7 +18,7 @@ _STANDARD = (_PATHS["stdlib"] + os.sep, _PATHS["platstdlib"] + os.sep)
 _INSTALLED = (_PATHS["purelib"] + os.sep, _PATHS["platlib"] + os.sep)
 
 
-class _TrackedEnviron(os._Environ[str]):  # pyright: ignore[reportPrivateUsage]
+class _TrackedEnviron(os._Environ[str]):
     """An `os.environ` that reports each read."""
 
     def __getitem__(self, key: str) -> str:
@@ -55,7 +55,7 @@ def track_reads(note: Callable[[str, str], None]) -> Generator[None]:
 
 def _note_read(name: str) -> None:
     """Reports the reading package: the nearest caller outside of Python's own code, which reads on behalf of others."""
-    frame: FrameType | None = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None and _is_pythons_own(frame.f_code.co_filename):
         frame = frame.f_back
     package = str(frame.f_globals.get("__name__", "")).partition(".")[0] if frame is not None else ""

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import Store
 
 from perdure_training.checkpoint.direct import MORE_MEMORY
 from perdure_training.checkpoint.slots import Slots

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import Store
 
 from perdure_training.checkpoint.durable import DurableCheckpoints
 from perdure_training.checkpoint.staging import Layout

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import _StorageInfo  # pyright: ignore[reportPrivateUsage]
+from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -67,7 +67,7 @@ class RankPlanner(DefaultSavePlanner):
         self._names: dict[str, str] = {}
 
     def create_local_plan(self) -> SavePlan:
-        state = cast("dict[str, Any]", self.state_dict)  # pyright: ignore[reportUnknownMemberType]
+        state = cast("dict[str, Any]", self.state_dict)
         if empty := [name for name, value in state.items() if _has_no_content(value)]:
             raise ValueError(f"{', '.join(empty[:8])}: tensors on the device meta have no content that could be stored")
         _check_parts(state)
@@ -85,7 +85,7 @@ class RankPlanner(DefaultSavePlanner):
 
     def lookup_object(self, index: MetadataIndex) -> Any:
         name = self._names.get(index.fqn, index.fqn)
-        found = cast("dict[str, Any]", self.state_dict)[name]  # pyright: ignore[reportUnknownMemberType]
+        found = cast("dict[str, Any]", self.state_dict)[name]
         return self._contents[id(found)] if is_split(found) else super().lookup_object(replace(index, fqn=name))
 
     def _digest(self, item: WriteItem) -> Digest:
@@ -120,7 +120,7 @@ def planner_of(parts: Parts, *, rank: int, each_rank: frozenset[str] = frozenset
     """
     planner = RankPlanner(parts.contents)
     state = apart(parts.state, rank=rank, each_rank=each_rank)
-    planner.set_up_planner(state, is_coordinator=rank == 0)  # pyright: ignore[reportUnknownMemberType]
+    planner.set_up_planner(state, is_coordinator=rank == 0)
     return planner
 
 
@@ -204,7 +204,7 @@ class _Planner(DefaultLoadPlanner):
         self._objects: set[str] = set()
 
     def create_local_plan(self) -> LoadPlan:
-        state = cast("dict[str, Any]", self.state_dict)  # pyright: ignore[reportUnknownMemberType]
+        state = cast("dict[str, Any]", self.state_dict)
         _check_parts(state)
         self._objects = {name for name, value in state.items() if _is_object(value)}
         state |= {name: (state[name],) for name in self._objects}
@@ -223,7 +223,7 @@ class _Planner(DefaultLoadPlanner):
         if name in self._objects:
             [content] = content
         # Not torch's `set_element`, which puts a value with the text of its key beside the one whose key is a number.
-        state = cast("dict[str, Any]", self.original_state_dict)  # pyright: ignore[reportUnknownMemberType]
+        state = cast("dict[str, Any]", self.original_state_dict)
         set_value(state, self.mappings[name], content)
 
 
@@ -239,7 +239,7 @@ class Loading:
         """
         self._metadata = metadata
         self._planner = _Planner()
-        self._planner.set_up_planner(target, metadata, is_coordinator=True)  # pyright: ignore[reportUnknownMemberType]
+        self._planner.set_up_planner(target, metadata, is_coordinator=True)
         self.problem = ""
         """Why the checkpoint does not have the state: it lacks a part, or has it in another form; empty if it has."""
         try:
@@ -251,7 +251,7 @@ class Loading:
     @property
     def names(self) -> Collection[str]:
         """The names of all values, as the checkpoint names them."""
-        return cast("dict[str, Any]", self._planner.state_dict).keys()  # pyright: ignore[reportUnknownMemberType]
+        return cast("dict[str, Any]", self._planner.state_dict).keys()
 
     @property
     def first_names(self) -> set[str]:

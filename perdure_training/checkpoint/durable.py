@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, SupportsFloat
 
-from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import Store
 from torch.distributed.device_mesh import DeviceMesh
 
 from perdure_training.checkpoint.differing import name_of_rank

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import Store
 
 from perdure_training.checkpoint.world import RankIdentity
 from perdure_training.snapshots.arena import Header, Slot

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
-from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import Store
 
 from perdure_training.checkpoint.differing import OwnView, names_of_others, own_view
 from perdure_training.checkpoint.distributed_format import METADATA, Loading, names_in, read_metadata

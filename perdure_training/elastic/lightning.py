@@ -115,7 +115,7 @@ class _Loader(DataLoader[Any]):
     """A loader that continues where a checkpoint was made, as Lightning asks those to that have a state."""
 
     def __init__(self, dataset: Dataset[Any], sampler: GlobalBatchSampler, options: Mapping[str, Any]) -> None:
-        super().__init__(dataset, batch_sampler=sampler, **options)  # pyright: ignore[reportUnknownMemberType]
+        super().__init__(dataset, batch_sampler=sampler, **options)
         self._steps = sampler
         self.done = 0
         """Steps of the epoch that were made."""

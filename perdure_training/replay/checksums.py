@@ -41,7 +41,7 @@ def digest(sums: Iterable[torch.Tensor]) -> int:
 
 def numbers_in(tensor: torch.Tensor) -> list[Any]:
     """Returns the elements of a tensor, in lists."""
-    return cast("list[Any]", tensor.tolist())  # pyright: ignore[reportUnknownMemberType]
+    return cast("list[Any]", tensor.tolist())
 
 
 class GradientSums:
@@ -51,7 +51,7 @@ class GradientSums:
         """Begins; each `backward` counts until `close`."""
         self._sums: dict[int, torch.Tensor] = {}
         self._hooks: list[Any] = [
-            parameter.register_hook(partial(self._add, index))  # pyright: ignore[reportUnknownMemberType]
+            parameter.register_hook(partial(self._add, index))
             for index, parameter in enumerate(parameters)
             if parameter.requires_grad
         ]

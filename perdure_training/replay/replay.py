@@ -128,11 +128,11 @@ class Replay:
         if not self._is_due(step):
             return compute(*batch)
         begun = time.monotonic()
-        versions = [one._version for one in self._parameters]  # pyright: ignore[reportPrivateUsage]
+        versions = [one._version for one in self._parameters]
         share = _Share(self._model, self._parameters, batch)
         computed, checksum = share.compute(compute)
         used = time.monotonic() - begun
-        if versions != [one._version for one in self._parameters]:  # pyright: ignore[reportPrivateUsage]
+        if versions != [one._version for one in self._parameters]:
             raise RuntimeError("Replay: compute changes the parameters; make the optimizer's step after it")
         if self._compare(step) and self._replays:
             with share.set_aside():

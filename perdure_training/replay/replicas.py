@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch.serialization import default_restore_location  # pyright: ignore[reportUnknownVariableType]
+from torch.serialization import default_restore_location
 
 from perdure_training.checkpoint.generators import Generators
 from perdure_training.replay.checksums import numbers_in
@@ -120,7 +120,7 @@ class DrawnNumbers:
 def name_of(device: torch.device) -> str:
     """Names a device for people."""
     if device.type == "cuda":
-        properties = cast("Any", torch.cuda.get_device_properties(device))  # pyright: ignore[reportUnknownMemberType]
+        properties = cast("Any", torch.cuda.get_device_properties(device))
         uuid = getattr(properties, "uuid", None)
         return f"{properties.name}, GPU-{uuid}" if uuid else str(properties.name)
     return f"{device.type}, {_processor()}"

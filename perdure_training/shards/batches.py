@@ -39,7 +39,7 @@ class ShardBatches(Sampler[list[int]]):
         """
         if batch_size < 1:
             raise ValueError(f"batch_size: expected at least 1, found {batch_size}")
-        if not isinstance(client, ShardingClient):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(client, ShardingClient):
             raise TypeError("client: expected that of a dataset with indices; ShardStream reads streams")
         self._client = client
         self._batch_size = batch_size

@@ -12,7 +12,7 @@ import torch.multiprocessing
 from torch.utils.data import (
     DataLoader,
     IterableDataset,
-    default_collate,  # pyright: ignore[reportUnknownVariableType]
+    default_collate,
     get_worker_info,
 )
 

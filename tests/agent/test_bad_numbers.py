@@ -48,7 +48,7 @@ def test_the_earliest_loss_of_a_node_is_reported_once_in_a_world(node: Bench):
     number = report.number
     assert (number.rank, number.kind, number.value, number.step) == (world.base_rank + 1, NumberKind.LOSS, "nan", 41)
     assert (number.last_finite, number.samples) == (40, ("train: samples 1, 2 of epoch 0",))
-    assert (report.generation, report.time, report.progress) == (1, NOW, node.node._progress())  # pyright: ignore[reportPrivateUsage]
+    assert (report.generation, report.time, report.progress) == (1, NOW, node.node._progress())
     assert len(reports(node)) == 1
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import fsspec  # pyright: ignore[reportMissingTypeStubs]
+import fsspec
 import pytest
 
 from perdure.agent.checkpoint import commits
@@ -32,7 +32,7 @@ class Place:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        files, root = fsspec.core.url_to_fs(url)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        files, root = fsspec.core.url_to_fs(url)
         self._files: Any = files
         self._root = str(root)
 

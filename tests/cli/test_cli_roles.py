@@ -17,7 +17,7 @@ from perdure.cli.check import check
 from perdure.cli.common import ReadingSession, Session
 from perdure.cli.explain import explanation, with_role_named
 from perdure.cli.inspect import only_role
-from perdure.cli.live import View, _lines  # pyright: ignore[reportPrivateUsage]
+from perdure.cli.live import View, _lines
 from perdure.cli.shell import shell
 from perdure.client import client as client_module
 from perdure.client.client import Client

@@ -25,4 +25,4 @@ async def test_a_worker_that_sees_many_jobs_remembers_the_newest_anchors_only(mo
         anchors = Anchors(api)
         for _ in range(20):
             await anchors.owner_reference(PodJob(api, "nlp").request(0))
-        assert len(anchors._owners) == 1  # pyright: ignore[reportPrivateUsage]
+        assert len(anchors._owners) == 1

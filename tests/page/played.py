@@ -212,9 +212,7 @@ class PlayedClient(Client):
     async def task_failures(self, name: str, *, namespace: str | None = None) -> tuple[TaskFailure, ...]:
         return ()
 
-    async def logs(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, name: str, *, namespace: str | None = None, **chosen: Any
-    ) -> AsyncGenerator[LogLine]:
+    async def logs(self, name: str, *, namespace: str | None = None, **chosen: Any) -> AsyncGenerator[LogLine]:
         for line in self.job(name, namespace).lines:
             yield LogLine(role="worker", node=0, incarnation=1, text=line, time=datetime.now(UTC))
 

@@ -32,7 +32,7 @@ OLD = "/jobs/default/old/lines"
 class ReadingClient(PlayedClient):
     """Reads the logs of played jobs as a client does."""
 
-    def logs(self, *args: Any, **chosen: Any) -> AsyncGenerator[LogLine]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def logs(self, *args: Any, **chosen: Any) -> AsyncGenerator[LogLine]:
         return Client.logs(self, *args, **chosen)
 
 

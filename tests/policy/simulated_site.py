@@ -180,7 +180,7 @@ class Site:
         self._send_transitions()
 
     def _send_transitions(self) -> None:
-        waiting = self.table.transitions._waiting  # pyright: ignore[reportPrivateUsage]
+        waiting = self.table.transitions._waiting
         transitions, waiting[:] = tuple(waiting), ()
         for transition in transitions:
             self._transitions_due = max(self._transitions_due, self.clock + self.delay())

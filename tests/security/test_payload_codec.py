@@ -17,7 +17,7 @@ from perdure.base.encryption.codec import ENCRYPTED, REFUSED_PAYLOAD, PayloadEnc
 from perdure.base.encryption.earlier_runs import EarlierRuns
 from perdure.base.encryption.keys import PayloadKeys, create_keys, rotate_keys
 from perdure.base.errors import PayloadKeysError, Refused
-from perdure.worker import _kubernetes_backend  # pyright: ignore[reportPrivateUsage]
+from perdure.worker import _kubernetes_backend
 
 SECRET = {"env": {"HF_TOKEN": "hunter2"}}
 JOB = WorkflowSerializationContext(namespace="default", workflow_id="job/default/llama")

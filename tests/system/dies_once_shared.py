@@ -30,5 +30,5 @@ def step(self: torch.optim.AdamW, closure: None = None) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-torch.optim.AdamW.step = step  # pyright: ignore[reportAttributeAccessIssue]
+torch.optim.AdamW.step = step
 train.main()

@@ -59,9 +59,7 @@ else:
     loaded = fresh(2)
     train(loaded)
     target = {name: value.state_dict() for name, value in loaded.items()}
-    checkpoint.load(  # pyright: ignore[reportPrivateImportUsage]
-        target, checkpoint_id=Path(sys.argv[3])
-    )
+    checkpoint.load(target, checkpoint_id=Path(sys.argv[3]))
     for name, value in loaded.items():
         value.load_state_dict(target[name])
     pairs = list(zip(torch.load(sys.argv[2]), whole(loaded), strict=True))

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from unittest import mock
 
 import torch.distributed as dist
-from torch.distributed import HashStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import HashStore, TCPStore
 
 from perdure.agent.checkpoint.storage import Storage
 from perdure_training.checkpoint import Checkpointer

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import TCPStore
 
 from perdure.agent.checkpoint.connections import CheckpointSocket
 from perdure.agent.checkpoint.storage import Storage
@@ -312,7 +312,7 @@ def test_an_agent_that_ends_meanwhile_is_given_the_snapshot_again(site: Site, mo
         with contextlib.suppress(AgentEnded):
             serve(*arguments)
 
-    serve = CheckpointSocket._serve  # pyright: ignore[reportPrivateUsage]
+    serve = CheckpointSocket._serve
     monkeypatch.setattr(CheckpointSocket, "_serve", serve_until_it_ends)
     monkeypatch.setattr(Storage, "write", dies)
     state = trained(steps=1)
@@ -405,7 +405,7 @@ def test_another_state_is_refused_with_both_names(site: Site):
 
 def test_without_a_storage_nothing_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with checkpoint_agent(tmp_path / "storage") as agent:
-        agent.checkpoints._storage = agent.checkpoints._spec = None  # pyright: ignore[reportPrivateUsage]
+        agent.checkpoints._storage = agent.checkpoints._spec = None
         site = Site(tmp_path, agent, monkeypatch)
         state = trained(steps=1)
         checkpointer, step = site.begin(state)

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import nn
-from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import TCPStore
 
 pytestmark = pytest.mark.long("frameworks")
 
@@ -49,7 +49,7 @@ def test_the_scaler_of_gradients_continues(tmp_path: Path, monkeypatch: pytest.M
         trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
         found = memory.resume(trainer)
         trainer.train(resume_from_checkpoint=found)
-        memory._checkpointer.flush()  # pyright: ignore[reportPrivateUsage]
+        memory._checkpointer.flush()
         return trainer, found
 
     first, found = trained(1, 4)

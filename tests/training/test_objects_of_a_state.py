@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import TCPStore
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
@@ -101,7 +101,7 @@ def within_others(seed: int, steps: int) -> State:
 
 def empty(seed: int, steps: int) -> State:
     """State dicts that have nothing."""
-    scaler = torch.amp.GradScaler("cpu", enabled=False)  # pyright: ignore[reportPrivateImportUsage]
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
     return {"scaler": scaler, "activation": nn.ReLU(), "extra": {}, "step": steps}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import HashStore
 
 from perdure_training.checkpoint.peers import Peers, copy_distances
 from perdure_training.checkpoint.world import RankIdentity

@@ -14,7 +14,7 @@ from temporalio.client import WorkflowHandle
 from temporalio.service import RPCStatusCode
 
 from perdure.contract import GroupTransitions, IncidentView, JobPhase, JobStatus
-from tests.support.waiting import eventually
+from tests.support.waiting import DEADLINE, eventually
 from tests.workflows.fleet import Fleet
 from tests.workflows.played_node import PlayedNode
 
@@ -32,7 +32,7 @@ async def incidents(handle: WorkflowHandle[Any, Any]) -> list[IncidentView]:
 
 
 async def until(
-    handle: WorkflowHandle[Any, Any], condition: Callable[[JobStatus], bool], *, within: float = 60
+    handle: WorkflowHandle[Any, Any], condition: Callable[[JobStatus], bool], *, within: float = DEADLINE
 ) -> JobStatus:
     """The status once the condition holds."""
     known: JobStatus | None = None
@@ -65,7 +65,7 @@ async def continued_as_new(handle: WorkflowHandle[Any, Any], first_run: str | No
     async def continued() -> bool:
         return (await handle.describe()).run_id != first_run
 
-    await eventually(continued, within=60, what=f"{handle.id} continues as new")
+    await eventually(continued, what=f"{handle.id} continues as new")
 
 
 async def continue_as_new(
@@ -87,7 +87,7 @@ async def continue_as_new(
         await (send() if send is not None else handle.signal("transitions", noise))
         return (await handle.describe()).run_id != first_run
 
-    await eventually(continued, within=60, what=f"{handle.id} continues as new")
+    await eventually(continued, what=f"{handle.id} continues as new")
 
 
 async def tasks(handle: WorkflowHandle[Any, Any]) -> list[int]:
@@ -104,7 +104,7 @@ async def reset(handle: WorkflowHandle[Any, Any], *, to: int | None = None, reap
     task = to or (await tasks(handle))[0]
     excluded = ResetReapplyExcludeType
     kinds = (excluded.RESET_REAPPLY_EXCLUDE_TYPE_SIGNAL, excluded.RESET_REAPPLY_EXCLUDE_TYPE_UPDATE)
-    client = handle._client  # pyright: ignore[reportPrivateUsage]
+    client = handle._client
     await client.workflow_service.reset_workflow_execution(
         ResetWorkflowExecutionRequest(
             namespace=client.namespace,
@@ -118,7 +118,7 @@ async def reset(handle: WorkflowHandle[Any, Any], *, to: int | None = None, reap
 
 
 async def running(
-    handle: WorkflowHandle[Any, Any], *, nodes: int, generation: int | None = None, within: float = 60
+    handle: WorkflowHandle[Any, Any], *, nodes: int, generation: int | None = None, within: float = DEADLINE
 ) -> JobStatus:
     """The status once the job runs with so many nodes."""
     return await until(
@@ -133,5 +133,5 @@ async def node(
 ) -> PlayedNode:
     """One incarnation, once it was created; `role` of a job with several."""
     key = (fleet.place(handle.id, role), rank, incarnation)
-    await eventually(lambda: key in fleet.nodes, within=30, what=f"node {rank}.{incarnation} is created")
+    await eventually(lambda: key in fleet.nodes, what=f"node {rank}.{incarnation} is created")
     return fleet.nodes[key]

@@ -4,9 +4,6 @@ The node's processes are those of every other machine. They need an interpreter 
 than Ray's. The actor holds the pipe that they read: they end with it, whatever ends it.
 """
 
-# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
-# Ray is not installed where this is checked.
-
 from __future__ import annotations
 
 import asyncio

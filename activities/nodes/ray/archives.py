@@ -1,8 +1,5 @@
 """The code of jobs in Ray's key-value tables: a part of the bridge. Actors read it there, as `actor.py` does."""
 
-# pyright: basic, reportMissingImports=false
-# Ray is not installed where this is checked.
-
 from __future__ import annotations
 
 import base64

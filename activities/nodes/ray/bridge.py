@@ -7,9 +7,6 @@ process instead, and begins a new one. It needs Ray in the cluster's version, an
 It reads a call per line, `{"id", "call", …}`, and writes an answer per line, in any order.
 """
 
-# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
-# Ray is not installed where this is checked.
-
 from __future__ import annotations
 
 import contextlib

@@ -5,9 +5,6 @@ that: it moves into a group of its own where a machine has room. Ray reserves th
 and whichever node loses its machine next uses that.
 """
 
-# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
-# Ray is not installed where this is checked.
-
 from __future__ import annotations
 
 import re

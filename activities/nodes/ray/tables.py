@@ -1,9 +1,6 @@
 """What Ray's tables, raylets and errors say of machines, placement groups, and actors that have ended: a part of the
 bridge."""
 
-# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
-# Ray is not installed where this is checked.
-
 from __future__ import annotations
 
 import contextlib

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from nvidia_resiliency_ext import fault_tolerance  # pyright: ignore[reportMissingImports]
+from nvidia_resiliency_ext import fault_tolerance
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 MEASURED = 40

@@ -4,7 +4,6 @@ Ray Train runs a function in each of its workers and creates the process group b
 restores its own checkpoint, as it does under every other system.
 """
 
-# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 # Ray is not installed where this is checked.
 
 import os

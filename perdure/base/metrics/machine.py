@@ -177,6 +177,6 @@ class GpuMonitor:
 def _pynvml() -> ModuleType:
     # Importing it takes megabytes, which no process should need on a machine without a driver.
     ctypes.CDLL("libnvidia-ml.so.1")
-    import pynvml  # pyright: ignore[reportMissingTypeStubs]
+    import pynvml
 
     return cast("ModuleType", pynvml)

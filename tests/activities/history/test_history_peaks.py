@@ -123,7 +123,7 @@ def test_services_have_what_their_agents_report(store: HistoryStore):
 def test_tables_of_an_older_release_are_changed_and_keep_what_they_have(database: str):
     store = HistoryStore(database, tenant="team-a")
     with store.transaction() as connection:
-        from perdure.activities.history.store import _alembic  # pyright: ignore[reportPrivateUsage]
+        from perdure.activities.history.store import _alembic
 
         command.upgrade(_alembic(connection), "0001")
         role = {"tenant": "team-a", "run": "r1", "role": "trainer", "image": "acme/llama:1", "command": "x"}

@@ -65,7 +65,7 @@ def test_a_job_that_comes_back_has_its_turn_again() -> None:
 
 
 def test_ended_jobs_are_forgotten_from_the_oldest_if_there_are_too_many() -> None:
-    names = [f"{number:04}" for number in range(first_come._MOST_ENDED + 10)]  # pyright: ignore[reportPrivateUsage]
+    names = [f"{number:04}" for number in range(first_come._MOST_ENDED + 10)]
     order = follow(Order(), [(name, 1) for name in names], {}, 1, NOW)
     order = follow(order, [("new", 1)], {name: timedelta(hours=1) for name in names}, 1, at(1))
     assert [turn.name for turn in order.turns] == [*names[10:], "new"]

@@ -189,7 +189,7 @@ class StreamMachine(Machine):
     """The same of a stream whose partitions grow meanwhile."""
 
     @initialize(starts=st.lists(st.integers(0, 9), min_size=1, max_size=3), shard_size=st.integers(1, 7))
-    def begin(self, starts: list[int], shard_size: int) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def begin(self, starts: list[int], shard_size: int) -> None:
         self.ends = [0] * len(starts)
         self.starts = starts
         self._begin(stream(starts, shard_size=shard_size))

@@ -1,6 +1,5 @@
 """A runtime environment of Ray that is never built: `{"slow": PATH}`, with a file that says that it is being built."""
 
-# pyright: basic, reportMissingImports=false, reportIncompatibleMethodOverride=false
 # Ray is not installed where this is checked.
 
 from __future__ import annotations

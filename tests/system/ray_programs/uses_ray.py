@@ -3,7 +3,6 @@
 It writes a line for each start, and ends once the folder has a file `finish`.
 """
 
-# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 # Ray is not installed where this is checked.
 
 import json

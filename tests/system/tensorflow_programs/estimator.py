@@ -1,7 +1,5 @@
 """A regression by `tf.estimator.train_and_evaluate`, which reads TF_CONFIG: `estimator.py FOLDER STEPS`."""
 
-# pyright: reportMissingModuleSource=false, reportArgumentType=false, reportOperatorIssue=false
-
 from __future__ import annotations
 
 import sys
