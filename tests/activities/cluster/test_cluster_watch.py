@@ -122,7 +122,8 @@ async def queue(
 ) -> AsyncIterator[str]:
     """A worker of played jobs, as the command finds it."""
     queue = f"cluster-{uuid4().hex[:8]}"
-    monkeypatch.setenv("TEMPORAL_ADDRESS", temporal_server.address)
+    for name, value in temporal_server.environment.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setenv("PERDURE_TASK_QUEUE", queue)
     async with Worker(
         temporal_client,
