@@ -103,6 +103,7 @@ async def test_lines_in_files_have_the_times_of_their_beginnings(tmp_path: Path)
         writer.write(piece)
         now[0] += 10
     assert [line async for line in log.new_lines()] == [PrintedLine("four", at(30))]
+    writer.close()
     assert log.last_line() == [PrintedLine("and", at(40))]
     again = FileLog(output_log(tmp_path))
     assert [line.text async for line in again.old_lines(None, at(10))] == ["three", "four"]
@@ -126,6 +127,7 @@ def write_long_lines(path: Path) -> None:
     for percent in range(100):
         writer.write(b"\r%3d%% " % percent + b"#" * (LONG // 100 - 6))
     writer.write(b"\r100% done\r\n" + long)
+    writer.close()
 
 
 LINES = ["before", CUT, "\ufffd", "after \x1b[2J", "100% done"]
@@ -207,7 +209,8 @@ async def test_of_long_lines_an_agent_sends_only_what_is_shown(tmp_path: Path) -
 async def test_the_logs_of_all_roles_are_one_and_each_line_names_its_role(tmp_path: Path):
     def look(role: str, *, second: float) -> tuple[JobStatus, tuple[NodeView, ...]]:
         path = output_log(tmp_path / role)
-        RotatingFile(path, max_bytes=100, clock=lambda: at(second).timestamp()).write(f"from {role}\n".encode())
+        with contextlib.closing(RotatingFile(path, max_bytes=100, clock=lambda: at(second).timestamp())) as writer:
+            writer.write(f"from {role}\n".encode())
         node = NodeView(rank=0, incarnation=1, phase=NodePhase.READY, since=START, log_path=str(path))
         return STATUS.replace(role=role), (node,)
 
