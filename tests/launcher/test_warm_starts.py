@@ -112,6 +112,15 @@ def test_a_signal_to_the_stand_in_reaches_the_rank(script: Warmth, script_does: 
     assert process.wait(timeout=30) == code
 
 
+def test_forks_draw_different_numbers_from_python(script: Warmth) -> None:
+    numbers: set[str] = set()
+    for _ in range(2):
+        numbers.add(script.run("numbers").stdout)
+        assert script.last.warm, script.last
+    assert len(numbers) == 2
+
+
+@pytest.mark.long("warm-starts")
 @pytest.mark.usefixtures("ranks")
 def test_forks_draw_different_random_numbers(script_with_torch: Warmth) -> None:
     script = script_with_torch

@@ -90,6 +90,8 @@ def main() -> None:
     ending = sys.argv[1]
     if ending == "looks":
         print(json.dumps(looks_with_torch() if "torch" in sys.argv else looks()))
+    elif ending == "numbers":
+        print(random.random())
     elif ending == "random":
         import torch
         from sympy.core import random as sympys
