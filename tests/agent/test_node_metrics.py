@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from perdure.agent.config import AgentConfig
-from perdure.agent.metrics import machine_reports
+from perdure.agent.machine_reports import machine_reports
 from perdure.agent.progress import SaveStalls
 from perdure.base.metrics.endpoint import serving_metrics
 from perdure.base.metrics.table import AGENT_METRICS, BOTH
