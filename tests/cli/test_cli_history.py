@@ -164,9 +164,9 @@ async def test_doctor_warns_of_a_recording_that_was_begun_again_and_is_silent(
 
 
 @pytest.fixture
-def file(queue: str, tmp_path: Path) -> Path:
+def file(queue: str, temporal_client: Client, tmp_path: Path) -> Path:
     """A job that leaves its resources to jobs of the past, of which there is one."""
-    store = HistoryStore(f"sqlite:///{tmp_path / 'history.db'}", tenant="default")
+    store = HistoryStore(f"sqlite:///{tmp_path / 'history.db'}", tenant=temporal_client.namespace)
     used = status(peaks=perdure.Peaks(watched=7200.0, memory=20 * 2**30, cpu=6.0), nodes=8)
     store.write(record("llama-measured", like=shape(team="nlp"), began=NOW, answers=used))
     store.close()
