@@ -229,7 +229,7 @@ async def test_the_watch_tells_that_the_job_has_closed(running: Running) -> None
         heard = await running.group.query("events", result_type=list[NodeEvents])
         return any(events.owner_closed for events in heard)
 
-    await eventually(told, within=30)
+    await eventually(told)
 
 
 async def test_the_watch_tells_that_the_job_was_deleted(
@@ -247,7 +247,7 @@ async def test_the_watch_tells_that_the_job_was_deleted(
             heard = await group.query("events", result_type=list[NodeEvents])
             return any(events.owner_closed for events in heard)
 
-        await eventually(told, within=30)
+        await eventually(told)
         # A group that is gone ends its watch, and a cancelled watch ends too.
         await group.signal(WatchedGroup.close)
         await group.result()

@@ -129,7 +129,7 @@ async def flood(client: Client, *, nodes: int, signals_per_node: int) -> Flooded
             heard = await job.query(ListeningJob.heard)
             return heard if sum(len(transitions) for transitions in heard.values()) >= expected else None
 
-        heard = await eventually(all_heard, within=60, what=f"{expected} transitions are heard")
+        heard = await eventually(all_heard, what=f"{expected} transitions are heard")
         return Flooded(
             sent=dict(enumerate(sent)),
             heard={rank: [(kind, number) for kind, number in transitions] for rank, transitions in heard.items()},

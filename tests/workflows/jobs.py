@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -24,7 +25,8 @@ update's task may fail, for which there is no word of its own. Agents send it ag
 
 
 async def status(handle: WorkflowHandle[Any, Any]) -> JobStatus:
-    return await handle.query("status", result_type=JobStatus)
+    # By default the SDK waits for 10 s, in which a busy machine may not come to it.
+    return await handle.query("status", result_type=JobStatus, rpc_timeout=timedelta(seconds=DEADLINE))
 
 
 async def incidents(handle: WorkflowHandle[Any, Any]) -> list[IncidentView]:

@@ -55,7 +55,7 @@ async def join(fleet: Fleet, job: Job, request: JoinRequest) -> JoiningNode:
     async def place() -> NodeRequest | None:
         return (await ask(job, request)).node
 
-    played = JoiningNode(fleet, await eventually(place, within=30, what=f"a place for {request.node_id}"))
+    played = JoiningNode(fleet, await eventually(place, what=f"a place for {request.node_id}"))
     fleet.started(played)
     await played.start()
     return played

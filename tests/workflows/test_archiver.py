@@ -73,7 +73,7 @@ async def forget(client: TemporalClient, job: Handle) -> None:
             return True
         return False
 
-    await eventually(is_gone, within=60, what=f"{job.id} is gone")
+    await eventually(is_gone, what=f"{job.id} is gone")
 
 
 def client_of(temporal: TemporalClient) -> Client:
@@ -127,7 +127,7 @@ async def test_a_place_that_cannot_be_written_is_told_while_the_job_trains_and_u
     async def said() -> list[str]:
         return describe_failing(await client.failing_activities(name))
 
-    [words] = await eventually(said, within=60)
+    [words] = await eventually(said)
     assert str(place) in words
     assert "cannot be written" in words
     known = await finished(fleet, job)
@@ -151,7 +151,7 @@ async def test_a_place_that_the_site_does_not_allow_is_told_at_once_and_the_job_
         async def problem() -> str:
             return (await client.archive(known)).problem
 
-        words = await eventually(problem, within=60)
+        words = await eventually(problem)
         assert words.endswith("this site lets its workers write archives to no place (archive_places)")
         known = await finished(fleet, job)
         assert known.phase is JobPhase.SUCCEEDED

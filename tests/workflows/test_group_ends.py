@@ -32,7 +32,7 @@ async def started_again(group: Handle) -> None:
     async def runs() -> bool:
         return (await group.describe()).status is WorkflowExecutionStatus.RUNNING
 
-    await eventually(runs, within=60, what="the group runs again")
+    await eventually(runs, what="the group runs again")
 
 
 async def forget_leases(nodes: list[PlayedNode]) -> None:
@@ -144,7 +144,7 @@ async def test_a_group_that_is_started_again_leases_the_members_of_the_world_at_
         nodes = [await node(fleet, handle, rank) for rank in range(2)]
         await forget_leases(nodes)
         await end(fleet, handle)
-        await eventually(lambda: all(played.lease_epochs for played in nodes), within=30, what="leases are held again")
+        await eventually(lambda: all(played.lease_epochs for played in nodes), what="leases are held again")
 
 
 async def test_a_job_that_may_not_delete_its_nodes_ends_nevertheless(temporal_client: Client):

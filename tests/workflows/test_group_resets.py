@@ -124,4 +124,4 @@ async def has_nodes(group: Handle, incarnations: dict[int, int]) -> None:
         views = await group.query("nodes", result_type=list[NodeView])
         return {one.rank: one.incarnation for one in views} == incarnations
 
-    await eventually(holds, within=60, what=f"{group.id} has the nodes {incarnations}")
+    await eventually(holds, what=f"{group.id} has the nodes {incarnations}")

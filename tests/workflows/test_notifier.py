@@ -209,7 +209,7 @@ async def test_what_is_too_much_is_dropped_oldest_first_and_the_next_message_say
     delivered = receiver.accepted("/")
     assert [one.body["number"] for one in delivered] == [1, *range(12, 12 + notifier.BURST - 1)]
     assert [one.body["dropped"] for one in delivered[:3]] == [0, 12, 0]
-    found = await eventually(lambda: sent(deliveries, "one", notifier.BURST), within=30)
+    found = await eventually(lambda: sent(deliveries, "one", notifier.BURST))
     assert (found.dropped, found.waiting) == (12, notifier.MOST_WAITING - notifier.BURST)
     await deliveries.terminate()
 

@@ -36,7 +36,7 @@ async def _until_it_ends_with(handle: WorkflowHandle[Any, Any], *events: EventTy
         types = _types(await handle.fetch_history())
         return len(types) if types[-len(events) :] == list(events) else None
 
-    return await eventually(length, within=30)
+    return await eventually(length)
 
 
 @pytest.mark.long("workflows")

@@ -57,7 +57,7 @@ class Caller:
                     raise
                 return None
 
-        return (await eventually(answers, within=60)).calls
+        return (await eventually(answers)).calls
 
     async def ask(self, action: StoreAction, *keys: str, **fields: Any) -> StoreAnswer:
         (answer,) = await self.send(self.call(action, *keys, **fields))
@@ -71,7 +71,7 @@ class Caller:
             (answer,) = await self.send(call)
             if not answer.waits:
                 return
-            await eventually(lambda seen=seen: self.played.store_changes > seen, within=60)
+            await eventually(lambda seen=seen: self.played.store_changes > seen)
 
 
 async def two_callers(fleet: Fleet, **spec: Any) -> tuple[WorkflowHandle[Any, Any], Caller, Caller]:
@@ -107,7 +107,7 @@ async def test_a_node_that_is_away_is_notified_when_it_is_back(fleet: Fleet):
         return (await first.store.query("usage", result_type=StoreView)).waiting_nodes == 1
 
     await first.ask(StoreAction.COUNT)
-    await eventually(waits, within=60)
+    await eventually(waits)
     await second.played.die()
     await first.ask(StoreAction.SET, "a", values=(b"1",))
     assert not waiting.done()
@@ -156,7 +156,7 @@ async def test_a_group_starts_no_store_for_a_node_that_it_does_not_know(fleet: F
     # Signals are taken in order: when the group has taken this one, it has taken the one before.
     await played.to_group("dataset_needed", DatasetNeeded, name="d", parameters=DatasetParameters(size=1, shard_size=1))
     dataset = fleet.client.get_workflow_handle(dataset_workflow_id(handle.id, played.request.node.uid, "d"))
-    await eventually(lambda: _exists(dataset), within=60)
+    await eventually(lambda: _exists(dataset))
     caller = Caller(fleet, played)
     assert not await _exists(caller.store)
     await played.to_group("store_needed", StoreNeeded)
