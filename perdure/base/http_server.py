@@ -143,7 +143,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        self._transport.max_size = _RECEIVED_AT_ONCE
+        self._transport.max_size = _RECEIVED_AT_ONCE  # pyrefly: ignore[missing-attribute]
         self._server.open.add(self)
         self._task = asyncio.get_running_loop().create_task(self._serve())
 
@@ -233,7 +233,7 @@ class _Connection(asyncio.Protocol):
                 await self._arrived.wait()
             finally:
                 self._reads = False
-        return event
+        return event  # pyrefly: ignore[bad-return]
 
     async def _send(self, response: Response) -> None:
         headers = [("Content-Type", response.content_type), ("Content-Length", str(len(response.body)))]
@@ -253,7 +253,7 @@ class _Connection(asyncio.Protocol):
 
     def _reached(self) -> str:
         own: Any = self._transport.get_extra_info("sockname")
-        return str(own[0]) if isinstance(own, tuple) and own else ""
+        return str(own[0]) if isinstance(own, tuple) and own else ""  # pyrefly: ignore[unknown-argument-type]
 
 
 def _reason(status: int) -> bytes:

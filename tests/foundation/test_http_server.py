@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
+from typing import Any
 
 import pytest
 
@@ -87,7 +88,8 @@ async def connected(port: int) -> AsyncGenerator[Client]:
 
 def http(**settings: int) -> HttpServer:
     handlers = {("POST", "/echo"): echo, ("GET", "/names/"): echo, ("GET", "/no"): refuse, ("GET", "/fails"): fail}
-    return HttpServer(handlers=handlers, **{"largest_body": LARGEST, "most_connections": 8, **settings})
+    given: dict[str, Any] = {"largest_body": LARGEST, "most_connections": 8, **settings}
+    return HttpServer(handlers=handlers, **given)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from perdure.cli.explain import explanation
 from perdure.contract import FailureClass, JobPhase, NumberKind, RankNumber, RestartRanks, RollBack
-from perdure.contract.groups import UnsoundSteps
+from perdure.contract.worlds import UnsoundSteps
 from perdure.workflows.policy.diagnosis.bad_numbers import describe, newest_sound
 from perdure.workflows.policy.record.action_words import words
 from perdure.workflows.policy.timers import next_deadline

@@ -10,8 +10,8 @@ import pytest
 
 from perdure.cli.explain import explanation
 from perdure.contract import CheckpointRef, CorruptionKind, FailureClass, LossCause, StoredCheckpoint
-from perdure.contract.groups import UnsoundSteps
 from perdure.contract.transitions import NodeCommittedCheckpoint, NodeStoredCheckpoint
+from perdure.contract.worlds import UnsoundSteps
 from perdure.workflows.policy.timers import next_deadline
 from tests.policy.scenario import Scenario
 
