@@ -36,7 +36,7 @@ def incomplete(package: str) -> Iterator[str]:
     symbols = _symbols(package)
     public = tuple(f"{name}." for name in _public_names(package))
     known = {symbol["name"] for symbol in symbols}
-    assert any(name.startswith(public) for name in known), f"pyright found nothing of {package}"
+    assert any(f"{name}.".startswith(public) for name in known), f"pyright found nothing of {package}"
     for symbol in symbols:
         name = symbol["name"]
         if not f"{name}.".startswith(public) or name.startswith(BY_THEIR_VALUE):
