@@ -12,8 +12,6 @@ from pydantic import AfterValidator, Field, model_validator
 from .base import Integer, Section, Text
 from .signals import SignalName
 
-MOST_RULES = 32
-
 _PARSER: Any = import_module("re._parser")
 """The standard library's parser of patterns, which has no public name. Parsing takes linear time; compiling a pattern
 may take seconds, and a search forever. Processes that all users share do neither."""
