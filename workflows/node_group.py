@@ -25,6 +25,7 @@ with workflow.unsafe.imports_passed_through():
         Adopt,
         AgentMessage,
         DatasetNeeded,
+        DesiredNode,
         Destination,
         GroupDesire,
         Joined,
@@ -184,7 +185,7 @@ class NodeGroup:
         """Starts everything that the desired state requires and that is not in flight; never waits."""
         table = self._table
         self._start(_WATCH, backend_calls.watch(table))
-        desired = {} if table.winding_down else table.desire.nodes
+        desired: dict[int, DesiredNode] = {} if table.winding_down else table.desire.nodes
         for rank, record in list(table.records.items()):
             target = desired.get(rank)
             if target is None or target.incarnation > record.node.incarnation:

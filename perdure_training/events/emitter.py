@@ -115,7 +115,7 @@ class EventEmitter:
             if not place.exporters:
                 return
             for attribute, value in attributes.items():
-                kind = type(value)  # pyright: ignore[reportUnknownVariableType] - a cast would be a call
+                kind = type(value)  # A cast would be a call.
                 if kind not in IMMUTABLE and (kind is not str or len(value) > LONGEST_TEXT):
                     attributes[attribute] = plain(value)
             # Everything else is made of it in the threads of exporters: this one belongs to the training.

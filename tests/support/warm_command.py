@@ -23,10 +23,10 @@ def run_command() -> None:
     if os.isatty(1):
         fcntl.ioctl(1, termios.TIOCSCTTY, 0)
         os.dup2(1, 0)
-    sys.stdout.reconfigure(line_buffering=os.isatty(1))  # pyright: ignore[reportAttributeAccessIssue]
+    sys.stdout.reconfigure(line_buffering=os.isatty(1))  # pyrefly: ignore[missing-attribute]
     tempfile.tempdir = None
     _renew_consoles()
-    main.app = COMMAND
+    main.app = COMMAND  # pyrefly: ignore[bad-assignment]
     main.main()
 
 
