@@ -39,7 +39,10 @@ class Page:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.name = path.relative_to(ROOT).as_posix()
-        self._tokens = MarkdownIt("commonmark").enable("table").parse(path.read_text(encoding="utf-8"))
+
+    @cached_property
+    def _tokens(self) -> list[Token]:
+        return MarkdownIt("commonmark").enable("table").parse(self.path.read_text(encoding="utf-8"))
 
     @cached_property
     def anchors(self) -> set[str]:
