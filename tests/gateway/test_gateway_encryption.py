@@ -34,7 +34,9 @@ def encryption(tmp_path: Path) -> PayloadEncryption:
 async def test_agents_without_keys_work_and_the_server_reads_nothing(
     temporal_server: DevServer, encryption: PayloadEncryption, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    client = await Client.connect(temporal_server.address, data_converter=encryption.data_converter)
+    client = await Client.connect(
+        temporal_server.address, namespace=temporal_server.namespace, data_converter=encryption.data_converter
+    )
     encryption.use(client)
     async with (
         recording(temporal_server, client=client) as workflows,
@@ -84,7 +86,9 @@ async def test_what_is_sent_past_the_gateway_is_dropped(
     temporal_server: DevServer, encryption: PayloadEncryption
 ) -> None:
     """An attacker who reaches the server and knows the names of workflows, but has no key."""
-    client = await Client.connect(temporal_server.address, data_converter=encryption.data_converter)
+    client = await Client.connect(
+        temporal_server.address, namespace=temporal_server.namespace, data_converter=encryption.data_converter
+    )
     encryption.use(client)
     async with recording(temporal_server, client=client) as workflows:
         plain = await temporal_server.client()

@@ -34,7 +34,6 @@ from perdure.spec.job import JobSpec
 from perdure.spec.notifications import Notification, Occasion
 from perdure.workflows import options
 from tests.policy.scenario import START
-from tests.support.temporal_server import DevServer
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet
 
@@ -48,13 +47,13 @@ def spec(command: list[str] | None, **more: Any) -> JobSpec:
 class Machine:
     """A machine with a place in a job, and the job's notifier."""
 
-    def __init__(self, fleet: Fleet, server: DevServer, job: JobSpec, rank: int = 0) -> None:
+    def __init__(self, fleet: Fleet, job: JobSpec, rank: int = 0) -> None:
         self.fleet = fleet
         self.job = job
         self.first_run = str(uuid4())
         self.uid = uid_of(self.first_run)
         self.rank = rank
-        self.client = Client(address=server.address)
+        self.client = Client(temporal=fleet.client)
         self.commands = MachineCommands(self.client)
 
     @property
@@ -125,11 +124,11 @@ async def only_target(handle: WorkflowHandle[Any, Any]) -> TargetReport:
 
 
 async def test_a_machine_runs_the_command_of_its_own_specification_and_nothing_of_a_message(
-    fleet: Fleet, temporal_server: DevServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
     job = spec(["sh", "-c", 'cat > body; echo "$PLACE" > place'], env={"PLACE": "spec"})
-    async with serving(Machine(fleet, temporal_server, job)) as machine:
+    async with serving(Machine(fleet, job)) as machine:
         ended = await only_target(await machine.notified(last=True))
     assert (ended.sent, ended.given_up) == (1, 0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["body", "place"]
@@ -137,18 +136,16 @@ async def test_a_machine_runs_the_command_of_its_own_specification_and_nothing_o
     assert '"title":"incident 1"' in (tmp_path / "body").read_text()
 
 
-async def test_a_name_that_the_specification_does_not_have_runs_nothing(fleet: Fleet, temporal_server: DevServer):
-    async with serving(Machine(fleet, temporal_server, spec(["true"]))) as machine:
+async def test_a_name_that_the_specification_does_not_have_runs_nothing(fleet: Fleet):
+    async with serving(Machine(fleet, spec(["true"]))) as machine:
         ended = await only_target(await machine.notified(target="other", last=True))
     assert (ended.sent, ended.given_up) == (0, 1)
     assert ended.last_error == "the specification has no notifications.other.command"
 
 
-async def test_a_command_that_fails_is_repeated(
-    fleet: Fleet, temporal_server: DevServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_command_that_fails_is_repeated(fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    async with serving(Machine(fleet, temporal_server, spec(["mkdir", "once"]))) as machine:
+    async with serving(Machine(fleet, spec(["mkdir", "once"]))) as machine:
         (tmp_path / "once").mkdir()
         handle = await machine.notified(last=True)
         await eventually(lambda: machine.shows("mkdir ended with 1"))
@@ -157,19 +154,15 @@ async def test_a_command_that_fails_is_repeated(
     assert (ended.sent, ended.given_up) == (1, 0)
 
 
-async def test_a_command_that_no_machine_is_left_to_run_is_given_up_after_the_job(
-    fleet: Fleet, temporal_server: DevServer
-):
-    machine = Machine(fleet, temporal_server, spec(["true"]))
+async def test_a_command_that_no_machine_is_left_to_run_is_given_up_after_the_job(fleet: Fleet):
+    machine = Machine(fleet, spec(["true"]))
     ended = await only_target(await machine.notified(last=True, after_end=timedelta(seconds=1)))
     assert (ended.sent, ended.given_up) == (0, 1)
     assert ended.last_error == "no machine of the job was left to run it"
 
 
-async def test_a_command_that_no_machine_takes_is_named_and_runs_once_one_joins(
-    fleet: Fleet, temporal_server: DevServer
-):
-    machine = Machine(fleet, temporal_server, spec(["true"]))
+async def test_a_command_that_no_machine_takes_is_named_and_runs_once_one_joins(fleet: Fleet):
+    machine = Machine(fleet, spec(["true"]))
     handle = await machine.notified()
     await eventually(lambda: machine.shows("no machine of the job has taken it yet"))
     async with serving(machine):
@@ -179,18 +172,18 @@ async def test_a_command_that_no_machine_takes_is_named_and_runs_once_one_joins(
     await handle.terminate()
 
 
-async def test_a_sample_runs_on_no_machine(fleet: Fleet, temporal_server: DevServer):
-    async with serving(Machine(fleet, temporal_server, spec(["true"]))) as machine:
+async def test_a_sample_runs_on_no_machine(fleet: Fleet):
+    async with serving(Machine(fleet, spec(["true"]))) as machine:
         ended = await only_target(await machine.notified(last=True, test=True))
     assert (ended.sent, ended.given_up) == (0, 1)
     assert "a sample has no job" in ended.last_error
 
 
 async def test_a_machine_stays_after_the_end_until_the_command_has_run(
-    fleet: Fleet, temporal_server: DevServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
-    async with serving(Machine(fleet, temporal_server, spec(["mkfifo", "ran"]))) as machine:
+    async with serving(Machine(fleet, spec(["mkfifo", "ran"]))) as machine:
         await machine.notified(last=True)
         await machine.commands.finish()
         assert (tmp_path / "ran").exists()
@@ -201,9 +194,9 @@ async def test_a_machine_stays_after_the_end_until_the_command_has_run(
 
 @pytest.mark.parametrize(("command", "rank"), [(None, 0), (["true"], options.MACHINES_WITH_COMMANDS)])
 async def test_a_machine_without_need_costs_no_poller(
-    fleet: Fleet, temporal_server: DevServer, temporal_client: TemporalClient, command: list[str] | None, rank: int
+    fleet: Fleet, temporal_client: TemporalClient, command: list[str] | None, rank: int
 ):
     before = set(asyncio.all_tasks())
-    async with serving(Machine(fleet, temporal_server, spec(command), rank)) as machine:
+    async with serving(Machine(fleet, spec(command), rank)) as machine:
         assert set(asyncio.all_tasks()) == before
         await machine.commands.finish()
