@@ -56,6 +56,8 @@ _REQUEST_MAX = 1024 * 1024
 _CONNECTIONS_MAX = 64
 """Connections at a time. A node has one of its launcher's and one of each torchrun's handler, which exist before any
 training code does; those beyond that are closed at once."""
+_BACKLOG = 16
+"""Connections that wait. asyncio accepts them all at once, and closes a few turns later those that are refused."""
 REQUESTS_AT_ONCE = 200
 REQUESTS_PER_SECOND = 100.0
 """The pace of requests in a loop, far above that of a launcher and its handlers."""
@@ -137,8 +139,9 @@ class NodeServer:
 
     async def start(self) -> None:
         """Starts to listen, in the place of an earlier agent."""
-        listener = listen_beneath(self._run_dir, AGENT_SOCKET, backlog=_CONNECTIONS_MAX)
-        self._listening = await asyncio.get_running_loop().create_unix_server(self._http.accept, sock=listener)
+        listener = listen_beneath(self._run_dir, AGENT_SOCKET, backlog=_BACKLOG)
+        loop = asyncio.get_running_loop()
+        self._listening = await loop.create_unix_server(self._http.accept, sock=listener, backlog=_BACKLOG)
 
     def close(self) -> None:
         """Stops to listen, and ends all connections."""

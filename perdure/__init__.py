@@ -116,6 +116,7 @@ if TYPE_CHECKING:
     from perdure.contract import Unused as Unused
     from perdure.contract import Wait as Wait
     from perdure.spec.errors import SpecError as SpecError
+    from perdure.spec.errors import SpecProblem as SpecProblem
     from perdure.spec.job import JobSpec as JobSpec
     from perdure.spec.load import load_spec as load_spec
     from perdure.spec.validate import parse_spec as parse_spec
@@ -231,7 +232,7 @@ _HOMES = {
         "Unused",
         "Wait",
     ),
-    "perdure.spec.errors": ("SpecError",),
+    "perdure.spec.errors": ("SpecError", "SpecProblem"),
     "perdure.spec.job": ("JobSpec",),
     "perdure.spec.load": ("load_spec",),
     "perdure.spec.validate": ("parse_spec",),
@@ -324,6 +325,7 @@ __all__ = [
     "Slowness",
     "SmallerRequest",
     "SpecError",
+    "SpecProblem",
     "StackFrame",
     "StartCommands",
     "StartOver",

@@ -12,6 +12,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 SLEEPS = {
     "tests/support/waiting.py": "the one place where it is looked again",
+    "tests/support/descriptors.py": "connections that are being closed in threads of others",
+    "tests/support/reaper.py": "processes that are being started while others are ended",
+    "tests/local/ensure_server.py": "a command that runs until its test ends it",
     "tests/launcher/scripts/": "trainings, whose steps and saves take time",
     "tests/system/train.py": "a training, whose steps take time",
     "tests/gpu/train.py": "a training, whose steps take time",

@@ -166,10 +166,16 @@ class TrainingNode(PlayedNode):
 
     async def agent_dies(self) -> None:
         """Training continues without it."""
-        tasks, self._tasks, self.agent, network = self._tasks, [], None, self._network
+        tasks, self._tasks, agent, network = self._tasks, [], self.agent, self._network
+        self.agent = None
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if agent is not None:
+            # A process closes everything with its end.
+            agent._server.close()
+            agent._checkpoints._socket.close()
+            await asyncio.gather(*(asyncio.to_thread(exporter.close) for exporter in agent._events))
         if network is not None and network.serving is not None:
             await asyncio.gather(network.serving, return_exceptions=True)
 
