@@ -9,10 +9,13 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from temporalio.client import Client
+from temporalio.contrib.pydantic import pydantic_data_converter
 
 from perdure.activities.nodes.kubernetes import KubernetesBackend
 from scripts.cluster.cluster import Cluster
 from tests.kubernetes.pods import PodJob, TestCluster, job_in_a_namespace
+from tests.support.temporal_server import DevServer
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +29,12 @@ def cluster(cluster_programs: Mapping[str, Path]) -> Iterator[TestCluster]:
         return
     with Cluster().use(print) as own:
         yield TestCluster(kubeconfig=str(own.kubeconfig), agent_image=own.load_perdure_image().reference, own=own)
+
+
+@pytest.fixture
+async def temporal_client(temporal_server: DevServer) -> Client:
+    """A client of the namespace that operators use by default: one process runs all tests of the cluster."""
+    return await Client.connect(temporal_server.address, data_converter=pydantic_data_converter)
 
 
 @pytest.fixture
