@@ -77,8 +77,9 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out tests, and orders the others."""
+    """Leaves out tests, orders the others, and notes their needs before this process reports that it has collected."""
     selection.select(config, items)
+    selection.write_needs(config, items)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -86,7 +87,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     config = session.config
     if not config.option.collectonly:
         programs.make(config, session.items)
-    selection.write_needs(config, session.items)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
