@@ -6,13 +6,13 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 # The backend of the demo's nodes: local or kubernetes.
 BACKEND ?= local
-# Two processes for each core, since tests mostly wait; tests/conftest.py groups tests by what they need.
+# Two processes for each core, since tests mostly wait; tests/support/selection.py groups tests by what they need.
 SIDE_BY_SIDE := -n $(shell $(PYTHON) -c "import os; print(max((os.cpu_count() or 1) * 2, 2))")
 USUAL_TESTS := $(SIDE_BY_SIDE) --long=without --cluster=without
 # For example: make test-again N=10 LOAD=2
 N ?= 10
 LOAD ?= 0
-# The long tests to run: `only` for all of them, or one group (tests/conftest.py names them).
+# The long tests to run: `only` for all of them, or one group (tests/support/selection.py names them).
 GROUP ?= only
 # Lets Python cache bytecode: otherwise each of the thousands of processes that targets start compiles its modules again.
 unexport PYTHONDONTWRITEBYTECODE

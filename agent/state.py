@@ -141,9 +141,10 @@ class AgentState(BaseModel):
 
     @property
     def is_ended(self) -> bool:
-        """Whether the end of the command was requested: by the job, by whoever ends the node, or by the process that
-        started it. A script may exit with 0 on the signal, and that completes nothing."""
-        return bool(self.ended_by) or self.departs or self.leaving is not None or not self.run
+        """Whether the end of the command was requested: by the job, from outside, or by the process that started the
+        node. A script may exit with 0 on the signal, and that completes nothing. That the command is not known to run
+        is no request: an agent that has lost its state knows of none, and its ranks may finish."""
+        return bool(self.ended_by) or self.departs or self.leaving is not None
 
     @property
     def prepares(self) -> bool:

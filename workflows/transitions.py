@@ -51,8 +51,8 @@ _TELEMETRY = (NodeStepTimes, NodePace)
 """Transitions of which only the newest of each node means anything."""
 
 _LARGEST = 512 * 1024
-"""Bytes of transitions in one message, as JSON. The server accepts 2 MB of arguments, and the largest transition, with
-the stacks of a node's ranks, is several times smaller than this bound."""
+"""Bytes of transitions in one message, as JSON; a single one that is larger goes by itself. The server accepts 2 MB of
+arguments."""
 
 _MOST_AT_ONCE = 8
 """How often in succession urgent transitions end the gathering: enough to recover from a few failures."""

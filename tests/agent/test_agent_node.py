@@ -152,6 +152,13 @@ def test_a_node_that_departs_has_a_checkpoint_made_first_and_reports_no_failure(
     assert bench.job.of(Failure) == []
 
 
+def test_an_agent_that_has_lost_its_state_reports_that_its_ranks_have_finished(tmp_path: Path) -> None:
+    """The launcher does not repeat the report, so the job would wait for it forever."""
+    bench = Bench(tmp_path)
+    bench.node.on_finished(FinishedReport(generation=3, time=NOW.timestamp()))
+    assert len(bench.job.of(Finished)) == 1
+
+
 SUSPENDED = StopRequest(reason="suspended", grace=timedelta(0))
 
 

@@ -25,9 +25,9 @@ def main() -> None:
     sys.stdin.buffer.read()
     # A process that is being started may appear after a round.
     for _ in range(_ROUNDS):
-        if not (processes := [pid for pid in _marked(folder) if _kill(pid)]):
+        if not [pid for pid in _marked(folder) if _kill(pid)]:
             break
-        time.sleep(_PAUSE if processes else 0)
+        time.sleep(_PAUSE)
     shutil.rmtree(folder, ignore_errors=True)
 
 
