@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -10,13 +11,29 @@ from collections.abc import Iterator
 import pytest
 
 from perdure.join import machine
+from tests.support.waiting import DEADLINE
 
 
 @pytest.fixture
 def hangups_ignored() -> Iterator[None]:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    yield
-    signal.signal(signal.SIGHUP, before)
+    with hangups(signal.SIG_IGN):
+        yield
+
+
+@pytest.fixture
+def hangups_end() -> Iterator[None]:
+    """Whoever runs the tests may have started them under `nohup` themselves."""
+    with hangups(signal.SIG_DFL):
+        yield
+
+
+@contextlib.contextmanager
+def hangups(disposition: signal.Handlers) -> Iterator[None]:
+    before = signal.signal(signal.SIGHUP, disposition)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def received(*sent: signal.Signals) -> list[signal.Signals]:
@@ -34,7 +51,7 @@ def received(*sent: signal.Signals) -> list[signal.Signals]:
         with machine._signals(take):
             for number in sent:
                 os.kill(os.getpid(), number)
-            await asyncio.wait_for(last.wait(), 60)
+            await asyncio.wait_for(last.wait(), DEADLINE)
 
     asyncio.run(run())
     return taken
@@ -46,5 +63,6 @@ def test_what_was_ignored_stays_ignored():
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
+@pytest.mark.usefixtures("hangups_end")
 def test_a_terminal_that_closes_ends_the_command_otherwise():
     assert received(signal.SIGHUP) == [signal.SIGHUP]
