@@ -308,6 +308,25 @@ def test_the_launcher_of_mpi_waits_for_the_workers_and_lists_them(tmp_path: Path
     assert hosts.read_text() == "worker-0.pi.svc slots=2\nworker-1.pi.svc slots=2\n"
 
 
+def test_files_that_the_mpi_operator_mounts_are_written_by_the_launcher_s_shell_or_named():
+    (document,) = read_documents(FIXTURES / "mpijob.yaml")
+    data = json.loads(json.dumps(document.data))
+    launcher = data["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
+    launcher["args"] = ["--hosts=/etc/mpi/hostfile", "--discover", "/etc/mpi/discover_hosts.sh", "a.py"]
+    launcher["env"] = [{"name": "HOSTS", "value": "/etc/mpi/hostfile"}]
+    result = import_documents([replace(document, data=data)], backend=Backend.LOCAL)
+    role = result.spec["roles"]["launcher"]
+    assert role["command"][-3:] == ["--discover", "/etc/mpi/discover_hosts.sh", "a.py"]
+    assert "--hosts=/tmp/hostfile" in role["command"]
+    assert role["env"]["HOSTS"] == "/tmp/hostfile"
+    container = "spec.mpiReplicaSpecs.Launcher.template.spec.containers[0]"
+    assert {(one.path, one.message) for one in result.warnings if "/etc/mpi/" in one.part} == {
+        (f"{container}.args /etc/mpi/hostfile", "is /tmp/hostfile here"),
+        (f"{container}.args /etc/mpi/discover_hosts.sh", "the operator mounts this file, and Perdure does not"),
+        (f"{container}.env[0].value /etc/mpi/hostfile", "is /tmp/hostfile here"),
+    }
+
+
 def test_workloads_become_roles_that_end_fail_and_start_as_the_job_config_says():
     (document,) = read_documents(FIXTURES / "jobconfig.yaml")
     data = json.loads(json.dumps(document.data))

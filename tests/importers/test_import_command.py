@@ -113,6 +113,21 @@ JOB = "apiVersion: batch/v1\nkind: Job\nmetadata: {name: a}\nspec:\n  parallelis
         (JOB.replace("2", "two") + "[{name: a, command: [torchrun, a.py]}]}}\n", 'spec.parallelism: got "two"'),
         (JOB.replace("batch/v1", "batch/v2") + "[]}}\n", 'apiVersion: got "batch/v2"; expected batch/v1'),
         ("kind: Deployment\nmetadata: {name: a}\n", "document: got Deployment; expected one job: ElasticJob"),
+        (
+            JOB.replace("batch/v1", "batch.volcano.sh/v1alpha1") + "[]}}\n",
+            "document: got Job (batch.volcano.sh/v1alpha1)",
+        ),
+        (JOB.replace("batch/v1", "batch.volcano.sh/v1alpha1") + "[]}}\n", "JobSet, Job (batch/v1) or RayJob"),
+        ("apiVersion: kubeflow.org/v1\nkind: MPIJob\n", "write the job as v2beta1"),
+        ("kind: LeaderWorkerSet\n", "`perdure import -- COMMAND` converts a command that starts torchrun"),
+        (
+            "kind: AppWrapper\nspec: {components: [{template: {kind: Job}}]}\n",
+            "write the Job at spec.components[0].template",
+        ),
+        (
+            "kind: Workflow\nspec:\n  manifest: |\n    kind: TrainJob\n    metadata: {}\n",
+            "write the TrainJob at spec.manifest",
+        ),
         ("name: a\nroles: {worker: {nodes: 2, command: [a]}}\n", "is a Perdure specification already"),
         ("apiVersion: trainer.kubeflow.org/v1alpha1\nkind: TrainJob\nspec: {runtimeRef: {name: t}}\n", "--with"),
         ("apiVersion: elastic.iml.github.io/v1alpha1\nkind: ElasticJob\nspec: {replicaSpecs: {ps: {}}}\n", "missing"),

@@ -194,3 +194,26 @@ def test_master_and_workers_may_differ_in_options_that_the_rendezvous_replaces(m
 def test_master_and_workers_may_not_differ_in_other_options(option: str):
     with pytest.raises(SpecError, match="the same as the workers'"):
         run(pytorch_job(["torchrun", "--nnodes=3", "train.py"], ["torchrun", "--nnodes=3", option, "train.py"]))
+
+
+@pytest.mark.parametrize(
+    ("option", "processes", "fate"),
+    [
+        ("$PET_NPROC_PER_NODE", 8, "carried"),
+        ("8", 8, "carried"),
+        ("4", 4, "left out: the command's own --nproc-per-node counts, which is 4"),
+        ("$(count)", None, "left out: the command's own --nproc-per-node counts, which only its shell can tell"),
+    ],
+)
+def test_the_source_s_number_of_processes_fills_the_command_or_is_named(option: str, processes: int | None, fate: str):
+    command = ["bash", "-c", f"set -e; torchrun --nproc-per-node={option} train.py"]
+    result = run(pytorch_job(command, nprocPerNode="8"))
+    assert result.spec["roles"]["worker"].get("nproc_per_node") == processes
+    if fate == "carried":
+        assert [one.field for one in result.carried if one.source == ("spec", "nprocPerNode")] == [
+            ("roles", "worker", "nproc_per_node")
+        ]
+        assert not messages(result, "nproc")
+    else:
+        assert any(fate in message for message in messages(result, "spec.nprocPerNode"))
+    assert not messages(result, "PET_NPROC_PER_NODE")

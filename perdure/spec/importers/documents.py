@@ -20,6 +20,7 @@ from ..validate import validate_spec
 from .commandline import read_command_line
 from .draft import Draft
 from .elasticjob import read_elastic_job
+from .foreign import group_of, hint_for_documents, hint_for_version
 from .jobconfig import read_job_config
 from .jobset import read_indexed_job, read_job_set
 from .metadata import to_name
@@ -373,15 +374,36 @@ def _format_of(document: SpecDocument) -> Format | None:
     version = mapping.get("apiVersion")
     if found is None or version in found.versions:
         return found
-    problem = SpecProblem(location=("apiVersion",), value=format_value(version), expected=one_of(found.versions))
+    if version is not None and group_of(version) not in {group_of(known) for known in found.versions}:
+        return None  # Another system's kind of the same name, such as Volcano's Job.
+    problem = SpecProblem(
+        location=("apiVersion",),
+        value=format_value(version),
+        expected=one_of(found.versions),
+        hint=hint_for_version(kind, version),
+    )
     raise SpecError([problem]).with_lines(document.lines)
 
 
 def _not_one_job(documents: Sequence[SpecDocument]) -> SpecProblem:
-    kinds = ", ".join(str(_kind(document.data) or "a document without a kind") for document in documents) or "nothing"
-    known = one_of([item.kind for item in FORMATS])
+    kinds = ", ".join(_title(document.data) for document in documents) or "nothing"
+    given = {_kind(document.data) for document in documents}
+    known = one_of([f"{item.kind} ({item.versions[0]})" if item.kind in given else item.kind for item in FORMATS])
     signs = one_of([f"{item.sign} ({item.name})" for item in WITHOUT_KIND])
-    return SpecProblem(location=_WHOLE, value=kinds, expected=f"one job: {known}, or a file with {signs}")
+    return SpecProblem(
+        location=_WHOLE,
+        value=kinds,
+        expected=f"one job: {known}, or a file with {signs}",
+        hint=hint_for_documents([document.data for document in documents], [item.kind for item in FORMATS]),
+    )
+
+
+def _title(data: Any) -> str:
+    """Names a document's kind, and its API group where another group has an importable kind of this name."""
+    kind = _kind(data)
+    if kind is None:
+        return "a document without a kind"
+    return f"{kind} ({data.get('apiVersion')})" if any(item.kind == kind for item in FORMATS) else kind
 
 
 def _several_jobs(names: str) -> SpecProblem:

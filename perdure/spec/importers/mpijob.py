@@ -5,6 +5,8 @@ Perdure makes no SSH keys. It lists the workers in a file for `mpirun`, named by
 
 from __future__ import annotations
 
+import re
+
 from .draft import Draft
 from .metadata import read_metadata
 from .pods import Pod, read_pod
@@ -23,6 +25,8 @@ _LIST_HOSTS = (
     "print(*(address.rpartition(':')[0] + '{slots}' "
     "for address in json.loads(os.environ['PERDURE_ROLES'])['worker']['addresses']), sep='\\n')"
 )
+_MOUNTED = re.compile(r"/etc/mpi/(?P<file>[\w.-]+)")
+"""Files that the operator mounts in all pods."""
 _KEYS = (
     "the operator mounts a key for SSH in all pods, and Perdure makes none: have one in the image, or mount a Secret "
     "by pod_template"
@@ -57,6 +61,7 @@ def read_mpi_job(job: Field, draft: Draft) -> None:
 
 def _read_launcher(launcher: Field, draft: Draft, *, slots: str) -> None:
     pod, place = _read_role(launcher, draft, "launcher")
+    _use_own_hosts(pod, draft)
     if place is not None:
         place.warn_changed(f"is started by a shell that first writes the workers to {_HOSTS}; {_KEYS}", value="")
     if pod.command:
@@ -71,8 +76,39 @@ def _read_launcher(launcher: Field, draft: Draft, *, slots: str) -> None:
     draft.put((*draft.role, "ends_job"), True)
 
 
+def _use_own_hosts(pod: Pod, draft: Draft) -> None:
+    """Replaces the operator's list of hosts in the launcher's command and variables by the one that its shell writes.
+
+    A launcher such as DeepSpeed's trains on its own node alone if the file is not there, without an error.
+    """
+    pod.command = [_with_own_hosts(word) for word in pod.command] if pod.command else pod.command
+    for name, text in pod.variables.items():
+        if draft.get((*draft.env, name)) == text:
+            draft.put((*draft.env, name), _with_own_hosts(text))
+    fields = (*pod.command_fields, *(field for _, field in draft.fields_below(draft.env)))
+    for field in fields:
+        if "hostfile" in (found := _mounted_in(field)):
+            field.warn_changed(f"is {_HOSTS} here", part="/etc/mpi/hostfile", value="")
+        _name_mounted(field, found - {"hostfile"})
+
+
+def _with_own_hosts(text: str) -> str:
+    return _MOUNTED.sub(lambda found: _HOSTS if found["file"] == "hostfile" else found[0], text)
+
+
+def _mounted_in(field: Field) -> set[str]:
+    return {found["file"] for found in _MOUNTED.finditer(str(field.value))}
+
+
+def _name_mounted(field: Field, files: set[str]) -> None:
+    for file in sorted(files):
+        field.warn_changed("the operator mounts this file, and Perdure does not", part=f"/etc/mpi/{file}", value="")
+
+
 def _read_worker(worker: Field, draft: Draft) -> None:
     pod, _ = _read_role(worker, draft, "worker")
+    for field in (*pod.command_fields, *(field for _, field in draft.fields_below(draft.env))):
+        _name_mounted(field, _mounted_in(field))
     draft.put((*draft.role, "command"), pod.command or _SERVER, *pod.command_fields)
     draft.put((*draft.role, "ready"), {"port": _SSH_PORT})
     draft.put((*draft.role, "restart_with"), ["launcher"])

@@ -53,14 +53,15 @@ def read_pytorch_job(job: Field, draft: Draft) -> None:
                 field.drop("neither command starts torchrun: it runs once per node, as it did")
             per_node = []
         _compare(other["template"], template["template"].value)
+    processes = _processes(spec["nprocPerNode"], elastic["nProcPerNode"])
     put_world(
         draft,
         pod,
         system=SYSTEM,
         replicas=_range(elastic, count, tuple(role["replicas"] for role in present)),
-        processes=_processes(spec["nprocPerNode"], elastic["nProcPerNode"]),
+        processes=processes,
         processes_field=next(iter(per_node), None),
-        known={"PET_NNODES": str(count), "WORLD_SIZE": str(count)},
+        known={"PET_NNODES": str(count), "PET_NPROC_PER_NODE": str(processes), "WORLD_SIZE": str(count)},
     )
     _read_elastic_policy(elastic, draft)
 

@@ -106,13 +106,16 @@ def _read_runtime(runtime: Field, trainer: Field, draft: Draft) -> None:
     if part is None:
         return
     processes, field = _processes(trainer, policy["torch"]["numProcPerNode"], part.pod)
+    replicas = _nodes(trainer["numNodes"], policy["numNodes"], elastic, part.replicas)
+    nodes = str(replicas.most) if replicas.least == replicas.most else f"{replicas.least}:{replicas.most}"
     put_world(
         draft,
         part.pod,
         system=SYSTEM,
-        replicas=_nodes(trainer["numNodes"], policy["numNodes"], elastic, part.replicas),
+        replicas=replicas,
         processes=processes,
         processes_field=field,
+        known={"PET_NNODES": nodes, "PET_NPROC_PER_NODE": str(processes)},
     )
 
 

@@ -239,12 +239,17 @@ class _World:
             automatic = launch.last(Use.AUTOMATIC) if launch else None
             self._put_processes("gpu" if automatic else processes, field)
             return []
-        if field is not None:
-            field.settle()
         value = fill_variables(given.value, self.variables) or ""
         if value.isdecimal() or value in ("gpu", "auto"):
-            self._put_processes(int(value) if value.isdecimal() else value, *self.fields)
+            counts = [*self.fields]
+            if field is not None and str(field.value) == value:
+                counts.append(field)
+            elif field is not None:
+                field.drop(f"the command's own {given.written} counts, which is {value}")
+            self._put_processes(int(value) if value.isdecimal() else value, *counts)
             return []
+        if field is not None:
+            field.drop(f"the command's own {given.written} counts, which only its shell can tell")
         self._note("stays in the command: nproc_per_node cannot express it", given.written, given.value)
         return [given]
 
