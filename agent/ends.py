@@ -12,7 +12,7 @@ from pathlib import Path
 
 from perdure.agent.log_patterns import matches_in
 from perdure.agent.outbox import envelope
-from perdure.agent.output_errors import exceptions_in, explained
+from perdure.agent.output_errors import command_error, explained
 from perdure.agent.printed_lines import printed_lines
 from perdure.agent.protocol import time_of, time_or_arrival
 from perdure.agent.state import AgentState
@@ -64,6 +64,11 @@ class Scene:
         """The part of the output that a report carries."""
         return self.output[-LOG_TAIL_MAX:]
 
+    def trained_in(self, generation: int) -> bool:
+        """Whether ranks of this node have made a step in that generation."""
+        progress = self.progress
+        return progress is not None and progress.generation == generation and progress.generation_steps > 0
+
     def matches(self, ranks: Sequence[RankExit] = (), *, tail: str = "") -> tuple[RuleMatch, ...]:
         """The rules whose pattern fits the output, whose end a report may know, or the error of a rank."""
         errors = (text for rank in ranks for text in (rank.traceback, rank.error) if text)
@@ -103,7 +108,7 @@ def meaning(state: AgentState, body: CommandExit, generation: int) -> Meaning:
 def ranks_failure(scene: Scene, body: ReadyReport) -> Failure:
     """Returns the failure of the ranks that ended a node's last world."""
     ranks, wrong = _own_exits(scene.state, body.ranks)
-    ranks = explained(ranks, scene.output)
+    ranks = explained(ranks, scene.output, trained=scene.trained_in(body.after_generation))
     return Failure(
         **envelope(scene.node, earliest(body)),
         generation=body.after_generation,
@@ -125,7 +130,8 @@ def command_failure(scene: Scene, body: CommandExit, generation: int, *, starts_
     """Returns the failure of a command in this generation, or before it entered it."""
     ranks, wrong = _own_exits(scene.state, body.ranks)
     output = body.log_tail or scene.output
-    ranks = explained(ranks, output)
+    trained = scene.trained_in(generation)
+    ranks = explained(ranks, output, trained=trained)
     failed = body.exit_code and not ranks
     return Failure(
         **envelope(scene.node, time_or_arrival(body.time)),
@@ -137,7 +143,7 @@ def command_failure(scene: Scene, body: CommandExit, generation: int, *, starts_
         signal=body.signal,
         starts_again=starts_again,
         message=_command_message(scene.state, body, generation),
-        error=exceptions_in(output).get(None) if failed else None,
+        error=command_error(output, body.exit_code, trained=trained) if failed else None,
         log_tail=body.log_tail[-LOG_TAIL_MAX:],
         matches=scene.matches(ranks, tail=body.log_tail),
         printed=scene.printed(generation, time_or_arrival(body.time)),

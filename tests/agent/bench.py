@@ -82,6 +82,7 @@ class Bench:
             **config,
         )
         self.events = events
+        self.progress = Progress(step=7)
         self.job, self.group = Received(), Received()
         self.desires = Desires(IDENTITY)
         self.node = self.start()
@@ -112,7 +113,7 @@ class Bench:
             StateFile(self.config.run_dir),
             to_job=self.job,
             to_group=self.group,
-            progress=lambda: Progress(step=7),
+            progress=lambda: self.progress,
             events=self.events,
         )
         return self.node

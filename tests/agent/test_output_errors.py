@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from perdure.agent import ends
-from perdure.agent.output_errors import aborts_in, exceptions_in, explained
-from perdure.contract import Failure, RankExit
+from perdure.agent.output_errors import aborts_in, command_error, exceptions_in, explained
+from perdure.contract import Failure, Progress, RankExit
 from perdure_training.node_api.bodies import ReadyReport
 from perdure_training.node_api.layout import LOGS, OUTPUT_LOG
 from tests.agent.bench import Bench
@@ -121,3 +121,50 @@ def test_a_long_output_of_many_ranks_does_not_hide_why_they_were_aborted(bench: 
     [failure] = bench.job.of(Failure)
     assert "Watchdog caught collective operation timeout" in (failure.ranks[0].error or "")
     assert len(failure.log_tail) <= ends.LOG_TAIL_MAX
+
+
+HANDLED = (
+    'ERROR:root:handled\nTraceback (most recent call last):\n  File "train.py", line 9, in each\n'
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("output", "code", "trained", "error"),
+    [
+        (HANDLED + "step 20 loss 0.9\nworse than the baseline\n", 3, True, None),
+        (HANDLED + "step 20 loss 0.9\nworse than the baseline\n", 1, True, None),
+        (HANDLED + "no configuration found\n", 3, False, None),
+        (HANDLED, 3, True, "torch.OutOfMemoryError"),
+        (HANDLED + "CUDA kernel errors might be reported later\n\nwandb: synced\n", 1, True, "torch.OutOfMemoryError"),
+        (HANDLED + "E1128 22:54:26.1 7 torch/distributed/elastic] failed\n", 1, True, "torch.OutOfMemoryError"),
+        (HANDLED + "step 20\nTraceback (most recent call last):\nValueError: end\n", 3, True, "ValueError: end"),
+        ("".join(f"[rank0]:{line}\n" for line in HANDLED.splitlines()) + "bye\n", 1, True, "torch.OutOfMemoryError"),
+        ("Traceback (most recent call last):\nImportError: one\nmore of its text\n", 1, False, "ImportError: one"),
+    ],
+    ids=[
+        *("handled long before an exit code", "handled long before an exit", "handled before the training"),
+        *("the last thing printed", "the rest of its text", "a line of torchrun", "a later one"),
+        *("one that torch marks as uncaught", "an import that failed"),
+    ],
+)
+def test_a_traceback_counts_where_it_ended_the_process(
+    output: str, code: int, trained: bool, error: str | None
+) -> None:
+    [ended] = explained((RankExit(local_rank=0, global_rank=0, exit_code=code),), output, trained=trained)
+    command = command_error(output, code, trained=trained) if "[rank" not in output else ended.error
+    for found in (ended.error, command):
+        assert (found or "").startswith(error or "")
+        assert (found is None) is (error is None)
+
+
+def test_a_report_of_ranks_that_trained_on_names_no_error_that_they_handled(bench: Bench) -> None:
+    bench.apply(1)
+    bench.enter(1)
+    write(bench, HANDLED + "step 20 loss 0.9\n")
+    bench.progress = Progress(step=20, generation=1, generation_steps=20)
+    ended = RankExit(local_rank=0, global_rank=0, pid=7, exit_code=1)
+    bench.node.on_ready(ReadyReport(after_generation=1, ranks=(ended,)))
+    [failure] = bench.job.of(Failure)
+    assert failure.ranks[0].error is None
+    assert "step 20" in failure.log_tail
