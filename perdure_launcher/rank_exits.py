@@ -26,6 +26,7 @@ from perdure_training.node_api.bodies import RankExit
 from perdure_training.node_api.codec import Malformed, decode
 from perdure_training.node_api.text import well_formed
 
+from .rank_plugins.error_file import WRITER
 from .system.files import write_file
 from .system.program_signals import continue_child, signal_child
 from .torch_internals import MULTIPROCESSING_LOGGER, logged_failures, logged_termination, torchrun_is_terminated
@@ -33,6 +34,8 @@ from .warm_start.starts import read_start
 
 LONGEST_TRACEBACK = 2000
 LONGEST_ERROR = 500
+_AFTER_CHILD_S = 60.0
+"""Seconds within which a wrapper ends after the program that it wraps."""
 SUPERSEDED_EXIT_CODE = 87
 """The exit code with which torchrun leaves the exit barrier of a generation that is over."""
 
@@ -91,13 +94,22 @@ def with_error(ended: RankExit, error_file: str | os.PathLike[str] | None) -> Ra
         return ended
     fields = _fields(message)
     extra = _fields(fields.get("extraInfo"))
+    moment = _moment(extra.get("perdure_time")) or _moment(extra.get("timestamp"))
+    if ended.pid is not None and extra.get(WRITER, ended.pid) != ended.pid and not _has_ended_its_parent(ended, moment):
+        return ended
     callstack = extra.get("py_callstack")
     return replace(
         ended,
         error=_one_line(str(fields.get("message", ""))),
         traceback=_last_lines(callstack) if isinstance(callstack, str) else None,
-        time=_moment(extra.get("perdure_time")) or _moment(extra.get("timestamp")),
+        time=moment,
     )
+
+
+def _has_ended_its_parent(ended: RankExit, moment: float | None) -> bool:
+    """Returns whether the uncaught error of a process below a rank may be why the rank has just ended: shells and other
+    wrappers end with an exit code, soon after what they wrap. Otherwise the rank has handled the error."""
+    return bool(ended.exit_code) and moment is not None and time.time() - moment < _AFTER_CHILD_S
 
 
 def _one_line(text: str) -> str:

@@ -20,8 +20,8 @@ import threading
 import time
 from typing import SupportsFloat, SupportsIndex
 
-from perdure_training.node_api.progress_file import REPORTED, ProgressFile, own_progress_path
-from perdure_training.node_api.rank_environment import generation_of
+from perdure_training.node_api.progress_file import REPORTED, NotTheRank, ProgressFile, own_progress_path
+from perdure_training.node_api.rank_environment import generation_of, is_rank_itself
 from perdure_training.numbers import watch
 
 __all__ = ["report"]
@@ -48,7 +48,10 @@ class _Reporter:
                 self._opened = True
                 self._file = self._open()
             if self._file is not None:
-                self._file.write(step, time=time.time(), total=total, loss=loss, mfu=mfu)
+                try:
+                    self._file.write(step, time=time.time(), total=total, loss=loss, mfu=mfu)
+                except NotTheRank:
+                    self._file = None
 
     def number(self, name: str, value: SupportsFloat | None) -> float | None:
         """A value as a number; None if reading it would make the program wait for a GPU."""
@@ -73,7 +76,13 @@ class _Reporter:
             path = own_progress_path(os.environ)
             if path is None:
                 return None
-            return ProgressFile(path, generation=generation_of(os.environ), pid=os.getpid(), source=REPORTED)
+            return ProgressFile(
+                path,
+                generation=generation_of(os.environ),
+                pid=os.getpid(),
+                source=REPORTED,
+                stands_in=not is_rank_itself(os.environ),
+            )
         except (OSError, ValueError) as error:
             logger.warning("progress is not reported: %s", error)
             return None

@@ -21,12 +21,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from perdure_training.node_api.number_file import GRADIENT_NORM, LOSS, SPIKES, FoundNumber, number_path, write_numbers
+from perdure_training.node_api.progress_file import speaks_for_rank
 from perdure_training.node_api.rank_environment import (
     PROGRESS_VARIABLE,
     ROLLS_BACK_VARIABLE,
     SPIKES_VARIABLE,
     generation_of,
-    is_rank,
 )
 from perdure_training.recent_numbers import RecentNumbers
 
@@ -110,7 +110,7 @@ class NumberWatch:
 
     def _write(self) -> None:
         try:
-            if is_rank(self._environment):
+            if speaks_for_rank(self._environment):
                 path = number_path(Path(self._environment[PROGRESS_VARIABLE]), int(self._environment["RANK"]))
                 write_numbers(path, self.found, generation=generation_of(self._environment))
         except (OSError, ValueError) as error:

@@ -11,18 +11,21 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
 from perdure_training.node_api.bodies import RankCollective, RankCollectives, RankStacks
 from perdure_training.node_api.codec import LONGEST_TEXT, decode
-from perdure_training.node_api.layout import STACKS
+from perdure_training.node_api.layout import PROGRESS, STACKS
+from perdure_training.node_api.progress_file import progress_path, read_progress
 
 from ..rank_plugins.collectives import MOST_GROUPS
 from ..rank_plugins.stacks import STACKS_SIGNAL, StackFile
 from ..system import processes
+from ..system.processes import Process
 
 ANSWER_WITHIN = 2.0
 """Seconds for which ranks are waited for. A rank answers within a few milliseconds, if it gets a processor."""
@@ -109,8 +112,32 @@ def _ranks(folder: Path) -> Sequence[_Rank]:
                 with contextlib.suppress(OSError):
                     os.unlink(folder / left)
     newest = max((rank.mark.generation for rank in found), default=0)
-    chosen = sorted((rank for rank in found if rank.mark.generation == newest), key=lambda rank: rank.mark)
-    return chosen[:_MOST_RANKS]
+    of_newest = sorted((rank for rank in found if rank.mark.generation == newest), key=lambda rank: rank.mark)
+    by_rank = {number: list(same) for number, same in groupby(of_newest, key=lambda rank: rank.mark.rank)}
+    progress = folder.parent / PROGRESS
+    return [_speaker(same, own, progress) for same in by_rank.values()][:_MOST_RANKS]
+
+
+def _speaker(same: Sequence[_Rank], own: Mapping[int, Process], progress: Path) -> _Rank:
+    """Returns the one of these processes that trains as their rank: the one that steps, or before that the one that
+    has started the others."""
+    if len(same) == 1:
+        return same[0]
+    mark = same[0].mark
+    written = read_progress(progress_path(progress, mark.rank), beneath=progress.parent)
+    if written is not None and written.generation == mark.generation:
+        for rank in same:
+            if rank.mark.pid == written.pid:
+                return rank
+    others = {rank.mark.pid for rank in same}
+    return next((rank for rank in same if not others.intersection(_ancestors(rank.mark.pid, own))), same[0])
+
+
+def _ancestors(pid: int, own: Mapping[int, Process]) -> Iterator[int]:
+    process = own.get(pid)
+    while process is not None:
+        yield process.parent
+        process = own.get(process.parent)
 
 
 def _answers(pid: int) -> bool:

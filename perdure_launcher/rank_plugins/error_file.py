@@ -1,9 +1,37 @@
-"""Writes the error file of a rank, in the format of torch's own `@record`."""
+"""Writes the error file of a rank, in the format of torch's own `@record`, with the process whose error it is.
+
+Several processes of a rank may write: one that prepares it, one that trains in its place, the rank itself.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import time
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
+
+WRITER = "perdure_pid"
+"""The field with the PID of the process that wrote."""
+_OF_CHILDREN = frozenset({"CalledProcessError", "ChildFailedError", "ProcessRaisedException", "ProcessExitedException"})
+"""Errors that only say that a process which the rank has started failed: that process's own error is the cause."""
+
+
+def writer_of(path: str | os.PathLike[str]) -> int | None:
+    """Returns the process that wrote an error file; None if there is none, or torch wrote it."""
+    try:
+        content: Any = json.loads(Path(path).read_text(encoding="utf-8", errors="replace"))
+        pid: Any = cast("dict[str, Any]", content)["message"]["extraInfo"][WRITER]
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        return None
+    return pid if isinstance(pid, int) else None
+
+
+def is_kept_already(path: str | os.PathLike[str], error: BaseException) -> bool:
+    """Returns whether what the file holds explains the end of this process better than the error with which it ends."""
+    if not os.path.exists(path):
+        return False
+    return writer_of(path) in (None, os.getpid()) or type(error).__name__ in _OF_CHILDREN
 
 
 def error_content(error: BaseException, callstack: str) -> dict[str, Any]:
@@ -13,7 +41,12 @@ def error_content(error: BaseException, callstack: str) -> dict[str, Any]:
     return {
         "message": {
             "message": f"{type(error).__name__}: {_text_of(error)}",
-            "extraInfo": {"py_callstack": callstack, "timestamp": str(int(now)), "perdure_time": now},
+            "extraInfo": {
+                "py_callstack": callstack,
+                "timestamp": str(int(now)),
+                "perdure_time": now,
+                WRITER: os.getpid(),
+            },
         }
     }
 

@@ -1,5 +1,8 @@
 """Plugin that `import torch` loads in every rank: counts and times optimizer steps, and records uncaught exceptions.
 
+A process that a rank has started has the rank's variables, but is none. The plugin does nothing there, unless the
+process trains in the place of a rank that makes no step: a wrapper around it.
+
 It does not touch the user's code, and must not fail: torch turns an exception of a plugin into a failure of `import
 torch`. Counts are relative (0 after each start): they show that a rank is alive, not the progress of the training,
 which `perdure_training.report` reports.
@@ -18,10 +21,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from perdure_training.node_api.progress_file import COUNTED, REPORTED, ProgressFile, progress_path
-from perdure_training.node_api.rank_environment import PROGRESS_VARIABLE, generation_of, is_rank
+from perdure_training.node_api.progress_file import (
+    COUNTED,
+    REPORTED,
+    ProgressFile,
+    progress_path,
+    speaks_for_rank,
+)
+from perdure_training.node_api.rank_environment import (
+    PROGRESS_VARIABLE,
+    generation_of,
+    is_child_of_training_rank,
+    is_rank,
+    is_rank_itself,
+)
 
 from ..environment import PARENT_VARIABLE
+from .rank_process import claim_rank, mark_training
 
 _ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 
@@ -30,12 +46,20 @@ def autoload() -> None:
     """Installs the plugin; the entry point in the group `torch.backends`."""
     with contextlib.suppress(Exception):
         # A copy: warm starts leave out packages that read a rank's variables when they are imported.
-        if is_rank(os.environ.copy()):
+        if not is_rank(os.environ.copy()):
+            return
+        if claim_rank(os.environ):
             _stay_with_parent()
             _keep_uncaught_exceptions()
             _answer_with_stacks()
             StepCounter().install()
             _time_steps()
+        elif is_child_of_training_rank(os.environ):
+            # torch's own `@record` writes there, too.
+            os.environ.pop(_ERROR_FILE_VARIABLE, None)
+        else:
+            _keep_uncaught_exceptions()
+            StepCounter().install()
 
 
 class StepCounter:
@@ -81,13 +105,22 @@ class StepCounter:
         self._step = max(self._step, step)
         writer = self._writer
         if writer is None:
-            # Imported here: imports at the top would delay every start.
-            from ..warm_start import learning
-
-            learning.tell()
+            stands_in = not is_rank_itself(os.environ)
             writer = self._writer = ProgressFile(
-                progress_path(self._directory, self._rank), generation=self._generation, pid=os.getpid(), source=COUNTED
+                progress_path(self._directory, self._rank),
+                generation=self._generation,
+                pid=os.getpid(),
+                source=COUNTED,
+                stands_in=stands_in,
             )
+            if stands_in:
+                _answer_with_stacks()
+            else:
+                mark_training(os.environ)
+                # Imported here: imports at the top would delay every start.
+                from ..warm_start import learning
+
+                learning.tell()
         if writer.source == REPORTED:
             self._stop()
             return
@@ -104,19 +137,31 @@ def _keep_uncaught_exceptions() -> None:
         return
     owner = os.getpid()
     following = sys.excepthook
+    if is_rank_itself(os.environ) and os.path.exists(path):
+        _remove_left_error(path)
 
     def keep(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         with contextlib.suppress(Exception):
-            if os.getpid() == owner and not os.path.exists(path):
+            if os.getpid() == owner and speaks_for_rank(os.environ):
                 from ..system.files import write_file
-                from .error_file import error_content
+                from .error_file import error_content, is_kept_already
 
                 callstack = "".join(traceback.format_exception(kind, error, trace))
-                # When a peer has failed, ranks are killed while they write, and torchrun fails on a partial file.
-                write_file(path, json.dumps(error_content(error, callstack)))
+                if not is_kept_already(path, error):
+                    # When a peer has failed, ranks are killed while they write, and torchrun fails on a partial file.
+                    write_file(path, json.dumps(error_content(error, callstack)))
         following(kind, error, trace)
 
     sys.excepthook = keep
+
+
+def _remove_left_error(path: str) -> None:
+    """Removes the error of a process that was the rank before this one, and whose end the command has survived."""
+    from .error_file import writer_of
+
+    if writer_of(path) not in (None, os.getpid()):
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
 
 def _answer_with_stacks() -> None:

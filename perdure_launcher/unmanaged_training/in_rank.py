@@ -18,10 +18,11 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from perdure_training.node_api.layout import AGENT_SOCKET
-from perdure_training.node_api.progress_file import mark_without_process_group
+from perdure_training.node_api.progress_file import mark_without_process_group, speaks_for_rank
 from perdure_training.node_api.rank_environment import PROGRESS_VARIABLE, generation_of, is_rank
 
 from ..environment import STORE_VARIABLE, TORCHRUN_VARIABLE, TorchrunSettings
+from ..rank_plugins.rank_process import mark_training
 from ..torch_internals import process_group_handlers
 from .cases import Case
 
@@ -67,7 +68,7 @@ def use_job_store() -> None:
     handlers = process_group_handlers()
     for scheme in ("env", "tcp"):
         handlers[scheme] = _with_job_store(handlers[scheme], place)
-    if place.world_size > 1:
+    if place.world_size > 1 and speaks_for_rank(os.environ):
         _record_steps_without_group(place)
 
 
@@ -132,12 +133,17 @@ class RankPlace:
 
 
 def _with_job_store(original: Callable[..., Any], place: RankPlace) -> Callable[..., Any]:
+    # The script may change the variables before it forms its process group.
+    own = os.environ.copy()
+
     def rendezvous(url: str, *args: Any, **kwargs: Any) -> Any:
         import torch.distributed as dist
 
-        # Groups that are created beside the first one are the script's own concern.
-        if not dist.is_initialized():
+        # Groups that are created beside the first one are the script's own concern, and so are those of processes that
+        # a rank starts while it trains.
+        if not dist.is_initialized() and speaks_for_rank(own):
             job_url = place.job_url(url)
+            mark_training(os.environ)
             if job_url != url:
                 return process_group_handlers()["env"](job_url, *args, **kwargs)
         return original(url, *args, **kwargs)

@@ -15,7 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from perdure_training.node_api.rank_environment import PROGRESS_VARIABLE, generation_of, is_rank
+from perdure_training.node_api.rank_environment import (
+    PROGRESS_VARIABLE,
+    generation_of,
+    is_child_of_training_rank,
+    is_rank,
+    is_rank_itself,
+)
 from perdure_training.node_api.untrusted_files import read_below
 
 MAGIC = 0x50524431
@@ -26,6 +32,8 @@ _WITHOUT_PROCESS_GROUP = "without-process-group"
 _LAYOUT = struct.Struct("<IIQQQQdddddddQ")
 _SOURCE = struct.Struct("<I")
 _NUMBER = struct.Struct("<Q")
+_OWNER = struct.Struct("<QQ")
+"""Generation and PID."""
 _REAL = struct.Struct("<d")
 _STEP_TIMES = struct.Struct("<dddQ")
 _LARGEST = 2**63 - 1
@@ -136,17 +144,35 @@ def is_without_process_group(directory: Path, *, generation: int, beneath: Path 
         return False
 
 
-class ProgressFile:
-    """One rank's progress file, mapped into memory."""
+class NotTheRank(OSError):
+    """The file is that of a rank that makes its own steps; this process is one that the rank has started."""
 
-    def __init__(self, path: Path, *, generation: int, pid: int, source: int) -> None:
+
+class ProgressFile:
+    """One rank's progress file, mapped into memory.
+
+    A rank that makes no step may be a wrapper around the program that trains, so a process that it has started may
+    write in its place, until the rank itself does.
+    """
+
+    def __init__(self, path: Path, *, generation: int, pid: int, source: int, stands_in: bool = False) -> None:
         """Opens the file, and takes it over from the previous process.
 
         A script that reports takes it over from the step counter of its own process, too, which then stops.
 
+        Args:
+            path: The file.
+            generation: The generation of the process.
+            pid: The process's.
+            source: `COUNTED` or `REPORTED`.
+            stands_in: The process is not the rank itself, but one that the rank has started.
+
         Raises:
+            NotTheRank: if the process was started by the rank, and the rank or another such process steps.
             OSError: if the file cannot be created.
         """
+        if stands_in and _steps_elsewhere(read_progress(path), generation=generation, pid=pid):
+            raise NotTheRank(f"{path} is written by another process")
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -157,10 +183,10 @@ class ProgressFile:
             self._map = mmap.mmap(descriptor, _LAYOUT.size)
         finally:
             os.close(descriptor)
+        self._generation, self._pid, self._source, self._stands_in = generation, pid, source, stands_in
         magic, _, generation_before, pid_before, *_ = _LAYOUT.unpack_from(self._map)
         if source == REPORTED or (magic, generation_before, pid_before) != (MAGIC, generation, pid):
-            empty = _LAYOUT.pack(MAGIC, source, generation, pid, *_NOTHING)
-            self._map[: _LAYOUT.size] = empty
+            self._begin()
 
     @property
     def source(self) -> int:
@@ -169,7 +195,13 @@ class ProgressFile:
     def write(
         self, step: int, *, time: float, total: int | None = None, loss: float | None = None, mfu: float | None = None
     ) -> None:
-        """Writes a step; what is None keeps its value."""
+        """Writes a step; what is None keeps its value.
+
+        Raises:
+            NotTheRank: if the process wrote in the rank's place, and the rank itself has begun to.
+        """
+        if _OWNER.unpack_from(self._map, _GENERATION_AT) != (self._generation, self._pid):
+            self._take_back()
         if total is not None:
             _NUMBER.pack_into(self._map, _TOTAL_AT, total)
         if loss is not None:
@@ -179,6 +211,15 @@ class ProgressFile:
             _REAL.pack_into(self._map, _MFU_AT, mfu)
         _REAL.pack_into(self._map, _TIME_AT, time)
         _NUMBER.pack_into(self._map, _STEP_AT, step)
+
+    def _begin(self) -> None:
+        self._map[: _LAYOUT.size] = _LAYOUT.pack(MAGIC, self._source, self._generation, self._pid, *_NOTHING)
+
+    def _take_back(self) -> None:
+        generation, _ = _OWNER.unpack_from(self._map, _GENERATION_AT)
+        if self._stands_in or generation > self._generation:
+            raise NotTheRank("another process writes the progress of this rank")
+        self._begin()
 
 
 class _OwnFile:
@@ -232,11 +273,47 @@ class OwnStepTimes:
 
 
 def own_progress_path(environment: Mapping[str, str]) -> Path | None:
-    """Returns the path of this process's file; None if Perdure did not start it as a rank.
+    """Returns the path of this process's file; None if it does not speak for a rank (`speaks_for_rank`).
+
+    Raises:
+        ValueError: if the environment is not as the launcher sets it.
+    """
+    if not speaks_for_rank(environment):
+        return None
+    return progress_path(Path(environment[PROGRESS_VARIABLE]), int(environment["RANK"]))
+
+
+def speaks_for_rank(environment: Mapping[str, str]) -> bool:
+    """Returns whether what this process does is its rank's doing: it is the rank, or the rank has started it and makes
+    no steps itself, as a wrapper around the program that trains does.
 
     Raises:
         ValueError: if the environment is not as the launcher sets it.
     """
     if not is_rank(environment):
-        return None
-    return progress_path(Path(environment[PROGRESS_VARIABLE]), int(environment["RANK"]))
+        return False
+    if is_rank_itself(environment):
+        return True
+    if is_child_of_training_rank(environment):
+        return False
+    path = progress_path(Path(environment[PROGRESS_VARIABLE]), int(environment["RANK"]))
+    return not _steps_elsewhere(read_progress(path), generation=generation_of(environment), pid=os.getpid())
+
+
+def _steps_elsewhere(progress: RankProgress | None, *, generation: int, pid: int) -> bool:
+    """Returns whether another process makes the rank's steps, in this generation or a newer one."""
+    if progress is None or progress.generation < generation:
+        return False
+    if progress.generation > generation:
+        return True
+    return progress.pid != pid and progress.time > 0 and _lives(progress.pid)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -23,6 +24,10 @@ SPIKES_VARIABLE: Final = "PERDURE_REPORT_SPIKES"
 """Set where spikes of the loss and of the gradient norm are reported."""
 UNSOUND_VARIABLE: Final = "PERDURE_UNSOUND"
 """`UnsoundSteps` as GENERATION:AFTER:FOUND_AT; empty for none."""
+PROCESS_VARIABLE: Final = "PERDURE_RANK_PROCESS"
+"""The process that is the rank, as PID and PID namespace: it sets the variable, and the processes that it starts
+inherit it. `TRAINS` follows where they start after the rank has begun to train."""
+TRAINS: Final = "trains"
 
 
 def is_rank(environment: Mapping[str, str]) -> bool:
@@ -37,6 +42,32 @@ def has_job_rank(environment: Mapping[str, str]) -> bool:
     """
     run_id = environment.get(RUN_ID_VARIABLE)
     return "RANK" in environment and environment.get("TORCHELASTIC_RUN_ID", run_id) == run_id
+
+
+def is_rank_itself(environment: Mapping[str, str]) -> bool:
+    """Returns whether this process is its rank, and not one that the rank has started: a compile worker, a worker of a
+    loader, an evaluation.
+
+    Only meaningful where `is_rank` holds. What no process has claimed is this process's.
+    """
+    number, _, rest = environment.get(PROCESS_VARIABLE, "").partition(" ")
+    if not number:
+        return True
+    return number == str(os.getpid()) and rest.split()[:1] == [own_pid_namespace()]
+
+
+def is_child_of_training_rank(environment: Mapping[str, str]) -> bool:
+    """Returns whether this process was started by a rank that trained already, so that it cannot be the one that trains
+    in the rank's place."""
+    return not is_rank_itself(environment) and environment[PROCESS_VARIABLE].endswith(f" {TRAINS}")
+
+
+def own_pid_namespace() -> str:
+    """Returns the PID namespace of this process; empty on systems without."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
 
 
 def generation_of(environment: Mapping[str, str]) -> int:

@@ -29,6 +29,7 @@ from perdure_training.node_api.corruption_file import (
     corruption_path,
     write_corruption,
 )
+from perdure_training.node_api.progress_file import speaks_for_rank
 from perdure_training.node_api.rank_environment import PROGRESS_VARIABLE, generation_of, is_rank, unsound_steps_of
 from perdure_training.node_api.replay_files import ReplayAnswer
 from perdure_training.numbers import watch
@@ -252,7 +253,7 @@ class Replay:
         device, texts = self._replicas.device_name, found.checksums[:_TEXTS]
         found = replace(found, device=device, checksums=texts, time=time.time())
         try:
-            if is_rank(os.environ):
+            if speaks_for_rank(os.environ):
                 path = corruption_path(Path(os.environ[PROGRESS_VARIABLE]), int(os.environ["RANK"]))
                 write_corruption(path, found, generation=generation_of(os.environ))
         except (OSError, ValueError) as error:

@@ -12,7 +12,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from perdure_training.node_api.rank_environment import PROGRESS_VARIABLE, generation_of, is_rank
+from perdure_training.node_api.progress_file import speaks_for_rank
+from perdure_training.node_api.rank_environment import PROGRESS_VARIABLE, generation_of
 from perdure_training.node_api.replay_files import ReplayAnswer, answer_path, read_request, write_answer
 from perdure_training.replay.replicas import Replicas
 
@@ -29,7 +30,7 @@ class ReplayRequests:
     def __init__(self, replicas: Replicas) -> None:
         """Creates the object, and lets the agent know that this rank can replay steps."""
         self._replicas = replicas
-        self._progress = Path(os.environ[PROGRESS_VARIABLE]) if is_rank(os.environ) else None
+        self._progress = Path(os.environ[PROGRESS_VARIABLE]) if speaks_for_rank(os.environ) else None
         self._newest = self._answered = 0
         self._calls, self._until_exchange = 1, 1
         self._exchanged_at: float | None = None
