@@ -76,6 +76,8 @@ class TorchrunSettings:
 
     run_directory: str
     run_id: str
+    launcher: str
+    """The launcher's PID and PID namespace."""
     address: str
     processes: int
     max_nodes: int
@@ -85,6 +87,12 @@ class TorchrunSettings:
     warm_starts: bool
     exported: tuple[str, ...]
     """The variables that the handler removes from the ranks' environment."""
+
+    @property
+    def launcher_pid(self) -> int | None:
+        """The launcher's PID; None where it has another one in this process's namespace."""
+        number, _, namespace = self.launcher.partition(" ")
+        return int(number) if namespace == pid_namespace() else None
 
     @property
     def warm_folder(self) -> Path:
@@ -165,6 +173,7 @@ def torchrun_environment(config: LauncherConfig, base: Mapping[str, str], *, pro
     settings = TorchrunSettings(
         run_directory=str(config.run_directory),
         run_id=config.run_id,
+        launcher=f"{os.getpid()} {pid_namespace()}",
         address=config.address,
         processes=processes,
         max_nodes=config.max_nodes,

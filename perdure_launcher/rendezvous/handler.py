@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -41,6 +41,7 @@ from perdure_training.node_api.bodies import (
 )
 from perdure_training.node_api.progress_file import steps
 
+from .. import old_ranks
 from ..agent_link.session import AgentSession, Outbox
 from ..environment import STORE_VARIABLE, TorchrunSettings, generation_environment
 from ..rank_exits import SUPERSEDED_EXIT_CODE, ExitSpool, ExitWatch
@@ -163,6 +164,7 @@ class PerdureRendezvous(RendezvousHandler):
             raise RendezvousError(self._refused)
         detach_from_flags(self)
         exits = self._exits.take()
+        killed = {exit.pid for exit in exits if exit.signal == signal.SIGKILL and exit.pid is not None}
         while True:
             world = None if self._feed.stage_is_complete else self._feed.newer_than(self._entered)
             if world is None or exits:
@@ -183,6 +185,7 @@ class PerdureRendezvous(RendezvousHandler):
                 self._entered = world.generation
                 exits = [failure]
                 continue
+            self._end_old_ranks(killed)
             return self._enter(world)
 
     def shutdown(self) -> bool:
@@ -192,6 +195,20 @@ class PerdureRendezvous(RendezvousHandler):
         if self._warm is not None:
             self._warm.close()
         return True
+
+    def _end_old_ranks(self, killed: Collection[int]) -> None:
+        """Waits until nothing is left of the ranks before: it may hold ports, devices and files of the next ones."""
+        if self._world is None or self._settings.launcher_pid is None:
+            return
+        left = old_ranks.end(
+            self._entered,
+            run_directory=self._progress.parent,
+            launcher=self._settings.launcher_pid,
+            killed=killed,
+            grace=timedelta(seconds=self._settings.stop_grace_s),
+        )
+        if left:
+            logger.warning("processes %s of earlier ranks cannot be ended", [process.pid for process in left])
 
     def _enter(self, world: World) -> RendezvousInfo:
         with self._storing:

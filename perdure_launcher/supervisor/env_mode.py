@@ -32,6 +32,7 @@ from perdure_training.node_api.text import well_formed
 
 from ..environment import STORE_VARIABLE, generation_environment
 from ..rank_exits import describe_status, rank_exit, split_status
+from ..system import processes
 from ..system.ports import PortPool
 from ..tensorflow import tensorflow_environment
 from ..warm_start.names import EXECUTABLE_VARIABLE
@@ -122,7 +123,13 @@ class EnvMode:
             current.codes[local_rank] = ended.code
             ended_by_us = tree.ending and ended.code in (-signal.SIGTERM, -signal.SIGKILL)
             if ended.code != 0 and not ended_by_us and not current.superseded:
-                current.failures.append(self._failure(current, ended, local_rank))
+                failure = self._failure(current, ended, local_rank)
+                current.failures.append(failure)
+                if failure.signal == signal.SIGKILL:
+                    # What a killed rank has left has nobody to work for, and may hold its ports.
+                    groups = (ended.pid, failure.pid)
+                    left = [process.pid for process in processes.descendants() if process.group in groups]
+                    processes.send(left, signal.SIGKILL)
         if tree.empty or tree.ending:
             return
         if current.failures:

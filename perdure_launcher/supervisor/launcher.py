@@ -31,6 +31,7 @@ from perdure_training.node_api.bodies import (
 from perdure_training.node_api.storage_link import StorageLink
 from perdure_training.snapshots.copies import CopyReceiver
 
+from .. import old_ranks
 from ..agent_link.desired_state import NOTHING_DESIRED, DesiredFeed
 from ..agent_link.session import AgentSession, Outbox
 from ..config import LauncherConfig
@@ -267,7 +268,7 @@ class Launcher:
         self._tree.advance()
         if self._stop_at is not None and time.monotonic() >= self._stop_at:
             # By now torchrun has sent SIGTERM to its ranks, and waits for those that ignore it.
-            left = [process.pid for process in in_node.ranks_up_to(self._stopped_generation)]
+            left = [process.pid for process in self._old_ranks()]
             processes.send(left, signal.SIGKILL)
             # Search again for processes that were just forked.
             self._stop_at = time.monotonic() + _KILL_AGAIN.total_seconds() if left else None
@@ -285,11 +286,11 @@ class Launcher:
 
     def _leftover_daemons(self) -> list[int]:
         """Returns daemons of ended ranks: no other process ends them, and new ranks may need their ports."""
-        return [
-            process.pid
-            for process in in_node.ranks_up_to(self._stopped_generation)
-            if process.parent == os.getpid() and process.pid not in self._tree.roots
-        ]
+        own, roots = os.getpid(), self._tree.roots
+        return [process.pid for process in self._old_ranks() if process.parent == own and process.pid not in roots]
+
+    def _old_ranks(self) -> list[processes.Process]:
+        return old_ranks.of_generations_up_to(self._stopped_generation, run_directory=self._config.run_directory)
 
     def _stop_unmanaged(self, unmanaged: in_node.UnmanagedRanks) -> None:
         if self._state.read().handler_pid:

@@ -14,7 +14,6 @@ from perdure_training.node_api.rank_environment import GENERATION_VARIABLE
 
 from ..supervisor.commands import instead_of_deepspeed
 from ..system import processes
-from ..warm_start.names import LISTENING_VARIABLE
 from .cases import Case
 
 _PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID")
@@ -70,18 +69,3 @@ class ProcessScanner:
         if self._torchrun:
             return GENERATION_VARIABLE not in environment
         return place["TORCHELASTIC_RUN_ID"] is not None and environment.get("GROUP_WORLD_SIZE") == "1"
-
-
-def ranks_up_to(generation: int) -> list[processes.Process]:
-    """Returns ranks below the launcher, and their descendants, that belong to this generation or an older one."""
-    found: list[processes.Process] = []
-    for process in processes.descendants():
-        if process.zombie:
-            continue
-        environment = processes.environment_of(process.pid)
-        number = environment.get(GENERATION_VARIABLE, "").strip()
-        # torchrun's helpers inherit the generation, but no rank. A warm rank shows only the generation.
-        of_rank = "RANK" in environment or LISTENING_VARIABLE in environment
-        if of_rank and number.isdecimal() and int(number) <= generation:
-            found.append(process)
-    return found

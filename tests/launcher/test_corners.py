@@ -199,6 +199,24 @@ async def test_without_torchrun_too_on_nodes_of_different_sizes() -> None:
         assert gone(*left)
 
 
+@pytest.mark.parametrize("launcher", [TORCHRUN, [sys.executable]], ids=["torchrun", "env"])
+async def test_what_a_killed_rank_has_left_is_gone_before_the_next_rank_starts(launcher: list[str]) -> None:
+    node = Node([*launcher, "leaves_a_port.py"], stop_grace_s=600)
+    path = READY if launcher is TORCHRUN else ENV_READY
+    async with running(node):
+        ready = await first_world([node], path=path)
+        helper = int((node.run_directory / "helper-1").read_text())
+        await eventually(lambda: "helps" in node.output)
+        assert not gone(helper)
+        os.kill(node.ranks(1)[0], signal.SIGKILL)
+        await node.agent.heard(path, lambda body: bool(body["ranks"]))
+        await form_world([node], 2, port=ready[0].body["store_ports"][1])
+        await all_step([node], 2)
+        assert gone(helper)
+        assert "Address already in use" not in node.output
+        os.kill(int((node.run_directory / "helper-2").read_text()), signal.SIGKILL)
+
+
 async def test_a_torchrun_within_a_rank_is_a_world_of_its_own() -> None:
     node = Node([*TORCHRUN, "nests.py"], nodes="1:2")
     async with running(node):

@@ -126,9 +126,8 @@ class NodeSession:
             code = await launcher.wait()
         finally:
             keeping.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await keeping
-        if leftovers := await kill_leftovers(record.mark):
+            await asyncio.wait((keeping,))
+        if leftovers := await kill_leftovers(record.mark, run_dir=self._folder.run_dir):
             logger.info("ended %d processes that the launcher had left behind", leftovers)
         await self._end_agent()
         ending = self._read_ending(code)
@@ -185,10 +184,15 @@ class NodeSession:
         backoff = launch.agent_backoff()
         while True:
             began = loop.time()
-            self._agent = await self._start("perdure.agent", environment, output=output, errors=output)
-            _prefer(self._agent.pid)
-            code = await self._agent.wait()
-            logger.warning("the agent exited with %s and is restarted", code)
+            try:
+                self._agent = await self._start("perdure.agent", environment, output=output, errors=output)
+            except OSError as error:
+                # Of processes, descriptors or room on a disk there may be too few for a moment.
+                logger.warning("the agent cannot be started, which is tried again: %s", error)
+            else:
+                _prefer(self._agent.pid)
+                code = await self._agent.wait()
+                logger.warning("the agent exited with %s and is restarted", code)
             await asyncio.sleep(backoff.next_pause(ran=loop.time() - began))
 
     async def _end_agent(self) -> None:

@@ -93,7 +93,9 @@ class NodeKeeper:
 
     async def settle(self, folder: NodeFolder) -> Ending:
         """Ends the processes that a node without a launcher left behind, and records how it ended."""
-        if (record := folder.record) is not None and (leftovers := await kill_leftovers(record.mark)):
+        if (record := folder.record) is not None and (
+            leftovers := await kill_leftovers(record.mark, run_dir=folder.run_dir)
+        ):
             logger.info("%s: ended %d processes that its launcher had left behind", folder.name, leftovers)
         said = folder.launcher_exit
         ending = Ending(

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict
 
 from perdure.activities.nodes.local.spawn import boot_id, started_ticks
 from perdure.base.files import read_record
-from perdure_launcher.system.processes import environment_of
+from perdure_launcher.old_ranks import groups_of_ranks
+from perdure_launcher.system.processes import environment_of, read_process
 
 _ROUNDS = 200
 """Maximum number of searches for leftover processes: the next search finds a process that forked during one."""
@@ -98,14 +99,19 @@ async def _readable(descriptor: int) -> None:
         loop.remove_reader(descriptor)
 
 
-async def kill_leftovers(node: str) -> int:
+async def kill_leftovers(node: str, *, run_dir: Path) -> int:
     """Ends every process of a node except its agent. Returns their number when none is left.
 
-    The processes are found by their environment: after their launcher's death nothing else connects them.
+    After their launcher's death two things connect them: their environment, and the process groups of their ranks. A
+    program that overwrites its environment to set its title keeps its group.
+
+    Args:
+        node: The node's mark.
+        run_dir: Its run directory.
     """
-    killed = 0
+    killed, groups = 0, await asyncio.to_thread(groups_of_ranks, run_dir)
     for _ in range(_ROUNDS):
-        found = await asyncio.to_thread(lambda: list(processes_of(node)))
+        found = await asyncio.to_thread(lambda: list(processes_of(node, groups)))
         if not found:
             break
         killed += len(found)
@@ -113,15 +119,23 @@ async def kill_leftovers(node: str) -> int:
     return killed
 
 
-def processes_of(node: str) -> Iterator[ProcessIdentity]:
-    """Yields the processes of a node except its agent."""
+def processes_of(node: str, groups: Collection[int] = ()) -> Iterator[ProcessIdentity]:
+    """Yields the processes of a node except its agent; of these groups also those that name no node."""
     boot = boot_id()
     for entry in os.scandir("/proc"):
         if not entry.name.isdecimal():
             continue
         environment = environment_of(int(entry.name))
-        if environment.get("PERDURE_NODE") != node or "PERDURE_AGENT_CONFIG" in environment:
+        if "PERDURE_AGENT_CONFIG" in environment:
+            continue
+        found = environment.get("PERDURE_NODE")
+        if found != node and (found is not None or not _is_in(int(entry.name), groups)):
             continue
         started = started_ticks(int(entry.name))
         if started is not None:
             yield ProcessIdentity(pid=int(entry.name), started=started, boot=boot)
+
+
+def _is_in(pid: int, groups: Collection[int]) -> bool:
+    process = read_process(pid) if groups else None
+    return process is not None and process.group in groups

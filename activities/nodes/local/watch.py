@@ -95,8 +95,7 @@ class GroupWatch:
                 await launcher.wait_until_gone()
             finally:
                 keeping.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await keeping
+                await asyncio.wait((keeping,))
         ending = folder.ended or await self._keeper.settle(folder)
         self._tell(gone_event(record, ending))
         self.look_again()
@@ -123,14 +122,15 @@ class GroupWatch:
         backoff = agent_backoff()
         while True:
             began = loop.time()
-            if (agent := folder.agent) is not None:
-                await agent.wait_until_gone()
-            await asyncio.sleep(backoff.next_pause(ran=loop.time() - began))
-            logger.warning("%s: its agent has ended and is restarted", folder.name)
             try:
+                if (agent := folder.agent) is not None:
+                    await agent.wait_until_gone()
+                await asyncio.sleep(backoff.next_pause(ran=loop.time() - began))
+                logger.warning("%s: its agent has ended and is restarted", folder.name)
                 await asyncio.to_thread(self._keeper.restart_agent, folder, record)
             except Exception:
-                logger.exception("%s: its agent cannot be started", folder.name)
+                logger.exception("%s: its agent cannot be started, which is tried again", folder.name)
+                await asyncio.sleep(_LOOK_AGAIN)
 
     def _tell(self, event: NodeEvent) -> None:
         self._events.put_nowait(event)

@@ -1,0 +1,91 @@
+"""Finds and ends what ranks of earlier generations have left on this node: it may hold ports, devices and files that
+new ranks need.
+
+A process is known by the variables of its rank, which it inherits, and by its rank's process group: a program that sets
+its title overwrites its variables (vLLM's engine does), and keeps its group.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Collection, Iterable
+from datetime import timedelta
+from pathlib import Path
+
+from perdure_training.node_api.layout import STACKS
+from perdure_training.node_api.rank_environment import GENERATION_VARIABLE
+
+from .rank_plugins.stacks import StackFile
+from .system import processes
+from .warm_start.names import LISTENING_VARIABLE
+
+_LOOK_AGAIN = 0.02
+"""Seconds between two searches for processes, of which no other process learns when they end."""
+_UNKILLABLE = 5.0
+"""Seconds for which processes that were killed are waited for: one may be stuck in the kernel."""
+
+
+def of_generations_up_to(generation: int, *, run_directory: Path, below: int | None = None) -> list[processes.Process]:
+    """Returns ranks below a process, and what they have started, that belong to this generation or an older one.
+
+    Args:
+        generation: The generation.
+        run_directory: The node's.
+        below: The launcher's PID; by default that of this process.
+    """
+    groups = groups_of_ranks(run_directory, up_to=generation)
+    return [
+        process
+        for process in processes.descendants(below)
+        if not process.zombie and (process.group in groups or _is_of(process.pid, generation))
+    ]
+
+
+def groups_of_ranks(run_directory: Path, *, up_to: int | None = None) -> frozenset[int]:
+    """Returns the process groups that ranks of this node have led, those of these generations or all."""
+    try:
+        names = os.listdir(run_directory / STACKS)
+    except OSError:
+        return frozenset()
+    marks = (mark for name in names if (mark := StackFile.parse(name)) is not None)
+    return frozenset(mark.pid for mark in marks if up_to is None or mark.generation <= up_to)
+
+
+def end(
+    generation: int, *, run_directory: Path, launcher: int, killed: Collection[int], grace: timedelta
+) -> list[processes.Process]:
+    """Ends what these generations have left, and returns what could not be ended.
+
+    Args:
+        generation: The newest of them; none of their ranks trains any more.
+        run_directory: The node's.
+        launcher: The launcher's PID.
+        killed: PIDs of ranks that were killed. What they have left is killed at once: it has nobody to work for.
+        grace: The time that all else has after SIGTERM.
+    """
+    begun, terminated = time.monotonic(), set[int]()
+    while left := of_generations_up_to(generation, run_directory=run_directory, below=launcher):
+        passed = time.monotonic() - begun
+        if passed >= grace.total_seconds() + _UNKILLABLE:
+            break
+        over = passed >= grace.total_seconds()
+        doomed = {process.pid for process in left if over or process.group in killed}
+        processes.send(doomed, signal.SIGKILL)
+        processes.send(_new(left, terminated | doomed), signal.SIGTERM)
+        terminated |= {process.pid for process in left}
+        time.sleep(_LOOK_AGAIN)
+    return left
+
+
+def _new(found: Iterable[processes.Process], known: Collection[int]) -> list[int]:
+    return [process.pid for process in found if process.pid not in known]
+
+
+def _is_of(pid: int, generation: int) -> bool:
+    environment = processes.environment_of(pid)
+    number = environment.get(GENERATION_VARIABLE, "").strip()
+    # torchrun's helpers inherit the generation, but no rank. A warm rank shows only the generation.
+    of_rank = "RANK" in environment or LISTENING_VARIABLE in environment
+    return of_rank and number.isdecimal() and int(number) <= generation
