@@ -1,4 +1,4 @@
-"""A rank with a helper that outlives it: it holds the rank's port, ignores SIGTERM and has none of the rank's variables,
+"""A rank with a helper that outlives it: it holds the port, ignores SIGTERM and has none of the variables,
 like a program that overwrites them to set its title."""
 
 import os
