@@ -25,6 +25,7 @@ from perdure.agent.node_events import NodeEventEmitter
 from perdure.agent.notifier import Notifier
 from perdure.agent.outbox import Outbox, envelope, spread_of
 from perdure.agent.parts import Shipper
+from perdure.agent.polls import report_refused_polls
 from perdure.agent.progress import ProgressReader
 from perdure.agent.readiness import ReadinessProbe
 from perdure.agent.server import NodeServer
@@ -224,6 +225,7 @@ class Agent:
                 self._control.serve(
                     Commands(self.node, self._lease, self._store, self._stacks, self._checks).activities
                 ),
+                report_refused_polls(self._control, self._config.node, to_group=self._to_group),
                 self._telemetry.run(),
                 self._checkpoints.run(),
                 self._lease.watch_owner(),

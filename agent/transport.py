@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflowservice.v1 import PollActivityTaskQueueRequest
 from temporalio.client import (
     Client,
     WorkflowHandle,
@@ -20,22 +22,31 @@ from temporalio.client import (
 )
 from temporalio.common import WorkerDeploymentVersion
 from temporalio.envconfig import ClientConfig, ClientConnectConfig
-from temporalio.runtime import LogForwardingConfig, LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
+from temporalio.runtime import (
+    LogForwardingConfig,
+    LoggingConfig,
+    MetricBuffer,
+    Runtime,
+    TelemetryConfig,
+    TelemetryFilter,
+)
 from temporalio.service import RPCError, RPCStatusCode, TLSConfig
 from temporalio.worker import PollerBehaviorSimpleMaximum, Worker, WorkerDeploymentConfig
 
 from perdure.agent.config import AgentConfig, GatewayConnection
 from perdure.agent.job_liveness import JobLiveness, query_job_liveness
 from perdure.agent.outbox import ControlPlaneBusy, DestinationNotFound
+from perdure.agent.poll_meter import PollMeter
 from perdure.base.backoff import Backoff
 from perdure.base.credentials.names import GRANT_HEADER
 from perdure.base.encryption.codec import PayloadEncryption
 from perdure.base.executions import update
+from perdure.base.shortages import is_passing
 from perdure.base.tracing import interceptors
 from perdure.contract.agents import AgentMessage
 from perdure.contract.base import Message
 from perdure.contract.datasets import DatasetAnswer, DatasetRequest
-from perdure.contract.names import dataset_workflow_id, store_workflow_id
+from perdure.contract.names import dataset_workflow_id, probe_task_queue, store_workflow_id
 from perdure.contract.routes import Destination, RoutedMessage
 from perdure.contract.store import StoreAnswers, StoreRequest
 from perdure_launcher import __version__
@@ -51,6 +62,8 @@ _BUSY = frozenset({RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.RESOURCE_EXHAU
 """Statuses of an overloaded server. The SDK reports CANCELLED if a call took longer than its timeout."""
 _TOKEN_INTERVAL = 10.0
 """Seconds between two checks for a new token. Kubernetes writes it when a fifth of the old one's lifetime remains."""
+_PROBE = timedelta(seconds=1)
+"""Timeout of a poll that shows whether the server refuses polls: it answers those at once."""
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 5.0
 
@@ -103,6 +116,11 @@ class ControlPlane(Protocol):
         """
         ...
 
+    async def why_refused(self) -> str:
+        """Why the server, for lack of capacity, has refused to hand this agent commands or to take its messages since
+        the last call; empty where it has not."""
+        ...
+
     async def serve(self, commands: Sequence[Callable[..., Any]]) -> None:
         """Executes commands from the node's queue until cancelled."""
         ...
@@ -123,6 +141,11 @@ class TemporalControlPlane:
         self._connecting = asyncio.Lock()
         self._patience = _CALL_TIMEOUT
         """The timeout of signals that are not urgent; longer after a signal that the server did not answer in time."""
+        self._runtime: Runtime | None = None
+        self._polls: PollMeter | None = None
+        """None with a client that was given, whose runtime others use as well."""
+        self._refusal = ""
+        """Why the server has refused a message, for lack of capacity."""
 
     async def signal(self, message: AgentMessage) -> None:
         client = await self._connect()
@@ -136,6 +159,7 @@ class TemporalControlPlane:
                 raise DestinationNotFound(f"{workflow} does not exist or has closed") from error
             if error.status in _BUSY:
                 self._patience = min(2 * self._patience, _LONGEST_CALL)
+                self._refusal = _shortage(error) or self._refusal
                 raise ControlPlaneBusy(error.message) from error
             raise
         self._patience = max(self._patience / 2, _CALL_TIMEOUT)
@@ -173,6 +197,20 @@ class TemporalControlPlane:
             if error.status in _BUSY:
                 raise ControlPlaneBusy(error.message) from error
             raise
+
+    async def why_refused(self) -> str:
+        refusal, self._refusal = self._refusal, ""
+        if refusal or self._polls is None or not self._polls.are_refused():
+            return refusal
+        client = await self._connect()
+        # The node's own queue would hand this poll a command.
+        queue = TaskQueue(name=probe_task_queue(self._config.task_queue))
+        poll = PollActivityTaskQueueRequest(namespace=client.namespace, task_queue=queue, identity=client.identity)
+        try:
+            await client.workflow_service.poll_activity_task_queue(poll, timeout=_PROBE)
+        except RPCError as error:
+            return _shortage(error)
+        return ""
 
     async def serve(self, commands: Sequence[Callable[..., Any]]) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -214,12 +252,20 @@ class TemporalControlPlane:
                     **self._connection(),
                     data_converter=encryption.data_converter,
                     identity=f"{node.role}-{node.rank}/{node.incarnation}@{self._config.host}",
-                    runtime=shared_runtime(),
+                    runtime=self._own_runtime(),
                     connect_timeout=_CALL_TIMEOUT,
                     interceptors=interceptors("agent"),
                 )
                 encryption.use(self._client)
             return self._client
+
+    def _own_runtime(self) -> Runtime:
+        """Returns an SDK runtime whose metrics show how polls end; the same one for each try to connect."""
+        if self._runtime is None:
+            polls = PollMeter()
+            self._runtime = quiet_runtime(metrics=polls.buffer)
+            self._polls = polls
+        return self._runtime
 
     def _connection(self) -> ClientConnectConfig:
         """Returns the settings of the connection. Files are read again each time: keys and certificates are renewed
@@ -251,6 +297,12 @@ class TemporalControlPlane:
                 self._client.api_key = token
 
 
+def _shortage(error: RPCError) -> str:
+    """What a server lacks that refuses a call; empty where it refuses it for another reason."""
+    lacks = error.status is RPCStatusCode.RESOURCE_EXHAUSTED and not is_passing(error.message)
+    return error.message if lacks else ""
+
+
 _shared_runtime: Runtime | None = None
 
 
@@ -258,12 +310,19 @@ def shared_runtime() -> Runtime:
     """Returns the process's shared SDK runtime; each runtime has its own threads."""
     global _shared_runtime
     if _shared_runtime is None:
-        # The SDK's warnings would fill a disk during an outage: kilobytes a minute, to standard output.
-        errors = LoggingConfig(
-            filter=TelemetryFilter(core_level="ERROR", other_level="ERROR"),
-            forwarding=LogForwardingConfig(logger=logging.getLogger("temporalio.core")),
-        )
-        _shared_runtime = Runtime(
-            telemetry=TelemetryConfig(logging=errors, metrics=None), worker_heartbeat_interval=None
-        )
+        _shared_runtime = quiet_runtime()
     return _shared_runtime
+
+
+def quiet_runtime(*, metrics: MetricBuffer | None = None) -> Runtime:
+    """Creates an SDK runtime that logs errors only: its warnings would fill a disk during an outage, with kilobytes a
+    minute to standard output.
+
+    Args:
+        metrics: Receives its metrics, and must be emptied regularly.
+    """
+    errors = LoggingConfig(
+        filter=TelemetryFilter(core_level="ERROR", other_level="ERROR"),
+        forwarding=LogForwardingConfig(logger=logging.getLogger("temporalio.core")),
+    )
+    return Runtime(telemetry=TelemetryConfig(logging=errors, metrics=metrics), worker_heartbeat_interval=None)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from perdure.base.errors import ControlPlaneOverloaded as ControlPlaneOverloaded
     from perdure.base.errors import ControlPlaneUnreachable as ControlPlaneUnreachable
     from perdure.base.errors import ExitCode as ExitCode
     from perdure.base.errors import JobAlreadyRunning as JobAlreadyRunning
@@ -125,6 +126,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "perdure.base.errors": (
+        "ControlPlaneOverloaded",
         "ControlPlaneUnreachable",
         "ExitCode",
         "JobAlreadyRunning",
@@ -249,6 +251,7 @@ __all__ = [
     "Client",
     "CollectiveCall",
     "Considered",
+    "ControlPlaneOverloaded",
     "ControlPlaneUnreachable",
     "CourseSample",
     "DatasetView",

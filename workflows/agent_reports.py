@@ -16,6 +16,7 @@ from perdure.contract import (
     NodeDesired,
     NodePhase,
     PaceReport,
+    PollsRefused,
     PortsChanged,
     Ready,
     Stall,
@@ -31,6 +32,7 @@ from perdure.contract.transitions import (
     NodeEnding,
     NodeJoined,
     NodePace,
+    NodePollsRefused,
     NodePortsChanged,
     NodeReachable,
     NodeRestoredCheckpoint,
@@ -98,6 +100,12 @@ def lease_taken(table: NodeTable, message: LeaseTaken) -> None:
     if not record.reachable:
         table.report(NodeReachable(**identity_of(record.node), time=message.time))
         table.report_obstacle(record)
+
+
+def polls_refused(table: NodeTable, message: PollsRefused) -> None:
+    record = table.accept_message(message)
+    if record is not None:
+        table.report(NodePollsRefused(**identity_of(record.node), time=message.time, cause=message.cause))
 
 
 def ready(table: NodeTable, message: Ready) -> None:

@@ -22,6 +22,7 @@ with workflow.unsafe.imports_passed_through():
         NodeLost,
         NodeMemoryRaised,
         NodePace,
+        NodePollsRefused,
         NodeReady,
         NodeRemoved,
         NodeStepTimes,
@@ -38,6 +39,7 @@ _URGENT = (
     NodeReady,
     NodeUnreachable,
     NodeUnresponsive,
+    NodePollsRefused,
     NodeLost,
     NodeCreateFailed,
     NodeMemoryRaised,
@@ -47,7 +49,7 @@ _URGENT = (
 """Transitions that a recovery may wait for. They end the gathering, which waits for a timer of the server that may fire
 a second late."""
 
-_TELEMETRY = (NodeStepTimes, NodePace)
+_TELEMETRY = (NodeStepTimes, NodePace, NodePollsRefused)
 """Transitions of which only the newest of each node means anything."""
 
 _LARGEST = 512 * 1024

@@ -66,6 +66,10 @@ class ControlPlaneUnreachable(PerdureError):
     exit_code = ExitCode.UNREACHABLE
 
 
+class ControlPlaneOverloaded(ControlPlaneUnreachable):
+    """The Temporal server answers that it lacks the capacity for a call now; the remedy names the setting."""
+
+
 class NoWorker(ControlPlaneUnreachable):
     """The Temporal server answers, but no Perdure worker does: jobs wait, nodes continue."""
 

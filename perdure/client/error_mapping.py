@@ -12,7 +12,17 @@ from temporalio.exceptions import ApplicationError, FailureError
 from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.base.encryption.codec import REFUSED_PAYLOAD
-from perdure.base.errors import JobNotFound, JobPaused, NotPermitted, NoWorker, PerdureError, Refused, WorkflowTaskFails
+from perdure.base import shortages
+from perdure.base.errors import (
+    ControlPlaneOverloaded,
+    JobNotFound,
+    JobPaused,
+    NotPermitted,
+    NoWorker,
+    PerdureError,
+    Refused,
+    WorkflowTaskFails,
+)
 from perdure.base.executions import ExecutionStatus, QueryRejected, converter_for, describe
 from perdure.client import pauses, task_failures
 from perdure.client.connection import CALL_TIMEOUT, Connection, unreachable
@@ -39,7 +49,8 @@ async def map_errors(connection: Connection, name: str = "", namespace: str | No
         NoWorker: if the server answers and no worker does, or one that is too busy.
         WorkflowTaskFails: if a worker answers and cannot continue the job.
         JobPaused: if an operator has paused the job's workflow in Temporal.
-        ControlPlaneUnreachable: if the server does not answer, or has no capacity for the call now.
+        ControlPlaneOverloaded: if the server has no capacity for the call now.
+        ControlPlaneUnreachable: if the server does not answer.
         NotPermitted: if the server does not permit the call to this caller.
         Refused: if the server or the job rejects the call.
     """
@@ -70,13 +81,9 @@ async def _explanation(connection: Connection, name: str, namespace: str, error:
             return unreachable(connection.endpoint, "no answer in time")
         case RPCStatusCode.RESOURCE_EXHAUSTED if _QUERIES_WAIT in text:
             return await _no_worker(connection, name, namespace)
-        # A server that lacks some resource now takes the same call later.
-        case (
-            RPCStatusCode.UNAVAILABLE
-            | RPCStatusCode.UNKNOWN
-            | RPCStatusCode.INTERNAL
-            | RPCStatusCode.RESOURCE_EXHAUSTED
-        ):
+        case RPCStatusCode.RESOURCE_EXHAUSTED:
+            return _overloaded(connection, error.message)
+        case RPCStatusCode.UNAVAILABLE | RPCStatusCode.UNKNOWN | RPCStatusCode.INTERNAL:
             return unreachable(
                 connection.endpoint, error.message.splitlines()[0] if error.message else str(error.status)
             )
@@ -84,6 +91,16 @@ async def _explanation(connection: Connection, name: str, namespace: str, error:
             return NotPermitted(f"the Temporal server refuses: {error.message} ({error.status.name})")
         case _:
             return Refused(f"the Temporal server refuses: {error.message} ({error.status.name})")
+
+
+def _overloaded(connection: Connection, cause: str) -> ControlPlaneOverloaded:
+    """The error of a server that lacks some resource now: it takes the same call later."""
+    passing = shortages.is_passing(cause)
+    remedy = "Try again." if passing else f"Try again, or {shortages.remedy(cause)}."
+    return ControlPlaneOverloaded(
+        f"the Temporal server at {connection.endpoint.address} lacks the capacity for this call: {cause}",
+        remedy=f"{remedy} Running nodes continue to train.",
+    )
 
 
 async def _no_worker(connection: Connection, name: str, namespace: str) -> NoWorker:

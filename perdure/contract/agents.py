@@ -37,6 +37,7 @@ __all__ = [
     "LeaseView",
     "Leaving",
     "PaceReport",
+    "PollsRefused",
     "PortsChanged",
     "PrintedLines",
     "Progress",
@@ -237,6 +238,14 @@ class LeaseTaken(AgentMessage, route=Route(Destination.GROUP, "lease_taken", new
 
     agent_started_at: Time
     epoch: int
+
+
+class PollsRefused(AgentMessage, route=Route(Destination.GROUP, "polls_refused", newest_only=True, journaled=False)):
+    """The Temporal server refuses to hand the agent commands and leases, for lack of capacity; repeated while it does.
+    So its silence says nothing about its node."""
+
+    cause: ShortText
+    """The server's text."""
 
 
 class PortsChanged(AgentMessage, route=Route(Destination.GROUP, "ports_changed", newest_only=True, journaled=False)):

@@ -142,6 +142,11 @@ def node_task_queue(node: NodeId) -> str:
     return f"node/{node.path}"
 
 
+def probe_task_queue(node_queue: str) -> str:
+    """The queue that a node's agent polls to learn whether the server refuses polls: no one puts anything there."""
+    return f"{node_queue}/probe"
+
+
 def node_name(job_name: str, node: NodeId) -> str:
     """The name of a pod or a node's folder; at most 63 characters, as Kubernetes' labels allow."""
     return dns_label(job_name, f"-{node.role}-{node.rank}-{node.uid}{node.incarnation}")

@@ -32,6 +32,7 @@ __all__ = [
     "NodeMemoryRaised",
     "NodePace",
     "NodePending",
+    "NodePollsRefused",
     "NodePortsChanged",
     "NodeReachable",
     "NodeReady",
@@ -189,6 +190,14 @@ class NodeReachable(NodeTransition):
     host: str = ""
 
 
+class NodePollsRefused(NodeTransition):
+    """The Temporal server refuses to hand its agent commands and leases, for lack of capacity."""
+
+    kind: Literal["POLLS_REFUSED"] = "POLLS_REFUSED"
+    cause: ShortText = ""
+    """The server's text."""
+
+
 class NodeUnresponsive(NodeTransition):
     """Its agent did not take a command for the current generation."""
 
@@ -289,6 +298,7 @@ _ANY = (
     | NodeUnreachable
     | NodeReachable
     | NodeUnresponsive
+    | NodePollsRefused
     | NodeLost
     | NodeCreateFailed
     | NodeMemoryRaised

@@ -50,7 +50,7 @@ from temporalio.api.workflowservice.v1 import (
 from perdure.base.credentials.grants import Grant
 from perdure.contract import Destination, routed_to
 from perdure.contract.datasets import DATASET_NAME
-from perdure.contract.names import dataset_workflow_id, store_workflow_id
+from perdure.contract.names import dataset_workflow_id, probe_task_queue, store_workflow_id
 
 SERVICE: Final = "temporal.api.workflowservice.v1.WorkflowService"
 
@@ -169,17 +169,19 @@ class DescribeNamespace(Call[DescribeNamespaceRequest, DescribeNamespaceResponse
 
 
 class PollActivityTaskQueue(Call[PollActivityTaskQueueRequest, PollActivityTaskQueueResponse]):
-    """Waits for a command on the node's own queue."""
+    """Waits for a command on the node's own queue, or learns from another one, which is empty, whether polls are
+    refused."""
 
     request, response = PollActivityTaskQueueRequest, PollActivityTaskQueueResponse
     long = True
 
     def check(self, request: PollActivityTaskQueueRequest) -> PollActivityTaskQueueRequest:
-        if request.task_queue.name != self.grant.task_queue:
+        own = self.grant.task_queue
+        if request.task_queue.name not in (own, probe_task_queue(own)):
             raise Denied(f"task_queue: {request.task_queue.name!r} is not the node's own")
         return PollActivityTaskQueueRequest(
             namespace=self.check_namespace(request.namespace),
-            task_queue=TaskQueue(name=self.grant.task_queue, kind=TaskQueueKind.TASK_QUEUE_KIND_NORMAL),
+            task_queue=TaskQueue(name=request.task_queue.name, kind=TaskQueueKind.TASK_QUEUE_KIND_NORMAL),
             identity=self.identity(request.identity),
         )
 

@@ -9,7 +9,14 @@ from temporalio.client import Client as TemporalClient
 from temporalio.client import WorkflowQueryFailedError
 from temporalio.service import RPCError, RPCStatusCode
 
-from perdure.base.errors import ControlPlaneUnreachable, NotPermitted, NoWorker, PerdureError, Refused
+from perdure.base.errors import (
+    ControlPlaneOverloaded,
+    ControlPlaneUnreachable,
+    NotPermitted,
+    NoWorker,
+    PerdureError,
+    Refused,
+)
 from perdure.client.client import Client
 from perdure.client.connection import find_endpoint
 from perdure.client.error_mapping import map_errors
@@ -18,7 +25,7 @@ from perdure.client.error_mapping import map_errors
 @pytest.mark.parametrize(
     ("status", "expected"),
     [
-        (RPCStatusCode.RESOURCE_EXHAUSTED, ControlPlaneUnreachable),
+        (RPCStatusCode.RESOURCE_EXHAUSTED, ControlPlaneOverloaded),
         (RPCStatusCode.UNAVAILABLE, ControlPlaneUnreachable),
         (RPCStatusCode.PERMISSION_DENIED, NotPermitted),
     ],
@@ -28,6 +35,22 @@ async def test_a_server_without_capacity_has_not_refused(status: RPCStatusCode, 
     with pytest.raises(expected):
         async with map_errors(client, "job"):
             raise RPCError("no", status, b"")
+
+
+@pytest.mark.parametrize(
+    ("cause", "remedy"),
+    [
+        ("namespace concurrent poller limit exceeded", "raise frontend.namespaceCount"),
+        ("namespace rate limit exceeded", "raise frontend.namespaceRPS"),
+        ("Workflow is busy.", "Try again."),
+        ("words of a later release", "more capacity"),
+    ],
+)
+async def test_a_server_without_capacity_is_given_the_setting_that_it_lacks(cause: str, remedy: str) -> None:
+    with pytest.raises(ControlPlaneOverloaded, match=re.escape(cause)) as raised:
+        async with map_errors(Client(endpoint=find_endpoint("127.0.0.1:9")), "job"):
+            raise RPCError(cause, RPCStatusCode.RESOURCE_EXHAUSTED, b"")
+    assert remedy in raised.value.remedy
 
 
 @pytest.mark.parametrize(

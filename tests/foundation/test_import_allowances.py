@@ -48,6 +48,7 @@ def foreign(folder: str, *, allowed: tuple[str, ...]) -> list[str]:
                 "perdure.contract",
                 "perdure.spec",
                 "perdure.base.markdown",
+                "perdure.base.shortages",
                 "perdure.base.words",
             ),
         ),

@@ -371,7 +371,7 @@ async def test_the_gateway_speaks_tls_only(site: GatewaySite) -> None:
 
 def test_agents_send_the_declared_messages_and_no_others() -> None:
     steps = {"stepping", "stall", "stall_evidence", "step_times", "pace"}
-    group = {"joined", "ready", *steps, "lease_taken", "ports_changed", "leaving", "checked"}
+    group = {"joined", "ready", *steps, "lease_taken", "ports_changed", "polls_refused", "leaving", "checked"}
     checkpoints = {"checkpoint_stored", "checkpoint_committed", "checkpoint_restored"}
     assert {
         Destination.JOB: {"bad_number", "corruption", "failure", "finished", "group_missing"},

@@ -83,6 +83,9 @@ class AdverseNetwork:
     async def job_liveness(self) -> JobLiveness:
         return await self._server.job_liveness()
 
+    async def why_refused(self) -> str:
+        return await self._server.why_refused()
+
     async def serve(self, commands: Sequence[Callable[..., Any]]) -> None:
         self.serving = asyncio.current_task()
         await self._server.serve(commands)

@@ -29,7 +29,7 @@ from perdure.workflows.policy.capacity import (
 )
 from perdure.workflows.policy.capacity.staffing import TokenSource
 from perdure.workflows.policy.checkpoints import commits
-from perdure.workflows.policy.diagnosis import bad_numbers, hangs, unreachable
+from perdure.workflows.policy.diagnosis import bad_numbers, hangs, shortages, unreachable
 from perdure.workflows.policy.facts import user_requests
 from perdure.workflows.policy.facts.apply import apply_facts
 from perdure.workflows.policy.facts.events import (
@@ -163,6 +163,7 @@ def advance_job(state: JobState, job: JobSpec, now: datetime, *, new_token: Toke
         return with_phases(hold_on_failure.end_when_due(state, now), job)
     if state.repairs_paused_until is not None and now >= state.repairs_paused_until:
         state = state.replace(repairs_paused_until=None)
+    state = shortages.end_when_due(state, now)
     state = suspension.carry_out(_check_limits(starts.complete_proven(state, job), job, now), job, now)
     before = failures.restart_others(state, job, now)
     state = _advance_roles(before, job, now, new_token=new_token)

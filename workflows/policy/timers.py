@@ -23,7 +23,7 @@ def next_deadline(state: JobState, job: JobSpec, now: datetime) -> datetime | No
     """The earliest time after `now` at which the passing of time alone may change a decision."""
     if state.outcome is not None:
         return state.outcome.held_until
-    times = [end_of_limits(state, job), state.repairs_paused_until]
+    times = [end_of_limits(state, job), state.repairs_paused_until, state.shortage.until if state.shortage else None]
     for view in state.views:
         times += _deadlines_of_role(view, job, now)
     return min((time for time in times if time is not None and time > now), default=None)

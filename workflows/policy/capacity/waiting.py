@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from perdure.base.words import counted
@@ -109,7 +109,15 @@ def _preparing_suffices(state: RoleInJob, available: int) -> bool:
 
 
 def limit_of(state: RoleInJob, job: JobSpec) -> Limit | None:
-    """The end of the job's wait; None where it does not wait, or waits indefinitely."""
+    """The end of the job's wait; None where it does not wait, or waits indefinitely. Nodes cannot report that they are
+    ready to a control plane that lacks capacity, so no wait ends then."""
+    limit = _own_limit(state, job)
+    if limit is None or state.shortage is None:
+        return limit
+    return replace(limit, at=max(limit.at, state.shortage.until))
+
+
+def _own_limit(state: RoleInJob, job: JobSpec) -> Limit | None:
     if state.waiting_since is None:
         patience = job.limits.queue_timeout
         if state.queued_since is None or patience is None:

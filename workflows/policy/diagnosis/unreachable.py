@@ -9,6 +9,7 @@ from datetime import datetime
 
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.capacity import waiting
+from perdure.workflows.policy.diagnosis import shortages
 from perdure.workflows.policy.diagnosis.interruptions import interrupt
 from perdure.workflows.policy.record import incidents
 from perdure.workflows.policy.state.job import RoleInJob
@@ -40,7 +41,8 @@ def next_look(state: RoleInJob, job: JobSpec) -> datetime | None:
     if state.interruption is None or not state.interruption.decided:
         return None
     deadline = state.interruption.since + job.timing.lease.timeout
-    return max(deadline, state.control_lag_until) if state.control_lag_until is not None else deadline
+    excused = shortages.excused_until(state)
+    return max(deadline, excused) if excused is not None else deadline
 
 
 def _because_of(interruption: Interruption, failure: NodeFailure) -> Interruption:

@@ -23,6 +23,7 @@ from perdure.contract.transitions import (
     NodeMemoryRaised,
     NodePace,
     NodePending,
+    NodePollsRefused,
     NodePortsChanged,
     NodeReachable,
     NodeReady,
@@ -39,7 +40,7 @@ from perdure.contract.transitions import (
     NodeUnresponsive,
 )
 from perdure.workflows.policy.capacity.memory_in_place import on_raised
-from perdure.workflows.policy.diagnosis import claims
+from perdure.workflows.policy.diagnosis import claims, shortages
 from perdure.workflows.policy.facts.arrivals import on_checked, on_joined, on_ports_changed, on_ready
 from perdure.workflows.policy.facts.bad_numbers import on_bad_number
 from perdure.workflows.policy.facts.commands import on_commanded, on_unresponsive
@@ -133,6 +134,8 @@ def _on_current(state: RoleInJob, node: NodeState, transition: AnyTransition, no
             return on_commanded(state, node, transition, now)
         case NodeUnresponsive():
             return on_unresponsive(state, node, transition, now)
+        case NodePollsRefused():
+            return shortages.on_polls_refused(state, node, transition, now)
         case NodeUnreachable():
             return on_unreachable(state, node, transition, now)
         case NodeReachable():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from perdure.contract.transitions import NodeReachable, NodeUnreachable
+from perdure.workflows.policy.diagnosis import shortages
 from perdure.workflows.policy.facts.nodes import silence, with_address
 from perdure.workflows.policy.record import observations
 from perdure.workflows.policy.state.job import RoleInJob
@@ -13,7 +14,7 @@ from perdure.workflows.policy.state.node import NodeState
 
 def on_unreachable(state: RoleInJob, node: NodeState, unreachable: NodeUnreachable, now: datetime) -> RoleInJob:
     """Takes in that the node's lease has lapsed."""
-    return state.with_node(silence(node, unreachable.detail, now))
+    return state.with_node(silence(node, shortages.worded(state, unreachable.detail), now))
 
 
 def on_reachable(state: RoleInJob, node: NodeState, reachable: NodeReachable, now: datetime) -> RoleInJob:

@@ -22,7 +22,7 @@ from perdure.spec.job import JobSpec
 from perdure.spec.running import scaling_mapping
 from perdure.workflows.policy.capacity import memory_in_place, planned_changes, resource_use, scaling, smaller_requests
 from perdure.workflows.policy.checkpoints import commits
-from perdure.workflows.policy.diagnosis import first_steps
+from perdure.workflows.policy.diagnosis import first_steps, shortages
 from perdure.workflows.policy.record import observations
 from perdure.workflows.policy.state.budget import within_window
 from perdure.workflows.policy.state.job import JobState, RoleInJob
@@ -185,7 +185,9 @@ def warnings_of(state: RoleInJob, job: JobSpec) -> tuple[str, ...]:
         if state.repairs_paused_until is not None
         else ""
     )
+    shortage = shortages.describe(state)
     return (
+        *((shortage,) if shortage else ()),
         *((paused,) if paused else ()),
         *((dropped,) if state.dropped_events else ()),
         *((wrong,) if state.wrong_claims else ()),
@@ -227,6 +229,8 @@ def next_action(state: RoleInJob, job: JobSpec) -> str:
         return "the nodes are wound down"
     if state.rests:
         return "nothing, until a user resumes it"
+    if short := shortages.next_action(state):
+        return short
     if postponed := planned_changes.describe(state):
         return postponed
     if held := succession.why_held(state) or memory_in_place.why_held(state):

@@ -14,6 +14,7 @@ from typing import Any, Self, cast
 from pydantic import Field, model_validator
 
 from perdure.contract import IncidentView, JobPhase, Message, NodeCredentials, Ticket, UnprocessedSamples
+from perdure.contract.base import ShortText, Time
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.behavior import CURRENT, Behavior
 from perdure.workflows.policy.state.node import MachineLoss
@@ -32,6 +33,16 @@ class UnknownRole(ValueError):
         got = f'got "{name}"' if name else "missing"
         known = f"the role {names[0]}" if len(names) == 1 else f"the roles {', '.join(names)}"
         super().__init__(f"role: {got}; this job has {known}")
+
+
+class Shortage(Message):
+    """The Temporal server refuses calls of the job's agents for lack of capacity."""
+
+    cause: ShortText
+    """The server's text."""
+    since: Time
+    until: Time
+    """It is over from then on, unless an agent reports it again."""
 
 
 class Outcome(Message):
@@ -72,6 +83,8 @@ class JobFacts(Message):
     """The user's reason."""
     control_lag_until: datetime | None = None
     """Set when reports came late: the control plane was unavailable, and agents may take seconds to poll again."""
+    shortage: Shortage | None = None
+    """What the Temporal server lacks for its part; None where no agent has reported any of late."""
     outcome: Outcome | None = None
     unprocessed: dict[str, UnprocessedSamples] = Field(default={})
     """What was set aside, by dataset."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from perdure.spec.job import JobSpec
+from perdure.workflows.policy.diagnosis import shortages
 from perdure.workflows.policy.diagnosis.interruptions import interrupt
 from perdure.workflows.policy.facts.agent_messages import CONTROL_LAG, CONTROL_LAG_GRACE
 from perdure.workflows.policy.state.job import RoleInJob
@@ -58,8 +59,8 @@ def _deadlines(state: RoleInJob, job: JobSpec) -> dict[int, datetime]:
             found[node.rank] = max(decided, state.inquired_at or decided) + patience
         elif not node.reachable:
             found[node.rank] = max(decided, node.silent_since or decided) + patience
-    lag = state.control_lag_until
-    return {rank: max(deadline, lag) for rank, deadline in found.items()} if lag is not None else found
+    excused = shortages.excused_until(state)
+    return {rank: max(deadline, excused) for rank, deadline in found.items()} if excused is not None else found
 
 
 def runs_in(node: NodeState, generation: int) -> bool:
