@@ -11,8 +11,8 @@ from temporalio.client import WorkflowFailureError, WorkflowQueryFailedError
 from temporalio.exceptions import ApplicationError, FailureError
 from temporalio.service import RPCError, RPCStatusCode
 
-from perdure.base.encryption.codec import REFUSED_PAYLOAD
 from perdure.base import shortages
+from perdure.base.encryption.codec import REFUSED_PAYLOAD
 from perdure.base.errors import (
     ControlPlaneOverloaded,
     JobNotFound,
