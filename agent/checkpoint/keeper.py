@@ -20,6 +20,7 @@ from perdure.agent.checkpoint.connections import Answer, CheckpointSocket, Conte
 from perdure.agent.checkpoint.desired_file import desired_of, write_desired
 from perdure.agent.checkpoint.part import Part, PartRequest, SnapshotChanged
 from perdure.agent.checkpoint.peer_copies import PeerCopies, WatchedOnNodes
+from perdure.agent.checkpoint.reads import CheckedReads
 from perdure.agent.checkpoint.records import FileRecord, NodeFiles, damage
 from perdure.agent.checkpoint.restore_reports import read_number, read_report
 from perdure.agent.checkpoint.retention import Retention
@@ -55,7 +56,6 @@ _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 30.0
 _REMEMBERED = 8
 """Checkpoints whose progress is remembered."""
-_READ_AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,11 +94,13 @@ class CheckpointService:
         self._to_group = to_group
         self._spec = config.stored
         self._storage: Storage | None = None
+        self._reads: CheckedReads | None = None
         self._commits: Commits | None = None
         self._peers: PeerCopies | None = None
         self._watched: WatchedFiles | None = None
         if (spec := config.checkpoint) is not None and spec.storage is not None:
             self._storage = Storage(spec.storage, contained=config.is_another_user)
+            self._reads = CheckedReads(self._storage)
             self._commits = Commits(
                 self._storage,
                 Retention(self._storage, spec),
@@ -209,7 +211,7 @@ class CheckpointService:
                 answer = self._watched.handle(request, files)
             return answer if isinstance(answer, dict) else Content(*answer)
         storage = self._storage
-        if storage is None:
+        if storage is None or self._reads is None:
             raise Refused("this job has no storage for checkpoints: set checkpoint.storage")
         match kind:
             case "store":
@@ -229,10 +231,9 @@ class CheckpointService:
             case "read":
                 saved = CheckpointRef.parse(str(request["folder"]))
                 name = names.check_file(str(request["name"]))
-                path, offset = f"{saved.folder}/{name}", max(int(request.get("offset", 0)), 0)
-                size = max(storage.size(path) - offset, 0)
-                size = min(size, max(int(request.get("length", size)), 0))
-                return Content(size, storage.pieces(path, offset=offset, length=size, piece=_READ_AT_ONCE))
+                offset, length = max(int(request.get("offset", 0)), 0), request.get("length")
+                length = None if length is None else int(length)
+                return Content(*self._reads.read(saved, name, offset=offset, length=length))
             case _:
                 raise Refused(f"request: {str(kind)[:40]!r} is unknown")
 
@@ -279,6 +280,8 @@ class CheckpointService:
         self._check_received(generation)
         message = read_report(self._config.node, request, generation=generation)
         self._send(message)
+        if self._reads is not None:
+            self._reads.forget()
         return {}
 
     def _await(self, storage: Storage, request: Json) -> Json:

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from perdure.agent.checkpoint.connections import Refused
 from perdure.agent.checkpoint.copy_service import LONGEST_LINE, PIECE, SILENCE, CopyService
+from perdure.agent.checkpoint.storage import LARGEST_RECORD
 from perdure.agent.checkpoint.watched import Json, Pieces, WatchedFiles
 from perdure.agent.config import AgentConfig
 from perdure.contract.agents import CopyReceiver
@@ -31,7 +32,6 @@ _CONNECT_WITHIN = 10.0
 WAITS_FOR_TARGET = 30.0
 """Seconds for which the command of a replaced node waits for the node that keeps its copies, if that is not reached.
 It may have been lost together with this one."""
-_LARGEST_RECORD = 1 << 24
 
 
 class TargetAway(OSError):
@@ -111,9 +111,9 @@ class PeerCopies:
         Raises:
             ValueError: if it is large.
         """
-        content = b"".join(self.pieces(path, offset=0, length=_LARGEST_RECORD + 1, piece=PIECE))
-        if len(content) > _LARGEST_RECORD:
-            raise ValueError(f"{path} has more than {_LARGEST_RECORD:,} bytes")
+        content = b"".join(self.pieces(path, offset=0, length=LARGEST_RECORD + 1, piece=PIECE))
+        if len(content) > LARGEST_RECORD:
+            raise ValueError(f"{path} has more than {LARGEST_RECORD:,} bytes")
         return content
 
     def pieces(self, path: str, *, offset: int, length: int, piece: int) -> Iterator[bytes]:

@@ -91,6 +91,15 @@ def lost(storage: Storage, saved: CheckpointRef) -> str:
     return _join([problem for name in sorted(listed.expected) if (problem := listed.problem_of(name))])
 
 
+def files_of(storage: Storage, saved: CheckpointRef) -> dict[str, FileRecord] | str:
+    """Returns the files of a committed checkpoint, by name, as they were stored; or why there are none."""
+    sizes = storage.sizes(saved.folder)
+    if METADATA not in sizes:
+        return f"{METADATA} is missing"
+    listed = _list(storage, saved, sizes)
+    return listed if isinstance(listed, str) else listed.expected
+
+
 def damage(storage: Storage, saved: CheckpointRef, *, share: tuple[int, int]) -> str:
     """Looks at a share of a checkpoint's files; returns what is wrong with them, empty if nothing is.
 

@@ -15,7 +15,7 @@ from perdure.agent.checkpoint.names import METADATA, UNCOMMITTED, record_name
 from perdure.agent.local_files import LocalFiles, open_storage
 from perdure.contract.checkpoints import CheckpointRef
 
-_LARGEST_RECORD = 1 << 24
+LARGEST_RECORD = 1 << 24
 """Bytes of a small file: a hundred times those of a save with a thousand files."""
 
 
@@ -57,9 +57,9 @@ class Storage:
         """
         files, root = self._open()
         with files.open(f"{root}/{path}", "rb") as file:
-            content = file.read(_LARGEST_RECORD + 1)
-        if len(content) > _LARGEST_RECORD:
-            raise ValueError(f"{path} has more than {_LARGEST_RECORD:,} bytes")
+            content = file.read(LARGEST_RECORD + 1)
+        if len(content) > LARGEST_RECORD:
+            raise ValueError(f"{path} has more than {LARGEST_RECORD:,} bytes")
         return content
 
     def pieces(self, path: str, *, offset: int, length: int, piece: int) -> Iterator[bytes]:

@@ -15,6 +15,7 @@ import os
 import re
 import stat
 import threading
+import zlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from typing import Any, Final, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from perdure.agent.checkpoint.storage import LARGEST_RECORD
 from perdure.contract.identity import NodeCredentials
 
 Json = dict[str, Any]
@@ -127,6 +129,8 @@ class WatchedFiles:
         self._lock = threading.Lock()
         self._stored: dict[str, list[WatchedFile]] = {}
         """The files of versions that are not complete yet."""
+        self._manifest: tuple[Version, dict[str, WatchedFile]] | None = None
+        """The version that was read last, with its files by path. A complete one does not change."""
 
     def handle(self, request: Json, files: Sequence[int]) -> Json | tuple[int, Iterator[bytes]]:
         """Carries out a request of the launcher; returns an answer, or a size with the bytes.
@@ -149,9 +153,7 @@ class WatchedFiles:
                 content = json.dumps([one.dump() for one in chosen]).encode()
                 return len(content), iter([content])
             case "read":
-                path = self._path(Version.parse(str(request["version"])), check_path(str(request["path"])))
-                size = self._storage.size(path)
-                return size, self._storage.pieces(path, offset=0, length=size, piece=_AT_ONCE)
+                return self._read(Version.parse(str(request["version"])), check_path(str(request["path"])))
             case other:
                 raise ValueError(f"do: {str(other)[:40]!r} is unknown")
 
@@ -198,6 +200,24 @@ class WatchedFiles:
         self._delete_superfluous(Version.parse(version))
         return {}
 
+    def _read(self, version: Version, path: str) -> tuple[int, Iterator[bytes]]:
+        """Returns the size and the bytes of a file of a version that is complete, as `CheckedReads` does of a
+        checkpoint's: the launcher compares those of larger files."""
+        if self._manifest is None or self._manifest[0] != version:
+            self._manifest = version, {file.path: file for file in self._files(version)}
+        file = self._manifest[1].get(path)
+        if file is None:
+            raise FileNotFoundError(f"version {version} has no file {path[:120]!r}")
+        place = self._path(version, path)
+        if file.size > LARGEST_RECORD:
+            if self._storage.size(place) != file.size:
+                raise ValueError(f"{path} has not the size that was stored")
+            return file.size, self._storage.pieces(place, offset=0, length=file.size, piece=_AT_ONCE)
+        content = self._storage.read(place)
+        if (len(content), zlib.crc32(content)) != (file.size, file.checksum):
+            raise ValueError(f"{path} is not what was stored")
+        return file.size, (content[at : at + _AT_ONCE] for at in range(0, file.size, _AT_ONCE))
+
     def _files_of(self, version: str) -> list[WatchedFile]:
         with self._lock:
             try:
@@ -221,11 +241,19 @@ class WatchedFiles:
         found: dict[Version, tuple[WatchedFile, ...]] = {}
         for version in current(self._all()):
             try:
-                content = self._storage.read(f"{self._place}/{version}/{_MANIFEST}")
-                found[version] = _MANIFEST_CONTENT.validate_json(content)
+                found[version] = self._files(version)
             except (FileNotFoundError, ValueError):
                 continue
         return found
+
+    def _files(self, version: Version) -> tuple[WatchedFile, ...]:
+        """The files of a complete version.
+
+        Raises:
+            FileNotFoundError: if it is not complete.
+            ValueError: if its list is damaged.
+        """
+        return _MANIFEST_CONTENT.validate_json(self._storage.read(f"{self._place}/{version}/{_MANIFEST}"))
 
     def _path(self, version: Version, path: str) -> str:
         return f"{self._place}/{version}/{_FILES}/{path}"

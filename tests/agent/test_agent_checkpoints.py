@@ -100,6 +100,63 @@ def test_no_request_leads_out_of_the_storage(link: StorageLink, asked: dict[str,
         link.ask(asked, within=DEADLINE)
 
 
+def stored_folder(tmp_path: Path, *, content: bytes, records: dict[str, Any] | None, committed: bool = True) -> Path:
+    """A folder of the storage with one rank's part, whose record says what `records` does."""
+    folder = tmp_path / "storage" / FOLDER
+    folder.mkdir(parents=True)
+    metadata = {"size": 6, "checksum": zlib.crc32(b"pickle")}
+    (folder / (".metadata" if committed else "metadata.uncommitted")).write_bytes(b"pickle")
+    with (folder / "__0_0.distcp").open("wb") as file:
+        file.write(content)
+        file.truncate(max((records or {}).get("truncated", 0), len(content)))
+    if records is not None:
+        part = {"size": len(content), "checksum": zlib.crc32(content)} | records
+        files = {".metadata": metadata, "__0_0.distcp": part}
+        (folder / "perdure-0.json").write_text(json.dumps({"ranks": 1, "files": files}))
+    return folder
+
+
+LARGE = 1 << 25
+
+
+@pytest.mark.parametrize(
+    ("records", "committed", "problem"),
+    [
+        (None, True, "no committed checkpoint: perdure-0.json is missing"),
+        ({}, False, "no committed checkpoint: .metadata is missing"),
+        ({"checksum": 1}, True, "not what was stored"),
+        ({"size": 3}, True, "not what was stored"),
+        ({"size": LARGE}, True, "not the size that was stored"),
+        ({"size": LARGE - 1, "truncated": LARGE}, True, "not the size that was stored"),
+    ],
+)
+def test_a_read_is_of_what_agents_stored_in_a_committed_checkpoint(
+    link: StorageLink, tmp_path: Path, records: dict[str, Any] | None, committed: bool, problem: str
+):
+    """The file may be the agent's own, mounted below a storage that the job chose."""
+    stored_folder(tmp_path, content=b"the token of the agent", records=records, committed=committed)
+    read = {"request": "read", "folder": FOLDER, "name": "__0_0.distcp", "offset": 4, "length": 5}
+    with pytest.raises(StorageProblem, match=problem):
+        link.read(read, patience=0)
+
+
+def test_what_is_put_in_place_of_a_file_that_was_read_is_not_handed_out(link: StorageLink, tmp_path: Path):
+    folder = stored_folder(tmp_path, content=b"a part", records={})
+    read = {"request": "read", "folder": FOLDER, "name": "__0_0.distcp"}
+    assert link.read(read, patience=0) == b"a part"
+    (folder / "__0_0.distcp").write_bytes(b"secret")
+    assert link.read(read, patience=0) == b"a part"
+    assert link.read(read | {"name": ".metadata"}, patience=0) == b"pickle"
+    with pytest.raises(StorageProblem, match="not what was stored"):
+        link.read(read, patience=0)
+
+
+def test_a_large_file_is_read_in_ranges(link: StorageLink, tmp_path: Path):
+    stored_folder(tmp_path, content=b"begin", records={"size": LARGE, "truncated": LARGE})
+    read = {"request": "read", "folder": FOLDER, "name": "__0_0.distcp", "offset": 3, "length": 4}
+    assert link.read(read, patience=0) == b"in\0\0"
+
+
 @pytest.mark.parametrize(
     ("changes", "pieces", "problem"),
     [

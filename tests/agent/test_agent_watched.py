@@ -119,6 +119,25 @@ def test_a_file_that_changes_meanwhile_is_not_part_of_a_version(link: StorageLin
     assert chosen(link) == []
 
 
+def test_only_files_of_a_complete_version_are_read_and_only_as_they_were_stored(link: StorageLink, tmp_path: Path):
+    file = tmp_path / "last.pt"
+    file.write_bytes(b"content")
+    version = ask(link, "begin")["version"]
+    put(link, version, file)
+    read = {"request": "watched", "do": "read", "version": version, "path": "last.pt"}
+    with pytest.raises(StorageProblem):
+        link.read(read, patience=0)
+    assert ask(link, "finish", version=version, files=1) == {}
+    assert link.read(read, patience=0) == b"content"
+    files = tmp_path / "storage" / "watched" / "worker-0" / version / "files"
+    (files / "token").write_text("the agent's own")
+    with pytest.raises(StorageProblem, match="has no file 'token'"):
+        link.read(read | {"path": "token"}, patience=0)
+    (files / "last.pt").write_text("the agent's own")
+    with pytest.raises(StorageProblem, match="not what was stored"):
+        link.read(read, patience=0)
+
+
 def test_an_agent_that_was_started_again_completes_no_version(
     agent: CheckpointAgent, link: StorageLink, tmp_path: Path
 ):

@@ -8,6 +8,7 @@ import shutil
 import stat
 import struct
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -277,6 +278,8 @@ def test_in_the_storage_of_checkpoints(tmp_path: Path, secret: Path, trap: Trap)
     storage = tmp_path / "storage"
     (storage / STEP).mkdir(parents=True)
     trap(storage / STEP / ".metadata", secret)
+    record = {"size": len(SECRET), "checksum": zlib.crc32(SECRET.encode())}
+    (storage / STEP / "perdure-0.json").write_text(json.dumps({"ranks": 0, "files": {".metadata": record}}))
     with checkpoint_agent(storage) as agent, pytest.raises((StorageAway, StorageProblem)):
         StorageLink(agent.run_dir).read(READ, patience=0)
     files, root = open_storage(f"file://{storage}")

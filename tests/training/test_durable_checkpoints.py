@@ -192,7 +192,7 @@ def test_a_torn_checkpoint_is_passed_over(site: Site, caplog: pytest.LogCaptureF
     assert "1,000 bytes" in caplog.text
 
 
-@pytest.mark.parametrize("method", ["names", "checksum", "pieces"])
+@pytest.mark.parametrize("method", ["names", "checksum", "read", "sizes"])
 def test_a_storage_that_is_away_while_it_is_read_is_waited_for(
     site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, method: str
 ):
