@@ -167,7 +167,8 @@ def world_of(world: DesiredWorld, rank: int, member: Member) -> World:
         nodes=world.nodes,
         group_rank=member.group_rank,
         base_rank=member.base_rank,
-        world_size=world.processes,
+        # In a role that serves ranks are slots, of which some may have no node.
+        world_size=max(world.processes, member.base_rank + member.processes),
         store_address=world.store_address,
         store_port=world.store_port,
         store_host=world.store_rank == rank,

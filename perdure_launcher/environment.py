@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from perdure_training.node_api.layout import INJECTED, ROLES, WARM
 from perdure_training.node_api.rank_environment import (
+    ADDRESS_VARIABLE,
     GENERATION_VARIABLE,
     PORT_VARIABLE,
     PROGRESS_VARIABLE,
@@ -146,6 +147,7 @@ def base_environment(config: LauncherConfig, injected: Path, inherited: Mapping[
         environment[ROLE_VARIABLE] = config.role
     if config.port is not None:
         environment[PORT_VARIABLE] = str(config.port)
+        environment[ADDRESS_VARIABLE] = config.address
     for variable, is_set in ((ROLLS_BACK_VARIABLE, config.rolls_back), (SPIKES_VARIABLE, config.reports_spikes)):
         if is_set:
             environment[variable] = "1"

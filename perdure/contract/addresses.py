@@ -18,4 +18,9 @@ def service_address(job: JobSpec, uid: str, role: str, rank: int) -> str | None:
     if port is None or not (can.names_nodes or can.runs_beside_worker):
         return None
     host = host_in_cluster(job, uid, role, rank) if can.names_nodes else LOOPBACK
-    return f"{host}:{port}"
+    return host_and_port(host, port)
+
+
+def host_and_port(host: str, port: int) -> str:
+    """Returns both in the form of URLs, with brackets around an address of IPv6."""
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"

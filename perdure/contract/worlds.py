@@ -19,7 +19,8 @@ class Member(Message):
     incarnation: int
     """A node that takes a lost member's place is not a member before the next generation."""
     group_rank: int
-    """The node's rank in the world: torch's GROUP_RANK."""
+    """The node's rank in the world: torch's GROUP_RANK. In a role that serves it is the slot, and there may be
+    holes."""
     base_rank: int
     """The global rank of the node's first process."""
     processes: int
@@ -80,7 +81,7 @@ class RoleAddresses(Message):
 
     addresses: tuple[str, ...] = ()
     """The address of each node of its world, by slot, with the port where the role has one; empty where it is not
-    known."""
+    known, and in a role that serves also for each slot that is not in its world."""
     generation: int = 0
     """Its newest world; 0 before the first one."""
     processes: int = 0

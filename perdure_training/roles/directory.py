@@ -31,7 +31,7 @@ class Role:
     name: str
     addresses: tuple[str, ...] = ()
     """The address of each node of its world, in their order, as HOST:PORT where the role has a port; empty where it is
-    not known at the moment."""
+    not known at the moment. In a role with `ready` it is by rank, and empty for a node that the role lacks."""
     generation: int = 0
     """Its newest world; a greater one follows each restart."""
     processes: int = 0

@@ -36,7 +36,7 @@ from datetime import timedelta
 from functools import cache
 from typing import Any, Literal
 
-from perdure_training.node_api.rank_environment import PORT_VARIABLE, ROLE_VARIABLE, generation_of
+from perdure_training.node_api.rank_environment import ADDRESS_VARIABLE, PORT_VARIABLE
 from perdure_training.roles import directory
 from perdure_training.store import JobStore
 
@@ -50,7 +50,6 @@ _PROOF_WITHIN = 10.0
 """Seconds in which a caller has to prove itself and send its request."""
 _PAUSE = 0.2
 """Seconds between two attempts to reach a role that recovers."""
-_OWN_ADDRESS_WITHIN = 60.0
 
 
 class RoleUnavailable(ConnectionError):
@@ -94,7 +93,7 @@ def export(target: object) -> threading.Thread:
     port = os.environ.get(PORT_VARIABLE)
     if port is None:
         raise RuntimeError("this role has no port at which it can be called: give it `ready: {port: …}`")
-    server = _Server((_own_host(), int(port)), target, _job_secret())
+    server = _Server(int(port), target, _job_secret())
     thread = threading.Thread(target=server.serve_forever, name="calls of other roles", daemon=True)
     thread.start()
     return thread
@@ -130,7 +129,10 @@ def call(
     request = pickle.dumps(_Request(method, arguments, named))
     if rank != "all":
         return _call_process(role, rank, request, method, timeout, wait)
-    ranks = range(len(_reachable(role, 0, wait).addresses))
+    # A role without some of its nodes has gaps.
+    ranks = [rank for rank, address in enumerate(_ready(role, wait).addresses) if address]
+    if not ranks:
+        raise RoleUnavailable(f"role {role} has no process that can be called; {_state(role)}")
 
     def call_one(rank: int) -> Any:
         return _call_process(role, rank, request, method, timeout, wait)
@@ -173,7 +175,7 @@ def _connect(role: str, rank: int, timeout: timedelta, wait: timedelta) -> socke
         address = _reachable(role, rank, timedelta(seconds=max(end - time.monotonic(), 0))).addresses[rank]
         host, _, port = address.rpartition(":")
         try:
-            return socket.create_connection((host, int(port)), timeout.total_seconds())
+            return socket.create_connection((host.strip("[]"), int(port)), timeout.total_seconds())
         except OSError as error:
             if time.monotonic() >= end:
                 raise RoleUnavailable(f"rank {rank} at {address} is not reached: {error}; {_state(role)}") from None
@@ -186,30 +188,40 @@ def _reachable(role: str, rank: int, wait: timedelta) -> directory.Role:
     Raises:
         RoleUnavailable: if it is not in time, or has no such process or no ports.
     """
-    try:
-        found = directory.wait_for(role, timeout=wait)
-    except directory.RoleTimeout:
-        raise RoleUnavailable(_state(role)) from None
+    found = _ready(role, wait)
     if rank >= len(found.addresses) or ":" not in found.addresses[rank]:
         raise RoleUnavailable(f"rank {rank} of role {role} has no address with a port; {_state(role)}")
     return found
 
 
+def _ready(role: str, wait: timedelta) -> directory.Role:
+    try:
+        return directory.wait_for(role, timeout=wait)
+    except directory.RoleTimeout:
+        raise RoleUnavailable(_state(role)) from None
+
+
 def _state(role: str) -> str:
     known = directory.role_named(role)
     word = "has completed" if known.completed else "is ready" if known.ready else "is not ready: it starts or recovers"
-    return f"role {role} {word} (generation {known.generation}, {len(known.addresses)} addresses)"
+    return f"role {role} {word} (generation {known.generation}, {sum(map(bool, known.addresses))} addresses)"
 
 
 class _Server(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
     daemon_threads = True
 
-    def __init__(self, address: tuple[str, int], target: object, secret: bytes) -> None:
+    def __init__(self, port: int, target: object, secret: bytes) -> None:
         self._target = target
         self._secret = secret
         self._one_at_a_time = threading.Lock()
-        super().__init__(address, _Handler)
+        self.address_family, place = _listening_place(port)
+        super().__init__(place, _Handler)
+
+    def server_bind(self) -> None:
+        if self.server_address[0] == "::":
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
 
     def serve(self, connection: socket.socket) -> None:
         """Carries out the call of one connection."""
@@ -295,17 +307,34 @@ def _job_secret() -> bytes:
     return JobStore(lasting=True).compare_set(_SECRET, "", secrets.token_hex(32))
 
 
-def _own_host() -> str:
-    """Returns the address at which others reach this process.
+def _listening_place(port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:
+    """Returns where to listen: at the node's own address where one of its interfaces has it, else at all of them.
 
-    Raises:
-        RuntimeError: if the node has not been told it.
+    The address that the role's callers are told is theirs: it may be a name that does not resolve here, that still has
+    the address of an earlier pod, or an address that is translated on the way to this node.
     """
-    role, rank, generation = os.environ.get(ROLE_VARIABLE, ""), int(os.environ["RANK"]), generation_of(os.environ)
-    end = time.monotonic() + _OWN_ADDRESS_WITHIN
-    while time.monotonic() < end:
-        known = directory.known().get(role)
-        if known is not None and known.generation >= generation and rank < len(known.addresses):
-            return known.addresses[rank].rpartition(":")[0]
-        time.sleep(_PAUSE)
-    raise RuntimeError(f"role {role}: the address of rank {rank} in generation {generation} is not known")
+    address = os.environ.get(ADDRESS_VARIABLE, "")
+    own_family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    if _is_number(own_family, address) and _can_listen(own_family, address):
+        return own_family, (address, port)
+    if socket.has_dualstack_ipv6() and _can_listen(socket.AF_INET6, "::"):
+        return socket.AF_INET6, ("::", port)
+    return socket.AF_INET, ("0.0.0.0", port)
+
+
+def _is_number(family: socket.AddressFamily, address: str) -> bool:
+    """Whether it is an address and no name."""
+    try:
+        socket.inet_pton(family, address)
+    except OSError:
+        return False
+    return True
+
+
+def _can_listen(family: socket.AddressFamily, address: str) -> bool:
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True

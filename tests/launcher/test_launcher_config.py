@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from perdure_launcher.config import ConfigError, load_config, parse_config
+from perdure_launcher.config import ConfigError, LauncherConfig, load_config, parse_config
+from perdure_launcher.environment import base_environment
+from perdure_training.node_api.rank_environment import ADDRESS_VARIABLE
 
 MINIMAL: dict[str, Any] = {"command": ["torchrun", "train.py"], "run_id": "0a1b2c3d"}
 
@@ -70,3 +72,11 @@ def test_the_file_and_the_variables_are_named_when_they_are_missing(tmp_path: Pa
         load_config(environment)
     path.write_text(json.dumps(MINIMAL))
     assert load_config(environment).command == ("torchrun", "train.py")
+
+
+def test_processes_of_a_role_with_a_port_know_where_others_reach_them() -> None:
+    config = LauncherConfig(
+        command=("python",), run_id="a", run_directory=Path(), role="reward", port=6000, address="fd00::2"
+    )
+    known = base_environment(config, Path("/injected"), {})
+    assert (known["PERDURE_PORT"], known[ADDRESS_VARIABLE]) == ("6000", "fd00::2")

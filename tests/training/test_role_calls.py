@@ -67,7 +67,7 @@ def tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
         monkeypatch.setenv(f"PERDURE_{name}", value)
 
     def tell(*ports: int, ready: bool = True) -> None:
-        addresses = [f"127.0.0.1:{port}" for port in ports]
+        addresses = [f"127.0.0.1:{port}" if port else "" for port in ports]
         known = {"addresses": addresses, "generation": 1, "processes": len(ports), "ready": ready}
         (tmp_path / FILE).write_text(
             json.dumps({"reward": known, "trainer": {"addresses": ["127.0.0.1"], "ready": True}})
@@ -123,6 +123,75 @@ def test_all_processes_are_called_or_one_of_them(
     assert [reward.calls for reward in rewards] == [[[1.0]], [[1.0], [2.0]]]
     with pytest.raises(roles.RoleUnavailable, match="rank 2 of role reward has no address"):
         roles.call("reward", "score", [1.0], rank=2)
+
+
+def listens_at(monkeypatch: pytest.MonkeyPatch, own: str | None, *hosts: str) -> list[bool]:
+    """Whether an exported object is reached at each host, where the node knows its own address as given."""
+    monkeypatch.delenv("PERDURE_NODE_ADDRESS", raising=False)
+    if own is not None:
+        monkeypatch.setenv("PERDURE_NODE_ADDRESS", own)
+    server = rpc._Server(0, Reward(), b"secret")
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    found: list[bool] = []
+    try:
+        for host in hosts:
+            try:
+                socket.create_connection((host, server.server_address[1]), 5).close()
+            except OSError:
+                found.append(False)
+            else:
+                found.append(True)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    return found
+
+
+IPV6 = rpc._can_listen(socket.AF_INET6, "::1")
+
+
+@pytest.mark.parametrize("own", ["192.0.2.7", "2001:db8::7", "worker-1.example", "", None])
+def test_a_node_that_has_not_the_address_it_is_reached_at_listens_at_all(
+    own: str | None, monkeypatch: pytest.MonkeyPatch
+):
+    """An address that is translated, a name that its name server still has for an earlier pod."""
+    assert listens_at(monkeypatch, own, "127.0.0.1", "::1") == [True, IPV6]
+
+
+@pytest.mark.skipif(not IPV6, reason="no IPv6 on this machine")
+def test_a_node_listens_at_its_own_address_alone_where_it_has_one(monkeypatch: pytest.MonkeyPatch):
+    assert listens_at(monkeypatch, "127.0.0.1", "127.0.0.1", "::1") == [True, False]
+    assert listens_at(monkeypatch, "::1", "127.0.0.1", "::1") == [False, True]
+
+
+@pytest.mark.skipif(not IPV6, reason="no IPv6 on this machine")
+def test_a_role_is_called_at_an_address_of_ipv6(
+    secret: bytes,
+    tell: Callable[..., None],
+    serve: Callable[..., Reward],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv("PERDURE_NODE_ADDRESS", "::1")
+    port = free_port()
+    serve(port)
+    tell(port)
+    (tmp_path / FILE).write_text((tmp_path / FILE).read_text().replace("127.0.0.1:", "[::1]:"))
+    assert roles.call("reward", "score", [1.0]) == 1
+
+
+def test_a_role_without_one_of_its_nodes_is_called_by_the_ranks_of_the_others(
+    secret: bytes, tell: Callable[..., None], serve: Callable[..., Reward]
+):
+    port = free_port()
+    tell(0, port)
+    serve(port, 1)
+    assert roles.call("reward", "score", [1.0], rank=1) == 1
+    assert roles.call("reward", "score", [1.0], rank="all") == [1.0]
+    with pytest.raises(roles.RoleUnavailable, match="rank 0 of role reward has no address"):
+        roles.call("reward", "score", [1.0])
 
 
 @pytest.mark.parametrize(

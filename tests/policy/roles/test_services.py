@@ -6,6 +6,7 @@ from perdure.contract import Finished, JobPhase
 from perdure.contract.transitions import NodeStepping
 from perdure.workflows.policy.facts.events import ForRole, RestartRequested
 from perdure.workflows.policy.record.projections import next_action
+from perdure.workflows.policy.roles.addresses import addresses_by_role
 from tests.policy.job_of_roles import Roles
 
 
@@ -38,11 +39,35 @@ def test_a_service_is_not_awaited_to_make_a_step():
     assert next_action(job.view("trainer"), job.job).startswith("waits for the first step of generation 1")
 
 
+def ranks(job: Roles) -> dict[int, tuple[int, int]]:
+    """The ranks of the members, by slot: of the node and of its process."""
+    world = job.view("ps").world
+    assert world is not None
+    assert (world.nodes, world.processes) == (len(world.members), len(world.members))
+    return {slot: (member.group_rank, member.base_rank) for slot, member in world.members.items()}
+
+
+def test_a_rank_is_the_slot_for_life_whichever_nodes_are_lost_and_return():
+    job = Roles(trainer={}, ps={"ready": {"port": 6000}, "nodes": "1:3"}).runs("ps", "trainer")
+    assert ranks(job) == {0: (0, 0), 1: (1, 1), 2: (2, 2)}
+    job.lost("ps", 0).wait(3600)
+    assert ranks(job) == {1: (1, 1), 2: (2, 2)}, "their processes continue"
+    assert [bool(address) for address in told(job)] == [False, True, True]
+    job.steps("ps").ready("ps", 0).wait(3600)
+    assert ranks(job) == {0: (0, 0), 1: (1, 1), 2: (2, 2)}
+    assert all(told(job))
+
+
+def told(job: Roles) -> tuple[str, ...]:
+    return addresses_by_role(job.state, job.job)["ps"].addresses
+
+
 def test_a_process_that_ended_with_0_is_not_started_again_when_another_one_fails():
     job = process_ends(services(), 0)
     assert members(job) == [0, 1, 2]
     job.rank_killed("ps", 2)
     assert (job.view("ps").generation, members(job)) == (2, [1, 2])
+    assert ranks(job) == {1: (1, 1), 2: (2, 2)}
     job.steps("ps").wait(3600)
     assert (job.view("ps").generation, job.view("ps").phase) == (2, JobPhase.RUNNING)
     job.lost("ps", 1).ready("ps", 1).steps("ps").wait(3600)

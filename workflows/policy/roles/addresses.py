@@ -7,7 +7,7 @@ it will serve is known before.
 from __future__ import annotations
 
 from perdure.contract import RoleAddresses
-from perdure.contract.addresses import service_address
+from perdure.contract.addresses import host_and_port, service_address
 from perdure.contract.names import host_in_cluster
 from perdure.spec.capabilities import CAPABILITIES, service_port
 from perdure.spec.job import JobSpec
@@ -32,8 +32,11 @@ def _addresses_of(role: RoleState, job: JobSpec, uid: str) -> RoleAddresses:
     world = role.world
     if world is None or role.completed:
         return known
+    # In a role that serves a caller names the slot, which is the rank.
+    serving = job.roles[role.role].ready is not None
+    slots = range(max(world.members) + 1) if serving else sorted(world.members)
     return known.replace(
-        addresses=tuple(_address_of(role, rank, job, uid) for rank in sorted(world.members)),
+        addresses=tuple(_address_of(role, rank, job, uid) if rank in world.members else "" for rank in slots),
         generation=world.generation,
         processes=world.processes,
         ready=role.stepping and role.interruption is None,
@@ -43,4 +46,4 @@ def _addresses_of(role: RoleState, job: JobSpec, uid: str) -> RoleAddresses:
 def _address_of(role: RoleState, rank: int, job: JobSpec, uid: str) -> str:
     named, port = CAPABILITIES[job.backend].names_nodes, service_port(job, role.role, rank)
     address = host_in_cluster(job, uid, role.role, rank) if named else role.nodes[rank].address
-    return f"{address}:{port}" if address and port is not None else address
+    return host_and_port(address, port) if address and port is not None else address

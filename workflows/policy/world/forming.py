@@ -146,6 +146,7 @@ def _form_due_world(
         measurements=experiments.MEASUREMENTS if exchanged else 0,
         pace_over=scaling.measured_over(job.roles[state.role]),
         keeps_processes=serves and not (state.interruption is not None and state.interruption.restarts_all),
+        serves=serves,
     )
     if formed is None:
         return state if trains else _wait_for_port(state, job, now, available=len(available))

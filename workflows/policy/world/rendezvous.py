@@ -1,7 +1,8 @@
 """Forms worlds: which nodes are members, with which ranks, and which of them serves the store.
 
 A survivor keeps its rank wherever the new world has that rank, so that its data in memory and on disk stays useful; the
-others fill the holes in the order of their slots.
+others fill the holes in the order of their slots. In a role that serves, whose processes continue in the next world
+with the rank that they were started with, the rank is the slot: there may be holes.
 """
 
 from __future__ import annotations
@@ -87,6 +88,7 @@ def form_world(
     measurements: int = 0,
     pace_over: timedelta | None = None,
     keeps_processes: bool = False,
+    serves: bool = False,
 ) -> World | None:
     """Forms the next world; returns None while no member offers a port for its store.
 
@@ -104,8 +106,9 @@ def form_world(
         measurements: The measurements of steps that its nodes report in any case.
         pace_over: The time of steps over which its speed is measured; None where it is not.
         keeps_processes: Whether processes that run continue in it.
+        serves: Whether it is a role's whose processes serve others, and have the rank of their slot for life.
     """
-    group_ranks = assign_group_ranks(ranks, previous, exchanged=exchanged)
+    group_ranks = {rank: rank for rank in ranks} if serves else assign_group_ranks(ranks, previous, exchanged=exchanged)
     store = choose_store(nodes, group_ranks)
     if store is None:
         return None
@@ -113,6 +116,7 @@ def form_world(
     base = 0
     for rank in sorted(ranks, key=lambda rank: group_ranks[rank]):
         processes = nodes[rank].processes
+        base = rank * processes if serves else base
         members[rank] = Member(
             incarnation=nodes[rank].incarnation,
             group_rank=group_ranks[rank],
@@ -125,7 +129,7 @@ def form_world(
         generation=generation,
         members=members,
         nodes=len(members),
-        processes=base,
+        processes=sum(member.processes for member in members.values()),
         store_address=store.address,
         store_port=store.port,
         store_rank=store.rank,
