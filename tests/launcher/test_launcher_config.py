@@ -76,7 +76,7 @@ def test_the_file_and_the_variables_are_named_when_they_are_missing(tmp_path: Pa
 
 def test_processes_of_a_role_with_a_port_know_where_others_reach_them() -> None:
     config = LauncherConfig(
-        command=("python",), run_id="a", run_directory=Path(), role="reward", port=6000, address="fd00::2"
+        command=("python",), run_id="a", run_directory=Path(), env={}, role="reward", port=6000, address="fd00::2"
     )
     known = base_environment(config, Path("/injected"), {})
     assert (known["PERDURE_PORT"], known[ADDRESS_VARIABLE]) == ("6000", "fd00::2")
