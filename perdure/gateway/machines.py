@@ -10,7 +10,7 @@ import asyncio
 import hmac
 import logging
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
 from pydantic import SecretBytes, ValidationError
@@ -79,7 +79,15 @@ class Machines:
         self._keys = keys
         self._limits = Limits(MACHINES)
 
-    async def serve(self, method: str, content: bytes, headers: Mapping[str, str], *, address: str) -> Message:
+    async def serve(
+        self,
+        method: str,
+        content: bytes,
+        headers: Mapping[str, str],
+        *,
+        address: str,
+        proven: Callable[[str], None],
+    ) -> Message:
         """Answers one call.
 
         Args:
@@ -87,6 +95,7 @@ class Machines:
             content: The request, in JSON.
             headers: Of the call.
             address: Where the caller connects from.
+            proven: Called with the name under which the caller is counted, once its proofs are verified.
 
         Raises:
             Unauthenticated: if the proofs are missing or wrong.
@@ -97,11 +106,11 @@ class Machines:
         try:
             match method:
                 case "Join":
-                    return await self._join(_read(PlaceCall, content), headers, address)
+                    return await self._join(_read(PlaceCall, content), headers, address, proven)
                 case "Leave":
-                    return await self._leave(_read(DepartureCall, content), headers)
+                    return await self._leave(_read(DepartureCall, content), headers, proven)
                 case _:
-                    return await self._result(_read(ResultCall, content), headers, address)
+                    return await self._result(_read(ResultCall, content), headers, address, proven)
         except ControlPlaneUnreachable as error:
             # Without the server's address, which machines need not know.
             raise Unavailable("the job does not answer now") from error
@@ -110,12 +119,15 @@ class Machines:
         except PerdureError as error:
             raise Denied(str(error)) from error
 
-    async def _join(self, call: PlaceCall, headers: Mapping[str, str], address: str) -> PlaceAnswer:
+    async def _join(
+        self, call: PlaceCall, headers: Mapping[str, str], address: str, proven: Callable[[str], None]
+    ) -> PlaceAnswer:
         session = digest_of(bearer_of(headers))
         ticket = await self._ticket(call.namespace, call.job, headers, address)
         host = call.request.host[:_HOST_LENGTH]
         request = call.request.model_copy(update={"session": session, "ticket": ticket.id, "host": host})
-        with self._limits.one_call(_share_of(ticket, request.node_id)):
+        proven(share := _share_of(ticket, request.node_id))
+        with self._limits.one_call(share):
             try:
                 answer = await self._connection(call.namespace, call.job).request_place(request)
             except JoinRefused as refused:
@@ -143,8 +155,9 @@ class Machines:
         )
         return agent_grant(node, temporal_namespace=self._temporal.namespace, machine=session)
 
-    async def _leave(self, call: DepartureCall, headers: Mapping[str, str]) -> Message:
+    async def _leave(self, call: DepartureCall, headers: Mapping[str, str], proven: Callable[[str], None]) -> Message:
         grant = self._machine(headers)
+        proven(grant.machine)
         namespace, name = _names_of(grant)
         with self._limits.one_call(grant.machine):
             await self._connection(namespace, name).report_gone(
@@ -156,15 +169,19 @@ class Machines:
             )
         return Message()
 
-    async def _result(self, call: ResultCall, headers: Mapping[str, str], address: str) -> ResultAnswer:
+    async def _result(
+        self, call: ResultCall, headers: Mapping[str, str], address: str, proven: Callable[[str], None]
+    ) -> ResultAnswer:
         connection = self._connection(call.namespace, call.job)
         try:
             async with asyncio.timeout(_PATIENCE_SECONDS):
                 if not call.first_run_id:
                     ticket = await self._ticket(call.namespace, call.job, headers, address)
-                    with self._limits.one_call(_share_of(ticket, bearer_of(headers))):
+                    proven(share := _share_of(ticket, bearer_of(headers)))
+                    with self._limits.one_call(share):
                         return ResultAnswer(result=await connection.wait())
                 grant = self._machine(headers)
+                proven(grant.machine)
                 if (call.namespace, call.job) != _names_of(grant) or uid_of(call.first_run_id) != grant.uid:
                     raise Denied("job: the grant is for another one")
                 with self._limits.one_call(grant.machine):

@@ -46,6 +46,8 @@ class Reason(StrEnum):
     """The caller is over its limit."""
     UNREADABLE = "unreadable"
     """The request is not a message of its method."""
+    CONNECTION = "connection"
+    """A connection, in place of a call: nothing was proven on it in time, or there are too many."""
     UNKNOWN_METHOD = "unknown_method"
     """The gateway does not have the method."""
 

@@ -25,6 +25,7 @@ from perdure.base.encryption.codec import PayloadEncryption
 from perdure.gateway.callers import Callers, PlaceLost, Unauthenticated, Unavailable
 from perdure.gateway.calls import CALLS, SERVICE, Call, Denied
 from perdure.gateway.certificates import ServerCertificates
+from perdure.gateway.connections import BOUNDS, INTERVAL, ConnectionBounds, Connections, host_of
 from perdure.gateway.limits import AGENT, MESSAGE_BYTES, Limits, Refusals, TooMany
 from perdure.gateway.lru_cache import LruCache
 from perdure.gateway.machines import METHODS, Machines
@@ -52,6 +53,9 @@ _OPTIONS: Final = (
     # Agents spread over the replicas again after one of them was replaced. The grace is longer than any call.
     ("grpc.max_connection_age_ms", 600_000),
     ("grpc.max_connection_age_grace_ms", 120_000),
+    # Without a call in progress an agent needs no connection, and a stranger's costs memory (`connections`).
+    ("grpc.max_connection_idle_ms", 60_000),
+    ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.so_reuseport", 0),
     # What arrives of a body that is not read yet stays in memory: no more than this.
     ("grpc.http2.bdp_probe", 0),
@@ -86,6 +90,8 @@ class Gateway:
         keys: Sequence[SecretBytes],
         *,
         encryption: PayloadEncryption | None = None,
+        bounds: ConnectionBounds = BOUNDS,
+        interval: float = INTERVAL,
     ) -> None:
         """Creates a gateway that is not started.
 
@@ -94,6 +100,8 @@ class Gateway:
             callers: Authenticates agents.
             keys: Sign task tokens.
             encryption: Of the payloads that Temporal stores; by default they are plain.
+            bounds: How many connections are kept open.
+            interval: Seconds between two looks at them.
         """
         self._payloads = GatewayPayloads(encryption or PayloadEncryption.of(None))
         self._temporal = temporal
@@ -104,6 +112,8 @@ class Gateway:
         self._memberships = Memberships(temporal)
         self._machines = Machines(temporal, callers, self._memberships, keys)
         self.metrics = GatewayMetrics()
+        self._connections = Connections(self.metrics, bounds, interval=interval)
+        self._bounding: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
         self._logged = LruCache[tuple[str, str], float](1000)
         self._server = grpc.aio.server(options=_OPTIONS)
@@ -124,12 +134,16 @@ class Gateway:
         except RuntimeError as error:
             raise OSError(f"{address} cannot be listened at: {error}") from error
         await self._server.start()
+        self._bounding = asyncio.create_task(self._connections.keep_bounded(port))
         return port
 
     async def stop(self, grace: timedelta) -> None:
         """Lets calls in progress end, and polls at once, so that agents connect to another replica."""
         self._stopping.set()
         await self._server.stop(grace.total_seconds())
+        if self._bounding is not None:
+            self._bounding.cancel()
+            await asyncio.wait({self._bounding})
 
     async def serve(self, call_type: type[Call[Any, Any]], body: _Body, context: _Context) -> bytes:
         """Answers one call of an agent."""
@@ -165,19 +179,27 @@ class Gateway:
                 raise
             record.outcome = status.name
         if refused:
-            await self._refusals.wait(_host_of(context.peer()))
+            await self._refusals.wait(host_of(context.peer()))
         return await context.abort(status, text)
 
     async def _serve_machine(self, method: str, body: _Body, context: _Context) -> pydantic.BaseModel:
-        with _refusals(address := _host_of(context.peer())):
-            return await self._machines.serve(method, await _read(body), _headers_of(context), address=address)
+        peer = context.peer()
+        with _refusals(address := host_of(peer)):
+            return await self._machines.serve(
+                method,
+                await _read(body),
+                _headers_of(context),
+                address=address,
+                proven=partial(self._connections.prove, peer),
+            )
 
     async def _serve(self, call_type: type[Call[Any, Any]], body: _Body, context: _Context) -> Message:
         headers = _headers_of(context)
         with _refusals(context.peer()):
             grant = self._callers.grant(headers)
         with _refusals(grant.node):
-            await self._callers.authenticate(grant, headers, address=_host_of(context.peer()))
+            await self._callers.authenticate(grant, headers, address=host_of(context.peer()))
+            self._connections.prove(context.peer(), grant.node)
             if grant.temporal_namespace != self._temporal.namespace:
                 # Tenants whose gateways share keys by mistake would otherwise reach each other's namespaces.
                 raise Denied(f"grant: this gateway does not serve the namespace {grant.temporal_namespace!r}")
@@ -273,11 +295,6 @@ async def _first_of(forwarded: asyncio.Future[Any], stopping: asyncio.Event) -> 
         raise
     finally:
         stop.cancel()
-
-
-def _host_of(peer: str) -> str:
-    """Returns the address without the port, such as `ipv4:10.0.0.1`."""
-    return peer.rpartition(":")[0]
 
 
 def _snake_case(name: str) -> str:

@@ -24,6 +24,7 @@ from perdure.base.encryption.codec import PayloadEncryption
 from perdure.gateway.callers import Callers, Unauthenticated, Unavailable
 from perdure.gateway.calls import SERVICE
 from perdure.gateway.certificates import ServerCertificates, SiteCertificate
+from perdure.gateway.connections import BOUNDS, INTERVAL
 from perdure.gateway.metrics import GatewayMetrics
 from perdure.gateway.server import Gateway
 from tests.agent.harness import RunningAgent, Workflows
@@ -61,12 +62,21 @@ class GatewaySite:
         self.reviewer = PlayedReviewer()
         self.address = f"127.0.0.1:{free_port()}"
         self.certificate: SiteCertificate | None = None
+        self.bounds = BOUNDS
+        self.interval = INTERVAL
         self._gateway: Gateway | None = None
 
     async def start(self) -> None:
         keys = self.keyring.signing_keys
         callers = Callers(keys, self.reviewer)
-        self._gateway = Gateway(await self.server.client(), callers, keys, encryption=self.encryption)
+        self._gateway = Gateway(
+            await self.server.client(),
+            callers,
+            keys,
+            encryption=self.encryption,
+            bounds=self.bounds,
+            interval=self.interval,
+        )
         await self._gateway.start(self.address, ServerCertificates(self.keyring.authority, self.certificate))
 
     @property
