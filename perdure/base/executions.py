@@ -145,6 +145,11 @@ class ExecutionDescription(Execution):
         return began_at(self.first_run_id or self.run_id) or self.start_time
 
     @property
+    def task_queue(self) -> str:
+        """The queue from which workers take its tasks."""
+        return self.info.task_queue
+
+    @property
     def pending_activities(self) -> Iterable[PendingActivityInfo]:
         return self.raw.pending_activities
 
@@ -198,7 +203,12 @@ async def describe_all(
 
 
 async def list_executions(
-    client: Client, query: str, *, limit: int | None = None, rpc_timeout: timedelta | None = None
+    client: Client,
+    query: str,
+    *,
+    limit: int | None = None,
+    rpc_timeout: timedelta | None = None,
+    waits: bool = True,
 ) -> AsyncGenerator[Execution]:
     """Lists the runs that match a visibility query, the newest first.
 
@@ -207,6 +217,7 @@ async def list_executions(
         query: A list filter; `OPEN` is the part of it that selects open executions.
         limit: The most runs to list; None: all.
         rpc_timeout: The timeout of the request for each page.
+        waits: Whether to try again while the server refuses it, which admits few such queries a second.
 
     Raises:
         RPCError: if the server refuses the query or does not answer.
@@ -216,7 +227,7 @@ async def list_executions(
         request = ListWorkflowExecutionsRequest(
             namespace=client.namespace, query=query, page_size=min(_PAGE, limit or _PAGE), next_page_token=page
         )
-        answer = await client.workflow_service.list_workflow_executions(request, retry=True, timeout=rpc_timeout)
+        answer = await client.workflow_service.list_workflow_executions(request, retry=waits, timeout=rpc_timeout)
         for info in answer.executions:
             yield Execution(info)
             listed += 1

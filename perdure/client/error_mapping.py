@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 
+from temporalio.api.enums.v1 import TaskQueueType
 from temporalio.api.errordetails.v1 import QueryFailedFailure
 from temporalio.client import WorkflowFailureError, WorkflowQueryFailedError
 from temporalio.exceptions import ApplicationError, FailureError
@@ -29,12 +31,16 @@ from perdure.client.connection import CALL_TIMEOUT, Connection, unreachable
 from perdure.client.results import start_refusal
 from perdure.client.views import JobSummary
 from perdure.client.visibility import newest_jobs
+from perdure.client.workers import pollers
 from perdure.contract.names import job_workflow_id
 
 _MOST_JOBS = 100
 """The newest jobs, among which one with a similar name is sought."""
 _BUSY = "[TMPRL1101]"
 """Temporal's rule that a worker breaks which computes for more than two seconds, as on a machine that is overloaded."""
+
+_LONGEST_POLL = 65.0
+"""Seconds. A worker that lives has begun a poll within this time: the server ends each after a minute."""
 
 _QUERIES_WAIT = "query buffer is full"
 """The server's words for a workflow with as many queries as may wait for a worker: it answers, and no worker does."""
@@ -108,11 +114,32 @@ async def _no_worker(connection: Connection, name: str, namespace: str) -> NoWor
     if silent := await why_silent(connection, name, namespace):
         return silent
     local = connection.endpoint.is_local_default
+    start = f"perdure worker{' --detach' if local else ''}"
+    failed = f"no worker answers for {name or 'jobs'} at {connection.endpoint.address}"
+    if polled := await _polled_lately(connection, name, namespace):
+        return NoWorker(
+            f"{failed} in time; {polled}: it is busy, or has just ended",
+            remedy=f"Try again. Running nodes continue to train. Further workers share the work: {start}.",
+        )
     return NoWorker(
-        f"no worker answers for {name or 'jobs'} at {connection.endpoint.address}",
-        remedy="Running nodes continue to train without one. "
-        f"Start one: perdure worker{' --detach' if local else ''}. See `perdure doctor`.",
+        f"{failed}: none has polled for a minute",
+        remedy=f"Running nodes continue to train without one. Start one: {start}. See `perdure doctor`.",
     )
+
+
+async def _polled_lately(connection: Connection, name: str, namespace: str) -> str:
+    """Which worker has polled the job's queue last; empty if it was so long ago that none runs."""
+    try:
+        temporal, queue = await connection.connect(), connection.endpoint.task_queue
+        if name:
+            job = await describe(temporal, job_workflow_id(namespace, name), rpc_timeout=CALL_TIMEOUT)
+            queue = job.task_queue
+        seen = await pollers(temporal, queue, TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW)
+    except RPCError:
+        return ""
+    now = time.time()
+    worker, last = max(seen.items(), key=lambda poller: poller[1], default=("", 0.0))
+    return f"{worker} polled {max(now - last, 0):.0f} s ago" if now - last < _LONGEST_POLL else ""
 
 
 async def _start_refusal(connection: Connection, workflow_id: str) -> Refused | None:

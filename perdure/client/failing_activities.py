@@ -8,12 +8,13 @@ from datetime import UTC, datetime
 
 from temporalio.client import Client as TemporalClient
 
-from perdure.base.executions import OPEN, ExecutionDescription, converter_for, describe_all, list_executions, time_of
+from perdure.base.executions import ExecutionDescription, converter_for, describe_all, time_of
 from perdure.base.leases import LEASE_ID
 from perdure.base.words import count
 from perdure.client.connection import CALL_TIMEOUT
 from perdure.client.task_failures import text_of
 from perdure.client.views import FailingActivity
+from perdure.client.visibility import open_workflows_of
 
 _ATTEMPTS = 3
 """Attempts that fail before it is worth a warning: two may fail while a worker restarts."""
@@ -28,13 +29,12 @@ async def failing_below(temporal: TemporalClient, job_id: str) -> tuple[FailingA
     Raises:
         RPCError: if the server does not answer.
     """
-    below = f"WorkflowId STARTS_WITH '{job_id}/' AND {OPEN}"
-    workflows = [job_id, *[one.id async for one in list_executions(temporal, below, rpc_timeout=CALL_TIMEOUT)]]
-    described = await describe_all(temporal, workflows, rpc_timeout=CALL_TIMEOUT)
-    return tuple([one for workflow in described for one in await _failing_of(temporal, workflow)])
+    described = await describe_all(temporal, await open_workflows_of(temporal, job_id), rpc_timeout=CALL_TIMEOUT)
+    return tuple([one for workflow in described for one in await failing_of(temporal, workflow)])
 
 
-async def _failing_of(temporal: TemporalClient, workflow: ExecutionDescription) -> list[FailingActivity]:
+async def failing_of(temporal: TemporalClient, workflow: ExecutionDescription) -> list[FailingActivity]:
+    """The activities of one workflow whose last attempts failed."""
     converter = converter_for(temporal, workflow.id)
     return [
         FailingActivity(

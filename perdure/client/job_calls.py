@@ -19,7 +19,8 @@ from perdure.client.failing_activities import failing_below
 from perdure.client.history_news import history_news
 from perdure.client.nodes import refresh_nodes
 from perdure.client.pauses import pause_of, pauses_below
-from perdure.client.views import FailingActivity, JobSummary, Pause
+from perdure.client.troubles import troubles_of
+from perdure.client.views import FailingActivity, JobSummary, Pause, TaskFailure
 from perdure.client.visibility import summary_of
 from perdure.contract import (
     Accepted,
@@ -55,6 +56,14 @@ class JobCalls(Connection):
         nodes of a cluster that is gone. Needs no worker."""
         async with map_errors(self, name, namespace):
             return await failing_below(await self.connect(), job_workflow_id(namespace or self.namespace, name))
+
+    async def troubles(
+        self, status: JobStatus
+    ) -> tuple[tuple[Pause, ...], tuple[TaskFailure, ...], tuple[FailingActivity, ...]]:
+        """What `pauses`, `task_failures` and `failing_activities` return, read together: servers list workflows a few
+        times a second only. Needs no worker."""
+        async with map_errors(self, status.name, status.namespace):
+            return await troubles_of(await self.connect(), status)
 
     async def describe(self, name: str, *, namespace: str | None = None) -> JobSummary:
         """The server's own information about the job, which needs no worker."""

@@ -13,10 +13,11 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.client import Client as TemporalClient
 
-from perdure.base.executions import OPEN, ExecutionDescription, ExecutionStatus, describe_all, list_executions, time_of
+from perdure.base.executions import ExecutionDescription, ExecutionStatus, describe_all, time_of
 from perdure.base.leases import LEASE_ID
 from perdure.client.connection import CALL_TIMEOUT
 from perdure.client.views import Pause
+from perdure.client.visibility import open_workflows_of
 
 
 def pause_of(workflow: ExecutionDescription) -> Pause | None:
@@ -55,9 +56,7 @@ async def pauses_below(temporal: TemporalClient, job_id: str) -> tuple[Pause, ..
     Raises:
         RPCError: if the server does not answer.
     """
-    below = f"WorkflowId STARTS_WITH '{job_id}/' AND {OPEN}"
-    workflows = [job_id, *[one.id async for one in list_executions(temporal, below, rpc_timeout=CALL_TIMEOUT)]]
-    described = await describe_all(temporal, workflows, rpc_timeout=CALL_TIMEOUT)
+    described = await describe_all(temporal, await open_workflows_of(temporal, job_id), rpc_timeout=CALL_TIMEOUT)
     return tuple(pause for workflow in described if workflow.is_open for pause in pauses_of(workflow))
 
 

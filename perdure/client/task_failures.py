@@ -6,7 +6,7 @@ further attempts; a task in that state answers no query, as if there were no wor
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 
@@ -95,8 +95,13 @@ def _failure_among(newest_first: list[HistoryEvent]) -> HistoryEvent | None:
 async def failures_among(temporal: TemporalClient, workflow_ids: list[str]) -> dict[str, TaskFailure]:
     """The failures of those of some workflows whose tasks fail, by ID; workflows that the server cannot describe are
     left out."""
+    return await failures_of(temporal, await describe_all(temporal, workflow_ids, rpc_timeout=CALL_TIMEOUT))
+
+
+async def failures_of(temporal: TemporalClient, workflows: Iterable[ExecutionDescription]) -> dict[str, TaskFailure]:
+    """The failures of those of some described workflows whose tasks fail, by ID."""
     found: dict[str, TaskFailure] = {}
-    for workflow in await describe_all(temporal, workflow_ids, rpc_timeout=CALL_TIMEOUT):
+    for workflow in workflows:
         with suppress(RPCError):
             if failure := await failure_of(temporal, workflow):
                 found[workflow.id] = failure

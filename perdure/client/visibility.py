@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 
 from temporalio.client import Client as TemporalClient
+from temporalio.service import RPCError, RPCStatusCode
 
-from perdure.base.executions import Execution, ExecutionStatus, list_executions
+from perdure.base.executions import OPEN, Execution, ExecutionStatus, list_executions
 from perdure.client.connection import CALL_TIMEOUT
 from perdure.client.views import JobSummary
 from perdure.contract import JobPhase
@@ -72,3 +73,24 @@ def summary_of(execution: Execution) -> JobSummary | None:
         started_at=execution.start_time,
         finished_at=execution.close_time,
     )
+
+
+async def open_workflows_of(temporal: TemporalClient, job_id: str, *, known: Iterable[str] = ()) -> list[str]:
+    """The IDs of a job and of the open workflows that belong to it.
+
+    Args:
+        temporal: The connection.
+        job_id: The job's workflow ID.
+        known: IDs that do if the server has no capacity to list others now; none: the listing waits for it.
+
+    Raises:
+        RPCError: if the server does not answer.
+    """
+    below, found = f"WorkflowId STARTS_WITH '{job_id}/' AND {OPEN}", {job_id: None, **dict.fromkeys(known)}
+    listed = list_executions(temporal, below, rpc_timeout=CALL_TIMEOUT, waits=not found.keys() - {job_id})
+    try:
+        found |= {one.id: None async for one in listed}
+    except RPCError as error:
+        if error.status is not RPCStatusCode.RESOURCE_EXHAUSTED or len(found) == 1:
+            raise
+    return list(found)

@@ -304,11 +304,10 @@ class JobWatch:
 
     async def _look_around(self, status: JobStatus, nodes: Mapping[str, tuple[NodeView, ...]]) -> _Rare:
         """Reads what changes rarely, and takes the most time."""
-        client, names = self._client, {"namespace": self._namespace}
+        client = self._client
         await self._read_incidents()
-        pauses = await client.pauses(self._name, **names)
-        failures = await client.task_failures(self._name, **names)
-        failing = describe_failing(await client.failing_activities(self._name, **names))
+        pauses, failures, failing_activities = await client.troubles(status)
+        failing = describe_failing(failing_activities)
         hot = [words for role in nodes if len(nodes) > 1 for words in describe_hot_nodes(role, nodes[role])]
         tasks = (f"{one.workflow_id}: {explain(one)}" for one in failures)
         return _Rare(

@@ -20,6 +20,8 @@ from perdure.base.errors import (
 from perdure.client.client import Client
 from perdure.client.connection import find_endpoint
 from perdure.client.error_mapping import map_errors
+from tests.workflows.fleet import job_spec, running_fleet, submit
+from tests.workflows.jobs import running
 
 
 @pytest.mark.parametrize(
@@ -66,12 +68,24 @@ async def test_a_worker_on_an_overloaded_machine_has_not_refused(failure: str, e
             raise WorkflowQueryFailedError(failure)
 
 
+FULL = (
+    "consistent query buffer is full, this may be caused by too many queries and workflow not able to process query "
+    "fast enough"
+)
+
+
 async def test_a_server_where_too_many_questions_wait_for_a_worker_has_none(temporal_client: TemporalClient) -> None:
-    full = (
-        "consistent query buffer is full, this may be caused by too many queries and workflow not able to process "
-        "query fast enough"
-    )
-    with pytest.raises(NoWorker, match="no worker answers for job") as raised:
+    with pytest.raises(NoWorker, match=r"no worker answers for job .*none has polled") as raised:
         async with map_errors(Client(temporal=temporal_client), "job"):
-            raise RPCError(full, RPCStatusCode.RESOURCE_EXHAUSTED, b"")
+            raise RPCError(FULL, RPCStatusCode.RESOURCE_EXHAUSTED, b"")
     assert "perdure worker" in raised.value.remedy
+
+
+async def test_a_worker_that_polls_and_does_not_answer_in_time_is_busy(temporal_client: TemporalClient) -> None:
+    async with running_fleet(temporal_client) as fleet:
+        job = await submit(fleet, job_spec("1"))
+        await running(job, nodes=1)
+        with pytest.raises(NoWorker, match=r"polled \d+ s ago: it is busy") as raised:
+            async with map_errors(Client(temporal=temporal_client), job.id.rpartition("/")[2]):
+                raise RPCError(FULL, RPCStatusCode.RESOURCE_EXHAUSTED, b"")
+        assert raised.value.remedy.startswith("Try again.")

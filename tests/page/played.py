@@ -203,14 +203,10 @@ class PlayedClient(Client):
     async def incidents(self, name: str, *, namespace: str | None = None) -> builtins.list[IncidentView]:
         return self.job(name, namespace).incidents
 
-    async def pauses(self, name: str, *, namespace: str | None = None) -> tuple[Pause, ...]:
-        return ()
-
-    async def failing_activities(self, name: str, *, namespace: str | None = None) -> tuple[FailingActivity, ...]:
-        return ()
-
-    async def task_failures(self, name: str, *, namespace: str | None = None) -> tuple[TaskFailure, ...]:
-        return ()
+    async def troubles(
+        self, status: JobStatus
+    ) -> tuple[tuple[Pause, ...], tuple[TaskFailure, ...], tuple[FailingActivity, ...]]:
+        return (), (), ()
 
     async def logs(self, name: str, *, namespace: str | None = None, **chosen: Any) -> AsyncGenerator[LogLine]:
         for line in self.job(name, namespace).lines:
