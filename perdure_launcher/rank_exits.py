@@ -26,7 +26,7 @@ from perdure_training.node_api.bodies import RankExit
 from perdure_training.node_api.codec import Malformed, decode
 from perdure_training.node_api.text import well_formed
 
-from .rank_plugins.error_file import WRITER
+from .rank_plugins.error_file import STATUS, WRITER
 from .system.files import write_file
 from .system.program_signals import continue_child, signal_child
 from .torch_internals import MULTIPROCESSING_LOGGER, logged_failures, logged_termination, torchrun_is_terminated
@@ -34,6 +34,7 @@ from .warm_start.starts import read_start
 
 LONGEST_TRACEBACK = 2000
 LONGEST_ERROR = 500
+_LARGEST_EXIT_CODE = 255
 _AFTER_CHILD_S = 60.0
 """Seconds within which a wrapper ends after the program that it wraps."""
 SUPERSEDED_EXIT_CODE = 87
@@ -98,6 +99,11 @@ def with_error(ended: RankExit, error_file: str | os.PathLike[str] | None) -> Ra
     if ended.pid is not None and extra.get(WRITER, ended.pid) != ended.pid and not _has_ended_its_parent(ended, moment):
         return ended
     callstack = extra.get("py_callstack")
+    status = fields.get(STATUS)
+    if ended.exit_code and isinstance(status, int) and status and -signal.NSIG < status <= _LARGEST_EXIT_CODE:
+        # A launcher below the rank says how the process ended that failed.
+        exit_code, signal_number = split_status(status)
+        ended = replace(ended, exit_code=exit_code, signal=signal_number)
     return replace(
         ended,
         error=_one_line(str(fields.get("message", ""))),

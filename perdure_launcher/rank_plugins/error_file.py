@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any, cast
 
+from .failed_below import failed_below
+
 WRITER = "perdure_pid"
 """The field with the PID of the process that wrote."""
-_OF_CHILDREN = frozenset({"CalledProcessError", "ChildFailedError", "ProcessRaisedException", "ProcessExitedException"})
-"""Errors that only say that a process which the rank has started failed: that process's own error is the cause."""
+STATUS = "errorCode"
+"""torch's field with the status of the process that failed: its exit code, or its signal with a minus."""
 
 
 def writer_of(path: str | os.PathLike[str]) -> int | None:
@@ -31,22 +34,33 @@ def is_kept_already(path: str | os.PathLike[str], error: BaseException) -> bool:
     """Returns whether what the file holds explains the end of this process better than the error with which it ends."""
     if not os.path.exists(path):
         return False
-    return writer_of(path) in (None, os.getpid()) or type(error).__name__ in _OF_CHILDREN
+    below = failed_below(error)
+    if below is not None and below.status == -signal.SIGKILL:
+        # What others of its ranks wrote is that they have lost this one.
+        return False
+    return writer_of(path) in (None, os.getpid()) or below is not None
 
 
 def error_content(error: BaseException, callstack: str) -> dict[str, Any]:
     """Returns the content that torch's own `@record` writes, with a time in milliseconds, which identifies the
     culprit."""
-    now = time.time()
+    now, below = time.time(), failed_below(error)
+    text = f"{type(error).__name__}: {_text_of(error)}"
+    status: dict[str, int] = {}
+    if below is not None and below.status is not None:
+        status = {STATUS: below.status}
+    if below is not None and below.error is not None:
+        text, callstack = below.error, below.traceback
     return {
         "message": {
-            "message": f"{type(error).__name__}: {_text_of(error)}",
+            "message": text,
             "extraInfo": {
                 "py_callstack": callstack,
                 "timestamp": str(int(now)),
                 "perdure_time": now,
                 WRITER: os.getpid(),
             },
+            **status,
         }
     }
 

@@ -1,7 +1,7 @@
 """Plugin that `import torch` loads in every rank: counts and times optimizer steps, and records uncaught exceptions.
 
 A process that a rank has started has the rank's variables, but is none. The plugin does nothing there, unless the
-process trains in the place of a rank that makes no step: a wrapper around it.
+process trains in the place of a rank that makes no step: a wrapper around it, or a program that starts a torchrun.
 
 It does not touch the user's code, and must not fail: torch turns an exception of a plugin into a failure of `import
 torch`. Counts are relative (0 after each start): they show that a rank is alive, not the progress of the training,
@@ -17,6 +17,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -30,9 +31,11 @@ from perdure_training.node_api.progress_file import (
 )
 from perdure_training.node_api.rank_environment import (
     PROGRESS_VARIABLE,
+    SOLE_VARIABLE,
     generation_of,
     is_child_of_training_rank,
     is_rank,
+    is_rank_below,
     is_rank_itself,
 )
 
@@ -46,11 +49,16 @@ def autoload() -> None:
     """Installs the plugin; the entry point in the group `torch.backends`."""
     with contextlib.suppress(Exception):
         # A copy: warm starts leave out packages that read a rank's variables when they are imported.
+        if is_rank_below(os.environ.copy()):
+            _keep_uncaught_exceptions(lambda: True)
+            if os.environ["RANK"] == "0":
+                StepCounter().install()
+            return
         if not is_rank(os.environ.copy()):
             return
         if claim_rank(os.environ):
             _stay_with_parent()
-            _keep_uncaught_exceptions()
+            _keep_uncaught_exceptions(_speaks)
             _answer_with_stacks()
             StepCounter().install()
             _time_steps()
@@ -58,8 +66,10 @@ def autoload() -> None:
             # torch's own `@record` writes there, too.
             os.environ.pop(_ERROR_FILE_VARIABLE, None)
         else:
-            _keep_uncaught_exceptions()
-            StepCounter().install()
+            _keep_uncaught_exceptions(_speaks)
+            # A launcher's ranks have other numbers than the job's only rank, in whose place the first one trains.
+            if SOLE_VARIABLE not in os.environ or os.environ["RANK"] == "0":
+                StepCounter().install()
 
 
 class StepCounter:
@@ -130,8 +140,16 @@ class StepCounter:
         self._stopped = True
 
 
-def _keep_uncaught_exceptions() -> None:
-    """Writes an uncaught exception to the file that torch's own `@record` uses, for scripts without it."""
+def _speaks() -> bool:
+    return speaks_for_rank(os.environ)
+
+
+def _keep_uncaught_exceptions(counts: Callable[[], bool]) -> None:
+    """Writes an uncaught exception to the file that torch's own `@record` uses, for scripts without it.
+
+    Args:
+        counts: Whether this process still speaks for its rank when it ends.
+    """
     path = os.environ.get(_ERROR_FILE_VARIABLE)
     if not path or path == os.devnull:
         return
@@ -142,7 +160,7 @@ def _keep_uncaught_exceptions() -> None:
 
     def keep(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         with contextlib.suppress(Exception):
-            if os.getpid() == owner and speaks_for_rank(os.environ):
+            if os.getpid() == owner and counts():
                 from ..system.files import write_file
                 from .error_file import error_content, is_kept_already
 

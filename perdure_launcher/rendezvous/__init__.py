@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from perdure_training.node_api.rank_environment import SOLE_VARIABLE, has_job_rank
 
 from ..environment import TORCHRUN_VARIABLE, TorchrunSettings
 from ..rank_exits import signal_rank
@@ -34,6 +37,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_LOOKED_THROUGH = (
+    "the command starts torchrun by itself. Perdure sees the steps of its first rank, and starts the command again if "
+    "one of its ranks fails. Set the role's `rendezvous` to `torchrun`, and it starts the ranks alone again, and warm"
+)
+"""Printed once by a torchrun that the job's only rank starts."""
+
 
 def get_handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
     """Registers the handler; the entry point in the group `torchrun.handlers`, called after torch's own
@@ -47,6 +56,8 @@ def get_handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
         if settings.warm_starts and (reason := offer(settings.warm_folder, os.environ)):
             logger.info("ranks start cold: %s", reason)
             record_all_cold(settings.warm_folder, reason)
+    elif SOLE_VARIABLE in os.environ and has_job_rank(os.environ):
+        sys.stderr.write(f"perdure: {_LOOKED_THROUGH}\n")
     return create
 
 

@@ -27,7 +27,7 @@ from perdure_training.node_api.bodies import (
     World,
 )
 from perdure_training.node_api.progress_file import steps
-from perdure_training.node_api.rank_environment import ROLES_VARIABLE
+from perdure_training.node_api.rank_environment import ROLES_VARIABLE, SOLE_VARIABLE
 from perdure_training.node_api.text import well_formed
 
 from ..environment import STORE_VARIABLE, generation_environment
@@ -78,6 +78,8 @@ class EnvMode:
         self._ports = PortPool(node.config.address, listening=False, allowed=node.config.store_ports)
         self._command: Sequence[str] = node.config.command
         self._environment = dict(node.environment)
+        if node.config.max_nodes == node.processes == 1:
+            self._environment[SOLE_VARIABLE] = "1"
         self._warm = self._prepare_warm_starts()
         self._current: _Ranks | None = None
         self._entered = 0

@@ -316,10 +316,11 @@ class Launcher:
         """Runs the observer thread: reports usage, searches for unmanaged ranks (of torchrun, until it has a
         handler), and deletes memory folders that were abandoned for long.
 
-        On a single node a program may legitimately start a torchrun of its own.
+        The only process of the only node may legitimately start a torchrun of its own, which is looked through.
         """
         meter = UsageMeter(memory=self._memory, devices=self._devices)
-        several, torchrun = self._config.max_nodes > 1, self._mode.name == "torchrun"
+        several = self._config.max_nodes > 1 or self._processes > 1
+        torchrun = self._mode.name == "torchrun"
         usage_at = 0.0
         delete_at = time.monotonic() + DELETE_INTERVAL.total_seconds()
         while True:

@@ -11,11 +11,15 @@ from ..environment import TORCHRUN_VARIABLE
 
 
 class Case(Enum):
-    """One way. The launcher detects the first three among processes (`in_node`), a training process the others in
+    """One way. The launcher detects the first four among processes (`in_node`), a training process the others in
     itself (`in_rank`)."""
 
     TORCHRUN_IN_COMMAND = (
         "the command starts torchrun by itself, so {consequence}. Set the role's `rendezvous` to `torchrun`"
+    )
+    TORCHRUN_IN_PROCESSES = (
+        "each of this node's processes starts torchrun by itself, so they would train beside each other, over the same "
+        "checkpoints. Set the role's `rendezvous` to `torchrun`, or its `nproc_per_node` to 1"
     )
     RENDEZVOUS_BYPASSED = (
         "ranks were started without Perdure's rendezvous, so {consequence}. Usual causes: a launcher that brings its "

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from perdure_training.node_api.rank_environment import GENERATION_VARIABLE
+from perdure_training.node_api.rank_environment import GENERATION_VARIABLE, PROCESS_VARIABLE, TRAINS
 
 from ..supervisor.commands import instead_of_deepspeed
 from ..system import processes
@@ -58,7 +58,8 @@ class ProcessScanner:
                 explanation = Case.DEEPSPEED_LAUNCHER.explain(several_nodes=self._several, instead=instead)
                 return UnmanagedRanks([pid], explanation)
         if ranks := [pid for pid in new if self._is_unmanaged(processes.environment_of(pid))]:
-            case = Case.RENDEZVOUS_BYPASSED if self._torchrun else Case.TORCHRUN_IN_COMMAND
+            in_command = Case.TORCHRUN_IN_COMMAND if self._several else Case.TORCHRUN_IN_PROCESSES
+            case = Case.RENDEZVOUS_BYPASSED if self._torchrun else in_command
             return UnmanagedRanks(ranks, case.explain(several_nodes=self._several))
         return None
 
@@ -68,4 +69,7 @@ class ProcessScanner:
             return False
         if self._torchrun:
             return GENERATION_VARIABLE not in environment
+        if environment.get(PROCESS_VARIABLE, "").endswith(TRAINS):
+            # A rank that trains has started a torchrun for purposes of its own.
+            return False
         return place["TORCHELASTIC_RUN_ID"] is not None and environment.get("GROUP_WORLD_SIZE") == "1"

@@ -30,6 +30,8 @@ PROCESS_VARIABLE: Final = "PERDURE_RANK_PROCESS"
 """The process that is the rank, as PID and PID namespace: it sets the variable, and the processes that it starts
 inherit it. `TRAINS` follows where they start after the rank has begun to train."""
 TRAINS: Final = "trains"
+SOLE_VARIABLE: Final = "PERDURE_SOLE_RANK"
+"""Set where the job has one rank, which Perdure's launcher starts: that may be a program which starts a torchrun."""
 
 
 def is_rank(environment: Mapping[str, str]) -> bool:
@@ -44,6 +46,17 @@ def has_job_rank(environment: Mapping[str, str]) -> bool:
     """
     run_id = environment.get(RUN_ID_VARIABLE)
     return "RANK" in environment and environment.get("TORCHELASTIC_RUN_ID", run_id) == run_id
+
+
+def is_rank_below(environment: Mapping[str, str]) -> bool:
+    """Returns whether this process is one of the ranks that the job's only rank has started by a torchrun, to train in
+    its place.
+
+    Where the rank itself trains, a torchrun that it starts is for purposes of its own.
+    """
+    started = bool(environment.get(PROGRESS_VARIABLE)) and SOLE_VARIABLE in environment and "RANK" in environment
+    claim = environment.get(PROCESS_VARIABLE, "")
+    return started and not has_job_rank(environment) and bool(claim) and not claim.endswith(f" {TRAINS}")
 
 
 def is_rank_itself(environment: Mapping[str, str]) -> bool:

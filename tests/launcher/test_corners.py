@@ -217,6 +217,35 @@ async def test_what_a_killed_rank_has_left_is_gone_before_the_next_rank_starts(l
         os.kill(int((node.run_directory / "helper-2").read_text()), signal.SIGKILL)
 
 
+@pytest.mark.parametrize("script", ["starts_torchrun.py", "spawns.py"])
+async def test_ranks_of_a_launcher_that_a_program_starts_are_those_of_the_job(script: str) -> None:
+    node = Node([sys.executable, "-u", script])
+    async with running(node):
+        ready = await first_world([node], path=ENV_READY)
+        second = int((node.run_directory / "second-1").read_text())
+        os.kill(second, signal.SIGKILL)
+        report = await node.agent.heard(ENV_READY, lambda body: body["after_generation"] == 1)
+        [failed] = report.body["ranks"]
+        assert (failed["global_rank"], failed["signal"]) == (0, signal.SIGKILL)
+        assert str(second) in failed["error"]
+        await form_world([node], 2, port=ready[0].body["store_ports"][1])
+        await all_step([node], 2)
+        (node.run_directory / "fail").touch()
+        report = await node.agent.heard(ENV_READY, lambda body: body["after_generation"] == 2)
+        [failed] = report.body["ranks"]
+        assert (failed["exit_code"], failed["error"]) == (1, "ValueError: of the script")
+        assert "in train" in failed["traceback"]
+
+
+async def test_a_torchrun_that_each_of_several_processes_starts_is_refused() -> None:
+    node = Node([sys.executable, "-u", "starts_torchrun.py"], processes=2)
+    async with running(node):
+        [ready] = await all_ready(node, path=ENV_READY)
+        await form_world([node], 1, port=ready.body["store_ports"][0], processes=2)
+        refused = await node.agent.heard("/v1/launcher/unmanaged")
+        assert "each of this node's processes starts torchrun by itself" in refused.body["detail"]
+
+
 async def test_a_torchrun_within_a_rank_is_a_world_of_its_own() -> None:
     node = Node([*TORCHRUN, "nests.py"], nodes="1:2")
     async with running(node):

@@ -327,7 +327,16 @@ def test_a_shell_that_reports_a_signal_did_not_fail_by_itself(exit_code: int, na
     assert classify(failure(exit_code=exit_code, out_of_memory=True))[0] is FailureClass.OUT_OF_MEMORY
 
 
-@pytest.mark.parametrize("exit_code", [1, 3, 128, 128 + 12, 128 + 64, 255])
+@pytest.mark.parametrize(("exit_code", "name"), [(247, "SIGKILL"), (245, "SIGSEGV")])
+def test_a_launcher_that_passes_on_the_signal_of_its_child_did_not_fail_by_itself(exit_code: int, name: str):
+    found = FailureClass.KILLED if name == "SIGKILL" else FailureClass.CRASH
+    assert classify_rank(RankExit(local_rank=0, exit_code=exit_code)) is found
+    assert describe_rank(RankExit(local_rank=0, exit_code=exit_code)).endswith(
+        f"as of a launcher whose child got {name}"
+    )
+
+
+@pytest.mark.parametrize("exit_code", [1, 3, 128, 128 + 12, 128 + 64, 253, 254, 255])
 def test_other_exit_codes_are_the_commands_own(exit_code: int):
     assert classify(failure(exit_code=exit_code))[0] is FailureClass.USER_CODE
     assert classify_rank(RankExit(local_rank=0, exit_code=exit_code)) is FailureClass.USER_CODE

@@ -36,14 +36,21 @@ _CRASH_SIGNALS = frozenset({SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV})
 _ENDING_SIGNALS = _CRASH_SIGNALS | {1, 2, 3, SIGKILL, SIGTERM, 24, 25}
 """Signals with which people, kernels and clusters end processes."""
 
+_PASSED_ON = _CRASH_SIGNALS | {SIGKILL, SIGTERM}
+"""Signals that a launcher in Python passes on as `sys.exit(-n)`. `sys.exit(-1)` and its like are a program's own."""
+
 
 def signal_in_shell(exit_code: int | None) -> int | None:
-    """The signal that ended a shell's child, if the shell's exit code indicates one: a shell then exits with 128 + n.
+    """The signal that ended the child of a shell or of another launcher, if its exit code indicates one: a shell then
+    exits with 128 + n, and a launcher in Python that passes on its child's status with 256 - n.
 
     Only signals that end processes from outside or for a crash count; any other code may be the program's own.
     """
     number = (exit_code or 0) - 128
-    return number if number in _ENDING_SIGNALS else None
+    if number in _ENDING_SIGNALS:
+        return number
+    passed_on = 256 - (exit_code or 0)
+    return passed_on if passed_on in _PASSED_ON else None
 
 
 def classify_rank(exit: RankExit, *, out_of_memory: bool = False, before_steps: bool = False) -> FailureClass:
@@ -112,7 +119,7 @@ def classify(failure: Failure, *, before_steps: bool = False) -> tuple[FailureCl
         said = failure.message or f"the command exited with {failure.exit_code}"
         return (
             FailureClass.OUT_OF_MEMORY if failure.out_of_memory else FailureClass.COMMAND_LOST,
-            f"{said}, as a shell does when {signal_name(number)} ended its child",
+            f"{said}, as {_who_passes_on(failure.exit_code)} does when {signal_name(number)} ended its child",
             failure.exit_code,
         )
     if failure.exit_code == 0:
@@ -191,4 +198,9 @@ def describe_rank(exit: RankExit) -> str:
     if exit.error:
         return f"rank {rank} {how}: {exit.error}"
     number = signal_in_shell(exit.exit_code)
-    return f"rank {rank} {how}" + (f", as of a shell whose child got {signal_name(number)}" if number else "")
+    passes_on = _who_passes_on(exit.exit_code)
+    return f"rank {rank} {how}" + (f", as of {passes_on} whose child got {signal_name(number)}" if number else "")
+
+
+def _who_passes_on(exit_code: int | None) -> str:
+    return "a shell" if (exit_code or 0) - 128 in _ENDING_SIGNALS else "a launcher"
