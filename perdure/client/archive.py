@@ -35,8 +35,8 @@ from perdure.spec.base import fill_template
 
 _AT_ONCE = 16
 """Requests to a storage at a time."""
-_LARGEST = 128 * 1024 * 1024
-"""Bytes of a record, at most: several times what a job of thousands of nodes has."""
+_LARGEST = 32 * 1024 * 1024
+"""Bytes of a record, at most: several times what a job of thousands of nodes has. Others may write to an archive."""
 _NODE = re.compile(r"(?P<role>.+)-(?P<rank>\d+)")
 
 
@@ -99,10 +99,10 @@ class ArchivedJobs(Client):
             PerdureError: if there is no such place, or it cannot be read.
         """
         chosen = None if everywhere else namespace or self.namespace
-        records, problems = await asyncio.to_thread(_all, self._url, chosen)
+        jobs, problems = await asyncio.to_thread(_all, self._url, chosen)
         newest: dict[tuple[str, str], JobSummary] = {}
-        for record in sorted(records, key=lambda one: one.started_at, reverse=True):
-            newest.setdefault((record.namespace, record.name), summary_of(record))
+        for job in sorted(jobs, key=lambda one: one.started_at, reverse=True):
+            newest.setdefault((job.namespace, job.name), job)
         return [job for job in newest.values() if not (running and job.finished_at)], problems
 
     async def describe(self, name: str, *, namespace: str | None = None) -> JobSummary:
@@ -237,21 +237,25 @@ def _newest(url: str, namespace: str, name: str, within: str | None) -> tuple[st
     try:
         files, root = open_folder(place, within=within)
         runs = _names_in(files, root)
-        contents = {run: _content(files, f"{root}/{run}/{ARCHIVED_JOB}") for run in runs}
     except Exception as error:
         raise _unreadable(place, error) from error
-    records = {run: _read(f"{place}/{run}", content) for run, content in contents.items() if content is not None}
-    if not records:
+    newest: tuple[str, ArchivedJob] | None = None
+    for run in runs:
+        # One after the other: only the newest takes memory.
+        record = _record(files, f"{root}/{run}", f"{place}/{run}")
+        if record is not None and (newest is None or record.started_at > newest[1].started_at):
+            newest = run, record
+    if newest is None:
         raise JobNotFound(
             f'{place} has no archive of a job "{name}"',
             remedy="Its place is what outputs.archive of its specification was; -n names another namespace.",
         )
-    run, record = max(records.items(), key=lambda found: found[1].started_at)
+    run, record = newest
     return f"{place}/{run}", record
 
 
-def _all(url: str, namespace: str | None) -> tuple[list[ArchivedJob], list[str]]:
-    """The records of all runs, of a namespace or of all, and what is wrong with those that cannot be read."""
+def _all(url: str, namespace: str | None) -> tuple[list[JobSummary], list[str]]:
+    """The jobs of all runs, of a namespace or of all, and what is wrong with the records that cannot be read."""
     place = fill_template(url, name="${job.name}", namespace=namespace or "${job.namespace}").rstrip("/")
     if "${job." in place:
         raise PerdureError(
@@ -266,23 +270,23 @@ def _all(url: str, namespace: str | None) -> tuple[list[ArchivedJob], list[str]]
             for _ in ("names of jobs", "uids of runs"):
                 below = readers.map(partial(_names_in, files), folders)
                 folders = [f"{folder}/{one}" for folder, names in zip(folders, below, strict=True) for one in names]
-            paths: list[str] = [f"{folder}/{ARCHIVED_JOB}" for folder in folders]
-            contents = list(readers.map(partial(_content, files), paths))
+            found = list(readers.map(partial(_summary, files), folders))
     except Exception as error:
         raise _unreadable(place, error) from error
     if not is_there:
         raise PerdureError(
             f"there is nothing at {place}", remedy="It is what outputs.archive of specifications of such jobs names."
         )
-    records: list[ArchivedJob] = []
-    problems: list[str] = []
-    for folder, content in zip(folders, contents, strict=True):
-        if content is not None:
-            try:
-                records.append(_read(folder, content))
-            except PerdureError as error:
-                problems.append(str(error))
-    return records, problems
+    return [one for one in found if isinstance(one, JobSummary)], [one for one in found if isinstance(one, str)]
+
+
+def _summary(files: Any, folder: str) -> JobSummary | str | None:
+    """The job of a run's folder, or what is wrong with its record; None if there is none."""
+    try:
+        record = _record(files, folder, folder)
+    except PerdureError as error:
+        return str(error)
+    return None if record is None else summary_of(record)
 
 
 def _unreadable(place: str, error: Exception) -> PerdureError:
@@ -293,7 +297,26 @@ def _unreadable(place: str, error: Exception) -> PerdureError:
     )
 
 
-def _read(folder: str, content: bytes) -> ArchivedJob:
+def _record(files: Any, path: str, folder: str) -> ArchivedJob | None:
+    """Reads the record of a run; None if there is none.
+
+    Args:
+        files: The file system.
+        path: The run's folder in it.
+        folder: The same, for messages.
+
+    Raises:
+        PerdureError: if it cannot be read, or is none.
+    """
+    try:
+        with files.open(f"{path}/{ARCHIVED_JOB}", "rb") as file:
+            content: bytes = file.read(_LARGEST + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except Exception as error:
+        raise _unreadable(folder, error) from error
+    if len(content) > _LARGEST:
+        raise PerdureError(f"{folder}/{ARCHIVED_JOB} has more than {_LARGEST:,} bytes, which no worker has written")
     try:
         record = ArchivedJob.model_validate_json(content)
     except ValidationError as error:
@@ -323,12 +346,3 @@ def _names_in(files: Any, folder: str) -> list[str]:
         return [str(path).rstrip("/").rpartition("/")[2] for path in files.ls(folder, detail=False)]
     except (FileNotFoundError, NotADirectoryError):
         return []
-
-
-def _content(files: Any, path: str) -> bytes | None:
-    try:
-        if (size := files.size(path)) > _LARGEST:
-            raise ValueError(f"{path} has {size:,} bytes, which no worker has written")
-        return files.cat_file(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None

@@ -120,7 +120,7 @@ def folder_beneath(folder: Path, parts: Sequence[str] = (), *, create: bool = Fa
 def _behind_short_link(folder: Path) -> str:
     """Returns where one of this user's short links leads; other paths as they are."""
     # A pod's agent has no folder for temporary files, and no short links.
-    if folder.is_symlink() and folder.parent == short_links() and os.stat(folder.parent).st_uid == os.getuid():
+    if folder.is_symlink() and folder.parent == short_links() and not why_not_own(folder.parent):
         return os.readlink(folder)
     return os.fspath(folder)
 
@@ -137,6 +137,28 @@ def open_file(name: str, flags: int, within: int) -> int:
         os.close(descriptor)
         raise NotARegularFile(errno.EINVAL, "it is not a regular file", name)
     return descriptor
+
+
+def make_own_folder(folder: Path, *, remedy: str) -> None:
+    """Makes a folder of this user's in one that all users write to; keeps the one that is there if it is that.
+
+    Raises:
+        PermissionError: if it is a link, which another user may have made, or of another user, or others may write to
+            it; the message ends with `remedy`.
+    """
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if problem := why_not_own(folder):
+        raise PermissionError(f"{folder} {problem}; {remedy}")
+
+
+def why_not_own(folder: Path) -> str:
+    """Why a path is not a folder that only this user writes to; empty if it is one."""
+    found = os.lstat(folder)
+    if not stat.S_ISDIR(found.st_mode):
+        return "is a link or a file, and no folder"
+    if found.st_uid != os.getuid():
+        return "belongs to another user"
+    return "can be written to by other users" if found.st_mode & 0o022 else ""
 
 
 def sync_folder(within: int) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from perdure.activities.nodes.joined.machine import address_towards, joined_nodes, this_machine
+from perdure.activities.nodes.local.folders import NodeFolders
 
 SERVER = "127.0.0.1:7233"
 
@@ -55,6 +56,27 @@ def test_files_lie_in_the_chosen_folder_or_in_a_temporary_one_of_our_own(
     folder = joined_nodes().folder("a").path
     assert folder == tmp_path / f"perdure-{os.getuid()}" / "nodes" / "a"
     assert (tmp_path / f"perdure-{os.getuid()}").stat().st_mode & 0o077 == 0
+
+
+def test_a_temporary_folder_that_another_user_can_have_made_or_write_to_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("PERDURE_STATE", raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder, mine = tmp_path / f"perdure-{os.getuid()}", tmp_path / "mine"
+    mine.mkdir(mode=0o700)
+    folder.symlink_to(mine)
+    with pytest.raises(PermissionError, match="is a link or a file, and no folder; set PERDURE_STATE"):
+        joined_nodes()
+    deep = tmp_path / ("deep" * 30) / "nodes"
+    with pytest.raises(PermissionError, match="is a link or a file, and no folder; set TMPDIR"):
+        _ = NodeFolders(deep).folder("a").run_dir
+    folder.unlink()
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(PermissionError, match="can be written to by other users"):
+        joined_nodes()
+    assert not list(mine.iterdir())
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")

@@ -82,6 +82,17 @@ def test_a_record_that_cannot_be_read_hides_no_other_one(bare_command_line: Comm
     assert "newer/0123abcd was written by a newer release" in shown.err
 
 
+def test_of_a_record_that_no_worker_wrote_not_all_is_read(bare_command_line: CommandLine, place: Path) -> None:
+    with keep(place, "huge", days=1).open("r+b") as file:
+        file.truncate(100 * 1024**3)
+    shown = bare_command_line.run("list", "--archive", str(place), "-o", "json")
+    assert [job["name"] for job in json.loads(shown.out)] == ["gpt", "llama"]
+    assert "huge/0123abcd/job.json has more than 33,554,432 bytes" in shown.err
+    status = bare_command_line.run("status", "huge", "--archive", str(place))
+    assert status.code != 0
+    assert "job.json has more than 33,554,432 bytes" in status.err
+
+
 def test_what_is_not_there_is_said(bare_command_line: CommandLine, place: Path) -> None:
     missing = bare_command_line.run("list", "--archive", str(place / "missing"))
     assert missing.code != 0

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from perdure.activities.nodes.local.folders import NodeFolders
 from perdure.base.state_folder import STATE_VARIABLE
+from perdure_training.node_api.layout import short_links
+from perdure_training.node_api.untrusted_files import make_own_folder
 
 _PLACES = ("SLURM_PROCID", "JOB_COMPLETION_INDEX", "SKYPILOT_NODE_RANK")
 """Environment variables in which schedulers number their tasks: Slurm, Kubernetes' indexed Jobs (also under JobSet and
@@ -97,12 +98,10 @@ def joined_nodes() -> NodeFolders:
     It is not in the home folder, which clusters share over a network: sockets and locks need a local disk.
 
     Raises:
-        PermissionError: if another user has made the temporary folder.
+        PermissionError: if the temporary folder is not one of this user's own.
     """
     if chosen := os.environ.get(STATE_VARIABLE):
         return NodeFolders(Path(chosen).absolute())
-    folder = Path(tempfile.gettempdir()) / f"perdure-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to another user; set {STATE_VARIABLE} to a folder of your own")
+    folder = short_links()
+    make_own_folder(folder, remedy=f"set {STATE_VARIABLE} to a folder of your own")
     return NodeFolders(folder)

@@ -37,6 +37,7 @@ from perdure.base.files import read_record, write_private_file
 from perdure.contract import NodeId, NodeRequest
 from perdure.spec.durations import parse_duration
 from perdure_training.node_api import layout
+from perdure_training.node_api.untrusted_files import make_own_folder
 
 DEFAULT_RETENTION = timedelta(days=7)
 """Default retention: how long the folders of a job outlive it if the state folder does not configure that."""
@@ -141,9 +142,7 @@ class NodeFolder:
         if len(os.fsencode(real / layout.AGENT_SOCKET)) <= layout.LONGEST_SOCKET_PATH:
             return real
         link = self._short_link
-        link.parent.mkdir(mode=0o700, exist_ok=True)
-        if link.parent.stat().st_uid != os.getuid():
-            raise PermissionError(f"{link.parent} belongs to another user; set TMPDIR to a folder of your own")
+        make_own_folder(link.parent, remedy="set TMPDIR to a folder of your own")
         with contextlib.suppress(FileExistsError):
             link.symlink_to(real)
         return link
