@@ -110,6 +110,10 @@ def decide_all(
 
 def apply_events(state: JobState, events: Iterable[AddressedEvent], job: JobSpec, now: datetime) -> JobState:
     """Takes in events. `advance_job` must follow."""
+    for name in job.roles:
+        view = state.view(name)
+        if (counted := scaling.count_nodes(view, job.roles[name], now)) is not view:
+            state = state.with_view(counted)
     by_role = ((role, plain(event)) for event in events for role in _addressees(state, event))
     for role, run in groupby(by_role, itemgetter(0)):
         if role is None:

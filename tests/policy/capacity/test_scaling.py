@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from perdure.cli.explain import explanation
 from perdure.contract import JobPhase, JobStatus, Progress, ProgressSource, RankStepTimes, ScalingView
-from perdure.contract.transitions import NodePace, NodePortsChanged, NodeRemoved, NodeStepTimes
+from perdure.contract.transitions import NodePace, NodePending, NodePortsChanged, NodeRemoved, NodeStepTimes
 from perdure.workflows.policy.capacity import scaling
-from perdure.workflows.policy.facts.events import RepairsPaused, ScaleRequested
+from perdure.workflows.policy.facts.events import RepairsPaused, ResumeRequested, ScaleRequested, SuspendRequested
 from perdure.workflows.policy.record.projections import status_of
 from tests.policy.capacity.test_throughput import Law, best, shared
 from tests.policy.scenario import START, Scenario
@@ -370,6 +370,32 @@ def test_a_budget_is_kept_by_what_all_nodes_have_taken() -> None:
     assert 0 < job.state.scaling.node_seconds < 3600
     assert "max_cost is 64.00" in job.view.why
     assert job.view.price == 2
+
+
+def hours_counted(job: ScaledJob) -> float:
+    return job.state.scaling.node_seconds / 3600
+
+
+def test_each_hour_counts_the_nodes_that_there_were_in_it() -> None:
+    job = ScaledJob(law=shared(8, 0.5), total=8000, policy="budget", max_cost=640, price=2)
+    before = hours_counted(job)
+    job.now += timedelta(hours=1)
+    job.lost_together(*range(1, 16))
+    assert hours_counted(job) - before == pytest.approx(16), "they were lost at its end"
+
+
+def test_a_suspended_job_and_one_in_a_queue_take_nothing() -> None:
+    job = ScaledJob(law=shared(8, 0.5), total=8000, policy="budget", max_cost=640, price=2)
+    job.now += timedelta(hours=1)
+    before = hours_counted(job.take(SuspendRequested()))
+    assert before == pytest.approx(16, abs=0.5)
+    job.now += timedelta(hours=48)
+    job.take(ResumeRequested())
+    for rank in range(16):
+        job.transition(rank, NodePending, queued=True)
+    job.now += timedelta(hours=3)
+    job.ready(*range(16))
+    assert hours_counted(job) == pytest.approx(before)
 
 
 @pytest.mark.parametrize("policy", [{"policy": "budget", "max_gpu_hours": 10}, {"policy": "manual"}])

@@ -104,7 +104,6 @@ def follow(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
     if role.scaling.policy is ScalingPolicy.MAX:
         # Where the cluster is shared, the number comes from there: `shared_nodes.py`.
         return state
-    state = _count_nodes(state, role, now)
     if world is None or not _may_change(state):
         return state
     state = missing_nodes.give_up(missing_nodes.note_arrival(state), role, now)
@@ -121,6 +120,19 @@ def follow(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
     if _obstacle(state, job, measured, wanted, now):
         return state
     return _resize(state, role, wanted, choice, now)
+
+
+def count_nodes(state: RoleInJob, role: Role, now: datetime) -> RoleInJob:
+    """Adds what the nodes have taken since they were counted last.
+
+    It is done before a decision takes anything in: until then there were the nodes that the state has.
+    """
+    known = state.scaling
+    if role.scaling.policy is not ScalingPolicy.BUDGET:
+        return state if known.counted_until is None else state.replace(scaling=known.replace(counted_until=None))
+    nodes = sum(node.alive and not node.queued and node.uncreated_since is None for node in state.nodes.values())
+    taken = nodes * max((now - (known.counted_until or now)).total_seconds(), 0.0)
+    return state.replace(scaling=known.replace(node_seconds=known.node_seconds + taken, counted_until=now))
 
 
 def measured_over(role: Role) -> timedelta | None:
@@ -322,16 +334,6 @@ def _may_change(state: RoleInJob) -> bool:
     if state.between_stages or not state.stepping or state.stalled:
         return False
     return all(one.alive and one.reachable and not state.has_finished(one) for one in state.members)
-
-
-def _count_nodes(state: RoleInJob, role: Role, now: datetime) -> RoleInJob:
-    """Adds what the nodes have taken since they were counted last."""
-    known = state.scaling
-    if role.scaling.policy is not ScalingPolicy.BUDGET:
-        return state if known.counted_until is None else state.replace(scaling=known.replace(counted_until=None))
-    nodes = sum(node.alive and not node.queued for node in state.nodes.values())
-    taken = nodes * max((now - (known.counted_until or now)).total_seconds(), 0.0)
-    return state.replace(scaling=known.replace(node_seconds=known.node_seconds + taken, counted_until=now))
 
 
 def _tell_problem(state: RoleInJob, choice: Choice, now: datetime) -> RoleInJob:
