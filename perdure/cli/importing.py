@@ -202,7 +202,8 @@ def _must_fill(imported: Imported) -> int:
 def _run(
     source: list[str], imported: Imported, *, detach: bool, as_json: bool, named: bool, address: str | None
 ) -> int:
-    from perdure.cli.start import run_spec, shell_environment
+    from perdure.cli.shell_variables import shell_environment
+    from perdure.cli.start import run_spec
     from perdure.spec.capabilities import BESIDE_WORKER
     from perdure.spec.job import Backend
     from perdure.spec.validate import validate_spec
@@ -212,7 +213,7 @@ def _run(
     data = dict(imported.spec)
     is_file = _is_file(source)
     if not is_file:
-        data["env"] = {**shell_environment([]), **data.get("env", {})}
+        data["env"] = {**shell_environment([], say=warn), **data.get("env", {})}
         if not named:
             data["name"] = f"{data['name'][:35]}-{secrets.token_hex(2)}"
     if data.get("backend", Backend.LOCAL) in BESIDE_WORKER and "workdir" not in data:

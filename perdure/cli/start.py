@@ -6,7 +6,6 @@ import os
 import secrets
 import shlex
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,18 +25,13 @@ from perdure.cli.common import (
     warn,
 )
 from perdure.cli.reporting import Draft, ReportOption, reporting
+from perdure.cli.shell_variables import shell_environment
 
 if TYPE_CHECKING:
     from perdure.client.connection import Endpoint
     from perdure.client.views import Submission
     from perdure.spec.backends import SpecWarning
     from perdure.spec.job import JobSpec
-
-SHELL_VARIABLES = ("PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH")
-SHELL_PREFIXES = ("CUDA_", "GLOO_", "MKL_", "NCCL_", "OMP_", "PYTORCH_", "TORCH_", "TORCHINDUCTOR_", "TRITON_")
-"""Variables of the calling shell that `perdure run` passes to local nodes, so that a command means the same there: the
-worker that starts the nodes may have been started from another shell. The rest of the environment is left out, because
-it holds secrets, and a job's specification is kept in Temporal."""
 
 NameOption = Annotated[
     str | None,
@@ -236,30 +230,10 @@ def _from_command(
         nproc_per_node=nproc_per_node,
         namespace=namespace,
         workdir=os.getcwd(),
-        env=shell_environment(env),
+        env=shell_environment(env, say=warn),
         backend=backend or "local",
     )
     return validate_spec(spec)
-
-
-def shell_environment(assignments: list[str]) -> dict[str, str]:
-    """The variables of this shell that a local node gets: those that commands need, and those requested by --env."""
-    variables = {
-        name: value
-        for name, value in os.environ.items()
-        if value and (name in SHELL_VARIABLES or name.startswith(SHELL_PREFIXES))
-    }
-    # A user who calls perdure by its path, without activating its environment, still means the torchrun beside it.
-    beside = str(Path(sys.executable).parent)
-    path = variables.get("PATH", os.defpath)
-    if beside not in path.split(os.pathsep):
-        variables["PATH"] = os.pathsep.join((path, beside))
-    for assignment in assignments:
-        variable, given, value = assignment.partition("=")
-        if not given and variable not in os.environ:
-            raise typer.BadParameter(f"{variable} is not set here; write {variable}=VALUE", param_hint="--env")
-        variables[variable] = value if given else os.environ[variable]
-    return variables
 
 
 def _check_command(spec: JobSpec) -> None:

@@ -24,6 +24,7 @@ from perdure.base.encryption.keys import PayloadKeys
 from perdure.base.errors import ControlPlaneUnreachable
 from perdure.base.files import read_record
 from perdure.base.state_folder import StateFolder
+from perdure.base.text_variables import text_variables
 from perdure.base.tracing import interceptors
 from perdure.contract.names import WORKER_TASK_QUEUE
 
@@ -132,7 +133,7 @@ def load_profile() -> ClientConfigProfile:
         ControlPlaneUnreachable: if it cannot be read.
     """
     try:
-        return ClientConfigProfile.load()
+        return ClientConfigProfile.load(override_env_vars=text_variables())
     except Exception as error:  # The SDK raises RuntimeError and others, from its Rust core.
         raise ControlPlaneUnreachable(
             f"Temporal's environment configuration cannot be read: {error}",

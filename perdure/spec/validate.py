@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from .backends import SpecWarning, check_backend, find_unsupported
 from .base import fill_template
 from .capabilities import CAPABILITIES
-from .errors import SpecError, SpecProblem, format_value, problem_report
+from .errors import SpecError, SpecProblem, format_path, format_value, problem_report
 from .fields import Location
 from .job import Backend, JobSpec
 from .launcher_sizes import find_unused_sizes
@@ -55,7 +55,7 @@ def parse_spec(data: Any) -> JobSpec:
                     location=(),
                     value=f"{size} bytes as JSON",
                     expected=f"at most {MAX_BYTES}",
-                    hint="move long texts into files that the command reads",
+                    hint=f"move long texts into files that the command reads; {_name_longest(text_keyed)}",
                 )
             )
     if problems or spec is None:
@@ -122,14 +122,45 @@ def _check_keys(value: Any, location: Location, problems: list[SpecProblem]) -> 
         copy: dict[str, Any] = {}
         for key, item in cast("Mapping[Any, Any]", value).items():
             if isinstance(key, str):
-                copy[key] = _check_keys(item, (*location, key), problems)
+                name = _as_text(key, location, problems)
+                copy[name] = _check_keys(item, (*location, name), problems)
             else:
                 problems.append(_wrong_key(key, location))
         return copy
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         items = cast("Sequence[Any]", value)
         return [_check_keys(item, (*location, index), problems) for index, item in enumerate(items)]
-    return value
+    return _as_text(value, location, problems) if isinstance(value, str) else value
+
+
+def _as_text(text: str, location: Location, problems: list[SpecProblem]) -> str:
+    """Returns the text; where it has characters that stand for bytes of a command line or a file name, which no JSON
+    holds, they are replaced, and become a problem."""
+    shown = text.encode(errors="replace").decode()
+    if shown == text:
+        return text
+    hint = "rename the file, or set the text in a script that the command runs"
+    problems.append(
+        SpecProblem(location=location, value=format_value(shown), message="has bytes that are no UTF-8", hint=hint)
+    )
+    return shown
+
+
+def _name_longest(data: Any) -> str:
+    """Names the longest text of a specification, for people."""
+
+    def texts(value: Any, location: Location) -> Iterator[tuple[int, Location]]:
+        if isinstance(value, Mapping):
+            for key, item in cast("Mapping[str, Any]", value).items():
+                yield from texts(item, (*location, key))
+        elif isinstance(value, str):
+            yield len(value), location
+        elif isinstance(value, Sequence):
+            for index, item in enumerate(cast("Sequence[Any]", value)):
+                yield from texts(item, (*location, index))
+
+    length, location = max(texts(data, ()), default=(0, ()))
+    return f"the longest is {format_path(location)}, of {length:,} characters"
 
 
 def _wrong_key(key: Any, location: Location) -> SpecProblem:
