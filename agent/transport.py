@@ -37,6 +37,7 @@ from perdure.agent.config import AgentConfig, GatewayConnection
 from perdure.agent.job_liveness import JobLiveness, query_job_liveness
 from perdure.agent.outbox import ControlPlaneBusy, DestinationNotFound
 from perdure.agent.poll_meter import PollMeter
+from perdure.agent.server_clock import ClockReader, ServerClock
 from perdure.base.backoff import Backoff
 from perdure.base.credentials.names import GRANT_HEADER
 from perdure.base.encryption.codec import PayloadEncryption
@@ -144,6 +145,8 @@ class TemporalControlPlane:
         self._runtime: Runtime | None = None
         self._polls: PollMeter | None = None
         """None with a client that was given, whose runtime others use as well."""
+        self.clock = ServerClock()
+        """Moves the times of all that is reported to the server's clock."""
         self._refusal = ""
         """Why the server has refused a message, for lack of capacity."""
 
@@ -153,7 +156,8 @@ class TemporalControlPlane:
         workflow = self._config.job_id if route.to is Destination.JOB else self._config.group_id
         timeout = _CALL_TIMEOUT if route.urgent else self._patience
         try:
-            await client.get_workflow_handle(workflow).signal(route.name, message, rpc_timeout=timeout)
+            handle = client.get_workflow_handle(workflow)
+            await handle.signal(route.name, self.clock.moved(message), rpc_timeout=timeout)
         except RPCError as error:
             if error.status is RPCStatusCode.NOT_FOUND:
                 raise DestinationNotFound(f"{workflow} does not exist or has closed") from error
@@ -229,6 +233,7 @@ class TemporalControlPlane:
                     await self._connect(),
                     task_queue=self._config.task_queue,
                     activities=commands,
+                    interceptors=[ClockReader(self.clock)],
                     # One poller per agent: frontends limit the pollers of a namespace.
                     activity_task_poller_behavior=PollerBehaviorSimpleMaximum(1),
                     # Two leases may overlap, and commands must never wait for them.

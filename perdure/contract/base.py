@@ -3,7 +3,8 @@
 Models change by addition only: a running job may hold messages of an older release in its history, and an agent of an
 older release may run beside a newer worker. So a reader ignores unknown fields, and a new field has a default.
 
-Times are times of the event, in UTC, set where it happened. Grace periods count from them, never from the arrival.
+Times are times of the event, in UTC, set where it happened, on the server's clock as far as an agent knows it. Grace
+periods count from them, never from the arrival.
 """
 
 from __future__ import annotations

@@ -141,8 +141,7 @@ WORKER_METRICS: Final = (
         source=Source.WORKER,
         unit="s",
         labels=("cause",),
-        meaning="From the first evidence of an incident, by the clock of the machine where it happened, until the job "
-        "learned of it.",
+        meaning="From the first evidence of an incident, until the job learned of it.",
         alert="the 95th percentile above 15 s",
         buckets=_NOTICE,
     ),
