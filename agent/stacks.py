@@ -11,13 +11,18 @@ import re
 from dataclasses import asdict
 
 from perdure.agent.node import Node
+from perdure.contract.base import size_in_json
 from perdure.contract.stacks import CollectiveCall, NodeStacks, RankPosition, StackFrame, ThreadStack
 from perdure_training.node_api.bodies import RankStacks, StacksReport
 
 ANSWER_WITHIN = 6.0
 """Seconds: the launcher waits 2 s for the ranks."""
 _MOST_TEXT = 256 * 1024
-"""Characters of all stacks of one answer; beyond that only main threads are kept. Temporal takes no payload of 2 MB."""
+"""Bytes of all stacks of one answer; beyond that only main threads are kept, and of them the innermost calls. Temporal
+takes no payload of 2 MB."""
+_MOST_FRAMES = 32
+_LONGEST_NAME = 200
+"""Characters of a function's or a file's name where only these are kept."""
 _MOST_RANKS = 64
 _MOST_GROUPS = 8
 _OWN_THREAD = "/perdure_launcher/rank_plugins/collectives.py"
@@ -66,7 +71,7 @@ class StackReader:
 def stacks_of(node: int, report: StacksReport) -> NodeStacks:
     """Reads the launcher's report. Training code can write all of it: what is no frame is left out."""
     ranks = report.ranks[:_MOST_RANKS]
-    everything = sum(len(rank.text) for rank in ranks) <= _MOST_TEXT
+    everything = sum(size_in_json(rank.text) for rank in ranks) <= _MOST_TEXT
     return NodeStacks(node=node, ranks=tuple(_position(rank, everything=everything) for rank in ranks))
 
 
@@ -82,9 +87,19 @@ def _position(rank: RankStacks, *, everything: bool) -> RankPosition:
         cpu_seconds=rank.cpu_seconds,
         switches=rank.switches,
         transferred_bytes=rank.transferred_bytes,
-        threads=known if everything else known[:1],
+        threads=known if everything else tuple(_shortened(thread) for thread in known[:1]),
         collectives=tuple(CollectiveCall.model_validate(asdict(one)) for one in rank.collectives[:_MOST_GROUPS]),
         problem=rank.problem or ("" if known else "its answer holds no stack"),
+    )
+
+
+def _shortened(thread: ThreadStack) -> ThreadStack:
+    """The innermost calls of a thread. Files keep their ends, by which users know them."""
+    return thread.replace(
+        frames=tuple(
+            frame.replace(function=frame.function[:_LONGEST_NAME], file=frame.file[-_LONGEST_NAME:])
+            for frame in thread.frames[:_MOST_FRAMES]
+        )
     )
 
 

@@ -14,6 +14,7 @@ from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
     from perdure.contract import GroupTransitions, NodeView
+    from perdure.contract.base import shorten
     from perdure.contract.transitions import (
         AnyTransition,
         NodeCreateFailed,
@@ -55,6 +56,10 @@ _TELEMETRY = (NodeStepTimes, NodePace, NodePollsRefused)
 _LARGEST = 512 * 1024
 """Bytes of transitions in one message, as JSON; a single one that is larger goes by itself. The server accepts 2 MB of
 arguments."""
+
+_TEXTS_OF_LARGE_TABLES = (256, 64)
+"""Characters of texts for people in a table of a group's nodes that is larger than that."""
+_MOST_AVOIDED = 16
 
 _MOST_AT_ONCE = 8
 """How often in succession urgent transitions end the gathering: enough to recover from a few failures."""
@@ -157,7 +162,7 @@ class TransitionBatch:
             ownership_epoch: The new one; None where it stays.
             declined: Whether it answers a desired state that was not taken.
         """
-        self._adopted, self._declined = nodes, declined
+        self._adopted, self._declined = _bounded(nodes), declined
         self._adoptions += 1
         if ownership_epoch is not None:
             self._ownership_epoch = ownership_epoch
@@ -260,8 +265,24 @@ class TransitionBatch:
         """Returns the first of those that wait, as many as one message may hold."""
         size = 0
         for count, transition in enumerate(self._waiting):
-            size += len(transition.model_dump_json())
+            size += len(transition.model_dump_json().encode())
             # A run whose history has a larger message sends it again when it is replayed.
             if size > _LARGEST and count and splits_here():
                 return tuple(self._waiting[:count])
         return tuple(self._waiting)
+
+
+def _bounded(nodes: tuple[NodeView, ...]) -> tuple[NodeView, ...]:
+    """The table of a group as a part of one message: with shorter texts where it is too large, which are for people."""
+    for longest in _TEXTS_OF_LARGE_TABLES:
+        if sum(len(node.model_dump_json().encode()) for node in nodes) <= _LARGEST:
+            break
+        nodes = tuple(
+            node.replace(
+                reason=shorten(node.reason, longest),
+                log_path=node.log_path if len(node.log_path) <= longest else "",
+                avoids=tuple(machine for machine in node.avoids[:_MOST_AVOIDED] if len(machine) <= longest),
+            )
+            for node in nodes
+        )
+    return nodes

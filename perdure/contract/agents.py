@@ -11,8 +11,18 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from perdure.contract.base import LONGEST_ERROR, ErrorText, LogTail, Message, ShortText, Time, Vocabulary, shorten
-from perdure.contract.checks import MOST_CHECKS, Check
+from perdure.contract.base import (
+    LONGEST_ERROR,
+    ErrorText,
+    LogTail,
+    Message,
+    ShortText,
+    Time,
+    Vocabulary,
+    shorten,
+    size_in_json,
+)
+from perdure.contract.checks import Checks
 from perdure.contract.courses import Course
 from perdure.contract.logs import LogPosition
 from perdure.contract.nodes import LARGEST_PORT, Ports, WorldRequest
@@ -60,6 +70,9 @@ UNKNOWN_RANK = -1
 """The local rank of an exit whose node does not have the rank that was named."""
 LONGEST_TRACEBACK = 2_000
 """Characters of a rank's traceback, which keeps its end."""
+_SIZE_OF_EXITS = 512 * 1024
+"""Bytes of all errors and tracebacks of one message, in JSON, but for the beginnings of further ones."""
+_LONGEST_FURTHER_ERROR = 200
 MOST_EXITS = 256
 MOST_DEVICES = 64
 MOST_STEPS = 64
@@ -83,14 +96,19 @@ Steps = Annotated[tuple[int, ...], AfterValidator(lambda steps: steps[:MOST_STEP
 
 
 def _bounded_exits(exits: tuple[RankExit, ...]) -> tuple[RankExit, ...]:
-    return tuple(
-        replace(
-            exit,
-            error=exit.error and shorten(exit.error, LONGEST_ERROR),
-            traceback=exit.traceback and exit.traceback[-LONGEST_TRACEBACK:],
-        )
-        for exit in exits[:MOST_EXITS]
-    )
+    """The exits with texts of bounded lengths. Those of the first ones are the longest, together of a bounded size: a
+    message that the server does not take would leave the failure unknown."""
+    bounded, room = list[RankExit](), _SIZE_OF_EXITS
+    for exit in exits[:MOST_EXITS]:
+        error = exit.error and shorten(exit.error, LONGEST_ERROR)
+        traceback = exit.traceback and exit.traceback[-LONGEST_TRACEBACK:]
+        size = size_in_json(f"{error}{traceback}")
+        if size > room:
+            error, traceback = error and shorten(error, _LONGEST_FURTHER_ERROR), None
+            size = size_in_json(error or "")
+        room -= size
+        bounded.append(replace(exit, error=error, traceback=traceback))
+    return tuple(bounded)
 
 
 class AgentMessage(RoutedMessage, route=None):
@@ -259,7 +277,7 @@ class Checked(AgentMessage, route=Route(Destination.GROUP, "checked", newest_onl
 
     run: int = Field(ge=1)
     """Counts the runs; a second one decides where the first has failed."""
-    checks: Annotated[tuple[Check, ...], AfterValidator(lambda checks: checks[:MOST_CHECKS])] = ()
+    checks: Checks = ()
 
 
 class DeviceUsage(Message):

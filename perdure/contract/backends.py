@@ -181,7 +181,7 @@ class NodeEvent(Incarnation):
     absent: bool = False
     """Set with PENDING only: the node does not exist, because its backend could not create it yet. The group requests
     it again."""
-    host: str = ""
+    host: ShortText = ""
     """The machine of a GONE node, if known."""
     out_of_memory: bool = False
     """Set with GONE only: what the node may use of its machine's memory had run out."""

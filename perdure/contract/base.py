@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic_core import to_json
 
 __all__ = ["Message"]
 
@@ -38,6 +39,11 @@ LONGEST_ERROR = 4_000
 def shorten(text: str, limit: int = LONGEST_TEXT) -> str:
     """The text, or its beginning with an ellipsis."""
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def size_in_json(text: str) -> int:
+    """The bytes of a text in a message: more than its characters where they are not ASCII, or must be escaped."""
+    return len(to_json(text))
 
 
 ShortText = Annotated[str, AfterValidator(shorten)]

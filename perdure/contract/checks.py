@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from perdure.contract.base import Message, ShortText, Vocabulary
+from perdure.contract.base import Message, ShortText, Vocabulary, shorten
 from perdure.contract.identity import NodeId
 from perdure.contract.nodes import LARGEST_PORT
 from perdure.contract.questions import Question
@@ -17,6 +17,9 @@ __all__ = ["Check", "CheckKind", "CheckNode", "NodeChecks", "NodeLink", "Peer"]
 
 MOST_CHECKS = 64
 """Checks of one node: a few, one for each device, and one for each node that it is to reach."""
+
+
+_Label = Annotated[str, AfterValidator(lambda text: shorten(text, 256))]
 
 
 class CheckKind(Vocabulary):
@@ -74,17 +77,17 @@ class CheckNode(Question):
 class Check(Message):
     """What one check has found."""
 
-    name: ShortText
-    subject: ShortText = ""
+    name: _Label
+    subject: _Label = ""
     """What was checked, where there are several: a folder, a device, a node."""
     value: float | None = None
     """None where nothing could be measured."""
-    checksum: ShortText = ""
+    checksum: _Label = ""
     """What was computed, where the figure says nothing: of a replay."""
-    unit: ShortText = ""
+    unit: _Label = ""
     bound: float | None = None
     """The worst value that passes; None where there is nothing to compare with."""
-    bound_source: ShortText = ""
+    bound_source: _Label = ""
     """Where the bound comes from."""
     usual: float | None = None
     """The median of what the same machine has measured before; None where too little is known."""
@@ -103,6 +106,10 @@ class Check(Message):
         return self.name, self.subject
 
 
+Checks = Annotated[tuple[Check, ...], AfterValidator(lambda checks: checks[:MOST_CHECKS])]
+"""The checks of one node; further ones are left out."""
+
+
 class NodeChecks(Message):
     """What the checks of one node have found."""
 
@@ -110,7 +117,7 @@ class NodeChecks(Message):
     """The node's number in `perdure nodes`."""
     host: str = ""
     """Its machine."""
-    checks: tuple[Check, ...] = ()
+    checks: Checks = ()
 
     @property
     def failed(self) -> tuple[Check, ...]:

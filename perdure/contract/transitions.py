@@ -12,10 +12,10 @@ from pydantic import BeforeValidator, Field
 from perdure.contract.agents import PrintedLines, Progress, StepTimesOfRanks, WorldStart
 from perdure.contract.base import ShortText, Time
 from perdure.contract.checkpoints import CheckpointRef, Restore, StoredCheckpoint
-from perdure.contract.checks import Check
+from perdure.contract.checks import Checks
 from perdure.contract.hangs import StallLook
 from perdure.contract.identity import Incarnation
-from perdure.contract.nodes import WorldRequest
+from perdure.contract.nodes import Ports, WorldRequest
 from perdure.contract.vocabulary import LossCause
 
 __all__ = [
@@ -80,8 +80,8 @@ class NodeJoined(NodeTransition):
     """Its agent has reported, or has not accepted a world."""
 
     kind: Literal["JOINED"] = "JOINED"
-    address: str = ""
-    host: str = ""
+    address: ShortText = ""
+    host: ShortText = ""
     preparing: bool = False
     """The node's command runs, and has not started its torchrun yet."""
     waits: ShortText | None = None
@@ -149,14 +149,14 @@ class NodeChecked(NodeTransition):
     kind: Literal["CHECKED"] = "CHECKED"
     run: int = 1
     """As in `Checked`."""
-    checks: tuple[Check, ...] = ()
+    checks: Checks = ()
 
 
 class NodePortsChanged(NodeTransition):
     """It listens on other ports for the store."""
 
     kind: Literal["STORE_PORTS"] = "STORE_PORTS"
-    store_ports: tuple[int, ...] = ()
+    store_ports: Ports = ()
 
 
 class NodeCommanded(NodeTransition):
@@ -186,8 +186,8 @@ class NodeReachable(NodeTransition):
     """Its agent reports again after its lease had lapsed."""
 
     kind: Literal["REACHABLE"] = "REACHABLE"
-    address: str = ""
-    host: str = ""
+    address: ShortText = ""
+    host: ShortText = ""
 
 
 class NodePollsRefused(NodeTransition):
@@ -211,7 +211,7 @@ class NodeLost(NodeTransition):
     kind: Literal["LOST"] = "LOST"
     detail: ShortText = ""
     cause: LossCause = LossCause.UNKNOWN
-    host: str | None = None
+    host: ShortText | None = None
     """Its machine; None where that is unknown."""
     out_of_memory: bool = False
     """What it may use of its machine's memory had run out."""

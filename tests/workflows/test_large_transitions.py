@@ -2,64 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from temporalio import workflow
 
 from perdure.contract import GroupTransitions, RankStepTimes
 from perdure.contract.transitions import AnyTransition, NodePace, NodeReady, NodeStepTimes
 from perdure.workflows import transitions as transitions_module
 from perdure.workflows.delivery import Delivery
-from perdure.workflows.node_record import TransitionsCarried
 from perdure.workflows.policy.facts.deduplication import accept
 from perdure.workflows.policy.state.role import RoleState
-from perdure.workflows.transitions import TransitionBatch
+from tests.workflows.batches import batch, run
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 RANKS = tuple(RankStepTimes(rank=rank, compute=0.123456, wait=0.0234567, rest=0.00345678) for rank in range(8))
 
 
-def batch(carried: TransitionsCarried | None = None) -> TransitionBatch:
-    return TransitionBatch(
-        job_id="job/ns/name",
-        uid="1",
-        role="worker",
-        group=0,
-        gather=timedelta(0),
-        carried=carried or TransitionsCarried(ownership_epoch="t"),
-    )
-
-
 def step_times(node: int, generation: int = 1) -> NodeStepTimes:
     return NodeStepTimes(rank=node, incarnation=1, time=NOW, generation=generation, ranks=RANKS)
-
-
-def run(transitions: TransitionBatch, take: Callable[[GroupTransitions], Delivery]) -> None:
-    """Delivers until the group's end is reported."""
-
-    async def deliver(job_id: str, signal: str, message: GroupTransitions, **_: Any) -> Delivery:
-        return take(message)
-
-    async def until(condition: Callable[[], bool], **_: Any) -> None: ...
-
-    async def go() -> None:
-        async with asyncio.timeout(60):
-            await transitions.deliver()
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(workflow, "now", lambda: NOW)
-        patch.setattr(workflow, "info", lambda: SimpleNamespace(run_id="r", get_current_history_length=lambda: 1))
-        patch.setattr(workflow, "patched", lambda _: True)
-        patch.setattr(workflow, "wait_condition", until)
-        patch.setattr(transitions_module, "deliver", deliver)
-        asyncio.run(go())
 
 
 def size(message: GroupTransitions) -> int:
