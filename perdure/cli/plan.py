@@ -183,8 +183,9 @@ def _size(throughput: Throughput, nodes: int, view: ScalingView, status: JobStat
         return None
     left, rest = _steps_left(view, status), None
     if left is not None and status.nodes:
-        # Where each rank has a fixed number of samples, more nodes need fewer steps for what is left.
-        rest = left * expected.seconds * view.pauses * (1 if view.global_batch else status.nodes / nodes)
+        # Where each rank has a fixed number of samples, more nodes need fewer steps for the samples that are left.
+        same = view.global_batch or view.fixed_steps
+        rest = left * expected.seconds * view.pauses * (1 if same else status.nodes / nodes)
     return Size(
         nodes=nodes,
         step=expected.seconds,

@@ -69,6 +69,8 @@ class ScalingView(Message):
     """The numbers of nodes that reach it, as far as that is known."""
     price: float | None = None
     """`scaling.price`."""
+    fixed_steps: bool = False
+    """The training makes the same steps with any number of nodes, whatever the samples of one."""
     steps_left: int | None = None
     """Steps that are left, as the present world counts them."""
     pauses: float = 1.0

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perdure.cli.explain import explanation
+from perdure.cli.plan import sizes
 from perdure.contract import JobPhase, JobStatus, Progress, ProgressSource, RankStepTimes, ScalingView
 from perdure.contract.transitions import NodePace, NodePending, NodePortsChanged, NodeRemoved, NodeStepTimes
 from perdure.workflows.policy.capacity import scaling
@@ -410,3 +411,30 @@ def test_without_a_goal_that_can_be_judged_nothing_is_tried(policy: dict[str, An
 def test_steps_of_the_specification_count_where_the_script_tells_none() -> None:
     job = ScaledJob(law=shared(8, 0.5), policy="deadline", finish_by=START + timedelta(hours=5), steps=8000).settle()
     assert job.sizes == [16, 6]
+
+
+class PerRankJob(ScaledJob):
+    """A job each of whose ranks has a fixed number of samples: a step takes as long with any number of nodes."""
+
+    def __init__(self, *, scales: bool, **choice: Any) -> None:
+        self._scales = scales
+        super().__init__(law=lambda nodes: 1.0, batch="per-rank", **choice)
+
+    def measure(self, noise: float = 1.0) -> ScaledJob:
+        if self._scales and self.state.world is not None:
+            self.total = 160_000 // self.state.world.nodes
+        return super().measure(noise)
+
+
+def test_a_script_of_fixed_steps_gets_no_nodes_that_make_none_of_them_sooner() -> None:
+    # 10,000 steps of a second with 16 nodes.
+    goal = {"policy": "deadline", "finish_by": START + timedelta(hours=4)}
+    job = PerRankJob(scales=False, total=10_000, **goal).settle()
+    assert (job.sizes, job.view.fixed_steps) == ([16, 6, 2], True), "2 nodes finish as soon as 16"
+    rests = {round(size.rest or 0) for size in sizes(job.view, job.status, also=[], price=None)}
+    assert len(rests) == 1
+    stated = PerRankJob(scales=False, steps=10_000, **goal).settle()
+    assert stated.sizes == job.sizes
+    shared_out = PerRankJob(scales=True, **goal).settle()
+    assert not shared_out.view.fixed_steps
+    assert shared_out.sizes[-1] in range(12, 17), "their samples are divided by the nodes"

@@ -59,6 +59,9 @@ class Outlook(NamedTuple):
     """Hours that all nodes of the role have taken together."""
     ranks: float = 1.0
     """Ranks of a node."""
+    fixed_steps: bool = False
+    """The training makes the same steps with any number of nodes; otherwise their number depends on the samples of
+    one."""
 
 
 def choose(scaling: Scaling, throughput: Throughput, sizes: Sequence[int], outlook: Outlook) -> Choice:
@@ -243,8 +246,9 @@ def _rest(scaling: Scaling, throughput: Throughput, outlook: Outlook, nodes: int
     step = throughput.step(nodes)
     if step is None or outlook.steps is None:
         return None
-    # Where each rank has a fixed number of samples, more nodes need fewer steps for what is left.
-    steps = outlook.steps * (1 if scaling.batch is BatchSize.GLOBAL else outlook.present / nodes)
+    # Where each rank has a fixed number of samples, more nodes need fewer steps for the samples that are left.
+    same = outlook.fixed_steps or scaling.batch is BatchSize.GLOBAL
+    steps = outlook.steps * (1 if same else outlook.present / nodes)
     change = outlook.change.total_seconds() if nodes != outlook.present else 0.0
     return steps * step.seconds * outlook.pauses + change
 

@@ -30,7 +30,7 @@ from perdure.workflows.policy.diagnosis import stragglers
 from perdure.workflows.policy.record import incidents, observations
 from perdure.workflows.policy.state.job import RoleInJob
 from perdure.workflows.policy.state.role import RoleState
-from perdure.workflows.policy.state.scaling import StepAt
+from perdure.workflows.policy.state.scaling import StepAt, TotalAt
 
 _MOST_TRIES = 5
 """Tries of a series."""
@@ -54,7 +54,7 @@ def learn(state: RoleInJob, world: World, *, step: float, spread: float, progres
         return state
     if _has_slow_rank(state, world):
         return state
-    state = _learn_pauses(state, world, step, progress)
+    state = _learn_total(_learn_pauses(state, world, step, progress), world, progress)
     known = state.scaling
     if all(pace.generation != world.generation for pace in known.paces):
         known = known.replace(paces_before=known.paces)
@@ -96,6 +96,25 @@ def _learn_pauses(state: RoleInJob, world: World, seconds: float, progress: Prog
     if steps >= _FEWEST_STEPS and seconds > 0:
         pauses = max((newest.time - first.time).total_seconds() / (steps * seconds), 1.0)
     return state.replace(scaling=known.replace(newest_step=newest, pauses=pauses))
+
+
+def _learn_total(state: RoleInJob, world: World, progress: Progress | None) -> RoleInJob:
+    """Takes in how many steps the script makes in all: whether more nodes make it fewer shows only in another world."""
+    if progress is None or progress.total_steps is None:
+        return state
+    known, newest = state.scaling, TotalAt(nodes=world.nodes, total=min(progress.total_steps, _MOST_STEPS))
+    before = known.total
+    fixed = known.fixed_steps
+    if before is not None and before.nodes != newest.nodes:
+        fixed = before.total == newest.total
+    return state.replace(scaling=known.replace(total=newest, fixed_steps=fixed))
+
+
+def _has_fixed_steps(state: RoleInJob, role: Role) -> bool:
+    """Whether the training makes the same steps with any number of nodes: `scaling.steps` is such a number, and what a
+    script tells shows it."""
+    told = state.progress is not None and state.progress.total_steps is not None
+    return bool(state.scaling.fixed_steps) if told else role.scaling.steps is not None
 
 
 def follow(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
@@ -211,6 +230,7 @@ def view(state: RoleInJob, job: JobSpec, now: datetime) -> ScalingView | None:
         meets=tuple(nodes for nodes in sizes if goals.meets(role.scaling, throughput, outlook, nodes)),
         price=role.scaling.price,
         steps_left=None if outlook.steps is None else round(outlook.steps),
+        fixed_steps=outlook.fixed_steps,
         pauses=known.pauses,
         resized=known.resized,
         shares=role.scaling.share,
@@ -290,6 +310,7 @@ def _outlook(state: RoleInJob, job: JobSpec, measured: Pace | None, now: datetim
         change=incidents.restart_cost(state, seconds) or job.timing.stragglers.restart_cost,
         node_hours=known.node_seconds / 3600,
         ranks=1 if world is None else world.processes / world.nodes,
+        fixed_steps=_has_fixed_steps(state, role),
     )
 
 

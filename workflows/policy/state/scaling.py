@@ -30,6 +30,13 @@ class StepAt(Message):
     time: datetime
 
 
+class TotalAt(Message):
+    """How many steps the script says that the training makes, in a world of so many nodes."""
+
+    nodes: int
+    total: int
+
+
 class ScalingState(Message):
     """The measurements of one role, and what was made of them."""
 
@@ -54,6 +61,10 @@ class ScalingState(Message):
     """The newest one."""
     pauses: float = 1.0
     """The time that steps take together with all pauses, in times of the steps alone."""
+    total: TotalAt | None = None
+    """What the script has told last of the steps that the training makes; None where it tells nothing."""
+    fixed_steps: bool | None = None
+    """Whether that was the same with another number of nodes; None where it was told with one number only."""
     node_seconds: float = 0.0
     """Seconds that all nodes have taken together, where `policy` is `budget`."""
     counted_until: datetime | None = None
