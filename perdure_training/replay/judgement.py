@@ -70,6 +70,15 @@ def judge(results: Sequence[Result]) -> Judgement | None:
     )
 
 
+def may_be_other_kernels(results: Sequence[Result]) -> bool:
+    """Whether ranks that have chosen other kernels explain results that differ: a rank that computes a share again
+    gets the same as before then, and another rank does not."""
+    replays = [one for one in results if one.is_replay]
+    pairs = {(one.owner, one.by) for one in replays}
+    is_steady = all(_agree(one for one in replays if (one.owner, one.by) == pair) for pair in pairs)
+    return is_steady and judge(replays) is not None
+
+
 def judge_replicas(checksums: Mapping[int, int]) -> tuple[int, ...]:
     """Returns the ranks whose parameters are not those of the majority; all of them if none is one."""
     counts = Counter(checksums.values())

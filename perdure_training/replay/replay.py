@@ -34,7 +34,7 @@ from perdure_training.node_api.rank_environment import PROGRESS_VARIABLE, genera
 from perdure_training.node_api.replay_files import ReplayAnswer
 from perdure_training.numbers import watch
 from perdure_training.replay.checksums import GradientSums, digest, sum_bits
-from perdure_training.replay.judgement import Judgement, Result, describe, judge, judge_replicas
+from perdure_training.replay.judgement import Judgement, Result, describe, judge, judge_replicas, may_be_other_kernels
 from perdure_training.replay.replicas import DrawnNumbers, Replicas
 from perdure_training.replay.requests import ReplayRequests
 
@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 _DISTANCES = (0, 2, 1)
 """Whose shares are computed in further replays, one after the other: each rank's own, and those of two other ranks."""
+_WITH_FIXED_KERNELS = (1, 0, 2, 1, 0, 2)
+"""Whose shares are computed without a choice of kernels before a rank is named, in each of these replays."""
 _FAILED = 0
 """The checksum of a replay that raised an error."""
 _MADE_AGAIN = 4
@@ -56,7 +58,7 @@ class Replay:
     Invariants:
         - The training computes the same with it as without it.
         - All ranks check the same steps.
-        - No machine is blamed for a step that is not deterministic.
+        - No machine is blamed for a step that is not deterministic, or for the kernels that its rank has chosen.
     """
 
     def __init__(
@@ -200,12 +202,31 @@ class Replay:
             if judgement is None:
                 return
             if judgement.confirmed:
-                self._blame(step, judgement, results)
+                if may_be_other_kernels(results) and self._agree_with_fixed_kernels(share, compute):
+                    self._replays = False
+                    self._give_up(step, "the ranks have chosen other kernels", self._shown(results))
+                else:
+                    self._blame(step, judgement, results)
                 return
             distance, number = _DISTANCES[number % len(_DISTANCES)], number + 1
 
+    def _agree_with_fixed_kernels(self, share: _Share, compute: Callable[..., Any]) -> bool:
+        """Whether the ranks compute the same where none of them chooses kernels by measuring them, as cuDNN's
+        benchmark and autotuning do: each on its own, and by chance differently."""
+        results: list[Result] = []
+        with fixed_kernels():
+            for distance in _WITH_FIXED_KERNELS:
+                own = share.replay(compute, self._replicas, distance)
+                rows = enumerate(row[0] for row in self._replicas.gather([own]))
+                owners = ((self._replicas.owner(distance, rank), rank, one) for rank, one in rows)
+                results += [Result(owner=owner, by=by, checksum=one) for owner, by, one in owners]
+        return all(one.checksum != _FAILED for one in results) and judge(results) is None
+
+    def _shown(self, results: Sequence[Result]) -> tuple[str, ...]:
+        return describe(results, [self._replicas.global_rank(rank) for rank in range(self._replicas.count)])
+
     def _blame(self, step: int, judgement: Judgement, results: Sequence[Result]) -> None:
-        shown = describe(results, [self._replicas.global_rank(rank) for rank in range(self._replicas.count)])
+        shown = self._shown(results)
         self._replays = False
         # Two ranks that have never agreed may be machines of which each rounds in its own way.
         if not judgement.ranks or not (judgement.names_one or self._clean is not None):
@@ -288,6 +309,25 @@ def steps_after_a_bad_loss(environment: Mapping[str, str]) -> range:
     if unsound is None or unsound.found_at < 0:
         return range(0)
     return range(max(unsound.after, unsound.found_at - _MADE_AGAIN) + 1, unsound.found_at + 1)
+
+
+@contextmanager
+def fixed_kernels() -> Generator[None]:
+    """Has torch take the same kernels on all ranks, whatever the script has set."""
+    cudnn: Any = torch.backends.cudnn
+    chosen = cudnn.benchmark, cudnn.deterministic
+    enabled, only_warns = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    cudnn.benchmark, cudnn.deterministic = False, True
+    # Operations that have no such kernel keep theirs.
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        cudnn.benchmark, cudnn.deterministic = chosen
+        torch.use_deterministic_algorithms(enabled, warn_only=only_warns)
 
 
 class _Share:

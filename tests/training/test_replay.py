@@ -28,7 +28,7 @@ from tests.training.ranks import run_ranks
 
 FAULTS = (
     *("none", "passing", "lasting", "lasting-from-the-start", "flaky"),
-    *("random", "parameter", "changes-parameters"),
+    *("random", "other-kernels", "parameter", "changes-parameters"),
     *("requested", "requested-lasting"),
 )
 
@@ -71,10 +71,12 @@ def test_three_ranks_name_the_one_that_computes_wrongly(tmp_path: Path):
         assert odd is not None, fault
         assert (odd.kind, odd.step, odd.sound, odd.suspects, odd.repeats) == (kind, step, sound, (1,), repeats), fault
         assert all(result(tmp_path, fault, rank)["spoiled"] for rank in range(3)), "sound snapshots are overwritten"
-    first, *others = found["random"]
-    assert first is not None
-    assert (first.kind, first.suspects, others) == (NOT_DETERMINISTIC, (), [None, None])
-    assert not result(tmp_path, "random")["spoiled"]
+    for fault in ("random", "other-kernels"):
+        first, *others = found[fault]
+        assert first is not None, fault
+        assert (first.kind, first.suspects, others) == (NOT_DETERMINISTIC, (), [None, None]), fault
+        assert not result(tmp_path, fault)["spoiled"]
+        assert ("the ranks have chosen other kernels" in first.checksums) == (fault == "other-kernels")
     assert "compute changes the parameters" in result(tmp_path, "changes-parameters")["error"]
     assert found["requested"] == (None, None, None)
     sound = answers(tmp_path, "requested", 3)
@@ -100,7 +102,7 @@ def test_two_ranks_name_one_that_contradicts_itself_and_otherwise_none(tmp_path:
         for one in found[fault]:
             assert one is not None
             assert (one.kind, one.suspects, one.sound) == (kind, (0, 1), 3), fault
-    for fault in ("lasting-from-the-start", "random"):
+    for fault in ("lasting-from-the-start", "random", "other-kernels"):
         first, second = found[fault]
         assert first is not None
         assert (first.kind, second) == (NOT_DETERMINISTIC, None), "two kinds of machines may have their own rounding"

@@ -47,6 +47,9 @@ def is_faulty(fault: str, step: int, call: int) -> bool:
         return rank == ODD
     if fault == "flaky":
         return rank == ODD and step == FAULT_AT and call in (1, 4, 7)
+    if fault == "other-kernels":
+        # As cuDNN's benchmark, which measures several and takes the fastest, on each rank for itself.
+        return rank == ODD and torch.backends.cudnn.benchmark and not torch.are_deterministic_algorithms_enabled()
     if fault == "random":
         return bool(torch.empty((), dtype=torch.int64).random_(generator=chance) % 2)
     return False
@@ -104,6 +107,7 @@ for fault in options.faults:
     if fault == "requested" and rank == 0:
         write_request(options.out, 7, generation=0)
     watch.spoil("")
+    torch.backends.cudnn.benchmark = fault == "other-kernels"
     try:
         result: Any = train(fault, watched=True)
     except RuntimeError as error:
@@ -111,6 +115,8 @@ for fault in options.faults:
     if fault == "none":
         assert result == train(fault, watched=False), "the training is another one when it is checked"
         result = ""
+    assert torch.backends.cudnn.benchmark == (fault == "other-kernels"), "the script's choice is as it was"
+    assert not torch.are_deterministic_algorithms_enabled()
     (options.out / f"{fault}-{rank}.json").write_text(
         json.dumps({"error": result if isinstance(result, str) else "", "spoiled": watch.spoiled_by})
     )
