@@ -42,6 +42,7 @@ from perdure.contract.names import job_of
 from perdure.contract.routes import Destination
 from perdure.events import AsyncExporter, FileExporter, to_collector
 from perdure_launcher.system.processes import environment_of
+from perdure_launcher.system.user_signals import survive_user_signals
 from perdure_training.node_api import layout
 from perdure_training.node_api.bodies import LauncherHello
 
@@ -423,4 +424,5 @@ async def serve(config: AgentConfig, control: ControlPlane, places: LogPlaces | 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, agent.stop)
+    survive_user_signals()
     await agent.run()

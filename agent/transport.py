@@ -43,6 +43,7 @@ from perdure.base.credentials.names import GRANT_HEADER
 from perdure.base.encryption.codec import PayloadEncryption
 from perdure.base.executions import update
 from perdure.base.shortages import is_passing
+from perdure.base.text_variables import text_variables
 from perdure.base.tracing import interceptors
 from perdure.contract.agents import AgentMessage
 from perdure.contract.base import Message
@@ -277,7 +278,7 @@ class TemporalControlPlane:
         while agents run."""
         gateway = self._config.gateway
         if gateway is None:
-            connection = ClientConfig.load_client_connect_config()
+            connection = ClientConfig.load_client_connect_config(override_env_vars=text_variables())
             connection.setdefault("target_host", "localhost:7233")
             return connection
         trust = TLSConfig(server_root_ca_cert=gateway.authority.encode(), domain=gateway.server_name)

@@ -77,6 +77,7 @@ from perdure.workflows.scheduled_job import ScheduledJob
 from perdure.workflows.store import KeyValueStore
 from perdure.workflows.training_job import TrainingJob
 from perdure.workflows.workdir_upload import WorkdirUpload
+from perdure_launcher.system.user_signals import survive_user_signals
 
 WATCH_SLOTS = 2000
 """Groups that one worker can watch at a time; a waiting watch costs almost nothing."""
@@ -368,6 +369,7 @@ async def serve(
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    survive_user_signals()
     try:
         gateway = gateway_facts(os.environ)
     except ValueError as error:

@@ -17,7 +17,7 @@ from pathlib import Path
 from perdure_training.node_api.layout import STACKS
 from perdure_training.node_api.rank_environment import GENERATION_VARIABLE
 
-from .rank_plugins.stacks import StackFile
+from .rank_plugins.stack_file import StackFile
 from .system import processes
 from .warm_start.names import LISTENING_VARIABLE
 

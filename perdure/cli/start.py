@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 import shlex
 import shutil
+import signal
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -169,13 +174,31 @@ async def _submit(here: Session, spec: JobSpec, draft: Draft, *, wait: bool) -> 
         if wait:
             if not here.json:
                 out.print(f"Submitted [bold]{submission.name}[/] to {_where(client.endpoint)}")
-            with draft.muted():
+            with draft.muted(), passing_on(client.namespace, submission.name):
                 code = await follow(client, here, submission.name, keys=True, output=True)
             if code is not ExitCode.DETACHED:
                 await draft.take_end(client, submission.name)
             return code
         _tell(here, submission, client.endpoint)
         return 0
+
+
+@contextmanager
+def passing_on(namespace: str, name: str) -> Generator[None]:
+    """Has signals that scripts handle reach the job's ranks on this machine, and not end this command."""
+    from perdure.client.local_nodes import pass_on
+    from perdure_launcher.system.user_signals import USER_SIGNALS
+
+    loop = asyncio.get_running_loop()
+    # Ctrl-Z is the terminal's.
+    numbers = [one for one in USER_SIGNALS if one is not signal.SIGTSTP and signal.getsignal(one) is signal.SIG_DFL]
+    for number in numbers:
+        loop.add_signal_handler(number, partial(pass_on, number, namespace=namespace, name=name))
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
 
 
 def _tell(here: Session, submission: Submission, endpoint: Endpoint) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 import signal
 from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ from perdure.contract import (
 )
 from perdure.join.commands import MachineCommands
 from perdure.spec.job import JobSpec
+from perdure_launcher.system.user_signals import USER_SIGNALS
 
 _SOON = 0.2
 """Seconds until a place that is being prepared is requested again: its group and its backend are quick."""
@@ -112,7 +114,7 @@ class MachineInJob:
             PerdureError: if there is no such job, or no control plane.
         """
         working = asyncio.ensure_future(self._work())
-        with _signals(lambda number: self._stop(number, working)):
+        with _signals(lambda number: self._stop(number, working), pass_on=self._pass_on):
             try:
                 return await working
             except asyncio.CancelledError:
@@ -129,6 +131,14 @@ class MachineInJob:
             working.cancel()
         else:
             self._node_session.stop(self._why_leaving)
+
+    def _pass_on(self, number: signal.Signals) -> None:
+        """Lets the ranks have a signal that they may handle; without a node nothing is done about it."""
+        if self._node_session is not None:
+            self._node_session.pass_on(number)
+        if number is signal.SIGTSTP:
+            # What a terminal's Ctrl-Z is for.
+            os.kill(os.getpid(), signal.SIGSTOP)
 
     async def _work(self) -> int:
         if self._options.create is not None:
@@ -272,13 +282,16 @@ def _named(place: NodeRequest) -> str:
 
 
 @contextlib.contextmanager
-def _signals(handler: Callable[[signal.Signals], None]) -> Generator[None]:
+def _signals(
+    handler: Callable[[signal.Signals], None], *, pass_on: Callable[[signal.Signals], None]
+) -> Generator[None]:
     loop = asyncio.get_running_loop()
     # What was ignored from the start stays so: `nohup` has the command outlast its terminal.
     ends = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    numbers = [number for number in ends if signal.getsignal(number) is not signal.SIG_IGN]
+    handlers = dict.fromkeys(ends, handler) | dict.fromkeys(USER_SIGNALS, pass_on)
+    numbers = [number for number in handlers if signal.getsignal(number) is not signal.SIG_IGN]
     for number in numbers:
-        loop.add_signal_handler(number, handler, number)
+        loop.add_signal_handler(number, handlers[number], number)
     try:
         yield
     finally:

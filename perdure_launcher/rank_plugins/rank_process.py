@@ -24,7 +24,7 @@ from perdure_training.node_api.rank_environment import (
 
 from ..environment import PARENT_VARIABLE
 from ..system.processes import read_process
-from .stacks import StackFile
+from .stack_file import StackFile
 
 _MOST_ANCESTORS = 32
 

@@ -10,46 +10,18 @@ import faulthandler
 import os
 import signal
 from pathlib import Path
-from typing import NamedTuple, Self
 
 from perdure_training.node_api.layout import STACKS
 from perdure_training.node_api.rank_environment import generation_of, run_directory_of
 
 from ..system.processes import read_process
+from .stack_file import StackFile
 
 STACKS_SIGNAL = signal.SIGRTMIN + 13
 """A signal that neither Python, glibc and torch nor a resource manager uses."""
 
 _files: list[int] = []
 """The descriptors that handlers write to: they stay open for as long as the process runs."""
-
-
-class StackFile(NamedTuple):
-    """The process that answers into a file, as the file's name tells it."""
-
-    generation: int
-    rank: int
-    """The global rank."""
-    pid: int
-    start_ticks: int
-    """When the process began: another one may get its PID later."""
-
-    @classmethod
-    def parse(cls, name: str) -> Self | None:
-        """Reads a file's name; None if it is not one of these."""
-        parts = name.split(".")
-        if len(parts) != len(cls._fields) or not all(part.isdecimal() and len(part) < 20 for part in parts):
-            return None
-        return cls(*map(int, parts))
-
-    @property
-    def name(self) -> str:
-        return ".".join(map(str, self))
-
-    @property
-    def socket(self) -> str:
-        """The name of the socket over which the process tells its collectives."""
-        return f"{self.name}.collectives"
 
 
 def answer_with_stacks() -> None:

@@ -19,6 +19,7 @@ from perdure_training.node_api.rank_environment import SOLE_VARIABLE, has_job_ra
 from ..environment import TORCHRUN_VARIABLE, TorchrunSettings
 from ..rank_exits import signal_rank
 from ..supervisor.commands import BACKEND
+from ..system.user_signals import survive_user_signals
 from ..torch_internals import (
     Launch,
     current_launch,
@@ -49,6 +50,7 @@ def get_handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
     registrations."""
     text = os.environ.get(TORCHRUN_VARIABLE)
     if text is not None:
+        survive_user_signals()
         replace_rendezvous_backends(create)
         signal_programs(signal_rank)
         report_termination_in_one_line()

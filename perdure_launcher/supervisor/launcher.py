@@ -45,6 +45,7 @@ from ..system.memory_folder import COPIES_PREFIX, MEMORY_PREFIX, MemoryFolder, d
 from ..system.nvml import Devices
 from ..system.ports import PortPool
 from ..system.usage import UsageMeter, processes_per_node
+from ..system.user_signals import REQUESTS, Passing, send_to_handlers
 from ..unmanaged_training import in_node
 from ..watched_folder import WatchedFolder, folder_of
 from .capture import Capture
@@ -167,6 +168,7 @@ class Launcher:
         self._stacks_requested = 0
         self._checks_requested = 0
         self._stop_at: float | None = None
+        self._passing = Passing(self._pass_on)
         self._done = threading.Event()
 
     def run(self) -> Leaving:
@@ -174,7 +176,7 @@ class Launcher:
         left."""
         processes.become_subreaper()
         SignalFeed(
-            (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD),
+            (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, *REQUESTS, *REQUESTS.values()),
             on_signal=lambda number: self._events.put(_Signal(number)),
         ).listen()
         # The terminal that started a detached node may close. Not SIG_IGN, which the command would inherit.
@@ -215,7 +217,8 @@ class Launcher:
     def _wait(self) -> None:
         """Sleeps until an event arrives or an action is due."""
         saving = self._terminate_at if self._terminate_at > time.monotonic() else None
-        due = [moment for moment in (self._tree.next_step, self._stop_at, saving) if moment is not None]
+        moments = (self._tree.next_step, self._stop_at, self._passing.next_step, saving)
+        due = [moment for moment in moments if moment is not None]
         timeout = max(0.0, min(due) - time.monotonic()) if due else None
         with contextlib.suppress(queue.Empty):
             event = self._events.get(timeout=timeout)
@@ -228,6 +231,8 @@ class Launcher:
             self._desire(event)
         elif isinstance(event, in_node.UnmanagedRanks):
             self._stop_unmanaged(event)
+        elif isinstance(event, _Signal) and self._passing.take(event.number, now=time.monotonic()):
+            pass
         elif isinstance(event, _Signal) and event.number != signal.SIGCHLD and self._leaving is None:
             name = signal.Signals(event.number).name
             self._leaving = Leaving(128 + event.number, f"the launcher received {name}", event.number)
@@ -255,6 +260,12 @@ class Launcher:
             self._checks_requested = desired.checks.number
             threading.Thread(target=self._report_checks, args=(desired.checks,), name="checks", daemon=True).start()
 
+    def _pass_on(self, number: signal.Signals) -> None:
+        handler = self._state.read().handler_pid
+        ours = (*self._tree.companions, *([handler] if handler else ()))
+        sent = send_to_handlers(number, looked_through=ours, represented=self._config.run_directory / layout.WARM)
+        logger.info("%s is passed on to %s", number.name, sent or "nobody: no program of the command handles it")
+
     def _report_stacks(self, desired: Desired) -> None:
         ranks = stacks.collect(self._config.run_directory, by_signal=desired.stacks_by_signal)
         self._outbox.post("/v1/launcher/stacks", StacksReport(request=desired.stacks, ranks=ranks))
@@ -266,6 +277,7 @@ class Launcher:
     def _step(self) -> None:
         self._mode.observe(self._tree.reap())
         self._tree.advance()
+        self._passing.advance(now=time.monotonic())
         if self._stop_at is not None and time.monotonic() >= self._stop_at:
             # By now torchrun has sent SIGTERM to its ranks, and waits for those that ignore it.
             left = [process.pid for process in self._old_ranks()]

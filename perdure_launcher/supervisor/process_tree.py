@@ -79,6 +79,11 @@ class ProcessTree:
         return frozenset(self._roots)
 
     @property
+    def companions(self) -> frozenset[int]:
+        """The running processes that `spawn` started beside the command."""
+        return frozenset(self._companions)
+
+    @property
     def ending(self) -> bool:
         return self._terminating or self._killing_since is not None
 

@@ -15,13 +15,16 @@ import importlib.machinery
 import importlib.util
 import os
 import random
+import signal
 import socket
 import sys
 from collections.abc import Mapping
+from types import FrameType
 
 from ..system.processes import die_with_parent
 from ..torch_internals import plugin_loader
 from . import learning
+from .first_import import compare_at_first_import
 from .imports import Imports, Unfit
 from .messages import Request, answer
 from .names import FOLDER_VARIABLE, LISTENING_VARIABLE, REFUSAL, SOCKET, STANDBY_VARIABLE, STARTED, record_start
@@ -32,6 +35,8 @@ from .standby import wait_for_request
 from .traces import Traces
 
 _REFUSED = 1
+_OF_RANKS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
+"""Signals that schedulers send to all processes of a job."""
 
 
 def wait_to_become_a_rank() -> None:
@@ -41,10 +46,15 @@ def wait_to_become_a_rank() -> None:
     """
     # Killed together with the process that started it, as torchrun's own ranks would be; its ranks are killed with it.
     die_with_parent()
+    # Ranks would end with this process by a signal that they handle themselves.
+    for number in _OF_RANKS:
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _do_nothing)
     folder = os.environ[FOLDER_VARIABLE]
     plan, traces = Plan.of_process(os.getpid()), Traces()
     connection = socket.socket(fileno=int(os.environ[LISTENING_VARIABLE]))
     connection.set_inheritable(False)
+    imports: Imports | None = None
     leave_path = functools.partial(_leave_path, f"{folder}/{START}")
     if STANDBY_VARIABLE in os.environ:
         request, reason = wait_for_request(plan, connection, traces, leave_path)
@@ -71,6 +81,13 @@ def wait_to_become_a_rank() -> None:
     learning.begin(folder)
     answer(request.connection, STARTED)
     request.connection.close()
+    if imports is not None:
+        compare_at_first_import(
+            find_contradiction=imports.find_contradiction,
+            arguments=request.arguments,
+            environment=request.environment,
+            folder=folder,
+        )
 
 
 def _refuse(folder: str, reason: str) -> None:
@@ -96,6 +113,7 @@ def _leave_path(ours: str) -> None:
 def _become(plan: Plan, request: Request, traces: Traces) -> None:
     """Turns this process into the requested rank: the part that forks and standbys have in common."""
     die_with_parent()
+    _leave_signals()
     os.setsid()
     for number, file in enumerate(request.files):
         os.dup2(file, number)
@@ -107,6 +125,17 @@ def _become(plan: Plan, request: Request, traces: Traces) -> None:
     sys.argv[1:] = own
     sys.orig_argv[1:] = request.arguments
     traces.leave()
+
+
+def _do_nothing(number: int, _: FrameType | None) -> None:
+    pass
+
+
+def _leave_signals() -> None:
+    """Gives signals back their defaults, which programs look for before they install their handlers."""
+    for number in _OF_RANKS:
+        if signal.getsignal(number) is _do_nothing:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _set_environment(environment: Mapping[str, str]) -> None:

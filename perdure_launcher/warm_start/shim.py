@@ -20,7 +20,9 @@ from .names import COLD, ENDED, FOLDER_VARIABLE, OURS, PYTHON_VARIABLE, REFUSAL,
 
 _PATIENCE_S = 30.0
 """Seconds to wait for an answer: the warm interpreter may still be importing, which takes as long as it would here."""
-_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_TO_THE_RANK = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
+"""Signals that Slurm, or the launcher, sends to the rank itself, too."""
 _LOST = 71
 
 
@@ -61,6 +63,8 @@ class _SignalForwarding:
 
         for number in _FORWARDED:
             self._before[number] = signal.signal(number, forward)
+        for number in _TO_THE_RANK:
+            self._before[number] = signal.signal(number, lambda number, _: None)
 
     def stop(self) -> None:
         """Stops forwarding, because this process becomes the rank itself. Applies the signals that arrived

@@ -15,7 +15,7 @@ import pytest
 from perdure.activities.nodes.joined.machine import this_machine
 from perdure.activities.nodes.joined.node_session import AgentConnection, NodeSession
 from perdure.activities.nodes.local.processes import kill_leftovers
-from perdure_launcher.rank_plugins.stacks import StackFile
+from perdure_launcher.rank_plugins.stack_file import StackFile
 from perdure_launcher.system.processes import read_process
 from perdure_training.node_api.layout import STACKS
 from tests.activities.local_nodes import LocalJob

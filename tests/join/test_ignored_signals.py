@@ -48,7 +48,7 @@ def received(*sent: signal.Signals) -> list[signal.Signals]:
             if number is sent[-1]:
                 last.set()
 
-        with machine._signals(take):
+        with machine._signals(take, pass_on=take):
             for number in sent:
                 os.kill(os.getpid(), number)
             await asyncio.wait_for(last.wait(), DEADLINE)

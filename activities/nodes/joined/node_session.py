@@ -28,6 +28,7 @@ from perdure.activities.nodes.local.folders import Ending, FolderOwner, NodeFold
 from perdure.activities.nodes.local.processes import kill_leftovers
 from perdure.agent.config import GatewayConnection, GatewayRights
 from perdure.contract import NodeRequest
+from perdure_launcher.system.user_signals import REQUESTS
 from perdure_training.node_api.layout import AGENT_SOCKET
 from perdure_training.snapshots.copies import RACK_VARIABLE
 
@@ -89,6 +90,11 @@ class NodeSession:
         self._reason = self._reason or reason
         if self._leaving is None or self._leaving.done():
             self._leaving = asyncio.create_task(self._leave(reason, save=save and self._leaving is None))
+
+    def pass_on(self, number: signal.Signals) -> None:
+        """Has the launcher send a signal to the ranks that handle it."""
+        if self._launcher is not None and self._launcher.returncode is None:
+            self._launcher.send_signal(REQUESTS[number])
 
     async def kill(self) -> None:
         """Ends all processes of the command at once; `run` then returns."""
