@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from perdure.spec.job import JobSpec
 logger = logging.getLogger(__name__)
 
 _CALL: Final = timedelta(seconds=10)
+_AT_ONCE: Final = 8
+"""Jobs that are asked at a time: each of those that do not answer takes as long as a call may."""
 _SHARING_AGAIN: Final = timedelta(seconds=15)
 """The time after which a job that shares is asked again: what it has measured is in no list."""
 _LOOK_AGAIN: Final = timedelta(minutes=2)
@@ -77,8 +80,13 @@ class OpenJobs:
         listed = [one async for one in self._listed()]
         self._known = {one.run_id: known[one.run_id] for one in listed if one.run_id in known}
         self.problem = ""
-        for execution in listed:
-            await self._look_at(execution, now)
+        slots = asyncio.Semaphore(_AT_ONCE)
+
+        async def look_at(execution: Execution) -> None:
+            async with slots:
+                await self._look_at(execution, now)
+
+        await asyncio.gather(*map(look_at, listed))
 
     def _listed(self) -> AsyncGenerator[Execution]:
         jobs = f"WorkflowType = '{TRAINING_JOB}' AND TaskQueue = '{self._task_queue}' AND {OPEN}"

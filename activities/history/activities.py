@@ -63,6 +63,8 @@ _CALL: Final = timedelta(seconds=10)
 """The longest wait for a job's answer: a worker may have to replay it first."""
 _THREADS: Final = 4
 """Calls of the database at a time; one of them records."""
+_JOBS_AT_ONCE: Final = 8
+"""Jobs that are asked at a time: each of those that do not answer takes as long as a call may."""
 _AT_ONCE: Final = 100
 """Activities of the queue at a time; one of them records."""
 
@@ -95,6 +97,7 @@ class HistoryActivities:
         self._interval = interval
         # A database that does not answer must not take the threads with which the worker starts nodes.
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="history")
+        self._writing = asyncio.Lock()
         self._tidied_at: datetime | None = None
         self._seen: dict[str, tuple[Any, datetime]] = {}
         """What lists showed of each open run when it was read last, and when that was."""
@@ -145,33 +148,60 @@ class HistoryActivities:
             RPCError: if the server does not answer.
         """
         began = datetime.now(UTC)
-        await self._record_ended()
+        silent = await self._record_ended()
         await self._record_open(began)
-        await self._in_thread(self._store.set_complete_until, self._task_queue, began)
+        # Jobs that did not answer are looked for again.
+        complete = min([began, *(job.close_time for job in silent if job.close_time is not None)])
+        await self._in_thread(self._store.set_complete_until, self._task_queue, complete)
         if self._tidied_at is None or began - self._tidied_at >= _TIDIED_EVERY:
             await self._in_thread(self._store.forget_before, began - self._retention)
             self._tidied_at = began
 
-    async def _record_ended(self) -> None:
+    async def _record_ended(self) -> list[Execution]:
+        """Records the jobs that have ended; returns those of which the server does not tell."""
         since = await self._in_thread(self._store.complete_until, self._task_queue)
         after = f" AND CloseTime >= '{(since - _OVERLAP).isoformat()}'" if since is not None else ""
         listed = [one async for one in self._list(f"CloseTime IS NOT NULL{after}")]
         ended = [one for one in listed if one.status is not ExecutionStatus.CONTINUED_AS_NEW]
         known = await self._in_thread(self._store.recorded, [one.run_id for one in ended])
-        for execution in ended:
-            if execution.run_id not in known:
-                await self._record(execution)
+        return await self._record_all([one for one in ended if one.run_id not in known])
 
     async def _record_open(self, now: datetime) -> None:
         listed = [one async for one in self._list(OPEN)]
-        seen, self._seen = self._seen, {}
-        for execution in listed:
-            shown = execution.info.search_attributes.SerializeToString(deterministic=True)
-            before, at = seen.get(execution.run_id, (None, now))
-            if before != shown or now - at >= _LOOK_AGAIN:
-                await self._record(execution)
-                at = now
-            self._seen[execution.run_id] = (shown, at)
+        shown = {one.run_id: one.info.search_attributes.SerializeToString(deterministic=True) for one in listed}
+        before = {run: at for run, (known, at) in self._seen.items() if shown.get(run) == known}
+        due = [one for one in listed if (at := before.get(one.run_id)) is None or now - at >= _LOOK_AGAIN]
+        looked = before | {one.run_id: now for one in due}
+        self._seen = {run: (known, looked[run]) for run, known in shown.items()}
+        for silent in await self._record_all(due):
+            del self._seen[silent.run_id]
+
+    async def _record_all(self, jobs: Sequence[Execution]) -> list[Execution]:
+        """Records jobs, several at a time; returns those of which the server does not tell.
+
+        Raises:
+            HistoryUnavailable: if the database cannot be written.
+            RPCError: if the server is away.
+        """
+        slots, silent = asyncio.Semaphore(_JOBS_AT_ONCE), list[Execution]()
+
+        async def record(job: Execution) -> None:
+            async with slots:
+                try:
+                    await self._record(job)
+                except RPCError as error:
+                    if error.status is RPCStatusCode.UNAVAILABLE:
+                        raise
+                    logger.warning("%s cannot be recorded in the history now: %s", job.id, error)
+                    silent.append(job)
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for job in jobs:
+                    tasks.create_task(record(job))
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
+        return silent
 
     def _list(self, condition: str) -> AsyncGenerator[Execution]:
         jobs = f"WorkflowType = '{TRAINING_JOB}' AND TaskQueue = '{self._task_queue}' AND {condition}"
@@ -183,7 +213,8 @@ class HistoryActivities:
             activity.heartbeat()
         try:
             record = await self._read(execution)
-            await self._in_thread(self._store.write, record)
+            async with self._writing:
+                await self._in_thread(self._store.write, record)
         except (NotRecorded, ValueError) as error:
             logger.warning("%s cannot be recorded in the history: %s", execution.id, error)
         except RPCError as error:

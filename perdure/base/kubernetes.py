@@ -41,6 +41,9 @@ _REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=30, sock_connect=5)
 _PAGE = 500
 """Objects of one answer where a collection may be large, as kubectl requests them. An answer has 30 s, and is in memory
 as a whole."""
+_SHORT_WATCH = 5.0
+"""Seconds. A server ends a watch after the minutes that it was asked for; one that ends so soon is begun again after a
+pause."""
 _WATCH_SECONDS = 300
 """Seconds for which the server keeps a watch open; bookmarks arrive about every minute."""
 _WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=150)
@@ -323,6 +326,7 @@ class KubernetesApi:
                     objects, version = await self._list_all(path, query, reduce)
                     yield Listed(objects)
                     watching = True
+                began = loop.time()
                 async with contextlib.aclosing(self._watch(path, query, version)) as events:
                     async for kind, thing in events:
                         version = thing["metadata"]["resourceVersion"]
@@ -332,6 +336,9 @@ class KubernetesApi:
                             yield Removed(thing)
                         elif kind != "BOOKMARK":
                             yield Changed(thing if reduce is None else reduce(thing))
+                if (ran := loop.time() - began) < _SHORT_WATCH:
+                    # A server, or a proxy before it, that ends watches at once would be asked again without end.
+                    await asyncio.sleep(backoff.next_pause(ran=ran))
             except KubernetesError as error:
                 if error.status == 410:
                     # The server no longer has the changes since this version: list again.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, field
@@ -89,6 +90,19 @@ async def test_a_watch_outlasts_a_refusal_and_what_it_missed_is_not_listed_again
         assert await anext(changes) == Listed(())
         assert isinstance(await anext(changes), Changed)
     assert server.asked[:4] == ["GET", "WATCH", "WATCH", "WATCH"]
+
+
+async def test_a_watch_that_the_server_ends_at_once_is_begun_again_after_a_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(api_module, "_FIRST_PAUSE", 0.1)
+    server = PlayedServer()
+    async with played(server) as api, aclosing(api.follow(PODS)) as changes:
+        assert await anext(changes) == Listed(())
+        began = time.monotonic()
+        for _ in range(5):
+            assert isinstance(await anext(changes), Changed)
+        assert time.monotonic() - began >= 4 * 0.1
 
 
 async def test_a_watch_that_is_forbidden_for_good_ends(monkeypatch: pytest.MonkeyPatch) -> None:

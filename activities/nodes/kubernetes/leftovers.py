@@ -21,7 +21,7 @@ from perdure.activities.nodes.kubernetes.naming import OURS, UID, selector
 from perdure.agent.job_liveness import JobLiveness, has_groups, query_job_liveness
 from perdure.base.executions import list_executions
 from perdure.base.kubernetes import TRANSIENT, KubernetesApi, KubernetesError, Object, core_path
-from perdure.contract.names import TRAINING_JOB
+from perdure.contract.names import TRAINING_JOB, job_workflow_id
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +32,13 @@ namespaces."""
 YOUNG = timedelta(minutes=5)
 """Minimum age of a leftover: visibility lags, and may not show a group that has just begun."""
 
-MOST_JOBS = 1000
-"""Number of the newest jobs whose namespaces are searched."""
+JOBS_AT_ONCE = 1000
+"""Jobs that are listed together; after them only those of other namespaces are."""
+
+_MOST_LISTS = 100
+
+_AT_ONCE = 8
+"""Jobs that are asked about at a time."""
 
 _CALL_TIMEOUT = timedelta(seconds=5)
 
@@ -97,21 +102,43 @@ async def find_leftovers(
         except (KubernetesError, *TRANSIENT) as error:
             logger.info("the leftovers in namespace %s are unknown: %s", namespace, error or type(error).__name__)
             continue
-        for anchor in anchors:
-            try:
-                if await _is_left_over(anchor, client, young=young):
-                    found.append(_leftover(anchor))
-            except RPCError as error:
-                # Users can write such a ConfigMap, too. One that names no workflow must not keep the others.
-                if error.status is not RPCStatusCode.INVALID_ARGUMENT:
-                    raise
-                logger.info("%s/%s is no anchor: %s", namespace, anchor["metadata"]["name"], error)
+        found += await _left_over_of(anchors, client, young=young)
     return found
 
 
+async def _left_over_of(anchors: Iterable[Object], client: Client, *, young: timedelta) -> list[Leftover]:
+    """Those of a namespace's anchors that are left over."""
+    slots = asyncio.Semaphore(_AT_ONCE)
+
+    async def look_at(anchor: Object) -> Leftover | None:
+        async with slots:
+            try:
+                return _leftover(anchor) if await _is_left_over(anchor, client, young=young) else None
+            except RPCError as error:
+                # Users can write such a ConfigMap, too. One that names no workflow must keep no other from being
+                # found, and neither must a job of which the server does not tell.
+                if error.status is RPCStatusCode.UNAVAILABLE:
+                    raise
+                metadata = anchor["metadata"]
+                logger.info("%s/%s may be no anchor: %s", metadata["namespace"], metadata["name"], error)
+                return None
+
+    found = await asyncio.gather(*map(look_at, anchors))
+    return [leftover for leftover in found if leftover is not None]
+
+
 async def _namespaces(client: Client) -> set[str]:
-    jobs = list_executions(client, f"WorkflowType = '{TRAINING_JOB}'", limit=MOST_JOBS, rpc_timeout=_CALL_TIMEOUT)
-    return {job.id.split("/")[1] async for job in jobs if job.id.startswith("job/")}
+    """The namespaces of all jobs that Temporal remembers, those with the newest jobs first."""
+    found: set[str] = set()
+    for _ in range(_MOST_LISTS):
+        others = "".join(f" AND WorkflowId NOT STARTS_WITH '{job_workflow_id(one, '')}'" for one in sorted(found))
+        query = f"WorkflowType = '{TRAINING_JOB}' AND WorkflowId STARTS_WITH 'job/'{others}"
+        jobs = list_executions(client, query, limit=JOBS_AT_ONCE, rpc_timeout=_CALL_TIMEOUT)
+        new = {job.id.split("/")[1] async for job in jobs} - found
+        if not new:
+            break
+        found |= new
+    return found
 
 
 async def _is_left_over(anchor: Object, client: Client, *, young: timedelta) -> bool:

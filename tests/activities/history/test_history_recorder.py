@@ -12,12 +12,14 @@ import pytest
 from temporalio.api.enums.v1 import PendingActivityState
 from temporalio.client import Client, WorkflowFailureError
 from temporalio.exceptions import ActivityError, ApplicationError
+from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.activities.history.activities import HistoryActivities, keeping_history, start_recorder
 from perdure.activities.history.answers import answer
+from perdure.activities.history.records import JobRecord
 from perdure.activities.history.settings import HistorySettings
 from perdure.activities.history.store import HistoryStore, HistoryUnavailable
-from perdure.base.executions import find
+from perdure.base.executions import Execution, find
 from perdure.contract import HistoryAnswer, HistoryRequest, JobPhase
 from perdure.contract.names import READ_HISTORY, recorder_workflow_id
 from tests.activities.history.played_jobs import jobs_are_played, start_job
@@ -160,4 +162,37 @@ async def test_a_look_that_fails_halfway_leaves_the_rest_for_the_next(
     await eventually(look)
     # Each was written once, and the one that failed again.
     assert written == 4
+    await asyncio.to_thread(store.close)
+
+
+async def test_a_job_of_which_the_server_does_not_tell_keeps_no_other_from_being_recorded(
+    temporal_client: Client, queue: str, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handles = [await start_job(temporal_client, queue) for _ in range(3)]
+    for handle in handles:
+        await handle.signal("end", True)
+        await handle.result()
+    activities, store = recorder(temporal_client, url, queue)
+    store.prepare()
+    read, silent = activities._read, {handles[1].id}
+
+    async def read_others(execution: Execution) -> JobRecord:
+        if execution.id in silent:
+            raise RPCError("context deadline exceeded", RPCStatusCode.DEADLINE_EXCEEDED, b"")
+        return await read(execution)
+
+    monkeypatch.setattr(activities, "_read", read_others)
+
+    async def found(number: int) -> bool:
+        await activities.look()
+        return answer(store, HistoryRequest()).found == number
+
+    await eventually(lambda: found(2))
+    ended = (await handles[1].describe()).close_time
+    complete = store.complete_until(queue)
+    assert ended is not None
+    assert complete is not None
+    assert complete <= ended, "it is looked for again"
+    silent.clear()
+    assert await found(3)
     await asyncio.to_thread(store.close)
