@@ -38,6 +38,9 @@ def serve_collectives(path: Path) -> None:
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         own = f"/proc/self/fd/{folder}/{path.name}"
+        # Of the same process, before it executed its program again.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(own)
         listening.bind(own)
         # The script's umask may allow more. No one else connects before it listens.
         os.chmod(own, 0o600)

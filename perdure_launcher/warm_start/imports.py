@@ -32,8 +32,12 @@ from .traces import changes
 _ALWAYS = ("torch", "torch._dynamo")
 """The first optimizer imports torch._dynamo, which takes as long again as torch."""
 
-_READ_BY_LIBRARIES = re.compile(r"(?:OMP|KMP|GOMP|MKL|OPENBLAS|NUMEXPR|VECLIB|MALLOC|LD|GLIBC)_\w+")
-"""Variables that native libraries read when they are loaded; such reads cannot be tracked."""
+_READ_BY_LIBRARIES = re.compile(
+    r"(?:OMP|KMP|GOMP|MKL|OPENBLAS|NUMEXPR|VECLIB|MALLOC|LD|GLIBC|PYTORCH|ATEN|C10)_\w+"
+    r"|TORCH_(?!NCCL_|ELASTIC_|HOME$|EXTENSIONS_DIR$|CUDA_ARCH_LIST$)\w+"
+)
+"""Variables that native libraries, and torch's own, read when they are loaded; such reads cannot be tracked. Those of
+process groups, and of what is compiled or downloaded, are read later."""
 _READ_BY_DRIVERS = re.compile(r"(?:CUDA|NVIDIA|HIP|ROCR|HSA|GPU)_\w+")
 """Variables that drivers of GPUs read when they are initialized; such reads cannot be tracked either."""
 _HARMLESS_READERS = frozenset({"perdure_launcher", "networkx", "fsspec"})

@@ -14,6 +14,7 @@ import site
 import socket
 import sys
 import sysconfig
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,13 +59,18 @@ def begin(folder: str) -> None:
     _Rank.folder, _Rank.environment = folder, dict(os.environ)
 
 
-def tell() -> None:
-    """Sends the report to the warm interpreter, once, from the first rank of a node. Never raises, never waits long."""
+def tell(modules: Sequence[str] | None = None) -> None:
+    """Sends the report to the warm interpreter, once, from the first rank of a node. Never raises, never waits long.
+
+    Args:
+        modules: The modules to report; by default all that are installed.
+    """
     folder, _Rank.folder = _Rank.folder, None
     if folder is None or os.environ.get("LOCAL_RANK", "0") != "0":
         return
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
-        body = {"modules": installed_modules(), "changed": changes(_Rank.environment, dict(os.environ))}
+        named = installed_modules() if modules is None else modules
+        body = {"modules": named, "changed": changes(_Rank.environment, dict(os.environ))}
         connection.settimeout(_TIMEOUT_S)
         connection.connect(f"{folder}/{SOCKET}")
         connection.sendall(json.dumps({"learned": body}).encode() + b"\n")

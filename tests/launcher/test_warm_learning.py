@@ -139,12 +139,30 @@ def test_what_reads_the_visible_devices_is_imported_for_ranks_that_see_the_same(
         assert script.last.reason == "its environment differs in CUDA_VISIBLE_DEVICES"
 
 
-def test_a_script_that_sets_what_torch_reads_starts_cold_from_then_on(python: str) -> None:
-    with warmth("learns.py", "OMP_NUM_THREADS=2", executable=python) as script:
-        looked(script)
-        assert "OMP_NUM_THREADS" in script.learn()["failure"]
-        looked(script)
-        assert script.last.reason == "the script sets OMP_NUM_THREADS, which is read while modules are imported"
+@pytest.mark.parametrize("setting", ["OMP_NUM_THREADS", "TORCH_DISTRIBUTED_DEBUG", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_a_script_that_sets_what_torch_reads_starts_cold_from_its_first_start_on(python: str, setting: str) -> None:
+    reason = f"the script sets {setting}, which is read while modules are imported"
+    with warmth("learns.py", f"{setting}=2", executable=python) as script:
+        assert "torch" not in looked(script)["ahead"]
+        assert (script.last.warm, script.last.reason) == (False, reason)
+        assert script.learn()["failure"] == reason
+        assert "torch" not in looked(script)["ahead"]
+        assert (script.last.warm, script.last.reason) == (False, reason)
+
+
+def test_a_rank_that_starts_again_is_the_same_process_with_its_own_variables_folder_and_output(python: str) -> None:
+    with warmth("starts_again.py", executable=python) as script:
+        ended = script.run(environment={"RANK": "5"})
+    assert ended.returncode == 3, ended.stderr
+    first, second = ended.stdout.splitlines()
+    assert first == second
+    assert first.endswith(f" RANK 5 None {SCRIPTS}")
+
+
+def test_what_a_child_of_a_rank_sets_does_not_start_the_rank_again(python: str) -> None:
+    with warmth("starts_again.py", "in-a-child", executable=python) as script:
+        ended = script.run()
+        assert (ended.returncode, script.last.warm) == (3, True), ended.stderr
 
 
 @with_real_torch
