@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from datetime import datetime, timedelta
+from itertools import chain
 
 from temporalio import workflow
 
@@ -103,9 +104,11 @@ class TransitionBatch:
         self._role = role
         self._group = group
         self._gather = gather
-        self._waiting: list[AnyTransition] = list(carried.waiting)
-        self._numbered = len(self._waiting)
-        """How many of those that wait a message has held, which may have arrived."""
+        self._numbered: list[AnyTransition] = list(carried.waiting)
+        """Those that wait and that a message has held, which may have arrived."""
+        self._unsent: dict[tuple[object, ...], AnyTransition] = {}
+        """The others. A worker that was away takes in thousands of reports within the two seconds of one task."""
+        self._added = 0
         self._only_newest = False
         self._adopted: tuple[NodeView, ...] | None = carried.adopted
         self._declined = carried.declined
@@ -130,7 +133,7 @@ class TransitionBatch:
     def carried(self) -> TransitionsCarried:
         """The state with which the next run begins, once `deliver` has ended."""
         return TransitionsCarried(
-            waiting=tuple(self._waiting),
+            waiting=(*self._numbered, *self._unsent.values()),
             adopted=self._adopted,
             declined=self._declined,
             sequence=self._sequence,
@@ -147,10 +150,12 @@ class TransitionBatch:
 
     def add(self, transition: AnyTransition) -> None:
         if self._only_newest and isinstance(transition, _TELEMETRY):
-            unsent = self._waiting[self._numbered :]
-            kept = (known for known in unsent if type(known) is not type(transition) or known.key != transition.key)
-            self._waiting[self._numbered :] = kept
-        self._waiting.append(transition)
+            known = (type(transition), transition.key)
+            self._unsent.pop(known, None)
+        else:
+            self._added += 1
+            known = (self._added,)
+        self._unsent[known] = transition
 
     def report_adoption(
         self, nodes: tuple[NodeView, ...], *, ownership_epoch: str | None = None, declined: bool = False
@@ -219,17 +224,18 @@ class TransitionBatch:
 
     @property
     def _is_urgent(self) -> bool:
-        return any(isinstance(transition, _URGENT) for transition in self._waiting)
+        return any(isinstance(transition, _URGENT) for transition in chain(self._numbered, self._unsent.values()))
 
     @property
     def _has_news(self) -> bool:
-        return bool(self._waiting) or self._adopted is not None or self._begins
+        return bool(self._numbered or self._unsent) or self._adopted is not None or self._begins
 
     async def _send(self) -> tuple[Delivery, bool]:
         """Sends one message; returns what became of it, and whether it reported the group's end."""
         transitions, adopted, adoptions = self._next_transitions(), self._adopted, self._adoptions
-        self._numbered = max(self._numbered, len(transitions))
-        wound_down = self._wound_down and len(transitions) == len(self._waiting)
+        for first in list(self._unsent)[: max(len(transitions) - len(self._numbered), 0)]:
+            self._numbered.append(self._unsent.pop(first))
+        wound_down = self._wound_down and not self._unsent and len(transitions) == len(self._numbered)
         beginnings = self._beginnings
         run = workflow.info().run_id
         self._sequence += 1
@@ -252,9 +258,8 @@ class TransitionBatch:
         if delivery is not Delivery.TAKEN:
             return delivery, wound_down
         self._delivered += len(transitions)
-        self._numbered -= len(transitions)
         self._runs = (run,)
-        del self._waiting[: len(transitions)]
+        del self._numbered[: len(transitions)]
         if self._adoptions == adoptions:
             self._adopted, self._declined = None, False
         if self._beginnings == beginnings:
@@ -263,13 +268,13 @@ class TransitionBatch:
 
     def _next_transitions(self) -> tuple[AnyTransition, ...]:
         """Returns the first of those that wait, as many as one message may hold."""
-        size = 0
-        for count, transition in enumerate(self._waiting):
+        size, waiting = 0, (*self._numbered, *self._unsent.values())
+        for count, transition in enumerate(waiting):
             size += len(transition.model_dump_json().encode())
             # A run whose history has a larger message sends it again when it is replayed.
             if size > _LARGEST and count and splits_here():
-                return tuple(self._waiting[:count])
-        return tuple(self._waiting)
+                return waiting[:count]
+        return waiting
 
 
 def _bounded(nodes: tuple[NodeView, ...]) -> tuple[NodeView, ...]:
