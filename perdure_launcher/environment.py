@@ -6,7 +6,6 @@ nothing else that is installed beside Perdure may shadow the user's packages.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -58,6 +57,9 @@ TRAINING_LIBRARY = "perdure_training"
 """The package for training scripts, a sibling of this one wherever the launcher is installed."""
 PARENT_VARIABLE = "PERDURE_RANK_PARENT"
 """Variable with the PID of the ranks' parent and its PID namespace: ranks end with that process."""
+
+LONGEST_VARIABLE = 100_000
+"""Bytes of one variable that Perdure makes, at most: Linux starts no program with one of 128 KiB or more."""
 
 _HIDDEN = (CONFIG_VARIABLE, "PERDURE_AGENT_CONFIG")
 
@@ -203,14 +205,21 @@ def expected_environment(torchrun: Mapping[str, str], *, processes: int) -> dict
     return environment
 
 
+def read_roles(progress: Path) -> str:
+    """Returns all roles of the job, as the agent has written them last; empty where it has written none."""
+    try:
+        return (progress.parent / ROLES).read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
 def generation_environment(world: World, *, progress: Path, run_id: str, parent: int, stage: int = 0) -> dict[str, str]:
     """Returns the variables of the ranks of one generation."""
     unsound = world.unsound
-    roles: dict[str, str] = {}
-    with contextlib.suppress(OSError):
-        roles = {ROLES_VARIABLE: (progress.parent / ROLES).read_text(encoding="utf-8")}
+    roles = read_roles(progress)
     return {
-        **roles,
+        # A kernel that refuses a variable starts no rank.
+        **({ROLES_VARIABLE: roles} if 0 < len(roles.encode()) <= LONGEST_VARIABLE else {}),
         GENERATION_VARIABLE: str(world.generation),
         UNSOUND_VARIABLE: "" if unsound is None else f"{unsound.generation}:{unsound.after}:{unsound.found_at}",
         STAGE_VARIABLE: str(stage),

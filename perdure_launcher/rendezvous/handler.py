@@ -40,6 +40,7 @@ from perdure_training.node_api.bodies import (
     World,
 )
 from perdure_training.node_api.progress_file import steps
+from perdure_training.node_api.rank_environment import ROLES_VARIABLE
 
 from .. import old_ranks
 from ..agent_link.session import AgentSession, Outbox
@@ -226,7 +227,8 @@ class PerdureRendezvous(RendezvousHandler):
                 handler_pid=os.getpid(), generation=world.generation, stage=self._stage, launch=self._launch
             )
         )
-        # Ranks inherit this process's environment.
+        # Ranks inherit this process's environment, also what it has of an earlier world.
+        os.environ.pop(ROLES_VARIABLE, None)
         os.environ.update(
             generation_environment(
                 world,

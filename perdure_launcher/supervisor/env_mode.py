@@ -27,10 +27,10 @@ from perdure_training.node_api.bodies import (
     World,
 )
 from perdure_training.node_api.progress_file import steps
-from perdure_training.node_api.rank_environment import ROLES_VARIABLE, SOLE_VARIABLE
+from perdure_training.node_api.rank_environment import SOLE_VARIABLE
 from perdure_training.node_api.text import well_formed
 
-from ..environment import STORE_VARIABLE, generation_environment
+from ..environment import STORE_VARIABLE, generation_environment, read_roles
 from ..rank_exits import describe_status, rank_exit, split_status
 from ..system import processes
 from ..system.ports import PortPool
@@ -259,7 +259,7 @@ class EnvMode:
         return {
             **self._environment,
             **generation,
-            **tensorflow_environment(config, json.loads(generation.get(ROLES_VARIABLE, "{}"))),
+            **tensorflow_environment(config, json.loads(read_roles(config.progress) or "{}")),
             "MASTER_ADDR": world.store_address,
             "MASTER_PORT": str(world.store_port),
             "RANK": str(rank),

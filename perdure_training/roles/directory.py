@@ -1,6 +1,6 @@
 """Where the other roles of a job are, and how far: the newest that the node's agent knows.
 
-PERDURE_ROLES in the environment is as it was when the process started.
+PERDURE_ROLES in the environment is as it was when the process started, in jobs of few enough nodes for a variable.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -10,8 +13,11 @@ from typing import Any
 import pytest
 
 from perdure_launcher.config import ConfigError, LauncherConfig, load_config, parse_config
-from perdure_launcher.environment import base_environment
+from perdure_launcher.environment import base_environment, generation_environment
+from perdure_training.node_api.bodies import World
+from perdure_training.node_api.layout import PROGRESS, ROLES
 from perdure_training.node_api.rank_environment import ADDRESS_VARIABLE
+from tests.support.waiting import DEADLINE
 
 MINIMAL: dict[str, Any] = {"command": ["torchrun", "train.py"], "run_id": "0a1b2c3d"}
 
@@ -80,3 +86,30 @@ def test_processes_of_a_role_with_a_port_know_where_others_reach_them() -> None:
     )
     known = base_environment(config, Path("/injected"), {})
     assert (known["PERDURE_PORT"], known[ADDRESS_VARIABLE]) == ("6000", "fd00::2")
+
+
+@pytest.mark.parametrize("nodes", [3, 3000])
+def test_a_rank_starts_however_many_nodes_its_job_has(nodes: int, tmp_path: Path) -> None:
+    addresses = [f"trainer-{rank}.perdure-a-job-0a1b2c3d.nlp.svc" for rank in range(nodes)]
+    (tmp_path / ROLES).write_text(json.dumps({"trainer": {"addresses": addresses, "ready": True}}))
+    world = World(
+        generation=1,
+        nodes=1,
+        group_rank=0,
+        base_rank=0,
+        world_size=1,
+        store_address="::1",
+        store_port=1,
+        store_host=True,
+    )
+    variables = generation_environment(world, progress=tmp_path / PROGRESS, run_id="a", parent=1)
+    assert ("PERDURE_ROLES" in variables) == (nodes == 3)
+    script = "from perdure_training import roles; print(len(roles.addresses('trainer')))"
+    ended = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+    )
+    assert ended.stdout == f"{nodes}\n", ended.stderr
