@@ -15,6 +15,7 @@ from perdure.cli.explain import explanation
 from perdure.cli.plan import sizes
 from perdure.contract import JobPhase, JobStatus, Progress, ProgressSource, RankStepTimes, ScalingView
 from perdure.contract.transitions import NodePace, NodePending, NodePortsChanged, NodeRemoved, NodeStepTimes
+from perdure.spec.recovery import StragglerAction
 from perdure.workflows.policy.capacity import scaling
 from perdure.workflows.policy.facts.events import RepairsPaused, ResumeRequested, ScaleRequested, SuspendRequested
 from perdure.workflows.policy.record.projections import status_of
@@ -213,6 +214,45 @@ def test_a_world_with_a_slow_rank_says_nothing_about_its_size() -> None:
         job.transition(rank, NodeStepTimes, generation=job.generation, ranks=(times,))
     assert job.measure().arrive().sizes == [4]
     assert job.view.paces == ()
+    assert job.view.why.startswith("rank 0 is slow, so the speed with 4 nodes counts only once that has lasted for 10m")
+
+
+def slow_job(**spec: Any) -> ScaledJob:
+    job = ScaledJob("2:4", law=shared(8, 0.5))
+    job.job = job.job.model_copy(update=spec)
+    return rank_0_is_slow(job)
+
+
+def rank_0_is_slow(job: ScaledJob) -> ScaledJob:
+    world = job.state.world
+    assert world is not None
+    for slot, member in world.members.items():
+        rank = member.base_rank
+        times = RankStepTimes(rank=rank, compute=2 if rank else 3, wait=1.2 if rank else 0.2, rest=0.1)
+        job.transition(slot, NodeStepTimes, generation=job.generation, ranks=(times,))
+    return job
+
+
+def test_a_rank_that_is_slow_for_good_belongs_to_the_speed_of_its_job() -> None:
+    job = slow_job().measure().measure()
+    assert [pace.nodes for pace in job.view.paces] == [4]
+    assert [pace.nodes for pace in rank_0_is_slow(job).view.paces] == [4], "it is known already"
+
+
+def test_a_slow_rank_that_is_known_to_have_more_work_leaves_no_measurement_out() -> None:
+    job = slow_job()
+    slow = job.state.memory.slow_ranks.replace(own_work={0: 4})
+    job.state = job.state.replace(memory=job.state.memory.replace(slow_ranks=slow))
+    assert [pace.nodes for pace in job.measure().view.paces] == [4]
+
+
+def test_a_slow_rank_about_which_something_will_be_done_is_waited_for() -> None:
+    recovery = ScaledJob("2:4", law=shared(8, 0.5)).job.recovery.model_copy(
+        update={"on_straggler": StragglerAction.REPLACE}
+    )
+    job = slow_job(recovery=recovery)
+    assert job.state.memory.slow_ranks.suspect is not None
+    assert job.measure().measure().view.paces == ()
 
 
 def test_nothing_is_changed_while_a_user_looks_at_the_job() -> None:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from perdure.base.words import count, counted
 from perdure.contract import Evidence, EvidenceSource, Pace, Progress, Resized, ScalingView, World
 from perdure.contract.agents import CHANGED_PACE
+from perdure.spec.durations import format_duration
 from perdure.spec.job import JobSpec
 from perdure.spec.roles import Role
 from perdure.spec.scaling import BatchSize, ScalingPolicy
@@ -27,6 +28,7 @@ from perdure.workflows.policy.capacity import goals, missing_nodes
 from perdure.workflows.policy.capacity.goals import Choice, Outlook
 from perdure.workflows.policy.capacity.throughput import Throughput
 from perdure.workflows.policy.diagnosis import stragglers
+from perdure.workflows.policy.diagnosis.hang_words import rank_names, verb
 from perdure.workflows.policy.record import incidents, observations
 from perdure.workflows.policy.state.job import RoleInJob
 from perdure.workflows.policy.state.role import RoleState
@@ -49,11 +51,15 @@ _GOALS = (ScalingPolicy.DEADLINE, ScalingPolicy.BUDGET)
 
 
 def learn(state: RoleInJob, world: World, *, step: float, spread: float, progress: Progress | None = None) -> RoleInJob:
-    """Takes in how fast the current world steps, unless one of its ranks slows it down."""
+    """Takes in how fast the current world steps, unless one of its ranks slows it down.
+
+    A rank that is still slow at the next report, and about which nothing is done, has more work than the others or a
+    machine that the job keeps: the speed is the job's.
+    """
     if not 0 < step < _LONGEST_STEP:
         return state
-    if _has_slow_rank(state, world):
-        return state
+    if _is_slowed(state, world):
+        return state.replace(scaling=state.scaling.replace(slow_in=world.generation))
     state = _learn_total(_learn_pauses(state, world, step, progress), world, progress)
     known = state.scaling
     if all(pace.generation != world.generation for pace in known.paces):
@@ -73,14 +79,28 @@ def learn(state: RoleInJob, world: World, *, step: float, spread: float, progres
 def doubt(state: RoleInJob, world: World) -> RoleInJob:
     """Forgets the measurement of the current world if one of its ranks, as is known now, slows it down."""
     known = state.scaling
-    if _measured(state) is None or not _has_slow_rank(state, world):
+    if _measured(state) is None or not _is_slowed(state, world):
         return state
-    return state.replace(scaling=known.replace(paces=known.paces_before, doubted_until=None, judged=0))
+    return state.replace(
+        scaling=known.replace(paces=known.paces_before, doubted_until=None, judged=0, slow_in=world.generation)
+    )
 
 
-def _has_slow_rank(state: RoleInJob, world: World) -> bool:
+def _is_slowed(state: RoleInJob, world: World) -> bool:
+    """Whether the world is slower than it may be: one of its ranks is slow, and that may pass or be repaired."""
+    slow = [rank for rank in _slow_ranks(state, world) if not _is_own_work(state, world, rank)]
+    memory = state.memory.slow_ranks
+    is_in_hand = memory.suspect is not None or memory.experiment is not None
+    return bool(slow) and (is_in_hand or state.scaling.slow_in != world.generation)
+
+
+def _is_own_work(state: RoleInJob, world: World, rank: int) -> bool:
+    return state.memory.slow_ranks.own_work.get(rank) == world.processes
+
+
+def _slow_ranks(state: RoleInJob, world: World) -> list[int]:
     times = [times for node in state.members if node.step_times_in == world.generation for times in node.step_times]
-    return bool(stragglers.find(times))
+    return [slow.rank for slow in stragglers.find(times)]
 
 
 def _learn_pauses(state: RoleInJob, world: World, seconds: float, progress: Progress | None) -> RoleInJob:
@@ -397,6 +417,12 @@ def _why(state: RoleInJob, job: JobSpec, measured: Pace | None, now: datetime) -
         return "no world trains"
     if measured is None and world.pace_over is None:
         return "the speed of its world is not measured, which a release before 0.4 has formed; that of the next one is"
+    if measured is None and (slow := _slow_ranks(state, world)) and state.scaling.slow_in == world.generation:
+        waits = format_duration(_APART * role.scaling.settle)
+        return (
+            f"{rank_names(slow)} {verb(len(slow), 'be')} slow, so the speed with {count(world.nodes, 'node')} counts "
+            f"only once that has lasted for {waits}, or is repaired (perdure explain)"
+        )
     if measured is None:
         nodes, settle = count(world.nodes, "node"), role.scaling.settle.total_seconds()
         return f"the speed with {nodes} is being measured, over {settle:g} s"

@@ -46,6 +46,8 @@ class ScalingState(Message):
     """The newest measurement with each number of nodes, by that number."""
     paces_before: tuple[Pace, ...] = ()
     """Those that were known before the present world was measured."""
+    slow_in: int = 0
+    """The generation of the newest world whose measurement was left out since one of its ranks was slow."""
     judged: int = 0
     """The generation of the world whose measurement was last compared with those before it."""
     doubted_until: datetime | None = None
