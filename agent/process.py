@@ -81,8 +81,8 @@ class Agent:
         self._stop = asyncio.Event()
         self._changed = Notifier()
         self._launcher_gone: bool | None = None
-        self._followed: _Followed | None = None
         """Whether the launcher has ended; None if its process is not visible from here."""
+        self._followed: _Followed | None = None
         self._group_missing = False
         self._joined_at = 0.0
         self._missing_reported: float | None = None

@@ -59,12 +59,13 @@ class Telemetry:
         self._reported_ports: tuple[int, ...] = ()
         self._usage: UsageReport | None = None
         self._handed_out = 0
-        """The newest generation, and the time at which this agent first saw it; an agent that was away does not know
-        more."""
+        """The newest generation."""
         self._handed_out_at = 0.0
+        """The time at which this agent first saw it; an agent that was away does not know more."""
         self._entered = 0
-        """The newest generation that the node has entered, and the time at which this agent first saw that."""
+        """The newest generation that the node has entered."""
         self._entered_at = 0.0
+        """The time at which this agent first saw that."""
         self._on_preparing = on_preparing
         self._preparing_due: float | None = None
         self._step_times = StepTimesReports()

@@ -79,7 +79,7 @@ async def check_connection(table: NodeTable, node: NodeCredentials) -> None:
             start_to_close_timeout=options.CONNECT_TIMEOUT,
             schedule_to_close_timeout=options.FOREVER,
             retry_policy=options.CONNECT_RETRY if problem else options.CONNECT_ONCE,
-            summary=f"query whether node {node.rank} has entered generation {world.generation}",
+            summary=f"query whether node {node.rank} can connect to generation {world.generation}",
         )
         over = asyncio.create_task(workflow.wait_condition(lambda world=world: table.world_to_join(node) != world))
         try:

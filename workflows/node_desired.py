@@ -12,7 +12,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError, is_cancelled_exception
+from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 from temporalio.exceptions import TimeoutError as ActivityTimeout
 
 with workflow.unsafe.imports_passed_through():
@@ -103,12 +103,12 @@ async def converge(table: NodeTable, node: NodeCredentials) -> None:
         record, reached = table.known(node), sending.result()
         if record is None:
             return
-        if reached is not None:
+        if isinstance(reached, NodeReached):
             record_answer(table, before, desired, reached, now=workflow.now())
         elif asks and not waited_on and _may_be_late(table, record):
             waited_on, patience = True, table.timing.lease.timeout
         elif asks:
-            problem = f"generation {generation} was not taken within {patience}"
+            problem = f"generation {generation} was not taken within {patience}" + (f": {reached}" if reached else "")
             table.report(
                 NodeUnresponsive(**identity_of(node), time=workflow.now(), generation=generation, detail=problem)
             )
@@ -187,8 +187,10 @@ def record_answer(
 
 async def _send(
     table: NodeTable, node: NodeCredentials, desired: NodeDesired, *, version: int, patience: timedelta, summary: str
-) -> NodeReached | None:
-    """Sends one desired state. Returns what the agent has reached; None if it did not answer in time."""
+) -> NodeReached | str:
+    """Sends one desired state. Returns what the agent has reached; if it did not answer in time, the error that it
+    raised each time, or nothing."""
+    within = table.timing.commands.start_to_close
     while True:
         try:
             reached = await workflow.execute_activity(
@@ -197,13 +199,21 @@ async def _send(
                 result_type=NodeReached,
                 task_queue=table.queue(node),
                 schedule_to_start_timeout=patience,
-                start_to_close_timeout=table.timing.commands.start_to_close,
+                start_to_close_timeout=within,
+                # An agent that raises each time would be asked for as long as its lease holds.
+                schedule_to_close_timeout=patience + within,
                 retry_policy=options.COMMAND_RETRY,
                 summary=summary,
             )
         except ActivityError as error:
-            if isinstance(error.cause, ActivityTimeout) or is_cancelled_exception(error):
-                return None
+            if is_cancelled_exception(error):
+                return ""
+            # The end of the time for all attempts has the last one's error as its cause.
+            raised = error.cause.cause if isinstance(error.cause, ActivityTimeout) else error.cause
+            if isinstance(raised, ApplicationError):
+                return f"its agent fails: {raised.message}"
+            if isinstance(error.cause, ActivityTimeout):
+                return ""
             raise
         if reached.version <= version:
             return reached
@@ -216,7 +226,7 @@ async def dismiss(table: NodeTable, node: NodeCredentials, reason: str) -> None:
     patience = table.timing.commands.schedule_to_start
     stop = NodeDesired(stop=_stop_request(table, reason))
     summary = f"stop node {node.rank}.{node.incarnation}: {reason}"
-    if await _send(table, node, stop, version=1, patience=patience, summary=summary) is None:
+    if isinstance(await _send(table, node, stop, version=1, patience=patience, summary=summary), str):
         workflow.logger.info("incarnation %s of node %s did not answer", node.incarnation, node.rank)
 
 
@@ -229,7 +239,7 @@ def _why_stopped(table: NodeTable) -> str:
     return table.desire.reason or "the job no longer needs this node"
 
 
-async def _is_answered(table: NodeTable, node: NodeCredentials, sending: asyncio.Task[NodeReached | None]) -> bool:
+async def _is_answered(table: NodeTable, node: NodeCredentials, sending: asyncio.Task[NodeReached | str]) -> bool:
     """Waits until a desired state is answered, or not in time; withdraws it, and returns False, if something more
     urgent is desired before."""
     urgent = _urgent(table, node)

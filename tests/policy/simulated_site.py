@@ -180,8 +180,9 @@ class Site:
         self._send_transitions()
 
     def _send_transitions(self) -> None:
-        waiting = self.table.transitions._waiting
-        transitions, waiting[:] = tuple(waiting), ()
+        unsent = self.table.transitions._unsent
+        transitions = tuple(unsent.values())
+        unsent.clear()
         for transition in transitions:
             self._transitions_due = max(self._transitions_due, self.clock + self.delay())
             moment = self._transitions_due - self.clock

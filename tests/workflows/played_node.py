@@ -67,6 +67,8 @@ class PlayedNode:
     """Refuses worlds, as an agent does whose node is being ended."""
     refused: int = 0
     """The number of refused worlds."""
+    fails: str = ""
+    """The error with which its agent answers each desired state, while its lease holds."""
     silent: bool = False
     """Takes commands but does not step."""
     enters: bool = True
@@ -214,6 +216,8 @@ class PlayedNode:
     async def apply_desired(self, command: ApplyDesired) -> NodeReached:
         if command.node != self.request.node:
             raise ApplicationError("not for this incarnation", non_retryable=True)
+        if self.fails:
+            raise ApplicationError(self.fails)
         if command.version < self.version:
             return NodeReached(accepted=False, version=self.version)
         desired, self.version = command.desired, command.version

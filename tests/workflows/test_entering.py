@@ -41,3 +41,21 @@ async def test_who_has_entered_and_loads_a_large_model_is_asked_once_and_left_al
     await running(job, nodes=2, generation=1)
     assert (await status(job)).restarts == 0
     assert len(first.worlds) == len(second.worlds) == 2
+
+
+async def test_an_agent_that_fails_on_each_command_while_its_lease_holds_is_reported_and_replaced(fleet: Fleet):
+    fast = IMPATIENT | {"commands": {"schedule_to_start": "1s", "start_to_close": "1s"}}
+    fleet.become_ready = False
+    job = await submit(fleet, job_spec("2", timing=fast | {"lease": {"heartbeat": "200ms", "timeout": "1s"}}))
+    first, second = await node(fleet, job, 0), await node(fleet, job, 1)
+    second.fails = "OSError: [Errno 5] Input/output error"
+    await first.ready()
+    await second.ready()
+
+    async def blamed() -> bool:
+        return any(one.failure is FailureClass.NODE_UNRESPONSIVE for one in await incidents(job))
+
+    await eventually(blamed)
+    [incident] = await incidents(job)
+    assert incident.culprit == 1
+    assert any(second.fails in evidence.text for evidence in incident.evidence)

@@ -7,7 +7,7 @@ from dataclasses import fields as fields_of
 from dataclasses import is_dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import pytest
 from pydantic import BaseModel, ValidationError
@@ -47,6 +47,7 @@ def filled(kind: Any) -> Any:
     if origin is dict:
         return {number if arguments[0] is int else f"{number:0200}": filled(arguments[1]) for number in range(ITEMS)}
     assert isinstance(kind, type), kind
+    kind = cast("type[Any]", kind)
     if issubclass(kind, BaseModel):
         return {field.alias or name: filled(field.annotation) for name, field in kind.model_fields.items()}
     if is_dataclass(kind):
@@ -54,8 +55,8 @@ def filled(kind: Any) -> Any:
         return {field.name: filled(hints[field.name]) for field in fields_of(kind)}
     if issubclass(kind, tuple):
         return [filled(one) for one in get_type_hints(kind, include_extras=True).values()]
-    if issubclass(kind, Enum):
-        return next(one.value for one in kind)
+    if issubclass(kind, Enum):  # pyrefly: ignore[bad-argument-type]
+        return next(one.value for one in kind)  # pyrefly: ignore[not-iterable]
     values: dict[Any, Any] = {
         bool: True,
         str: LONG,
