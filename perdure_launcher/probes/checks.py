@@ -26,6 +26,7 @@ from perdure_training.node_api.bodies import CheckFigure, CheckRequest
 
 from ..config import LauncherConfig
 from ..supervisor.python_commands import python_command
+from ..system.interfaces import interface_of
 from ..watched_folder import folder_of
 
 CHECK_WITHIN = 5.0
@@ -167,13 +168,15 @@ def _torch(config: LauncherConfig, environment: Mapping[str, str], link: list[st
     """Has a process of its own measure with torch; it ends before it can be in the way of ranks."""
     name = "link" if link else "matmul"
     program = str(Path(__file__).with_name("torch_checks.py"))
+    variables = {name: value for name, value in environment.items() if not name.startswith("PERDURE_") or name == _NODE}
+    # As the ranks have it: gloo's own choice may be an interface through which no other node is reached.
+    if interface := interface_of(config.address):
+        variables.setdefault("GLOO_SOCKET_IFNAME", interface)
     begun = time.monotonic()
     try:
         ended = subprocess.run(
             [_python(config, environment), program, *link],
-            env={
-                name: value for name, value in environment.items() if not name.startswith("PERDURE_") or name == _NODE
-            },
+            env=variables,
             capture_output=True,
             timeout=TORCH_WITHIN,
             check=False,

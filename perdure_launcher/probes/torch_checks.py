@@ -53,7 +53,7 @@ def _exchange(address: str, port: int, rank: int) -> float:
     device = "cuda:0" if torch.cuda.is_available() and dist.is_nccl_available() else "cpu"
     dist.init_process_group(
         "nccl" if device != "cpu" else "gloo",
-        init_method=f"tcp://{address}:{port}",
+        init_method=f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}",
         rank=rank,
         world_size=2,
         timeout=_WAIT,

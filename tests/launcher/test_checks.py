@@ -104,3 +104,26 @@ def test_what_a_slow_link_takes_is_measured_once(seconds: float, measured: int, 
         monkeypatch.setattr(torch_checks.dist, name, lambda *_, **__: None)
     assert torch_checks._exchange("10.0.0.1", 20_000, 0) == pytest.approx(2**24 / 1e6 / seconds)
     assert sizes.count(2**22) == measured
+
+
+@pytest.mark.parametrize(("given", "used"), [({}, "lo"), ({"GLOO_SOCKET_IFNAME": "eth7"}, "eth7")])
+def test_a_link_is_measured_over_the_interface_of_the_ranks(
+    config: LauncherConfig, given: dict[str, str], used: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    (tmp_path / "torch.py").write_text("import os; raise ImportError(os.environ.get('GLOO_SOCKET_IFNAME'))")
+    request = CheckRequest(kind="link", address="127.0.0.1", port=20_000, rank=0)
+    [figure] = checks.run(config, request, {**os.environ, **given, "PYTHONPATH": str(tmp_path)})
+    assert figure.problem == f"ImportError: {used}"
+
+
+@pytest.mark.parametrize(
+    ("address", "url"), [("fd00::1", "tcp://[fd00::1]:20000"), ("10.0.0.1", "tcp://10.0.0.1:20000")]
+)
+def test_a_link_is_measured_over_ipv6_too(address: str, url: str, monkeypatch: pytest.MonkeyPatch):
+    used: list[str] = []
+    monkeypatch.setattr(torch_checks.dist, "init_process_group", lambda *_, init_method, **__: used.append(init_method))
+    for name in ("all_reduce", "destroy_process_group"):
+        monkeypatch.setattr(torch_checks.dist, name, lambda *_, **__: None)
+    torch_checks._exchange(address, 20_000, 0)
+    assert used == [url]
