@@ -374,8 +374,11 @@ async def serve(
         gateway = gateway_facts(os.environ)
     except ValueError as error:
         raise Refused(str(error), remedy="See docs/gateway.md.") from error
+    state = StateFolder()
+    if Backend.LOCAL in backends:
+        state.open()
     try:
-        history = HistorySettings.from_environment(os.environ, StateFolder())
+        history = HistorySettings.from_environment(os.environ, state)
     except ValueError as error:
         raise Refused(str(error), remedy="See docs/history.md.") from error
     try:

@@ -48,6 +48,9 @@ def users_own_path() -> Path:
     return (Path(base) if base else Path.home() / ".local" / "state") / "perdure"
 
 
+_OF_EARLIER_WORKERS = ("nodes", "history.db", "history.db-wal", "history.db-shm", "history.db-journal")
+
+
 class StateFolder:
     """One state folder. Creating the object touches nothing; `open` creates and checks the folder."""
 
@@ -70,7 +73,7 @@ class StateFolder:
             # Records and node configurations hold tokens.
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             with self._one_at_a_time():
-                fresh = not any(self.path.iterdir())
+                fresh = self._is_fresh
                 if not fresh:
                     self._check_version()
                 for folder in (self.path, self.temporal, self.worker, self.nodes):
@@ -108,7 +111,7 @@ class StateFolder:
         try:
             text = (self.path / "version").read_text(encoding="utf-8").strip()
         except FileNotFoundError:
-            if not any(self.path.iterdir()):
+            if self._is_fresh:
                 return
             raise StateFolderError(
                 f"{self.path} is not empty and is not a state folder of Perdure: it has no `version` file",
@@ -130,6 +133,11 @@ class StateFolder:
                 f"the state folder {self.path} is of format {text}, made by a newer release; this one reads {FORMAT}",
                 remedy=f"Upgrade perdure (pip install --upgrade perdure). {other}",
             )
+
+    @property
+    def _is_fresh(self) -> bool:
+        """Whether nothing is in it but what a worker of an earlier release has put there without `open`."""
+        return all(entry.name in _OF_EARLIER_WORKERS for entry in self.path.iterdir())
 
     def free_bytes(self) -> int:
         return shutil.disk_usage(self.path).free

@@ -105,3 +105,15 @@ def test_a_full_disk_leaves_the_old_record(small_disk: Path) -> None:
         folder.write(record, "new" * 100_000)
     assert record.read_text() == "old"
     assert {path.name for path in small_disk.iterdir()} == {"record.json", "filler"}, "no half files are left"
+
+
+def test_a_folder_in_which_a_worker_has_kept_nodes_and_history_only_is_one(tmp_path: Path) -> None:
+    (tmp_path / "nodes").mkdir()
+    (tmp_path / "history.db").touch()
+    StateFolder(tmp_path).check_version()
+    StateFolder(tmp_path).open()
+    assert (tmp_path / "version").is_file()
+    (tmp_path / "version").unlink()
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(StateFolderError, match="is not a state folder"):
+        StateFolder(tmp_path).check_version()
