@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from perdure.local.control_plane import JOB_EVENTS, LocalControlPlane
 from tests.support.command_line import CommandLine
 from tests.support.waiting import wait_for
@@ -22,6 +24,7 @@ for shard in shards:
 """
 
 
+@pytest.mark.long("commands")
 def test_worker_agent_and_rank_tell_of_a_failure_and_of_the_end(
     command_line: CommandLine, control_plane: LocalControlPlane, job_name: str
 ) -> None:

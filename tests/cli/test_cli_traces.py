@@ -50,6 +50,7 @@ def named(collector: Collector, trace: bytes) -> dict[str, tuple[str, Span]]:
     return {span.name: (of["service.name"], span) for of, span in collector.spans if span.trace_id == trace}
 
 
+@pytest.mark.long("commands")
 def test_a_submission_and_an_incident_are_one_trace_each(bare_command_line: CommandLine, collector: Collector):
     command_line = CommandLine(
         bare_command_line.folder,

@@ -43,6 +43,7 @@ async def lists(client: Client, status: JobStatus, patch: pytest.MonkeyPatch, *,
     return Listed(calls, [one.cause for one in failing])
 
 
+@pytest.mark.long("workflows")
 async def test_a_cancelled_job_whose_cluster_is_gone_says_what_it_waits_for(
     temporal_client: TemporalClient, temporal_server: DevServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

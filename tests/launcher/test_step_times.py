@@ -269,6 +269,7 @@ distributed.destroy_process_group()
 """
 
 
+@pytest.mark.long("launchers")
 def test_the_rank_that_computes_longer_is_seen_to(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

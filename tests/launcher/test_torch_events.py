@@ -19,6 +19,7 @@ pytestmark = pytest.mark.timeout(400)
 STATUS = "torchelastic.worker.status."
 
 
+@pytest.mark.long("launchers")
 @pytest.mark.usefixtures("ranks")
 async def test_starts_rendezvous_and_ends_of_a_real_job_are_exported() -> None:
     # The level of the handler that the command names concerns that handler only.

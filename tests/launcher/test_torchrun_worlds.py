@@ -228,6 +228,7 @@ async def test_flags_of_the_command_itself_win_over_what_the_job_asks_for_but_fo
         await all_step([node], 1, processes=2)
 
 
+@pytest.mark.long("launchers")
 async def test_ranks_that_bypass_the_rendezvous_on_several_nodes_are_stopped_and_explained() -> None:
     bypass = ["env", "-u", "PYTHONPATH", "PET_RDZV_BACKEND=c10d", "PET_RDZV_ENDPOINT=localhost:0", "PET_NNODES=1"]
     node = Node([*bypass, *TORCHRUN, "alone.py"], nodes="2", rendezvous="torchrun")
@@ -240,6 +241,7 @@ async def test_ranks_that_bypass_the_rendezvous_on_several_nodes_are_stopped_and
         assert node.processes(lambda environment: "LOCAL_RANK" in environment) == []
 
 
+@pytest.mark.long("launchers")
 async def test_a_lost_plugin_is_explained() -> None:
     node = Node(["sh", "-c", f"PYTHONPATH=/nowhere {' '.join(TORCHRUN)} train.py"])
     async with running(node):

@@ -103,8 +103,8 @@ async def flooded(agent: RunningAgent, kind: str) -> AsyncIterator[asyncio.Task[
 @pytest.mark.parametrize(
     "kind",
     [
-        *("failures", "unfinished"),
-        *(pytest.param(kind, marks=pytest.mark.long("commands")) for kind in ("polls", "headers")),
+        "unfinished",
+        *(pytest.param(kind, marks=pytest.mark.long("commands")) for kind in ("failures", "polls", "headers")),
         *(pytest.param(kind, marks=pytest.mark.long("commands")) for kind in ("usage", "hello", "finished")),
         *(pytest.param(kind, marks=pytest.mark.long("commands")) for kind in ("malformed", "garbage")),
     ],

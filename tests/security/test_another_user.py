@@ -111,6 +111,7 @@ async def test_what_it_starts_runs_no_command(attacker: OtherUser, site: Site) -
             await look(name)
 
 
+@pytest.mark.long("commands")
 async def test_the_attack_works_where_nothing_is_encrypted(
     attacker: OtherUser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,6 +206,7 @@ def raw(payload: dict[str, Any]) -> tuple[str, ...]:
     return "--input", payload["data"], "--input-base64", *metadata
 
 
+@pytest.mark.long("commands")
 async def test_a_copied_job_starts_under_no_other_name(attacker: OtherUser, site: Site, job: Job) -> None:
     (copied,) = events(attacker, job)[0]["workflowExecutionStartedEventAttributes"]["input"]["payloads"]
     copy = job_workflow_id("default", f"{job.name}-copy")
@@ -255,6 +257,7 @@ async def test_no_activity_accepts_what_is_not_encrypted(control_plane: LocalCon
     assert refused.type == REFUSED_PAYLOAD
 
 
+@pytest.mark.long("commands")
 @pytest.mark.usefixtures("root")
 async def test_it_reaches_no_file_and_no_socket(attacker: OtherUser, site: Site, job: Job) -> None:
     state = site.state.path

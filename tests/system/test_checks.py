@@ -57,6 +57,7 @@ async def test_devices_and_the_link_between_two_nodes_are_measured(site: Site):
         assert not node.failed
 
 
+@pytest.mark.long("silent-faults")
 async def test_a_folder_without_room_is_named_and_the_command_fails(site: Site, tmp_path: Path):
     with small_disk(tmp_path / "small", "1m") as folder:
         job = await site.submit(script=WALK, env={"TMPDIR": str(folder)})

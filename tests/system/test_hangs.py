@@ -126,6 +126,7 @@ async def repaired(job: Job, *, ranks: int = 3) -> IncidentView:
     return incident
 
 
+@pytest.mark.long("silent-faults")
 async def test_a_stopped_rank_is_found_and_restarted_long_before_torchs_timeout(site: Site):
     # Without torchrun, which would import torch once more on each node.
     out = site.folder / "stopped"

@@ -89,6 +89,7 @@ def test_three_ranks_name_the_one_that_computes_wrongly(tmp_path: Path):
     assert {one.request for one in answers(tmp_path, "none", 3)} == {0}, "nothing was requested then"
 
 
+@pytest.mark.long("silent-faults")
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("ranks")
 def test_two_ranks_name_one_that_contradicts_itself_and_otherwise_none(tmp_path: Path):

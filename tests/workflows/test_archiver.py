@@ -81,6 +81,7 @@ def client_of(temporal: TemporalClient) -> Client:
     return Client(temporal=temporal, endpoint=endpoint)
 
 
+@pytest.mark.long("workflows")
 @replayed
 async def test_a_job_that_temporal_has_forgotten_is_told_by_its_archive(fleet: Fleet, tmp_path: Path):
     job = await submit(fleet, archived_spec(tmp_path / "kept", "2", env={"COLOR": "red"}))
@@ -171,6 +172,7 @@ async def test_a_job_that_was_terminated_is_archived_as_it_was(fleet: Fleet, tmp
         assert "terminated" in found.reason
 
 
+@pytest.mark.long("workflows")
 async def test_a_later_job_of_the_name_does_not_take_its_place(fleet: Fleet, tmp_path: Path):
     place = tmp_path / "kept"
     place.write_text("a file where a folder should be")
@@ -191,6 +193,7 @@ async def test_a_later_job_of_the_name_does_not_take_its_place(fleet: Fleet, tmp
         assert (await jobs.status(spec["name"])).uid == later.uid, "the newest run is read"
 
 
+@pytest.mark.long("workflows")
 async def test_a_run_that_continues_as_new_starts_no_second_archive(fleet_of_short_runs: Fleet, tmp_path: Path):
     fleet = fleet_of_short_runs
     job = await submit(fleet, archived_spec(tmp_path / "kept"))

@@ -58,6 +58,7 @@ async def trains_on(fleet: Fleet, job: Handle, *, generation: int, incarnation: 
     assert (await status(job)).generation == generation + 1
 
 
+@pytest.mark.long("workflows")
 @HANDED
 async def test_a_job_trains_on_when_its_group_is_reset_to_its_first_task(fleet: Fleet, reapply: bool):
     job, group = await started(fleet)

@@ -47,7 +47,7 @@ async def trains(site: AdverseSite, job: WorkflowHandle[Any, Any], nodes: int) -
     [
         pytest.param(4, "2:3", 0, marks=pytest.mark.long("workflows")),
         (5, "2", 1000),
-        (6, "2:3", 1000),
+        pytest.param(6, "2:3", 1000, marks=pytest.mark.long("workflows")),
         pytest.param(8, "2", 0, marks=pytest.mark.long("workflows")),
         pytest.param(13, "2:3", 1000, marks=pytest.mark.long("workflows")),
     ],

@@ -45,6 +45,7 @@ async def test_no_signal_is_lost_when_a_group_continues_as_new():
     assert flooded.heard == flooded.sent, "every signal's edge, once, and in order per node"
 
 
+@pytest.mark.long("workflows")
 async def test_leases_are_held_again_after_continue_as_new():
     async with dev_server(options=continue_after(400)) as server, running_fleet(await server.client()) as fleet:
         handle = await submit(fleet, job_spec("24"))

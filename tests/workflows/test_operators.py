@@ -128,6 +128,7 @@ async def test_a_deleted_group_is_started_again_and_keeps_its_nodes(fleet: Fleet
     await end(job)
 
 
+@pytest.mark.long("workflows")
 @pytest.mark.parametrize("how", ["terminated", "deleted"])
 async def test_a_store_and_a_dataset_that_are_gone_begin_again_when_they_are_needed(
     fleet: Fleet, operator: Operator, how: str
@@ -156,6 +157,7 @@ async def test_a_store_and_a_dataset_that_are_gone_begin_again_when_they_are_nee
     await end(job)
 
 
+@pytest.mark.long("workflows")
 async def test_a_watch_that_is_paused_is_named_and_sees_what_was_lost_once_it_is_unpaused(
     fleet: Fleet, operator: Operator
 ):
@@ -173,6 +175,7 @@ async def test_a_watch_that_is_paused_is_named_and_sees_what_was_lost_once_it_is
     await end(job)
 
 
+@pytest.mark.long("workflows")
 async def test_a_watch_that_is_reset_is_begun_again(fleet: Fleet, operator: Operator):
     job, group, _ = await started(fleet)
     watches = fleet.watches
@@ -191,6 +194,7 @@ async def test_a_lease_that_is_reset_is_held_again(fleet: Fleet, operator: Opera
     await end(job)
 
 
+@pytest.mark.long("workflows")
 async def test_a_node_whose_creation_is_paused_is_created_once_that_is_unpaused(fleet: Fleet, operator: Operator):
     fleet.endless = {1}
     job = await submit(fleet, job_spec("2"))

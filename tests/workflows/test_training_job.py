@@ -178,6 +178,7 @@ async def test_scale_suspend_resume_restart_relaunch(fleet: Fleet):
     assert known.restarts == 0
 
 
+@pytest.mark.long("workflows")
 @replayed
 async def test_a_relaunched_node_enters_no_world_before_the_old_one_has_ended(fleet: Fleet):
     handle = await submit(fleet, job_spec("2"))
@@ -233,6 +234,7 @@ async def test_requests_that_cannot_be_granted_are_refused(fleet: Fleet):
         assert says in str(refused.value.cause)
 
 
+@pytest.mark.long("workflows")
 @replayed
 async def test_repairs_are_paused_until_their_time_is_over_or_a_user_resumes_them(fleet: Fleet):
     handle = await submit(fleet, job_spec("2"))
@@ -281,6 +283,7 @@ async def test_suspend_during_recovery(fleet: Fleet):
     await running(handle, nodes=2)
 
 
+@pytest.mark.long("workflows")
 async def test_a_failed_job_says_why_once(fleet: Fleet):
     handle = await submit(fleet, job_spec("2"))
     await running(handle, nodes=2)
@@ -380,6 +383,7 @@ async def test_min_not_reached_is_waiting_with_the_reason(fleet: Fleet):
     assert failed.value.cause.details[0]["exit_code"] == 3
 
 
+@pytest.mark.long("workflows")
 @also_replayed
 async def test_many_nodes_are_created_together_and_what_is_missing_then_by_itself(fleet: Fleet):
     fleet.alone = {3, 5}

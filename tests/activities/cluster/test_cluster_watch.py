@@ -259,6 +259,7 @@ async def test_a_workflow_that_continues_as_new_watches_on(temporal_client: Clie
         await eventually(both, within=PATIENCE)
 
 
+@pytest.mark.long("workflows")
 async def test_jobs_that_share_are_advised_of_each_other(temporal_client: Client, queue: str) -> None:
     backend = MadeBackend()
     backend.seen.machines["gpu-1"] = MachineSeen({"cpu": 32.0})
@@ -283,6 +284,7 @@ async def test_jobs_that_share_are_advised_of_each_other(temporal_client: Client
     await second.terminate()
 
 
+@pytest.mark.long("workflows")
 async def test_a_job_is_told_whether_less_would_fit(temporal_client: Client, queue: str) -> None:
     backend = MadeBackend()
     backend.seen.machines["gpu-1"] = MachineSeen({"cpu": 8.0})

@@ -266,6 +266,7 @@ def test_answers_stay_below_what_the_server_takes(store: Held):
     assert store.get("n") is None
 
 
+@pytest.mark.long("workflows")
 def test_the_largest_state_can_be_carried_into_the_next_run(store: Held):
     per_key = MOST_BYTES // MOST_KEYS - 8
     for number in range(MOST_KEYS):
