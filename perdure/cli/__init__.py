@@ -1,0 +1,4 @@
+from perdure.base.standard_streams import open_closed_streams
+
+# Before any module of the command looks at its streams or opens a file.
+open_closed_streams()

@@ -78,6 +78,11 @@ out = SafeConsole(highlight=False, soft_wrap=not sys.stdout.isatty(), width=None
 err = SafeConsole(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
 
 
+def continue_without_reader() -> None:
+    """Has the command go on, and end with its job's exit code, although nobody reads its output any more."""
+    out.continues = err.continues = True
+
+
 @dataclass
 class Globals:
     """Options before the subcommand."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from perdure.cli.common import AddressOption, JobArgument, NamespaceOption, run_async, say
+from perdure.cli.common import AddressOption, JobArgument, NamespaceOption, continue_without_reader, run_async, say
 
 if TYPE_CHECKING:
     from perdure.activities.nodes.joined.machine import Machine
@@ -138,6 +138,7 @@ def join(
         joining = _join_by_ticket(options, describe, ticket, gateway)
     else:
         joining = _join(options, describe, address)
+    continue_without_reader()
     raise typer.Exit(run_async(joining))
 
 

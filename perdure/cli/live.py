@@ -23,7 +23,7 @@ from rich.text import Text
 
 from perdure.base.errors import ExitCode, LogsUnavailable, PerdureError
 from perdure.cli import text
-from perdure.cli.common import Session, out, show_link
+from perdure.cli.common import Session, continue_without_reader, out, show_link
 from perdure.cli.explain import explanation, with_role_named
 from perdure.cli.keys import event_of_interrupt, owns_terminal, single_keys
 from perdure.cli.terminal import link, printed_line, printed_lines
@@ -187,11 +187,14 @@ async def follow(client: Client, here: Session, name: str, *, keys: bool = False
         here: The command's session.
         name: The job's name.
         keys: Read keys, on a terminal.
-        output: Begin with the last lines of the script shown.
+        output: The command has started the job: it begins with the last lines of the script shown, and stays to the
+            job's end although the reader of its own output goes away.
 
     Returns:
         The job's exit code; `DETACHED` if the user left before.
     """
+    if output:
+        continue_without_reader()
     page = client.endpoint.workflow_page(f"job/{client.namespace}/{name}")
     view = View(name=name, flag=here.flag, page=page, keys=keys and owns_terminal() and not out.is_dumb_terminal)
     view.panel = "logs" if output and view.keys else ""

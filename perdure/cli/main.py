@@ -38,6 +38,7 @@ from perdure.cli import (
     watch,
 )
 from perdure.cli.common import OutputFormat, as_command
+from perdure.cli.terminal import ReaderGone
 
 app = typer.Typer(
     name="perdure",
@@ -170,7 +171,7 @@ def run_command(arguments: list[str], *, program: str = "perdure") -> int:
     except KeyboardInterrupt:
         common.err.print("interrupted")
         return ExitCode.DETACHED
-    except BrokenPipeError:
+    except ReaderGone:
         return ExitCode.OK
     except Exception as error:
         return _report(error)

@@ -9,6 +9,7 @@ The page and reports show text by the same function.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -100,9 +101,24 @@ class SafeConsole(Console):
             # Rich's own control sequences, such as for moving the cursor, are in segments of their own.
             yield segment if segment.control else segment._replace(text=printable(segment.text))
 
+    continues = False
+    """Whether the command goes on without its reader."""
+
     def on_broken_pipe(self) -> None:
-        """Ends quietly if the reader closes the pipe, as `head` does; rich would exit with 1."""
-        raise BrokenPipeError
+        """Ends quietly if the reader closes the pipe, as `head` does; rich would exit with 1.
+
+        Raises:
+            ReaderGone: if the command does not go on.
+        """
+        # What is still in a buffer would fail again when it is flushed.
+        with open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), self.file.fileno())
+        if not self.continues:
+            raise ReaderGone
+
+
+class ReaderGone(Exception):
+    """The reader of a command's output has closed the pipe."""
 
 
 def _with_escapes(text: Text) -> Text:
