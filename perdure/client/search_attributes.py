@@ -6,10 +6,13 @@ process that sets them checks first.
 
 from __future__ import annotations
 
+import asyncio
+from datetime import timedelta
+
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
 from temporalio.client import Client as TemporalClient
-from temporalio.service import RPCError
+from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.workflows.search_attributes import (
     JOB_BACKEND,
@@ -36,6 +39,11 @@ _KINDS = {
 }
 
 
+_KNOWN_WITHIN = timedelta(minutes=1)
+"""How long servers may take to know attributes that were added: each of them reads its namespaces again every 10 s."""
+_LOOK_AGAIN = timedelta(seconds=1)
+
+
 async def missing_search_attributes(client: TemporalClient) -> dict[str, str]:
     """The attributes that the client's namespace lacks, or has with another type.
 
@@ -51,7 +59,7 @@ async def missing_search_attributes(client: TemporalClient) -> dict[str, str]:
 
 
 async def register_search_attributes(client: TemporalClient) -> str:
-    """Adds the missing attributes, if that is permitted.
+    """Adds the missing attributes, if that is permitted, and waits until the server accepts them.
 
     Returns:
         Why attributes are still missing; empty if none are.
@@ -63,6 +71,29 @@ async def register_search_attributes(client: TemporalClient) -> str:
             request.search_attributes.update({name: _KINDS[kind] for name, kind in missing.items()})
             await client.operator_service.add_search_attributes(request)
             missing = await missing_search_attributes(client)
+            if not missing:
+                await _await_use(client)
         return f"still missing after they were added: {', '.join(missing)}" if missing else ""
     except RPCError as error:
         return f"{error.status.name}: {error.message}"
+
+
+async def _await_use(client: TemporalClient) -> None:
+    """Waits until the server knows attributes that were just added. A job that set one before would fail its task, and
+    wait 10 s for the next try.
+
+    Raises:
+        RPCError: if the server does not answer, or does not know them after a minute.
+    """
+    loop = asyncio.get_running_loop()
+    until = loop.time() + _KNOWN_WITHIN.total_seconds()
+    query = " AND ".join(f"{name} IS NULL" for name in SEARCH_ATTRIBUTES)
+    while True:
+        try:
+            await client.count_workflows(query)
+        except RPCError as error:
+            if error.status is not RPCStatusCode.INVALID_ARGUMENT or loop.time() > until:
+                raise
+            await asyncio.sleep(_LOOK_AGAIN.total_seconds())
+        else:
+            return

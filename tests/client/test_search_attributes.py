@@ -1,0 +1,69 @@
+"""Tests that a worker serves jobs only once the server accepts the attributes that they set."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, cast
+
+import pytest
+from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesResponse
+from temporalio.client import Client
+from temporalio.service import RPCError, RPCStatusCode
+
+from perdure.client import search_attributes
+from perdure.client.search_attributes import SEARCH_ATTRIBUTES, register_search_attributes
+
+
+class LateServer:
+    """Lists attributes as soon as they are added, and accepts them in queries some questions later."""
+
+    namespace = "new"
+
+    def __init__(self, *, refuses: int, status: RPCStatusCode = RPCStatusCode.INVALID_ARGUMENT) -> None:
+        self.operator_service = self
+        self.refuses = refuses
+        self.questions = 0
+        self._status = status
+        self._known = ListSearchAttributesResponse()
+
+    async def list_search_attributes(self, _request: Any) -> ListSearchAttributesResponse:
+        return self._known
+
+    async def add_search_attributes(self, request: AddSearchAttributesRequest) -> None:
+        self._known.custom_attributes.update(request.search_attributes)
+
+    async def count_workflows(self, query: str) -> None:
+        assert all(name in query for name in SEARCH_ATTRIBUTES)
+        self.questions += 1
+        if self.questions <= self.refuses:
+            raise RPCError("invalid query: column name 'JobPhase' is not a valid search attribute", self._status, b"")
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search_attributes, "_LOOK_AGAIN", timedelta())
+
+
+async def test_attributes_that_were_added_are_awaited() -> None:
+    server = LateServer(refuses=3)
+    assert await register_search_attributes(cast(Client, server)) == ""
+    assert server.questions == 4
+
+
+async def test_attributes_that_there_were_are_not_asked_for() -> None:
+    server = LateServer(refuses=0)
+    await register_search_attributes(cast(Client, server))
+    server.questions = 0
+    assert await register_search_attributes(cast(Client, server)) == ""
+    assert server.questions == 0
+
+
+@pytest.mark.parametrize("status", [RPCStatusCode.INVALID_ARGUMENT, RPCStatusCode.PERMISSION_DENIED])
+async def test_jobs_do_without_attributes_that_are_never_accepted(
+    monkeypatch: pytest.MonkeyPatch, status: RPCStatusCode
+) -> None:
+    monkeypatch.setattr(search_attributes, "_KNOWN_WITHIN", timedelta())
+    server = LateServer(refuses=1_000_000, status=status)
+    assert await register_search_attributes(cast(Client, server)) == (
+        f"{status.name}: invalid query: column name 'JobPhase' is not a valid search attribute"
+    )
