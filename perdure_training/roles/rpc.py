@@ -50,6 +50,7 @@ _PROOF_WITHIN = 10.0
 """Seconds in which a caller has to prove itself and send its request."""
 _PAUSE = 0.2
 """Seconds between two attempts to reach a role that recovers."""
+_SHARED = "Classes of arguments and results have to be in a module that both scripts import, not in one of the scripts"
 
 
 class RoleUnavailable(ConnectionError):
@@ -149,7 +150,7 @@ def _call_process(role: str, rank: int, request: bytes, method: str, timeout: ti
             theirs = _receive_exactly(connection, _NONCE)
             ours = secrets.token_bytes(_NONCE)
             _send(connection, secret, b"request", ours, theirs, request)
-            answer: _Answer = pickle.loads(_receive(connection, secret, b"answer", ours))
+            pickled = _receive(connection, secret, b"answer", ours)
         except TimeoutError:
             raise CallTimeout(f"{role}.{method}: no answer within {timeout}; it may still be carried out") from None
         except _Refused:
@@ -159,6 +160,12 @@ def _call_process(role: str, rank: int, request: bytes, method: str, timeout: ti
                 f"{role}.{method}: the connection to rank {rank} was lost, and the call may have been carried out: "
                 f"{error}; {_state(role)}"
             ) from error
+    try:
+        answer: _Answer = pickle.loads(pickled)
+    except Exception as error:
+        raise CallFailed(
+            f"{role}.{method}, rank {rank}: was carried out, but its result cannot be read here. {_SHARED}: {error}"
+        ) from error
     if answer.problem:
         raise CallFailed(f"{role}.{method}, rank {rank}: {answer.problem}")
     return answer.result
@@ -230,7 +237,7 @@ class _Server(socketserver.ThreadingTCPServer):
         connection.sendall(ours)
         request, theirs = _receive_with_nonce(connection, self._secret, b"request", ours)
         with self._one_at_a_time:
-            answer = _carry_out(self._target, pickle.loads(request))
+            answer = _carry_out(self._target, request)
         connection.settimeout(None)
         _send(connection, self._secret, b"answer", ours, theirs, answer)
 
@@ -245,7 +252,12 @@ class _Handler(socketserver.BaseRequestHandler):
             logger.debug("a call of %s was not carried out or not answered: %s", self.client_address, error)
 
 
-def _carry_out(target: object, request: _Request) -> bytes:
+def _carry_out(target: object, pickled: bytes) -> bytes:
+    try:
+        request: _Request = pickle.loads(pickled)
+    except Exception:
+        problem = f"was not called, since its arguments cannot be read there. {_SHARED}\n{traceback.format_exc()}"
+        return pickle.dumps(_Answer(problem=problem))
     try:
         method: Any = None if request.method.startswith("_") else getattr(target, request.method, None)
         if not callable(method):

@@ -223,10 +223,14 @@ def test_the_agents_requests_are_those_that_it_serves():
     assert set(re.findall(f"`{request % ' '}", page)) == served
 
 
-def test_all_modules_of_the_policy_that_decide_are_in_the_architectures_table():
+def test_all_rooms_of_the_policy_and_the_modules_beside_them_are_in_the_architecture():
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    modules = {path.name for path in (ROOT / "workflows" / "policy").glob("*.py")} - {"__init__.py"}
-    assert sorted(name for name in modules if name not in page) == []
+    policy = ROOT / "workflows" / "policy"
+    rooms = {path.parent for path in policy.rglob("*.py")} - {policy}
+    assert len(rooms) > 8
+    words = [f"{room.relative_to(policy)}/" for room in rooms]
+    words += [path.name for path in policy.glob("*.py") if path.name != "__init__.py"]
+    assert sorted(word for word in words if word not in page) == []
 
 
 @cache

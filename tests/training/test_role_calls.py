@@ -45,6 +45,9 @@ class Reward:
     def result_that_is_no_pickle(self) -> object:
         return lambda: None
 
+    def result_of_one_script(self) -> OfOneScript:
+        return OfOneScript()
+
     def _hidden(self) -> None: ...
 
 
@@ -207,6 +210,22 @@ def test_a_role_without_one_of_its_nodes_is_called_by_the_ranks_of_the_others(
 def test_what_the_method_raises_is_said_to_the_caller(reward: Reward, method: str, problem: str):
     with pytest.raises(roles.CallFailed, match=problem):
         roles.call("reward", method)
+
+
+class OfOneScript:
+    """A class that only one of the two scripts has, whichever reads it."""
+
+    def __reduce__(self) -> Any:
+        return getattr, ("a module", "what_only_one_script_has")
+
+
+def test_what_only_one_of_the_scripts_can_read_is_said_to_the_caller(reward: Reward):
+    with pytest.raises(roles.CallFailed, match=r"was not called.* in a module that both scripts import"):
+        roles.call("reward", "score", OfOneScript())
+    assert reward.calls == []
+    with pytest.raises(roles.CallFailed, match=r"was carried out.* in a module that both scripts import"):
+        roles.call("reward", "result_of_one_script")
+    assert roles.call("reward", "score", [1.0]) == 1.0
 
 
 def test_an_answer_that_does_not_come_ends_with_a_timeout_and_is_not_asked_for_again(reward: Reward):
