@@ -179,11 +179,13 @@ async def _join_by_ticket(
 
 def _machine(server: str, source: str, **settings: Any) -> Machine:
     """Describes this machine by the user's settings."""
-    from perdure.activities.nodes.joined.machine import this_machine
+    from perdure.activities.nodes.joined.machine import InvalidAddress, this_machine
     from perdure.base.errors import PerdureError
 
     try:
         return this_machine(server, **settings)
+    except InvalidAddress as error:
+        raise typer.BadParameter(str(error), param_hint="--node-address") from error
     except OSError as error:
         raise PerdureError(
             f"this machine has no route to {server}: {error}",

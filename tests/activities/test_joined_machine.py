@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from perdure.activities.nodes.joined.machine import address_towards, joined_nodes, this_machine
+from perdure.activities.nodes.joined.machine import (
+    InvalidAddress,
+    address_towards,
+    joined_nodes,
+    own_address,
+    this_machine,
+)
 from perdure.activities.nodes.local.folders import NodeFolders
 
 SERVER = "127.0.0.1:7233"
@@ -37,6 +43,37 @@ def test_kubernetes_keeps_the_name_of_an_index():
 def test_an_explicit_value_wins():
     machine = this_machine("nowhere.invalid:1", node_id="me", address="10.1.2.3", environment={"SLURM_JOB_ID": "1"})
     assert (machine.node_id, machine.address) == ("me", "10.1.2.3")
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("10.1.2.3", "10.1.2.3"),
+        ("fd00::2", "fd00::2"),
+        ("[fd00::2]", "fd00::2"),
+        ("fe80::1%eth0", "fe80::1%eth0"),
+        ("gpu-17.rack_2.example.com", "gpu-17.rack_2.example.com"),
+    ],
+)
+def test_an_address_is_given_as_people_write_it(text: str, address: str):
+    assert own_address(text) == address
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("10.1.2.3:29500", "has a port.* write 10.1.2.3"),
+        ("gpu-17:29500", "has a port"),
+        ("[fd00::2]:29500", r"has a port.* write \[fd00::2\]"),
+        ("fd00::2::1", "is no address"),
+        ("two words", "is no address"),
+        ("http://gpu-17", "is no address"),
+        ("a" * 300, "is no address"),
+    ],
+)
+def test_what_is_no_address_is_refused(text: str, problem: str):
+    with pytest.raises(InvalidAddress, match=problem):
+        own_address(text)
 
 
 def test_the_address_is_the_one_on_the_way_to_the_server():

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 
 from perdure.activities.nodes.local.folders import NodeFolders
@@ -16,6 +18,10 @@ from perdure_training.node_api.untrusted_files import make_own_folder
 _PLACES = ("SLURM_PROCID", "JOB_COMPLETION_INDEX", "SKYPILOT_NODE_RANK")
 """Environment variables in which schedulers number their tasks: Slurm, Kubernetes' indexed Jobs (also under JobSet and
 TrainJob), SkyPilot."""
+
+_HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?\.?")
+_LONGEST_NAME = 253
+"""Characters, as RFC 1035 bounds names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +39,31 @@ class Machine:
     """The port at which the agent of its node serves metrics; None for none."""
     rack: str = ""
     """The rack, or whatever part of the site fails at once; empty where that is unknown."""
+
+
+class InvalidAddress(ValueError):
+    """A text that is no address of a machine; the message says what it lacks, or has too much."""
+
+
+def own_address(text: str) -> str:
+    """Reads the address of a machine: one of IPv4, one of IPv6 with or without brackets, or a host name.
+
+    Raises:
+        InvalidAddress: if it is none of these.
+    """
+    address = text.removeprefix("[").removesuffix("]") if text.startswith("[") else text
+    try:
+        return str(ip_address(address))
+    except ValueError:
+        pass
+    host, _, port = text.rpartition(":")
+    if host and port.isdecimal():
+        raise InvalidAddress(
+            f"{text!r} has a port: other nodes reach a machine at ports of their worlds, so write {host}"
+        )
+    if len(address) > _LONGEST_NAME or not _HOST_NAME.fullmatch(address):
+        raise InvalidAddress(f"{text!r} is no address of IPv4 or IPv6 and no host name")
+    return address
 
 
 def this_machine(
@@ -56,6 +87,7 @@ def this_machine(
 
     Raises:
         OSError: if the machine has no route to the server, so that its own address is unknown.
+        InvalidAddress: if `address` is none.
     """
     host = environment.get("SLURMD_NODENAME") or socket.gethostname()
     place = next((int(number) for name in _PLACES if (number := environment.get(name, "")).isdecimal()), None)
@@ -63,7 +95,7 @@ def this_machine(
         node_id=node_id or _node_id(environment, host),
         place=place,
         host=host,
-        address=address or address_towards(server),
+        address=own_address(address) if address else address_towards(server),
         metrics_port=metrics_port,
         # Slurm's topology plugins name the switches from the top down, and the node last.
         rack=rack or environment.get("SLURM_TOPOLOGY_ADDR", "").rpartition(".")[0],
