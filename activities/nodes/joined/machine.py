@@ -57,10 +57,8 @@ def own_address(text: str) -> str:
     except ValueError:
         pass
     host, _, port = text.rpartition(":")
-    if host and port.isdecimal():
-        raise InvalidAddress(
-            f"{text!r} has a port: other nodes reach a machine at ports of their worlds, so write {host}"
-        )
+    if port.isdecimal() and (host.endswith("]") or ":" not in host):
+        raise InvalidAddress(f"{text!r} has a port, which worlds choose by themselves: write {host}")
     if len(address) > _LONGEST_NAME or not _HOST_NAME.fullmatch(address):
         raise InvalidAddress(f"{text!r} is no address of IPv4 or IPv6 and no host name")
     return address
