@@ -33,7 +33,8 @@ class Feed(Generic[LookT]):
         look: Looks once.
         interval: The pause between two looks, by the last one.
         news: Yields when there is something new to look at, at once.
-        on_idle: Is called when no page has followed for a while; the feed is over then.
+        on_idle: Is called when no page has followed for a while, or when the first look has failed, as at a job that does
+            not exist; the feed is over then.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Feed(Generic[LookT]):
         self._interval = interval
         self._on_idle = on_idle
         self._news = news
+        self._first: asyncio.Task[LookT] | None = None
         self._last: LookT | None = None
         self._due = asyncio.Event()
         self._fresh = asyncio.Condition()
@@ -55,9 +57,12 @@ class Feed(Generic[LookT]):
         self._task: asyncio.Task[None] | None = None
 
     async def newest(self) -> LookT:
-        """The last look while pages follow; else a new one."""
+        """The last look while pages follow; else a new one, the same for all that ask meanwhile."""
         if self._last is None:
-            self._last = await self._look()
+            self._first = self._first or asyncio.create_task(self._look_first())
+            # One of those that wait may go away.
+            first = await asyncio.shield(self._first)
+            self._last = first if self._last is None else self._last
         self._begin()
         return self._last
 
@@ -81,9 +86,17 @@ class Feed(Generic[LookT]):
 
     async def close(self) -> None:
         """Ends looking."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        tasks = [task for task in (self._first, self._task) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _look_first(self) -> LookT:
+        try:
+            return await self._look()
+        except BaseException:
+            self._on_idle()
+            raise
 
     def _begin(self) -> None:
         if self._task is None or self._task.done():
