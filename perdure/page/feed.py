@@ -33,8 +33,8 @@ class Feed(Generic[LookT]):
         look: Looks once.
         interval: The pause between two looks, by the last one.
         news: Yields when there is something new to look at, at once.
-        on_idle: Is called when no page has followed for a while, or when the first look has failed, as at a job that does
-            not exist; the feed is over then.
+        on_idle: Is called when no page has followed for a while, or when the first look has failed, as at a job that
+            does not exist; the feed is over then.
     """
 
     def __init__(
