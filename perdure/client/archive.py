@@ -141,6 +141,11 @@ class ArchivedJobs(Client):
     async def failing_activities(self, name: str, *, namespace: str | None = None) -> tuple[FailingActivity, ...]:
         return ()
 
+    async def troubles(
+        self, status: JobStatus
+    ) -> tuple[tuple[Pause, ...], tuple[TaskFailure, ...], tuple[FailingActivity, ...]]:
+        return (), (), ()
+
     async def logs(
         self,
         name: str,

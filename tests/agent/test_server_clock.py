@@ -108,9 +108,8 @@ async def test_what_an_agent_reports_is_on_the_server_s_clock(
         local = datetime.now(UTC) + timedelta(seconds=600)
         common: dict[str, Any] = {"sender": agent.node, "sequence": 1, "time": local}
         await control.signal(LeaseTaken(**common, agent_started_at=local, epoch=request.epoch))
-        while True:
-            activity.heartbeat(LeaseView(epoch=request.epoch, time=local))
-            await asyncio.sleep(0.2)
+        activity.heartbeat(LeaseView(epoch=request.epoch, time=local))
+        await asyncio.Event().wait()
 
     serving = asyncio.create_task(control.serve([hold_lease]))
     lease = await agent.start_lease(epoch=1)

@@ -25,6 +25,7 @@ OWN_PATTERNS = {
     "perdure/gateway/calls.py": "names of datasets, a constant",
     "perdure/spec/base.py": "each field's own constant pattern",
     "perdure/spec/durations.py": "from constants",
+    "perdure/spec/importers/foreign.py": "kinds of jobs, constants",
     "perdure/spec/load.py": "YAML's numbers, from constants",
     "perdure/spec/role_relations.py": "a role's name, escaped",
     "activities/nodes/kubernetes/settings.py": "names of variables, from constants",
