@@ -31,6 +31,7 @@ from perdure.base.executions import (
     find,
     list_executions,
     query,
+    quoted,
 )
 from perdure.contract import (
     ArchivedJob,
@@ -244,7 +245,9 @@ async def _role(client: Client, job: WorkflowHandle[Any, Any], role: str) -> Arc
 
 async def _datasets(client: Client, job_id: str, uid: str) -> dict[str, DatasetView]:
     prefix = dataset_workflow_id(job_id, uid, "")
-    ids = {one.id async for one in list_executions(client, f"WorkflowId STARTS_WITH '{prefix}'", rpc_timeout=_CALL)}
+    ids = {
+        one.id async for one in list_executions(client, f"WorkflowId STARTS_WITH {quoted(prefix)}", rpc_timeout=_CALL)
+    }
     found: dict[str, DatasetView] = {}
     for workflow_id in sorted(ids):
         try:

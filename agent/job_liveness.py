@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from temporalio.client import Client
 
-from perdure.base.executions import OPEN, began_at, find
+from perdure.base.executions import OPEN, began_at, find, quoted
 from perdure.contract.names import NODE_GROUP
 
 MISSING_FOR_GOOD = 3
@@ -46,7 +46,7 @@ async def query_job_liveness(client: Client, *, job_id: str, first_run_id: str, 
 
 async def has_groups(client: Client, job_id: str, uid: str, *, rpc_timeout: timedelta) -> bool:
     """Returns whether groups of a job's run are open: those of a job that was terminated wind down by themselves."""
-    query = f"WorkflowType = '{NODE_GROUP}' AND {OPEN} AND WorkflowId STARTS_WITH '{job_id}/{uid}/'"
+    query = f"WorkflowType = '{NODE_GROUP}' AND {OPEN} AND WorkflowId STARTS_WITH {quoted(f'{job_id}/{uid}/')}"
     return (await client.count_workflows(query, rpc_timeout=rpc_timeout)).count > 0
 
 

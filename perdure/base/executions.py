@@ -38,6 +38,12 @@ from temporalio.service import RPCError, RPCStatusCode
 OPEN: Final = "CloseTime IS NULL"
 """The visibility query for open executions. `ExecutionStatus = 'Running'` leaves out those that are paused."""
 
+
+def quoted(text: str) -> str:
+    """Returns a text as a value of a visibility query. Anybody who may start workflows chooses their IDs."""
+    return "'" + text.replace("'", "''") + "'"
+
+
 _PAGE = 1000
 _AT_ONCE = 16
 """Descriptions requested at a time."""

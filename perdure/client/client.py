@@ -22,7 +22,7 @@ from temporalio.exceptions import WorkflowAlreadyStartedError
 
 from perdure.base.credentials.tickets import digest_of, id_of, new_secret
 from perdure.base.errors import ControlPlaneUnreachable, JobAlreadyRunning, NoWorker, Refused
-from perdure.base.executions import OPEN, ExecutionStatus, describe_all
+from perdure.base.executions import OPEN, ExecutionStatus, describe_all, quoted
 from perdure.client.connection import CALL_TIMEOUT
 from perdure.client.error_mapping import map_errors
 from perdure.client.nodes import RunningNode, read_nodes, require_one_role, running_nodes
@@ -223,7 +223,7 @@ class Client(NotificationCalls, ScalingCalls):
         """
         conditions: list[str] = []
         if not everywhere:
-            conditions.append(f"WorkflowId STARTS_WITH '{job_workflow_id(namespace or self.namespace, '')}'")
+            conditions.append(f"WorkflowId STARTS_WITH {quoted(job_workflow_id(namespace or self.namespace, ''))}")
         if running:
             conditions.append(OPEN)
         temporal = await self.connect()

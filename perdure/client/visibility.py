@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Iterable
 from temporalio.client import Client as TemporalClient
 from temporalio.service import RPCError, RPCStatusCode
 
-from perdure.base.executions import OPEN, Execution, ExecutionStatus, list_executions
+from perdure.base.executions import OPEN, Execution, ExecutionStatus, list_executions, quoted
 from perdure.client.connection import CALL_TIMEOUT
 from perdure.client.views import JobSummary
 from perdure.contract import JobPhase
@@ -86,7 +86,7 @@ async def open_workflows_of(temporal: TemporalClient, job_id: str, *, known: Ite
     Raises:
         RPCError: if the server does not answer.
     """
-    below, found = f"WorkflowId STARTS_WITH '{job_id}/' AND {OPEN}", {job_id: None, **dict.fromkeys(known)}
+    below, found = f"WorkflowId STARTS_WITH {quoted(f'{job_id}/')} AND {OPEN}", {job_id: None, **dict.fromkeys(known)}
     listed = list_executions(temporal, below, rpc_timeout=CALL_TIMEOUT, waits=not found.keys() - {job_id})
     try:
         found |= {one.id: None async for one in listed}

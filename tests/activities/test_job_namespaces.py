@@ -28,3 +28,21 @@ async def test_a_namespace_whose_jobs_are_older_than_many_others_is_found(
     await eventually(found)
     for job in jobs:
         await job.terminate()
+
+
+async def test_an_id_that_anybody_chose_keeps_no_namespace_from_being_found(
+    temporal_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leftovers, "JOBS_AT_ONCE", 2)
+    ours, foreign = f"ours-{uuid4().hex[:8]}", f"it's-{uuid4().hex[:8]}"
+    jobs = [
+        await temporal_client.start_workflow(TRAINING_JOB, id=job_workflow_id(namespace, name), task_queue="nobody")
+        for namespace, name in [(ours, "a"), *((foreign, f"job-{number}") for number in range(3))]
+    ]
+
+    async def found() -> bool:
+        return ours in await leftovers._namespaces(temporal_client)
+
+    await eventually(found)
+    for job in jobs:
+        await job.terminate()

@@ -19,7 +19,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.activities.nodes.kubernetes.naming import OURS, UID, selector
 from perdure.agent.job_liveness import JobLiveness, has_groups, query_job_liveness
-from perdure.base.executions import list_executions
+from perdure.base.executions import list_executions, quoted
 from perdure.base.kubernetes import TRANSIENT, KubernetesApi, KubernetesError, Object, core_path
 from perdure.contract.names import TRAINING_JOB, job_workflow_id
 
@@ -131,7 +131,7 @@ async def _namespaces(client: Client) -> set[str]:
     """The namespaces of all jobs that Temporal remembers, those with the newest jobs first."""
     found: set[str] = set()
     for _ in range(_MOST_LISTS):
-        others = "".join(f" AND WorkflowId NOT STARTS_WITH '{job_workflow_id(one, '')}'" for one in sorted(found))
+        others = "".join(f" AND WorkflowId NOT STARTS_WITH {quoted(job_workflow_id(one, ''))}" for one in sorted(found))
         query = f"WorkflowType = '{TRAINING_JOB}' AND WorkflowId STARTS_WITH 'job/'{others}"
         jobs = list_executions(client, query, limit=JOBS_AT_ONCE, rpc_timeout=_CALL_TIMEOUT)
         new = {job.id.split("/")[1] async for job in jobs} - found
