@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable
 from datetime import timedelta
 from pathlib import Path
 
-from perdure_training.node_api.layout import STACKS
+from perdure_training.node_api.layout import PROGRESS, STACKS
 from perdure_training.node_api.rank_environment import GENERATION_VARIABLE
 
 from .rank_plugins.stack_file import StackFile
@@ -25,6 +25,9 @@ _LOOK_AGAIN = 0.02
 """Seconds between two searches for processes, of which no other process learns when they end."""
 _UNKILLABLE = 5.0
 """Seconds for which processes that were killed are waited for: one may be stuck in the kernel."""
+_AFTER_THE_LAST_SIGN = 60.0
+"""Seconds after the last report of a step within which its rank may have started a process. No kernel gives the number
+of a group that has ended to another one so soon, unless thousands of processes a second begin."""
 
 
 def of_generations_up_to(generation: int, *, run_directory: Path, below: int | None = None) -> list[processes.Process]:
@@ -35,7 +38,7 @@ def of_generations_up_to(generation: int, *, run_directory: Path, below: int | N
         run_directory: The node's.
         below: The launcher's PID; by default that of this process.
     """
-    groups = groups_of_ranks(run_directory, up_to=generation)
+    groups = {mark.pid for mark in _marks(run_directory) if mark.generation <= generation}
     return [
         process
         for process in processes.descendants(below)
@@ -43,14 +46,43 @@ def of_generations_up_to(generation: int, *, run_directory: Path, below: int | N
     ]
 
 
-def groups_of_ranks(run_directory: Path, *, up_to: int | None = None) -> frozenset[int]:
-    """Returns the process groups that ranks of this node have led, those of these generations or all."""
+class GroupsOfRanks:
+    """The process groups that ranks of a node have led, whose launcher has ended: no descent tells what is in them.
+
+    Invariant: no process counts as theirs whose group may have got a former rank's number since, as after a reboot.
+    """
+
+    def __init__(self, run_directory: Path) -> None:
+        """Reads what the ranks have left in their node's run directory."""
+        self._marks = {mark.pid: mark for mark in _marks(run_directory)}
+        signs = [_changed(run_directory / STACKS / mark.name) for mark in self._marks.values()]
+        signs += [_changed(path) for path in (run_directory / PROGRESS).glob("*")]
+        self._until = max(signs, default=0.0) + _AFTER_THE_LAST_SIGN
+
+    def have(self, pid: int) -> bool:
+        """Whether a process is in one of them."""
+        process = processes.read_process(pid) if self._marks else None
+        if process is None or (mark := self._marks.get(process.group)) is None:
+            return False
+        leader = processes.read_process(process.group)
+        if leader is not None and leader.start_ticks != mark.start_ticks:
+            return False
+        return process.start_ticks >= mark.start_ticks and processes.started_at(process) <= self._until
+
+
+def _marks(run_directory: Path) -> list[StackFile]:
     try:
         names = os.listdir(run_directory / STACKS)
     except OSError:
-        return frozenset()
-    marks = (mark for name in names if (mark := StackFile.parse(name)) is not None)
-    return frozenset(mark.pid for mark in marks if up_to is None or mark.generation <= up_to)
+        return []
+    return [mark for name in names if (mark := StackFile.parse(name)) is not None]
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def end(

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -83,6 +84,12 @@ def read_process(pid: int) -> Process | None:
         cpu_ticks=int(fields[11]) + int(fields[12]),
         start_ticks=int(fields[19]),
     )
+
+
+def started_at(process: Process) -> float:
+    """Returns when a process began, in seconds since the epoch."""
+    since_boot = process.start_ticks / os.sysconf("SC_CLK_TCK")
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + since_boot
 
 
 def is_traced(pid: int) -> bool:

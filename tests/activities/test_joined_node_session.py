@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import subprocess
 import sys
+import time
 from asyncio.subprocess import Process
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,25 @@ async def test_an_agent_that_cannot_be_started_again_for_a_moment_is_started_lat
     assert ending.signal == 9
     assert second.returncode is not None
     assert {process.returncode is not None for process in processes} == {True}
+
+
+@pytest.mark.parametrize(("began", "signed"), [(1, 0), (-1, 0), (0, -3600)])
+async def test_no_process_is_ended_whose_group_may_have_got_the_number_of_a_rank(
+    tmp_path: Path, began: int, signed: int
+) -> None:
+    """As after a reboot: the rank's leader began at another time, or its rank has told nothing for an hour."""
+    with subprocess.Popen(SLEEPS, env={}, start_new_session=True, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"up\n"
+        process = read_process(other.pid)
+        assert process is not None
+        mark = tmp_path / STACKS / StackFile(1, 0, other.pid, process.start_ticks + began).name
+        mark.parent.mkdir()
+        mark.touch()
+        os.utime(mark, (time.time() + signed, time.time() + signed))
+        assert not await kill_leftovers("0a1b2c3d/worker-0/1", run_dir=tmp_path)
+        assert other.poll() is None
+        other.kill()
 
 
 async def test_what_has_overwritten_the_variables_of_its_rank_is_ended_with_its_node(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Generator, Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict
 
 from perdure.activities.nodes.local.spawn import boot_id, started_ticks
 from perdure.base.files import read_record
-from perdure_launcher.old_ranks import groups_of_ranks
-from perdure_launcher.system.processes import environment_of, read_process
+from perdure_launcher.old_ranks import GroupsOfRanks
+from perdure_launcher.system.processes import environment_of
 
 _ROUNDS = 200
 """Maximum number of searches for leftover processes: the next search finds a process that forked during one."""
@@ -109,7 +109,7 @@ async def kill_leftovers(node: str, *, run_dir: Path) -> int:
         node: The node's mark.
         run_dir: Its run directory.
     """
-    killed, groups = 0, await asyncio.to_thread(groups_of_ranks, run_dir)
+    killed, groups = 0, await asyncio.to_thread(GroupsOfRanks, run_dir)
     for _ in range(_ROUNDS):
         found = await asyncio.to_thread(lambda: list(processes_of(node, groups)))
         if not found:
@@ -119,7 +119,7 @@ async def kill_leftovers(node: str, *, run_dir: Path) -> int:
     return killed
 
 
-def processes_of(node: str, groups: Collection[int] = ()) -> Iterator[ProcessIdentity]:
+def processes_of(node: str, groups: GroupsOfRanks | None = None) -> Iterator[ProcessIdentity]:
     """Yields the processes of a node except its agent; of these groups also those that name no node."""
     boot = boot_id()
     for entry in os.scandir("/proc"):
@@ -129,13 +129,8 @@ def processes_of(node: str, groups: Collection[int] = ()) -> Iterator[ProcessIde
         if "PERDURE_AGENT_CONFIG" in environment:
             continue
         found = environment.get("PERDURE_NODE")
-        if found != node and (found is not None or not _is_in(int(entry.name), groups)):
+        if found != node and (found is not None or groups is None or not groups.have(int(entry.name))):
             continue
         started = started_ticks(int(entry.name))
         if started is not None:
             yield ProcessIdentity(pid=int(entry.name), started=started, boot=boot)
-
-
-def _is_in(pid: int, groups: Collection[int]) -> bool:
-    process = read_process(pid) if groups else None
-    return process is not None and process.group in groups
