@@ -25,9 +25,10 @@ os.environ.setdefault("PERDURE_CLUSTER", "off")
 # For each connection torch asks the name server for the name of 127.0.0.1. One that drops a question among many at once
 # would cost it 5 s by default.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
-# An example's time says nothing on a busy machine: each test has its own limit.
-settings.register_profile("without-deadlines", deadline=None)
-settings.load_profile("without-deadlines")
+# An example's time says nothing on a busy machine: each test has its own limit. CI tries four times as many examples.
+settings.register_profile("thorough", deadline=None)
+settings.register_profile("usual", deadline=None, max_examples=25)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "usual"))
 
 collect_ignore = ["gpu"]
 """`make test-gpu` names the folder, which is then collected."""

@@ -29,9 +29,9 @@ MOST_RULES = 32
 
 
 class Section(BaseModel):
-    """A part of the specification: immutable and strict about its fields; docstrings describe them everywhere."""
+    """A part of the specification: immutable and strict about its fields, which docstrings describe everywhere."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     written_as: ClassVar[str] = "a mapping"
     """The form in which people write this section, for error messages."""

@@ -8,6 +8,7 @@ from types import UnionType
 from typing import Annotated, Any, TypeGuard, Union, cast, get_args, get_origin
 
 from .base import Matching, Section
+from .docstrings import field_docstrings
 from .job import JobSpec
 
 Location = tuple[str | int, ...]
@@ -49,7 +50,7 @@ def field_at(location: Location) -> tuple[Any, str]:
             metadata = tuple(field.metadata)
             described: Any = field.annotation
             annotation = Annotated[(described, *metadata)] if metadata else described
-            description = field.description or ""
+            description = field_docstrings(kind).get(str(part), "")
         elif _origin(kind) in {dict, list}:
             annotation, description = get_args(kind)[-1], ""
         else:

@@ -6,9 +6,12 @@ from datetime import timedelta
 from typing import Any, cast
 
 from pydantic import BaseModel
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaValue
 from pydantic_core import CoreSchema
+from pydantic_core.core_schema import ModelSchema
 
+from .base import Section
+from .docstrings import field_docstrings
 from .durations import format_duration
 from .job import Backend, JobSpec
 
@@ -37,7 +40,14 @@ def plain_schema(model: type[BaseModel], *, mode: JsonSchemaMode) -> dict[str, A
 
 
 class _Generator(GenerateJsonSchema):
-    """Writes defaults as people write them, and omits titles that only repeat a field's name."""
+    """Writes defaults as people write them and sections' docstrings; omits titles that only repeat a field's name."""
+
+    def model_schema(self, schema: ModelSchema) -> JsonSchemaValue:
+        written = super().model_schema(schema)
+        if issubclass(model := schema["cls"], Section):
+            for name, text in field_docstrings(model).items():
+                cast("dict[str, JsonSchemaValue]", written["properties"])[name].setdefault("description", text)
+        return written
 
     def encode_default(self, dft: Any) -> Any:
         return format_duration(dft) if isinstance(dft, timedelta) else super().encode_default(dft)

@@ -8,6 +8,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from perdure.activities.nodes.kubernetes.site_policy import ORDINARY_FIELDS, SitePolicy
+from perdure.spec.docstrings import field_docstrings
 
 _INTRODUCTION = """\
 # The site policy
@@ -85,8 +86,10 @@ By default `template_fields` has these fields of a pod template: {fields}.
 
 def reference() -> str:
     """Returns the page's content."""
+    texts = field_docstrings(SitePolicy)
     rows = (
-        f"| `{name}` | {_default(name, field)} | {_meaning(field)} |" for name, field in SitePolicy.model_fields.items()
+        f"| `{name}` | {_default(name, field)} | {_meaning(field, texts[name])} |"
+        for name, field in SitePolicy.model_fields.items()
     )
     fields = ", ".join(f"`{field}`" for field in ORDINARY_FIELDS)
     return _INTRODUCTION + "\n".join(rows) + "\n" + _FIELDS.format(fields=fields)
@@ -101,8 +104,8 @@ def _default(name: str, field: FieldInfo) -> str:
     return "unset" if value is None else f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
-def _meaning(field: FieldInfo) -> str:
-    text = " ".join((field.description or "").split())
+def _meaning(field: FieldInfo, docstring: str) -> str:
+    text = " ".join(docstring.split())
     (inner, *_) = get_args(field.annotation) or (None,)
     if get_origin(inner) is Literal:
         text += f" One or more of {', '.join(f'`{one}`' for one in get_args(inner))}."

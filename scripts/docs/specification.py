@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from perdure.spec.backends import FIELD_SUPPORT, FieldSupport
+from perdure.spec.docstrings import field_docstrings
 from perdure.spec.durations import format_duration
 from perdure.spec.errors import format_path
 from perdure.spec.fields import Location, choices_of, inner_models, is_model, one_of, strip
@@ -96,13 +97,14 @@ def _sections(model: type[BaseModel], location: Location) -> Iterator[tuple[type
 
 def _section(model: type[BaseModel], location: Location) -> str:
     heading = "## Fields of the job" if not location else f"### `{format_path(location).replace('[0]', '[]')}`"
-    rows = "".join(_row(name, field, location) for name, field in model.model_fields.items())
+    texts = field_docstrings(model)
+    rows = "".join(_row(name, field, texts.get(name, ""), location) for name, field in model.model_fields.items())
     return f"{heading}\n\n{_one_line(model.__doc__ or '')}\n\n| Field | Type | Default | Meaning |\n|-|-|-|-|\n{rows}"
 
 
-def _row(name: str, field: FieldInfo, location: Location) -> str:
+def _row(name: str, field: FieldInfo, docstring: str, location: Location) -> str:
     note = next((_note(support) for support in FIELD_SUPPORT if support.pattern == _generic((*location, name))), "")
-    meaning = f"{_one_line(field.description or '')} {note}".strip()
+    meaning = f"{_one_line(docstring)} {note}".strip()
     return f"| `{name}` | {_type(field.annotation)} | {_default(field)} | {_cell(meaning)} |\n"
 
 
