@@ -12,6 +12,7 @@ from perdure.activities.nodes.local.backend import LocalBackend
 from perdure.client.client import Client
 from perdure.worker import running_worker
 from tests.support.command_line import end_nodes
+from tests.support.warm_agents import warm_agents
 
 
 @pytest.fixture
@@ -25,6 +26,7 @@ async def client(
         "TEMPORAL_NAMESPACE": temporal_client.namespace,
     }
     backend = LocalBackend(tmp_path, connection=connection)
-    async with running_worker(temporal_client, backends=[backend]):
-        yield Client(temporal=temporal_client)
-    end_nodes(tmp_path)
+    with warm_agents():
+        async with running_worker(temporal_client, backends=[backend]):
+            yield Client(temporal=temporal_client)
+        end_nodes(tmp_path)

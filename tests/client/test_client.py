@@ -39,8 +39,14 @@ async def running(client: Client, name: str) -> JobSnapshot:
 
 
 async def test_a_job_from_submit_to_result(client: Client, job_name: str) -> None:
-    submission = await client.submit(job(job_name, "echo trained"))
+    submission = await client.submit(job(job_name, "sleep 1; echo trained"))
     assert submission.workflow_id == f"job/default/{job_name}"
+    snapshots = [snapshot async for snapshot in client.watch(job_name)]
+    assert all(snapshot.result is None for snapshot in snapshots[:-1])
+    last = snapshots[-1]
+    assert last.result is not None
+    assert last.status is not None
+    assert last.result.phase is last.status.phase is JobPhase.SUCCEEDED
     result = await client.wait(job_name)
     assert (result.phase, result.exit_code) == (JobPhase.SUCCEEDED, ExitCode.OK)
     status = await client.status(job_name)
@@ -51,23 +57,20 @@ async def test_a_job_from_submit_to_result(client: Client, job_name: str) -> Non
     assert listed.owner
 
 
-async def test_logs_that_were_deleted_are_not_just_empty(client: Client, job_name: str, tmp_path: Path) -> None:
-    await client.submit(job(job_name, "echo trained"))
-    await client.wait(job_name)
-    for folder in (tmp_path / "nodes").iterdir():
-        shutil.rmtree(folder)
-    with pytest.raises(LogsUnavailable, match=f"no log of {job_name} is on this machine") as gone:
-        _ = [line async for line in client.logs(job_name)]
-    assert "outputs.logs" in gone.value.remedy
-
-
-async def test_a_file_is_submitted_as_it_is(client: Client, job_name: str, tmp_path: Path) -> None:
+async def test_a_file_is_submitted_as_it_is_and_logs_that_were_deleted_are_not_just_empty(
+    client: Client, job_name: str, tmp_path: Path
+) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(f"name: x\nroles: {{worker: {{nodes: 1, command: [sh, -c, 'pwd']}}}}\nlabels: {{a: {job_name}}}\n")
     submission = await client.submit(path, overrides={"name": job_name})
     assert submission.name == job_name
     assert (await client.wait(job_name)).phase is JobPhase.SUCCEEDED
     assert [line.text async for line in client.logs(job_name)] == [str(tmp_path)]
+    for folder in (tmp_path / "nodes").iterdir():
+        shutil.rmtree(folder)
+    with pytest.raises(LogsUnavailable, match=f"no log of {job_name} is on this machine") as gone:
+        _ = [line async for line in client.logs(job_name)]
+    assert "outputs.logs" in gone.value.remedy
 
 
 async def test_a_failed_script_is_exit_code_1(client: Client, job_name: str) -> None:
@@ -79,30 +82,28 @@ async def test_a_failed_script_is_exit_code_1(client: Client, job_name: str) -> 
     assert incidents[-1].culprit == 0
 
 
-async def test_watching_ends_with_the_result(client: Client, job_name: str) -> None:
-    await client.submit(job(job_name, "sleep 1"))
-    snapshots = [snapshot async for snapshot in client.watch(job_name)]
-    assert all(snapshot.result is None for snapshot in snapshots[:-1])
-    last = snapshots[-1]
-    assert last.result is not None
-    assert last.status is not None
-    assert last.result.phase is last.status.phase is JobPhase.SUCCEEDED
-
-
-async def test_news_come_when_something_happens_and_end_with_the_job(client: Client, job_name: str) -> None:
+async def test_a_running_name_is_taken_until_the_job_is_cancelled(client: Client, job_name: str) -> None:
     await client.submit(job(job_name, f"{STEPS}; sleep 600"))
-    snapshot = await running(client, job_name)
-    assert snapshot.status
+    assert [node.rank for node in (await running(client, job_name)).nodes] == [0]
+    with pytest.raises(JobAlreadyRunning, match=job_name) as taken:
+        await client.submit(job(job_name, "true"))
+    assert f"perdure cancel {job_name}" in taken.value.remedy
     news = client.news(job_name)
     await client.cancel(job_name)
     heard = [one async for one in news]
     assert heard, "also of what has happened before"
     assert (await client.describe(job_name)).finished_at
-    with pytest.raises(JobNotFound):
-        await anext(client.news(f"{job_name}-unknown"))
+    result = await client.wait(job_name)
+    assert (result.phase, result.exit_code) == (JobPhase.CANCELLED, ExitCode.CANCELLED)
+    with pytest.raises(Refused, match="has ended as CANCELLED"):
+        await client.cancel(job_name)
+    await client.submit(job(job_name, "true"))
+    assert (await client.wait(job_name)).phase is JobPhase.SUCCEEDED, "of the second run"
 
 
-async def test_nodes_are_refreshed_by_their_agents_reports_alone(client: Client, job_name: str) -> None:
+async def test_nodes_are_refreshed_by_their_agents_reports_until_temporal_terminates_the_job(
+    client: Client, temporal_client: TemporalClient, job_name: str
+) -> None:
     await client.submit(job(job_name, f"{STEPS}; sleep 600"))
     snapshot = await running(client, job_name)
     assert snapshot.status
@@ -114,23 +115,6 @@ async def test_nodes_are_refreshed_by_their_agents_reports_alone(client: Client,
         return node.progress is not None and node.phase == bare[0].phase
 
     await eventually(refreshed)
-    await client.cancel(job_name)
-    await client.wait(job_name)
-
-
-async def test_cancelled(client: Client, job_name: str) -> None:
-    await client.submit(job(job_name, f"{STEPS}; sleep 600"))
-    assert [node.rank for node in (await running(client, job_name)).nodes] == [0]
-    await client.cancel(job_name)
-    result = await client.wait(job_name)
-    assert (result.phase, result.exit_code) == (JobPhase.CANCELLED, ExitCode.CANCELLED)
-    with pytest.raises(Refused, match="has ended as CANCELLED"):
-        await client.cancel(job_name)
-
-
-async def test_terminated_from_temporal(client: Client, temporal_client: TemporalClient, job_name: str) -> None:
-    await client.submit(job(job_name, f"{STEPS}; sleep 600"))
-    await running(client, job_name)
     handle = temporal_client.get_workflow_handle(job_workflow_id("default", job_name))
     await handle.terminate(reason="the budget is spent")
     result = await client.wait(job_name)
@@ -141,9 +125,11 @@ async def test_terminated_from_temporal(client: Client, temporal_client: Tempora
     assert "ended in Temporal" in shown.reason
 
 
-async def test_changes_are_accepted_or_refused_in_words(client: Client, job_name: str) -> None:
+async def test_requests_are_accepted_or_refused_in_words(client: Client, job_name: str) -> None:
     await client.submit(job(job_name, f"{STEPS}; sleep 600"))
     await running(client, job_name)
+    await an_unknown_name_is_refused_with_the_nearest(client, job_name)
+    await an_unknown_role_is_refused_with_those_that_the_job_has(client, job_name)
     assert "2" in (await client.scale(job_name, 2)).message
     with pytest.raises(Refused, match="nodes: got"):
         await client.scale(job_name, "none")
@@ -157,37 +143,31 @@ async def test_changes_are_accepted_or_refused_in_words(client: Client, job_name
     await client.wait(job_name)
 
 
-async def test_a_role_that_the_job_does_not_have_is_refused_with_those_that_it_has(
-    client: Client, job_name: str
-) -> None:
-    await client.submit(job(job_name, f"{STEPS}; sleep 600"))
-    await running(client, job_name)
-    assert [node.rank for node in await client.nodes(job_name, role="worker")] == [0]
+async def an_unknown_name_is_refused_with_the_nearest(client: Client, name: str) -> None:
+    with pytest.raises(JobNotFound) as unknown:
+        await client.status(name[:-1])
+    assert name in unknown.value.remedy
+    with pytest.raises(JobNotFound) as elsewhere:
+        await client.nodes(name, namespace="other")
+    assert "-n default" in elsewhere.value.remedy
+    with pytest.raises(JobNotFound):
+        await anext(client.news(f"{name}-unknown"))
+
+
+async def an_unknown_role_is_refused_with_those_that_the_job_has(client: Client, name: str) -> None:
+    assert [node.rank for node in await client.nodes(name, role="worker")] == [0]
     for request in (
-        client.status(job_name, role="trainer"),
-        client.nodes(job_name, role="trainer"),
-        client.scale(job_name, 2, role="trainer"),
-        client.relaunch_node(job_name, 0, role="trainer"),
-        anext(client.logs(job_name, role="trainer")),
+        client.status(name, role="trainer"),
+        client.nodes(name, role="trainer"),
+        client.scale(name, 2, role="trainer"),
+        client.relaunch_node(name, 0, role="trainer"),
+        anext(client.logs(name, role="trainer")),
     ):
         with pytest.raises(Refused, match='role: got "trainer"; this job has the role "worker"') as refused:
             await request
         assert refused.value.exit_code == ExitCode.USAGE
-    known = await client.status(job_name)
+    known = await client.status(name)
     assert (known.phase, known.generation) == (JobPhase.RUNNING, 1)
-    await client.cancel(job_name)
-    await client.wait(job_name)
-
-
-async def test_a_running_name_is_taken(client: Client, job_name: str) -> None:
-    await client.submit(job(job_name, f"{STEPS}; sleep 600"))
-    with pytest.raises(JobAlreadyRunning, match=job_name) as taken:
-        await client.submit(job(job_name, "true"))
-    assert f"perdure cancel {job_name}" in taken.value.remedy
-    await client.cancel(job_name)
-    await client.wait(job_name)
-    await client.submit(job(job_name, "true"))
-    assert (await client.wait(job_name)).phase is JobPhase.SUCCEEDED, "of the second run"
 
 
 async def test_a_wrong_specification_never_starts(client: Client, job_name: str) -> None:
@@ -205,17 +185,6 @@ async def test_a_wrong_specification_by_plain_json_ends_with_the_same_words(
     )
     with pytest.raises(Refused, match="roles: missing"):
         await client.wait(job_name)
-
-
-async def test_an_unknown_job_suggests_the_nearest(client: Client, job_name: str) -> None:
-    await client.submit(job(job_name, "true"))
-    with pytest.raises(JobNotFound) as unknown:
-        await client.status(job_name[:-1])
-    assert job_name in unknown.value.remedy
-    with pytest.raises(JobNotFound) as elsewhere:
-        await client.nodes(job_name, namespace="other")
-    assert "-n default" in elsewhere.value.remedy
-    await client.wait(job_name)
 
 
 async def test_without_a_worker_the_server_tells_what_it_knows(job_name: str) -> None:
