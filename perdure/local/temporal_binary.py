@@ -24,8 +24,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import IO, TextIO
 
-import aiohttp
-
 from perdure.base.errors import ControlPlaneUnreachable
 from perdure.base.files import exclusive_lock
 from perdure.local.go_build import GoFailed, Report, run_go
@@ -142,6 +140,9 @@ def _server_version(binary: Path) -> tuple[int, int]:
 
 
 async def _download(target: Path, report: Report) -> None:
+    # A tenth of the time of each command that looks for the binary, and downloads are rare.
+    import aiohttp
+
     systems = {"Linux": "linux", "Darwin": "darwin"}
     machines = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
     try:
