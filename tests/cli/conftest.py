@@ -12,12 +12,19 @@ from perdure.base.state_folder import StateFolder
 from perdure.client.sync import SyncClient
 from perdure.local.control_plane import LocalControlPlane
 from tests.support.command_line import CommandLine, end_nodes
+from tests.support.warm_agents import warm_name
 
 
 @pytest.fixture
 def command_line(control_plane: LocalControlPlane, tmp_path: Path) -> CommandLine:
     """The command line over the shared control plane, in a folder of the test's own."""
     return CommandLine.local(tmp_path, control_plane.state.path)
+
+
+@pytest.fixture
+def job_name() -> str:
+    """A name of the test's own, of a job whose agents need not start cold."""
+    return warm_name()
 
 
 @pytest.fixture(scope="session")

@@ -65,6 +65,7 @@ def test_worker_agent_and_rank_tell_of_a_failure_and_of_the_end(
     assert (finish["rank"], finish["generation"]) == (0, 2)
 
 
+@pytest.mark.long("commands")
 def test_shards_that_were_set_aside_are_an_event_of_the_job(
     command_line: CommandLine, control_plane: LocalControlPlane, job_name: str
 ) -> None:
@@ -80,24 +81,3 @@ def test_shards_that_were_set_aside_are_an_event_of_the_job(
     [event] = told()
     assert (event["dataset"], event["samples"]) == ("train", 10)
     assert event["shards"] == ["epoch 0, 10 to 19 (OSError: bad header)"]
-
-
-LONG_LINE = r"""
-import sys
-sys.stdout.buffer.write(b"before\n\xff\xfe" + b"x" * 10_000_000 + b"\x1b[2J\xc3\n" + b"after\n")
-"""
-
-
-def test_a_log_line_of_10_mb_with_invalid_text_and_escapes_is_cut_in_the_view(
-    command_line: CommandLine, job_name: str
-) -> None:
-    done = command_line.run("run", "--name", job_name, "--", "python", "-c", LONG_LINE)
-    assert done.code == 0, job_name
-    shown = command_line.run("logs", job_name, "--grep", "before|x{1000}|after")
-    assert shown.code == 0, job_name
-    assert "\x1b" not in shown.out
-    before, long, after = shown.out.splitlines()
-    assert (before.endswith("before"), after.endswith("after")) == (True, True)
-    assert 10_000 < long.count("x") < 20_000
-    assert long.endswith(" more characters)")
-    assert "\N{REPLACEMENT CHARACTER}" * 2 + "x" in long

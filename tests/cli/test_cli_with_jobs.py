@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import signal
 import subprocess
 import time
@@ -19,6 +18,7 @@ from perdure.contract import JobPhase
 from perdure.local.control_plane import LocalControlPlane
 from tests.support.command_line import PERDURE, STEPS, CommandLine, Finished, end_nodes
 from tests.support.waiting import DEADLINE
+from tests.support.warm_agents import warm_name
 
 WAITS = f"{STEPS}; echo started as rank $RANK of $WORLD_SIZE; while [ ! -e finish ]; do sleep 0.1; done; echo finishing"
 """A training of any length, which ends when the file `finish` appears in its folder."""
@@ -86,30 +86,6 @@ def test_run_shows_a_job_to_its_end_on_a_pipe(command_line: CommandLine, job_nam
     assert "nothing that was printed is chosen" in later.err
 
 
-@pytest.mark.parametrize(("option", "text"), [("--since", "soon"), ("--grep", "(")])
-def test_lines_are_not_chosen_by_what_is_not_understood(
-    command_line: CommandLine, job_name: str, option: str, text: str
-) -> None:
-    refused = command_line.run("logs", job_name, option, text)
-    assert refused.code == 2
-    assert f'{option}: got "{text}"; expected' in refused.err
-
-
-@pytest.fixture(scope="module")
-def counted(control_plane: LocalControlPlane, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Finished]:
-    """A job that has printed 200,000 lines, and succeeded: its name, and what `run` says of it in JSON."""
-    command_line = CommandLine.local(tmp_path_factory.mktemp("counted"), control_plane.state.path)
-    name = f"counted-{secrets.token_hex(4)}"
-    return name, command_line.run("run", "--name", name, "-o", "json", "--", "sh", "-c", "seq 200000")
-
-
-def test_run_in_json_prints_the_result_alone(counted: tuple[str, Finished]) -> None:
-    _, done = counted
-    assert done.code == 0, done
-    assert done.json["phase"] == "SUCCEEDED"
-    assert done.json["exit_code"] == 0
-
-
 def test_a_script_that_always_fails_is_exit_code_1_with_its_own_words(command_line: CommandLine, job_name: str) -> None:
     command_line.write(
         "job.yaml",
@@ -144,7 +120,7 @@ def waiting(
 ) -> Iterator[str]:
     """A job of two nodes that runs, for all tests that only look at it."""
     command_line = CommandLine.local(tmp_path_factory.mktemp("waiting"), control_plane.state.path)
-    name = f"waiting-{secrets.token_hex(4)}"
+    name = warm_name()
     submit(command_line, jobs, name, nodes="2")
     yield name
     finish(command_line)
@@ -352,15 +328,6 @@ def test_a_terminal_shows_a_live_picture(command_line: CommandLine, job_name: st
     ending = command_line.on_terminal("watch", job_name)
     ending.expect("SUCCEEDED")
     assert ending.leave() == 0
-
-
-def test_a_closed_pipe_is_no_error(command_line: CommandLine, counted: tuple[str, Finished]) -> None:
-    name, _ = counted
-    printing = command_line.start("logs", name, program=PERDURE)
-    assert printing.stdout is not None
-    assert printing.stdout.readline() == "  0 | 1\n"
-    printing.stdout.close()
-    assert printing.wait(DEADLINE) == 0
 
 
 def test_doctor_finds_everything_in_order(command_line: CommandLine) -> None:

@@ -22,7 +22,13 @@ def test_a_forked_command_prints_the_same_to_pipes(command_line: CommandLine) ->
     assert forked == command_line.run("validate", "wrong.yaml", program=PERDURE)
 
 
-@pytest.mark.parametrize("environment", [{}, {"NO_COLOR": "1"}], ids=["colors", "no-colors"])
+@pytest.mark.parametrize(
+    "environment",
+    [
+        pytest.param({}, id="colors"),
+        pytest.param({"NO_COLOR": "1"}, id="no-colors", marks=pytest.mark.long("commands")),
+    ],
+)
 def test_a_forked_command_prints_the_same_on_a_terminal(command_line: CommandLine, environment: dict[str, str]) -> None:
     command_line.environment = {**command_line.environment, **environment}
     drawn: list[str] = []

@@ -1,7 +1,8 @@
 """Agents of local nodes, forked from an interpreter that has imported them.
 
 A local node's agent imports for more than a second of processor time, which is most of what a short job costs. A forked
-agent is as real. Tests of how a node's processes are started have cold ones.
+agent is as real, but the process table shows the command and the environment of the interpreter: tests that look for
+an agent there, and tests of how a node's processes are started, have cold ones.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -25,6 +27,15 @@ AGENT_MODULES = ("perdure.agent.process", "perdure.agent.transport")
 """What an agent imports."""
 
 
+WARM = "warm-"
+"""The names of jobs whose agents the worker of the shared control plane forks begin with it."""
+
+
+def warm_name() -> str:
+    """Returns the name of another such job."""
+    return f"{WARM}{secrets.token_hex(4)}"
+
+
 class _Started:
     """The starter of an agent that runs, as `launch.finish` takes it."""
 
@@ -35,11 +46,18 @@ class _Started:
 
 
 @contextlib.contextmanager
-def warm_agents() -> Iterator[None]:
-    """Has this process's local backends fork the agents of their nodes; ends those that are left."""
+def warm_agents(prefix: str = "") -> Iterator[None]:
+    """Has this process's local backends fork agents; ends those that are left.
+
+    Args:
+        prefix: of the names of the jobs whose agents are forked.
+    """
     agents: list[WarmProcess] = []
+    start_cold_agent = launch.start_agent
 
     def start_agent(folder: NodeFolder, record: FolderOwner, connection: Mapping[str, str]) -> Any:
+        if not record.job_id.rpartition("/")[2].startswith(prefix):
+            return start_cold_agent(folder, record, connection)
         output = os.open(folder.path / "agent.out", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             agent = warm_interpreter(*AGENT_MODULES).start(
