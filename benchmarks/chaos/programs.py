@@ -10,10 +10,12 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from benchmarks.recovery.processes import QUIET_NETWORK
+
+if TYPE_CHECKING:
+    import torch
 
 SOURCES = Path(__file__).with_name("programs")
 BIN = Path(sys.executable).parent
@@ -52,11 +54,15 @@ def _digest(tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def _snapshot(out: Path, name: str = "snapshot.pt") -> str:
+    import torch
+
     saved = torch.load(out / name)
     return f"{_digest(saved['model'])} after {saved['epoch']} epochs"
 
 
 def _lightning(out: Path) -> str:
+    import torch
+
     saved = torch.load(out / "last.ckpt", weights_only=False)
     return f"{_digest(saved['state_dict'])} after {saved['global_step']} steps"
 
