@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -65,10 +66,21 @@ def test_a_check_that_does_not_end_in_time_has_failed(config: LauncherConfig, mo
     assert not found["memory"].problem
 
 
+@pytest.mark.long("launchers")
 def test_devices_are_measured_by_the_interpreter_of_the_command(config: LauncherConfig):
     figure = checked(config, kind="full")["matmul", "cpu"]
     assert (figure.problem, figure.unit) == ("", "GFLOP/s")
     assert (figure.value or 0) > 0.1
+
+
+def test_the_program_of_torchs_checks_measures_each_device(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(torch_checks, "_devices", lambda: ["cpu"])
+    torch_checks.main([])
+    printed = json.loads(capsys.readouterr().out)
+    assert printed.pop("value") > 0.1
+    assert printed == {"name": "matmul", "subject": "cpu", "unit": "GFLOP/s"}
 
 
 def test_an_interpreter_without_torch_is_a_failed_check_with_its_reason(config: LauncherConfig, tmp_path: Path):

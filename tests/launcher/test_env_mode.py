@@ -107,6 +107,7 @@ async def test_what_a_rank_leaves_behind_ends_with_it_and_the_warm_interpreter_s
 
 
 async def test_a_rank_that_raises_is_reported_with_its_exception() -> None:
+    """What keeps the exception is loaded by the script's own import of torch."""
     node = Node([sys.executable, "fails.py"], warm_starts=False)
     async with running(node):
         [ready] = await all_ready(node, path=ENV_READY)

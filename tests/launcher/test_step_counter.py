@@ -10,14 +10,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from perdure_launcher.environment import inject
 from perdure_training.node_api.progress_file import is_without_process_group, progress_path, read_progress
-from tests.support.waiting import DEADLINE
 from tests.training.warm_torch import run_with_torch
 
 pytestmark = pytest.mark.usefixtures("ranks")
@@ -135,16 +133,8 @@ def test_a_compiled_step_is_not_broken_up_by_us(tmp_path: Path) -> None:
 
 
 def test_an_uncaught_exception_is_kept_where_torch_keeps_recorded_ones(tmp_path: Path) -> None:
-    """Where the process imports torch itself, so that its import is seen to load the plugin."""
     path = tmp_path / "error.json"
-    result = subprocess.run(
-        [sys.executable, "-c", "import torch\nraise RuntimeError('lost the peer')"],
-        env=environment_of_a_rank(tmp_path, TORCHELASTIC_ERROR_FILE=str(path)),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-    )
+    result = run("import torch\nraise RuntimeError('lost the peer')", tmp_path, TORCHELASTIC_ERROR_FILE=str(path))
     assert result.returncode == 1
     assert "RuntimeError: lost the peer" in result.stderr, "the user sees the traceback as ever"
     message = json.loads(path.read_text())["message"]

@@ -23,6 +23,7 @@ from tests.launcher.nodes import (
     first_world,
     form_world,
     running,
+    world_of,
 )
 from tests.support.waiting import eventually
 
@@ -40,19 +41,29 @@ def finish(*nodes: Node) -> None:
         (node.run_directory / "stop").touch()
 
 
-async def test_ranks_find_their_node_under_the_name_that_other_systems_give_it(tmp_path: Path) -> None:
-    write = 'echo "$NODE_RANK $GROUP_RANK ${MASTER_PORT:+port}" > part-$RANK && mv part-$RANK $RANK'
-    nodes = [
-        Node([*TORCHRUN, "--no-python", "sh", "-c", write], nodes="2", workdir=str(tmp_path), run_id="pair")
-        for _ in range(2)
-    ]
-    async with running(*nodes):
-        ready = await all_ready(*nodes)
-        await form_world(nodes, 1, port=ready[0].body["store_ports"][0])
-        for rank in (0, 1):
-            seen = tmp_path / str(rank)
-            await eventually(seen.exists, what=f"rank {rank} ran")
-            assert seen.read_text() == f"{rank} {rank} port\n"
+async def test_a_rank_finds_its_node_as_on_other_systems_and_does_not_outlive_its_killed_launcher(
+    tmp_path: Path,
+) -> None:
+    """The first of the two nodes is only played: no node waits for another one."""
+    code = "import torch, pathlib, time; pathlib.Path('trains').touch(); time.sleep(3600)"
+    script = f'echo "$RANK $NODE_RANK $GROUP_RANK ${{MASTER_PORT:+port}}" > names; exec "{sys.executable}" -c "$CODE"'
+    node = Node(
+        [*TORCHRUN, "--no-python", "sh", "-c", script],
+        nodes="2",
+        workdir=str(tmp_path),
+        env={"CODE": code},
+        warm_starts=False,
+    )
+    async with running(node):
+        [ready] = await all_ready(node)
+        _, world = world_of([node, node], 1, port=ready.body["store_ports"][0])
+        await node.agent.apply(world | {"stage": 0})
+        # A rank that has imported torch ends with its torchrun.
+        await eventually((tmp_path / "trains").exists, what=lambda: node.output)
+        assert (tmp_path / "names").read_text() == "1 1 1 port\n"
+        assert node.launcher
+        node.launcher.kill()
+        await eventually(lambda: node.processes() == [])
 
 
 @pytest.mark.long("launchers")
@@ -278,15 +289,6 @@ async def test_ranks_have_the_termination_grace_to_save_when_the_job_ends() -> N
         await node.agent.want(exit=True)
         assert await node.left() == 0
         assert "saved" in node.output
-
-
-async def test_ranks_do_not_outlive_a_killed_launcher() -> None:
-    node = Node([*TORCHRUN, "train.py"], warm_starts=False)
-    async with running(node):
-        await first_world([node])
-        assert node.launcher
-        node.launcher.kill()
-        await eventually(lambda: node.processes() == [])
 
 
 @pytest.mark.long("launchers")

@@ -1,27 +1,42 @@
-"""Saves after SIGTERM with the help of its children: DataLoader workers, a process at a pipe, and another program."""
+"""Saves after SIGTERM with the help of its children: a process at a pipe, another program, and DataLoader workers,
+except with `--without-torch`."""
 
+import itertools
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-
-import torch
-from descent import Descent
-from torch.utils.data import DataLoader, Dataset
+from typing import Any
 
 MORE_BATCHES = 20
+WITHOUT_TORCH = "--without-torch" in sys.argv
 
 
-class Numbers(Dataset[int]):
-    def __len__(self) -> int:
-        return 10**6
+def steps() -> Iterator[None]:
+    """Makes a step before each of its values."""
+    if WITHOUT_TORCH:
+        from perdure_training import report
 
-    def __getitem__(self, index: int) -> int:
-        return index
+        for number in itertools.count(1):
+            report(step=number)
+            time.sleep(0.01)
+            yield
+    import torch
+    from descent import Descent
+    from torch.utils.data import DataLoader
+
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = Descent([parameter], lr=0.1)
+    numbers: Any = range(10**6)
+    for _ in DataLoader(numbers, batch_size=4, num_workers=2, prefetch_factor=2):
+        parameter.grad = torch.ones(1)
+        optimizer.step()
+        yield
 
 
 def double(requests: Connection) -> None:
@@ -40,17 +55,13 @@ program = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIP
 assert program.stdin
 assert program.stdout
 signal.signal(signal.SIGTERM, lambda number, _: terminated.append(number))
-parameter = torch.nn.Parameter(torch.zeros(1))
-optimizer = Descent([parameter], lr=0.1)
-batches = iter(DataLoader(Numbers(), batch_size=4, num_workers=2, prefetch_factor=2))
+batches = steps()
 while not terminated:
     next(batches)
-    parameter.grad = torch.ones(1)
-    optimizer.step()
 for _ in range(MORE_BATCHES):
     next(batches)
-# Longer than torchrun takes to end, and leftovers after it.
-time.sleep(8)
+# Longer than leftovers of it have, and than torchrun takes to end.
+time.sleep(2 if WITHOUT_TORCH else 8)
 ours.send(21)
 program.stdin.write(b"still there\n")
 program.stdin.flush()
