@@ -172,8 +172,8 @@ async def test_a_request_not_to_run_from_an_agent_that_knows_of_no_attempt_ends_
 
 
 async def test_usage_of_the_whole_tree_is_reported() -> None:
-    works = "import time\ndata = bytearray(50_000_000)\nprint('up', flush=True)\nwhile True: sum(range(10**6)); time.sleep(0.15)"
-    script = f'{sys.executable} -c "{works}" & wait'
+    begins = "import time; data = bytearray(50_000_000); print('up', flush=True)"
+    script = f'{sys.executable} -c "{begins}\nwhile True: sum(range(10**6)); time.sleep(0.15)" & wait'
     node = command_of(script)
     async with running(node):
         await eventually(lambda: "up" in node.output)

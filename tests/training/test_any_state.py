@@ -110,7 +110,7 @@ def may_refuse_save(described: Mapping[str, Described]) -> bool:
     return any(value.kind in ("meta", "plain") for value in described.values())
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(states, st.integers(1, MOST_RANKS), st.integers(1, MOST_RANKS), st.booleans())
 def test_a_restore_from_storage_is_exact_or_refused(
     described: dict[str, Described], ranks: int, later: int, replicated: bool
@@ -142,7 +142,7 @@ def test_a_restore_from_storage_is_exact_or_refused(
         assert differs, refusals
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(states, st.integers(1, MOST_RANKS))
 def test_a_snapshot_has_the_bits_that_were_saved(described: dict[str, Described], ranks: int):
     try:

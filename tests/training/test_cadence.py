@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import HashStore
 
@@ -117,7 +117,6 @@ def test_a_number_needs_no_measuring():
         assert cadence.is_due(step, agreed=None) == (step % 5 == 0)
 
 
-@settings(max_examples=500)
 @given(
     costs=st.lists(st.integers(1, 9), min_size=1, max_size=8),
     choices=st.sets(st.integers(7, 200)),

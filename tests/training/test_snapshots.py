@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure_training.checkpoint.slots import Slots
@@ -19,6 +19,7 @@ from perdure_training.checkpoint.verification import fingerprint, is_intact
 from perdure_training.node_api.bodies import UnsoundSteps
 from perdure_training.snapshots.agreement import TRUSTED_RESTORES, Holding, decide
 from perdure_training.snapshots.arena import PAGE, Arena, Header, Mapping, NoRoom, Slot
+from tests.training.warm_torch import run_with_torch
 
 HEADER = Header(step=7, rank=0, world_size=2, generation=1, replicated=False, index_at=0, size=0, checksum=0)
 
@@ -29,6 +30,7 @@ def write(slot: Slot, content: bytes, **changes: Any) -> None:
     slot.finish(replace(HEADER, size=len(content), checksum=fingerprint(room), **changes))
 
 
+@pytest.mark.usefixtures("ranks")
 def test_a_snapshot_is_read_back_by_another_process(tmp_path: Path):
     write(Arena(tmp_path).slot(0, 1), b"state" * 1000)
     program = (
@@ -37,8 +39,8 @@ def test_a_snapshot_is_read_back_by_another_process(tmp_path: Path):
         "[(slot, header)] = Arena(Path(sys.argv[1])).snapshots()\n"
         "assert is_intact(slot, header); print(header.step, bytes(slot.read()) == b'state' * 1000)"
     )
-    answer = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=True)
-    assert answer.stdout.split() == ["7", "True"]
+    [answer] = run_with_torch(["-c", program, str(tmp_path)], environments=[os.environ], folder=tmp_path)
+    assert answer.stdout.split() == ["7", "True"], answer.stderr
 
 
 def test_a_mapping_is_still_there_when_its_end_is_announced(tmp_path: Path):
@@ -107,7 +109,6 @@ def test_a_flipped_bit_is_found(tmp_path_factory: pytest.TempPathFactory, at: in
     assert header is None or not is_intact(slot, header) or (header == written and at < PAGE)
 
 
-@settings(deadline=None, max_examples=30)
 @given(data=st.data(), blocks=st.sampled_from([0, 1, 2, 64, 65]), rest=st.integers(0, 70))
 def test_a_change_of_any_bytes_that_are_close_to_each_other_is_found(data: st.DataObject, blocks: int, rest: int):
     size = blocks * (1 << 18) + rest + 1
@@ -125,7 +126,6 @@ WORD, ROW, BLOCK = 8, 1 << 14, 1 << 18
 """Of the checksum."""
 
 
-@settings(deadline=None, max_examples=50)
 @given(data=st.data(), bit=st.integers(0, 63))
 def test_opposite_changes_of_words_at_any_distance_are_found(data: st.DataObject, bit: int):
     """A checksum of one sum for each column, or of one for each run, does not see them."""
@@ -141,7 +141,6 @@ def test_opposite_changes_of_words_at_any_distance_are_found(data: st.DataObject
     assert fingerprint(memoryview(content)) != before
 
 
-@settings(deadline=None, max_examples=50)
 @given(data=st.data(), size=st.sampled_from([WORD, 256 * WORD, 4096, ROW, BLOCK]))
 def test_pieces_that_change_places_are_found(data: st.DataObject, size: int):
     content = bytearray(os.urandom(5 * BLOCK))
