@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 
 import pytest
 
@@ -16,6 +17,30 @@ SHORT_LEASE = {"heartbeat": "500ms", "timeout": "3s", "schedule_to_start": "2s"}
 """Half of the default, so that what outlasts a lease need not last long."""
 
 
+async def test_a_killed_rank_of_any_command_restarts_in_place_with_its_world_in_its_environment(site: Site):
+    """Commands without torchrun: the one of each rank, which says what it finds, becomes a training."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    (out := site.folder / "out").mkdir()
+    tell = f'echo {" ".join(f"${name}" for name in names)} > "env-$PERDURE_GENERATION-$RANK"'
+    command = ["sh", "-c", f"{tell}; exec {sys.executable} {WALK} {out}"]
+    job = await site.submit(command=command, nodes="2", out=out, network={"store_ports": "23000-23099"})
+    await job.running(nodes=2)
+    job.signal(1, "rank")
+    await job.running(nodes=2, after=1)
+    await job.stepping(generation=2, ranks=2)
+    (incident,) = await job.incidents()
+    assert (incident.failure, incident.culprit) == (FailureClass.KILLED, 1)
+    assert {node.incarnation for node in await site.client.nodes(job.name)} == {1}
+    job.finish()
+    assert (await site.client.wait(job.name)).phase is JobPhase.SUCCEEDED
+    for generation in (1, 2):
+        seen = [(site.folder / f"env-{generation}-{rank}").read_text().split() for rank in range(2)]
+        assert [row[:3] for row in seen] == [["0", "2", "0"], ["1", "2", "0"]]
+        assert seen[0][3:] == seen[1][3:]
+        assert int(seen[0][4]) in range(23000, 23100)
+
+
+@pytest.mark.long("survival")
 async def test_a_rank_killed_restarts_in_place(site: Site):
     job = await site.submit()
     await job.running(nodes=2)
@@ -180,8 +205,9 @@ async def test_a_script_that_fails_every_time_stops_with_its_error(site: Site):
     assert "failing at step 3 as told" in (await job.incidents())[-1].log_tail + result.reason
 
 
+@pytest.mark.long("survival")
 async def test_a_command_that_does_not_exist_stops_at_once(site: Site):
-    job = await site.submit(command=["trochrun", "train.py"])
+    job = await site.submit(nodes="1", command=["trochrun", "train.py"])
     result = await site.client.wait(job.name)
     assert (result.phase, result.exit_code, result.restarts) == (JobPhase.FAILED, 1, 0)
     assert "trochrun" in result.reason
@@ -214,16 +240,3 @@ async def test_cancel_leaves_no_process(site: Site):
     result = await site.client.wait(job.name)
     assert result.phase is JobPhase.CANCELLED
     assert not job.processes()
-
-
-async def test_other_commands_get_their_world_by_environment(site: Site):
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-    words = " ".join(f"${name}" for name in names)
-    command = ["sh", "-c", f'echo {words} > "env-$RANK"']
-    job = await site.submit(command=command, nodes="2", network={"store_ports": "23000-23099"})
-    result = await site.client.wait(job.name)
-    assert result.phase is JobPhase.SUCCEEDED
-    seen = [(site.folder / f"env-{rank}").read_text().split() for rank in range(2)]
-    assert [row[:3] for row in seen] == [["0", "2", "0"], ["1", "2", "0"]]
-    assert seen[0][3:] == seen[1][3:]
-    assert int(seen[0][4]) in range(23000, 23100)
