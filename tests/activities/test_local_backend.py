@@ -256,27 +256,20 @@ async def test_a_watch_sees_its_own_group_only(backend: LocalBackend, job: Local
             assert {event.rank for event in watch.events} == {128}
 
 
-async def test_a_long_state_folder_still_has_short_sockets(tmp_path: Path) -> None:
-    state = tmp_path / ("deep" * 20)
-    async with nothing_left(LocalJob(state)) as job:
-        backend = LocalBackend(state, connection=NOWHERE)
-        await backend.create(job.request())
+async def test_a_long_state_folder_still_has_short_sockets_and_a_users_folder_does_not_shadow_our_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, users = tmp_path / ("deep" * 20), tmp_path / "users"
+    users.mkdir()
+    for name in ("agent", "workflows", "perdure", "json", "perdure_launcher"):
+        (users / f"{name}.py").write_text("raise SystemExit('the wrong module')\n")
+    monkeypatch.setenv("PERDURE_GENERATION", "7")
+    async with nothing_left(LocalJob(state, workdir={"path": str(users)})) as job:
+        await LocalBackend(state, connection=NOWHERE).create(job.request())
         await eventually((job.folder() / "run" / "agent.sock").exists)
         await eventually(lambda: job.agent_state().get("mode"))
-
-
-async def test_a_users_folder_does_not_shadow_our_packages(
-    backend: LocalBackend, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("agent", "workflows", "perdure", "json", "perdure_launcher"):
-        (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong module')\n")
-    monkeypatch.setenv("PERDURE_GENERATION", "7")
-    spec = {"workdir": {"path": str(tmp_path)}}
-    async with nothing_left(LocalJob(state, **spec)) as job:
-        await backend.create(job.request())
-        await eventually(lambda: job.agent_state().get("mode"))
         [command] = job.pids("sleep 600")
-        assert Path(f"/proc/{command}/cwd").readlink() == tmp_path
+        assert Path(f"/proc/{command}/cwd").readlink() == users
         assert b"PERDURE_GENERATION=7" not in Path(f"/proc/{command}/environ").read_bytes()
 
 

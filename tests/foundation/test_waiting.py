@@ -44,6 +44,7 @@ SLEEPS = {
     "tests/workflows/played_node.py": "the pace of played activities' heartbeats",
     "tests/workflows/flood.py": "the pace of a played watch's heartbeats",
     "tests/workflows/jobs.py": "nothing announces that a history has stopped growing",
+    "tests/workflows/observed_tasks.py": "tasks that follow each other share a query",
     "tests/launcher/test_agent_client.py": "a server that never answers",
 }
 """Files, or folders, that may sleep, and what for."""

@@ -56,6 +56,7 @@ from perdure.workflows.scheduled_job import ScheduledJob
 from perdure.workflows.store import KeyValueStore
 from perdure.workflows.training_job import TrainingJob
 from tests.workflows.left_out import no_event_left_out
+from tests.workflows.observed_tasks import ObservedRunner
 from tests.workflows.played_node import PlayedNode, now
 
 _RPC_TIMEOUT = timedelta(seconds=5)
@@ -166,7 +167,7 @@ class Fleet:
             Worker(
                 self.client,
                 task_queue=self.task_queue,
-                workflow_runner=runner,
+                workflow_runner=ObservedRunner(runner),
                 workflows=[TrainingJob, ScheduledJob, NodeGroup, Dataset, KeyValueStore, Notifier, Archiver],
                 activities=[
                     self.create_node,

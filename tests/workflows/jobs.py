@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from temporalio.api.common.v1 import WorkflowExecution
@@ -16,8 +17,11 @@ from temporalio.service import RPCStatusCode
 
 from perdure.contract import GroupTransitions, IncidentView, JobPhase, JobStatus
 from tests.support.waiting import DEADLINE, eventually
+from tests.workflows import observed_tasks
 from tests.workflows.fleet import Fleet
 from tests.workflows.played_node import PlayedNode
+
+Found = TypeVar("Found")
 
 RUN_ENDS = (RPCStatusCode.NOT_FOUND, RPCStatusCode.RESOURCE_EXHAUSTED, RPCStatusCode.FAILED_PRECONDITION)
 """Answers of the server to an update of a workflow that is not there yet, or that continues as new meanwhile: then the
@@ -33,6 +37,25 @@ async def incidents(handle: WorkflowHandle[Any, Any]) -> list[IncidentView]:
     return await handle.query("incidents", result_type=list[IncidentView])
 
 
+async def seen(
+    handle: WorkflowHandle[Any, Any],
+    look: Callable[[], Awaitable[Found | None]],
+    *,
+    within: float = DEADLINE,
+    what: str | Callable[[], str] = "",
+) -> Found:
+    """Returns the first true answer; looks again after each task of the workflow."""
+    end = time.monotonic() + within
+    while True:
+        known = observed_tasks.count(handle.id)
+        if found := await look():
+            return found
+        if time.monotonic() > end:
+            said = what() if callable(what) else what
+            raise AssertionError(f"{said or look}: not within {within:g} s")
+        await observed_tasks.wait_for_task_after(handle.id, known)
+
+
 async def until(
     handle: WorkflowHandle[Any, Any], condition: Callable[[JobStatus], bool], *, within: float = DEADLINE
 ) -> JobStatus:
@@ -44,7 +67,7 @@ async def until(
         known = await status(handle)
         return known if condition(known) else None
 
-    return await eventually(fitting, within=within, what=lambda: str(known))
+    return await seen(handle, fitting, within=within, what=lambda: str(known))
 
 
 async def history_length(handle: WorkflowHandle[Any, Any]) -> int:

@@ -14,10 +14,11 @@ from temporalio.client import WorkflowHandle
 
 from perdure.activities.archive import ArchivePlaces
 from perdure.base.errors import JobNotFound, PerdureError, Refused
+from perdure.base.executions import find
 from perdure.client.archive import ArchivedJobs
 from perdure.client.client import Client
 from perdure.client.connection import Endpoint
-from perdure.client.failing_activities import describe_failing
+from perdure.client.failing_activities import describe_failing, failing_of
 from perdure.contract import ArchiveReport, JobPhase, JobStatus
 from perdure.contract.archive import archive_folder
 from perdure.contract.names import archiver_workflow_id
@@ -122,13 +123,15 @@ async def test_a_place_that_cannot_be_written_is_told_while_the_job_trains_and_u
     place = tmp_path / "kept"
     place.write_text("a file where a folder should be")
     job = await submit(fleet, archived_spec(place))
-    await running(job, nodes=1)
-    client, name = client_of(fleet.client), job.id.rpartition("/")[2]
+    known = await running(job, nodes=1)
+    client, name = client_of(fleet.client), known.name
 
-    async def said() -> list[str]:
-        return describe_failing(await client.failing_activities(name))
+    async def fails() -> bool:
+        found = await find(fleet.client, archiver(fleet, known).id)
+        return found is not None and bool(await failing_of(fleet.client, found))
 
-    [words] = await eventually(said)
+    await eventually(fails)
+    [words] = describe_failing(await client.failing_activities(name))
     assert str(place) in words
     assert "cannot be written" in words
     known = await finished(fleet, job)
@@ -208,16 +211,24 @@ async def test_a_run_that_continues_as_new_starts_no_second_archive(fleet_of_sho
         assert [one.number for one in await jobs.incidents(known.name)] == [1]
 
 
-async def test_a_job_without_a_place_starts_nothing(fleet: Fleet):
+async def test_a_job_without_a_place_and_without_notifications_starts_nothing(fleet: Fleet):
     job = await submit(fleet, job_spec("1"))
     known = await finished(fleet, job)
     assert known.archive == ""
+    events = [event async for event in job.fetch_history_events()]
     children = [
         event.start_child_workflow_execution_initiated_event_attributes.workflow_id
-        async for event in job.fetch_history_events()
+        for event in events
         if event.HasField("start_child_workflow_execution_initiated_event_attributes")
     ]
     assert not [child for child in children if child.endswith("/archive")]
+    activities = [
+        event.activity_task_scheduled_event_attributes.activity_type.name
+        for event in events
+        if event.HasField("activity_task_scheduled_event_attributes")
+    ]
+    assert activities
+    assert "notify" not in activities
     assert await client_of(fleet.client).archive(known) == ArchiveReport()
 
 

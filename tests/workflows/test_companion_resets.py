@@ -24,8 +24,7 @@ async def task_of(workflow: Handle, *, first: bool) -> int:
     return (await tasks(workflow))[0 if first else -1]
 
 
-@pytest.mark.parametrize("first", [True, False], ids=["first-task", "last-task"])
-async def test_a_dataset_that_is_reset_has_every_sample_read_once(fleet: Fleet, first: bool):
+async def test_a_dataset_that_is_reset_has_every_sample_read_once(fleet: Fleet):
     job = await submit(fleet, job_spec("1"))
     await running(job, nodes=1)
     played = await node(fleet, job, 0)
@@ -37,43 +36,54 @@ async def test_a_dataset_that_is_reset_has_every_sample_read_once(fleet: Fleet, 
     dataset = fleet.client.get_workflow_handle(dataset_workflow_id(job.id, played.request.node.uid, "train"))
     before = await dataset.query("progress", result_type=DatasetView)
     assert before.done > 0
-    await reset(dataset, to=await task_of(dataset, first=first))
-    assert await dataset.query("progress", result_type=DatasetView) == before
+    for first in (False, True):
+        await reset(dataset, to=await task_of(dataset, first=first))
+        assert await dataset.query("progress", result_type=DatasetView) == before
     held = reader.holds
     await reader.read_all()
     assert union(reader.consumed, held) == ((0, 2000),)
     assert size(reader.consumed) + size(held) == 2000
 
 
-@pytest.mark.parametrize("first", [True, False], ids=["first-task", "last-task"])
-async def test_a_store_that_is_reset_keeps_its_keys(fleet: Fleet, first: bool):
+async def test_a_store_that_is_reset_keeps_its_keys(fleet: Fleet):
     _, one, other = await two_callers(fleet)
     await one.ask(StoreAction.ADD, "count", amount=3)
     before = await one.store.query("usage", result_type=StoreView)
-    await reset(one.store, to=await task_of(one.store, first=first))
-    assert await one.store.query("usage", result_type=StoreView) == before
+    for first in (False, True):
+        await reset(one.store, to=await task_of(one.store, first=first))
+        assert await one.store.query("usage", result_type=StoreView) == before
     assert (await other.ask(StoreAction.ADD, "count", amount=2)).number == 5
 
 
-@pytest.mark.parametrize("first", [True, False], ids=["first-task", "last-task"])
-async def test_a_job_trains_on_when_the_workflow_of_its_schedule_is_reset(fleet: Fleet, first: bool):
+async def test_a_job_trains_on_when_the_workflow_of_its_schedule_is_reset(fleet: Fleet):
     spec = job_spec("1")
     async with schedule_of(fleet, SCHEDULED_JOB, spec) as schedule:
         started = await trigger(fleet, schedule)
         job = await job_of(fleet, spec)
         before = await running(job, nodes=1)
-        await reset(started, to=await task_of(started, first=first))
         started = fleet.client.get_workflow_handle(started.id)
-        if first:
-            # It starts the job of that name once more.
-            with pytest.raises(WorkflowFailureError) as refused:
-                await started.result()
-            assert isinstance(refused.value.cause, ApplicationError)
-            assert refused.value.cause.type == "JobAlreadyRunning"
-        known = await status(job)
-        assert (known.uid, known.generation, known.phase) == (before.uid, before.generation, before.phase)
-        assert known.restarts == 0
-        if not first:
-            await job.cancel()
-            with pytest.raises(WorkflowFailureError):
-                await started.result()
+        for first in (False, True):
+            await reset(started, to=await task_of(started, first=first))
+            if first:
+                # It starts the job of that name once more.
+                with pytest.raises(WorkflowFailureError) as refused:
+                    await started.result()
+                assert isinstance(refused.value.cause, ApplicationError)
+                assert refused.value.cause.type == "JobAlreadyRunning"
+            known = await status(job)
+            assert (known.uid, known.generation, known.phase) == (before.uid, before.generation, before.phase)
+            assert known.restarts == 0
+
+
+@pytest.mark.long("workflows")
+async def test_a_job_ends_with_the_workflow_of_its_schedule_that_was_reset_to_its_last_task(fleet: Fleet):
+    spec = job_spec("1")
+    async with schedule_of(fleet, SCHEDULED_JOB, spec) as schedule:
+        started = await trigger(fleet, schedule)
+        job = await job_of(fleet, spec)
+        await running(job, nodes=1)
+        started = fleet.client.get_workflow_handle(started.id)
+        await reset(started, to=await task_of(started, first=False))
+        await job.cancel()
+        with pytest.raises(WorkflowFailureError):
+            await started.result()

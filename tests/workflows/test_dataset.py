@@ -11,7 +11,7 @@ import pytest
 from temporalio import activity, workflow
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowHandle, WorkflowUpdateFailedError
-from temporalio.service import RPCError, RPCStatusCode
+from temporalio.service import RPCError
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from perdure.contract import (
@@ -37,7 +37,7 @@ from perdure.workflows.policy.services.datasets import MOST_NAMED, MOST_TRIES, D
 from perdure.workflows.policy.services.spans import difference, size, union
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, submit
-from tests.workflows.jobs import RUN_ENDS, node, running
+from tests.workflows.jobs import RUN_ENDS, node, running, seen
 from tests.workflows.played_node import PlayedNode
 from tests.workflows.ways import REPLAYED, sandboxed
 
@@ -81,7 +81,7 @@ class Reader:
     async def read_all(self) -> None:
         """Reads until nothing is left to lease."""
         while True:
-            answer = await self.exchange(shards=4, done=self.holds)
+            answer = await self.exchange(shards=8, done=self.holds)
             self.consumed = union(self.consumed, self.holds)
             if answer.drained:
                 return
@@ -124,37 +124,23 @@ async def test_the_next_world_gets_what_a_lost_node_had_leased(fleet: Fleet):
     assert (await lost.exchange(shards=1, done=lost.holds)).superseded
 
 
-async def test_no_lease_is_lost_or_given_twice_while_runs_end(fleet_of_short_runs: Fleet):
-    fleet = fleet_of_short_runs
-    handle = await submit(fleet, job_spec("2"))
-    await running(handle, nodes=2)
-    played = await node(fleet, handle, 0)
-    await begin(handle, played)
-    readers = [Reader(fleet, handle.id, played, rank) for rank in range(6)]
-    await asyncio.gather(*(reader.read_all() for reader in readers))
-    assert union(*(reader.consumed for reader in readers)) == ((0, 2000),)
-    assert sum(size(reader.consumed) for reader in readers) == 2000
-    name = dataset_workflow_id(handle.id, played.request.node.uid, "train")
-    described = await fleet.client.get_workflow_handle(name).describe()
-    first = described.raw_description.workflow_execution_info.first_run_id
-    assert described.run_id != first, "it has continued as new"
-
-
 async def test_a_job_names_shards_that_were_set_aside_in_its_status_and_its_result(fleet: Fleet):
     handle = await submit(fleet, job_spec("1", timing=QUICK_END))
     await running(handle, nodes=1)
     played = await node(fleet, handle, 0)
     await begin(handle, played)
     reader = Reader(fleet, handle.id, played, 0)
+    failed: tuple[FailedShard, ...] = ()
     for _ in range(MOST_TRIES * (MOST_NAMED + 2)):
-        (first, end), *_ = (await reader.exchange(shards=1)).granted
-        await reader.exchange(failed=(FailedShard(span=(first, end), error=f"OSError: no block {first}"),))
+        (first, end), *_ = (await reader.exchange(shards=1, failed=failed)).granted
+        failed = (FailedShard(span=(first, end), error=f"OSError: no block {first}"),)
+    await reader.exchange(failed=failed)
 
     async def named() -> JobStatus | None:
         known = await handle.query("status", result_type=JobStatus)
         return known if known.unprocessed and len(known.unprocessed[0].shards) == MOST_NAMED else None
 
-    status = await eventually(named)
+    status = await seen(handle, named)
     (warning,) = status.warnings
     assert "dataset train" in warning
     assert "epoch 0, 0 to 9 (OSError: no block 0)" in warning
@@ -184,29 +170,6 @@ async def test_what_it_cannot_read_and_what_a_stranger_sends_changes_nothing(fle
     answer = await reader.exchange(shards=2)
     assert held == ((0, 10),)
     assert answer.granted == ((10, 30),)
-
-
-async def test_a_group_starts_no_dataset_for_a_node_that_it_does_not_know(fleet: Fleet):
-    handle = await submit(fleet, job_spec("2"))
-    await running(handle, nodes=2)
-    played = await node(fleet, handle, 0)
-    token = played.request.node.model_copy(update={"token": "guessed"})
-    group = fleet.client.get_workflow_handle(played.request.group_id)
-    for number, sender in enumerate((token, played.request.node)):
-        message = {"sequence": 10**6, "time": "2026-01-01T00:00:00Z", "parameters": PARAMETERS.model_dump()}
-        await group.signal("dataset_needed", {**message, "sender": sender.model_dump(), "name": f"d{number}"})
-    known, unknown = (dataset_workflow_id(handle.id, played.request.node.uid, name) for name in ("d1", "d0"))
-
-    async def started() -> bool:
-        try:
-            return bool(await fleet.client.get_workflow_handle(known).describe())
-        except RPCError:
-            return False
-
-    await eventually(started)
-    with pytest.raises(RPCError) as refusal:
-        await fleet.client.get_workflow_handle(unknown).describe()
-    assert refusal.value.status is RPCStatusCode.NOT_FOUND
 
 
 @workflow.defn

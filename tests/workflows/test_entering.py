@@ -5,7 +5,7 @@ from __future__ import annotations
 from perdure.contract import FailureClass
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, submit
-from tests.workflows.jobs import incidents, node, running, status
+from tests.workflows.jobs import incidents, node, running, seen, status
 
 IMPATIENT = {
     "rendezvous": {"last_call": "200ms", "enter_timeout": "1s"},
@@ -55,7 +55,7 @@ async def test_an_agent_that_fails_on_each_command_while_its_lease_holds_is_repo
     async def blamed() -> bool:
         return any(one.failure is FailureClass.NODE_UNRESPONSIVE for one in await incidents(job))
 
-    await eventually(blamed)
+    await seen(job, blamed)
     [incident] = await incidents(job)
     assert incident.culprit == 1
     assert any(second.fails in evidence.text for evidence in incident.evidence)

@@ -48,15 +48,17 @@ async def leased_again(nodes: list[PlayedNode]) -> None:
     await eventually(lambda: all(played.lease_epochs for played in nodes), what="leases are held again")
 
 
-async def test_a_terminated_group_is_started_again_and_sees_an_agent_die(temporal_client: Client):
+async def test_a_terminated_group_is_started_again_leases_its_nodes_at_once_and_sees_an_agent_die(
+    temporal_client: Client,
+):
     async with running_fleet(temporal_client) as fleet:
         spec = job_spec("2", timing={"lease": {"heartbeat": "1s", "timeout": "3s", "schedule_to_start": "1s"}})
         handle = await submit(fleet, spec)
         await running(handle, nodes=2)
         nodes = [await node(fleet, handle, rank) for rank in range(2)]
         await forget_leases(nodes)
-        await started_again(await end(fleet, handle))
-        await leased_again(nodes)
+        await end(fleet, handle)
+        await eventually(lambda: all(played.lease_epochs for played in nodes), what="leases are held again")
         await nodes[1].die()
         known = await until(handle, lambda s: s.unreachable == (1,))
         assert (known.phase, known.generation) == (JobPhase.RUNNING, 1)
@@ -135,16 +137,6 @@ async def test_a_member_that_refuses_a_world_is_asked_once(temporal_client: Clie
         one.leaving = False
         await one.restart()
         await running(handle, nodes=2, generation=2)
-
-
-async def test_a_group_that_is_started_again_leases_the_members_of_the_world_at_once(temporal_client: Client):
-    async with running_fleet(temporal_client) as fleet:
-        handle = await submit(fleet, job_spec("2"))
-        await running(handle, nodes=2)
-        nodes = [await node(fleet, handle, rank) for rank in range(2)]
-        await forget_leases(nodes)
-        await end(fleet, handle)
-        await eventually(lambda: all(played.lease_epochs for played in nodes), what="leases are held again")
 
 
 async def test_a_job_that_may_not_delete_its_nodes_ends_nevertheless(temporal_client: Client):

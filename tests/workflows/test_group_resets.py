@@ -10,9 +10,8 @@ from temporalio.client import Client, WorkflowHandle
 
 from perdure.contract import JobPhase, NodeView
 from perdure.workflows import options
-from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
-from tests.workflows.jobs import continue_as_new, node, reset, running, status, tasks, until
+from tests.workflows.jobs import continue_as_new, node, reset, running, seen, status, tasks, until
 
 LIMIT = 250
 """Events of a run, from the first one on: a replay under another limit than before would make other commands."""
@@ -67,7 +66,13 @@ async def test_a_job_trains_on_when_its_group_is_reset_to_its_first_task(fleet: 
     assert incarnations(fleet, job) == [(0, 1), (1, 1), (1, 2)]
 
 
-@HANDED
+@pytest.mark.parametrize(
+    "reapply",
+    [
+        pytest.param(True, id="handed-its-signals"),
+        pytest.param(False, id="forgetting-signals", marks=pytest.mark.long("workflows")),
+    ],
+)
 async def test_a_group_that_is_reset_to_a_task_before_a_node_was_replaced_has_the_new_node(fleet: Fleet, reapply: bool):
     job, group = await started(fleet)
     middle = (await tasks(group))[-1]
@@ -125,4 +130,4 @@ async def has_nodes(group: Handle, incarnations: dict[int, int]) -> None:
         views = await group.query("nodes", result_type=list[NodeView])
         return {one.rank: one.incarnation for one in views} == incarnations
 
-    await eventually(holds, what=f"{group.id} has the nodes {incarnations}")
+    await seen(group, holds, what=f"{group.id} has the nodes {incarnations}")

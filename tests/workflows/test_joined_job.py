@@ -19,7 +19,7 @@ from perdure.contract import (
 )
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
-from tests.workflows.jobs import incidents, running, settled_history, status, until
+from tests.workflows.jobs import incidents, running, seen, settled_history, status, until
 from tests.workflows.joiners import WAITING, Job, JoiningNode, ask, asks, join, joined_spec
 from tests.workflows.ways import AS_WORKERS_DO, replayed
 
@@ -112,6 +112,7 @@ async def test_a_machine_that_is_no_longer_desired_is_released(fleet: Fleet):
     assert not nodes[0].stopped
 
 
+@pytest.mark.long("workflows")
 async def test_a_machine_whose_place_closed_before_its_agent_reported_is_released(fleet: Fleet):
     job = await submit(fleet, joined_spec("1:2"))
     first = await join(fleet, job, asks("a"))
@@ -127,6 +128,7 @@ async def test_a_machine_whose_place_closed_before_its_agent_reported_is_release
     assert not first.stopped
 
 
+@pytest.mark.long("workflows")
 async def test_a_machine_that_was_cut_off_while_its_place_was_given_away_is_released_when_it_is_back(fleet: Fleet):
     job = await submit(fleet, joined_spec("2"))
     _, cut_off = [await join(fleet, job, asks(name)) for name in ("a", "b")]
@@ -151,5 +153,5 @@ async def test_where_a_machine_keeps_its_log_is_known_from_its_agent(fleet: Flee
         views = await group.query("nodes", result_type=list[NodeView])
         return [view for view in views if view.log_path]
 
-    views = await eventually(known)
+    views = await seen(group, known)
     assert views[0].log_path == "/x.log"

@@ -13,16 +13,22 @@ from tests.workflows.fleet import job_spec, running_fleet, submit
 from tests.workflows.jobs import node, running, until
 
 
-async def test_times_without_a_zone_are_taken_as_utc(temporal_client: Client):
+async def test_a_time_without_a_zone_is_utc_and_edges_of_a_sender_that_knows_only_the_uid_are_not_taken(
+    temporal_client: Client,
+):
     async with running_fleet(temporal_client) as fleet:
         job = await submit(fleet, job_spec("2"))
-        await running(job, nodes=2)
-        played = await node(fleet, job, 1)
-        sender = played.request.node.model_dump()
+        known = await running(job, nodes=2)
+        transition = NodeLost(rank=1, incarnation=1, time=datetime.now(UTC), detail="a lie")
+        await job.signal(
+            "transitions", GroupTransitions(uid=known.uid, group=0, sequence=10**9, transitions=(transition,))
+        )
+        sender = (await node(fleet, job, 1)).request.node.model_dump()
         time = datetime.now(UTC).replace(tzinfo=None).isoformat()
         message = {"sender": sender, "sequence": 99, "time": time, "generation": 1, "kind": "RANKS", "message": "gone"}
         await job.signal("failure", message)
-        await running(job, nodes=2, generation=2)
+        assert (await running(job, nodes=2, generation=2)).restarts == 1
+        assert {incarnation for _, _, incarnation in fleet.nodes} == {1}
 
 
 LAST, FIRST, LARGE = "9999-12-31T23:59:59.999999Z", "0001-01-01T00:00:00Z", 10**30
@@ -80,19 +86,6 @@ async def test_no_number_and_no_time_that_a_node_claims_stops_its_job(temporal_c
         before = (await running(job, nodes=2)).generation
         await (await node(fleet, job, 0)).rank_dies()
         await until(job, lambda now: now.phase is JobPhase.RUNNING and now.generation > before)
-
-
-async def test_edges_of_a_sender_that_knows_only_the_uid_are_not_taken(temporal_client: Client):
-    async with running_fleet(temporal_client) as fleet:
-        job = await submit(fleet, job_spec("2"))
-        known = await running(job, nodes=2)
-        transition = NodeLost(rank=1, incarnation=1, time=datetime.now(UTC), detail="a lie")
-        await job.signal(
-            "transitions", GroupTransitions(uid=known.uid, group=0, sequence=10**9, transitions=(transition,))
-        )
-        await (await node(fleet, job, 0)).rank_dies()
-        assert (await running(job, nodes=2, generation=2)).restarts == 1
-        assert {incarnation for _, _, incarnation in fleet.nodes} == {1}
 
 
 def test_a_failure_without_a_zone_is_utc():

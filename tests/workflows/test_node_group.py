@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 from temporalio.client import Client, WorkflowHandle
 
-from perdure.contract import FailureClass, JobPhase, ReasonRequest, ScaleRequest
+from perdure.contract import JobPhase, ScaleRequest
 from perdure.workflows import options
 from tests.support.temporal_server import dev_server
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
 from tests.workflows.flood import flood, reports
 from tests.workflows.jobs import (
-    continue_as_new,
     history_length,
     incidents,
     node,
@@ -138,34 +137,3 @@ async def leases_renewed(group: WorkflowHandle[Any, Any], *, since: datetime, le
         return sum(beat > since for beat in held) >= leases
 
     await eventually(renewed, what=f"{leases} leases are renewed")
-
-
-async def test_a_job_that_continues_as_new_forgets_nothing(fleet_of_short_runs: Fleet):
-    fleet = fleet_of_short_runs
-    handle = await submit(fleet, job_spec("1:3"))
-    handle = fleet.client.get_workflow_handle(handle.id)
-    generation, kills = (await running(handle, nodes=3)).generation, 3
-    for rank in range(kills):
-        await (await node(fleet, handle, rank)).rank_dies()
-        generation += 1
-        await running(handle, nodes=3, generation=generation)
-    await continue_as_new(handle)
-    failures = [incident.failure for incident in await incidents(handle) if incident.failure is not None]
-    assert failures == [FailureClass.KILLED] * kills
-    known = await status(handle)
-    assert (known.restarts, known.generation) == (kills, generation)
-
-    await (await node(fleet, handle, 1)).rank_dies()
-    known = await running(handle, nodes=3, generation=generation + 1)
-    assert known.restarts == kills + 1
-    await handle.execute_update("scale", ScaleRequest(nodes="2"))
-    await running(handle, nodes=2)
-    assert (await node(fleet, handle, 0)).worlds[-1].nodes == 2
-    await handle.execute_update("suspend", ReasonRequest())
-    await until(handle, lambda s: s.phase is JobPhase.SUSPENDED)
-    await handle.execute_update("resume", ReasonRequest())
-    known = await running(handle, nodes=2)
-    for rank in range(2):
-        await (await node(fleet, handle, rank, incarnation=2)).finish()
-    result = await handle.result()
-    assert (result["phase"], result["generations"]) == ("SUCCEEDED", known.generation)

@@ -30,7 +30,7 @@ from tests.support.receiver import Receiver, answers, hangs, receiving
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, submit
 from tests.workflows.jobs import node, running, status
-from tests.workflows.ways import replayed, sandboxed
+from tests.workflows.ways import sandboxed_and_replayed
 
 Handle = WorkflowHandle[Any, Any]
 
@@ -85,7 +85,6 @@ async def report(handle: Handle) -> dict[str, TargetReport]:
     return {one.name: one for one in found.targets}
 
 
-@replayed
 async def test_a_job_tells_its_incidents_and_its_end_and_its_deliveries_end_with_it(fleet: Fleet, receiver: Receiver):
     targets = {"all": to(receiver, "/all"), "end": to(receiver, "/end", when=["completion"])}
     job = await submit(fleet, job_spec("2", notifications=targets))
@@ -126,20 +125,6 @@ async def test_a_job_tells_its_incidents_and_its_end_and_its_deliveries_end_with
 async def sent(handle: Handle, target: str, count: int) -> TargetReport | None:
     found = (await report(handle))[target]
     return found if found.sent == count else None
-
-
-async def test_a_job_without_notifications_starts_no_deliveries(fleet: Fleet):
-    job = await submit(fleet, job_spec("1"))
-    await running(job, nodes=1)
-    await (await node(fleet, job, 0)).finish()
-    await job.result()
-    kinds = [event async for event in job.fetch_history_events()]
-    names = [
-        event.activity_task_scheduled_event_attributes.activity_type.name
-        for event in kinds
-        if event.HasField("activity_task_scheduled_event_attributes")
-    ]
-    assert "notify" not in names
 
 
 async def test_a_webhook_that_hangs_delays_no_other_and_not_the_job(fleet: Fleet, receiver: Receiver):
@@ -186,7 +171,7 @@ async def test_a_redirect_is_given_up_at_once(fleet: Fleet, receiver: Receiver):
     assert "redirects are not followed" in ended.last_error
 
 
-@sandboxed
+@sandboxed_and_replayed
 async def test_repeats_of_a_notice_are_delivered_once(fleet: Fleet, receiver: Receiver):
     batch = NoticeBatch(notices=(notice(1), notice(2)))
     last = NoticeBatch(notices=(notice(2), notice(3)), last=True)

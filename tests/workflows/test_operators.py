@@ -185,6 +185,7 @@ async def test_a_watch_that_is_reset_is_begun_again(fleet: Fleet, operator: Oper
     await end(job)
 
 
+@pytest.mark.long("workflows")
 async def test_a_lease_that_is_reset_is_held_again(fleet: Fleet, operator: Operator):
     job, group, nodes = await started(fleet)
     held = len(nodes[1].lease_epochs)
@@ -222,18 +223,15 @@ async def test_a_node_whose_creation_is_paused_is_created_once_that_is_unpaused(
     await end(job)
 
 
-async def test_a_batch_signal_that_no_workflow_expects_changes_nothing(fleet: Fleet, operator: Operator):
-    job, _, _ = await started(fleet)
-    await listed(fleet, job, count=2)
-    await operator.batch(f"WorkflowId STARTS_WITH '{job.id}'", signal="made-up")
-    await undisturbed(fleet, job)
-    await end(job)
-
-
-async def test_a_batch_that_cancels_everything_of_a_job_ends_it_and_its_nodes(fleet: Fleet, operator: Operator):
+@pytest.mark.parametrize("how", ["cancel", pytest.param("terminate", marks=pytest.mark.long("workflows"))])
+async def test_a_batch_that_ends_jobs_ends_their_groups_and_nodes(fleet: Fleet, operator: Operator, how: str):
     job, group, _ = await started(fleet)
     await listed(fleet, job, count=2)
-    await operator.batch(f"WorkflowId STARTS_WITH '{job.id}'", cancel=True)
+    everything = f"WorkflowId STARTS_WITH '{job.id}'"
+    if how == "cancel":
+        await operator.batch(everything, cancel=True)
+    else:
+        await operator.batch(f"WorkflowType = 'TrainingJob' AND {everything}", terminate=True)
     with pytest.raises(WorkflowFailureError):
         await job.result()
     await eventually(lambda: len(fleet.deleted) == 2, what="the nodes are deleted")
@@ -244,7 +242,9 @@ async def test_a_batch_that_cancels_everything_of_a_job_ends_it_and_its_nodes(fl
     await eventually(closed, what="the group is closed")
 
 
-async def test_a_group_a_store_and_a_dataset_that_are_cancelled_alone_go_on(fleet: Fleet):
+async def test_a_group_a_store_and_a_dataset_that_are_cancelled_alone_or_signaled_in_a_batch_go_on(
+    fleet: Fleet, operator: Operator
+):
     job, group, nodes = await started(fleet)
     uid = nodes[0].request.node.uid
     parameters = DatasetParameters(size=100, shard_size=10)
@@ -256,6 +256,8 @@ async def test_a_group_a_store_and_a_dataset_that_are_cancelled_alone_go_on(flee
     runs = [(await describe(fleet.client, workflow)).run_id for workflow in workflows]
     for workflow in workflows:
         await fleet.client.get_workflow_handle(workflow).cancel()
+    await listed(fleet, job, count=4)
+    await operator.batch(f"WorkflowId STARTS_WITH '{job.id}'", signal="made-up")
     await undisturbed(fleet, job)
     for workflow, run_id in zip(workflows, runs, strict=True):
         described = await describe(fleet.client, workflow)
@@ -263,14 +265,6 @@ async def test_a_group_a_store_and_a_dataset_that_are_cancelled_alone_go_on(flee
     await end(job)
     for workflow in workflows:
         await fleet.client.get_workflow_handle(workflow).result()
-
-
-async def test_a_batch_that_terminates_jobs_leaves_groups_that_wind_down(fleet: Fleet, operator: Operator):
-    job, group, _ = await started(fleet)
-    await listed(fleet, job, count=2)
-    await operator.batch(f"WorkflowType = 'TrainingJob' AND WorkflowId = '{job.id}'", terminate=True)
-    await fleet.client.get_workflow_handle(group).result()
-    assert len(fleet.deleted) == 2
 
 
 async def test_a_job_whose_worker_is_busy_with_a_paused_group_is_cancelled_once_it_is_unpaused(

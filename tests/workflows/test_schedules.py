@@ -103,15 +103,15 @@ async def another(fleet: Fleet, schedule: ScheduleHandle, earlier: str) -> Workf
 
 @pytest.mark.parametrize("how", ["cancelled", "terminated"])
 async def test_a_job_ends_with_the_workflow_of_its_schedule(fleet: Fleet, how: str):
-    spec = job_spec("2")
+    spec = job_spec("1")
     async with schedule_of(fleet, SCHEDULED_JOB, spec) as schedule:
         started = await trigger(fleet, schedule)
         job = await job_of(fleet, spec)
-        await running(job, nodes=2)
+        await running(job, nodes=1)
         await (started.cancel() if how == "cancelled" else started.terminate())
         with pytest.raises(WorkflowFailureError):
             await job.result()
-        assert len(fleet.deleted) == 2
+        assert len(fleet.deleted) == 1
 
 
 async def test_a_job_that_a_schedule_starts_directly_is_refused_with_the_remedy(fleet: Fleet):

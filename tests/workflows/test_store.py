@@ -24,7 +24,7 @@ from perdure.contract import (
 from perdure.contract.names import dataset_workflow_id, store_workflow_id
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, submit
-from tests.workflows.jobs import RUN_ENDS, node, running
+from tests.workflows.jobs import RUN_ENDS, node, running, seen
 from tests.workflows.played_node import PlayedNode
 from tests.workflows.ways import REPLAYED, sandboxed
 
@@ -107,31 +107,11 @@ async def test_a_node_that_is_away_is_notified_when_it_is_back(fleet: Fleet):
         return (await first.store.query("usage", result_type=StoreView)).waiting_nodes == 1
 
     await first.ask(StoreAction.COUNT)
-    await eventually(waits)
+    await seen(first.store, waits)
     await second.played.die()
     await first.ask(StoreAction.SET, "a", values=(b"1",))
     assert not waiting.done()
     await second.played.serve()
-    await asyncio.wait_for(waiting, 60)
-
-
-async def test_sums_are_exact_and_waits_are_answered_while_runs_end(fleet_of_short_runs: Fleet):
-    _, first, second = await two_callers(fleet_of_short_runs)
-    waiting = asyncio.create_task(second.wait("last"))
-    callers = [Caller(fleet_of_short_runs, first.played, name=f"adds {number}") for number in range(4)]
-
-    async def add(caller: Caller) -> None:
-        for _ in range(15):
-            once = caller.call(StoreAction.ADD, "n", amount=1)
-            first_answer, repeated = await caller.send(once), await caller.send(once)
-            assert first_answer == repeated
-
-    await asyncio.gather(*map(add, callers))
-    assert (await first.ask(StoreAction.GET, "n")).values == (b"60",)
-    described = await first.store.describe()
-    assert described.run_id != described.raw_description.workflow_execution_info.first_run_id, "continued as new"
-    assert not waiting.done()
-    await first.ask(StoreAction.SET, "last", values=(b"",))
     await asyncio.wait_for(waiting, 60)
 
 
@@ -147,17 +127,23 @@ async def test_what_it_cannot_read_and_what_a_stranger_sends_changes_nothing(fle
     assert (await second.ask(StoreAction.GET, "k")).values == (b"1",)
 
 
-async def test_a_group_starts_no_store_for_a_node_that_it_does_not_know(fleet: Fleet):
+async def test_a_group_starts_no_store_and_no_dataset_for_a_node_that_it_does_not_know(fleet: Fleet):
     handle = await submit(fleet, job_spec("2"))
     await running(handle, nodes=2)
     played = await node(fleet, handle, 0)
-    guessed = played.request.node.model_copy(update={"token": "guessed"})
-    await played.to_group("store_needed", StoreNeeded, sender=guessed)
-    # Signals are taken in order: when the group has taken this one, it has taken the one before.
-    await played.to_group("dataset_needed", DatasetNeeded, name="d", parameters=DatasetParameters(size=1, shard_size=1))
-    dataset = fleet.client.get_workflow_handle(dataset_workflow_id(handle.id, played.request.node.uid, "d"))
-    await eventually(lambda: _exists(dataset))
     caller = Caller(fleet, played)
+    parameters = DatasetParameters(size=1, shard_size=1)
+    guessed, known = (
+        fleet.client.get_workflow_handle(dataset_workflow_id(handle.id, played.request.node.uid, name))
+        for name in ("guessed", "known")
+    )
+    stranger = played.request.node.model_copy(update={"token": "guessed"})
+    await played.to_group("store_needed", StoreNeeded, sender=stranger)
+    await played.to_group("dataset_needed", DatasetNeeded, name="guessed", parameters=parameters, sender=stranger)
+    # Signals are taken in order: when the group has taken this one, it has taken those before.
+    await played.to_group("dataset_needed", DatasetNeeded, name="known", parameters=parameters)
+    await eventually(lambda: _exists(known))
+    assert not await _exists(guessed)
     assert not await _exists(caller.store)
     await played.to_group("store_needed", StoreNeeded)
     assert not (await caller.ask(StoreAction.SET, "k", values=(b"",))).refused

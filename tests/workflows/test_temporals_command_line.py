@@ -27,15 +27,15 @@ def _update(fleet: Fleet, workflow_id: str, name: str, argument: dict[str, Any])
 
 
 async def test_a_job_is_scaled_by_temporals_command_line(fleet: Fleet):
-    handle = await submit(fleet, job_spec("1:3"))
-    await running(handle, nodes=3)
-    done = await asyncio.to_thread(_update, fleet, handle.id, "scale", {"nodes": "2", "reason": "by hand"})
-    assert done.returncode == 0, done.stderr
-    assert "changes to 2 nodes" in done.stdout
+    handle = await submit(fleet, job_spec("1:2"))
     await running(handle, nodes=2)
+    done = await asyncio.to_thread(_update, fleet, handle.id, "scale", {"nodes": "1", "reason": "by hand"})
+    assert done.returncode == 0, done.stderr
+    assert "changes to 1 node" in done.stdout
+    await running(handle, nodes=1)
     done = await asyncio.to_thread(_update, fleet, handle.id, "scale", {"nodes": "auto"})
-    assert "changes to 1:3 nodes" in done.stdout, done
-    await running(handle, nodes=3)
+    assert "changes to 1:2 nodes" in done.stdout, done
+    await running(handle, nodes=2)
     refused = await asyncio.to_thread(_update, fleet, handle.id, "scale", {"nodes": "many"})
     assert refused.returncode != 0
     assert "write 4, 2:8 for min and max, or auto for what the job states" in refused.stderr + refused.stdout

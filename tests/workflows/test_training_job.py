@@ -23,25 +23,13 @@ from perdure.contract import (
 )
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, submit
-from tests.workflows.jobs import incidents, node, reset, running, status, until
+from tests.workflows.jobs import incidents, node, reset, running, seen, status, until
 from tests.workflows.played_node import now
 from tests.workflows.ways import also_replayed, replayed, sandboxed
 
 
 @replayed
-async def test_runs_to_success(fleet: Fleet):
-    handle = await submit(fleet, job_spec("3"))
-    await running(handle, nodes=3)
-    for rank in range(3):
-        await (await node(fleet, handle, rank)).finish()
-    result = await handle.result()
-    assert (result["phase"], result["exit_code"]) == ("SUCCEEDED", 0)
-    assert [(await node(fleet, handle, rank)).completed for rank in range(3)] == [1, 1, 1]
-    assert len(fleet.deleted) == 3
-
-
-@replayed
-async def test_a_killed_rank_restarts_in_place(fleet: Fleet):
+async def test_a_killed_rank_restarts_in_place_and_the_job_runs_to_success(fleet: Fleet):
     handle = await submit(fleet, job_spec("2"))
     await running(handle, nodes=2)
     await (await node(fleet, handle, 1)).rank_dies()
@@ -53,10 +41,17 @@ async def test_a_killed_rank_restarts_in_place(fleet: Fleet):
         return incident if incident.commanded_at else None
 
     # The last acknowledgement may come after the first steps.
-    incident = await eventually(commanded)
+    incident = await seen(handle, commanded)
     assert incident.culprit == 1
     assert incident.stepping_at is not None
-    assert [w.generation for w in (await node(fleet, handle, 0)).worlds] == [1, 2]
+    nodes = [await node(fleet, handle, rank) for rank in range(2)]
+    assert [w.generation for w in nodes[0].worlds] == [1, 2]
+    for played in nodes:
+        await played.finish()
+    result = await handle.result()
+    assert (result["phase"], result["exit_code"]) == ("SUCCEEDED", 0)
+    assert [played.completed for played in nodes] == [2, 2]
+    assert len(fleet.deleted) == 2
 
 
 @also_replayed
@@ -81,22 +76,14 @@ async def test_an_elastic_job_shrinks_and_grows_back(fleet: Fleet):
     await running(handle, nodes=2)
 
 
-async def test_an_agent_that_restarts_changes_nothing(fleet: Fleet):
+async def test_an_agent_that_restarts_changes_nothing_and_one_that_dies_is_unreachable_until_it_is_back(fleet: Fleet):
     handle = await submit(fleet, job_spec("2"))
     await running(handle, nodes=2)
     played = await node(fleet, handle, 1)
     await played.restart()
     await eventually(lambda: len(played.lease_epochs) == 2)
     known = await status(handle)
-    assert known.generation == 1
-    assert not known.unreachable
-    assert not await incidents(handle)
-
-
-async def test_an_agent_that_dies_is_unreachable_and_comes_back(fleet: Fleet):
-    handle = await submit(fleet, job_spec("2"))
-    await running(handle, nodes=2)
-    played = await node(fleet, handle, 1)
+    assert (known.generation, known.unreachable) == (1, ())
     await played.die()
     known = await until(handle, lambda s: s.unreachable == (1,))
     assert (known.phase, known.generation) == (JobPhase.RUNNING, 1)
@@ -121,6 +108,7 @@ async def test_lease_and_peers_alone_lead_to_repair(fleet: Fleet):
     assert incident.failure == "NODE_UNRESPONSIVE"
 
 
+@pytest.mark.long("workflows")
 @also_replayed
 async def test_a_node_that_does_not_enter_its_world_is_restarted_and_then_replaced(fleet: Fleet):
     handle = await submit(fleet, job_spec("2"))
@@ -210,9 +198,15 @@ async def test_a_node_that_does_not_get_to_the_others_is_left_out_until_it_does(
 
 
 @sandboxed
-async def test_requests_that_cannot_be_granted_are_refused(fleet: Fleet):
+async def test_nodes_are_seen_by_group_and_job_and_requests_that_cannot_be_granted_are_refused(fleet: Fleet):
     handle = await submit(fleet, job_spec("2"))
-    await running(handle, nodes=2)
+    known = await running(handle, nodes=2)
+    views = await handle.query("nodes", result_type=list[NodeView])
+    assert [(v.rank, v.phase, v.group_rank) for v in views] == [(0, NodePhase.READY, 0), (1, NodePhase.READY, 1)]
+    group = fleet.client.get_workflow_handle(known.groups[0])
+    of_group = await group.query("nodes", result_type=list[NodeView])
+    assert [v.rank for v in of_group] == [0, 1]
+    assert all(not v.token for v in of_group)
     refusals: list[tuple[str, Any, str]] = [
         ("scale", ScaleRequest(nodes="zero"), 'nodes: got "zero"'),
         ("scale", ScaleRequest(nodes="4:2"), "min is 4 and max is 2"),
@@ -249,7 +243,7 @@ async def test_repairs_are_paused_until_their_time_is_over_or_a_user_resumes_the
         await until(handle, lambda s: s.repairs_paused_until is None and not s.warnings)
 
 
-@replayed
+@also_replayed
 async def test_cancel_winds_down_first(fleet: Fleet):
     handle = await submit(fleet, job_spec("2"))
     await running(handle, nodes=2)
@@ -261,6 +255,7 @@ async def test_cancel_winds_down_first(fleet: Fleet):
     assert (await status(handle)).phase is JobPhase.CANCELLED
 
 
+@replayed
 async def test_cancel_during_rendezvous(fleet: Fleet):
     fleet.become_ready = False
     handle = await submit(fleet, job_spec("2"))
@@ -271,6 +266,7 @@ async def test_cancel_during_rendezvous(fleet: Fleet):
     assert len(fleet.deleted) == 2
 
 
+@pytest.mark.long("workflows")
 async def test_suspend_during_recovery(fleet: Fleet):
     handle = await submit(fleet, job_spec("2"))
     await running(handle, nodes=2)
@@ -360,7 +356,7 @@ async def test_terminated_job_groups_wind_down_and_the_name_can_be_used_again(fl
     assert (known.phase, known.generation) == (JobPhase.RUNNING, 1)
 
 
-@replayed
+@also_replayed
 async def test_reset_adopts_the_nodes(fleet: Fleet):
     handle = await submit(fleet, job_spec("2"))
     await running(handle, nodes=2)
@@ -416,20 +412,10 @@ async def test_a_node_that_is_being_made_is_deleted_after_that(fleet: Fleet):
     assert not fleet.deleted_too_early
 
 
+@replayed
 async def test_a_refused_node_ends_the_job(fleet: Fleet):
     fleet.refused[0] = "workdir.path: no such folder: /nowhere"
     handle = await submit(fleet, job_spec("1"))
     with pytest.raises(WorkflowFailureError) as failed:
         await handle.result()
     assert "no such folder" in str(failed.value.cause)
-
-
-async def test_nodes_are_seen_by_group_and_job(fleet: Fleet):
-    handle = await submit(fleet, job_spec("2"))
-    known = await running(handle, nodes=2)
-    views = await handle.query("nodes", result_type=list[NodeView])
-    assert [(v.rank, v.phase, v.group_rank) for v in views] == [(0, NodePhase.READY, 0), (1, NodePhase.READY, 1)]
-    group = fleet.client.get_workflow_handle(known.groups[0])
-    of_group = await group.query("nodes", result_type=list[NodeView])
-    assert [v.rank for v in of_group] == [0, 1]
-    assert all(not v.token for v in of_group)

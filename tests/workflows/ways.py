@@ -31,3 +31,6 @@ also_replayed = pytest.mark.parametrize(
 )
 """Replays each task in the long run only: what its messages do in a replay is shown by another test."""
 sandboxed = pytest.mark.parametrize("fleet", [pytest.param(SANDBOXED, id="sandboxed")], indirect=True)
+sandboxed_and_replayed = pytest.mark.parametrize(
+    "fleet", [pytest.param(SANDBOXED | REPLAYED, id="sandboxed, replayed")], indirect=True
+)

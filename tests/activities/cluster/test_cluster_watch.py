@@ -21,7 +21,10 @@ from perdure.activities.cluster.settings import ClusterSettings, cluster_setting
 from perdure.activities.nodes.joined.backend import JoinedBackend
 from perdure.activities.nodes.local.backend import LocalBackend
 from perdure.activities.nodes.machines import Machines, MachineSeen, MachinesUnknown, Owner, Use
+from perdure.base.errors import NoWorker
 from perdure.cli.main import app
+from perdure.client.cluster import read_clusters
+from perdure.client.connection import Connection, Endpoint
 from perdure.contract import (
     JobPhase,
     JobStatus,
@@ -35,6 +38,7 @@ from perdure.contract import (
     SmallerRequest,
 )
 from perdure.contract.names import TRAINING_JOB, cluster_workflow_id
+from perdure.spec.job import Backend
 from perdure.workflows import cluster as cluster_workflow
 from perdure.workflows.cluster import Cluster
 from tests.activities.history.stored import status
@@ -165,6 +169,21 @@ async def start(client: Client, queue: str, name: str, *, backend: str, **fields
     return handle
 
 
+async def until_seen(client: Client, queue: str, backend: Backend, *words: str) -> None:
+    """Returns once what the worker has seen of the cluster holds these words: commands show it then."""
+    endpoint = Endpoint(address=client.service_client.config.target_host, namespace=client.namespace, task_queue=queue)
+    connection = Connection(temporal=client, endpoint=endpoint)
+
+    async def holds() -> bool:
+        try:
+            [view] = await read_clusters(connection, [backend])
+        except NoWorker:
+            return False
+        return all(word in view.model_dump_json() for word in words)
+
+    await eventually(holds, within=PATIENCE, what=f"{words} are seen")
+
+
 async def shown(*options: str) -> str:
     given = ["cluster", *options]
     result = await asyncio.to_thread(CliRunner().invoke, app, given, None, {"COLUMNS": "200"})
@@ -183,12 +202,10 @@ async def test_a_view_shows_machines_jobs_and_what_keeps_it_from_knowing_more(
     backend.put(name[-8:], 4, machine="")
     backend.seen.put("other", Use("gpu-1", {"cpu": 2.0}, None))
     async with watched(temporal_client, queue, backend):
-
-        async def known(*words: str) -> str | None:
-            text = await shown("-n", "nlp")
-            return text if all(word in text for word in words) else None
-
-        text = await eventually(lambda: known(f"{name} 4", "others 1"), within=PATIENCE)
+        await until_seen(temporal_client, queue, Backend.KUBERNETES, name, "no room")
+        text = await shown("-n", "nlp")
+        assert f"{name} 4" in text
+        assert "others 1" in text
         assert "4 of 1:4" in text
         assert "1 node: no room" in text
         assert name not in await shown()
@@ -196,7 +213,8 @@ async def test_a_view_shows_machines_jobs_and_what_keeps_it_from_knowing_more(
         assert view["machines"][0]["free"]["cpu"] == 6
         backend.refused = "the API server does not let the worker list machines"
         backend.changed.set()
-        assert await eventually(lambda: known("does not let the worker"), within=PATIENCE)
+        await until_seen(temporal_client, queue, Backend.KUBERNETES, "does not let the worker")
+        assert "does not let the worker" in await shown("-n", "nlp")
     await first.terminate()
 
 
@@ -216,18 +234,16 @@ async def test_what_was_seen_is_shown_while_the_next_worker_lists_the_machines(
         return text if "gpu-1" in text and "being listed" not in text else None
 
     async with watching_clusters(temporal_client, [backend], task_queue=queue, sharing=None):
-        await eventually(one_machine, within=PATIENCE)
+        await until_seen(temporal_client, queue, Backend.KUBERNETES, "gpu-1")
+        assert await one_machine()
     backend.listed.clear()
     async with watched(temporal_client, queue, backend):
         await eventually(lambda: attempt(2), within=PATIENCE)
         assert await one_machine()
         backend.seen.machines["gpu-2"] = MachineSeen({"cpu": 40.0})
         backend.listed.set()
-
-        async def both() -> bool:
-            return "gpu-2" in await shown()
-
-        await eventually(both, within=PATIENCE)
+        await until_seen(temporal_client, queue, Backend.KUBERNETES, "gpu-2")
+        assert "gpu-2" in await shown()
 
 
 async def test_a_workflow_that_continues_as_new_watches_on(temporal_client: Client, queue: str) -> None:
@@ -235,10 +251,7 @@ async def test_a_workflow_that_continues_as_new_watches_on(temporal_client: Clie
     async with watched(temporal_client, queue, backend):
         handle = temporal_client.get_workflow_handle(cluster_workflow_id(queue, backend.name))
 
-        async def seen() -> bool:
-            return "gpu-1" in await shown()
-
-        await eventually(seen, within=PATIENCE)
+        await until_seen(temporal_client, queue, Backend.KUBERNETES, "gpu-1")
         before = await handle.describe()
         [pending] = before.raw_description.pending_activities
         watch = temporal_client.get_async_activity_handle(
@@ -252,11 +265,8 @@ async def test_a_workflow_that_continues_as_new_watches_on(temporal_client: Clie
         await eventually(continued, within=PATIENCE)
         backend.seen.machines["gpu-2"] = MachineSeen({"cpu": 40.0})
         backend.changed.set()
-
-        async def both() -> bool:
-            return "gpu-2" in await shown()
-
-        await eventually(both, within=PATIENCE)
+        await until_seen(temporal_client, queue, Backend.KUBERNETES, "gpu-2")
+        assert "gpu-2" in await shown()
 
 
 @pytest.mark.long("workflows")
@@ -311,12 +321,9 @@ async def test_machines_that_join_are_seen_by_what_their_jobs_say(temporal_clien
     job = await start(temporal_client, queue, f"home-{uuid4().hex[:8]}", backend="joined")
     name = job.id.rpartition("/")[2]
     async with watched(temporal_client, queue, JoinedBackend()):
-
-        async def known() -> str | None:
-            text = await shown("-n", "nlp")
-            return text if f"{name} 2" in text else None
-
-        text = await eventually(known, within=PATIENCE)
+        await until_seen(temporal_client, queue, Backend.JOINED, name, "my-laptop")
+        text = await shown("-n", "nlp")
+        assert f"{name} 2" in text
         assert "my-laptop" in text
     await job.terminate()
 
