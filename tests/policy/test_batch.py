@@ -42,6 +42,6 @@ def test_other_events_are_taken_and_the_status_says_what_was_left_out():
 
 def test_a_job_that_cannot_decide_without_any_event_raises():
     scenario = Scenario("2").running()
-    scenario.state = scenario.state.replace(nodes_min="two")
+    scenario.state = scenario.state.replace(nodes_max="two")
     with pytest.raises(TypeError):
         taken(scenario, lost(0))

@@ -111,9 +111,9 @@ def decide_all(
 def apply_events(state: JobState, events: Iterable[AddressedEvent], job: JobSpec, now: datetime) -> JobState:
     """Takes in events. `advance_job` must follow."""
     for name in job.roles:
-        view = state.view(name)
-        if (counted := scaling.count_nodes(view, job.roles[name], now)) is not view:
-            state = state.with_view(counted)
+        role = state.roles[name]
+        if (counted := scaling.count_nodes(role, job.roles[name], now)) is not role:
+            state = state.with_role(counted)
     by_role = ((role, plain(event)) for event in events for role in _addressees(state, event))
     for role, run in groupby(by_role, itemgetter(0)):
         if role is None:
@@ -121,10 +121,11 @@ def apply_events(state: JobState, events: Iterable[AddressedEvent], job: JobSpec
                 if isinstance(event, SuspendRequested | ResumeRequested):
                     state = suspension.apply(state, event, job, now)
             continue
-        view = state.view(role)
+        before = view = state.view(role)
         for _, event in run:
             view = _apply_to_role(view, event, job, now)
-        state = state.with_view(view)
+        if view is not before:
+            state = state.with_view(view)
     return state
 
 
@@ -226,9 +227,9 @@ def _end(state: JobState, job: JobSpec, now: datetime) -> JobState:
 
 def _release_completed(state: JobState, job: JobSpec, now: datetime) -> JobState:
     """Ends the nodes of complete roles while others work."""
-    for view in state.views if state.outcome is None else ():
-        if view.completed and not view.is_idle:
-            state = state.with_view(staffing.dismiss_all(view, job, now, reason="its role has completed"))
+    for name, role in state.roles.items() if state.outcome is None else ():
+        if role.completed and not role.is_idle:
+            state = state.with_view(staffing.dismiss_all(state.view(name), job, now, reason="its role has completed"))
     return state
 
 

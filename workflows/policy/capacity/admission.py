@@ -41,7 +41,7 @@ _NO_REPORT = Check(name="report", problem=f"its agent has reported no checks wit
 
 def admit(state: RoleInJob, now: datetime) -> RoleInJob:
     """Takes in the nodes whose machines are known to be good enough, and gives up those that are not."""
-    due = [node for node in state.nodes.values() if _is_due(node, now)]
+    due = [node for node in state.nodes.values() if node.unchecked and _is_due(node, now)]
     if not due:
         return state
     judged = {one.node: one for one in preflight.judge(map(checks_of, filter(_is_alive, state.nodes.values())))}
@@ -67,7 +67,7 @@ def admit(state: RoleInJob, now: datetime) -> RoleInJob:
 
 def next_looks(state: RoleInJob) -> list[datetime]:
     """The times until which nodes wait for figures, their own or those of others."""
-    waiting = [node for node in state.nodes.values() if node.alive and node.unchecked]
+    waiting = [node for node in state.nodes.values() if node.unchecked and node.alive]
     times = [node.checked_at + WAIT for node in waiting if node.checked_at is not None]
     return times + [node.since + LONGEST for node in waiting if node.phase is NodePhase.READY]
 
@@ -80,7 +80,7 @@ def checks_of(node: NodeState) -> NodeChecks:
 
 
 def _is_due(node: NodeState, now: datetime) -> bool:
-    return node.alive and node.unchecked and (bool(node.checked_runs) or _is_overdue(node, now))
+    return node.unchecked and node.alive and (bool(node.checked_runs) or _is_overdue(node, now))
 
 
 def _is_alive(node: NodeState) -> bool:

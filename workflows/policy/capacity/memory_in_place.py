@@ -65,7 +65,8 @@ def why_held(state: RoleInJob) -> str:
 
 
 def _awaited(state: RoleInJob) -> list[NodeState]:
-    return [node for _, node in sorted(state.nodes.items()) if node.alive and node.memory_awaited_until is not None]
+    awaited = [node for node in state.nodes.values() if node.memory_awaited_until is not None and node.alive]
+    return sorted(awaited, key=lambda node: node.rank)
 
 
 def _memory(node: NodeState) -> str:

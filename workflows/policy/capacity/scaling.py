@@ -161,7 +161,7 @@ def follow(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
     return _resize(state, role, wanted, choice, now)
 
 
-def count_nodes(state: RoleInJob, role: Role, now: datetime) -> RoleInJob:
+def count_nodes(state: RoleState, role: Role, now: datetime) -> RoleState:
     """Adds what the nodes have taken since they were counted last.
 
     It is done before a decision takes anything in: until then there were the nodes that the state has.

@@ -48,11 +48,13 @@ def carry_out(state: JobState, job: JobSpec, now: datetime) -> JobState:
     whole: SuspendRequested | None = None
     due = True
     for name in _working(state):
+        request = awaited(state.roles[name])
+        if request is None:
+            continue
         view = state.view(name)
-        request = awaited(view)
-        if request is not None and not request.role:
+        if not request.role:
             whole, due = request, due and planned_changes.is_due(view, now)
-        elif request is not None and planned_changes.is_due(view, now):
+        elif planned_changes.is_due(view, now):
             state = state.with_view(_suspend(view, request, job, now))
     return _suspend_all(state, whole, job, now) if whole is not None and due else state
 

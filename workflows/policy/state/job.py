@@ -116,7 +116,7 @@ class RoleInJob(RoleState, JobFacts):
         del fields["roles"]
         view = cls.__new__(cls)
         object.__setattr__(view, "__dict__", fields)
-        object.__setattr__(view, "__pydantic_fields_set__", set(fields))
+        object.__setattr__(view, "__pydantic_fields_set__", role.__pydantic_fields_set__)
         object.__setattr__(view, "__pydantic_extra__", None)
         object.__setattr__(view, "__pydantic_private__", None)
         return view

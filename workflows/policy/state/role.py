@@ -261,7 +261,18 @@ class RoleState(Message):
             return ()
         members = self.world.members
         by_group_rank = sorted(members, key=lambda rank: members[rank].group_rank)
-        return tuple(node for rank in by_group_rank if self.is_member(node := self.nodes[rank]))
+        nodes = self.nodes
+        return tuple(node for rank in by_group_rank if (node := nodes[rank]).incarnation == members[rank].incarnation)
+
+    @property
+    def members_not_running(self) -> list[NodeState]:
+        """Members that are not known to have run in the current world, or to have finished it, in any order."""
+        if self.world is None:
+            return []
+        generation = self.world.generation
+        # Hardly any of a thousand nodes is left after the first two comparisons.
+        late = (node for node in self.nodes.values() if node.stepping < generation and node.finished < generation)
+        return [node for node in late if self.is_member(node)]
 
     def is_member(self, node: NodeState) -> bool:
         """Whether this incarnation is part of the current world."""
@@ -277,17 +288,25 @@ class RoleState(Message):
     def stepping(self) -> bool:
         """Every member of the world runs in it, or has finished."""
         world = self.world
-        return world is not None and all(
-            self.is_member(node := self.nodes[rank]) and max(node.stepping, node.finished) >= world.generation
-            for rank in world.members
+        if world is None:
+            return False
+        nodes, generation = self.nodes, world.generation
+        return all(
+            (node := nodes[rank]).incarnation == member.incarnation
+            and (node.stepping >= generation or node.finished >= generation)
+            for rank, member in world.members.items()
         )
 
     @property
     def stepped(self) -> bool:
         """Every member of the world was seen to step in it."""
         world = self.world
-        return world is not None and all(
-            self.is_member(node := self.nodes[rank]) and node.stepped >= world.generation for rank in world.members
+        if world is None:
+            return False
+        nodes, generation = self.nodes, world.generation
+        return all(
+            (node := nodes[rank]).incarnation == member.incarnation and node.stepped >= generation
+            for rank, member in world.members.items()
         )
 
     @property

@@ -15,7 +15,7 @@ from perdure.workflows.policy.diagnosis import shortages
 from perdure.workflows.policy.diagnosis.interruptions import interrupt
 from perdure.workflows.policy.facts.agent_messages import CONTROL_LAG, CONTROL_LAG_GRACE
 from perdure.workflows.policy.state.job import RoleInJob
-from perdure.workflows.policy.state.node import NodeFailure, NodeState
+from perdure.workflows.policy.state.node import NodeFailure
 
 
 def entry_deadline(state: RoleInJob, job: JobSpec) -> datetime | None:
@@ -49,20 +49,16 @@ def _deadlines(state: RoleInJob, job: JobSpec) -> dict[int, datetime]:
         return {}
     if world is None or decided is None or state.interruption is not None or state.rests:
         return {}
+    late = [node for node in state.members_not_running if node.alive]
+    if not late:
+        return {}
     # An agent counts from the time when it took the world, and knows more: its report should come first.
-    patience += job.timing.of(state.nodes_max).commands.schedule_to_start
+    patience += job.timing.commands.of(state.nodes_max).schedule_to_start
     found: dict[int, datetime] = {}
-    for node in state.members:
-        if not node.alive or runs_in(node, world.generation):
-            continue
+    for node in late:
         if node.entered < world.generation:
             found[node.rank] = max(decided, state.inquired_at or decided) + patience
         elif not node.reachable:
             found[node.rank] = max(decided, node.silent_since or decided) + patience
     excused = shortages.excused_until(state)
     return {rank: max(deadline, excused) for rank, deadline in found.items()} if excused is not None else found
-
-
-def runs_in(node: NodeState, generation: int) -> bool:
-    """Whether the node is known to have stepped in this generation, or finished it."""
-    return max(node.stepping, node.finished) >= generation

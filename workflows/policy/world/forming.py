@@ -38,6 +38,9 @@ def form(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
         return state
     if held := memory_in_place.why_held(state):
         return incidents.waits(state, held)
+    if _trains_alone(state, state.nodes_max):
+        # No other nodes could make it larger, and a decision on one of a thousand nodes reads none of the others.
+        return _continue_training(state)
     complete = stages.complete_services(state, job)
     available = [node for node in candidates(state) if node.rank not in complete]
     size = _usable(state, len(available), complete=len(complete))
@@ -47,8 +50,8 @@ def form(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
             return state
     if state.between_stages and (resting := _rest(state, job, now, size=size, available=len(available))) is not None:
         return resting
-    if _trains(state) and not _has_surplus(state) and state.world is not None and size <= state.world.nodes:
-        return planned_changes.forget_world(state.replace(ready_since=None, waiting_since=None))
+    if _trains_alone(state, size):
+        return _continue_training(state)
     if not state.between_stages and any(node.alive and not node.reachable for node in state.members):
         # The node cannot be sent a world. While its own world steps, that is not evidence against it.
         return state
@@ -83,8 +86,8 @@ def candidates(state: RoleInJob) -> list[NodeState]:
         and not node.unchecked
         and node.rank < state.nodes_max
         and (
-            stages.at_stage(state, node)
-            or state.is_member(node)
+            state.is_member(node)
+            or stages.at_stage(state, node)
             # A command that starts over first skips the torchruns that have finished, and may have other work between
             # them.
             or (
@@ -114,7 +117,16 @@ def _trains(state: RoleInJob) -> bool:
 
 def _has_surplus(state: RoleInJob) -> bool:
     """Whether the current world has members for which the job has no place any more."""
-    return state.world is not None and any(rank >= state.nodes_max for rank in state.world.members)
+    return state.world is not None and max(state.world.members, default=-1) >= state.nodes_max
+
+
+def _trains_alone(state: RoleInJob, size: int) -> bool:
+    """Whether the world trains, and one of `size` nodes would not be larger."""
+    return _trains(state) and not _has_surplus(state) and state.world is not None and size <= state.world.nodes
+
+
+def _continue_training(state: RoleInJob) -> RoleInJob:
+    return planned_changes.forget_world(state.replace(ready_since=None, waiting_since=None))
 
 
 def _form_due_world(

@@ -98,7 +98,8 @@ def presume_ends(state: RoleInJob, now: datetime) -> RoleInJob:
         if now >= one.until:
             text = f"nothing proved that incarnation {one.incarnation} of node {one.rank} has ended: presumed gone"
             state = incidents.waits(state, text)
-    state = state.replace(leaving=tuple(one for one in state.leaving if now < one.until))
+    if state.leaving:
+        state = state.replace(leaving=tuple(one for one in state.leaving if now < one.until))
     for node in waiting_nodes(state):
         if node.predecessor_until is not None and now >= node.predecessor_until:
             text = f"nothing proved that incarnation {node.predecessor} of node {node.rank} has ended: presumed gone"
@@ -128,7 +129,7 @@ def why_held(state: RoleInJob) -> str:
 
 def waiting_nodes(state: RoleInJob) -> list[NodeState]:
     """Nodes that may enter no world yet because of their predecessors."""
-    return [node for node in state.nodes.values() if node.alive and node.predecessor]
+    return [node for node in state.nodes.values() if node.predecessor and node.alive]
 
 
 def why_waiting(node: NodeState) -> str:
