@@ -108,7 +108,7 @@ def is_possible(data: dict[str, Any]) -> bool:
     return not replaces or data.get("recovery", {}).get("on_capacity_loss") != "fail"
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(specs.filter(is_possible))
 def test_a_specification_survives_json(data: dict[str, Any]):
     spec = parse_spec(data)
@@ -118,15 +118,17 @@ def test_a_specification_survives_json(data: dict[str, Any]):
     assert load_spec(json.dumps(to_mapping(spec))) == spec
 
 
+FULL: Any = read_document(FULL_EXAMPLE).data
+
+
 def places(value: Any, location: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [location, *(place for key, child in children for place in places(child, (*location, key)))]
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_whatever_stands_anywhere_there_is_a_specification_or_a_list_of_problems(data: st.DataObject):
-    changed = copy.deepcopy(read_document(FULL_EXAMPLE).data)
+    changed = copy.deepcopy(FULL)
     *way, last = data.draw(st.sampled_from(places(changed)[1:]))
     parent = changed
     for key in way:
@@ -136,7 +138,6 @@ def test_whatever_stands_anywhere_there_is_a_specification_or_a_list_of_problems
         assert validate_spec(changed)[0].name
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.text(st.sampled_from("ab:1 -[]{},\n\t\"'#&*!|>%@$0x.~<"), max_size=40))
 def test_whatever_a_text_says_there_is_a_specification_or_a_list_of_problems(text: str):
     with contextlib.suppress(SpecError):

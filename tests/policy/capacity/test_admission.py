@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.cli.explain import explanation
@@ -179,7 +179,6 @@ def test_a_node_that_is_lost_while_it_is_checked_is_replaced(phase: NodePhase):
     assert job.generation == 1
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.data(), st.integers(1, 5))
 def test_a_job_whose_agents_answer_always_comes_to_a_world(data: st.DataObject, nodes: int):
     """Whatever the machines are like."""

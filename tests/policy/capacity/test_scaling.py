@@ -147,7 +147,6 @@ def test_a_valley_that_is_none_is_left_again() -> None:
 @given(
     st.floats(0.5, 10), st.floats(0, 1), st.floats(0.4, 0.85), st.booleans(), st.tuples(*[st.floats(0.99, 1.01)] * 8)
 )
-@settings(deadline=None, max_examples=40)
 def test_a_job_settles_near_the_best_and_never_tries_a_number_twice(
     compute: float, exchange: float, least: float, is_global: bool, noise: tuple[float, ...]
 ) -> None:

@@ -182,7 +182,7 @@ class Machine(RuleBasedStateMachine):
 
 
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestMachine.settings = settings(stateful_step_count=30)
 
 
 class StreamMachine(Machine):
@@ -214,7 +214,7 @@ class StreamMachine(Machine):
 
 
 TestStreamMachine = StreamMachine.TestCase
-TestStreamMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestStreamMachine.settings = settings(stateful_step_count=30)
 
 
 def stream(starts: list[int], *, shard_size: int = 10) -> DatasetParameters:
