@@ -44,6 +44,14 @@ def line(control_plane: LocalControlPlane, tmp_path: Path) -> CommandLine:
 
 
 def store(line: CommandLine, reference: str, value: str) -> None:
+    terminal = line.on_terminal("secret", "set", reference)
+    terminal.expect(f"value of {reference}:")
+    terminal.press(f"{value}\n")
+    assert terminal.leave() == 0
+    assert value not in terminal.raw, "a terminal does not show what is typed"
+
+
+def store_from_a_pipe(line: CommandLine, reference: str, value: str) -> None:
     done = subprocess.run(
         [*PERDURE, "secret", "set", reference],
         env={**os.environ, **line.environment},
@@ -149,7 +157,7 @@ async def test_a_machine_that_joins_without_the_secret_says_what_to_do(
 def test_secrets_are_listed_and_removed_and_never_shown(tmp_path: Path, value: str) -> None:
     line = CommandLine(tmp_path, {"PERDURE_STATE": str(tmp_path / "state")})
     assert "no secrets" in line.run("secret", "list").out
-    store(line, "hf/token", value)
+    store_from_a_pipe(line, "hf/token", value)
     store(line, "db/password", value)
     store(line, "hf/token", f"{value}2")
     assert line.run("secret", "list").out.split() == ["db/password", "hf/token"]
@@ -163,12 +171,7 @@ def test_secrets_are_listed_and_removed_and_never_shown(tmp_path: Path, value: s
 
 
 def test_a_terminal_does_not_show_what_is_typed(tmp_path: Path, value: str) -> None:
-    line = CommandLine(tmp_path, {"PERDURE_STATE": str(tmp_path / "state")})
-    terminal = line.on_terminal("secret", "set", "hf/token")
-    terminal.expect("value of hf/token:")
-    terminal.press(f"{value}\n")
-    assert terminal.leave() == 0
-    assert value not in terminal.raw
+    store(CommandLine(tmp_path, {"PERDURE_STATE": str(tmp_path / "state")}), "hf/token", value)
     assert SecretStore(tmp_path / "state" / "secrets").read("hf/token") == value
 
 
