@@ -42,7 +42,7 @@ def failures(count: int, *, target: str = "test", code: int = 1) -> str:
 
 @pytest.mark.parametrize("target", ["test", "test-cluster", "test-long"])
 def test_few_failed_tests_run_again_and_decide(tmp_path: Path, target: str):
-    order = ["test", "test-cluster", "test-long"]
+    order = ["test", "check-api", "test-cluster", "test-long"]
     before = order[: order.index(target) + 1]
     after = order[order.index(target) + 1 :]
     output = failures(10, target=target)
