@@ -16,6 +16,11 @@ from tests.support.allocation import REPOSITORY
 TAKEN = ("workflows", "activities", "agent", "spec", "tests", "contract", "base")
 """Names of folders that a user's repository may have."""
 
+CLIENT_AND_SERVERS = """
+import perdure; perdure.Client, perdure.load_spec
+import perdure.worker, perdure.gateway.serve, perdure.operator.serve, perdure.join.machine
+"""
+
 
 @pytest.fixture
 def users_folder(tmp_path: Path) -> Path:
@@ -32,10 +37,9 @@ def users_folder(tmp_path: Path) -> Path:
         ["-m", "perdure.cli.main", "--version"],
         ["-m", "perdure.cli.main", "list", "--address", "127.0.0.1:1"],
         ["-m", "perdure.agent"],
-        ["-c", "import perdure; perdure.Client, perdure.load_spec"],
-        ["-c", "import perdure.worker, perdure.gateway.serve, perdure.operator.serve, perdure.join.machine"],
+        ["-c", CLIENT_AND_SERVERS],
     ],
-    ids=["version", "list", "agent", "client", "servers"],
+    ids=["version", "list", "agent", "client and servers"],
 )
 def test_a_users_packages_of_the_same_names_are_never_imported(users_folder: Path, program: list[str]) -> None:
     done = subprocess.run(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from perdure.spec.errors import SpecError, format_path
@@ -162,7 +162,6 @@ def attempt(documents: list[SpecDocument], backend: Backend) -> Imported | SpecE
         return error
 
 
-@settings(max_examples=400, deadline=None)
 @example(
     place=("mpijob", 0, ("spec", "mpiReplicaSpecs", "Launcher", "template")),
     field="metadata",
@@ -200,7 +199,6 @@ def prefix_of(document: SpecDocument, count: int) -> Location:
     return (f"{kind} {document.data['metadata']['name']}",) if count > 1 and kind != "TrainJob" else ()
 
 
-@settings(max_examples=200, deadline=None)
 @given(place=st.sampled_from(PLACES), name=st.text("abcdefgh", min_size=6, max_size=9))
 def test_an_unknown_field_is_never_carried_into_the_specification_s_own_fields(
     place: tuple[str, int, Location], name: str
@@ -232,7 +230,6 @@ ALL_PLACES = [
 JUNK = st.one_of(VALUES, st.none(), st.just(""), st.just([]), st.just({}), st.floats(allow_nan=False), st.just(10**20))
 
 
-@settings(max_examples=400, deadline=None)
 @given(
     place=st.sampled_from(ALL_PLACES),
     junk=JUNK,

@@ -144,7 +144,7 @@ async def test_no_other_workflow_of_the_worker_accepts_it(attacker: OtherUser, k
 
 
 async def readable(attacker: OtherUser, *workflow_ids: str) -> bytes:
-    """Everything that the server answers about workflows: each command of Temporal's command line shows one of these."""
+    """Everything that the server answers about workflows. Temporal's command line shows no more."""
     server = await TemporalClient.connect(attacker.address)
     calls, namespace = server.workflow_service, server.namespace
     answers: list[bytes] = []
