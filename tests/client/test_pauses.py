@@ -24,6 +24,7 @@ from tests.support.temporal_server import DevServer
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
 from tests.workflows.jobs import node, running
+from tests.workflows.played_node import PlayedNode
 
 Handle = WorkflowHandle[Any, Any]
 
@@ -178,26 +179,21 @@ async def test_a_paused_lease_is_named_with_its_node_and_held_again_once_it_is_u
         await eventually(lambda: len(played.lease_epochs) > taken, what="the lease is held again")
         assert await client.pauses(name_of(job)) == ()
         assert all(view.reachable for view in await client.nodes(name_of(job)))
+        await a_lease_whose_agent_heard_nothing_of_its_pause_stays_held(client, operator, job, group, played)
         await job.cancel()
         await ended(job)
 
 
-async def test_a_lease_whose_agent_heard_nothing_of_its_pause_stays_held(temporal_client: TemporalClient):
-    client, operator = Client(temporal=temporal_client), Operator(temporal_client)
-    async with running_fleet(temporal_client) as fleet:
-        job = await submit(fleet, job_spec("2"))
-        [group] = (await running(job, nodes=2)).groups
-        played = await node(fleet, job, 1)
-        await lease_is_held(fleet, job)
-        lease = f"lease/1/1/{played.lease_epochs[-1]}"
-        await operator.pause_activity(group, lease)
-        await operator.unpause_activity(group, lease)
-        renewed = played.renewals
-        await eventually(lambda: played.renewals > renewed + 2, what="the lease is renewed")
-        assert await client.pauses(name_of(job)) == ()
-        assert all(view.reachable for view in await client.nodes(name_of(job)))
-        await job.cancel()
-        await ended(job)
+async def a_lease_whose_agent_heard_nothing_of_its_pause_stays_held(
+    client: Client, operator: Operator, job: Handle, group: str, played: PlayedNode
+) -> None:
+    lease = f"lease/1/1/{played.lease_epochs[-1]}"
+    await operator.pause_activity(group, lease)
+    await operator.unpause_activity(group, lease)
+    renewed = played.renewals
+    await eventually(lambda: played.renewals > renewed + 2, what="the lease is renewed")
+    assert await client.pauses(name_of(job)) == ()
+    assert all(view.reachable for view in await client.nodes(name_of(job)))
 
 
 async def lease_is_held(fleet: Fleet, job: Handle) -> None:

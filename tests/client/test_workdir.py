@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.agent.workdir import WrongArchive, unpack_workdir
@@ -57,7 +57,6 @@ def tree(folder: Path) -> dict[str, tuple[bytes, bool]]:
     }
 
 
-@settings(max_examples=40, deadline=None)
 @given(FILES)
 def test_what_is_unpacked_is_what_was_packed(files: dict[str, tuple[bytes, bool]]) -> None:
     with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
