@@ -256,7 +256,8 @@ class JobMachine(ReportedNodes):
 
 
 _SETTINGS = settings(
-    max_examples=20,
+    # Each is dozens of events, with five decisions on each.
+    max_examples=settings().max_examples // 3,
     phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),
     stateful_step_count=40,
     deadline=None,

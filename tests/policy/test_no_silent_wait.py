@@ -90,7 +90,7 @@ def inflict(site: Site, fault: str, which: int) -> None:
 
 
 @pytest.mark.parametrize("nodes", ["1", "2", "3", "2:3"])
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=settings().max_examples // 2, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 1_000_000), story=faults, agents_report=st.booleans())
 def test_it_trains_again(nodes: str, seed: int, story: list[tuple[float, str, int]], agents_report: bool) -> None:
     site = Site(nodes, seed, **SPEC)
@@ -116,7 +116,7 @@ def test_it_trains_again(nodes: str, seed: int, story: list[tuple[float, str, in
 
 
 @pytest.mark.parametrize("for_good", [False, True])
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=settings().max_examples // 2, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 1_000_000), lasts=st.sampled_from([5.0, 120.0, 3000.0]), loses=st.integers(1, 2))
 def test_what_refuses_nodes_ends_no_job_that_has_enough_of_them(
     seed: int, lasts: float, loses: int, for_good: bool

@@ -52,10 +52,10 @@ def test_an_exit_without_an_error_text_may_be_a_victim():
 
 
 def test_machines_of_a_large_job_that_go_one_after_the_other_cost_it_one_restart():
-    job = Scenario("150:200").running().lost(1).wait(0.1).lost(2)
+    job = Scenario("100:120").running().lost(1).wait(0.1).lost(2)
     assert job.generation == 1
     job.wait(0.11)
-    assert (job.generation, job.state.world.nodes if job.state.world else 0) == (2, 198)
+    assert (job.generation, job.state.world.nodes if job.state.world else 0) == (2, 118)
     assert len(job.state.restarts) == 1
 
 

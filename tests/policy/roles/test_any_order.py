@@ -105,7 +105,7 @@ def only_related_roles_restart_and_the_job_ends(
     assert job.state.outcome.phase is JobPhase.SUCCEEDED
 
 
-@settings(max_examples=20)
+@settings(max_examples=settings().max_examples // 3)
 @given(EVENTS, RELATIONS)
 def test_only_related_roles_restart_and_the_job_ends(
     events: list[tuple[str, str, int]], relation: dict[str, object]
