@@ -65,10 +65,10 @@ async def test_a_job_takes_what_jobs_like_it_have_used(temporal_client: Client, 
     spec = auto()
     async with running_fleet(temporal_client) as fleet, history(temporal_client, fleet, tmp_path) as store:
         store.prepare()
-        store.write(used(spec))
+        store.write(used(spec, nodes=2))
         job = await start(fleet, spec)
-        known = await running(job, nodes=3)
-        assert (known.nodes_min, known.nodes, known.nodes_max) == (3, 3, 3)
+        known = await running(job, nodes=2)
+        assert (known.nodes_min, known.nodes, known.nodes_max) == (2, 2, 2)
         assert known.auto is not None
         assert (known.auto.cpu, known.auto.memory, known.auto.jobs) == ("7", "23Gi", ("before",))
         replayer = Replayer(
@@ -91,9 +91,9 @@ async def test_without_a_history_a_job_starts_with_the_default(temporal_client: 
 
 async def test_a_history_of_an_older_release_keeps_no_job_waiting(temporal_client: Client, tmp_path: Path):
     async with running_fleet(temporal_client) as fleet, history(temporal_client, fleet, tmp_path):
-        job = await start(fleet, auto(nodes=2))
-        known = await running(job, nodes=2)
-        assert known.nodes_max == 2
+        job = await start(fleet, auto(nodes=1))
+        known = await running(job, nodes=1)
+        assert known.nodes_max == 1
         assert known.auto is not None
         assert known.auto.problem.startswith("the history cannot be read: ")
         await job.cancel()

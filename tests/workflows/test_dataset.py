@@ -153,8 +153,8 @@ async def test_a_job_names_shards_that_were_set_aside_in_its_status_and_its_resu
 
 
 async def test_what_it_cannot_read_and_what_a_stranger_sends_changes_nothing(fleet: Fleet):
-    handle = await submit(fleet, job_spec("2"))
-    await running(handle, nodes=2)
+    handle = await submit(fleet, job_spec("1"))
+    await running(handle, nodes=1)
     played = await node(fleet, handle, 0)
     await begin(handle, played)
     reader = Reader(fleet, handle.id, played, 0)

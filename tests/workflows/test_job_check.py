@@ -63,10 +63,10 @@ async def test_a_job_goes_on_though_the_next_release_would_refuse_it_and_signals
 ):
     """A signal by command makes the server lock sender and receiver, and half of all repairs lost 0.5 s by that."""
     async with running_fleet(temporal_client) as fleet:
-        job = await submit(fleet, job_spec("2"))
-        known = await running(job, nodes=2)
-        await (await node(fleet, job, 1)).rank_dies()
-        await running(job, nodes=2, generation=2)
+        job = await submit(fleet, job_spec("1"))
+        known = await running(job, nodes=1)
+        await (await node(fleet, job, 0)).rank_dies()
+        await running(job, nodes=1, generation=2)
         for workflow_id in (job.id, *known.groups):
             history = await temporal_client.get_workflow_handle(workflow_id).fetch_history()
             kinds = {event.event_type for event in history.events}
@@ -101,14 +101,14 @@ async def test_a_wrong_specification_ends_the_job_once_with_its_text(
 
 async def test_a_request_that_comes_with_the_job_counts(temporal_client: Client):
     async with running_fleet(temporal_client) as fleet:
-        start = started_with(fleet, job_spec("2"))
-        request = ScaleRequest(nodes="3")
+        start = started_with(fleet, job_spec("1"))
+        request = ScaleRequest(nodes="2")
         accepted = await temporal_client.execute_update_with_start_workflow(
             "scale", request, start_workflow_operation=start, result_type=Accepted
         )
         job = await start.workflow_handle()
-        assert "changes to 3 nodes" in accepted.message
-        await running(job, nodes=3)
+        assert "changes to 2 nodes" in accepted.message
+        await running(job, nodes=2)
         await replay(await job.fetch_history())
         await job.cancel()
 

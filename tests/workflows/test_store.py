@@ -128,8 +128,8 @@ async def test_what_it_cannot_read_and_what_a_stranger_sends_changes_nothing(fle
 
 
 async def test_a_group_starts_no_store_and_no_dataset_for_a_node_that_it_does_not_know(fleet: Fleet):
-    handle = await submit(fleet, job_spec("2"))
-    await running(handle, nodes=2)
+    handle = await submit(fleet, job_spec("1"))
+    await running(handle, nodes=1)
     played = await node(fleet, handle, 0)
     caller = Caller(fleet, played)
     parameters = DatasetParameters(size=1, shard_size=1)
