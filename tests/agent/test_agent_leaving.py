@@ -19,6 +19,7 @@ from tests.agent.harness import QUICK, recording
 from tests.agent.recorder import Call, Recorder, Seen
 from tests.support.temporal_server import DevServer
 from tests.support.waiting import eventually
+from tests.support.warm_agents import warm_agents
 
 SAVES_SLOWLY = """
 import pathlib, signal, sys, time
@@ -52,13 +53,14 @@ class StoppableNode:
     @asynccontextmanager
     async def running(self, server: DevServer) -> AsyncIterator[StoppableNode]:
         job = self.job
-        async with recording(server) as workflows, nothing_left(job):
-            job.job_id, job.group_id = workflows.job.id, workflows.group.id
-            job.job_first_run_id = workflows.job.first_execution_run_id or ""
-            self._workflows, self._request = workflows, job.request()
-            await self._backend.create(self._request)
-            await eventually((self.code / "started").exists)
-            yield self
+        with warm_agents():
+            async with recording(server) as workflows, nothing_left(job):
+                job.job_id, job.group_id = workflows.job.id, workflows.group.id
+                job.job_first_run_id = workflows.job.first_execution_run_id or ""
+                self._workflows, self._request = workflows, job.request()
+                await self._backend.create(self._request)
+                await eventually((self.code / "started").exists)
+                yield self
 
     async def stop(self, grace: float) -> None:
         """Returns once the agent has taken the command."""

@@ -17,6 +17,7 @@ from tests.agent.recorder import Call, Recorder
 from tests.support.desired import Desires, desired_world
 from tests.support.temporal_server import DevServer
 from tests.support.waiting import eventually
+from tests.support.warm_agents import warm_agents
 
 IMPATIENT = QUICK.model_copy(update={"rendezvous": RendezvousTiming(enter_timeout=timedelta(seconds=1))})
 
@@ -99,13 +100,14 @@ async def test_a_launcher_replaces_the_command(
         path: Path = code / "starts"
         return path.read_text().split() if path.exists() else []
 
-    async with nothing_left(job):
-        await backend.create(request)
-        await eventually(starts)
-        await apply(1, restart=False)
-        [failure] = await workflows.expect(workflows.job, "failure")
-        assert (failure["kind"], failure["generation"]) == ("RENDEZVOUS", 1)
-        await apply(2, restart=True)
-        first, second = await eventually(lambda: starts() if len(starts()) == 2 else None)
-        assert int(second) in job.processes()
-        assert int(first) not in job.processes()
+    with warm_agents():
+        async with nothing_left(job):
+            await backend.create(request)
+            await eventually(starts)
+            await apply(1, restart=False)
+            [failure] = await workflows.expect(workflows.job, "failure")
+            assert (failure["kind"], failure["generation"]) == ("RENDEZVOUS", 1)
+            await apply(2, restart=True)
+            first, second = await eventually(lambda: starts() if len(starts()) == 2 else None)
+            assert int(second) in job.processes()
+            assert int(first) not in job.processes()

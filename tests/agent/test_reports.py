@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.agent.progress import ProgressReader
@@ -88,7 +88,6 @@ def node(folder: str) -> Bench:
     return bench
 
 
-@settings(deadline=None, max_examples=40)
 @given(ranks=st.lists(rank_exits, min_size=1, max_size=2))
 def test_failed_ranks_count_whatever_they_died_of(ranks: list[RankExit]) -> None:
     with tempfile.TemporaryDirectory(prefix="pl-") as folder:
@@ -101,7 +100,6 @@ def test_failed_ranks_count_whatever_they_died_of(ranks: list[RankExit]) -> None
         assert bench.node.state.ready_after == 1
 
 
-@settings(deadline=None, max_examples=40)
 @given(tail=texts, message=texts, time=times, ranks=st.lists(rank_exits, max_size=2))
 def test_the_commands_end_counts_whatever_it_printed(
     tail: str, message: str, time: float | None, ranks: list[RankExit]
@@ -117,7 +115,6 @@ def test_the_commands_end_counts_whatever_it_printed(
         assert bench.node.state.exited_attempt == 1
 
 
-@settings(deadline=None, max_examples=20)
 @given(text=texts, time=times)
 def test_every_other_report_counts_too(text: str, time: float | None) -> None:
     with tempfile.TemporaryDirectory(prefix="pl-") as folder:

@@ -8,7 +8,7 @@ from datetime import timedelta
 from itertools import accumulate, chain, repeat
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.agent.stall_detector import GapSketch, StallDetector
@@ -154,7 +154,6 @@ def test_what_is_known_takes_a_bounded_space_and_the_newest_gaps_count():
     assert gaps.limit < 3.0 < wide
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     step=st.floats(0.02, 4.0),
     spread=st.floats(1.0, 3.0),
