@@ -22,7 +22,7 @@ from temporalio.worker import Worker
 from perdure.agent.config import AgentConfig
 from perdure.contract import LeaseRequest, NodeCredentials, World
 from perdure.spec.timing import LeaseTiming, Timing
-from tests.agent.recorder import Call, LeaseCall, Recorder, Seen
+from tests.agent.recorder import RECORDED, Call, LeaseCall, Recorder, Seen
 from tests.support.desired import Desires, desired_world
 from tests.support.temporal_server import DevServer
 from tests.support.waiting import DEADLINE, eventually
@@ -57,13 +57,18 @@ class Workflows:
         within: float = DEADLINE,
         where: Callable[[dict[str, Any]], bool] = lambda body: True,
     ) -> list[dict[str, Any]]:
-        """Waits for so many signals of one name."""
+        """Waits for so many signals of one name, which a worker of this process records."""
+        known = -1
 
         async def enough() -> list[dict[str, Any]] | None:
+            nonlocal known
+            if known == (recorded := RECORDED[handle.id]):
+                return None
             try:
                 bodies = [one.body for one in await self.seen(handle, signal) if where(one.body)]
             except Exception:
                 return None
+            known = recorded
             return bodies if len(bodies) >= count else None
 
         return await eventually(enough, within=within)

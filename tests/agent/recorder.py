@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -13,6 +14,10 @@ from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from perdure.contract import LeaseRequest
+
+
+RECORDED: Counter[str] = Counter()
+"""Signals that workers of this process have recorded, by workflow; those of replays included."""
 
 
 class Seen(BaseModel):
@@ -57,6 +62,7 @@ class Recorder:
     def record(self, name: str, arguments: Sequence[RawValue]) -> None:
         body = workflow.payload_converter().from_payload(arguments[0].payload, dict)
         self._seen.append(Seen(signal=name, body=body))
+        RECORDED[workflow.info().workflow_id] += 1
 
     @workflow.signal
     def close(self) -> None:

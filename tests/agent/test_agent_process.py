@@ -402,8 +402,9 @@ async def test_a_wrong_configuration_is_named(capfd: pytest.CaptureFixture[str])
         assert expected in capfd.readouterr().err
 
 
+@pytest.mark.long("commands")
 def test_the_agent_is_a_module_that_a_new_interpreter_runs() -> None:
-    """Other tests fork their agents from an interpreter that has imported it."""
+    """Agents of this folder are forked from an interpreter that has imported it; those of whole jobs are not."""
     environment = {name: text for name, text in os.environ.items() if name != "PERDURE_AGENT_CONFIG"}
     command = [sys.executable, "-P", "-m", "perdure.agent"]
     done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=False)

@@ -25,6 +25,7 @@ from tests.launcher.nodes import (
     running,
     world_of,
 )
+from tests.launcher.warmth import STUB_TORCH
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.usefixtures("ranks"), pytest.mark.timeout(400)]
@@ -44,14 +45,14 @@ def finish(*nodes: Node) -> None:
 async def test_a_rank_finds_its_node_as_on_other_systems_and_does_not_outlive_its_killed_launcher(
     tmp_path: Path,
 ) -> None:
-    """The first of the two nodes is only played: no node waits for another one."""
-    code = "import torch, pathlib, time; pathlib.Path('trains').touch(); time.sleep(3600)"
-    script = f'echo "$RANK $NODE_RANK $GROUP_RANK ${{MASTER_PORT:+port}}" > names; exec "{sys.executable}" -c "$CODE"'
+    """The first of the two nodes is only played: no node waits for another one. A stub stands for torch in the rank."""
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import torch, time; open('trains', 'w'); time.sleep(3600)"
+    script = 'echo "$RANK $NODE_RANK $GROUP_RANK ${MASTER_PORT:+port}" > names; exec "$PYTHON" -c "$CODE" "$STUB"'
     node = Node(
         [*TORCHRUN, "--no-python", "sh", "-c", script],
         nodes="2",
         workdir=str(tmp_path),
-        env={"CODE": code},
+        env={"PYTHON": sys.executable, "CODE": code, "STUB": str(STUB_TORCH)},
         warm_starts=False,
     )
     async with running(node):

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from perdure_launcher.warm_start.imports import Imports
+from perdure_launcher.warm_start.plan import Plan
 from tests.launcher.nodes import SCRIPTS
 from tests.launcher.warmth import Warmth, interpreter_with, warmth
 
@@ -136,8 +138,23 @@ def test_what_reads_the_visible_devices_is_imported_for_ranks_that_see_the_same(
         assert script.last.reason == "its environment differs in CUDA_VISIBLE_DEVICES"
 
 
-@pytest.mark.parametrize("setting", ["OMP_NUM_THREADS", "TORCH_DISTRIBUTED_DEBUG", "PYTORCH_CUDA_ALLOC_CONF"])
-def test_a_script_that_sets_what_torch_reads_starts_cold_from_its_first_start_on(python: str, setting: str) -> None:
+@pytest.mark.parametrize(
+    ("setting", "contradicts"),
+    [
+        ("OMP_NUM_THREADS", True),
+        ("TORCH_DISTRIBUTED_DEBUG", True),
+        ("PYTORCH_CUDA_ALLOC_CONF", True),
+        ("TORCH_NCCL_BLOCKING_WAIT", False),
+        ("SETTING", False),
+    ],
+)
+def test_what_torch_and_its_libraries_read_is_known_by_its_name(setting: str, *, contradicts: bool) -> None:
+    imports = Imports(Plan.of_ranks(["-u", "learns.py"], {}))
+    assert bool(imports.find_contradiction([setting])) == contradicts
+
+
+def test_a_script_that_sets_what_torch_reads_starts_cold_from_its_first_start_on(python: str) -> None:
+    setting = "PYTORCH_CUDA_ALLOC_CONF"
     reason = f"the script sets {setting}, which is read while modules are imported"
     with warmth("learns.py", f"{setting}=2", executable=python) as script:
         assert "torch" not in looked(script)["ahead"]
