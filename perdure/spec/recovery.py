@@ -103,7 +103,7 @@ class Retry(Section):
     no_progress_limit: Integer = Field(default=3, ge=1)
     """The job restarts after this many failures in a row without a step beyond the furthest one so far, and stops at
     the next one. A failure after such a step is not among them: the count begins behind it. Killed ranks and lost nodes
-    leave the count as it is."""
+    leave the count as it is; ranks that are killed soon after each start have one of their own."""
     fatal_exit_codes: list[Annotated[Integer, Field(ge=1, le=255)]] = Field(default=[2])
     """A process that exits with one of these codes stops the job at once. Python programs exit with 2 when called with
     wrong arguments."""

@@ -18,7 +18,7 @@ _PAUSES = "tests/client/test_pauses.py"
 _SCHEDULES = "tests/workflows/test_schedules.py"
 
 RUN_BY: dict[str, tuple[str, ...]] = {
-    "`cancel`": (f"{_OPERATORS}::test_a_batch_that_cancels_everything_of_a_job_ends_it_and_its_nodes",),
+    "`cancel`": (f"{_OPERATORS}::test_a_batch_that_ends_jobs_ends_their_groups_and_nodes",),
     "`terminate`": (f"{_TOOLS}::test_a_terminated_job_leaves_nothing_and_its_name_is_free",),
     "`reset` of a running job": (f"{_TOOLS}::test_a_reset_job_adopts_its_nodes_and_trains_on",),
     "`reset` of a node group": (
@@ -32,7 +32,7 @@ RUN_BY: dict[str, tuple[str, ...]] = {
     "`reset` of a `ScheduledJob`": (f"{_COMPANIONS}::test_a_job_trains_on_when_the_workflow_of_its_schedule_is_reset",),
     "`reset` of a job that has ended": (f"{_TOOLS}::test_a_job_that_failed_is_reset_once_its_script_is_mended",),
     "`cancel`, `terminate` or `delete` of a node group, a dataset or a store alone": (
-        f"{_OPERATORS}::test_a_group_a_store_and_a_dataset_that_are_cancelled_alone_go_on",
+        f"{_OPERATORS}::test_a_group_a_store_and_a_dataset_that_are_cancelled_alone_or_signaled_in_a_batch_go_on",
         f"{_OPERATORS}::test_a_deleted_group_is_started_again_and_keeps_its_nodes",
         f"{_OPERATORS}::test_a_store_and_a_dataset_that_are_gone_begin_again_when_they_are_needed",
     ),
@@ -51,9 +51,8 @@ RUN_BY: dict[str, tuple[str, ...]] = {
         f"{_TOOLS}::test_jobs_are_listed_by_their_phase_and_each_of_them_is_suspended",
     ),
     "a batch (`--query`)": (
-        f"{_OPERATORS}::test_a_batch_signal_that_no_workflow_expects_changes_nothing",
-        f"{_OPERATORS}::test_a_batch_that_cancels_everything_of_a_job_ends_it_and_its_nodes",
-        f"{_OPERATORS}::test_a_batch_that_terminates_jobs_leaves_groups_that_wind_down",
+        f"{_OPERATORS}::test_a_group_a_store_and_a_dataset_that_are_cancelled_alone_or_signaled_in_a_batch_go_on",
+        f"{_OPERATORS}::test_a_batch_that_ends_jobs_ends_their_groups_and_nodes",
     ),
     "`pause` of a workflow": (
         f"{_PAUSES}::test_a_paused_job_keeps_its_nodes_and_continues_once_it_is_unpaused",

@@ -20,6 +20,7 @@ class Behavior(IntEnum):
     """The commands that a run makes for the same events, named after the release that introduced them."""
 
     RELEASE_0_3 = 3
+    RELEASE_0_4 = 4
 
     @classmethod
     def _missing_(cls, value: object) -> Behavior | None:

@@ -5,13 +5,18 @@ The steps that were made are compared with those before the last failure that wa
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from perdure.contract import FailureClass, ProgressSource
-from perdure.workflows.policy.diagnosis.failures import FAILURE_CLASSES, NEED_PROGRESS, NODE_FAILURES
+from perdure.workflows.policy.diagnosis.failures import FAILURE_CLASSES, NEED_PROGRESS, NODE_FAILURES, VICTIMS
 from perdure.workflows.policy.repair.case import Case, Verdict
 from perdure.workflows.policy.state.budget import follows, made_progress, within_window
 from perdure.workflows.policy.state.job import RoleInJob
-from perdure.workflows.policy.state.memory import RaisedError
+from perdure.workflows.policy.state.memory import EarlyEnd, RaisedError
 from perdure.workflows.policy.state.node import NodeFailure, NodeState
+
+_EARLY = timedelta(minutes=1)
+"""The time from the decision on a world within which an end is an early one; a busy machine imports torch in it."""
 
 
 def restarts_in_window(case: Case) -> int:
@@ -44,6 +49,21 @@ def raised_again(case: Case) -> RaisedError | None:
     if not failures_without_progress(case.state, case.culprit):
         return None
     return known.on(*found.machines)
+
+
+def early_end(case: Case) -> EarlyEnd | None:
+    """The culprit's end, with how often in a row it came, if it came soon after the start of the world and before a
+    step, and its class says neither who caused it nor that another node did."""
+    culprit, state = case.culprit, case.state
+    if culprit.failure in NEED_PROGRESS | NODE_FAILURES | VICTIMS or state.world_decided_at is None:
+        return None
+    stepped = any(node.stepped >= state.generation for node in state.members)
+    if stepped or culprit.time - state.world_decided_at > _EARLY:
+        return None
+    if culprit.exit_code is None and culprit.signal is None:
+        return None
+    end = EarlyEnd(rank=culprit.rank, exit_code=culprit.exit_code, signal=culprit.signal)
+    return end.after(state.memory.early_end)
 
 
 def note_error(state: RoleInJob, failure: NodeFailure) -> RoleInJob:
@@ -92,6 +112,7 @@ def charge(case: Case, verdict: Verdict) -> RoleInJob:
     charged = state.memory.replace(
         last_failure=failure,
         last_error=raised_again(case) or _raised(case),
+        early_end=early_end(case),
         failures_without_progress=failures_without_progress(state, case.culprit),
         best_step=max(best, progress.step) if progress is not None and reported else best,
         last_generation_steps=progress.generation_steps if progress is not None else -1,

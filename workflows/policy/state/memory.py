@@ -26,6 +26,22 @@ class RaisedError(Message):
         return self.replace(machines=tuple(dict.fromkeys((*self.machines, *machines)))[:_MACHINES])
 
 
+class EarlyEnd(Message):
+    """The end of a rank soon after the start of its world, perhaps the same several times in a row."""
+
+    rank: int
+    """Its node (slot)."""
+    exit_code: int | None = None
+    signal: int | None = None
+    times: int = 1
+
+    def after(self, before: EarlyEnd | None) -> Self:
+        """The end, counted with those before it that were the same."""
+        if before is None or before.replace(times=self.times) != self:
+            return self
+        return self.replace(times=before.times + 1)
+
+
 class Repair(Message):
     """An action that the ladder has taken: how often in a row, and when last."""
 
@@ -50,6 +66,8 @@ class RepairMemory(Message):
     """The class of the last failure that was charged to the budgets."""
     last_error: RaisedError | None = None
     """The error of that failure, if it was the script's own."""
+    early_end: EarlyEnd | None = None
+    """The end of that failure, if it came soon after the start and is nobody's known failure."""
     failures_without_progress: int = 0
     best_step: int = -1
     """The highest step reported before a failure."""

@@ -1,0 +1,74 @@
+"""Tests of ranks that end the same way soon after each start, with an exit code that blames nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from perdure.contract import FailureClass
+from perdure.workflows.policy.behavior import Behavior
+from tests.policy.scenario import Scenario
+
+
+def job_of_two(**retry: int) -> Scenario:
+    return Scenario("2", retry=retry).ready(0, 1)
+
+
+def test_a_script_that_is_killed_at_once_each_time_is_tried_with_growing_pauses_and_stops_as_its_own_fault():
+    job = job_of_two()
+    pauses: list[float] = []
+    while job.state.outcome is None:
+        before, killed_at = job.generation, job.now
+        job.wait(1).rank_killed(1)
+        while job.state.outcome is None and job.generation == before:
+            job.wait(1)
+        pauses.append((job.now - killed_at).total_seconds() - 1)
+    assert pauses == [0, 5, 10, 0]
+    assert job.state.outcome.exit_code == 1
+    assert job.state.outcome.reason.startswith(
+        "it ended the same way 4 times in a row, soon after the start and without a step: "
+    )
+    assert job.incident.failure is FailureClass.KILLED
+    assert job.incident.rule.startswith("same-end/1")
+
+
+def test_the_limit_is_that_of_restarts_without_progress():
+    job = job_of_two(no_progress_limit=1)
+    job.wait(1).rank_killed(1).wait(1).rank_killed(1)
+    assert job.state.outcome is not None
+
+
+def other_rank(job: Scenario) -> None:
+    job.rank_killed(0)
+
+
+def after_a_step(job: Scenario) -> None:
+    job.steps().rank_killed(1)
+
+
+def later(job: Scenario) -> None:
+    job.runs().wait(timedelta(minutes=2)).rank_killed(1)
+
+
+@pytest.mark.parametrize("other_end", [other_rank, after_a_step, later])
+def test_any_other_end_in_between_begins_anew(other_end: Callable[[Scenario], None]):
+    job = job_of_two()
+    for _ in range(3):
+        job.wait(1).rank_killed(1).wait(1)
+        generation = job.generation
+        other_end(job)
+        job.wait(1)
+        assert job.state.outcome is None
+        assert job.generation == generation + 1, "without a pause"
+
+
+def test_a_run_of_an_older_release_goes_on_without_pauses():
+    job = job_of_two()
+    job.whole = job.whole.replace(behavior=Behavior.RELEASE_0_3)
+    for _ in range(5):
+        generation = job.generation
+        job.wait(1).rank_killed(1)
+        assert job.generation == generation + 1
+    assert job.state.outcome is None
