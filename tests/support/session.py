@@ -24,6 +24,7 @@ from perdure.base.state_folder import StateFolder
 from perdure.local.control_plane import LocalControlPlane
 from tests.support import reaper
 from tests.support.temporal_server import DevServer
+from tests.support.warm_worker import warm_workers
 
 FOLDER = "PYTEST_SESSION_FOLDER"
 """The variable with the session's folder, by which the reaper knows its processes."""
@@ -92,7 +93,7 @@ def shared_control_plane() -> Iterator[LocalControlPlane]:
     plane = LocalControlPlane(StateFolder(folder() / "plane"))
     saved = {variable: os.environ.pop(variable, None) for variable in ("TEMPORAL_ADDRESS", "TEMPORAL_NAMESPACE")}
     try:
-        with _first("plane"):
+        with _first("plane"), warm_workers():
             asyncio.run(plane.ensure())
         yield plane
     finally:
