@@ -269,6 +269,7 @@ TestJobMachine.settings = _SETTINGS
 
 
 @pytest.mark.long("workflows")
+@pytest.mark.timeout(900)
 class TestJobMachineInDepth(TestJobMachine):
     """The same with many more examples."""
 

@@ -32,9 +32,6 @@ FOLDER = "PYTEST_SESSION_FOLDER"
 _DESCRIPTORS = 1024
 """The usual soft limit of open files, under which users run what is tested here."""
 
-_PROCESSES = 16
-"""Namespaces of the shared server: one for each process that runs tests."""
-
 _REAPER = pytest.StashKey[subprocess.Popen[bytes]]()
 
 
@@ -74,7 +71,8 @@ def worker_name(config: pytest.Config) -> str:
 @contextlib.contextmanager
 def shared_server(config: pytest.Config) -> Iterator[DevServer]:
     """Yields the session's dev server, with a namespace of this process's own."""
-    server = DevServer(folder() / "temporal" / "temporal.db", namespaces=tuple(map(_namespace, range(_PROCESSES))))
+    processes = getattr(config, "workerinput", {}).get("workercount", 1)
+    server = DevServer(folder() / "temporal" / "temporal.db", namespaces=tuple(map(_namespace, range(processes))))
     server.namespace = _namespace(int(worker_name(config).removeprefix("gw") or 0))
     with _first("temporal") as is_first:
         record = server.database.with_suffix(".port")

@@ -114,6 +114,7 @@ def test_only_related_roles_restart_and_the_job_ends(
 
 
 @pytest.mark.long("workflows")
+@pytest.mark.timeout(900)
 @settings(max_examples=200)
 @given(EVENTS, RELATIONS)
 def test_only_related_roles_restart_and_the_job_ends_in_depth(
