@@ -220,6 +220,9 @@ class Standbys:
 
     def _end(self, standby: _Standby) -> None:
         _, status = os.waitpid(standby.pid, 0)
+        if standby.read is None and not standby.discarded and standby.control.fileno() >= 0:
+            # On a busy machine its end is seen together with what it has said before, which is read first.
+            self._read_message(standby)
         self._forget(standby)
         if standby.discarded:
             return

@@ -13,7 +13,11 @@ from typing import Any
 import pytest
 
 from perdure.agent.progress import ProgressReader
+from perdure_launcher.warm_start.loop import Loop
+from perdure_launcher.warm_start.messages import send
 from perdure_launcher.warm_start.names import SOCKET, STANDBYS
+from perdure_launcher.warm_start.plan import Plan
+from perdure_launcher.warm_start.standbys import Standbys, _Standby
 from perdure_launcher.warm_start.start_method import has_devices
 from perdure_launcher.warm_start.starts import lacks_standbys, read_starts
 from tests.launcher.nodes import READY, ROOT, TORCHRUN, Node, all_step, first_world, form_world, running
@@ -113,6 +117,23 @@ def test_what_makes_forks_impossible_leads_to_standbys(tmp_path: Path) -> None:
         tell(script)
         ended = script.run()
         assert (ended.returncode, ended.stderr.count("users own"), script.last.standby) == (6, 1, True)
+
+
+def test_what_a_standby_has_said_is_read_although_its_end_is_seen_first(tmp_path: Path) -> None:
+    loop, plan = Loop(), Plan((), {})
+    kept = Standbys(plan=plan, folder=str(tmp_path), loop=loop)
+    for _ in range(4):
+        ours, its = socket.socketpair()
+        send(its, {"refused": {"package": "left", "reason": "why"}})
+        its.close()
+        pid = os.posix_spawn("/bin/sh", ["sh", "-c", ":"], os.environ)
+        standby = _Standby(pid=pid, local_rank="0", plan=plan, control=ours, ended=os.pidfd_open(pid))
+        kept._alive.append(standby)
+        loop.watch(standby.ended, lambda: None)
+        loop.watch(ours.fileno(), lambda: None)
+        kept._end(standby)
+    record = json.loads((tmp_path / STANDBYS).read_text())
+    assert (record["left_out"], record["failure"]) == ({"left": "why"}, "")
 
 
 def standbys(node: Node) -> dict[str, int]:

@@ -161,14 +161,8 @@ async def test_a_wrong_field_fails_once_with_the_text(site: Site):
     assert str(of_validate.value) in str(of_workflow.value)
     handle = (await site.client.connect()).get_workflow_handle(job_workflow_id("default", name))
     kinds = [EventType.Name(event.event_type) async for event in handle.fetch_history_events()]
-    assert kinds == [
-        "EVENT_TYPE_WORKFLOW_EXECUTION_STARTED",
-        "EVENT_TYPE_WORKFLOW_TASK_SCHEDULED",
-        "EVENT_TYPE_WORKFLOW_TASK_STARTED",
-        "EVENT_TYPE_WORKFLOW_TASK_COMPLETED",
-        "EVENT_TYPE_MARKER_RECORDED",
-        "EVENT_TYPE_WORKFLOW_EXECUTION_FAILED",
-    ]
+    assert kinds.count("EVENT_TYPE_WORKFLOW_TASK_COMPLETED") == 1, "the first task fails the job"
+    assert kinds[-1] == "EVENT_TYPE_WORKFLOW_EXECUTION_FAILED"
 
 
 @pytest.mark.long("commands")
