@@ -30,7 +30,7 @@ from tests.support.receiver import Receiver, answers, hangs, receiving
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, submit
 from tests.workflows.jobs import node, running, status
-from tests.workflows.ways import sandboxed_and_replayed
+from tests.workflows.ways import also_replayed, sandboxed_and_replayed
 
 Handle = WorkflowHandle[Any, Any]
 
@@ -85,6 +85,7 @@ async def report(handle: Handle) -> dict[str, TargetReport]:
     return {one.name: one for one in found.targets}
 
 
+@also_replayed
 async def test_a_job_tells_its_incidents_and_its_end_and_its_deliveries_end_with_it(fleet: Fleet, receiver: Receiver):
     targets = {"all": to(receiver, "/all"), "end": to(receiver, "/end", when=["completion"])}
     job = await submit(fleet, job_spec("2", notifications=targets))

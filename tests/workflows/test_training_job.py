@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
@@ -24,7 +25,7 @@ from perdure.contract import (
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, submit
 from tests.workflows.jobs import incidents, node, reset, running, seen, status, until
-from tests.workflows.played_node import now
+from tests.workflows.played_node import PlayedNode, now
 from tests.workflows.ways import also_replayed, replayed, sandboxed
 
 
@@ -52,6 +53,34 @@ async def test_a_killed_rank_restarts_in_place_and_the_job_runs_to_success(fleet
     assert (result["phase"], result["exit_code"]) == ("SUCCEEDED", 0)
     assert [played.completed for played in nodes] == [2, 2]
     assert len(fleet.deleted) == 2
+
+
+@replayed
+async def test_a_rank_that_is_killed_at_each_start_is_restarted_after_a_pause_and_stops_its_job(fleet: Fleet):
+    handle = await submit(fleet, job_spec("2", retry={"no_progress_limit": 2}))
+    await running(handle, nodes=2)
+    nodes = [await node(fleet, handle, rank) for rank in range(2)]
+    for played in nodes:
+        played.silent = True
+    killed_at = now()
+    for generation in range(2, 5):
+        killed_at = now()
+        await nodes[1].rank_dies()
+        await seen(handle, taken(nodes[1], generation))
+    assert now() - killed_at >= timedelta(seconds=5), "the pause before the second restart"
+    await nodes[1].rank_dies()
+    with pytest.raises(WorkflowFailureError) as failed:
+        await handle.result()
+    assert isinstance(failed.value.cause, ApplicationError)
+    assert failed.value.cause.details[0]["exit_code"] == 1
+    assert "it ended the same way 3 times in a row" in failed.value.cause.message
+
+
+def taken(played: PlayedNode, generation: int) -> Callable[[], Awaitable[bool]]:
+    async def has_taken() -> bool:
+        return played.generation == generation
+
+    return has_taken
 
 
 @also_replayed
