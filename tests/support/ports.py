@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from tests.support import descriptors
+
 _FIRST, _LAST, _BLOCK = 11_000, 29_999, 500
 """Above the ports of a cluster's components, below the node ports and ephemeral ports of Linux and macOS."""
 
@@ -45,6 +47,7 @@ def _ports(process: int) -> Iterator[int]:
         except OSError:
             os.close(lock)
         else:
+            descriptors.keep(lock)
             return _cycle(first)
     raise OSError(f"{folder}: all blocks of ports are taken by running tests")
 

@@ -26,9 +26,6 @@ SEARCH_ATTRIBUTES = {
     "JobRestarts": "Int",
 }
 
-_FEW_COLLECTIONS = {"GOGC": "400", "GOMEMLIMIT": "512MiB"}
-"""For Go: many tests start a server each, whose collections of garbage would take an eighth of its time."""
-
 
 def temporal_binary() -> Path:
     """The CLI that Perdure would use, which `make setup` has provided."""
@@ -92,7 +89,7 @@ class DevServer:
             self._pid = os.posix_spawn(
                 command[0],
                 command,
-                {**_FEW_COLLECTIONS, **os.environ},
+                os.environ,
                 file_actions=[(os.POSIX_SPAWN_DUP2, log, 1), (os.POSIX_SPAWN_DUP2, log, 2)],
                 setsid=True,
             )

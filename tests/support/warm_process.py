@@ -81,7 +81,7 @@ class WarmInterpreter:
 
     def __init__(self, *modules: str) -> None:
         self._starts = Lock()
-        self._requests, theirs = socket.socketpair()
+        self.requests, theirs = socket.socketpair()
         with theirs:
             self._pid = os.posix_spawn(
                 sys.executable,
@@ -120,16 +120,16 @@ class WarmInterpreter:
         content = json.dumps(request).encode()
         try:
             with self._starts:
-                socket.send_fds(self._requests, [len(content).to_bytes(4, "big")], descriptors)
-                self._requests.sendall(content)
-                pid = int.from_bytes(_exactly(self._requests, 4), "big")
+                socket.send_fds(self.requests, [len(content).to_bytes(4, "big")], descriptors)
+                self.requests.sendall(content)
+                pid = int.from_bytes(_exactly(self.requests, 4), "big")
         finally:
             os.close(ended)
         return WarmProcess(pid, begins)
 
     def close(self) -> None:
         """Ends the interpreter, and with it no process that it has forked."""
-        self._requests.close()
+        self.requests.close()
         os.waitpid(self._pid, 0)
 
 
@@ -142,7 +142,12 @@ def _environment() -> dict[str, str]:
 @cache
 def warm_interpreter(*modules: str) -> WarmInterpreter:
     """Returns the interpreter that this process shares for these modules."""
-    return WarmInterpreter(*modules)
+    # Not at the top: an interpreter runs this file, too, and its processes have only what they need.
+    from tests.support import descriptors
+
+    interpreter = WarmInterpreter(*modules)
+    descriptors.keep(interpreter.requests.fileno())
+    return interpreter
 
 
 def _exactly(connection: socket.socket, count: int) -> bytes:
