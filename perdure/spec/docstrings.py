@@ -28,7 +28,12 @@ def field_docstrings(model: type[BaseModel]) -> Mapping[str, str]:
 
 
 def _own(kind: type) -> dict[str, str]:
-    definition = cast("ast.ClassDef", ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0])
+    try:
+        source = inspect.getsource(kind)
+    except OSError:
+        # An application may be packed without its source.
+        return {}
+    definition = cast("ast.ClassDef", ast.parse(textwrap.dedent(source)).body[0])
     return {
         field.target.id: inspect.cleandoc(text.value.value)
         for field, text in pairwise(definition.body)

@@ -38,7 +38,7 @@ def form(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
         return state
     if held := memory_in_place.why_held(state):
         return incidents.waits(state, held)
-    if _trains_alone(state, state.nodes_max):
+    if _trains_with_enough(state, state.nodes_max):
         # No other nodes could make it larger, and a decision on one of a thousand nodes reads none of the others.
         return _continue_training(state)
     complete = stages.complete_services(state, job)
@@ -50,7 +50,7 @@ def form(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
             return state
     if state.between_stages and (resting := _rest(state, job, now, size=size, available=len(available))) is not None:
         return resting
-    if _trains_alone(state, size):
+    if _trains_with_enough(state, size):
         return _continue_training(state)
     if not state.between_stages and any(node.alive and not node.reachable for node in state.members):
         # The node cannot be sent a world. While its own world steps, that is not evidence against it.
@@ -120,8 +120,8 @@ def _has_surplus(state: RoleInJob) -> bool:
     return state.world is not None and max(state.world.members, default=-1) >= state.nodes_max
 
 
-def _trains_alone(state: RoleInJob, size: int) -> bool:
-    """Whether the world trains, and one of `size` nodes would not be larger."""
+def _trains_with_enough(state: RoleInJob, size: int) -> bool:
+    """Whether the world trains as it is, and one of `size` nodes would not be larger."""
     return _trains(state) and not _has_surplus(state) and state.world is not None and size <= state.world.nodes
 
 
