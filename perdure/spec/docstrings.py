@@ -30,7 +30,7 @@ def field_docstrings(model: type[BaseModel]) -> Mapping[str, str]:
 def _own(kind: type) -> dict[str, str]:
     try:
         source = inspect.getsource(kind)
-    except OSError:
+    except (OSError, TypeError):
         # An application may be packed without its source.
         return {}
     definition = cast("ast.ClassDef", ast.parse(textwrap.dedent(source)).body[0])
