@@ -133,7 +133,7 @@ def listens_at(monkeypatch: pytest.MonkeyPatch, own: str | None, *hosts: str) ->
     monkeypatch.delenv("PERDURE_NODE_ADDRESS", raising=False)
     if own is not None:
         monkeypatch.setenv("PERDURE_NODE_ADDRESS", own)
-    server = rpc._Server(0, Reward(), b"secret")
+    server = rpc._Server(free_port(), Reward(), b"secret")
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     found: list[bool] = []
