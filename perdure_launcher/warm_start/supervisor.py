@@ -27,6 +27,8 @@ PREPARATION = timedelta(seconds=30)
 """The time that a node may prepare before it joins an elastic job; the other nodes continue to train meanwhile."""
 
 _SHIM = "python"
+_INTERPRETER = "interpreter"
+"""A link to an interpreter whose path a script's first line cannot hold."""
 _LOG = "log"
 
 _BACKLOG = 128
@@ -75,8 +77,8 @@ def offer(folder: Path, environment: MutableMapping[str, str], *, python: str = 
     """
     if EXECUTABLE_VARIABLE in environment:
         return f"{EXECUTABLE_VARIABLE} is set in the job's environment"
-    if len(os.fsencode(python)) > _LONGEST_INTERPRETER or any(map(str.isspace, python)):
-        return f"{python} cannot be used in a script's first line"
+    if not any(map(_fits_first_line, (python, str(folder / _INTERPRETER)))):
+        return f"neither {python} nor a link to it in {folder} fits a script's first line: too long, or with spaces"
     try:
         shim = prepare(folder, python)
     except OSError as error:
@@ -233,7 +235,17 @@ def prepare(folder: Path, python: str) -> Path:
     start.mkdir(parents=True, exist_ok=True)
     # Atomic: an interpreter that is just starting must never read an empty file and continue with the script.
     write_file(start / "sitecustomize.py", _SITECUSTOMIZE)
-    shim = folder / _SHIM
-    shim.write_bytes(os.fsencode(_SHIM_PROGRAM.format(python=python, package=str(_PACKAGE.parent))))
+    shim, first = folder / _SHIM, python
+    if not _fits_first_line(python):
+        # Replaced, never missing: shims may be starting.
+        link, new = folder / _INTERPRETER, folder / f"{_INTERPRETER}.new"
+        new.unlink(missing_ok=True)
+        new.symlink_to(os.path.realpath(python))
+        first = str(new.replace(link))
+    shim.write_bytes(os.fsencode(_SHIM_PROGRAM.format(python=first, package=str(_PACKAGE.parent))))
     shim.chmod(0o755)
     return shim
+
+
+def _fits_first_line(interpreter: str) -> bool:
+    return len(os.fsencode(interpreter)) <= _LONGEST_INTERPRETER and not any(map(str.isspace, interpreter))

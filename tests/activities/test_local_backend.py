@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import shlex
 import signal
 import sys
 import time
@@ -55,7 +56,7 @@ async def test_one_node_however_often_it_is_created(state: Path, backend: LocalB
 
 async def test_a_killed_launcher_is_a_node_that_is_gone(backend: LocalBackend, state: Path) -> None:
     # A daemon of its own session, which survives its launcher.
-    script = f"{sys.executable} -c 'import os, time; os.setsid(); time.sleep(601)' & sleep 600"
+    script = f"{shlex.quote(sys.executable)} -c 'import os, time; os.setsid(); time.sleep(601)' & sleep 600"
     async with nothing_left(LocalJob(state, run_at_once("bash", "-c", script))) as job:
         async with watching(backend, job.watch()) as watch:
             await backend.create(job.request())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ from tests.support.waiting import DEADLINE
 )
 def test_a_command_without_streams_ends_as_with_dev_null(tmp_path: Path, specification: str, code: int) -> None:
     (tmp_path / "job.yaml").write_text(specification)
-    words = " ".join((*PERDURE, "validate", "job.yaml"))
+    words = shlex.join((*PERDURE, "validate", "job.yaml"))
     ran = subprocess.run(["sh", "-c", f"{words} >&- 2>&- <&-"], cwd=tmp_path, timeout=DEADLINE, check=False)
     assert ran.returncode == code
 
@@ -32,7 +33,7 @@ def test_a_file_that_is_opened_is_no_standard_output(tmp_path: Path) -> None:
         "from perdure.base.standard_streams import open_closed_streams; open_closed_streams(); "
         "file = open('found', 'w'); print('printed', flush=True); print(file.fileno(), file=file)"
     )
-    words = f'{PERDURE[0]} -c "{program}" >&- 2>&- <&-'
+    words = f'{shlex.quote(PERDURE[0])} -c "{program}" >&- 2>&- <&-'
     subprocess.run(["sh", "-c", words], cwd=tmp_path, timeout=DEADLINE, check=True)
     assert int((tmp_path / "found").read_text()) > 2
 

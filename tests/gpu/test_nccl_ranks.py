@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -134,7 +135,7 @@ def start(tmp_path: Path) -> Path:
     """A program that starts Python, for a node that NCCL takes for a machine of its own."""
     for name in ("start", "python"):
         program = tmp_path / name
-        program.write_text(f'#!/bin/sh\nNCCL_HOSTID="$PERDURE_NODE" exec {sys.executable} "$@"\n')
+        program.write_text(f'#!/bin/sh\nNCCL_HOSTID="$PERDURE_NODE" exec {shlex.quote(sys.executable)} "$@"\n')
         program.chmod(0o755)
     return tmp_path / "start"
 

@@ -7,6 +7,7 @@ import asyncio
 import os
 import re
 import secrets
+import shlex
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -155,7 +156,7 @@ async def test_a_lost_pod_gets_what_its_script_has_saved_from_the_agent_of_anoth
     for rank in (0, 1):
         (results / str(rank)).mkdir()
     name = f"k-{secrets.token_hex(4)}"
-    script = f"{sys.executable} {REPOSITORY / 'tests' / 'system' / 'saves_itself.py'}"
+    script = shlex.join([sys.executable, str(REPOSITORY / "tests" / "system" / "saves_itself.py")])
     async with perdure(cluster, job.namespace) as (_, client):
         worker = {
             "nodes": 2,

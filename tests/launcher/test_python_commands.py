@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -52,7 +53,7 @@ def test_what_would_start_otherwise_is_not(command: list[str]) -> None:
 
 def test_a_wrapper_in_pythons_place_is_not(tmp_path: Path) -> None:
     wrapper = tmp_path / "python"
-    wrapper.write_text(f'#!/bin/sh\nexec env -u PYTHONPATH {sys.executable} "$@"\n')
+    wrapper.write_text(f'#!/bin/sh\nexec env -u PYTHONPATH {shlex.quote(sys.executable)} "$@"\n')
     wrapper.chmod(0o755)
     assert python_command(["python", "train.py"], path=str(tmp_path), workdir=Path("/")) is None
 

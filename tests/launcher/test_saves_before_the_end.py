@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 
@@ -18,7 +19,7 @@ pytestmark = [pytest.mark.usefixtures("ranks"), pytest.mark.timeout(300)]
 LONG = pytest.mark.long("launchers")
 
 SCRIPT = "saves_with_children.py"
-SHELL = ["bash", "-c", f"{sys.executable} -u {SCRIPT}; exit $?"]
+SHELL = ["bash", "-c", f"{shlex.quote(sys.executable)} -u {SCRIPT}; exit $?"]
 """A rank whose script is a shell's: the shell ends by the signal without passing it on."""
 WRAPPER = [sys.executable, "wraps.py", SCRIPT]
 """The same with a program that does not handle the signal."""

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import secrets
+import shlex
 import signal
 import sys
 import time
@@ -19,6 +20,8 @@ from tests.launcher.nodes import DEADLINE, EXITED, READY, TORCHRUN, Node, all_re
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timeout(300)
+
+PYTHON = shlex.quote(sys.executable)
 
 
 def command_of(script: str, **config: object) -> Node:
@@ -68,7 +71,7 @@ async def test_a_command_that_cannot_start_is_explained(
 async def test_a_command_that_dies_takes_daemons_and_orphans_along() -> None:
     script = (
         "setsid sleep 1000 & (setsid setsid sleep 1001 &) ; "
-        f"{sys.executable} -c \"import signal,time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); "
+        f"{PYTHON} -c \"import signal,time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); "
         'time.sleep(1002)" & sleep 0.2; while ! [ -e go ]; do sleep 0.05; done; kill -9 $$'
     )
     node = command_of(script, termination_grace_s=60)
@@ -173,7 +176,7 @@ async def test_a_request_not_to_run_from_an_agent_that_knows_of_no_attempt_ends_
 
 async def test_usage_of_the_whole_tree_is_reported() -> None:
     begins = "import time; data = bytearray(50_000_000); print('up', flush=True)"
-    script = f'{sys.executable} -c "{begins}\nwhile True: sum(range(10**6)); time.sleep(0.15)" & wait'
+    script = f'{PYTHON} -c "{begins}\nwhile True: sum(range(10**6)); time.sleep(0.15)" & wait'
     node = command_of(script)
     async with running(node):
         await eventually(lambda: "up" in node.output)
@@ -254,9 +257,7 @@ def memory_limited_to(limit: int) -> Iterator[Path]:
 
 async def test_a_kill_for_lack_of_memory_is_told_from_other_kills_and_names_the_limit() -> None:
     # The first attempt needs too much memory, the second one is killed by another process.
-    node = command_of(
-        f"mkdir $TEST_STEPS_DIR/first 2>/dev/null || kill -9 $$; exec {sys.executable} -c 'bytearray(900 << 20)'"
-    )
+    node = command_of(f"mkdir $TEST_STEPS_DIR/first 2>/dev/null || kill -9 $$; exec {PYTHON} -c 'bytearray(900 << 20)'")
     with memory_limited_to(300 << 20) as group:
         node.placed_by = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(group)]
         async with running(node):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 import time
@@ -255,7 +256,7 @@ async def test_ranks_that_bypass_the_rendezvous_on_several_nodes_are_stopped_and
 
 @pytest.mark.long("launchers")
 async def test_a_lost_plugin_is_explained() -> None:
-    node = Node(["sh", "-c", f"PYTHONPATH=/nowhere {' '.join(TORCHRUN)} train.py"])
+    node = Node(["sh", "-c", f"PYTHONPATH=/nowhere {shlex.join(TORCHRUN)} train.py"])
     async with running(node):
         exited = await node.agent.heard(EXITED)
         assert exited.body["exit_code"] == 1

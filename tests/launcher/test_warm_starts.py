@@ -31,7 +31,7 @@ from tests.launcher.nodes import (
     running,
 )
 from tests.launcher.test_torchrun_worlds import pair
-from tests.launcher.warmth import STUB_TORCH, Warmth, warmth
+from tests.launcher.warmth import STUB_TORCH, Warmth, interpreter_with, warmth
 from tests.support.source import parse
 from tests.support.waiting import eventually
 
@@ -155,6 +155,19 @@ def test_a_killed_interpreter_takes_its_ranks_along_and_the_next_start_is_cold_u
         assert not script.supervisor.follow_ranks(lambda: True)
         assert script.run("code", "4").returncode == 4
         assert script.last.warm, script.last
+
+
+@pytest.mark.parametrize("name", ["an environment", "e" * 130])
+def test_an_interpreter_that_no_script_can_name_in_its_first_line_starts_warm(tmp_path: Path, name: str) -> None:
+    with warmth("looks.py", "looks", executable=interpreter_with({}, tmp_path / name)) as script:
+        warm, cold = script.run(), script.run(warm=False)
+        assert script.last.warm, script.last
+        assert json.loads(warm.stdout) == json.loads(cold.stdout)
+
+
+def test_a_folder_for_which_no_first_line_can_be_written_is_named(tmp_path: Path) -> None:
+    python = str(tmp_path / "an environment" / "python")
+    assert "a folder" in offer(tmp_path / "a folder", {}, python=python)
 
 
 def gone(ended: int) -> bool:

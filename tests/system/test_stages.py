@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from perdure.contract import FailureClass, JobPhase
 from tests.system.site import SCRIPT, Job, Site
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+TORCHRUN = ["torchrun", str(SCRIPT)]
 
 
 def staged(*lines: str) -> list[str]:
@@ -32,10 +34,10 @@ async def test_a_rank_and_a_node_killed_in_the_second_stage_train_the_first_one_
     pretrain, finetune = folder(site, "pretrain"), folder(site, "finetune")
     job = await site.submit(
         command=staged(
-            f"torchrun {SCRIPT} {pretrain} --steps 20",
+            shlex.join([*TORCHRUN, str(pretrain), "--steps", "20"]),
             "echo between",
             "until [ -e go ]; do sleep 0.2; done",
-            f"torchrun {SCRIPT} {finetune}",
+            shlex.join([*TORCHRUN, str(finetune)]),
             'echo "$PERDURE_NODE" >> exported',
         )
     )
@@ -65,7 +67,7 @@ async def test_a_rank_and_a_node_killed_in_the_second_stage_train_the_first_one_
 async def test_a_line_that_fails_after_torchrun_every_time_fails_the_job(site: Site):
     trained = folder(site, "trained")
     job = await site.submit(
-        command=staged(f"torchrun {SCRIPT} {trained} --steps 5", 'echo "$PERDURE_NODE" >> tried', "exit 7")
+        command=staged(shlex.join([*TORCHRUN, str(trained), "--steps", "5"]), 'echo "$PERDURE_NODE" >> tried', "exit 7")
     )
     result = await site.client.wait(job.name)
     assert (result.phase, result.exit_code) == (JobPhase.FAILED, 1)
@@ -80,7 +82,7 @@ async def test_a_line_that_fails_after_torchrun_every_time_fails_the_job(site: S
 async def test_work_before_the_first_torchrun_may_take_longer_than_a_node_has_to_join(site: Site):
     out = folder(site, "out")
     job = await site.submit(
-        command=staged("until [ -e installed ]; do sleep 0.2; done", f"torchrun {SCRIPT} {out} --steps 5"),
+        command=staged("until [ -e installed ]; do sleep 0.2; done", shlex.join([*TORCHRUN, str(out), "--steps", "5"])),
         timing={"rendezvous": {"join_timeout": "40s"}},
     )
     known = await job.until(lambda s: "its command runs and has not started its torchrun yet" in s.reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import signal
 import sys
 
@@ -22,7 +23,7 @@ async def test_a_killed_rank_of_any_command_restarts_in_place_with_its_world_in_
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     (out := site.folder / "out").mkdir()
     tell = f'echo {" ".join(f"${name}" for name in names)} > "env-$PERDURE_GENERATION-$RANK"'
-    command = ["sh", "-c", f"{tell}; exec {sys.executable} {WALK} {out}"]
+    command = ["sh", "-c", f"{tell}; exec {shlex.join([sys.executable, str(WALK), str(out)])}"]
     job = await site.submit(command=command, nodes="2", out=out, network={"store_ports": "23000-23099"})
     await job.running(nodes=2)
     job.signal(1, "rank")
