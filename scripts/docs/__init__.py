@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from scripts.docs import command_line, metrics, notification, python_api, site_policy, specification
+from scripts.docs import command_line, limits, metrics, notification, python_api, site_policy, specification
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs"
 
 PAGES: Mapping[str, Callable[[], str]] = {
     "cli.md": command_line.reference,
+    "limits.md": limits.reference,
     "metrics.md": metrics.reference,
     "notification.v1.json": notification.schema,
     "python-api.md": python_api.reference,

@@ -45,7 +45,7 @@ How values are written:
   them in quotes: `outputs: {logs: "s3://bucket/${job.name}"}`.
 - Numbers and truth values need quotes where a text is expected: `env: {OMP_NUM_THREADS: "4"}`.
 - A field without a value is ignored. Unknown fields are errors.
-- As JSON without default values, a specification has at most 16 KiB.
+- The size of a specification, as JSON without default values, is [limited](limits.md#jobs-and-nodes).
 """
 
 _OUTRODUCTION = """\
