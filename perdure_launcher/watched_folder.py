@@ -33,6 +33,10 @@ LOOK = 1.0
 """Seconds between two looks at the folder. What does not change between two of them may be complete."""
 _AGAIN = 5.0
 """Seconds until a copy to or from the storage is tried again."""
+_LAST_LOOKS = 3
+"""Looks after the command's end: what is new is copied at the second one, and one copy may fail and be tried again."""
+_LAST_PAUSE = 0.5
+"""Seconds before that."""
 _RESTORE_AGAIN = 1.0
 """The same for the copies that the command waits for."""
 WAITS = 5.0
@@ -122,9 +126,12 @@ class WatchedFolder:
         lower_thread_priority()
         while not self._ending.wait(LOOK):
             self.look()
-        # No process is left that could change anything between these two.
-        if self.look():
-            self.look()
+        # No process is left that could change anything between these.
+        for _ in range(_LAST_LOOKS):
+            if not self.look():
+                return
+            if self._problem:
+                time.sleep(_LAST_PAUSE)
 
     # Copying
 

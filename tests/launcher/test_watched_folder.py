@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from perdure_launcher import watched_folder
-from perdure_launcher.watched_folder import WatchedFolder, folder_of, is_whole, read_entries
+from perdure_launcher.watched_folder import Entries, WatchedFolder, folder_of, is_whole, read_entries
 from perdure_training.node_api.bodies import RestoringReport
-from perdure_training.node_api.storage_link import StorageLink
+from perdure_training.node_api.storage_link import StorageAway, StorageLink
 from tests.support.waiting import wait_for
 from tests.training.checkpoint_agent import CheckpointAgent, checkpoint_agent
 
@@ -106,6 +106,26 @@ def test_saves_that_the_script_soon_deletes_are_copied_after_a_copy_has_failed(
 def torn(path: Path) -> None:
     content = path.read_bytes()
     path.write_bytes(content[: len(content) * 2 // 3])
+
+
+def test_a_copy_that_fails_at_the_commands_end_is_tried_again(
+    agent: CheckpointAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(watched_folder, "LOOK", 60.0)
+    (saves := tmp_path / "saves").mkdir()
+    watched = watch(agent, saves)
+    torch.save({"step": 1}, saves / "last.pt")
+    copy, tries = WatchedFolder._copy, list[object]()
+
+    def fails_once(self: WatchedFolder, entries: Entries) -> None:
+        tries.append(entries)
+        if len(tries) == 1:
+            raise StorageAway("the node that keeps the copies closed the connection")
+        copy(self, entries)
+
+    monkeypatch.setattr(WatchedFolder, "_copy", fails_once)
+    watched.close(within=60)
+    assert on_another_node(agent, tmp_path / "other") == ["last.pt"]
 
 
 def test_a_replacement_gets_the_newest_complete_save_of_each_kind(agent: CheckpointAgent, tmp_path: Path):
