@@ -7,8 +7,9 @@ from datetime import timedelta
 
 import pytest
 
-from perdure.contract import FailureClass
+from perdure.contract import FailureClass, LossCause
 from perdure.workflows.policy.behavior import Behavior
+from perdure.workflows.policy.facts.events import RestartRequested, ResumeRequested, ScaleRequested, SuspendRequested
 from tests.policy.scenario import Scenario
 
 
@@ -62,6 +63,37 @@ def test_any_other_end_in_between_begins_anew(other_end: Callable[[Scenario], No
         job.wait(1)
         assert job.state.outcome is None
         assert job.generation == generation + 1, "without a pause"
+
+
+def restart(job: Scenario) -> None:
+    job.take(RestartRequested())
+
+
+def scale(job: Scenario) -> None:
+    job.take(ScaleRequested(minimum=2, maximum=3)).ready(2).wait(60)
+    job.take(ScaleRequested(minimum=2, maximum=2)).those_that_leave_end()
+
+
+def suspend(job: Scenario) -> None:
+    job.take(SuspendRequested()).those_that_leave_end().take(ResumeRequested()).ready(0, 1)
+
+
+def preempt(job: Scenario) -> None:
+    job.lost(0, cause=LossCause.PREEMPTED).wait(1).ready(0)
+
+
+@pytest.mark.parametrize("ends_otherwise", [restart, scale, suspend, preempt])
+def test_a_world_in_between_that_trains_and_ends_otherwise_begins_anew(ends_otherwise: Callable[[Scenario], None]):
+    job = job_of_two()
+    for _ in range(5):
+        generation = job.generation
+        job.wait(1).rank_killed(1)
+        assert job.generation == generation + 1, "without a pause"
+        job.steps().wait(timedelta(hours=2))
+        ends_otherwise(job)
+        job.wait(1)
+        assert job.generation > generation + 1
+    assert job.state.outcome is None
 
 
 def test_a_run_of_an_older_release_goes_on_without_pauses():

@@ -62,7 +62,7 @@ def early_end(case: Case) -> EarlyEnd | None:
         return None
     if culprit.exit_code is None and culprit.signal is None:
         return None
-    end = EarlyEnd(rank=culprit.rank, exit_code=culprit.exit_code, signal=culprit.signal)
+    end = EarlyEnd(rank=culprit.rank, exit_code=culprit.exit_code, signal=culprit.signal, generation=state.generation)
     return end.after(state.memory.early_end)
 
 

@@ -33,13 +33,19 @@ class EarlyEnd(Message):
     """Its node (slot)."""
     exit_code: int | None = None
     signal: int | None = None
+    generation: int = 0
+    """The world that it ended."""
     times: int = 1
 
     def after(self, before: EarlyEnd | None) -> Self:
-        """The end, counted with those before it that were the same."""
-        if before is None or before.replace(times=self.times) != self:
+        """The end, counted with those before it that were the same, each in the world that followed the last.
+
+        A world in between that ended otherwise, by a request or a drained node, may have made any number of steps.
+        """
+        if before is None or before.generation + 1 != self.generation:
             return self
-        return self.replace(times=before.times + 1)
+        same = before.replace(times=self.times, generation=self.generation) == self
+        return self.replace(times=before.times + 1) if same else self
 
 
 class Repair(Message):
