@@ -10,6 +10,8 @@ import pytest
 from perdure.contract import FailureClass, LossCause
 from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.facts.events import RestartRequested, ResumeRequested, ScaleRequested, SuspendRequested
+from perdure.workflows.policy.record.projections import next_action
+from perdure.workflows.policy.state.budget import backoff
 from tests.policy.scenario import Scenario
 
 
@@ -39,6 +41,31 @@ def test_the_limit_is_that_of_restarts_without_progress():
     job = job_of_two(no_progress_limit=1)
     job.wait(1).rank_killed(1).wait(1).rank_killed(1)
     assert job.state.outcome is not None
+
+
+def test_a_patient_job_pauses_for_five_minutes_at_most_and_says_until_when():
+    job = job_of_two(no_progress_limit=100, max_restarts=100)
+    for _ in range(12):
+        generation = job.generation
+        job.wait(1).rank_killed(1)
+        if job.generation == generation:
+            until = job.now + backoff(job.state.memory.early_end.times + 1 if job.state.memory.early_end else 1)
+            expected = f"restarts the ranks at {until:%H:%M:%S} UTC: they have ended the same way "
+            assert next_action(job.state, job.job).startswith(expected)
+        job.wait(timedelta(minutes=5))
+        assert job.generation == generation + 1
+        assert "restarts the ranks at" not in next_action(job.state, job.job)
+
+
+def test_a_restart_that_a_user_requests_ends_the_pause():
+    job = job_of_two()
+    for _ in range(2):
+        generation = job.generation
+        job.wait(1).rank_killed(1)
+    assert job.generation == generation
+    job.take(RestartRequested(reason="the machine has memory again"))
+    assert job.generation == generation + 1
+    assert job.incident.evidence[-1].text == "restart requested by a user: the machine has memory again"
 
 
 def other_rank(job: Scenario) -> None:

@@ -43,7 +43,8 @@ def apply(state: RoleInJob, event: Event, job: JobSpec, now: datetime) -> RoleIn
         case ScalingChanged():
             return new_goal.follow(state, event, job, now)
         case RestartRequested():
-            return request(state, f"restart requested by a user{because(event.reason)}", now, restarts_all=True)
+            text = f"restart requested by a user{because(event.reason)}"
+            return request(_end_pause(state, text, now), text, now, restarts_all=True)
         case RelaunchRequested():
             return planned_changes.postpone(state, event, job, now) or _relaunch(state, event, job, now)
         case RepairsPaused():
@@ -109,6 +110,15 @@ def request(
             since=now, requested=text, by_user=by_user, begun_by=begun_by, restarts_all=restarts_all
         )
     )
+
+
+def _end_pause(state: RoleInJob, text: str, now: datetime) -> RoleInJob:
+    """Has ranks restarted at once that would be restarted after a pause."""
+    interruption = state.interruption
+    if interruption is None or interruption.decided or not interruption.waits:
+        return state
+    state = incidents.add_evidence(state, Evidence(time=now, source=EvidenceSource.USER, text=text), now=now)
+    return state.replace(interruption=interruption.replace(unpaused=True))
 
 
 def reasons(state: RoleInJob, ranks: Collection[int]) -> str:

@@ -233,6 +233,8 @@ def next_action(state: RoleInJob, job: JobSpec) -> str:
         return short
     if postponed := planned_changes.describe(state):
         return postponed
+    if state.interruption is not None and state.interruption.waits and not state.interruption.decided:
+        return state.interruption.waits
     if held := succession.why_held(state) or memory_in_place.why_held(state):
         return f"the next world {held}"
     if held_back := succession.waiting_nodes(state):

@@ -37,6 +37,8 @@ class Verdict:
     culprit: int | None = None
     suspects: tuple[Suspect, ...] = ()
     rejected: tuple[Rejected, ...] = field(default=())
+    waits: str = ""
+    """What follows a `Wait`, and when, for users; empty for one that is over in a moment."""
 
     @property
     def stop(self) -> Stop | None:

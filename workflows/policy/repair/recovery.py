@@ -23,7 +23,8 @@ def recover(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
     case = Case(state, interruption, job, now)
     verdict = ladder.decide(case)
     if verdict.wait is not None:
-        return state
+        is_known = interruption.waits == verdict.waits
+        return state if is_known else state.replace(interruption=interruption.replace(waits=verdict.waits))
     counts = verdict.failure is None or FAILURE_CLASSES[verdict.failure].counts
     decided = interruption.replace(actions=verdict.actions, counted=counts or interruption.counted)
     if not interruption.counted:

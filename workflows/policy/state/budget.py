@@ -39,9 +39,10 @@ def made_progress(progress: Progress | None, *, best_step: int, last_generation_
 
 
 def backoff(failed_starts: int) -> timedelta:
-    """The pause before replacing a node whose last incarnations never became ready: 0, 5, 10, 20 … 300 s.
+    """The pause after so many starts in a row that failed, of a node that never became ready or of ranks that ended at
+    once: 0, 5, 10, 20 … 300 s.
 
-    The first replacement is never delayed: most nodes are lost only once.
+    The next start after the first failure is never delayed: most nodes are lost only once.
     """
     if failed_starts <= 1:
         return timedelta()

@@ -61,6 +61,10 @@ class Interruption(Message):
     """The decision on it; without any, none is made."""
     counted: bool = False
     """Its restart is charged to the budgets: news may change the decision, but it stays one restart."""
+    waits: str = ""
+    """What follows once the decision need not wait any longer, for users; empty where it does not wait for long."""
+    unpaused: bool = False
+    """A user has ended the pause before its ranks are restarted."""
 
     @property
     def decided(self) -> bool:

@@ -6,7 +6,7 @@ script's own, whatever its exit code says.
 
 from __future__ import annotations
 
-from datetime import timedelta
+from dataclasses import replace
 
 from perdure.base.words import count
 from perdure.contract import Wait
@@ -14,9 +14,7 @@ from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.repair import charges
 from perdure.workflows.policy.repair.case import Case, Verdict
 from perdure.workflows.policy.repair.rungs.permanent_failure import stop
-
-_FIRST_PAUSE = timedelta(seconds=5)
-"""The pause before the second restart; each further one is twice as long."""
+from perdure.workflows.policy.state.budget import backoff
 
 
 def decide(case: Case) -> Verdict | None:
@@ -29,7 +27,9 @@ def decide(case: Case) -> Verdict | None:
         again = f"{count(end.times, 'time')} in a row, soon after the start and without a step"
         rule = 'same-end/1 "the same end soon after each start: it is the script"'
         return stop(case, rule, f"it ended the same way {again}: {case.culprit.text}", 1)
-    until = case.interruption.since + _FIRST_PAUSE * 2 ** (end.times - 2)
-    if case.now >= until:
+    until = case.interruption.since + backoff(end.times)
+    if case.now >= until or case.interruption.unpaused:
         return None
-    return case.blame('same-end/2 "a pause, which grows while no step is gained"', Wait(until=until), rejected=())
+    pause = case.blame('same-end/2 "a pause, which grows while no step is gained"', Wait(until=until), rejected=())
+    again = f"they have ended the same way {count(end.times, 'time')} in a row, soon after the start"
+    return replace(pause, waits=f"restarts the ranks at {until:%H:%M:%S} UTC: {again}")
