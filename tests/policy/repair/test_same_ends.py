@@ -43,6 +43,20 @@ def test_the_limit_is_that_of_restarts_without_progress():
     assert job.state.outcome is not None
 
 
+def test_an_exit_code_that_each_node_may_report_first_is_the_same_end():
+    job = job_of_two()
+    starts = 0
+    while job.state.outcome is None:
+        generation, order = job.generation, ((0, 1), (1, 0))[starts % 2]
+        starts += 1
+        job.wait(1)
+        for rank in order:
+            job.rank_raised(rank, None, exit_code=137, generation=generation)
+        job.wait(30)
+    assert (starts, job.state.outcome.exit_code) == (4, 1)
+    assert job.incident.rule.startswith("same-end/1")
+
+
 def test_a_patient_job_pauses_for_five_minutes_at_most_and_says_until_when():
     job = job_of_two(no_progress_limit=100, max_restarts=100)
     for _ in range(12):

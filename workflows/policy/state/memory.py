@@ -44,7 +44,9 @@ class EarlyEnd(Message):
         """
         if before is None or before.generation + 1 != self.generation:
             return self
-        same = before.replace(times=self.times, generation=self.generation) == self
+        # Each node of a script that ends by an exit code of its own does so, and any of them may report it first.
+        rank = before.rank if self.exit_code is None else self.rank
+        same = before.replace(times=self.times, generation=self.generation, rank=rank) == self
         return self.replace(times=before.times + 1) if same else self
 
 
