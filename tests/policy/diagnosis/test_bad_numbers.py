@@ -10,6 +10,7 @@ from perdure.cli.explain import explanation
 from perdure.contract import FailureClass, JobPhase, NumberKind, RankNumber, RestartRanks, RollBack
 from perdure.contract.worlds import UnsoundSteps
 from perdure.workflows.policy.diagnosis.bad_numbers import describe, newest_sound
+from perdure.workflows.policy.facts.events import RelaunchRequested
 from perdure.workflows.policy.record.action_words import words
 from perdure.workflows.policy.timers import next_deadline
 from perdure.workflows.policy.world.group_desire import desires_of
@@ -211,3 +212,11 @@ def test_numbers_of_other_nodes_ranks_and_other_worlds_are_not_believed():
     assert job.state.wrong_claims == 2
     job.bad_loss(1, 57, generation=9).wait(60)
     assert (job.generation, job.state.bad_numbers) == (1, ())
+
+
+def test_a_loss_while_a_request_waits_keeps_the_next_world_from_what_it_spoiled():
+    job = scenario().take(RelaunchRequested(rank=1))
+    job.bad_loss(0, 57, last_finite=56).wait(2)
+    job.those_that_leave_end().ready(1).wait(1)
+    assert job.generation == 2
+    assert unsound(job) == UnsoundSteps(generation=1, after=55, found_at=57)

@@ -12,6 +12,7 @@ from perdure.cli.explain import explanation
 from perdure.contract import CheckpointRef, CorruptionKind, FailureClass, LossCause, StoredCheckpoint
 from perdure.contract.transitions import NodeCommittedCheckpoint, NodeStoredCheckpoint
 from perdure.contract.worlds import UnsoundSteps
+from perdure.workflows.policy.facts.events import RelaunchRequested
 from perdure.workflows.policy.timers import next_deadline
 from tests.policy.scenario import Scenario
 
@@ -120,3 +121,15 @@ def test_a_rule_of_the_job_may_stop_it():
     job = Scenario("3", retry={"rules": [rule]}).running().wrong_result(1, 100)
     assert job.state.outcome is not None
     assert "ask the vendor" in job.state.outcome.reason
+
+
+def test_a_wrong_result_that_is_found_while_a_request_waits_is_no_less_acted_on():
+    job = Scenario("3").running().take(RelaunchRequested(rank=2))
+    job.wrong_result(1, 1200, repeats=True)
+    assert (job.incident.failure, job.incident.culprit) == (FailureClass.CORRUPTION, 1)
+    assert unsound(job) == UnsoundSteps(generation=1, after=1199, found_at=-1)
+    assert job.incarnations[1] == 2
+    job.those_that_leave_end().removed(1).ready(1, 2)
+    assert job.incarnations == {0: 1, 1: 2, 2: 2}
+    assert job.state.world is not None
+    assert job.state.world.unsound == unsound(job)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from perdure.contract import Evidence, EvidenceSource, RestartCommands
+from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.diagnosis import rules
 from perdure.workflows.policy.diagnosis.failures import FAILURE_CLASSES, GONE, VICTIMS
 from perdure.workflows.policy.record import incidents
@@ -43,10 +44,12 @@ def interrupt(
     interruption = state.interruption or Interruption(since=now)
     if interruption.requested is not None:
         silent = any(node.alive and not node.reachable for node in state.members)
-        if not silent:
+        spoils = state.behavior >= Behavior.RELEASE_0_4 and (failure.number or failure.corruption) is not None
+        if not silent and not spoils:
             # A user's request is in progress and restarts every rank anyway.
             return state
-        # The request waits for a silent member while the others train. Now they no longer do.
+        # The request waits for a silent member while the others train, and now they no longer do. Or the next world
+        # must not load what this one has saved last, and perhaps not run on this machine.
         interruption = Interruption(since=now)
     stalled = {node.rank: node.stalled_since or now for node in state.stalled if not node.stalled_at_start}
     for rank, time in {**(last_steps or {}), **stalled}.items():
