@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
 
@@ -38,11 +38,11 @@ def of_generations_up_to(generation: int, *, run_directory: Path, below: int | N
         run_directory: The node's.
         below: The launcher's PID; by default that of this process.
     """
-    groups = {mark.pid for mark in _marks(run_directory) if mark.generation <= generation}
+    marks = {mark.pid: mark for mark in _marks(run_directory) if mark.generation <= generation}
     return [
         process
         for process in processes.descendants(below)
-        if not process.zombie and (process.group in groups or _is_of(process.pid, generation))
+        if not process.zombie and (_is_in_group_of(marks, process) or _is_of(process.pid, generation))
     ]
 
 
@@ -62,12 +62,18 @@ class GroupsOfRanks:
     def have(self, pid: int) -> bool:
         """Whether a process is in one of them."""
         process = processes.read_process(pid) if self._marks else None
-        if process is None or (mark := self._marks.get(process.group)) is None:
+        if process is None or not _is_in_group_of(self._marks, process):
             return False
-        leader = processes.read_process(process.group)
-        if leader is not None and leader.start_ticks != mark.start_ticks:
-            return False
-        return process.start_ticks >= mark.start_ticks and processes.started_at(process) <= self._until
+        return processes.started_at(process) <= self._until
+
+
+def _is_in_group_of(marks: Mapping[int, StackFile], process: processes.Process) -> bool:
+    """Whether a process is in a group that one of these ranks has led, and no other process leads by the same PID."""
+    mark = marks.get(process.group)
+    if mark is None or process.start_ticks < mark.start_ticks:
+        return False
+    leader = processes.read_process(process.group)
+    return leader is None or leader.start_ticks == mark.start_ticks
 
 
 def _marks(run_directory: Path) -> list[StackFile]:
