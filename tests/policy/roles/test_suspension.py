@@ -6,6 +6,7 @@ import pytest
 from temporalio.exceptions import ApplicationError
 
 from perdure.contract import JobPhase, RoleRequest
+from perdure.contract.transitions import NodeStepping
 from perdure.workflows import requests
 from perdure.workflows.policy.facts.events import ResumeRequested, SuspendRequested, TimePassed
 from perdure.workflows.policy.record.projections import next_action, role_statuses
@@ -73,6 +74,19 @@ def test_a_dependency_is_suspended_and_resumed_under_a_running_role():
     assert not addresses.addresses_by_role(job.state, job.job)["ps"].addresses
     job.removed("ps").take(ResumeRequested(role="ps")).runs("ps")
     assert [role.generation for role in job.state.roles.values()] == [1, 2, 1]
+
+
+def test_a_job_is_suspended_although_the_role_whose_checkpoint_it_awaits_completes_before():
+    ends = {"ends_job": True}
+    job = Roles(storage="file:///checkpoints", trainer=ends, evaluator=ends).runs("trainer", "evaluator")
+    for rank in job.view("evaluator").nodes:
+        job.transition("evaluator", rank, NodeStepping, generation=1, saves=False)
+    job.take(SuspendRequested())
+    assert not job.state.suspended, "the trainer makes a checkpoint first"
+    job.command_ended("trainer").removed("trainer")
+    assert phases(job) == [JobPhase.SUCCEEDED, JobPhase.SUSPENDED]
+    job.removed("evaluator").wait(3600).take(ResumeRequested()).runs("evaluator").wait(3600)
+    assert phases(job) == [JobPhase.SUCCEEDED, JobPhase.RUNNING]
 
 
 def test_roles_that_restart_with_a_role_do_so_when_it_is_resumed():

@@ -11,6 +11,7 @@ from datetime import datetime
 from perdure.contract import Evidence, EvidenceSource, Suspend
 from perdure.spec.job import JobSpec
 from perdure.spec.role_relations import roles_restarted_with
+from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.capacity import planned_changes
 from perdure.workflows.policy.facts import user_requests
 from perdure.workflows.policy.facts.events import ResumeRequested, SuspendRequested
@@ -47,9 +48,15 @@ def carry_out(state: JobState, job: JobSpec, now: datetime) -> JobState:
         return state
     whole: SuspendRequested | None = None
     due = True
-    for name in _working(state):
-        request = awaited(state.roles[name])
-        if request is None:
+    for name, role in state.roles.items():
+        request = awaited(role)
+        if request is None or role.suspended_alone:
+            continue
+        if role.is_over:
+            # It has ended before its checkpoint was durable, and the others are suspended nevertheless.
+            if state.behavior >= Behavior.RELEASE_0_4:
+                whole = whole if request.role else request
+                state = state.with_role(role.replace(postponed=None))
             continue
         view = state.view(name)
         if not request.role:
