@@ -119,10 +119,10 @@ class Node:
             check_runs=max(desired.check_runs, state.check_runs),
             commit=desired.commit,
             copies=desired.copies or state.copies,
-            roles=desired.roles,
+            roles=desired.all_roles,
             released=state.released or (desired.released and bool(state.ended_by)),
         )
-        if desired.roles != state.roles:
+        if desired.all_roles != state.roles:
             self._write_roles()
         refusal = self._take_world(desired.world) if desired.world is not None else ""
         self._restart_command(desired.command_restarts)

@@ -202,6 +202,7 @@ class Agent:
                 preparing=preparing,
                 waits=self.node.state.waits,
                 copies=self._checkpoints.receiver,
+                unpacks_roles=True,
             ),
             first=True,
         )

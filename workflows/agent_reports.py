@@ -69,6 +69,7 @@ def joined(table: NodeTable, message: Joined) -> None:
             acknowledged=NodeDesired() if restarted else record.acknowledged,
             generation=max(record.generation, message.generation),
             copies=message.copies,
+            unpacks_roles=message.unpacks_roles,
         )
     )
     known = identity_of(record.node)

@@ -22,6 +22,7 @@ from temporalio.exceptions import ChildWorkflowError, TemporalError, WorkflowAlr
 with workflow.unsafe.imports_passed_through():
     from perdure.contract import Adopt, GroupDesire
     from perdure.contract.names import group_workflow_id
+    from perdure.contract.worlds import pack_roles
     from perdure.spec.job import JobSpec
     from perdure.workflows import options
     from perdure.workflows.delivery import Delivery, deliver
@@ -105,9 +106,10 @@ class JobGroups:
         self._unknown -= self._tables
         self._tables.clear()
         roles = addresses_by_role(self._owner.state, self._owner.job)
+        packed = pack_roles(roles)
         for view in self._owner.state.views:
             version = view.desire_version
-            for index, desire in group_desire.desires_of(view, roles).items():
+            for index, desire in group_desire.desires_of(view, roles, packed_roles=packed).items():
                 group = Group(view.role, index)
                 if self._sent.get(group) != desire and index not in view.wound_down_groups:
                     self._sent[group] = desire

@@ -27,6 +27,7 @@ with workflow.unsafe.imports_passed_through():
     )
     from perdure.contract.identity import identity_of
     from perdure.contract.transitions import NodeCommanded, NodeJoined, NodeUnresponsive
+    from perdure.contract.worlds import unpack_roles
     from perdure.workflows import options
     from perdure.workflows.node_record import NodeRecord
     from perdure.workflows.node_table import NodeTable
@@ -58,10 +59,18 @@ def desired_of(table: NodeTable, record: NodeRecord) -> NodeDesired:
         checkpoint_request=request,
         commit=_commit(table, record),
         copies=table.copy_target(node) or taken.copies,
-        roles=desire.roles,
+        **_roles(table, record),
         released=taken.released or target.released,
         **complete,
     )
+
+
+def _roles(table: NodeTable, record: NodeRecord) -> dict[str, object]:
+    """The roles of the job, in a form that the node's agent can read."""
+    packed = table.desire.packed_roles
+    if packed and record.unpacks_roles:
+        return {"roles": {}, "packed_roles": packed}
+    return {"roles": unpack_roles(packed) if packed else table.desire.roles, "packed_roles": ""}
 
 
 def _commit(table: NodeTable, record: NodeRecord) -> Commit | None:
@@ -300,7 +309,7 @@ def _summary(table: NodeTable, record: NodeRecord, desired: NodeDesired) -> str:
         parts.append(f"commit {desired.commit.checkpoint.folder}")
     if desired.copies is not None and desired.copies != taken.copies:
         parts.append(f"node {desired.copies.rank} keeps copies of what node {node.rank} saves")
-    if desired.roles != taken.roles:
+    if (desired.roles, desired.packed_roles) != (taken.roles, taken.packed_roles):
         parts.append("the addresses of the job's roles")
     if desired.released and not taken.released:
         parts.append("need not wait for a checkpoint any longer")

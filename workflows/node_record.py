@@ -59,6 +59,8 @@ class NodeRecord(NodeFacts):
     """What its command waits for before it starts."""
     copies: CopyReceiver | None = None
     """Where it takes copies of what other nodes' scripts have saved; None where it takes none."""
+    unpacks_roles: bool = False
+    """Its agent can read `packed_roles`."""
     cut_off: str = ""
     """Why it cannot connect, as last reported."""
     generation: int = 0

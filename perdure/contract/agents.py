@@ -177,6 +177,8 @@ class Joined(AgentMessage, route=Route(Destination.GROUP, "joined")):
     """What its command waits for before it starts."""
     copies: CopyReceiver | None = None
     """Set where the job's nodes keep copies for each other, and this one can."""
+    unpacks_roles: bool = False
+    """It can read `packed_roles`."""
 
 
 class Leaving(AgentMessage, route=Route(Destination.GROUP, "leaving", newest_only=True)):

@@ -8,7 +8,7 @@ from perdure.contract.agents import PrintedLines
 from perdure.contract.base import Message
 from perdure.contract.checkpoints import CheckpointRef, Commit
 from perdure.contract.identity import NodeCredentials
-from perdure.contract.worlds import RoleAddresses, World
+from perdure.contract.worlds import RoleAddresses, World, unpack_roles
 from perdure.spec.durations import Duration
 
 __all__ = [
@@ -81,15 +81,23 @@ class NodeDesired(Message):
     copies: CopyTarget | None = None
     """The node that keeps the copies of what this node's script saves; None where there is none."""
     roles: dict[str, RoleAddresses] = Field(default={})
-    """All roles of a job that has several, by name."""
+    """All roles of a job that has several, by name; empty where they are packed."""
+    packed_roles: str = ""
+    """The same as `pack_roles` returns it, where they are large and the agent can read that."""
     released: bool = False
     """A node that is being ended from outside need not wait for a checkpoint any longer."""
     stop: StopRequest | None = None
     """The incarnation is no longer desired: it ends its command, and exits."""
 
+    @property
+    def all_roles(self) -> dict[str, RoleAddresses]:
+        """All roles of a job that has several, by name."""
+        return unpack_roles(self.packed_roles) if self.packed_roles else self.roles
+
 
 class ApplyDesired(Message):
-    """Argument of `apply_desired`: below a kilobyte, beside checkpoints that are distrusted or inherited."""
+    """Argument of `apply_desired`: below a kilobyte, beside checkpoints that are distrusted or inherited, and the
+    addresses of other roles."""
 
     node: NodeCredentials
     version: int

@@ -95,7 +95,9 @@ class GroupDesire(Message):
     checkpoint_request: int = 0
     """The newest request for a checkpoint that none has answered; 0 for none."""
     roles: dict[str, RoleAddresses] = Field(default={})
-    """All roles of a job that has several, by name."""
+    """All roles of a job that has several, by name; empty where they are packed."""
+    packed_roles: str = ""
+    """The same as `pack_roles` returns it, where they are large."""
     wind_down: bool = False
     """Delete everything and close."""
     reason: str = ""

@@ -3,16 +3,19 @@ reached. Apart from what only jobs and groups say to each other, which agents ne
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
 from collections.abc import Mapping
+from functools import lru_cache
+from zlib import compress, decompress
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from perdure.contract.base import Message
 from perdure.contract.checkpoints import CheckpointRef
 from perdure.contract.identity import Incarnation
 from perdure.spec.durations import Duration
 
-__all__ = ["Member", "RoleAddresses", "UnsoundSteps", "World"]
+__all__ = ["Member", "RoleAddresses", "UnsoundSteps", "World", "pack_roles", "unpack_roles"]
 
 
 class Member(Message):
@@ -93,3 +96,27 @@ class RoleAddresses(Message):
     serves: tuple[str, ...] = ()
     """The address at which each node that it is to have serves, by slot, known before the node starts; empty for a role
     without a port, and where addresses are not known in advance."""
+
+
+_BY_ROLE = TypeAdapter(dict[str, RoleAddresses], config=ConfigDict(defer_build=True))
+
+LARGEST_PLAIN_ROLES = 8 * 1024
+"""Bytes of JSON up to which the roles of a job are sent as they are: of about fifty nodes."""
+
+
+def pack_roles(roles: Mapping[str, RoleAddresses]) -> str:
+    """Returns the roles of a job in compressed form where they are large; else nothing.
+
+    Each node is sent the addresses of all nodes, and a group commands its nodes in one task, which the server refuses
+    above 4 MB. Names of nodes differ by their numbers and shrink to a twentieth.
+    """
+    if not roles:
+        return ""
+    content = _BY_ROLE.dump_json(dict(roles))
+    return b64encode(compress(content)).decode() if len(content) > LARGEST_PLAIN_ROLES else ""
+
+
+@lru_cache(maxsize=8)
+def unpack_roles(packed: str) -> dict[str, RoleAddresses]:
+    """Returns what was given to `pack_roles`."""
+    return _BY_ROLE.validate_json(decompress(b64decode(packed)))

@@ -20,9 +20,12 @@ from perdure.contract import (
     Commit,
     CopyTarget,
     NodeDesired,
+    RoleAddresses,
     StopRequest,
 )
+from perdure.contract.worlds import pack_roles
 from perdure.spec.checkpoint import Checkpoint
+from perdure_training.node_api.layout import ROLES
 from tests.agent.bench import IDENTITY, Bench
 from tests.support.desired import desired_world
 from tests.support.waiting import eventually
@@ -54,6 +57,15 @@ def test_a_node_that_missed_three_desired_states_lacks_nothing_with_the_fourth(b
     assert (state.complete, state.stages_complete, state.command_restarts) == (1, 1, 1)
     assert (state.run, state.attempt) == (True, 2), "its command is started again, once"
     assert state.desired.stop_generation == 2
+
+
+def test_a_node_tells_its_processes_the_addresses_that_it_is_sent_in_compressed_form(bench: Bench) -> None:
+    servers = RoleAddresses(serves=tuple(f"server-{rank}.perdure-job-0123abcd.nlp.svc:8000" for rank in range(500)))
+    packed = pack_roles({"server": servers})
+    assert packed
+    bench.desire(packed_roles=packed)
+    written = json.loads((bench.node.config.run_dir / ROLES).read_text())
+    assert written == {"server": servers.model_dump(mode="json")}
 
 
 def test_a_desired_state_that_arrives_twice_changes_nothing_the_second_time(bench: Bench) -> None:

@@ -23,6 +23,7 @@ from perdure.contract import (
     Joined,
     LeaseRequest,
     LeaseTaken,
+    NodeDesired,
     NodeReached,
     NodeRequest,
     PortsChanged,
@@ -60,6 +61,10 @@ class PlayedNode:
     completed: int = 0
     stages_complete: int = 0
     command_restarts: int = 0
+    unpacks_roles: bool = True
+    """Its agent is not of an older release, which is told all roles as they are."""
+    desired: NodeDesired = field(default_factory=NodeDesired)
+    """The newest that it was sent."""
     stopped: bool = False
     store_changes: int = 0
     """The number of times that the store notified it."""
@@ -105,7 +110,14 @@ class PlayedNode:
     async def start(self) -> None:
         """The agent comes up: worker, `joined`, and soon `ready`."""
         await self.serve()
-        await self.to_group("joined", Joined, agent_started_at=self.started_at, address="127.0.0.1", host="here")
+        await self.to_group(
+            "joined",
+            Joined,
+            agent_started_at=self.started_at,
+            address="127.0.0.1",
+            host="here",
+            unpacks_roles=self.unpacks_roles,
+        )
         if self.fleet.become_ready:
             await self.ready()
 
@@ -221,6 +233,7 @@ class PlayedNode:
         if command.version < self.version:
             return NodeReached(accepted=False, version=self.version)
         desired, self.version = command.desired, command.version
+        self.desired = desired
         self.completed, self.stages_complete = desired.complete_generation, desired.stages_complete
         self.command_restarts = desired.command_restarts
         if desired.stop is not None:

@@ -26,12 +26,15 @@ def groups_of(role: RoleState) -> tuple[int, ...]:
     return tuple(sorted({group_index(rank) for rank in (*role.nodes, *range(role.nodes_max))}))
 
 
-def desires_of(state: RoleInJob, roles: Mapping[str, RoleAddresses] = _ONE_ROLE) -> dict[int, GroupDesire]:
+def desires_of(
+    state: RoleInJob, roles: Mapping[str, RoleAddresses] = _ONE_ROLE, *, packed_roles: str = ""
+) -> dict[int, GroupDesire]:
     """The desired state of each group; versions are set when it is sent.
 
     Args:
         state: The role.
         roles: The addresses of all roles of the job, where it has several.
+        packed_roles: The same in compressed form, where they are large.
     """
     nodes, members = _by_group(state.nodes), _by_group(state.world.members if state.world else {})
     world = state.world if state.world is not None and not state.rests else None
@@ -45,7 +48,8 @@ def desires_of(state: RoleInJob, roles: Mapping[str, RoleAddresses] = _ONE_ROLE)
         stages_complete=state.stages_complete,
         commit=commits.commit_of(state),
         checkpoint_request=commits.open_request(state),
-        roles=dict(roles),
+        roles={} if packed_roles else dict(roles),
+        packed_roles=packed_roles,
         wind_down=state.outcome is not None and not state.held,
         reason=_reason(state),
     )
