@@ -321,6 +321,7 @@ class KubernetesApi:
         refused_since: float | None = None
         while True:
             watching = bool(version)
+            began = loop.time()
             try:
                 if not watching:
                     objects, version = await self._list_all(path, query, reduce)
@@ -344,6 +345,9 @@ class KubernetesApi:
                     # The server no longer has the changes since this version: list again.
                     logger.info("%s: version %s has expired, listing again", path, version)
                     version = ""
+                    if (ran := loop.time() - began) < _SHORT_WATCH:
+                        # A server that is behind the one that has answered the list would be asked without end.
+                        await asyncio.sleep(backoff.next_pause(ran=ran))
                 elif error.unauthorized and watching:
                     refused_since = refused_since or loop.time()
                     if loop.time() - refused_since > _REFUSAL_IS_FINAL:

@@ -31,6 +31,8 @@ class PlayedServer:
     refuses: Callable[[web.Request], bool] = lambda request: True
     asked: list[str] = field(default_factory=list[str])
     agents: set[str] = field(default_factory=set[str])
+    expired: bool = False
+    """It has forgotten each version that is to be watched from, as one that lags behind another one has."""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         what = "WATCH" if request.query.get("watch") else request.method
@@ -38,6 +40,8 @@ class PlayedServer:
         self.agents.add(request.headers["User-Agent"])
         if self.refuses(request) and self.refusals:
             return refusal(403, "Forbidden", self.refusals.pop(0))
+        if what == "WATCH" and self.expired:
+            return refusal(410, "Expired", "too old resource version")
         if what == "WATCH":
             response = web.StreamResponse()
             await response.prepare(request)
@@ -102,6 +106,19 @@ async def test_a_watch_that_the_server_ends_at_once_is_begun_again_after_a_pause
         began = time.monotonic()
         for _ in range(5):
             assert isinstance(await anext(changes), Changed)
+        assert time.monotonic() - began >= 4 * 0.1
+
+
+async def test_a_list_whose_version_has_always_expired_is_requested_again_after_a_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(api_module, "_FIRST_PAUSE", 0.1)
+    server = PlayedServer(expired=True)
+    async with played(server) as api, aclosing(api.follow(PODS)) as changes:
+        assert await anext(changes) == Listed(())
+        began = time.monotonic()
+        for _ in range(4):
+            assert await anext(changes) == Listed(())
         assert time.monotonic() - began >= 4 * 0.1
 
 
