@@ -133,6 +133,10 @@ start workflows without end."""
 STORE_NOTIFICATION = timedelta(seconds=5)
 """The time in which an agent takes note that the store has changed; it does nothing else. Ranks wait for it."""
 
+STORE_NOTIFICATIONS = 1_900
+"""Nodes that a store notifies at a time, beside the watch of its job: the server takes no task of a workflow that would
+have 2,000 activities pending, and a job of several roles may have more nodes."""
+
 NOTIFY_RETRY = RetryPolicy(
     initial_interval=timedelta(milliseconds=200), maximum_interval=timedelta(seconds=10), maximum_attempts=20
 )

@@ -83,6 +83,9 @@ class KeyValueStore:
             # A newer generation has begun.
             self._notifying.pop(path).cancel()
         for path, watch in due.items():
+            if len(self._notifying) >= options.STORE_NOTIFICATIONS:
+                # The next are notified when one of these has been.
+                break
             if path not in self._notifying:
                 self._notifying[path] = asyncio.create_task(self._notify_node(path, watch))
 
