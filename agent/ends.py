@@ -22,6 +22,7 @@ from perdure.contract.nodes import MOST_RANKS
 from perdure.spec.durations import format_duration
 from perdure.workflows.policy.diagnosis import claims
 from perdure_training.node_api.bodies import CommandExit, ReadyReport, UnmanagedReport
+from perdure_training.secret_texts import without_secrets
 
 _CANNOT_START = (126, 127)
 """Exit codes of commands that cannot be started: another start would fail in the same way."""
@@ -193,6 +194,26 @@ def overdue_failure(scene: Scene, *, patience: timedelta) -> Failure:
         progress=scene.progress,
         store_ports=state.store_ports,
     )
+
+
+def hide_secrets(failure: Failure) -> Failure:
+    """Returns the failure as people may read it: its texts quote the command, as argparse's errors do."""
+    printed = failure.printed
+    if printed is not None:
+        rare = tuple(line.replace(text=without_secrets(line.text)) for line in printed.rare)
+        printed = printed.replace(rare=rare)
+    ranks = (replace(rank, error=_hidden(rank.error), traceback=_hidden(rank.traceback)) for rank in failure.ranks)
+    return failure.replace(
+        ranks=tuple(ranks),
+        message=without_secrets(failure.message),
+        error=_hidden(failure.error),
+        log_tail=without_secrets(failure.log_tail),
+        printed=printed,
+    )
+
+
+def _hidden(text: str | None) -> str | None:
+    return None if text is None else without_secrets(text)
 
 
 def earliest(body: ReadyReport) -> datetime | None:

@@ -449,6 +449,7 @@ class Node:
         identity = f"{failure.kind} {which}"
         if identity in self.state.failures:
             return
+        failure = ends.hide_secrets(failure)
         # A script may end because of it.
         self.training.report_findings()
         self.wrong_claims += failure.wrong_claims

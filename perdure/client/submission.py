@@ -23,6 +23,7 @@ from perdure.contract.names import TRAINING_JOB, WORKDIR_MEMO
 from perdure.spec.job import JobSpec
 from perdure.spec.validate import to_mapping
 from perdure.workflows.search_attributes import JOB_BACKEND, JOB_NAMESPACE, JOB_OWNER
+from perdure_training.secret_texts import command_without_secrets
 
 _SUMMARY = 200
 """The most characters of a summary; the server takes 400 bytes."""
@@ -80,7 +81,8 @@ def _summary(job: JobSpec) -> str:
     for name, role in job.roles.items():
         count = f"{role.nodes} node{'' if str(role.nodes) == '1' else 's'}"
         head = count if len(job.roles) == 1 else f"{name}, {count}"
-        roles.append(f"{head}: {code(shorten(' '.join(role.command), max(room - len(head) - 4, 1), placeholder='…'))}")
+        command = " ".join(command_without_secrets(role.command))
+        roles.append(f"{head}: {code(shorten(command, max(room - len(head) - 4, 1), placeholder='…'))}")
     return "; ".join(roles)[:_SUMMARY]
 
 

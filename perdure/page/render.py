@@ -339,7 +339,10 @@ def outlook(after: JobStatus) -> Outlook:
 
 
 def spec_text(spec: Mapping[str, Any]) -> str:
-    """The specification as YAML."""
+    """The specification as YAML, without what looks like a secret."""
     import yaml
 
-    return yaml.safe_dump(dict(spec), sort_keys=False, allow_unicode=True, width=100) if spec else ""
+    from perdure.spec.without_secrets import spec_without_secrets
+
+    shown = spec_without_secrets(spec)
+    return yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=100) if shown else ""

@@ -6,10 +6,11 @@ affects where the nodes run or how soon (a queue, a toleration) leads to a warni
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
+
+from perdure_training.secret_texts import is_secret, secrets_in
 
 from .capabilities import CAPABILITIES
 from .errors import SpecError, SpecProblem, format_path, format_value, line_of
@@ -209,19 +210,24 @@ def _occurrences(value: Any, pattern: Location, location: Location = ()) -> Iter
                 yield from _occurrences(mapping[key], pattern[1:], (*location, key))
 
 
-_SECRET_NAME = re.compile(r".*(_TOKEN|_KEY|PASSWORD.*|PASSWD.*|SECRET.*)|TOKEN", re.IGNORECASE)
-_NAMES_A_PLACE = re.compile(r".*_(FILE|PATH|DIR|ID|NAME)", re.IGNORECASE)
-
-
 def _open_secrets(spec: JobSpec) -> Iterator[SpecWarning]:
     stored = "a Secret of its namespace" if spec.backend is Backend.KUBERNETES else "`perdure secret set NAME/KEY`"
     own = [(("roles", role, "env"), fields.env) for role, fields in spec.roles.items()]
     for place, name, value in ((place, *pair) for place, env in [(("env",), spec.env), *own] for pair in env.items()):
-        if value and _SECRET_NAME.fullmatch(name) and not _NAMES_A_PLACE.fullmatch(name):
+        if is_secret(name, value):
             yield SpecWarning(
                 location=(*place, name),
                 message="looks like a secret, and its value becomes a part of the specification, which Temporal keeps; "
                 f"`secrets: {{{name}: NAME/KEY}}` takes it from {stored}",
+            )
+    for role, fields in spec.roles.items():
+        for word in secrets_in(fields.command):
+            what = f"the value of {word.name}" if word.name else "a part of it"
+            yield SpecWarning(
+                location=("roles", role, "command", word.index),
+                message=f"{what} looks like a secret, and becomes a part of the specification, which Temporal keeps, "
+                "and of a command line, which other users of the machine can read; `secrets: {VARIABLE: NAME/KEY}` "
+                f"gives the command a variable with it, from {stored}",
             )
 
 

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from perdure.base.errors import PerdureError
+from perdure_training.secret_texts import without_secrets
 
 from .fields import Location, choices_of, expected_of, field_at, is_model, one_of, places, strip
 
@@ -119,7 +120,8 @@ def format_value(value: Any) -> str:
         case Enum():
             return format_value(value.value)  # pyrefly: ignore[unknown-attribute-access, unknown-argument-type]
         case str() | int() | float():
-            text = json.dumps(value, ensure_ascii=False)
+            shown = without_secrets(value) if isinstance(value, str) else value
+            text = json.dumps(shown, ensure_ascii=False)
             return text if len(text) <= 80 else text[:76] + "…" + text[-1]
         case _:
             return str(value)

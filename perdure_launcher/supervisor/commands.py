@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from perdure_training.secret_texts import command_without_secrets
+
 from ..system.program_signals import SHELLS
 
 BACKEND = "perdure"
@@ -71,7 +73,8 @@ def begins_with_torchrun(command: Sequence[str]) -> bool:
 def instead_of_deepspeed(command: Sequence[str]) -> str:
     """Returns the command to use instead of DeepSpeed's own launcher; empty for other commands.
 
-    That launcher assigns its ranks in a world of its own, on this machine or over ssh.
+    That launcher assigns its ranks in a world of its own, on this machine or over ssh. People read the returned
+    command, so secrets are replaced in it.
     """
     words = list(command)
     if words and os.path.basename(words[0]).startswith("python"):
@@ -86,7 +89,7 @@ def instead_of_deepspeed(command: Sequence[str]) -> str:
     for word in rest:
         name, _, value = word.partition("=")
         if not name.startswith("-"):
-            return shlex.join([*instead, word, *rest])
+            return shlex.join(command_without_secrets([*instead, word, *rest]))
         if name in _DEEPSPEED_OPTIONS_WITHOUT_VALUE:
             instead += [_DEEPSPEED_OPTIONS_OF_TORCHRUN[name]] if name in _DEEPSPEED_OPTIONS_OF_TORCHRUN else []
             continue

@@ -29,6 +29,7 @@ from perdure_training.node_api.bodies import (
     UnmanagedReport,
 )
 from perdure_training.node_api.storage_link import StorageLink
+from perdure_training.secret_texts import command_without_secrets
 from perdure_training.snapshots.copies import CopyReceiver
 
 from .. import old_ranks
@@ -189,7 +190,8 @@ class Launcher:
         self._feed.start()
         self._outbox.start()
         threading.Thread(target=self._observe, name="observer", daemon=True).start()
-        logger.info("launcher %s runs in %s mode: %s", os.getpid(), self._mode.name, " ".join(self._config.command))
+        command = " ".join(command_without_secrets(self._config.command))
+        logger.info("launcher %s runs in %s mode: %s", os.getpid(), self._mode.name, command)
         try:
             while not (self._leaving and self._tree.empty):
                 self._wait()

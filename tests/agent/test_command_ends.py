@@ -33,6 +33,17 @@ def test_a_node_that_is_ended_from_outside_is_lost_however_its_command_ends(benc
     assert bench.group.of(Ready) == []
 
 
+def test_a_failure_quotes_no_secret_of_the_command(bench: Bench) -> None:
+    bench.apply(1)
+    bench.enter(1)
+    quoted = "error: unrecognized arguments: --token hunter2"
+    bench.exit(generation=1, code=1, log_tail=quoted, ranks=(rank(error=quoted, traceback=quoted),), message=quoted)
+    [failure] = bench.job.of(Failure)
+    shown = "error: unrecognized arguments: --token [redacted]"
+    assert (failure.log_tail, failure.ranks[0].error, failure.ranks[0].traceback) == (shown, shown, shown)
+    assert "hunter2" not in str(failure)
+
+
 def test_a_node_that_its_job_ends_is_no_failure(bench: Bench) -> None:
     bench.apply(1)
     bench.node.leave("the job is over")

@@ -14,11 +14,13 @@ from temporalio.client import Client as TemporalClient
 import perdure
 from perdure.base.errors import ExitCode, JobAlreadyRunning, JobNotFound, LogsUnavailable, NoWorker, Refused
 from perdure.client.client import Client
+from perdure.client.submission import start_job
 from perdure.client.sync import SyncClient
 from perdure.client.views import JobSnapshot, closed
 from perdure.contract import JobPhase
 from perdure.contract.names import TRAINING_JOB, WORKER_TASK_QUEUE, job_workflow_id
 from perdure.spec.errors import SpecError
+from perdure.spec.validate import parse_spec
 from perdure.worker import running_worker
 from tests.support.command_line import STEPS
 from tests.support.temporal_server import dev_server
@@ -185,6 +187,15 @@ async def test_a_wrong_specification_by_plain_json_ends_with_the_same_words(
     )
     with pytest.raises(Refused, match="roles: missing"):
         await client.wait(job_name)
+
+
+async def test_the_servers_summary_of_a_job_has_no_secrets(temporal_client: TemporalClient, job_name: str) -> None:
+    command = ["torchrun", "t.py", "--token", "hunter2"]
+    spec = parse_spec({"name": job_name, "roles": {"worker": {"nodes": 1, "command": command}}})
+    workflow_id = job_workflow_id("default", job_name)
+    handle = await start_job(temporal_client, spec, workflow_id, task_queue=job_name, again=False, memo={})
+    assert await (await handle.describe()).static_summary() == "1 node: `torchrun t.py --token [redacted]`"
+    await handle.terminate()
 
 
 async def test_without_a_worker_the_server_tells_what_it_knows(job_name: str) -> None:

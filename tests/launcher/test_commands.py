@@ -71,6 +71,7 @@ def test_other_commands_are_given_their_environment(command: list[str], tmp_path
         ("deepspeed --num_gpus=2 --hostfile=/job/hostfile -i node-1:0,1 --no_ssh t.py -i 3",
          "torchrun --nproc-per-node=2 t.py -i 3"),
         ("deepspeed --module pkg.train --lr 1", "torchrun -m pkg.train --lr 1"),
+        ("deepspeed t.py --token abc", "torchrun t.py --token '[redacted]'"),
         ("python3.12 -u -m deepspeed.launcher.launch --world_info=e30= --master_port=29500 t.py", "torchrun t.py"),
         ("deepspeed --help", "torchrun SCRIPT"),
         ("python -m pip install deepspeed", ""),

@@ -47,6 +47,14 @@ async def test_output_exit_code_and_log_tail_are_reported_and_the_launcher_lives
         assert (left["exit_code"], left["signal"], left["reason"]) == (0, None, "done with it")
 
 
+async def test_the_log_names_the_command_without_its_secrets() -> None:
+    node = Node(["true", "--token", "hunter2"], rendezvous="torchrun")
+    async with running(node):
+        await node.agent.heard(EXITED)
+        assert "runs in torchrun mode: true --token [redacted]" in node.launcher_log
+        assert "hunter2" not in node.launcher_log
+
+
 @pytest.mark.parametrize(
     ("command", "workdir", "exit_code", "text"),
     [

@@ -19,7 +19,7 @@ from perdure.cli.explain import explanation
 from perdure.contract import CheckpointView, DatasetView, ScalingView
 from perdure.contract.notifications import TargetReport
 from perdure.page import looks, server
-from perdure.page.render import Parts
+from perdure.page.render import Parts, spec_text
 from tests.page.conftest import Visitor
 from tests.page.played import HOSTILE, PlayedClient, PlayedJob, failed, interrupted
 from tests.support.waiting import eventually
@@ -184,6 +184,13 @@ async def test_the_page_tells_whom_a_job_has_notified_and_what_failed(visitor: V
     page = await visitor.get(JOB)
     assert "slack: 3 delivered" in page
     assert "pager: 2 waiting; 500 &lt;img" in page
+
+
+def test_the_specification_is_shown_without_secrets() -> None:
+    worker = {"command": ["python", "t.py", "--token", "hunter2"], "env": {"HF_TOKEN": "hunter2"}}
+    shown = spec_text({"name": "a", "roles": {"worker": worker}})
+    assert "hunter2" not in shown
+    assert "HF_TOKEN: '[redacted]'" in shown
 
 
 def test_a_page_is_sent_only_what_it_does_not_show() -> None:

@@ -158,6 +158,25 @@ def test_a_variable_that_looks_like_a_secret_is_a_warning_with_the_remedy(name: 
     assert validate_spec({**job, "secrets": {name: "hf/token"}})[1] == ()
 
 
+def test_a_secret_in_a_command_is_a_warning_that_names_the_word_and_not_the_secret():
+    command = ["bash", "train.sh", "--token", "hunter2", "https://me:hunter2@host/x"]
+    warnings = validate_spec(spec({"command": command}))[1]
+    kept = (
+        "looks like a secret, and becomes a part of the specification, which Temporal keeps, and of a command line, "
+        "which other users of the machine can read; `secrets: {VARIABLE: NAME/KEY}` gives the command a variable with "
+        "it, from `perdure secret set NAME/KEY`"
+    )
+    assert [str(warning) for warning in warnings] == [
+        f"roles.worker.command[3]: the value of --token {kept}",
+        f"roles.worker.command[4]: a part of it {kept}",
+    ]
+
+
+def test_a_variable_with_a_password_in_an_address_is_a_warning():
+    (warning,) = validate_spec(spec(env={"DATABASE_URL": "postgres://me:hunter2@db/x"}))[1]
+    assert str(warning).startswith("env.DATABASE_URL: looks like a secret")
+
+
 @pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "TOKEN_LIMIT", "KEYBOARD", "SSH_KEY_FILE", "SECRET_NAME"])
 def test_other_variables_are_no_warning(name: str):
     assert validate_spec(spec(env={name: "1"}))[1] == ()

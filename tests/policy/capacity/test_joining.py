@@ -209,6 +209,9 @@ def test_refusals_name_their_reason():
     assert refused.kind is JoinRefusal.OTHER_BACKEND
     job = Open("1")
     assert job.refuses(asks("a", command=("torchrun", "other.py"))) is JoinRefusal.OTHER_COMMAND
+    other = refusal(job.state, asks("a", command=("torchrun", "train.py", "--token", "hunter2")), job.job, job.now)
+    assert other is not None
+    assert "this node was started to run `torchrun train.py --token '[redacted]'`" in other.text
     assert job.refuses(asks("a", command=("torchrun", "train.py"))) is None
     job.take(SuspendRequested())
     assert job.refuses(asks("a")) is JoinRefusal.NO_PLACE

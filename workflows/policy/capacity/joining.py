@@ -39,6 +39,7 @@ from perdure.workflows.policy.state.job import JobState, RoleInJob
 from perdure.workflows.policy.state.node import NodeState, SlotOwner
 from perdure.workflows.policy.state.role import RoleState
 from perdure.workflows.policy.world import stages
+from perdure_training.secret_texts import command_without_secrets
 
 _OPEN_PHASES = (NodePhase.REQUESTED, NodePhase.PENDING, NodePhase.CREATED)
 """Phases in which no agent has reported for the node yet."""
@@ -135,7 +136,8 @@ def refusal(
         return Refusal(JoinRefusal.ENDING, f"the job is ending: {state.outcome.reason}")
     command = job.roles[state.role].command
     if request.command is not None and list(request.command) != command:
-        text = f"it runs `{shlex.join(command)}`, and this node was started to run `{shlex.join(request.command)}`"
+        jobs, nodes = (shlex.join(command_without_secrets(words)) for words in (command, request.command))
+        text = f"it runs `{jobs}`, and this node was started to run `{nodes}`"
         return Refusal(JoinRefusal.OTHER_COMMAND, text)
     if request.ticket and (refused := _ticket_refusal((state, *others), state.tickets, request, now)):
         return refused
