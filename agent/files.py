@@ -7,6 +7,7 @@ import errno
 import logging
 import os
 import re
+import zlib
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -23,6 +24,8 @@ logger = logging.getLogger(__name__)
 _EVENT_FILE: Final = re.compile(r"\w[\w.-]{0,99}\.jsonl", re.ASCII)
 _MOST_EVENT_FILES: Final = 64
 """Files of events of a node: those of its ranks, and three of others."""
+_HEAD = 256
+"""Bytes of a file's beginning by which it is known."""
 _MOST_NAMES: Final = 1000
 
 
@@ -48,6 +51,27 @@ class RotatedFile:
             file.close()
             raise FileNotFoundError(errno.ENOENT, "it was rotated", self.path)
         return file
+
+    def head(self, upto: int) -> int:
+        """Returns a checksum of the file's beginning, which tells it from a deleted file whose inode number it has.
+
+        Args:
+            upto: The offset of a position. What follows may not have been there yet.
+
+        Raises:
+            OSError: if it cannot be read.
+        """
+        with self.open() as file:
+            return zlib.crc32(file.read(min(upto, _HEAD)))
+
+    def holds(self, *, inode: int, offset: int, head: int) -> bool:
+        """Returns whether a position is one in this file."""
+        if self.inode != inode or self.size < offset:
+            return False
+        try:
+            return not head or self.head(offset) == head
+        except OSError:
+            return False
 
 
 class LogFile(RotatedFile):
@@ -86,9 +110,13 @@ def _rotated(kind: type[_File], folder: Path, path: str, older: int) -> list[_Fi
     files: list[_File] = []
     for name in (*(f"{path}.{number}" for number in range(older, 0, -1)), path):
         with contextlib.suppress(FileNotFoundError, NotARegularFile), open_beneath(folder, name) as file:
-            known = os.fstat(file.fileno())
-            files.append(kind(folder, name, known.st_ino, known.st_size))
+            files.append(_known(kind, folder, name, file))
     return files
+
+
+def _known(kind: type[_File], folder: Path, path: str, file: BinaryIO) -> _File:
+    found = os.fstat(file.fileno())
+    return kind(folder, path, found.st_ino, found.st_size)
 
 
 class KeptFile:
@@ -141,10 +169,12 @@ def log_tail(run_dir: Path, limit: int, *, since: LogPosition | None = None) -> 
         limit: The most bytes.
         since: Leave out what was printed before this position.
     """
+    path = f"{LOGS}/{OUTPUT_LOG}"
     try:
-        with open_beneath(run_dir, f"{LOGS}/{OUTPUT_LOG}") as file:
-            begin = max(0, file.seek(0, os.SEEK_END) - limit)
-            if since is not None and since.file == os.fstat(file.fileno()).st_ino:
+        with open_beneath(run_dir, path) as file:
+            newest = _known(LogFile, run_dir, path, file)
+            begin = max(0, newest.size - limit)
+            if since is not None and newest.holds(inode=since.file, offset=since.offset, head=since.head):
                 begin = max(begin, since.offset)
             file.seek(begin)
             return file.read(limit).decode(errors="replace")

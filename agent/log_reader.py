@@ -26,7 +26,7 @@ _LONGEST_SEARCH = 64 * 1024 * 1024
 def end_of_log(run_dir: Path) -> LogPosition | None:
     """Returns the current end of the log; None if there is no output yet."""
     files = log_files(run_dir)
-    return LogPosition(file=files[-1].inode, offset=files[-1].size) if files else None
+    return _position(files[-1], files[-1].size) if files else None
 
 
 def read_log(
@@ -70,8 +70,15 @@ def read_log(
             left_out = _middle_of_line(log, offset)
             offset += left_out
     at_end = newest and offset + held >= files[index].size
-    position = LogPosition(file=files[index].inode, offset=offset)
+    position = _position(files[index], offset)
     return LogChunk(text=text, times=times, position=position, left_out=left_out, at_end=at_end)
+
+
+def _position(file: LogFile, offset: int) -> LogPosition:
+    head = 0
+    with contextlib.suppress(OSError):
+        head = file.head(offset)
+    return LogPosition(file=file.inode, offset=offset, head=head)
 
 
 def _middle_of_line(log: BinaryIO, offset: int) -> int:
@@ -113,7 +120,7 @@ def _place(
 ) -> tuple[int, int]:
     if position is not None:
         # The file may have been rotated away, and a newer file may have its inode.
-        known = [file.inode == position.file and position.offset <= file.size for file in files]
+        known = [file.holds(inode=position.file, offset=position.offset, head=position.head) for file in files]
         return (known.index(True), position.offset) if any(known) else (0, 0)
     by_lines = (0, 0) if lines is None else _last_lines(files, lines)
     return by_lines if since is None else max(by_lines, _since(files, since))

@@ -34,6 +34,8 @@ class Position(BaseModel):
     part: int = 1
     shipped: int = 0
     """The number of copied bytes of the current part."""
+    head: int = 0
+    """As in `LogPosition`."""
 
 
 class Storage:
@@ -129,10 +131,12 @@ class PartsCopier(Generic[_File]):
         """
         if not files:
             return
-        # If the current file has been rotated away, the oldest remaining one comes next.
-        index = next((i for i, file in enumerate(files) if file.inode == self._position.inode), None)
-        if index is None or files[index].size < self._position.start:
-            index = index or 0
+        position = self._position
+        copied = position.start + position.shipped
+        known = [file.holds(inode=position.inode, offset=copied, head=position.head) for file in files]
+        index = known.index(True) if any(known) else 0
+        if not any(known):
+            # The current file has been rotated away: the oldest remaining one comes next.
             self._next_file(files[index])
         while True:
             self._copy_file(files[index])
@@ -149,10 +153,11 @@ class PartsCopier(Generic[_File]):
                 content = source.read(min(self._part_max, max(self._file_max - position.start, 0)))
                 if len(content) > position.shipped:
                     self._write_part(position, file, content)
-                    self._keep(position.model_copy(update={"shipped": len(content)}))
+                    head = file.head(position.start + len(content))
+                    self._keep(position.model_copy(update={"shipped": len(content), "head": head}))
                 if len(content) < self._part_max:
                     return
-                self._next_part(inode=position.inode, start=position.start + len(content), part=position.part + 1)
+                self._next_part(file, start=position.start + len(content), part=position.part + 1)
 
     def _write_part(self, position: Position, file: _File, content: bytes) -> None:
         for suffix, make in self._beside.items():
@@ -165,15 +170,15 @@ class PartsCopier(Generic[_File]):
 
     def _next_file(self, file: _File) -> None:
         position = self._position
-        self._next_part(inode=file.inode, start=0, part=position.part + (position.shipped > 0))
+        self._next_part(file, start=0, part=position.part + (position.shipped > 0))
 
-    def _next_part(self, *, inode: int, start: int, part: int) -> None:
+    def _next_part(self, file: _File, *, start: int, part: int) -> None:
         if self._kept is not None and part > self._position.part:
             first, last = self._kept
             if part - last > first:
                 for suffix in (self._suffix, *self._beside):
                     self._storage.remove(self._name(part - last, suffix))
-        self._keep(Position(inode=inode, start=start, part=part))
+        self._keep(Position(inode=file.inode, start=start, part=part, head=file.head(start)))
 
     def _keep(self, position: Position) -> None:
         self._position = position

@@ -28,6 +28,8 @@ class LogPosition(Message):
     """The file's inode number, because its name changes when the log is rotated."""
     offset: int
     """The offset in that file, in bytes."""
+    head: int = 0
+    """A checksum of the file's beginning, since a newer file may have the inode number of a deleted one; 0: unknown."""
 
 
 class ReadLog(Question):

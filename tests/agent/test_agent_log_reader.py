@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from perdure.agent.files import log_tail
 from perdure.agent.log_reader import end_of_log, read_log
 from perdure.contract import LineTime, LogPosition
 from perdure_launcher.supervisor.capture import RotatingFile
@@ -66,6 +67,26 @@ def test_reading_goes_on_through_rotations_and_past_what_was_rotated_away(tmp_pa
         log.rotate()
         log.write(b"%d\n" % number)
     assert everything(tmp_path, position=chunk.position) == "0\n1\n2\n3\n4\n"
+
+
+def test_a_newer_file_with_the_inode_number_of_a_deleted_one_is_read_from_its_beginning(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    log.write(b"of the deleted file\n" * 5)
+    position = end_of_log(tmp_path)
+    assert log_tail(tmp_path, 1000, since=position) == ""
+    assert everything(tmp_path, position=position) == ""
+    log.replace(b"of the newer file\n" * 9)
+    assert log_tail(tmp_path, 1000, since=position) == "of the newer file\n" * 9
+    assert everything(tmp_path, position=position) == "of the newer file\n" * 9
+
+
+def test_a_position_from_an_agent_that_knew_no_checksum_is_valid(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    log.write(b"before\n")
+    position = end_of_log(tmp_path)
+    assert position is not None
+    log.write(b"after\n")
+    assert everything(tmp_path, position=position.replace(head=0)) == "after\n"
 
 
 def test_what_is_no_text_is_shown_as_such_and_does_not_stop_the_rest(tmp_path: Path) -> None:

@@ -33,6 +33,10 @@ class Log:
         with self.path.open("ab") as file:
             file.write(content)
 
+    def replace(self, content: bytes) -> None:
+        """Replaces the newest file by one with the same inode number, as file systems that use them again do."""
+        self.path.write_bytes(content)
+
     def rotate(self) -> None:
         for number in range(4, 0, -1):
             source = self.path if number == 1 else self.path.with_name(f"output.log.{number - 1}")
@@ -109,6 +113,18 @@ async def test_several_rotations_between_two_copies_lose_nothing_that_is_kept(tm
         log.rotate()
     await shipper.ship()
     assert shipped(url) == log.all
+
+
+async def test_a_newer_file_with_the_inode_number_of_a_deleted_one_is_copied_from_its_beginning(
+    tmp_path: Path, url: str
+):
+    run = tmp_path / "run"
+    log = Log(run)
+    log.write(b"of the deleted file\n" * 5)
+    await LogShipper(run, url, NODE, part_max=1000).ship()
+    log.replace(b"of the newer file\n" * 9)
+    await LogShipper(run, url, NODE, part_max=1000).ship()
+    assert shipped(url) == log.all + b"of the newer file\n" * 9
 
 
 async def test_storage_that_refuses_is_tried_again(tmp_path: Path) -> None:
