@@ -43,6 +43,10 @@ class JoinRequest(Message):
     """Counts the session's places: a higher number proves that all processes of the previous place have ended."""
     started_at: Time
     """When the session began, by its host's clock."""
+    boot: str = Field(default="", max_length=64)
+    """The ID of the boot of its host's kernel; empty from a release that does not send it."""
+    uptime: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Seconds from that boot to the session's beginning: a clock that is set back does not change them."""
     host: str = ""
     """The machine's name, for people."""
     role: str | None = None

@@ -11,6 +11,7 @@ import contextlib
 import math
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -19,6 +20,7 @@ from typing import TypeVar
 from perdure.activities.nodes.joined.machine import Machine
 from perdure.activities.nodes.joined.node_session import NodeSession
 from perdure.activities.nodes.local.folders import Ending, now
+from perdure.activities.nodes.local.spawn import boot_id
 from perdure.base.errors import (
     ControlPlaneUnreachable,
     ExitCode,
@@ -100,6 +102,7 @@ class MachineInJob:
         self._commands = commands
         self._said = ""
         self._started_at = datetime.now(UTC)
+        self._uptime = time.clock_gettime(time.CLOCK_BOOTTIME)
         self._node_sessions = 0
         self._was_in = False
         """This machine has been a node of the job."""
@@ -197,6 +200,8 @@ class MachineInJob:
                 session=self._connection.session,
                 stay=self._node_sessions,
                 started_at=self._started_at,
+                boot=boot_id(),
+                uptime=self._uptime,
                 host=machine.host,
                 role=self._options.role,
                 place=machine.place,

@@ -151,6 +151,18 @@ def test_a_request_that_was_long_on_its_way_does_not_displace_a_newer_process():
     assert job.refuses(asks("b", 1)) is None
 
 
+def test_a_machine_whose_clock_was_set_back_has_its_place_back():
+    earlier = START - timedelta(hours=1)
+    job = Open("2").joined(asks("a"), asks("b", 1, boot="x", uptime=60))
+    again = asks("b", 2, boot="x", uptime=70, started_at=earlier)
+    assert job.joins(again) is None
+    assert given(place_of(job.opened().state, again)) == (1, 2)
+    assert job.refuses(asks("b", 3, boot="x", uptime=65)) is JoinRefusal.DISPLACED, "a request that was long on its way"
+    booted = asks("b", 4, boot="y", uptime=5, started_at=earlier)
+    assert job.joins(booted) is None
+    assert given(place_of(job.opened().state, booted)) == (1, 3)
+
+
 def test_a_request_is_granted_one_place_for_ever():
     job = Open("2").joined(asks("a"), asks("b"))
     job.lost(1)

@@ -185,6 +185,8 @@ def accept_machine(state: RoleInJob, event: Event, job: JobSpec, now: datetime) 
                 stay=request.stay,
                 host=request.host,
                 started_at=request.started_at,
+                boot=request.boot,
+                uptime=request.uptime,
                 since=now,
                 incarnation=_incarnation(state.nodes.get(rank)),
                 displaced=_displaced_sessions(known, request),
@@ -308,9 +310,16 @@ def _newer_than(state: RoleInJob, rank: int, request: JoinRequest) -> SlotOwner 
         return None
     if request.session in known.displaced or (known.session == request.session and request.stay < known.stay):
         return known
-    # Clocks of different machines do not tell which session came first.
-    older = known.session != request.session and known.host == request.host and request.started_at < known.started_at
+    older = known.session != request.session and known.host == request.host and _began_before(request, known)
     return known if older and _owner_of(state, rank) is not None else None
+
+
+def _began_before(request: JoinRequest, known: SlotOwner) -> bool:
+    """Whether the requesting session is known to have begun first. Between different boots nothing tells: a clock may
+    have been set back, and different machines may have one name."""
+    if request.boot and known.boot:
+        return request.boot == known.boot and request.uptime < known.uptime
+    return request.started_at < known.started_at
 
 
 def _choose(state: RoleInJob, request: JoinRequest, job: JobSpec, now: datetime) -> int | None:

@@ -202,6 +202,9 @@ class SlotOwner(Message):
     stay: int
     host: str
     started_at: datetime
+    boot: str = ""
+    uptime: float = 0.0
+    """This and `boot` are as in `JoinRequest`."""
     since: datetime
     """When it took the slot."""
     incarnation: int
