@@ -21,7 +21,9 @@ are the producers. docs/roles.md is the guide.
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import os
 import pickle
 import time
@@ -34,6 +36,8 @@ from perdure_training.node_api.rank_environment import ROLE_VARIABLE
 from perdure_training.shards.link import Link
 from perdure_training.shards.partitions import MOST_PARTITIONS, StreamClient
 
+logger = logging.getLogger(__name__)
+
 _CLOSED = "closed"
 _NEXT = "next"
 _POSITION = "position.json"
@@ -41,6 +45,10 @@ _AHEAD = 8
 """Items that a rank keeps ahead: those that it keeps while it waits for another rank, nobody can learn from."""
 _LOOK = 0.05
 """Seconds between two looks at a full queue."""
+_OUTAGE = 60.0
+"""Seconds for which a producer tolerates a folder that cannot be read: a network file system may be away for a while."""
+_TRIES = 5
+"""Tries to read a file that is replaced while it is read."""
 
 
 class QueueFull(TimeoutError):
@@ -88,6 +96,8 @@ class Producer:
         self._own.mkdir(parents=True, exist_ok=True)
         self._capacity = capacity
         self._number = number
+        self._seen = (0, False)
+        self._unreadable_since: float | None = None
         for draft in self._own.glob("draft-*"):
             draft.unlink(missing_ok=True)
         written = (int(path.name) + 1 for path in self._own.iterdir() if path.name.isdigit())
@@ -115,13 +125,16 @@ class Producer:
             QueueFull: if there is no room in time; the message says who does not consume.
             QueueClosed: if the queue was closed, meanwhile or before.
             QueueError: if another process has the number of this producer.
+            OSError: if the folder cannot be read for a minute, or the item cannot be written.
         """
         end = None if timeout is None else time.monotonic() + timeout.total_seconds()
-        while self._next - self._consumed() >= self._capacity and not self._closed():
+        consumed, closed = self._look()
+        while self._next - consumed >= self._capacity and not closed:
             if end is not None and time.monotonic() >= end:
                 raise QueueFull(self._describe_consumers(timeout))
             time.sleep(_LOOK)
-        if self._closed():
+            consumed, closed = self._look()
+        if closed:
             raise QueueClosed(f"queue {self._folder}: it was closed")
         path = self._own / str(self._next)
         draft = path.with_name(f"draft-{os.getpid()}")
@@ -144,21 +157,33 @@ class Producer:
         """Ends the queue for all producers: consumers get what is in it, and then None."""
         (self._folder / _CLOSED).touch()
 
-    def _closed(self) -> bool:
-        return (self._folder / _CLOSED).exists()
+    def _look(self) -> tuple[int, bool]:
+        """Returns how many items of this producer are consumed, and whether the queue is closed, as far as the folder
+        could be read lately."""
+        try:
+            consumed = _position(self._folder).get("next", {}).get(str(self._number), 0)
+            self._seen = consumed, _exists(self._folder / _CLOSED)
+            self._unreadable_since = None
+        except OSError as error:
+            if self._unreadable_since is None:
+                self._unreadable_since = time.monotonic()
+                logger.warning("queue %s cannot be read, trying again: %s", self._folder, error)
+            elif time.monotonic() - self._unreadable_since > _OUTAGE:
+                raise
+        return self._seen
 
     def _mark(self) -> None:
         _replace(self._own / _NEXT, str(self._next).encode())
 
-    def _consumed(self) -> int:
-        return _position(self._folder).get("next", {}).get(str(self._number), 0)
-
     def _describe_consumers(self, timeout: timedelta | None) -> str:
         full = f"queue {self._folder} is full after {timeout}: {self._capacity} items of producer {self._number} wait"
-        position = _position(self._folder)
+        try:
+            position = _position(self._folder)
+            since = time.time() - (self._folder / _POSITION).stat().st_mtime if position else 0
+        except OSError as error:
+            return f"{full}, and who consumes cannot be read: {error}"
         if not position:
             return f"{full}, and no consumer has made a step yet"
-        since = time.time() - (self._folder / _POSITION).stat().st_mtime
         return f"{full}, and {position['consumer']} has made no step for {since:.0f} s"
 
 
@@ -257,14 +282,14 @@ class Consumer:
         ends, _ = self._ends()
         for producer, end in ends.items():
             first = firsts.get(producer, 0)
-            if first < end and not (self._folder / producer / str(first)).exists():
+            if first < end and not _exists(self._folder / producer / str(first)):
                 raise QueueError(
                     f"queue {self._folder}: item {first} of producer {producer} was removed, as more than {self._keep} "
                     "later ones were consumed: load a newer checkpoint, or begin with a new folder"
                 )
 
     def _ends(self) -> tuple[dict[str, int], bool]:
-        may_grow = not (self._folder / _CLOSED).exists()
+        may_grow = not _exists(self._folder / _CLOSED)
         return {name: _number_in(self._folder / name / _NEXT) for name in self._producers}, may_grow
 
     def _publish(self, firsts: dict[str, int]) -> None:
@@ -286,17 +311,37 @@ def _firsts(state: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _position(folder: Path) -> dict[str, Any]:
-    try:
-        return json.loads((folder / _POSITION).read_bytes())
-    except FileNotFoundError:
-        return {}
+    content = _read(folder / _POSITION)
+    return {} if content is None else json.loads(content)
 
 
 def _number_in(path: Path) -> int:
+    return int(_read(path) or 0)
+
+
+def _read(path: Path) -> bytes | None:
+    """Returns the content of a file that others replace; None if there is none."""
+    tries = 0
+    while True:
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            tries += 1
+            # A network file system no longer has what was opened: opened again, it is the new file.
+            if error.errno != errno.ESTALE or tries == _TRIES:
+                raise
+
+
+def _exists(path: Path) -> bool:
+    """Returns whether there is such a file. Unlike for `Path.exists`, an error of the storage does not mean that there is
+    none."""
     try:
-        return int(path.read_bytes())
+        path.stat()
     except FileNotFoundError:
-        return 0
+        return False
+    return True
 
 
 def _replace(path: Path, content: bytes) -> None:

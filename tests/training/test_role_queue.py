@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -132,6 +134,67 @@ def test_a_flood_waits_for_room_and_names_who_does_not_consume(tmp_path: Path, c
     queue.step()
     putting.join(30)
     assert not putting.is_alive()
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO])
+def test_a_producer_tolerates_a_folder_that_cannot_be_read_for_a_while(
+    tmp_path: Path, consumer: Callable[..., Consumer], monkeypatch: pytest.MonkeyPatch, number: int
+):
+    read, failing = Path.read_bytes, threading.Event()
+
+    def faulty(path: Path) -> bytes:
+        if path.name == "position.json" and failing.is_set():
+            raise OSError(number, os.strerror(number), str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", faulty)
+    producer, queue = Producer(tmp_path, number=0, capacity=2), consumer()
+    failing.set()
+    producer.put("a")
+    producer.put("b")
+    with pytest.raises(QueueFull, match=rf"who consumes cannot be read: \[Errno {number}\]"):
+        producer.put("c", timeout=SHORT)
+    assert queue.get() == "a"
+    queue.step()
+    putting = threading.Thread(target=producer.put, args=("c",), daemon=True)
+    putting.start()
+    failing.clear()
+    putting.join(30)
+    assert not putting.is_alive()
+    failing.set()
+    monkeypatch.setattr("perdure_training.roles.queue._OUTAGE", 0)
+    with pytest.raises(OSError, match="position.json"):
+        producer.put("d")
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    read, stale = Path.read_bytes, [True, True]
+
+    def faulty(path: Path) -> bytes:
+        if path.name == "next" and stale and stale.pop():
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return read(path)
+
+    Producer(tmp_path, number=0).put("a")
+    monkeypatch.setattr(Path, "read_bytes", faulty)
+    assert Producer(tmp_path, number=0).put("b") == 1
+    assert not stale
+
+
+def test_an_item_that_the_storage_does_not_tell_of_is_not_said_to_be_removed(
+    tmp_path: Path, consumer: Callable[..., Consumer], monkeypatch: pytest.MonkeyPatch
+):
+    Producer(tmp_path, number=0).put("a")
+    queue, known = consumer(), Path.stat
+
+    def faulty(path: Path, **options: Any) -> os.stat_result:
+        if path == tmp_path / "0" / "0":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return known(path, **options)
+
+    monkeypatch.setattr(Path, "stat", faulty)
+    with pytest.raises(OSError, match="Input/output error"):
+        queue.start_over()
 
 
 def test_a_consumer_without_producers_waits_no_longer_than_it_says(consumer: Callable[..., Consumer]):
