@@ -7,6 +7,7 @@ its title overwrites its variables (vLLM's engine does), and keeps its group.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
@@ -21,10 +22,14 @@ from .rank_plugins.stack_file import StackFile
 from .system import processes
 from .warm_start.names import LISTENING_VARIABLE
 
+logger = logging.getLogger(__name__)
+
 _LOOK_AGAIN = 0.02
 """Seconds between two searches for processes, of which no other process learns when they end."""
+_LOOK_AGAIN_LATER = 0.5
+"""The same for processes that survive SIGKILL for long."""
 _UNKILLABLE = 5.0
-"""Seconds for which processes that were killed are waited for: one may be stuck in the kernel."""
+"""Seconds after which a process that was killed has died, unless it is stuck in the kernel."""
 _AFTER_THE_LAST_SIGN = 60.0
 """Seconds after the last report of a step within which its rank may have started a process. No kernel gives the number
 of a group that has ended to another one so soon, unless thousands of processes a second begin."""
@@ -94,7 +99,10 @@ def _changed(path: Path) -> float:
 def end(
     generation: int, *, run_directory: Path, launcher: int, killed: Collection[int], grace: timedelta
 ) -> list[processes.Process]:
-    """Ends what these generations have left, and returns what could not be ended.
+    """Ends what these generations have left, and returns what could not be ended since it may not be signaled.
+
+    A process that survives SIGKILL holds its devices and ports until it ends: it is waited for. The job replaces a node
+    that does not enter its world in time.
 
     Args:
         generation: The newest of them; none of their ranks trains any more.
@@ -103,17 +111,21 @@ def end(
         killed: PIDs of ranks that were killed. What they have left is killed at once: it has nobody to work for.
         grace: The time that all else has after SIGTERM.
     """
-    begun, terminated = time.monotonic(), set[int]()
+    begun, terminated, told = time.monotonic(), set[int](), False
     while left := of_generations_up_to(generation, run_directory=run_directory, below=launcher):
         passed = time.monotonic() - begun
-        if passed >= grace.total_seconds() + _UNKILLABLE:
+        stuck = passed >= grace.total_seconds() + _UNKILLABLE
+        if stuck and all(processes.is_protected(process.pid) for process in left):
             break
+        if stuck and not told:
+            logger.warning("processes %s of earlier ranks survive SIGKILL", [process.pid for process in left])
+            told = True
         over = passed >= grace.total_seconds()
         doomed = {process.pid for process in left if over or process.group in killed}
         processes.send(doomed, signal.SIGKILL)
         processes.send(_new(left, terminated | doomed), signal.SIGTERM)
         terminated |= {process.pid for process in left}
-        time.sleep(_LOOK_AGAIN)
+        time.sleep(_LOOK_AGAIN_LATER if stuck else _LOOK_AGAIN)
     return left
 
 

@@ -106,7 +106,7 @@ class EnvMode:
         if (current := self._current) is not None:
             self._keep_in_newer(current, desired)
             self._end_if_not_desired(current, desired)
-        elif node.tree.empty and desired.run:
+        elif node.tree.vacant and desired.run:
             if desired.attempt > self.attempt:
                 self.attempt, self._over, self._ready_after = desired.attempt, False, None
             if desired.world is not None and desired.world.generation > self._entered:

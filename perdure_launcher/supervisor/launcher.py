@@ -53,7 +53,7 @@ from .capture import Capture
 from .commands import begins_with_torchrun, starts_torchrun
 from .env_mode import EnvMode
 from .node import Mode, NodeResources
-from .process_tree import ProcessTree
+from .process_tree import ProcessTree, explain_stuck
 from .signals import SignalFeed
 from .torchrun_mode import TorchrunMode
 
@@ -278,7 +278,10 @@ class Launcher:
 
     def _step(self) -> None:
         self._mode.observe(self._tree.reap())
+        was_empty = self._tree.empty
         self._tree.advance()
+        if not was_empty and (stuck := self._tree.stuck):
+            self._mode.explain(explain_stuck(stuck))
         self._passing.advance(now=time.monotonic())
         if self._stop_at is not None and time.monotonic() >= self._stop_at:
             # By now torchrun has sent SIGTERM to its ranks, and waits for those that ignore it.

@@ -31,6 +31,8 @@ _HELPERS = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver", 
 _SHOWN_LEFTOVERS = 5
 _UNKILLABLE = timedelta(seconds=15)
 """Time after which a process that survives SIGKILL counts as stuck in the kernel (a GPU, a network file system)."""
+_STUCK_LOOK = timedelta(seconds=1)
+"""Interval of looks at stuck processes."""
 
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
@@ -67,11 +69,24 @@ class ProcessTree:
         self._signaled: list[int] = []
         """Processes that `terminate` has signaled; cleared when all have ended."""
         self._leftover_grace = timedelta()
+        self._stuck: list[processes.Process] = []
 
     @property
     def empty(self) -> bool:
         """Whether only companions are left, according to the last `reap`; also true if the rest cannot be killed."""
         return self._empty
+
+    @property
+    def stuck(self) -> list[int]:
+        """The processes that have survived SIGKILL and still exist: they may hold devices, ports and files. Those that
+        the launcher may not signal are not among them."""
+        self._stuck = [known for known in self._stuck if processes.is_there(known)]
+        return [known.pid for known in self._stuck]
+
+    @property
+    def vacant(self) -> bool:
+        """Whether nothing of the command is left that could be in the way of new processes."""
+        return self._empty and not self.stuck
 
     @property
     def roots(self) -> frozenset[int]:
@@ -173,7 +188,7 @@ class ProcessTree:
         """Describes the daemons and orphans that outlived the started processes. The helpers of Python's
         multiprocessing and of Perdure, which end with whom they serve, are left out."""
         described: list[str] = []
-        for pid in self._remaining_processes():
+        for pid in (process.pid for process in self._remaining_processes()):
             program, *arguments = processes.read_file(pid, "cmdline").split(b"\0")
             # The kernel shows no command line of a process that is about to end by itself.
             if program and not any(helper in argument for argument in (program, *arguments) for helper in _HELPERS):
@@ -187,7 +202,7 @@ class ProcessTree:
         if self._empty:
             return
         self._terminating = True
-        processes.send(self._remaining_processes(), signal.SIGTERM)
+        processes.send([process.pid for process in self._remaining_processes()], signal.SIGTERM)
         self._kill_after(grace)
 
     def kill(self) -> None:
@@ -196,7 +211,7 @@ class ProcessTree:
             return
         if self._killing_since is None:
             self._killing_since = time.monotonic()
-        processes.send(self._remaining_processes(), signal.SIGKILL)
+        processes.send([process.pid for process in self._remaining_processes()], signal.SIGKILL)
 
     def dismiss(self) -> None:
         """Ends the companions, and waits for their end."""
@@ -206,10 +221,10 @@ class ProcessTree:
                 os.waitpid(companion, 0)
         self._companions.clear()
 
-    def _remaining_processes(self) -> list[int]:
+    def _remaining_processes(self) -> list[processes.Process]:
         """Returns the remaining processes of the command, without zombies."""
         return [
-            process.pid
+            process
             for process in processes.descendants()
             if not process.zombie and process.group not in self._companions
         ]
@@ -222,7 +237,7 @@ class ProcessTree:
     def next_step(self) -> float | None:
         """The monotonic time at which `advance` has something to do."""
         if self._empty:
-            return None
+            return time.monotonic() + _STUCK_LOOK.total_seconds() if self._stuck else None
         if self._companions and not self._roots:
             return time.monotonic() + _SEARCH_AGAIN.total_seconds()
         if self._killing_since is not None:
@@ -236,9 +251,9 @@ class ProcessTree:
         now = time.monotonic()
         if self._killing_since is not None:
             if now - self._killing_since > _UNKILLABLE.total_seconds():
-                logger.error(
-                    "processes %s survive SIGKILL: stuck in the kernel, and left behind", self._remaining_processes()
-                )
+                left = self._remaining_processes()
+                logger.error("processes %s survive SIGKILL", [process.pid for process in left])
+                self._stuck = [process for process in left if not processes.is_protected(process.pid)]
                 self._empty = True
                 return
             self.kill()
@@ -252,6 +267,14 @@ def explain_leftovers(left: Sequence[str]) -> str:
     return (
         f"the command has ended with 0, and leaves processes behind, which are ended now: {shown}. "
         "If their work is a part of the job, let the command wait for them"
+    )
+
+
+def explain_stuck(stuck: Sequence[int]) -> str:
+    """Returns what users read of processes beside which nothing is started."""
+    return (
+        f"processes {', '.join(map(str, stuck))} survive SIGKILL and may hold devices, ports and files: nothing is "
+        "started until they have ended. They wait in the kernel for a device or a network file system"
     )
 
 

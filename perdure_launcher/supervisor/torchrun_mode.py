@@ -74,7 +74,7 @@ class TorchrunMode:
                 tree.terminate(config.termination_grace, leftover_grace=config.stop_grace)
             elif desired.run and desired.attempt > self.attempt:
                 tree.terminate(config.stop_grace, leftover_grace=config.stop_grace)
-        elif tree.empty and desired.run and desired.attempt > self.attempt:
+        elif tree.vacant and desired.run and desired.attempt > self.attempt:
             self._start(desired.attempt)
 
     def observe(self, exits: list[Exit]) -> None:

@@ -29,10 +29,12 @@ class Process:
     state: str
     cpu_ticks: int
     start_ticks: int
+    threads: int = 1
 
     @property
     def zombie(self) -> bool:
-        return self.state in "ZX"
+        """Whether all of it has ended. A main thread may end before others, which keep memory and devices."""
+        return self.state in "ZX" and self.threads <= 1
 
 
 def become_subreaper() -> None:
@@ -83,6 +85,7 @@ def read_process(pid: int) -> Process | None:
         group=int(fields[2]),
         cpu_ticks=int(fields[11]) + int(fields[12]),
         start_ticks=int(fields[19]),
+        threads=int(fields[17]),
     )
 
 
@@ -181,6 +184,23 @@ def available_bytes() -> int | None:
         return int(sizes["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
         return None
+
+
+def is_there(known: Process) -> bool:
+    """Returns whether a process has not ended."""
+    process = read_process(known.pid)
+    return process is not None and process.start_ticks == known.start_ticks and not process.zombie
+
+
+def is_protected(pid: int) -> bool:
+    """Returns whether there is such a process, and this one may not signal it."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except ProcessLookupError:
+        return False
+    return False
 
 
 def send(pids: Iterable[int], number: signal.Signals) -> None:

@@ -1,9 +1,19 @@
-"""Tests of what the launcher calls the processes that a command leaves behind."""
+"""Tests of processes that a command leaves behind, and of those that do not end when they are killed."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
 import pytest
 
+from perdure_launcher import old_ranks
+from perdure_launcher.supervisor import process_tree
 from perdure_launcher.supervisor.process_tree import ProcessTree, explain_leftovers
 from perdure_launcher.system import processes
 
@@ -40,3 +50,72 @@ def test_many_processes_are_not_all_named() -> None:
     text = explain_leftovers([f"sleep ({pid})" for pid in range(7)])
     assert "sleep (4) and others. If" in text
     assert "sleep (5)" not in text
+
+
+@pytest.fixture
+def unkillable(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of a command whom signals do not reach, as one that waits in the kernel."""
+
+    def send(pids: Iterable[int], number: signal.Signals) -> None: ...
+
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        found = processes.read_process(process.pid)
+        monkeypatch.setattr(processes, "send", send)
+        monkeypatch.setattr(processes, "descendants", lambda: [found])
+        yield process
+        process.kill()
+
+
+def test_a_process_that_survives_sigkill_is_known_until_it_has_ended(
+    unkillable: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = ProcessTree()
+    monkeypatch.setattr(process_tree, "_UNKILLABLE", timedelta(0))
+    monkeypatch.setattr(tree, "_empty", False)
+    tree.kill()
+    tree.advance()
+    assert tree.empty, "the command's end is reported, and a launcher that leaves does not wait for it"
+    assert tree.stuck == [unkillable.pid]
+    assert not tree.vacant, "nothing is started beside it"
+    assert tree.next_step is not None
+    unkillable.kill()
+    unkillable.wait()
+    assert tree.vacant
+    assert tree.next_step is None
+
+
+def test_a_process_whose_main_thread_has_ended_has_not_ended() -> None:
+    code = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(1000,)).start(); print(); "
+    exits = "import sys; sys.stdout.flush(); ctypes.CDLL(None).syscall(60, 0)"
+    with subprocess.Popen([sys.executable, "-c", code + exits], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        while (found := processes.read_process(process.pid)) is not None and found.state != "Z":
+            os.sched_yield()
+        assert found is not None
+        assert (found.zombie, found.threads) == (False, 2)
+        process.kill()
+
+
+def test_the_next_ranks_wait_for_those_that_survive_sigkill(
+    tmp_path: Path,
+    unkillable: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(old_ranks, "_UNKILLABLE", 0.0)
+    monkeypatch.setattr(old_ranks, "_LOOK_AGAIN_LATER", 0.01)
+    looks: list[int] = []
+
+    def look(generation: int, **_: object) -> list[processes.Process]:
+        looks.append(generation)
+        if len(looks) == 5:
+            unkillable.kill()
+            unkillable.wait()
+        found = processes.read_process(unkillable.pid)
+        return [found] if found is not None else []
+
+    monkeypatch.setattr(old_ranks, "of_generations_up_to", look)
+    assert old_ranks.end(3, run_directory=tmp_path, launcher=1, killed=(), grace=timedelta(0)) == []
+    assert len(looks) == 5
+    assert caplog.text.count(f"processes [{unkillable.pid}] of earlier ranks survive SIGKILL") == 1
