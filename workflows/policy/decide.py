@@ -29,7 +29,7 @@ from perdure.workflows.policy.capacity import (
 )
 from perdure.workflows.policy.capacity.staffing import TokenSource
 from perdure.workflows.policy.checkpoints import commits
-from perdure.workflows.policy.diagnosis import bad_numbers, hangs, shortages, unreachable
+from perdure.workflows.policy.diagnosis import bad_numbers, corruption, hangs, shortages, unreachable
 from perdure.workflows.policy.facts import user_requests
 from perdure.workflows.policy.facts.apply import apply_facts
 from perdure.workflows.policy.facts.events import (
@@ -197,7 +197,8 @@ def advance_role(state: RoleInJob, job: JobSpec, now: datetime, *, new_token: To
     state = user_requests.apply_postponed(state, job, now)
     if state.rests:
         return staffing.dismiss_all(state, job, now)
-    state = stages.advance(bad_numbers.judge(slow_ranks.judge(state, job, now), job, now), now)
+    state = corruption.judge(bad_numbers.judge(slow_ranks.judge(state, job, now), job, now), now)
+    state = stages.advance(state, now)
     if state.completed:
         return state
     state = entering.inquire(state, job, now)

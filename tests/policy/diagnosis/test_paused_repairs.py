@@ -10,6 +10,7 @@ import pytest
 from perdure.cli.explain import explanation
 from perdure.contract import FailureClass
 from perdure.contract.transitions import NodeStalled, NodeStallLook
+from perdure.contract.worlds import UnsoundSteps
 from perdure.workflows.policy.facts.events import RepairsPaused, RepairsResumed
 from perdure.workflows.policy.record import projections
 from tests.policy.diagnosis.stalled_ranks import LOCK, STOPPED, WAITS, look, sleeps
@@ -75,12 +76,21 @@ def test_a_loss_that_is_no_number_is_shown_and_ends_the_world_after_the_pause():
     assert (job.generation, job.incident.failure) == (2, FailureClass.NUMERIC)
 
 
-def test_a_wrong_result_is_shown_and_not_acted_on():
-    job = paused().wrong_result(1, 100).wait(2 * HOUR)
+def test_a_wrong_result_is_shown_and_ends_the_world_after_the_pause_for_no_rank_finds_it_again():
+    job = paused().wrong_result(1, 100, checksums=("those of rank 1 are a1",)).wait(60)
     assert (job.generation, job.state.interruption) == (1, None)
     assert "computed wrong gradients at step 100" in shown(job)
-    job.wrong_result(1, 200)
-    assert job.incident.failure is FailureClass.CORRUPTION
+    job.wait(HOUR)
+    assert (job.incident.failure, job.incident.culprit) == (FailureClass.CORRUPTION, 1)
+    assert [sign.text for sign in job.incident.evidence][1:] == ["those of rank 1 are a1"]
+    assert job.state.checkpoints.unsound == UnsoundSteps(generation=1, after=99, found_at=-1)
+    assert job.incarnations[1] == 2
+
+
+def test_a_wrong_result_of_a_world_that_has_ended_meanwhile_is_not_acted_on():
+    job = paused().wrong_result(1, 100)
+    job.rank_killed(2).wait(2 * HOUR)
+    assert (job.generation, job.incident.failure) == (2, FailureClass.KILLED)
 
 
 def test_the_pause_is_a_warning_with_its_end_and_its_reason():

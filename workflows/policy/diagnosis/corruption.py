@@ -13,10 +13,16 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from perdure.contract import CorruptionKind, FailureClass, FoundCorruption
+from perdure.contract import CorruptionKind, Evidence, EvidenceSource, FailureClass, FoundCorruption
 from perdure.contract.base import shorten
+from perdure.workflows.policy.diagnosis.interruptions import interrupt
+from perdure.workflows.policy.record import incidents
 from perdure.workflows.policy.state.checkpoint import CheckpointState
+from perdure.workflows.policy.state.job import RoleInJob
 from perdure.workflows.policy.state.node import NodeFailure, NodeState
+
+_NAMED = 4
+"""Checksums that become evidence."""
 
 
 def failure_of(node: NodeState, found: FoundCorruption, time: datetime) -> NodeFailure:
@@ -29,6 +35,28 @@ def failure_of(node: NodeState, found: FoundCorruption, time: datetime) -> NodeF
         ranks=(found.rank,),
         corruption=found,
     )
+
+
+def end_world(state: RoleInJob, failure: NodeFailure, now: datetime, *, generation: int) -> RoleInJob:
+    """Ends the world in which a rank has computed wrongly."""
+    state = interrupt(state, failure, now=now, generation=generation)
+    for text in failure.corruption.checksums[:_NAMED] if failure.corruption is not None else ():
+        evidence = Evidence(time=failure.time, source=EvidenceSource.AGENT, rank=failure.rank, text=text)
+        state = incidents.add_evidence(state, evidence, now=now)
+    return state
+
+
+def judge(state: RoleInJob, now: datetime) -> RoleInJob:
+    """Ends the world in which wrong results were found while repairs were paused, once they are not any longer. No rank
+    finds them again, nor saves anything until the job has gone back."""
+    if not state.wrong_results or state.repairs_paused_until is not None:
+        return state
+    results, state = state.wrong_results, state.replace(wrong_results=())
+    for found in results:
+        is_current = state.world is not None and found.generation == state.world.generation
+        if is_current and not state.between_stages and not state.finished:
+            state = end_world(state, found.failure, now, generation=found.generation)
+    return state
 
 
 def newest_loaded(found: FoundCorruption, checkpoints: CheckpointState) -> int:

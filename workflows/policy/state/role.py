@@ -100,6 +100,14 @@ class SeenNumber(Message):
         return (self.node, self.number.kind) == (other.node, other.number.kind)
 
 
+class WrongResult(Message):
+    """A wrong result of a rank that was found while repairs were paused: see
+    `perdure.workflows.policy.diagnosis.corruption`."""
+
+    generation: int
+    failure: NodeFailure
+
+
 class TransitionsTaken(Message):
     """The position in one group's messages that the job has processed, by which it recognizes repeats."""
 
@@ -182,6 +190,8 @@ class RoleState(Message):
     """Set from the first evidence that the current world is over until the next one is sent out."""
     bad_numbers: tuple[SeenNumber, ...] = ()
     """Numbers of the current world that are not finite; those of an older one count no more."""
+    wrong_results: tuple[WrongResult, ...] = ()
+    """Those of the current world, until repairs are not paused any longer; those of an older one count no more."""
     new_step_times: bool = False
     """A node has reported how its steps split, and the ranks are not compared yet."""
     complete_generation: int = 0
