@@ -14,6 +14,7 @@ from perdure.spec.accepted import read_accepted
 from perdure.spec.capabilities import CAPABILITIES
 from perdure.spec.errors import SpecError, format_value
 from perdure.spec.fields import one_of
+from perdure.spec.importers.reader import Field
 from perdure.spec.importers.scaleplan import PlannedPod, PlannedRole, ScalePlan
 from perdure.spec.job import JobSpec
 from perdure.spec.quantities import amount
@@ -97,12 +98,15 @@ def requests_of(plan: ScalePlan, roles: Mapping[str, KnownRole], *, reason: str 
     Raises:
         SpecError: if a field cannot be honoured, with all such fields.
     """
-    named = [*plan.roles, *(pod.role for pod in (*plan.created, *plan.removed, *plan.migrated))]
+    named: dict[str, list[Field]] = {name: [stated.place] for name, stated in plan.roles.items()}
+    for pod in (*plan.created, *plan.removed, *plan.migrated):
+        named.setdefault(pod.role, []).append(pod.place)
     found: list[PlanRequest] = []
-    for name in dict.fromkeys(named):
+    for name, places in named.items():
         known = roles.get(name)
         if known is None:
-            _refuse_role(plan, name, roles)
+            for place in places:
+                place.refuse(f"the job has no role {format_value(name)}; it has {one_of(list(roles))}")
             continue
         found += _requests_of_role(plan, name, known, reason)
     if not found and not plan.source.problems:
@@ -113,13 +117,6 @@ def requests_of(plan: ScalePlan, roles: Mapping[str, KnownRole], *, reason: str 
         *(one for one in found if isinstance(one, ScaleRequest)),
         *(one for one in found if isinstance(one, RelaunchRequest)),
     )
-
-
-def _refuse_role(plan: ScalePlan, name: str, roles: Iterable[str]) -> None:
-    places = [stated.place for role, stated in plan.roles.items() if role == name]
-    places += [pod.place for pod in (*plan.created, *plan.removed, *plan.migrated) if pod.role == name]
-    for place in places:
-        place.refuse(f"the job has no role {format_value(name)}; it has {one_of(list(roles))}")
 
 
 def _requests_of_role(plan: ScalePlan, name: str, known: KnownRole, reason: str) -> list[PlanRequest]:

@@ -17,7 +17,7 @@ from perdure.spec.errors import SpecError, SpecProblem, format_value
 from perdure.spec.job import Backend, JobSpec
 from perdure.spec.role_relations import roles_that_end
 from perdure.spec.roles import NodeCount, Role
-from perdure.spec.validate import validate_spec
+from perdure.spec.validate import refuse_large, validate_spec
 
 GROUP = "perdure.dev"
 VERSION = "v1alpha1"
@@ -188,6 +188,7 @@ class TrainingJobResource(Part):
         Raises:
             SpecError: if it cannot run, with the text of `perdure validate`.
         """
+        refuse_large([self.spec, self.metadata.annotations.get(SCALED_ROLES, "")])
         fields = {name: value for name, value in self.spec.items() if name not in OWN_FIELDS}
         fields["roles"] = _of_job(fields.get("roles"))
         for name, scaled in self.scaled_roles.items():

@@ -130,12 +130,13 @@ def _has_no_nul(text: str) -> str:
 Text = Annotated[str, AfterValidator(_has_no_nul)]
 """A text that an operating system accepts as an argument or a variable."""
 
-_TEMPLATE = re.compile(r"\$\{\s*job\.([^}]*?)\s*\}")
+_TEMPLATE = re.compile(r"\$\{\s*job\.([^{}]*)\}")
+"""It takes linear time for every text: what it repeats ends where another one can begin."""
 _TEMPLATE_NAMES = ("name", "namespace")
 
 
 def _knows_its_names(text: str) -> str:
-    for name in _TEMPLATE.findall(text):
+    for name in map(str.rstrip, _TEMPLATE.findall(text)):
         if name not in _TEMPLATE_NAMES:
             raise ValueError(f"${{job.{name}}} is unknown; expected ${{job.name}} or ${{job.namespace}}")
     return text
@@ -144,7 +145,7 @@ def _knows_its_names(text: str) -> str:
 def fill_template(template: str, *, name: str, namespace: str) -> str:
     """Replaces `${job.name}` and `${job.namespace}` by the job's name and namespace."""
     values = {"name": name, "namespace": namespace}
-    return _TEMPLATE.sub(lambda match: values.get(match[1], match[0]), template)
+    return _TEMPLATE.sub(lambda match: values.get(match[1].rstrip(), match[0]), template)
 
 
 Template = Annotated[Text, AfterValidator(_knows_its_names)]

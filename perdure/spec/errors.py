@@ -21,6 +21,9 @@ from perdure_training.secret_texts import without_secrets
 
 from .fields import Location, choices_of, expected_of, field_at, is_model, one_of, places, strip
 
+MOST_PROBLEMS = 50
+"""Problems that the text of an error has: operators write it into objects."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SpecProblem:
@@ -62,7 +65,7 @@ class SpecProblem:
 
 
 class SpecError(PerdureError, ValueError):
-    """A specification that cannot run; its text has a line for each problem."""
+    """A specification that cannot run; its text has a line for each problem, up to a number of them."""
 
     def __init__(self, problems: Iterable[SpecProblem], *, file: str = "") -> None:
         """Creates the error.
@@ -73,8 +76,11 @@ class SpecError(PerdureError, ValueError):
         """
         self.problems: tuple[SpecProblem, ...] = tuple(problems)
         self.file = file
+        lines = [f"{file}: {problem}" if file else str(problem) for problem in self.problems[:MOST_PROBLEMS]]
+        if more := len(self.problems) - len(lines):
+            lines.append(f"and {more:,} more problems")
         super().__init__(
-            "\n".join(f"{file}: {problem}" if file else str(problem) for problem in self.problems),
+            "\n".join(lines),
             remedy="`perdure schema` describes every field; `perdure validate FILE` checks without starting.",
         )
 
@@ -137,8 +143,14 @@ def unknown_name(name: str, known: Sequence[str], *, what: str) -> str:
 
 
 def problem_report(error: ValidationError) -> SpecError:
-    """Describes pydantic's errors about a `JobSpec` in this module's form."""
-    return SpecError(_problem(details) for details in error.errors(include_url=False))
+    """Describes pydantic's errors about a `JobSpec` in this module's form.
+
+    Those beyond the text's limit are named by their places alone: to look for what was meant takes milliseconds each.
+    """
+    found = error.errors(include_url=False)
+    described = [_problem(details) for details in found[:MOST_PROBLEMS]]
+    others = [SpecProblem(location=details["loc"], message=details["msg"]) for details in found[MOST_PROBLEMS:]]
+    return SpecError([*described, *others])
 
 
 def _problem(details: ErrorDetails) -> SpecProblem:

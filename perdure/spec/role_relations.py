@@ -5,7 +5,6 @@ They are stated on each role, and mean something only beside the others, so they
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
 
@@ -130,8 +129,9 @@ def _check_collocation(name: str, roles: Mapping[str, Role]) -> None:
 
 
 def _check_name(name: str, roles: Mapping[str, Role]) -> None:
-    for other in roles:
-        if re.match(rf"{re.escape(other)}-\d+(-|$)", name):
+    parts = name.split("-")
+    for end, part in enumerate(parts):
+        if part.isdecimal() and (other := "-".join(parts[:end])) in roles:
             raise WrongRelation(
                 (name,),
                 f"begins like the names of the nodes of the role {other}, such as {other}-0; rename one of them",

@@ -201,8 +201,15 @@ class Topology(Section):
         return self
 
 
+_LONGEST_COMMAND_TEXT = 2_000
+"""Characters of a command as one text for which an error shows the list that is expected."""
+
+
 def _refuse_command_text(value: Any) -> Any:
     if isinstance(value, str):
+        # Python's parser of shell words takes quadratic time.
+        if len(value) > _LONGEST_COMMAND_TEXT:
+            raise ValueError("expected a list with the program and its arguments")
         try:
             words = shlex.split(value)
         except ValueError:

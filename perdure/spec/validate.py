@@ -27,6 +27,11 @@ Temporal."""
 
 MAX_DEPTH = 40
 
+_MOST_CHARACTERS = 16 * MAX_BYTES
+"""The most characters and values that are read of what may be a specification. One with all defaults written out has
+more than `MAX_BYTES`. What is much larger, or refers to itself, is refused before it is looked at: anyone who may
+create an object writes it, and all that a worker or an operator serves waits meanwhile."""
+
 
 def parse_spec(data: Any) -> JobSpec:
     """Reads a specification from mappings, lists and scalars, and fills in `${job.name}` and the like.
@@ -39,6 +44,7 @@ def parse_spec(data: Any) -> JobSpec:
     if not isinstance(data, Mapping):
         problem = SpecProblem(location=(), value=format_value(data), expected="a mapping with name and roles")
         raise SpecError([problem])
+    refuse_large(data)
     problems: list[SpecProblem] = []
     text_keyed = _check_keys(data, (), problems)
     spec = None
@@ -61,6 +67,33 @@ def parse_spec(data: Any) -> JobSpec:
     if problems or spec is None:
         raise SpecError(problems)
     return spec
+
+
+def refuse_large(data: Any) -> None:
+    """Refuses data that is far too large for a specification, in a time that does not grow with it.
+
+    Raises:
+        SpecError: if it is.
+    """
+    left, waiting = _MOST_CHARACTERS, [data]
+    while waiting:
+        value = waiting.pop()
+        left -= 1
+        if isinstance(value, str | bytes):
+            left -= len(value)
+        elif isinstance(value, Mapping):
+            keys = cast("Mapping[Any, Any]", value)
+            left -= len(keys)
+            if left > 0:
+                waiting += [*keys, *keys.values()]
+        elif isinstance(value, Sequence):
+            items = cast("Sequence[Any]", value)
+            left -= len(items)
+            if left > 0:
+                waiting += items
+        if left <= 0:
+            message = f"has more than {_MOST_CHARACTERS:,} characters, and is not read"
+            raise SpecError([SpecProblem(location=(), message=message)])
 
 
 def validate_spec(data: Mapping[str, Any] | JobSpec) -> tuple[JobSpec, tuple[SpecWarning, ...]]:

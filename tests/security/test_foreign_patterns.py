@@ -28,7 +28,6 @@ OWN_PATTERNS = {
     "perdure/spec/durations.py": "from constants",
     "perdure/spec/importers/foreign.py": "kinds of jobs, constants",
     "perdure/spec/load.py": "YAML's numbers, from constants",
-    "perdure/spec/role_relations.py": "a role's name, escaped",
     "activities/nodes/kubernetes/settings.py": "names of variables, from constants",
     "activities/nodes/kubernetes/site_policy.py": "the administrator's globs",
     "activities/nodes/local/folders.py": "a role's name, escaped, and the job's uid",

@@ -76,9 +76,12 @@ class Source:
         """Documents inside texts of this one."""
         self._prefix = prefix
         self._lines = {(*self._prefix, *place): line for place, line in (lines or {}).items()}
+        self._known_problems: set[SpecProblem] = set()
         self._settled: dict[Location, None] = {}
+        self._above_settled: set[Location] = set()
+        """The locations with something below them that was accounted for."""
         self._requested: dict[Location, list[str]] = {}
-        self._warnings: list[SourceWarning] = []
+        self._warnings: dict[SourceWarning, None] = {}
 
     @property
     def root(self) -> Field:
@@ -104,7 +107,8 @@ class Source:
     def problem(self, location: Location, **words: str) -> None:
         """Notes an error that makes the document impossible to import; the words are those of `SpecProblem`."""
         problem = SpecProblem(location=location, line=self.line(location), **words)
-        if problem not in self.problems:
+        if problem not in self._known_problems:
+            self._known_problems.add(problem)
             self.problems.append(problem)
 
     def line(self, location: Location) -> int | None:
@@ -118,6 +122,7 @@ class Source:
     def settle(self, location: Location) -> None:
         """Notes that a field and all below it are accounted for."""
         self._settled[location] = None
+        self._above_settled.update(location[:end] for end in range(len(location)))
 
     def is_settled(self, location: Location) -> bool:
         """Whether a field was accounted for as a whole."""
@@ -125,13 +130,12 @@ class Source:
 
     def warn(self, warning: SourceWarning) -> None:
         """Keeps a warning; a field gets at most one of them."""
-        if warning not in self._warnings:
-            self._warnings.append(warning)
+        self._warnings[warning] = None
 
     def _unread_fields(self, location: Location, value: Any) -> list[SourceWarning]:
         if location in self._settled:
             return []
-        if any(place[: len(location)] == location for place in self._settled) or location == self._prefix:
+        if location in self._above_settled or location == self._prefix:
             return [
                 warning for key, item in _children(value) for warning in self._unread_fields((*location, key), item)
             ]

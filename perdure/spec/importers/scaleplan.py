@@ -16,6 +16,7 @@ from typing import Final
 from ..errors import SpecError, SpecProblem
 from ..load import SpecDocument, read_documents
 from ..quantities import is_quantity
+from ..validate import refuse_large
 from .reader import Field, Source, SourceWarning, as_mapping
 
 GROUP: Final = "elastic.iml.github.io"
@@ -101,6 +102,9 @@ def read_scale_plan(document: SpecDocument) -> ScalePlan:
 
 def _read(source: Source) -> ScalePlan:
     root = source.root
+    if (content := as_mapping(root.value)) is not None:
+        # The API server and operators write the other two parts.
+        refuse_large({name: value for name, value in content.items() if name not in ("metadata", "status")})
     if as_mapping(root.value) is None or root["kind"].value != KIND:
         root["kind"].wrong(KIND)
     elif root["apiVersion"].value != f"{GROUP}/{VERSION}":
