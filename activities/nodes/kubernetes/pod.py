@@ -50,6 +50,10 @@ _RUN_VOLUME = "perdure"
 BEYOND_GRACE = 10
 """Seconds after the command's grace period in which the launcher sends its shutdown report."""
 
+_OWN_PYTHON = ("python3", "-P", "-s", "-m")
+"""Runs a module of Perdure's image. Without -P the working directory is searched first, mostly `/`, in which the folder
+that training code writes to has the name of our package; without -s, a folder below the home is searched, too."""
+
 _UNPRIVILEGED_USER = 65532
 """The user ID of Perdure's own containers; the training container keeps its image's user."""
 
@@ -334,7 +338,7 @@ def _required_fields(request: NodeRequest, role: Role, settings: KubernetesSetti
     }
     prepare: dict[str, Any] = ours | {
         "name": PREPARE,
-        "command": ["python3", "-m", "perdure.agent.prepare"],
+        "command": [*_OWN_PYTHON, "perdure.agent.prepare"],
         "env": [
             {"name": "PERDURE_PREPARE_SHARED", "value": SHARED},
             {"name": "PERDURE_PREPARE_AGENT", "value": PRIVATE},
@@ -354,7 +358,7 @@ def _required_fields(request: NodeRequest, role: Role, settings: KubernetesSetti
     agent: dict[str, Any] = ours | {
         "name": AGENT,
         "restartPolicy": "Always",
-        "command": ["python3", "-m", "perdure.agent"],
+        "command": [*_OWN_PYTHON, "perdure.agent"],
         # Without PERDURE_NODE: the launcher's PID names another process in this container.
         "env": [
             {"name": "PERDURE_AGENT_CONFIG", "value": f"{PRIVATE}/agent.json"},

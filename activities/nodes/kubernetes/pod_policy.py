@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from perdure.activities.nodes.kubernetes.merge import paths
 from perdure.activities.nodes.kubernetes.pod_fields import CONTAINER, Found, walk
-from perdure.activities.nodes.kubernetes.pod_rules import Scope, is_beneath
+from perdure.activities.nodes.kubernetes.pod_rules import Scope, is_beneath, own_mount
 from perdure.activities.nodes.kubernetes.site_policy import (
     AGENT_MOUNTS,
     NEVER_OF_AGENTS,
@@ -125,6 +125,10 @@ def _of_values(policy: SitePolicy, pod: Mapping[str, Any], reserved: Reserved) -
             # Perdure's own container, with what the job may add to it.
             place = f"spec.initContainers.{one['name']}"
             yield from _held(scope, walk({"env": one.get("env") or []}, CONTAINER, place))
+            for mount in _list(one, "volumeMounts"):
+                if mount["name"] not in (*reserved.volumes, reserved.run_volume):
+                    for _, value, rule in own_mount(scope, mount["mountPath"]):
+                        yield Violation(field=f"{place}.volumeMounts.{mount['name']}.mountPath", value=value, rule=rule)
 
 
 def _list(spec: Mapping[str, Any], field: str) -> Sequence[Mapping[str, Any]]:

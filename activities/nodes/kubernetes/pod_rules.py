@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 from perdure.activities.nodes.kubernetes.resources import amount
 from perdure.activities.nodes.kubernetes.site_policy import CONTROL_PLANE, Reserved, SitePolicy, matches, rule_of
@@ -203,6 +203,22 @@ def is_beneath(path: str, allowed: Sequence[str]) -> bool:
     if ".." in place.parts or not place.is_absolute():
         return False
     return any(place.is_relative_to(one) for one in allowed)
+
+
+_FOLDERS_OF_OURS: Final = (
+    *(("bin",), ("boot",), ("dev",), ("etc",), ("lib",), ("lib32",), ("lib64",), ("libx32",), ("opt", "perdure")),
+    *(("proc",), ("root",), ("run",), ("sbin",), ("sys",), ("usr",), ("var", "run")),
+)
+"""The folders of Perdure's image from which something is run or read, by the parts of their paths; those of its volumes
+begin with `perdure`."""
+
+
+def own_mount(_: Scope, value: Any) -> Iterator[Fault]:
+    """No volume of a job takes the place of files that Perdure's own containers run or read."""
+    parts = tuple(part for part in str(value).split("/") if part not in ("", "."))
+    hides = any(all(one == other for one, other in zip(parts, folder, strict=False)) for folder in _FOLDERS_OF_OURS)
+    if ".." in parts or hides or parts[0].startswith((".", "perdure")):
+        yield _fault(value, "no folder of Perdure's own containers: mount the volume of the storage elsewhere")
 
 
 def empty_dir(scope: Scope, value: Mapping[str, Any]) -> Iterator[Fault]:
