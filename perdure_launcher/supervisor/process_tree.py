@@ -18,7 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from ..system import processes
-from ..system.program_signals import any_runs, signal_program
+from ..system.program_signals import any_runs, ends_with_input, signal_program
 
 logger = logging.getLogger(__name__)
 
@@ -185,10 +185,12 @@ class ProcessTree:
         self._kill_after(grace)
 
     def leftovers(self) -> list[str]:
-        """Describes the daemons and orphans that outlived the started processes. The helpers of Python's
-        multiprocessing and of Perdure, which end with whom they serve, are left out."""
+        """Describes the daemons and orphans that outlived the started processes. Those that end by themselves are left
+        out: what reads the output of others, and the helpers of Python's multiprocessing and of Perdure."""
         described: list[str] = []
         for pid in (process.pid for process in self._remaining_processes()):
+            if ends_with_input(pid, signal.SIGTERM):
+                continue
             program, *arguments = processes.read_file(pid, "cmdline").split(b"\0")
             # The kernel shows no command line of a process that is about to end by itself.
             if program and not any(helper in argument for argument in (program, *arguments) for helper in _HELPERS):
@@ -202,7 +204,9 @@ class ProcessTree:
         if self._empty:
             return
         self._terminating = True
-        processes.send([process.pid for process in self._remaining_processes()], signal.SIGTERM)
+        # A `tee` still has the last lines of the programs before it to write.
+        left = [process.pid for process in self._remaining_processes()]
+        processes.send([pid for pid in left if not ends_with_input(pid, signal.SIGTERM)], signal.SIGTERM)
         self._kill_after(grace)
 
     def kill(self) -> None:

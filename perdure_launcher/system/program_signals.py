@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from . import processes
 
@@ -25,9 +25,9 @@ them."""
 def signal_program(leader: int, number: signal.Signals) -> list[int]:
     """Signals the program that leads a process group; ignores processes that are gone.
 
-    From the leader downwards, in its group: a process that handles the signal is responsible for its children, so they
-    do not receive it. A process that ends by the signal, and a shell, are not: their children receive it, too. Without
-    a leader the whole group receives it.
+    From the leader downwards: a process that handles the signal is responsible for its children, so they do not receive
+    it. A process that ends by the signal, and a shell, are not: their children receive it, too, except those that end
+    with their input. Without a leader the whole group receives it.
 
     Returns:
         The processes that were signaled.
@@ -69,18 +69,47 @@ def any_runs(pids: Iterable[int]) -> bool:
     return any((process := processes.read_process(pid)) and not process.zombie for pid in pids)
 
 
+def ends_with_input(pid: int, number: signal.Signals) -> bool:
+    """Returns whether a process reads a pipe and would end by the signal, as a `tee` behind the program does.
+
+    It ends when those that write to the pipe have. The signal would end it before, and they would fail with their next
+    line: while they save.
+    """
+    try:
+        reads_pipe = os.readlink(f"/proc/{pid}/fd/0").startswith("pipe:")
+    except OSError:
+        return False
+    return reads_pipe and not _handles(pid, number)
+
+
 def _recipients(leader: int, number: signal.Signals) -> list[int]:
-    group = [process for process in processes.all_processes() if process.group == leader and not process.zombie]
-    if not any_runs([leader]):
-        return [process.pid for process in group]
-    children: dict[int, list[int]] = {}
-    for process in group:
-        children.setdefault(process.parent, []).append(process.pid)
+    running = {process.pid: process for process in processes.all_processes() if not process.zombie}
+    if leader not in running:
+        return [process.pid for process in running.values() if process.group == leader]
+    children: dict[int, list[processes.Process]] = {}
+    for process in running.values():
+        children.setdefault(process.parent, []).append(process)
     # A leader that was just forked has not created its group yet.
-    found = [leader]
-    for pid in found:
-        if _passes_on(pid, number):
-            found += children.get(pid, [])
+    return [leader, *_recipients_below(leader, children, running, number)]
+
+
+def _recipients_below(
+    parent: int,
+    children: Mapping[int, Sequence[processes.Process]],
+    running: Mapping[int, processes.Process],
+    number: signal.Signals,
+) -> list[int]:
+    if not _passes_on(parent, number):
+        return []
+    shell, found = _is_shell(parent), list[int]()
+    for child in children.get(parent, ()):
+        # What a program has moved to another group it does not expect to end with itself. A shell does: `timeout`, and
+        # each job under `set -m`, lead a group of their own.
+        if not shell and child.group != running[parent].group:
+            continue
+        below = _recipients_below(child.pid, children, running, number)
+        if not ends_with_input(child.pid, number) or any(_handles(pid, number) for pid in below):
+            found += [child.pid, *below]
     return found
 
 

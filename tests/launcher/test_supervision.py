@@ -21,6 +21,8 @@ from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timeout(300)
 
+LONG = pytest.mark.long("launchers")
+
 PYTHON = shlex.quote(sys.executable)
 
 
@@ -132,6 +134,35 @@ async def test_a_command_that_saves_on_sigterm_gets_its_grace() -> None:
         exited = await node.agent.heard(EXITED)
         assert exited.body["exit_code"] == 0
         assert exited.body["log_tail"].endswith("saved\n")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param("{train} 2>&1 | tee $TEST_STEPS_DIR/log; exit 0", id="tee"),
+        pytest.param("{train} | grep --line-buffered -v part | tee /dev/null; exit 0", id="filters", marks=LONG),
+        pytest.param('{train} | while read -r line; do echo "$line"; done; exit 0', id="loop", marks=LONG),
+        pytest.param("exec > >(tee /dev/null) 2>&1; {train}; exit 0", id="substitution", marks=LONG),
+        pytest.param("yes | bash -c '{train}; exit 0'", id="answers-to-prompts", marks=LONG),
+        pytest.param("timeout 1000 {train}; exit 0", id="timeout"),
+        pytest.param("set -m; {train}; exit 0", id="job-control", marks=LONG),
+    ],
+)
+async def test_a_program_in_a_shell_has_its_grace_and_its_output_while_it_saves(script: str) -> None:
+    node = command_of(script.format(train=f"{PYTHON} saves_aloud.py"), termination_grace_s=100, stop_grace_s=1)
+    async with running(node):
+        await eventually(lambda: "trains" in node.output)
+        await node.agent.want(exit=True, reason="the job was cancelled")
+        assert await node.left() == 0
+        assert node.output.endswith("all is saved\n")
+        assert node.processes() == []
+
+
+async def test_what_reads_the_output_of_a_command_is_no_work_that_it_leaves_behind() -> None:
+    # The filter takes its time for the last line.
+    node = command_of("exec > >(while read -r line; do sleep 0.3; echo ${line}s; done); echo end; exit 0")
+    async with running(node):
+        assert (await node.agent.heard(EXITED)).body["log_tail"] == "ends\n"
 
 
 async def test_sigterm_to_the_launcher_ends_the_command_and_is_reported() -> None:
