@@ -23,7 +23,7 @@ from perdure_training.node_api.layout import PROGRESS, STACKS
 from perdure_training.node_api.progress_file import progress_path, read_progress
 
 from ..rank_plugins.collectives import MOST_GROUPS
-from ..rank_plugins.stacks import STACKS_SIGNAL, StackFile
+from ..rank_plugins.stacks import STACKS_SIGNAL, StackFile, is_answered_by
 from ..system import processes
 from ..system.processes import Process
 
@@ -71,7 +71,7 @@ def collect(
         monotonic: The clock.
     """
     ranks = _ranks(run_directory / STACKS)
-    asked = ranks if by_signal else ()
+    asked = [rank for rank in ranks if is_answered_by(rank.path)] if by_signal else []
     begun = monotonic()
     for rank in asked:
         if _answers(rank.mark.pid):
@@ -82,7 +82,12 @@ def collect(
         time.sleep(_LOOK_EVERY)
     # Over a shorter time the kernel's ticks of 10 ms say nothing.
     time.sleep(max(0.0, 0.2 - passed))
-    reports = [_report(rank, seconds=monotonic() - begun, asked=by_signal) for rank in ranks]
+    reports = [
+        _report(
+            rank, seconds=monotonic() - begun, not_asked="" if rank in asked else _why_not_asked(by_signal=by_signal)
+        )
+        for rank in ranks
+    ]
     # Each one that does not answer takes all of its time.
     with ThreadPoolExecutor(_MOST_RANKS) as pool:
         told = pool.map(_collectives, ranks, reports)
@@ -164,7 +169,7 @@ def _has_answered(rank: _Rank) -> bool:
     return rank.answered
 
 
-def _report(rank: _Rank, *, seconds: float, asked: bool) -> RankStacks:
+def _report(rank: _Rank, *, seconds: float, not_asked: str) -> RankStacks:
     process = processes.read_process(rank.mark.pid)
     same = process is not None and process.start_ticks == rank.mark.start_ticks
     if process is None or not same or process.zombie:
@@ -182,8 +187,8 @@ def _report(rank: _Rank, *, seconds: float, asked: bool) -> RankStacks:
         cpu_seconds=sum(one.cpu_ticks for one in family) / processes.TICKS_PER_SECOND,
         switches=rank.switches,
         transferred_bytes=sum(transferred) if transferred else None,
-        text=main_thread_first(_read(rank.path)) if asked else "",
-        problem=("" if rank.length else _why_silent(state)) if asked else "it was not asked",
+        text="" if not_asked else main_thread_first(_read(rank.path)),
+        problem=not_asked or ("" if rank.length else _why_silent(state)),
     )
 
 
@@ -209,6 +214,12 @@ def _received(connection: socket.socket) -> bytes:
     while len(content) < _LONGEST_COLLECTIVES and time.monotonic() < until and (part := connection.recv(4096)):
         content += part
     return content
+
+
+def _why_not_asked(*, by_signal: bool) -> str:
+    if by_signal:
+        return f"its script has a handler of its own for signal {STACKS_SIGNAL:d}, by which ranks are asked"
+    return "it was not asked"
 
 
 def _why_silent(state: str) -> str:

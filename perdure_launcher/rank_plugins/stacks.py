@@ -6,10 +6,14 @@ hangs in C code, or never gives up the lock, answers as well.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
+import functools
 import os
 import signal
+import stat
 from pathlib import Path
+from typing import Any
 
 from perdure_training.node_api.layout import STACKS
 from perdure_training.node_api.rank_environment import generation_of, run_directory_of
@@ -42,7 +46,32 @@ def answer_with_stacks() -> None:
     faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True, chain=False)
     # The launcher signals only who has a file, since the signal would end a process without a handler.
     os.replace(draft, path)
+    _notice_other_handlers(path, own.pid)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         from .collectives import serve_collectives
 
         serve_collectives(path.with_name(mark.socket))
+
+
+def is_answered_by(path: Path) -> bool:
+    """Returns whether the process of this file still has our handler: a script that takes all signals has its own."""
+    try:
+        return bool(path.lstat().st_mode & stat.S_IWUSR)
+    except OSError:
+        return False
+
+
+def _notice_other_handlers(path: Path, pid: int) -> None:
+    """Marks the file as read-only before the script sets a handler of its own for our signal: that would be called
+    whenever the launcher asks, and mostly ends the training."""
+    set_handler = signal.signal
+
+    @functools.wraps(set_handler)
+    def noticing(signalnum: Any, handler: Any) -> Any:
+        # A process that the rank forks has handlers of its own.
+        if signalnum == STACKS_SIGNAL and os.getpid() == pid:
+            with contextlib.suppress(OSError):
+                path.chmod(stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH)
+        return set_handler(signalnum, handler)
+
+    signal.signal = noticing

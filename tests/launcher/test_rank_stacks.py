@@ -65,7 +65,11 @@ def rank(
         "PERDURE_PROGRESS_DIR": str(folder / "progress"),
     }
     process = subprocess.Popen(
-        [sys.executable, "-c", before + BEGIN + script], env=environment, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", before + BEGIN + script],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         assert process.stdout is not None
@@ -164,6 +168,41 @@ def test_a_process_without_a_handler_is_never_signalled(folder: Path, monkeypatc
         assert process.poll() is None
         assert told.problem == "it has not answered within 0.2 s"
         process.kill()
+
+
+@pytest.mark.parametrize("where", ["in the rank", "in a child of it"])
+def test_a_rank_with_a_handler_of_its_own_for_the_signal_is_not_signalled(folder: Path, where: str):
+    # Some programs handle whatever signal there is: to clean up and end, or to reset what a child has inherited.
+    script = """
+import os, signal
+def all_signals():
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, lambda number, frame: sys.exit(f"ends by {number}"))
+if "child" not in where:
+    all_signals()
+elif (child := os.fork()) == 0:
+    all_signals()
+    os._exit(0)
+else:
+    os.waitpid(child, 0)
+say()
+for line in sys.stdin:
+    print("still here", flush=True)
+"""
+    with rank(folder, f"where = {where!r}" + script) as process:
+        answer = only(stacks.collect(folder))
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("?\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "still here\n"
+        if where == "in the rank":
+            assert (answer.text, answer.problem) == (
+                "",
+                f"its script has a handler of its own for signal {STACKS_SIGNAL:d}, by which ranks are asked",
+            )
+        else:
+            assert "in <module>" in answer.text
 
 
 @pytest.mark.parametrize(
