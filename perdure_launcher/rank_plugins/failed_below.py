@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 _DEEPEST_CAUSE = 8
 _BEFORE_A_TRACEBACK = "terminated with the following error:\n"
@@ -52,8 +52,15 @@ def _of_torchrun(error: Any) -> FailedBelow | None:
     first = min(
         failures, key=lambda one: (one.exitcode == -signal.SIGTERM, one.exitcode != -signal.SIGKILL, one.timestamp)
     )
-    name = f"rank {next(rank for rank, one in error.failures.items() if one is first)} of the command's own torchrun"
-    return FailedBelow(status=first.exitcode, error=f"{name}, process {first.pid}" if first.exitcode < 0 else "")
+    if first.exitcode < 0:
+        name = (
+            f"rank {next(rank for rank, one in error.failures.items() if one is first)} of the command's own torchrun"
+        )
+        return FailedBelow(status=first.exitcode, error=f"{name}, process {first.pid}")
+    # Its error file, of a rank that is a function; else a text without content.
+    told = cast("dict[str, Any]", first.message) if isinstance(first.message, dict) else {}
+    callstack = told.get("extraInfo", {}).get("py_callstack", "")
+    return FailedBelow(status=first.exitcode, error=str(told.get("message", "")), traceback=str(callstack))
 
 
 def _of_an_exit(error: Any) -> FailedBelow:

@@ -97,7 +97,7 @@ class StepCounter:
 
         self._compiling = torch.compiler.is_compiling
         register_optimizer_step_post_hook(self.on_step)
-        os.register_at_fork(after_in_child=self._stop)
+        os.register_at_fork(after_in_child=self._follow_fork)
 
     def on_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Counts one optimizer step; the hook that torch calls after it."""
@@ -116,6 +116,10 @@ class StepCounter:
         writer = self._writer
         if writer is None:
             stands_in = not is_rank_itself(os.environ)
+            if stands_in and os.environ.get("RANK") != str(self._rank):
+                # A launcher within the script has made it another one of its ranks.
+                self._stop()
+                return
             writer = self._writer = ProgressFile(
                 progress_path(self._directory, self._rank),
                 generation=self._generation,
@@ -135,6 +139,11 @@ class StepCounter:
             self._stop()
             return
         writer.write(self._step, time=time.time())
+
+    def _follow_fork(self) -> None:
+        # What the job's only rank forks before it steps may train in its place.
+        if self._writer is not None or SOLE_VARIABLE not in os.environ:
+            self._stop()
 
     def _stop(self) -> None:
         self._stopped = True

@@ -110,12 +110,14 @@ class RankPlace:
         """
         parts = urlsplit(url)
         query = dict(parse_qsl(parts.query))
-        rank = int(query.get("rank", self.rank))
-        size = int(query.get("world_size", self.world_size))
         if parts.scheme == "tcp":
             rendezvous = (parts.hostname or "", str(parts.port or ""))
         else:
+            # A launcher within the script gives its processes places of its own by these variables.
             rendezvous = (os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", ""))
+            query = {"rank": os.environ.get("RANK", ""), "world_size": os.environ.get("WORLD_SIZE", ""), **query}
+        rank = int(query.get("rank") or self.rank)
+        size = int(query.get("world_size") or self.world_size)
         if rendezvous == (self.address, self.port):
             return url
         there = ":".join(rendezvous)

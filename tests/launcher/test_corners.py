@@ -217,9 +217,19 @@ async def test_what_a_killed_rank_has_left_is_gone_before_the_next_rank_starts(l
         os.kill(int((node.run_directory / "helper-2").read_text()), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("script", ["starts_torchrun.py", "spawns.py"])
-async def test_ranks_of_a_launcher_that_a_program_starts_are_those_of_the_job(script: str) -> None:
-    node = Node([sys.executable, "-u", script])
+@pytest.mark.parametrize(
+    "script",
+    [
+        ["starts_torchrun.py"],
+        ["spawns.py"],
+        ["launches_a_function.py", "spawn"],
+        # As notebooks do, whose functions no other process could import.
+        ["launches_a_function.py", "fork"],
+    ],
+    ids=" ".join,
+)
+async def test_ranks_of_a_launcher_that_a_program_starts_are_those_of_the_job(script: list[str]) -> None:
+    node = Node([sys.executable, "-u", *script])
     async with running(node):
         ready = await first_world([node], path=ENV_READY)
         second = int((node.run_directory / "second-1").read_text())

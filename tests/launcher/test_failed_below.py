@@ -82,6 +82,15 @@ def test_how_the_first_process_failed_is_how_the_rank_failed(
         assert 'File "train.py", line 9' in (ended.traceback or "")
 
 
+def test_what_a_function_raised_that_torchs_launcher_runs_is_why_the_rank_failed(tmp_path: Path) -> None:
+    told = {"message": "ValueError: bad batch", "extraInfo": {"py_callstack": "in main", "timestamp": "1"}}
+    path = tmp_path / "error.json"
+    path.write_text(json.dumps({"message": told}))
+    below = failed_below(ChildFailedError("main", {0: ProcessFailure(0, 70, 1, str(path))}))
+    assert below is not None
+    assert (below.status, below.error, below.traceback) == (1, "ValueError: bad batch", "in main")
+
+
 def test_a_killed_process_is_the_cause_although_others_say_that_they_lost_it(tmp_path: Path) -> None:
     path = tmp_path / "error.json"
     path.write_text(json.dumps({"message": {"message": "RuntimeError: Connection closed by peer", "extraInfo": {}}}))

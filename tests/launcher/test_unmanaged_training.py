@@ -50,6 +50,15 @@ def test_a_world_of_its_own_on_one_node_is_the_scripts_affair(monkeypatch: pytes
     assert place(world_size=2, local_world_size=2).job_url(spawned) == spawned
 
 
+@pytest.mark.parametrize("launched", ["0", "1"])
+def test_a_place_that_a_launcher_within_the_script_sets_by_variables_is_its_own(
+    launched: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {**OWN, "RANK": launched, "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert place(rank=0, world_size=1, local_world_size=1).job_url("env://") == "env://"
+
+
 def test_an_environment_without_a_store_gives_no_place() -> None:
     rank = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
     whole = {**rank, "PERDURE_STORE": "fd00::1:29700", "PERDURE_PROGRESS_DIR": "/run/progress"}
