@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,9 +24,16 @@ _UID = 65534
 
 
 class PostgresServer:
-    """The server; its clients connect by a socket in its folder."""
+    """The server; its clients connect by a socket in its folder, or at its port.
 
-    def __init__(self) -> None:
+    Args:
+        port: Where it listens on this machine, for clients that know no sockets.
+        settings: What its configuration sets, by name.
+    """
+
+    def __init__(self, *, port: int | None = None, settings: Mapping[str, str] | None = None) -> None:
+        self._port = port
+        self._settings = settings or {}
         self.folder = Path(tempfile.mkdtemp(prefix="postgres-"))
         self._as_user: dict[str, Any] = {}
         if os.geteuid() == 0:
@@ -38,12 +45,22 @@ class PostgresServer:
 
     @property
     def url(self) -> str:
-        return f"postgresql+psycopg://postgres@/postgres?host={self.folder}"
+        port = "" if self._port is None else f"&port={self._port}"
+        return f"postgresql+psycopg://postgres@/postgres?host={self.folder}{port}"
+
+    @property
+    def log(self) -> Path:
+        """What it has written."""
+        return self.folder / "log"
 
     def start(self) -> None:
         """Starts the server, and waits until it answers."""
-        options = f"-c listen_addresses= -c unix_socket_directories={self.folder}"
-        self._run("pg_ctl", "start", "--wait", "--log", str(self.folder / "log"), "--options", options)
+        place = (
+            {"listen_addresses": ""} if self._port is None else {"listen_addresses": "127.0.0.1", "port": self._port}
+        )
+        settings = {**self._settings, **place, "unix_socket_directories": self.folder}
+        options = " ".join(f"-c {name}={value}" for name, value in settings.items())
+        self._run("pg_ctl", "start", "--wait", "--log", str(self.log), "--options", options)
 
     def kill(self) -> None:
         """Kills the server with all of its processes, as a machine that loses power does."""

@@ -62,6 +62,12 @@ def temporal_program() -> Path:
 
 
 @pytest.fixture(scope="session")
+def temporal_programs() -> Mapping[str, Path]:
+    """Temporal's server, and the tool that makes its tables in PostgreSQL."""
+    return programs.paths("temporal_programs")
+
+
+@pytest.fixture(scope="session")
 def kubectl() -> Path:
     """The client of Kubernetes, which the registry has as a wheel for Linux."""
     places = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))

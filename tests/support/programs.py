@@ -49,6 +49,7 @@ _MAKERS: Mapping[str, Callable[[], Mapping[str, Path]]] = {
     "prometheus_programs": _built(binaries.PROMETHEUS_SOURCE),
     "redis": lambda: {"redis": ensure_redis(report)},
     "temporal_program": _built(binaries.TEMPORAL_SERVER_SOURCE),
+    "temporal_programs": _built(binaries.TEMPORAL_SERVER_SOURCE),
 }
 """How each program is made, by the fixture that provides it."""
 
