@@ -13,7 +13,7 @@ from perdure.contract.identity import NodeCredentials
 logger = logging.getLogger(__name__)
 
 _LOOKS = 2.0
-"""Seconds between two looks at the SDK's counts, which cannot be awaited. A node is given up for its silence after 8 s
+"""Seconds between two looks at the SDK's counts, which cannot be awaited. A node is given up for its silence after 6 s
 at the earliest."""
 _REPORT_AGAIN = 30.0
 """Seconds between two reports, of which the job believes each for three times as long."""

@@ -24,41 +24,44 @@ with workflow.unsafe.imports_passed_through():
 
 
 async def hold_lease(table: NodeTable, node: NodeCredentials) -> None:
-    """Holds one node's lease again and again. Each loss changes the node's state, and the next lease is scheduled at
-    once."""
+    """Holds one node's lease again and again. The next lease is scheduled at once after each loss; one that its agent
+    does not take either changes the node's state."""
     lease = table.timing.lease
-    schedule_to_start = lease.schedule_to_start
     while True:
         record = table.current(node)
         if record is None:
             return
         epoch = record.epoch + 1
-        table.put(record.replace(epoch=epoch, renewed=False))
+        table.put(record.replace(epoch=epoch, renewed=False, leased_since=workflow.now()))
+        cause: BaseException | None = None
         try:
             await workflow.execute_activity(
                 "hold_lease",
                 LeaseRequest(node=node, epoch=epoch, heartbeat=lease.heartbeat),
                 activity_id=f"lease/{node.rank}/{node.incarnation}/{epoch}",
                 task_queue=table.queue(node),
-                schedule_to_start_timeout=schedule_to_start,
+                # An unreachable agent that comes back takes this lease, however late, and reports it.
+                schedule_to_start_timeout=lease.schedule_to_start if record.reachable else None,
                 start_to_close_timeout=options.FOREVER,
                 heartbeat_timeout=lease.timeout,
                 retry_policy=options.LEASE_RETRY,
                 cancellation_type=workflow.ActivityCancellationType.TRY_CANCEL,
                 summary=f"lease of node {node.rank}.{node.incarnation}",
             )
-            reason = "its agent released the lease"
         except ActivityError as error:
-            reason = _lapse(error)
+            cause = error.cause or error
         record = table.current(node)
         if record is None:
             return
         if record.renewed:
-            schedule_to_start = lease.schedule_to_start
             continue
-        # An agent that comes back takes this lease, however late, and reports it.
-        schedule_to_start = None
-        if record.reachable:
+        timed_out = cause.type if isinstance(cause, TimeoutError) else None
+        if record.silent_since is None and timed_out is not None:
+            waited = lease.timeout if timed_out is TimeoutType.HEARTBEAT else lease.schedule_to_start
+            record = record.replace(silent_since=workflow.now() - waited)
+            table.put(record)
+        if timed_out is not TimeoutType.HEARTBEAT and record.reachable:
+            reason = _why_lapsed(cause)
             table.put(record.replace(unreachable_since=workflow.now(), reason=reason))
             table.report(NodeUnreachable(**identity_of(node), time=workflow.now(), detail=reason))
 
@@ -100,12 +103,9 @@ def _why_cut_off(checked: asyncio.Task[object]) -> str:
     return cause.message if isinstance(cause, ApplicationError) else ""
 
 
-def _lapse(error: ActivityError) -> str:
-    cause = error.cause
+def _why_lapsed(cause: BaseException | None) -> str:
+    if cause is None:
+        return "its agent released the lease"
     if isinstance(cause, TimeoutError):
-        if cause.type is TimeoutType.SCHEDULE_TO_START:
-            return "its agent did not take its lease"
-        return "its agent stopped renewing its lease"
-    if isinstance(cause, ApplicationError):
-        return f"its lease ended: {cause.message}"
-    return "its lease ended"
+        return "its agent did not take its lease"
+    return f"its lease ended: {cause.message}" if isinstance(cause, ApplicationError) else "its lease ended"

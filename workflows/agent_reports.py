@@ -59,6 +59,7 @@ def joined(table: NodeTable, message: Joined) -> None:
             since=record.since if keeps_phase else message.time,
             joined=True,
             unreachable_since=None,
+            silent_since=None,
             reason="",
             waits=message.waits,
             address=message.address,
@@ -97,7 +98,8 @@ def lease_taken(table: NodeTable, message: LeaseTaken) -> None:
     record = table.accept_message(message)
     if record is None or message.epoch < record.epoch:
         return
-    table.put(record.replace(unreachable_since=None, reason="", agent_started_at=message.agent_started_at))
+    heard = {"unreachable_since": None, "silent_since": None, "reason": ""}
+    table.put(record.replace(**heard, agent_started_at=message.agent_started_at))
     if not record.reachable:
         table.report(NodeReachable(**identity_of(record.node), time=message.time))
         table.report_obstacle(record)

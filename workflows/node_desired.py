@@ -95,33 +95,38 @@ def differing(table: NodeTable, node: NodeCredentials) -> NodeDesired | None:
 async def converge(table: NodeTable, node: NodeCredentials) -> None:
     """Sends an agent what is desired of it, until there is nothing that it has not taken."""
     patience = table.timing.commands.schedule_to_start
-    generation, waited_on = 0, False
+    generation, waited_on, late = 0, False, False
     while (desired := differing(table, node)) is not None and (before := table.known(node)) is not None:
         asks = asks_of_world(desired, before)
         if asks and desired.world is not None and desired.world.generation != generation:
-            generation, waited_on = desired.world.generation, False
+            generation, waited_on, late = desired.world.generation, False, False
             patience = table.timing.commands.schedule_to_start
+        late = late and asks
         before = before.replace(version=before.version + 1)
         table.put(before)
         summary = _summary(table, before, desired)
         sending = asyncio.create_task(
             _send(table, node, desired, version=before.version, patience=patience, summary=summary)
         )
-        if not await _is_answered(table, node, sending):
-            continue
-        record, reached = table.known(node), sending.result()
+        answered = await _is_answered(table, node, sending, late=late)
+        record = table.known(node)
         if record is None:
             return
+        if not answered and not (late and _is_silent(table, record)):
+            continue
+        reached = sending.result() if answered else ""
         if isinstance(reached, NodeReached):
             record_answer(table, before, desired, reached, now=workflow.now())
-        elif asks and not waited_on and _may_be_late(table, record):
-            waited_on, patience = True, table.timing.lease.timeout
+        elif asks and not waited_on and (longer := _longer_wait(table, record)) > timedelta():
+            waited_on, late, patience = True, True, longer
         elif asks:
             problem = f"generation {generation} was not taken within {patience}" + (f": {reached}" if reached else "")
+            if _is_silent(table, record):
+                problem = f"generation {generation} was not taken, and its lease has ended, unlike those of others"
             table.report(
                 NodeUnresponsive(**identity_of(node), time=workflow.now(), generation=generation, detail=problem)
             )
-            patience = options.PATIENT_COMMAND
+            late, patience = False, options.PATIENT_COMMAND
         else:
             await _pause(table, node)
             record = table.current(node)
@@ -131,14 +136,39 @@ async def converge(table: NodeTable, node: NodeCredentials) -> None:
                 table.put(record.replace(acknowledged=desired))
 
 
-def _may_be_late(table: NodeTable, record: NodeRecord) -> bool:
-    """Whether an agent that took nothing in time may work nevertheless.
+def _longer_wait(table: NodeTable, record: NodeRecord) -> timedelta:
+    """How much longer an agent is waited for that took nothing in time: it may work nevertheless.
 
     A lease that holds lapses soon if the agent does not work. After an outage of the server all leases lapse at once,
     and agents poll for commands later than it is back.
     """
-    since = record.unreachable_since
-    return since is None or workflow.now() - since < table.timing.lease.timeout
+    timeout, since = table.timing.lease.timeout, record.unreachable_since
+    if silence := _own_silence(table, record):
+        return timeout - silence
+    return timeout if since is None or workflow.now() - since < timeout else timedelta()
+
+
+def _own_silence(table: NodeTable, record: NodeRecord) -> timedelta:
+    """For how long this agent has been silent while the server served others: zero where it may be the server's.
+
+    Such another agent has taken the same world, and has held its lease since before the silence began. An outage of the
+    server or of its network that is long enough to end one lease ends the others, too.
+    """
+    since, world = record.silent_since, table.desire.world
+    if since is None or world is None:
+        return timedelta()
+    served = any(
+        other.reachable
+        and other.generation >= world.generation
+        and other.leased_since is not None
+        and other.leased_since < since
+        for other in table.records.values()
+    )
+    return workflow.now() - since if served else timedelta()
+
+
+def _is_silent(table: NodeTable, record: NodeRecord) -> bool:
+    return _own_silence(table, record) >= table.timing.lease.timeout
 
 
 def asks_of_world(desired: NodeDesired, record: NodeRecord) -> bool:
@@ -248,11 +278,18 @@ def _why_stopped(table: NodeTable) -> str:
     return table.desire.reason or "the job no longer needs this node"
 
 
-async def _is_answered(table: NodeTable, node: NodeCredentials, sending: asyncio.Task[NodeReached | str]) -> bool:
+async def _is_answered(
+    table: NodeTable, node: NodeCredentials, sending: asyncio.Task[NodeReached | str], *, late: bool
+) -> bool:
     """Waits until a desired state is answered, or not in time; withdraws it, and returns False, if something more
-    urgent is desired before."""
+    urgent is desired before, or if it is late already and only this agent turns out to be silent."""
     urgent = _urgent(table, node)
-    outdated = asyncio.create_task(workflow.wait_condition(lambda: _urgent(table, node) != urgent))
+
+    def is_over() -> bool:
+        record = table.known(node)
+        return _urgent(table, node) != urgent or (late and record is not None and _is_silent(table, record))
+
+    outdated = asyncio.create_task(workflow.wait_condition(is_over))
     await workflow.wait((sending, outdated), return_when=asyncio.FIRST_COMPLETED)
     outdated.cancel()
     if not sending.done():

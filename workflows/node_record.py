@@ -46,6 +46,10 @@ class NodeRecord(NodeFacts):
     """When its lease lapsed; None while it holds."""
     epoch: int = 0
     """The epoch of its newest lease."""
+    leased_since: Time | None = None
+    """When its newest lease was scheduled; None while none was."""
+    silent_since: Time | None = None
+    """Since when its agent has neither renewed nor taken a lease, if one ended for that; None once it takes one."""
     agent_started_at: datetime | None = None
     """Start time of the agent that reported last: a different one means that the agent was restarted."""
     rewordings: int = 0

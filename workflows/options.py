@@ -60,9 +60,13 @@ OVERLOOKED = timedelta(seconds=15)
 died."""
 
 LEASE_RETRY = RetryPolicy(
-    initial_interval=timedelta(milliseconds=100), backoff_coefficient=1.5, maximum_interval=timedelta(seconds=1)
+    initial_interval=timedelta(milliseconds=100),
+    backoff_coefficient=1.5,
+    maximum_interval=timedelta(seconds=1),
+    non_retryable_error_types=["TemporalTimeout:Heartbeat"],
 )
-"""Quick and indefinite: an agent that restarts takes the next attempt, and the job need not know."""
+"""Quick and indefinite, but the group itself schedules a lease again that was not renewed: only so it learns that its
+agent is silent. An agent that restarts takes the next lease, and the job need not know."""
 
 COMMAND_RETRY = RetryPolicy(
     initial_interval=timedelta(milliseconds=100), backoff_coefficient=2, maximum_interval=timedelta(seconds=2)

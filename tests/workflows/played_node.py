@@ -82,6 +82,8 @@ class PlayedNode:
     lease_epochs: list[int] = field(default_factory=list)
     lease_taken_at: datetime | None = None
     """When the newest lease came."""
+    renews: bool = True
+    """Its agent renews its lease."""
     renewals: int = 0
     """The number of times that it renewed a lease, whether or not the server heard it."""
     leases_left: int = 0
@@ -218,8 +220,9 @@ class PlayedNode:
         await self.to_group("lease_taken", LeaseTaken, agent_started_at=self.started_at, epoch=request.epoch)
         try:
             while True:
-                activity.heartbeat({"epoch": request.epoch})
-                self.renewals += 1
+                if self.renews:
+                    activity.heartbeat({"epoch": request.epoch})
+                    self.renewals += 1
                 await asyncio.sleep(request.heartbeat.total_seconds())
         finally:
             self.leases_left += 1

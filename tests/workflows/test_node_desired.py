@@ -38,6 +38,10 @@ TIMING = parse_spec(job_spec("1")).timing
 FIRST, LEASE = TIMING.commands.schedule_to_start, TIMING.lease.timeout
 
 
+def joined(**fields: Any) -> NodeRecord:
+    return NodeRecord(node=NODE, since=NOW, joined=True, **fields)
+
+
 def table_of(record: NodeRecord, **fields: Any) -> NodeTable:
     spec = job_spec("1") | fields
     member = Member(incarnation=1, group_rank=0, base_rank=0, processes=1)
@@ -66,6 +70,12 @@ def table_of(record: NodeRecord, **fields: Any) -> NodeTable:
     return table
 
 
+async def _turns() -> None:
+    """Lets all others act who can."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
 async def _wait_condition(condition: Callable[[], bool]) -> None:
     while not condition():
         await asyncio.sleep(0)
@@ -81,12 +91,12 @@ class LateAgent:
         """The time that each command was to wait."""
         self.told: list[list[type[AnyTransition]]] = []
         """What the group had told the job before each command."""
-        monkeypatch.setattr(workflow, "execute_activity", self._execute)
+        monkeypatch.setattr(workflow, "execute_activity", self.execute)
         monkeypatch.setattr(workflow, "wait_condition", _wait_condition)
         monkeypatch.setattr(workflow, "wait", asyncio.wait)
         monkeypatch.setattr(workflow, "now", lambda: NOW)
 
-    async def _execute(self, name: str, argument: Any, *, schedule_to_start_timeout: timedelta, **_: Any) -> Any:
+    async def execute(self, name: str, argument: Any, *, schedule_to_start_timeout: timedelta, **_: Any) -> Any:
         self.waits.append(schedule_to_start_timeout)
         self.told.append([type(transition) for transition in self._table.transitions.carried.waiting])
         if len(self.waits) > self._misses:
@@ -127,6 +137,69 @@ def test_a_node_whose_lease_holds_may_take_a_command_late(
     assert agent.told[-1].count(NodeUnresponsive) == unresponsive
 
 
+PATIENT = options.PATIENT_COMMAND
+OTHER = NODE.model_copy(update={"rank": 1})
+
+
+def lost_beside(*, silent_for: timedelta = LEASE, **other: Any) -> NodeTable:
+    """A node whose lease was not renewed, and another one, which is served unless told otherwise."""
+    table = table_of(joined(silent_since=NOW - silent_for))
+    served: dict[str, Any] = {"generation": 2, "leased_since": NOW - timedelta(hours=1)}
+    table.put(NodeRecord(node=OTHER, since=NOW, joined=True, **served | other))
+    return table
+
+
+@pytest.mark.parametrize(
+    ("table", "waits"),
+    [
+        pytest.param(lost_beside(), [FIRST, PATIENT], id="its lease was not renewed, and another member is served"),
+        pytest.param(
+            lost_beside(silent_for=FIRST), [FIRST, LEASE - FIRST, PATIENT], id="it has not been silent for long"
+        ),
+        pytest.param(
+            lost_beside(leased_since=NOW - FIRST),
+            [FIRST, LEASE, PATIENT],
+            id="both leases ended, as after an outage of the server",
+        ),
+        pytest.param(
+            lost_beside(leased_since=NOW - LEASE),
+            [FIRST, LEASE, PATIENT],
+            id="both leases were scheduled at once, as after a reset or in a group's next run",
+        ),
+        pytest.param(lost_beside(generation=1), [FIRST, LEASE, PATIENT], id="no other member takes the world"),
+        pytest.param(lost_beside(unreachable_since=NOW), [FIRST, LEASE, PATIENT], id="the other member is away, too"),
+        pytest.param(lost_beside(leased_since=None), [FIRST, LEASE, PATIENT], id="the other member has no lease"),
+    ],
+)
+def test_a_node_that_alone_is_silent_is_waited_for_as_long_as_its_lease(
+    monkeypatch: pytest.MonkeyPatch, table: NodeTable, waits: list[timedelta]
+) -> None:
+    agent = LateAgent(monkeypatch, table, misses=len(waits) - 1)
+    asyncio.run(node_desired.converge(table, NODE))
+    assert agent.waits == waits
+    assert agent.told[-1].count(NodeUnresponsive) == 1
+
+
+def test_a_node_whose_silence_shows_while_it_is_waited_for_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = lost_beside()
+    silent = table.records[0]
+    table.put(silent.replace(silent_since=None))
+    agent = LateAgent(monkeypatch, table, misses=1)
+
+    async def execute(name: str, argument: Any, *, schedule_to_start_timeout: timedelta, **options: Any) -> Any:
+        if schedule_to_start_timeout == LEASE:
+            agent.waits.append(LEASE)
+            table.put(table.records[0].replace(silent_since=silent.silent_since))
+            await _turns()
+            raise AssertionError("it is waited for although its silence shows")
+        return await agent.execute(name, argument, schedule_to_start_timeout=schedule_to_start_timeout, **options)
+
+    monkeypatch.setattr(workflow, "execute_activity", execute)
+    asyncio.run(node_desired.converge(table, NODE))
+    assert agent.waits == [FIRST, LEASE, PATIENT]
+    assert agent.told[-1].count(NodeUnresponsive) == 1
+
+
 class Agent:
     """Stands for the server's queue and an agent that takes what it is sent; `then` runs before each answer."""
 
@@ -150,10 +223,6 @@ class Agent:
         accepted = argument.version >= self.knows
         self.knows = max(self.knows, argument.version)
         return NodeReached(accepted=accepted, version=self.knows, generation=2, entered=0, committed=self.committed)
-
-
-def joined(**fields: Any) -> NodeRecord:
-    return NodeRecord(node=NODE, since=NOW, joined=True, **fields)
 
 
 def test_an_agent_that_has_taken_all_is_sent_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
