@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import Any, NotRequired, Protocol, TypedDict
 
 from pydantic import BaseModel, ValidationError
 
@@ -59,11 +59,14 @@ class Envelope(TypedDict):
     sender: NodeCredentials
     sequence: int
     time: datetime
+    reported_at: NotRequired[datetime]
 
 
 def envelope(node: NodeCredentials, time: datetime | None = None) -> Envelope:
     """Returns the common fields of a message about an event at `time`, or now. The outbox sets the sequence number."""
-    return {"sender": node, "sequence": 1, "time": time or datetime.now(UTC)}
+    now = datetime.now(UTC)
+    fields: Envelope = {"sender": node, "sequence": 1, "time": time or now}
+    return fields if time is None else {**fields, "reported_at": now}
 
 
 def spread_of(nodes: int) -> float:

@@ -118,6 +118,8 @@ class AgentMessage(RoutedMessage, route=None):
     """Counts the messages to one destination; a restarted agent continues the count."""
     time: Time
     """When the reported event happened."""
+    reported_at: Time | None = None
+    """When the agent learned of it, where it happened earlier: a rank that failed may take seconds to end."""
 
 
 class Progress(Message):

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,13 @@ async def test_failures_go_first_and_numbers_follow_the_order_of_sending(
     numbers = [message.sequence for _, message in destination.heard]
     assert numbers == sorted(set(numbers))
     assert await outbox.flush(within=0)
+
+
+def test_a_message_about_an_earlier_event_also_has_the_time_at_which_the_agent_learned_of_it():
+    now = envelope(NODE)
+    earlier = envelope(NODE, now["time"] - timedelta(seconds=30))
+    assert "reported_at" not in now
+    assert earlier["time"] < now["time"] <= earlier.get("reported_at", earlier["time"])
 
 
 async def test_an_outage_keeps_what_matters_and_only_the_newest_of_the_rest(

@@ -213,6 +213,13 @@ def test_after_an_outage_unresponsive_agents_are_given_time():
     assert job.incarnations == {0: 1, 1: 1}
 
 
+def test_a_rank_that_took_long_to_end_shows_no_outage():
+    job = Scenario("1:2").running().wait(40)
+    job.rank_killed(0, time=job.now - timedelta(seconds=40), reported_at=job.now)
+    job.wait(4).transition(1, NodeUnresponsive, generation=2)
+    assert (job.generation, job.group_ranks) == (3, {0: 0})
+
+
 def test_unresponsive_while_the_world_steps_means_nothing():
     job = Scenario("2").running().transition(1, NodeUnresponsive, generation=1)
     assert job.generation == 1

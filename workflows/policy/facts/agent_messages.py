@@ -11,7 +11,7 @@ from perdure.workflows.policy.state.job import RoleInJob
 from perdure.workflows.policy.state.node import NodeState
 
 CONTROL_LAG = timedelta(seconds=5)
-"""A report that is older than this on arrival shows that the control plane was unavailable."""
+"""A report that arrives so long after its agent has made it shows that the control plane was unavailable."""
 
 CONTROL_LAG_GRACE = timedelta(seconds=15)
 """The time that agents may then take to poll again: the SDK's backoff grows to about 10 s."""
@@ -27,7 +27,7 @@ def accept_message(state: RoleInJob, message: AgentMessage, now: datetime) -> tu
         return None
     node = node.replace(sequences=(*node.sequences, message.sequence)[-_REMEMBERED_SEQUENCES:])
     state = state.with_node(node)
-    if now - message.time > CONTROL_LAG:
+    if now - (message.reported_at or message.time) > CONTROL_LAG:
         state = state.replace(control_lag_until=now + CONTROL_LAG_GRACE)
     return state, node
 
