@@ -23,6 +23,7 @@ from tests.launcher.scripts.descent import Descent
 parser = argparse.ArgumentParser()
 parser.add_argument("out", type=Path)
 parser.add_argument("--steps", type=int, default=100_000)
+parser.add_argument("--pause", type=float, default=0.02, help="seconds after each step")
 parser.add_argument("--fail-at", type=int, help="raise at this step, every time")
 parser.add_argument("--timeout", type=float, default=1800.0, help="seconds that a collective waits")
 parser.add_argument("--hang-in", type=int, help="the generation in which rank 1 hangs before its first step")
@@ -108,7 +109,7 @@ with (options.out / "steps").open("a", buffering=1) as log:
             partial = checkpoint.with_suffix(".partial")
             torch.save({"model": model.state_dict(), "step": step}, partial)
             os.replace(partial, checkpoint)
-        time.sleep(0.02)
+        time.sleep(options.pause)
     if rank == world_size - 1 and options.linger:
         (options.out / f"lingering-{generation}").touch()
         time.sleep(options.linger)
