@@ -22,8 +22,9 @@ from .steps import StepLog, find_world
 from .summary import Steady, SteadyCost
 from .trial import START_TIMEOUT
 
-SETTLE_SECONDS = 15.0
-"""Seconds to wait before the measurement: imports, first polls and first metrics belong to the start."""
+SETTLE_SECONDS = 60.0
+"""Seconds to wait before the measurement: imports, first polls and first metrics belong to the start, and half a minute
+after the first steps each node reports once how it spends their time."""
 MEGABYTE = 1e6
 
 
@@ -81,13 +82,13 @@ async def measure_steady(plane: ControlPlane, *, seconds: float) -> Steady:
             for process in (*job.processes(0), *job.processes(1)):
                 if role := role_of(process):
                     groups[role].append(process)
-            events = await history_length(plane, job.name)
+            events_before = await history_length(plane, job.name)
             started = time.monotonic()
             before = {process: cpu_seconds(process) for group in groups.values() for process in group}
             await asyncio.sleep(seconds)
             elapsed = time.monotonic() - started
             used = {process: cpu_seconds(process) - at_first for process, at_first in before.items()}
-            events = await history_length(plane, job.name) - events
+            events = await history_length(plane, job.name) - events_before
             return Steady(
                 seconds=elapsed,
                 costs=tuple(
@@ -102,6 +103,7 @@ async def measure_steady(plane: ControlPlane, *, seconds: float) -> Steady:
                     if group
                 ),
                 job_events_per_minute=60 * events / elapsed,
+                job_events_before=events_before,
             )
         finally:
             await job.stop()

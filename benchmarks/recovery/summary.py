@@ -49,6 +49,8 @@ class Steady(BaseModel):
     costs: tuple[SteadyCost, ...]
     job_events_per_minute: float
     """History events of the TrainingJob workflow."""
+    job_events_before: int = 0
+    """Those of its start."""
 
     def cost_of(self, what: str) -> SteadyCost | None:
         return next((cost for cost in self.costs if cost.what == what), None)

@@ -34,6 +34,7 @@ LONG = (
     "history",
     "page",
     "pythons",
+    "benchmarks",
 )
 """Groups of tests that are too long for each run. `.ci/run` adds one by turn."""
 
