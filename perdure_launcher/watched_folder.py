@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shutil
 import struct
 import threading
@@ -41,6 +42,9 @@ _RESTORE_AGAIN = 1.0
 """The same for the copies that the command waits for."""
 WAITS = 5.0
 """Seconds of waiting for the folder after which the job learns of it."""
+_LACKING = 300.0
+"""Seconds without a change after which a folder is copied that lacks files of the one before it: a script may save less
+than before. It is longer than ranks take to gather the state of an optimizer."""
 _REWORD = 60.0
 """Seconds after which the job learns of another reason for the same wait: each report is an event of its history."""
 _DRAFT_BEGINS = (".", "tmp-", "tmp_", "tmp.")
@@ -49,6 +53,8 @@ _DRAFT_ENDS = (".tmp", ".temp", ".part", ".partial", ".incomplete")
 _PIECE = 1 << 22
 _RESTORED = ".perdure-restored"
 _DCP_DATA, _DCP_INDEX = ".distcp", ".metadata"
+_OF_TRAINER, _TRAINER_ENDS = re.compile(r"((?:.*/)?checkpoint-\d+)/training_args\.bin"), "trainer_state.json"
+"""Files of the Trainer of Hugging Face: it writes the second one last, after the optimizer."""
 _ZIP = b"PK\x03\x04"
 
 
@@ -98,6 +104,9 @@ class WatchedFolder:
         self._wait = _Wait(report)
         self._seen: Entries = {}
         self._copied: Entries = {}
+        self._parts: dict[str, frozenset[str]] = {}
+        """The names without numbers of the files that the newest copied entry of each kind has."""
+        self._unchanged_since: dict[str, float] = {}
         self._place: Any = None
         """Distinguishes the nodes that keep the copies; None for the job's storage, and until one is known."""
         self._again_at = 0.0
@@ -142,9 +151,13 @@ class WatchedFolder:
             self._place, self._copied, self._again_at = place, {}, 0.0
         now = read_entries(self._folder)
         before, self._seen = self._seen, now
+        changed = {name: time.monotonic() for name, files in now.items() if before.get(name) != files}
+        self._unchanged_since = {name: since for name, since in self._unchanged_since.items() if name in now} | changed
         new = {name: files for name, files in now.items() if self._copied.get(name) != files}
         complete = {
-            name: files for name, files in new.items() if before.get(name) == files and is_whole(self._folder, files)
+            name: files
+            for name, files in new.items()
+            if name not in changed and is_whole(self._folder, files) and self._has_all_parts(name, files)
         }
         # A script may delete a save before a try that comes later, so that it looks as often as always.
         if complete and (self._ending.is_set() or time.monotonic() >= self._again_at):
@@ -156,6 +169,17 @@ class WatchedFolder:
                 return True
             self._problem = ""
         return len(complete) < len(new)
+
+    def _has_all_parts(self, name: str, files: Iterable[SavedFile]) -> bool:
+        """Whether a folder has what the one before it had: ranks may gather the state of an optimizer for minutes after
+        they have saved the model."""
+        lacking = self._parts.get(_unnumbered(name), frozenset()) - _parts_of(files)
+        return not lacking or time.monotonic() - self._unchanged_since[name] >= _LACKING
+
+    def _note_copied(self, entries: Entries) -> None:
+        self._copied |= entries
+        for name, files in sorted(entries.items(), key=lambda entry: _last_change(entry[1])):
+            self._parts[_unnumbered(name)] = _parts_of(files)
 
     def _copy(self, entries: Entries) -> None:
         begun = time.monotonic()
@@ -170,7 +194,7 @@ class WatchedFolder:
             finally:
                 os.close(descriptor)
         self._link.ask({"request": "watched", "do": "finish", "version": version, "files": len(files)}, within=None)
-        self._copied |= entries
+        self._note_copied(entries)
         size = sum(file.size for file in files)
         taken = time.monotonic() - begun
         logger.info("copied %s, %s bytes, in %.1f s", ", ".join(sorted(entries)), f"{size:,}", taken)
@@ -208,7 +232,7 @@ class WatchedFolder:
             files = tuple(sorted(SavedFile(file["path"], file["size"], file["modified"]) for file in one["files"]))
             own = here.get(one["entry"], ())
             if own == files:
-                self._copied[one["entry"]] = own
+                self._note_copied({one["entry"]: own})
             elif not own or _last_change(own) < _last_change(files):
                 yield one
 
@@ -242,7 +266,7 @@ class WatchedFolder:
             (staging / name).replace(target)
         shutil.rmtree(staging, ignore_errors=True)
         here = read_entries(self._folder)
-        self._copied |= {name: here[name] for name in names if name in here}
+        self._note_copied({name: here[name] for name in names if name in here})
         if names:
             logger.info("restored %s in %s", ", ".join(names), self._folder)
 
@@ -330,12 +354,14 @@ def _files_in(folder: Path, name: str) -> Iterator[SavedFile]:
 
 
 def is_whole(folder: Path, files: Iterable[SavedFile]) -> bool:
-    """Whether the files have ends, as far as their formats say, and a folder of `torch.distributed.checkpoint` has its
-    index."""
+    """Whether the files have ends, as far as their formats say, and a folder of `torch.distributed.checkpoint` or of
+    Hugging Face's Trainer has what is written last."""
     paths = {file.path for file in files}
     for path in paths:
         place = path.rpartition("/")[0]
         if path.endswith(_DCP_DATA) and f"{place}/{_DCP_INDEX}".lstrip("/") not in paths:
+            return False
+        if (trainer := _OF_TRAINER.fullmatch(path)) and f"{trainer[1]}/{_TRAINER_ENDS}" not in paths:
             return False
     return all(_has_end(folder / path) for path in paths)
 
@@ -357,6 +383,14 @@ def _has_end(path: Path) -> bool:
             return bool(begin) or not path.suffix
     except (OSError, ValueError, struct.error, LookupError, TypeError, MemoryError):
         return False
+
+
+def _parts_of(files: Iterable[SavedFile]) -> frozenset[str]:
+    return frozenset(_unnumbered(file.path) for file in files)
+
+
+def _unnumbered(name: str) -> str:
+    return re.sub(r"\d+", "#", name)
 
 
 def _last_change(files: Iterable[SavedFile]) -> int:

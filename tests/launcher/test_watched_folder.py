@@ -168,6 +168,54 @@ def test_saves_are_copied_while_the_training_runs_and_only_once(
     assert torch.load(tmp_path / "other" / "last.pt") == {"step": 2}
 
 
+def save_model(folder: Path) -> Path:
+    """What a script saves before its ranks gather the state of the optimizer."""
+    folder.mkdir()
+    save_file({"w": torch.zeros(10)}, folder / "model.safetensors")
+    return folder
+
+
+def test_a_folder_without_a_file_that_the_one_before_it_had_is_not_copied(
+    agent: CheckpointAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(watched_folder, "LOOK", 0.05)
+    saves, versions = tmp_path / "saves", tmp_path / "storage" / "watched" / "worker-0"
+    saves.mkdir()
+    watched = watch(agent, saves)
+    for step in (1, 2):
+        torch.save({"step": step}, save_model(saves / f"step-{step}") / "optimizer.pt")
+    wait_for(lambda: len(list(versions.glob("*/files/*/optimizer.pt"))) == 2)
+    model = save_model(saves / "step-3")
+    torch.save({"step": 3}, saves / "last.pt")
+    wait_for(lambda: list(versions.glob("*/files/last.pt")))
+    assert not list(versions.glob("*/files/step-3"))
+    watched.close(within=60)
+    # A launcher that is started again knows what the folder before had.
+    watched = watch(agent, saves)
+    torch.save({"step": 4}, saves / "last.pt")
+    wait_for(lambda: len(list(versions.glob("*/files/last.pt"))) == 2)
+    assert not list(versions.glob("*/files/step-3"))
+    torch.save({"step": 3}, model / "optimizer.pt")
+    wait_for(lambda: list(versions.glob("*/files/step-3/optimizer.pt")))
+    save_model(saves / "step-4")
+    monkeypatch.setattr(watched_folder, "_LACKING", 0.2)
+    wait_for(lambda: list(versions.glob("*/files/step-4")))
+    watched.close(within=60)
+    assert "step-4/optimizer.pt" not in on_another_node(agent, tmp_path / "other")
+
+
+def test_a_checkpoint_of_hugging_faces_trainer_is_complete_with_its_last_file(tmp_path: Path):
+    for name in ("checkpoint-10", "final"):
+        (save_model(tmp_path / name) / "training_args.bin").write_bytes(b"arguments")
+    entries = read_entries(tmp_path)
+    assert {name: is_whole(tmp_path, files) for name, files in entries.items()} == {
+        "checkpoint-10": False,
+        "final": True,
+    }
+    (tmp_path / "checkpoint-10" / "trainer_state.json").write_text("{}")
+    assert is_whole(tmp_path, read_entries(tmp_path)["checkpoint-10"])
+
+
 def test_newer_saves_of_the_node_are_left_as_they_are(agent: CheckpointAgent, tmp_path: Path):
     saves = tmp_path / "saves"
     saves.mkdir()
