@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from perdure_training.node_api.progress_file import OwnStepTimes, StepTimes
 
-from .flight_recorder import Collective, read_collectives
+from .flight_recorder import Collective, Recorded, read_recorder
 
 _INTERVAL = 5.0
 """Seconds between two readings, at least."""
@@ -119,6 +119,17 @@ def split_device_steps(
     return max((ended - begun) / 1e9 / count - wait, 0.0), wait, 0.0
 
 
+def has_stages(steps: Sequence[OptimizerStep], recorded: Recorded) -> bool:
+    """Returns whether the rank sends to or receives from single ranks in each step, as a stage of a pipeline does.
+
+    There what a rank waits for another stage would count as computation, and stages have different work.
+    """
+    oldest = min((*(one.called_at for one in recorded.collectives[:1]), *recorded.transfers[:1]), default=0)
+    since = max(steps[0].ended, oldest)
+    known = sum(step.began > since for step in steps)
+    return len(recorded.transfers) - bisect_left(recorded.transfers, since) >= known > 1
+
+
 def usual_pace(steps: Sequence[OptimizerStep]) -> int:
     """Returns the nanoseconds of a usual step: the median over parts of these steps; 0 where they are too few."""
     length = (len(steps) - 1) // _PARTS
@@ -206,11 +217,11 @@ class StepTimer:
     def _read(self) -> None:
         began = time.thread_time()
         usual = (time.monotonic() - self._read_at) / (self._every or self._count)
-        collectives = read_collectives()
+        recorded = read_recorder()
         self._readings += 1
-        parts = self._split(collectives or ())
+        parts = self._split(recorded) if recorded is not None else None
         self._file.write(StepTimes(*(parts or _UNKNOWN), readings=self._readings))
-        if collectives is None:
+        if recorded is None:
             self._give_up("this torch does not record collectives")
         self._usual = usual_pace(list(self._steps))
         self._steps = deque([self._steps[-1]], maxlen=_MARKS)
@@ -219,10 +230,13 @@ class StepTimer:
         self._every = _steps_in(max(_INTERVAL, (time.thread_time() - began) / share), usual)
         self._look_every = _steps_in(_INTERVAL, usual)
 
-    def _split(self, collectives: Sequence[Collective]) -> tuple[float, float, float] | None:
-        on_device = [one for one in collectives if one.on_device]
+    def _split(self, recorded: Recorded) -> tuple[float, float, float] | None:
+        if has_stages(self._steps, recorded):
+            self._give_up("the ranks pass data on in each step, as stages of a pipeline: their work differs")
+            return None
+        on_device = [one for one in recorded.collectives if one.on_device]
         if not on_device:
-            return split_steps(list(self._steps), [one.called_at for one in collectives])
+            return split_steps(list(self._steps), [one.called_at for one in recorded.collectives])
         if all(one.seconds is None for one in on_device):
             self._give_up("torch does not time collectives of NCCL, unless TORCH_NCCL_ENABLE_TIMING is 1")
         return split_device_steps(self._steps, on_device)

@@ -98,6 +98,9 @@ def test_dumps_of_both_recorders_are_read_in_the_order_of_the_calls(monkeypatch:
         ("gloo:barrier", 1, True, None),
         ("nccl:coalesced", 2, False, None),
     ]
+    recorded = flight_recorder.read_recorder()
+    assert recorded is not None
+    assert recorded.transfers == (300,)
     monkeypatch.setattr(flight_recorder, "dump_flight_recorders", list)
     assert flight_recorder.read_collectives() is None
 

@@ -16,8 +16,14 @@ from hypothesis import strategies as st
 
 from perdure_launcher.environment import inject
 from perdure_launcher.rank_plugins import step_times
-from perdure_launcher.rank_plugins.flight_recorder import Collective
-from perdure_launcher.rank_plugins.step_times import OptimizerStep, split_device_steps, split_steps, usual_pace
+from perdure_launcher.rank_plugins.flight_recorder import Collective, Recorded
+from perdure_launcher.rank_plugins.step_times import (
+    OptimizerStep,
+    has_stages,
+    split_device_steps,
+    split_steps,
+    usual_pace,
+)
 from perdure_training.node_api.progress_file import COUNTED, ProgressFile, StepTimes, progress_path, read_progress
 
 MS = 10**6
@@ -117,10 +123,14 @@ def test_the_parts_are_a_step(gaps: list[float], last: float, count: int) -> Non
     ("recorded", "why"),
     [
         (None, "this torch does not record collectives"),
-        (device_steps([6] * 20)[1], ""),
+        (Recorded(tuple(device_steps([6] * 20)[1])), ""),
         (
-            [one._replace(seconds=None) for one in device_steps([6] * 20)[1]],
+            Recorded(tuple(one._replace(seconds=None) for one in device_steps([6] * 20)[1])),
             "torch does not time collectives of NCCL, unless TORCH_NCCL_ENABLE_TIMING is 1",
+        ),
+        (
+            Recorded(tuple(device_steps([6] * 20)[1]), tuple(one.called_at - MS for one in device_steps([6] * 20)[1])),
+            "the ranks pass data on in each step, as stages of a pipeline: their work differs",
         ),
     ],
 )
@@ -128,7 +138,7 @@ def test_a_rank_whose_steps_cannot_be_split_says_why_once(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    recorded: list[Collective] | None,
+    recorded: Recorded | None,
     why: str,
 ) -> None:
     monkeypatch.setenv("RANK", "3")
@@ -137,7 +147,7 @@ def test_a_rank_whose_steps_cannot_be_split_says_why_once(
     path = progress_path(tmp_path, 3)
     ProgressFile(path, generation=2, pid=1, source=COUNTED)
     monkeypatch.setattr(step_times, "_INTERVAL", 0.0)
-    monkeypatch.setattr(step_times, "read_collectives", lambda: recorded)
+    monkeypatch.setattr(step_times, "read_recorder", lambda: recorded)
     timer = step_times.StepTimer()
     timer._compiling = lambda: False
     ends = iter(step.ended for step in device_steps([6] * 99)[0] for _ in range(2))
@@ -151,6 +161,18 @@ def test_a_rank_whose_steps_cannot_be_split_says_why_once(
     assert progress is not None
     assert progress.step_times is not None
     assert progress.step_times.known is not bool(why)
+
+
+def test_ranks_are_stages_where_they_pass_data_on_in_each_step() -> None:
+    steps, calls = device_steps([6] * 20)
+    sent = tuple(call.called_at - MS for call in calls)
+    assert has_stages(steps, Recorded((), sent))
+    assert has_stages(steps, Recorded(tuple(calls), sent))
+    # The recorder has the newest calls only.
+    assert has_stages(steps, Recorded(tuple(calls[-5:]), sent[-5:]))
+    assert not has_stages(steps, Recorded(tuple(calls)))
+    assert not has_stages(steps, Recorded(tuple(calls), sent[:9])), "such as once at the start"
+    assert not has_stages(steps[:1], Recorded(tuple(calls), sent))
 
 
 def steps_taking(milliseconds: Sequence[float]) -> list[OptimizerStep]:
@@ -178,16 +200,16 @@ class Timed:
         self.now = 1000.0
         self._calls: deque[Collective] = deque(maxlen=2000)
         self._used = 0.0
-        monkeypatch.setattr(step_times, "read_collectives", self._read)
+        monkeypatch.setattr(step_times, "read_recorder", self._read)
         monkeypatch.setattr(step_times.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(step_times.time, "time_ns", lambda: int(self.now * 1e9))
         monkeypatch.setattr(step_times.time, "thread_time", lambda: self._used)
         self._timer = step_times.StepTimer()
         self._timer._compiling = lambda: False
 
-    def _read(self) -> list[Collective]:
+    def _read(self) -> Recorded:
         self._used += 0.02
-        return list(self._calls)
+        return Recorded(tuple(self._calls))
 
     def step(self, seconds: float) -> None:
         self.now += 0.8 * seconds
