@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -43,6 +43,10 @@ JOIN_BYTES: Final = 64 * 1024
 MESSAGE_BYTES: Final = 1024 * 1024
 """The largest message from an agent. Its largest are pieces of a log, of 256 KiB."""
 
+_BYTES_OF_A_CALL: Final = 16 * 1024
+"""A message counts as so many calls as it has pieces of this size: the gateway reads and writes its JSON, which takes
+up to a fifth of a second for the largest one."""
+
 _REFUSAL_SECONDS: Final = 0.5
 """The least time until a refusal is answered: a caller who repeats refused calls waits, and costs next to
 nothing meanwhile."""
@@ -56,6 +60,57 @@ _REMEMBERED: Final = 20_000
 
 class TooMany(Exception):
     """The caller is over its limit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BodyLimit:
+    """How many bodies of calls are received at once from callers who have proven nothing yet. Each of up to
+    `MESSAGE_BYTES` is in memory as a whole; those that wait for their turn are not, but for a few kilobytes."""
+
+    per_address: int
+    total: int
+    within: float
+    """Seconds until a body must have been received; that of a machine takes milliseconds."""
+
+
+STRANGERS_BODIES: Final = BodyLimit(per_address=8, total=64, within=10.0)
+
+
+class Bodies:
+    """Receives the bodies of calls that have to be read before it is known who the caller is."""
+
+    def __init__(self, limit: BodyLimit = STRANGERS_BODIES) -> None:
+        """Creates the object.
+
+        Args:
+            limit: Of what is received at once.
+        """
+        self._limit = limit
+        self._all = asyncio.Semaphore(limit.total)
+        self._turns: dict[str, asyncio.Semaphore] = {}
+        self._callers = Counter[str]()
+
+    async def receive(self, read: Callable[[], Awaitable[bytes]], *, address: str) -> bytes:
+        """Returns the body of a call.
+
+        Args:
+            read: Receives it.
+            address: Where the caller connects from.
+
+        Raises:
+            TooMany: if it is not received in time, as while others of the address send theirs.
+        """
+        turn = self._turns.setdefault(address, asyncio.Semaphore(self._limit.per_address))
+        self._callers[address] += 1
+        try:
+            async with asyncio.timeout(self._limit.within), turn, self._all:
+                return await read()
+        except TimeoutError:
+            raise TooMany(f"the request was not received within {self._limit.within:g} s") from None
+        finally:
+            self._callers[address] -= 1
+            if not self._callers[address]:
+                del self._callers[address], self._turns[address]
 
 
 class _Share:
@@ -127,3 +182,16 @@ class Limits:
             yield
         finally:
             share.in_progress -= 1
+
+    def count_bytes(self, caller: str, size: int) -> None:
+        """Counts the content of a call that is in progress.
+
+        Raises:
+            TooMany: if the caller sends too much.
+        """
+        share, calls = self._shares.get(caller), size / _BYTES_OF_A_CALL
+        if share is None:
+            return
+        if share.left < calls:
+            raise TooMany(f"more than {self._limit.per_second * _BYTES_OF_A_CALL:,.0f} bytes a second")
+        share.left -= calls

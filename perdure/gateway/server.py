@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Generator, Sequence
+from collections.abc import Awaitable, Generator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -22,11 +22,12 @@ from temporalio.service import RPCError
 from perdure.base.credentials.grants import NotGranted
 from perdure.base.credentials.names import MACHINES_SERVICE, RESULT
 from perdure.base.encryption.codec import PayloadEncryption
+from perdure.contract.base import shorten
 from perdure.gateway.callers import Callers, PlaceLost, Unauthenticated, Unavailable
 from perdure.gateway.calls import CALLS, SERVICE, Call, Denied
 from perdure.gateway.certificates import ServerCertificates
 from perdure.gateway.connections import BOUNDS, INTERVAL, ConnectionBounds, Connections, host_of
-from perdure.gateway.limits import AGENT, MESSAGE_BYTES, Limits, Refusals, TooMany
+from perdure.gateway.limits import AGENT, MESSAGE_BYTES, Bodies, Limits, Refusals, TooMany
 from perdure.gateway.lru_cache import LruCache
 from perdure.gateway.machines import METHODS, Machines
 from perdure.gateway.memberships import Memberships
@@ -37,6 +38,8 @@ logger = logging.getLogger("perdure.gateway")
 
 _LONGEST_CALL: Final = 90.0
 """Seconds. The longest calls are polls, which the server answers after a minute."""
+_LONGEST_REASON: Final = 500
+"""Characters of why a call is refused."""
 _LOG_INTERVAL: Final = 60.0
 """Seconds in which the same refusal of the same node is logged once."""
 
@@ -64,8 +67,6 @@ _OPTIONS: Final = (
 
 _Answer = TypeVar("_Answer", Message, pydantic.BaseModel)
 _Context = grpc.aio.ServicerContext[bytes, bytes]
-_Body = AsyncIterator[bytes]
-"""Yields the body of a call, which is received then."""
 
 
 class _Refused(Exception):
@@ -73,7 +74,8 @@ class _Refused(Exception):
 
     def __init__(self, who: str, status: grpc.StatusCode, kind: Reason, reason: str) -> None:
         super().__init__(reason)
-        self.who, self.status, self.kind, self.reason = who, status, kind, reason
+        # It quotes what the caller has sent, and is logged and remembered.
+        self.who, self.status, self.kind, self.reason = who, status, kind, shorten(reason, _LONGEST_REASON)
 
 
 class Gateway:
@@ -109,6 +111,7 @@ class Gateway:
         self._keys = keys
         self._limits = Limits(AGENT)
         self._refusals = Refusals()
+        self._bodies = Bodies()
         self._memberships = Memberships(temporal)
         self._machines = Machines(temporal, callers, self._memberships, keys)
         self.metrics = GatewayMetrics()
@@ -145,15 +148,15 @@ class Gateway:
             self._bounding.cancel()
             await asyncio.wait({self._bounding})
 
-    async def serve(self, call_type: type[Call[Any, Any]], body: _Body, context: _Context) -> bytes:
+    async def serve(self, call_type: type[Call[Any, Any]], _: object, context: _Context) -> bytes:
         """Answers one call of an agent."""
         name = call_type.__name__
-        answer = await self._answer(name, self._serve(call_type, body, context), context, long=call_type.long)
+        answer = await self._answer(name, self._serve(call_type, context), context, long=call_type.long)
         return answer.SerializeToString()
 
-    async def serve_machine(self, method: str, body: _Body, context: _Context) -> bytes:
+    async def serve_machine(self, method: str, _: object, context: _Context) -> bytes:
         """Answers one call of a machine that joins."""
-        serving = self._serve_machine(method, body, context)
+        serving = self._serve_machine(method, context)
         answer = await self._answer(method, serving, context, long=method == RESULT)
         return answer.model_dump_json().encode()
 
@@ -182,20 +185,20 @@ class Gateway:
             await self._refusals.wait(host_of(context.peer()))
         return await context.abort(status, text)
 
-    async def _serve_machine(self, method: str, body: _Body, context: _Context) -> pydantic.BaseModel:
+    async def _serve_machine(self, method: str, context: _Context) -> pydantic.BaseModel:
         peer = context.peer()
         with _refusals(address := host_of(peer)):
             return await self._machines.serve(
                 method,
-                await _read(body),
+                await self._bodies.receive(partial(_read, context), address=address),
                 _headers_of(context),
                 address=address,
                 proven=partial(self._connections.prove, peer),
             )
 
-    async def _serve(self, call_type: type[Call[Any, Any]], body: _Body, context: _Context) -> Message:
+    async def _serve(self, call_type: type[Call[Any, Any]], context: _Context) -> Message:
         headers = _headers_of(context)
-        with _refusals(context.peer()):
+        with _refusals(host_of(context.peer())):
             grant = self._callers.grant(headers)
         with _refusals(grant.node):
             await self._callers.authenticate(grant, headers, address=host_of(context.peer()))
@@ -206,7 +209,9 @@ class Gateway:
             with self._limits.one_call(grant.node), self.metrics.of_agent(grant.node):
                 if grant.machine and not grant.created and call_type.reports:
                     await self._memberships.check(grant)
-                return await self._pass_on(call_type(grant, self._keys), await _read(body), context)
+                content = await _read(context)
+                self._limits.count_bytes(grant.node, len(content))
+                return await self._pass_on(call_type(grant, self._keys), content, context)
 
     async def _pass_on(self, call: Call[Any, Any], content: bytes, context: _Context) -> Message:
         request = call.check(call.request.FromString(content))
@@ -276,9 +281,10 @@ def _refusals(who: str) -> Generator[None]:
         raise _Refused(who, grpc.StatusCode.INVALID_ARGUMENT, Reason.UNREADABLE, reason) from error
 
 
-async def _read(body: _Body) -> bytes:
-    """Receives the body of a call."""
-    return await anext(body, b"")
+async def _read(context: _Context) -> bytes:
+    """Receives the body of a call. The iterator that a handler is given would keep it until the call has ended."""
+    content = await context.read()
+    return b"" if content is grpc.aio.EOF else content
 
 
 def _headers_of(context: _Context) -> dict[str, str]:

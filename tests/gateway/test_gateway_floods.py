@@ -12,13 +12,15 @@ import temporalio.api.workflowservice.v1 as service
 from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.service import RPCError, RPCStatusCode
 
-from perdure.base.credentials.names import GRANT_HEADER, TOKEN_HEADER
+from perdure.base.credentials.names import GRANT_HEADER, JOIN, MACHINES_SERVICE, TOKEN_HEADER
 from perdure.gateway.calls import SERVICE
-from perdure.gateway.limits import AGENT
+from perdure.gateway.limits import AGENT, Bodies, BodyLimit
 from tests.agent.harness import Workflows
 from tests.gateway.attacker import Attacker
 from tests.gateway.site import GatewaySite
 from tests.support.waiting import DEADLINE
+
+OWN = {"uid": "aaaaaaaa", "role": "worker", "rank": 0, "incarnation": 1, "token": "t"}
 
 
 async def test_one_that_floods_is_held_back(attacker: Attacker, workflows: Workflows) -> None:
@@ -51,6 +53,39 @@ async def test_nothing_is_received_of_one_who_has_proven_nothing(site: GatewaySi
             with pytest.raises(grpc.aio.AioRpcError) as refusal:
                 await call(body(), metadata=headers, timeout=DEADLINE)
             assert refusal.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_request_to_join_that_does_not_arrive_is_given_up(site: GatewaySite) -> None:
+    """It is read before it is known whose it is: those that never end would fill the gateway's memory."""
+    assert site._gateway
+    site._gateway._bodies = Bodies(BodyLimit(per_address=1, total=1, within=0.01))
+    never = asyncio.Event()
+
+    async def body() -> AsyncIterator[bytes]:
+        await never.wait()
+        yield b""
+
+    async with site.channel() as channel:
+        call = channel.stream_unary(f"/{MACHINES_SERVICE}/{JOIN}")
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await call(body(), timeout=DEADLINE)
+        assert refusal.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_one_that_sends_too_much_is_held_back(attacker: Attacker, workflows: Workflows) -> None:
+    """The gateway writes each message anew, and serves nobody else meanwhile."""
+    message = {"sender": OWN, "text": "x" * 1_000_000}
+    sent = (attacker.signal(workflows.job.id, "unused", message) for _ in range(6))
+    refusals = [str(one) for one in await asyncio.gather(*sent, return_exceptions=True)]
+    assert sum("bytes a second" in one for one in refusals) >= 2
+
+
+async def test_what_a_caller_sends_is_neither_logged_nor_kept(
+    attacker: Attacker, caplog: pytest.LogCaptureFixture
+) -> None:
+    await attacker.refused(attacker.poll("q" * 200_000), RPCStatusCode.PERMISSION_DENIED, "task_queue")
+    assert "rejected PollActivityTaskQueue" in caplog.text
+    assert len(caplog.text) < 5_000
 
 
 async def test_who_has_read_a_grant_cannot_use_up_its_share(site: GatewaySite, workflows: Workflows) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from perdure.gateway.limits import AGENT, Limits, TooMany, refusal_seconds
+from perdure.gateway.limits import AGENT, MESSAGE_BYTES, Bodies, BodyLimit, Limits, TooMany, refusal_seconds
+from tests.support.waiting import DEADLINE
 
 
 class Clock:
@@ -64,3 +67,51 @@ def test_calls_in_progress_are_limited(limits: Limits) -> None:
         pass
     open_calls[0].__exit__(None, None, None)
     assert calls(limits, "a", 1) == 1
+
+
+def test_bytes_count_as_calls(limits: Limits, clock: Clock) -> None:
+    with limits.one_call("a"):
+        for _ in range(3):
+            limits.count_bytes("a", MESSAGE_BYTES)
+        with pytest.raises(TooMany, match="bytes a second"):
+            limits.count_bytes("a", MESSAGE_BYTES)
+    assert calls(limits, "b", 1000) == AGENT.burst
+    clock.now += 1e6
+    with limits.one_call("a"):
+        limits.count_bytes("a", MESSAGE_BYTES)
+
+
+async def test_bodies_of_strangers_are_received_some_at_a_time() -> None:
+    bodies = Bodies(BodyLimit(per_address=2, total=3, within=DEADLINE))
+    received: list[str] = []
+    sent = asyncio.Event()
+
+    async def receive(address: str) -> bytes:
+        async def read() -> bytes:
+            received.append(address)
+            await sent.wait()
+            return b"x"
+
+        return await bodies.receive(read, address=address)
+
+    receiving = [asyncio.create_task(receive(address)) for address in ("a", "a", "a", "a", "b", "b", "b")]
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert sorted(received) == ["a", "a", "b"]
+    sent.set()
+    assert await asyncio.gather(*receiving) == [b"x"] * 7
+
+
+async def test_a_body_that_does_not_arrive_is_given_up() -> None:
+    bodies = Bodies(BodyLimit(per_address=1, total=1, within=0.01))
+
+    async def never() -> bytes:
+        await asyncio.Event().wait()
+        return b""
+
+    async def here() -> bytes:
+        return b"x"
+
+    with pytest.raises(TooMany, match="not received"):
+        await bodies.receive(never, address="a")
+    assert await bodies.receive(here, address="a") == b"x"
