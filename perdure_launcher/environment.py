@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from perdure_training.node_api.layout import INJECTED, ROLES, WARM
+from perdure_training.node_api.local_rank import FIRST_RANK_VARIABLE
 from perdure_training.node_api.rank_environment import (
     ADDRESS_VARIABLE,
     GENERATION_VARIABLE,
@@ -221,6 +222,7 @@ def generation_environment(world: World, *, progress: Path, run_id: str, parent:
         # A kernel that refuses a variable starts no rank.
         **({ROLES_VARIABLE: roles} if 0 < len(roles.encode()) <= LONGEST_VARIABLE else {}),
         GENERATION_VARIABLE: str(world.generation),
+        FIRST_RANK_VARIABLE: str(world.base_rank),
         UNSOUND_VARIABLE: "" if unsound is None else f"{unsound.generation}:{unsound.after}:{unsound.found_at}",
         STAGE_VARIABLE: str(stage),
         PROGRESS_VARIABLE: str(progress),

@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from perdure_training.node_api.local_rank import local_rank_of
+
 from .names import SOCKET
 from .traces import changes
 
@@ -66,7 +68,7 @@ def tell(modules: Sequence[str] | None = None) -> None:
         modules: The modules to report; by default all that are installed.
     """
     folder, _Rank.folder = _Rank.folder, None
-    if folder is None or os.environ.get("LOCAL_RANK", "0") != "0":
+    if folder is None or local_rank_of(os.environ) != 0:
         return
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
         named = installed_modules() if modules is None else modules

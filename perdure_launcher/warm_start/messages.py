@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from perdure_training.node_api.local_rank import local_rank_of
 from perdure_training.node_api.text import well_formed
 
 from ..system.files import write_file
@@ -34,7 +35,7 @@ class Request:
 
     @property
     def local_rank(self) -> str:
-        return self.environment.get("LOCAL_RANK", "0")
+        return str(local_rank_of(self.environment))
 
     def close(self) -> None:
         self.connection.close()

@@ -80,6 +80,9 @@ def of_one_rank(variable: str) -> bool:
 def record_start(folder: str, *, warm: bool, standby: bool = False, reason: str = "") -> None:
     """Records how this process's rank was started. Errors are ignored, since they must not keep a rank from
     starting."""
+    # Not at the top: the shim, which is one more start for each rank, records nothing unless it starts the rank cold.
+    from perdure_training.node_api.local_rank import local_rank_of
+
     generation = os.environ.get("PERDURE_GENERATION", "")
     start = {
         "generation": int(generation) if generation.isdecimal() else 0,
@@ -88,6 +91,6 @@ def record_start(folder: str, *, warm: bool, standby: bool = False, reason: str 
         "standby": standby,
         "reason": reason,
     }
-    path = f"{folder}/{START_PREFIX}{os.environ.get('LOCAL_RANK', '0')}"
+    path = f"{folder}/{START_PREFIX}{local_rank_of(os.environ)}"
     with contextlib.suppress(OSError):
         write_file(path, json.dumps(start))

@@ -18,6 +18,7 @@ from torch.distributed import PrefixStore, Store, TCPStore
 
 from perdure_training.checkpoint.staging import Layout
 from perdure_training.node_api.bodies import UnsoundSteps
+from perdure_training.node_api.local_rank import local_rank_of
 from perdure_training.node_api.rank_environment import generation_of, has_job_rank, unsound_steps_of
 from perdure_training.snapshots.arena import Header
 
@@ -72,7 +73,7 @@ def identity(environment: Mapping[str, str]) -> RankIdentity | None:
     return RankIdentity(
         rank=int(environment["RANK"]),
         world_size=int(environment["WORLD_SIZE"]),
-        local_rank=int(environment.get("LOCAL_RANK", "0")),
+        local_rank=local_rank_of(environment),
         local_world_size=int(environment.get("LOCAL_WORLD_SIZE", "1")),
         generation=generation_of(environment),
         folder=Path(folder) / f"stage-{environment.get('PERDURE_STAGE', '0')}",

@@ -11,6 +11,7 @@ from pathlib import Path
 from perdure_training.events.background import AsyncExporter
 from perdure_training.events.exporter import ConsoleExporter
 from perdure_training.events.files import FileExporter
+from perdure_training.node_api.local_rank import local_rank_of
 from perdure_training.node_api.rank_environment import GENERATION_VARIABLE, RUN_ID_VARIABLE, is_rank, run_directory_of
 
 logger = logging.getLogger(__name__)
@@ -52,8 +53,7 @@ def find_place(environment: Mapping[str, str] = os.environ) -> Place:
     if run_directory is None or not is_rank(environment) or not rank.isdecimal() or place == "off":
         return Place()
     generation = environment.get(GENERATION_VARIABLE, "")
-    local_rank = environment.get("LOCAL_RANK", "")
-    path = rank_file(run_directory, int(local_rank) if local_rank.isdecimal() else 0)
+    path = rank_file(run_directory, local_rank_of(environment))
     exporters = (_exporter(one.strip(), path, environment) for one in place.split(","))
     found = tuple(exporter for exporter in exporters if exporter is not None)
     return Place(found, int(rank), int(generation) if generation.isdecimal() else None)

@@ -35,6 +35,8 @@ class RankThreads:
         self.agent = agent
         self._store: TCPStore | None = None
         self.checkpointers: list[Checkpointer] = []
+        self.variables: dict[str, str] = {}
+        """Further variables of all ranks."""
 
     def begin(self, states: Sequence[State], *, lose_memory: bool = False, **arguments: Any) -> list[int | None]:
         """Begins the next generation with these ranks; returns the step that each of them has restored."""
@@ -85,6 +87,7 @@ class RankThreads:
             "PERDURE_MEMORY_DIR": str(self.memory),
             "PERDURE_STORE": f"127.0.0.1:{self._store.port}",
             "PERDURE_GENERATION": str(self.agent.generation),
+            **self.variables,
         }
         with mock.patch.dict(os.environ, variables):
             given: dict[str, Any] = {"every": 1, **arguments}
