@@ -46,7 +46,7 @@ _AHEAD = 8
 _LOOK = 0.05
 """Seconds between two looks at a full queue."""
 _OUTAGE = 60.0
-"""Seconds for which a producer tolerates a folder that cannot be read: a network file system may be away for a while."""
+"""Seconds for which a producer tolerates a folder that cannot be read: a network file system may be away that long."""
 _TRIES = 5
 """Tries to read a file that is replaced while it is read."""
 
@@ -335,8 +335,8 @@ def _read(path: Path) -> bytes | None:
 
 
 def _exists(path: Path) -> bool:
-    """Returns whether there is such a file. Unlike for `Path.exists`, an error of the storage does not mean that there is
-    none."""
+    """Returns whether there is such a file. Unlike for `Path.exists`, an error of the storage does not mean that there
+    is none."""
     try:
         path.stat()
     except FileNotFoundError:

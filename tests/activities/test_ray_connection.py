@@ -20,7 +20,7 @@ from perdure.activities.nodes.backend import NodeNotYet, NodeRefused
 from perdure.activities.nodes.ray import connection
 from perdure.activities.nodes.ray.connection import RayConnection, RayUnavailable
 from perdure.activities.nodes.ray.settings import RaySettings
-from tests.support.waiting import eventually
+from tests.support.waiting import DEADLINE, eventually
 
 
 async def test_the_bridge_gets_no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -139,7 +139,7 @@ async def test_a_bridge_that_connects_ends_with_its_worker(tmp_path: Path):
         await eventually(connects.exists, what="its connecting")
         assert process.stdin is not None
         process.stdin.close()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(DEADLINE):
             await process.wait()
     finally:
         with contextlib.suppress(ProcessLookupError):

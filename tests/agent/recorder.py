@@ -33,6 +33,8 @@ class Call(BaseModel):
     queue: str
     activity: str
     argument: dict[str, Any]
+    within: timedelta = timedelta(seconds=10)
+    """The time for one attempt."""
 
 
 class LeaseCall(BaseModel):
@@ -83,7 +85,7 @@ class Recorder:
             call.argument,
             task_queue=call.queue,
             result_type=dict,
-            start_to_close_timeout=timedelta(seconds=10),
+            start_to_close_timeout=call.within,
             schedule_to_close_timeout=timedelta(minutes=4),
         )
 

@@ -15,6 +15,7 @@ from perdure_training.node_api.bodies import HandlerHello
 from perdure_training.node_api.corruption_file import GRADIENTS
 from perdure_training.node_api.replay_files import ReplayAnswer, answer_path, read_answer, read_request, write_answer
 from tests.agent.bench import IDENTITY, Bench
+from tests.support.waiting import DEADLINE
 
 ANSWERED = ReplayAnswer(request=7, step=1200, compared=GRADIENTS, checksum="00000000000000a1", seconds=0.25)
 
@@ -52,7 +53,7 @@ async def test_each_rank_answers_with_what_it_has_compared(node: Bench):
         request=7,
     )
     asked = asyncio.create_task(Checker(node.node).answer(question, handed_out=datetime.now(UTC)))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(DEADLINE):
         while not read_request(node.config.run_dir, generation=1):
             await asyncio.sleep(0)
     assert read_request(node.config.run_dir, generation=1) == 7

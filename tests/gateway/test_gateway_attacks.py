@@ -276,7 +276,8 @@ async def test_a_task_can_be_completed_by_its_own_node_only(
 async def _lease(workflows: Workflows, queue: str) -> Any:
     from tests.agent.recorder import Call, Recorder
 
-    return await workflows.group.execute_update(Recorder.call, Call(queue=queue, activity="x", argument={}))  # pyrefly: ignore[no-matching-overload]
+    call = Call(queue=queue, activity="x", argument={}, within=timedelta(seconds=DEADLINE))
+    return await workflows.group.execute_update(Recorder.call, call)  # pyrefly: ignore[no-matching-overload]
 
 
 async def test_nobody_is_served_without_both_proofs(site: GatewaySite, workflows: Workflows) -> None:

@@ -21,6 +21,7 @@ from perdure_training.node_api import agent_client
 from perdure_training.node_api.agent_client import Agent, AgentAway, AgentConnection, AgentRefused
 from perdure_training.node_api.bodies import FinishedReport, LauncherHello, RankExit, ReadyReport
 from perdure_training.node_api.codec import plain
+from tests.support.waiting import DEADLINE
 
 PATIENCE = timedelta(seconds=30)
 HELLO = LauncherHello(pid=1)
@@ -223,7 +224,7 @@ async def test_an_agent_of_another_protocol_is_not_worked_with_and_the_reason_is
     server.greeting = {"protocol": 7}
     talk = session(server)
     asking = asyncio.create_task(asyncio.to_thread(talk.call, talk.connect(), "GET", "/first"))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(DEADLINE):
         while len(server.heard) < 3:
             await asyncio.sleep(0.05)
     refusals = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]

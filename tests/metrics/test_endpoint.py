@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 
 from perdure.base.metrics.endpoint import serving_metrics
+from tests.support.waiting import DEADLINE
 
 TEXT = b"perdure_jobs 1\n"
 
@@ -76,7 +77,7 @@ async def test_a_scrape_during_the_shutdown_does_not_delay_it() -> None:
         await never.wait()
         return TEXT
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(DEADLINE):
         async with serving_metrics(hangs, 0) as port:
             assert port
             scrape = asyncio.create_task(status(port))

@@ -17,6 +17,7 @@ from perdure.base.metrics.machine import GpuMonitor, HostMonitor
 from perdure.base.metrics.monitors import Reading
 from perdure.base.metrics.samples import Sample
 from perdure.base.metrics.table import METRICS
+from tests.support.waiting import DEADLINE
 
 
 def values(samples: Sequence[Sample]) -> dict[tuple[str, ...], float]:
@@ -125,7 +126,7 @@ async def test_a_monitor_that_hangs_or_raises_delays_no_other() -> None:
 
     hanging = Reading(Hanging())
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(DEADLINE):
             assert await hanging.samples(timedelta(milliseconds=50)) == ()
             assert await hanging.samples(timedelta(hours=1)) == ()
             assert await Reading(Raising()).samples() == ()

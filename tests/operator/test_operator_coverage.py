@@ -26,7 +26,7 @@ from perdure.operator.reconcile import Looked, Reconciler
 from perdure.operator.resource import TrainingJobResource
 from tests.support.played_api import played_api, refusal
 from tests.support.temporal_server import free_port
-from tests.support.waiting import eventually
+from tests.support.waiting import DEADLINE, eventually
 
 FORBIDDEN = (403, "Forbidden", 'trainingjobs.perdure.dev is forbidden: cannot list resource "trainingjobs"')
 NOT_DEFINED = (404, "NotFound", "the server could not find the requested resource")
@@ -124,7 +124,7 @@ async def test_a_lost_namespace_is_reported_and_the_others_are_served(
     cluster, looks = PlayedCluster(nlp=[thing("a", "nlp")], vision=[thing("b", "vision")]), Looks()
     if at_the_start:
         cluster.lose("vision", how)
-    async with asyncio.timeout(30), operating(cluster, looks) as operator:
+    async with asyncio.timeout(DEADLINE), operating(cluster, looks) as operator:
         coverage = operator.coverage
         assert not coverage.ready
         if not at_the_start:
@@ -153,7 +153,7 @@ async def test_without_a_namespace_it_waits_and_is_not_ready() -> None:
     cluster, looks = PlayedCluster(nlp=[thing("a", "nlp")], vision=[]), Looks()
     for namespace in cluster.objects:
         cluster.lose(namespace, NOT_DEFINED)
-    async with asyncio.timeout(30), operating(cluster, looks) as operator:
+    async with asyncio.timeout(DEADLINE), operating(cluster, looks) as operator:
         coverage = operator.coverage
         await eventually(lambda: {gap.cause for gap in coverage.gaps} == {Cause.NOT_DEFINED})
         assert not coverage.ready
@@ -167,7 +167,7 @@ async def test_without_a_namespace_it_waits_and_is_not_ready() -> None:
 async def test_an_object_that_cannot_be_read_leaves_the_others_served(caplog: pytest.LogCaptureFixture) -> None:
     strange = thing("strange", "nlp", status={"worldSize": "many"})
     cluster, looks = PlayedCluster(nlp=[strange, thing("a", "nlp")]), Looks()
-    async with asyncio.timeout(30), operating(cluster, looks) as operator:
+    async with asyncio.timeout(DEADLINE), operating(cluster, looks) as operator:
         assert await looks.names.get() == "a"
         assert operator.coverage.ready
     assert "nlp/strange cannot be read" in caplog.text

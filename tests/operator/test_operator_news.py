@@ -13,6 +13,7 @@ from perdure.client.client import Client
 from perdure.operator.operator import Operator
 from perdure.operator.reconcile import Looked, Reconciler
 from perdure.operator.resource import TrainingJobResource
+from tests.support.waiting import DEADLINE
 
 
 def thing(generation: int, version: int, **metadata: Any) -> dict[str, Any]:
@@ -65,7 +66,7 @@ async def test_a_change_during_a_look_is_looked_at_next(told: list[dict[str, Any
     operator._reconciler = cast(Reconciler, story)
     running = asyncio.create_task(operator.run())
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(DEADLINE):
             assert not (await story.looked.get()).deleting
             assert (await story.looked.get()).deleting
         assert story.looked.empty()

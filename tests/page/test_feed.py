@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 
 from perdure.page.feed import Feed
+from tests.support.waiting import DEADLINE
 
 INTERVAL = timedelta(seconds=20)
 
@@ -33,7 +34,7 @@ async def test_it_ends_at_once_although_something_new_came_in_the_same_moment():
     await turns()
     feed.refresh()
     await asyncio.sleep(0)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(DEADLINE):
         await feed.close()
 
 

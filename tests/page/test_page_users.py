@@ -15,6 +15,7 @@ from perdure.page.access import Right
 from tests.page.conftest import Visitor
 from tests.page.played import PlayedClient, PlayedJob, interrupted
 from tests.page.site import PlayedApi, visitor_of
+from tests.support.waiting import DEADLINE
 
 JOB = "/jobs/default/llama/"
 EVERYTHING = ("/", "/events", JOB, f"{JOB}events", f"{JOB}logs", f"{JOB}lines", f"{JOB}change/cancel")
@@ -174,7 +175,7 @@ async def test_an_open_page_ends_with_the_right_to_see_it(
     monkeypatch.setattr(users_module, "_FRESH_SECONDS", 0.0)
     monkeypatch.setattr(users_module, "_REFUSED_SECONDS", 0.0)
     await signed_in(stranger, "ben")
-    async with asyncio.timeout(10), stranger.session.get(stranger.url(path)) as events:
+    async with asyncio.timeout(DEADLINE), stranger.session.get(stranger.url(path)) as events:
         assert b"llama" in await events.content.readline()
         if loses == "right":
             api.rights["ben"].clear()

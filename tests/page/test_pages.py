@@ -22,14 +22,14 @@ from perdure.page import looks, server
 from perdure.page.render import Parts, spec_text
 from tests.page.conftest import Visitor
 from tests.page.played import HOSTILE, PlayedClient, PlayedJob, failed, interrupted
-from tests.support.waiting import eventually
+from tests.support.waiting import DEADLINE, eventually
 
 JOB = "/jobs/default/llama/"
 
 
 async def stream(visitor: Visitor, path: str) -> AsyncGenerator[Any]:
     """The events of a stream."""
-    async with asyncio.timeout(10), visitor.session.get(visitor.url(path)) as answer:
+    async with asyncio.timeout(DEADLINE), visitor.session.get(visitor.url(path)) as answer:
         assert answer.content_type == "text/event-stream"
         async for line in answer.content:
             if line.startswith(b"data: "):

@@ -168,6 +168,9 @@ class Fleet:
                 self.client,
                 task_queue=self.task_queue,
                 workflow_runner=ObservedRunner(runner),
+                # A decision may take seconds beside others' tests: the SDK would take it for a deadlock after two, and
+                # may then never get rid of the run.
+                debug_mode=True,
                 workflows=[TrainingJob, ScheduledJob, NodeGroup, Dataset, KeyValueStore, Notifier, Archiver],
                 activities=[
                     self.create_node,

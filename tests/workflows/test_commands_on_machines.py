@@ -34,7 +34,7 @@ from perdure.spec.job import JobSpec
 from perdure.spec.notifications import Notification, Occasion
 from perdure.workflows import options
 from tests.policy.scenario import START
-from tests.support.waiting import eventually
+from tests.support.waiting import DEADLINE, eventually
 from tests.workflows.fleet import Fleet
 
 
@@ -188,7 +188,7 @@ async def test_a_machine_stays_after_the_end_until_the_command_has_run(
         await machine.commands.finish()
         assert (tmp_path / "ran").exists()
         # Nothing waits any more.
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(DEADLINE):
             await machine.commands.finish()
 
 

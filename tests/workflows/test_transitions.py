@@ -17,6 +17,7 @@ from perdure.workflows import transitions as transitions_module
 from perdure.workflows.delivery import Delivery
 from perdure.workflows.node_record import TransitionsCarried
 from perdure.workflows.transitions import TransitionBatch
+from tests.support.waiting import DEADLINE
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +63,7 @@ async def test_a_job_that_adopts_a_group_while_it_winds_down_learns_that_it_is_g
     monkeypatch.setattr(transitions_module, "deliver", job.take)
     monkeypatch.setattr(workflow, "wait_condition", until)
     transitions.report_end()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(DEADLINE):
         await transitions.deliver()
     assert [(message.ownership_epoch, message.adopted, message.wound_down) for message in job.told] == [
         ("old", None, True),
@@ -99,7 +100,7 @@ async def test_edges_whose_delivery_seemed_to_fail_are_numbered_alike_when_they_
     monkeypatch.setattr(transitions_module, "deliver", take)
     monkeypatch.setattr(workflow, "wait_condition", until)
     add(0)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(DEADLINE):
         await transitions.deliver()
     assert [(one.sequence, one.before, [transition.rank for transition in one.transitions]) for one in told] == [
         (1, 0, [0]),
@@ -133,7 +134,7 @@ async def test_that_a_group_is_gone_is_reported_again_until_the_job_takes_it_or_
     monkeypatch.setattr(transitions_module, "deliver", take)
     monkeypatch.setattr(workflow, "wait_condition", until)
     transitions.report_end()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(DEADLINE):
         await transitions.deliver()
     assert [message.wound_down for message in told] == [True, True, True]
 
@@ -161,7 +162,7 @@ class Pauses:
         """Returns which of the pauses ended before their time; a second and a half passes before one of them."""
         self._left, self._quiet_before = pauses, quiet_before
         self._add()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(DEADLINE):
             await self.transitions.deliver()
         return self.ended
 
