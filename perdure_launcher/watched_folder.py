@@ -139,7 +139,7 @@ class WatchedFolder:
         for _ in range(_LAST_LOOKS):
             if not self.look():
                 return
-            if self._problem:
+            if time.monotonic() < self._again_at:
                 time.sleep(_LAST_PAUSE)
 
     # Copying

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from tests.docs.test_docs_numbers import told
-from tests.support.configured_server import database_settings, pool_of_a_process, pools_of_all_processes, stores
-
-GUIDE = "install-kubernetes.md"
+from tests.support.configured_server import database_settings, pools_of_all_processes, stores
 
 IN_AN_UPGRADE = 2
 """Processes for each one: Kubernetes starts its successor first."""
@@ -27,9 +24,3 @@ def test_each_store_has_a_pool_that_keeps_its_connections_for_a_bounded_time():
     for name, store in stores().items():
         assert 0 < store["maxIdleConns"] <= store["maxConns"], name
         assert store["maxConnLifetime"], name
-
-
-def test_the_text_beside_the_configuration_has_its_numbers():
-    assert told(GUIDE, r"for each of its two stores: (\d+) here") == pool_of_a_process()
-    assert told(GUIDE, r"so PostgreSQL must take (\d+)") == IN_AN_UPGRADE * pools_of_all_processes()
-    assert told(GUIDE, r"\(`replicaCount`\) allow (\d+) more") == IN_AN_UPGRADE * pool_of_a_process()
