@@ -28,6 +28,10 @@ from perdure_training.secret_texts import command_without_secrets
 _SUMMARY = 200
 """The most characters of a summary; the server takes 400 bytes."""
 
+_LONGEST_KEYWORD = 255
+"""The most characters of a search attribute that servers with PostgreSQL or MySQL write: they never list a workflow
+that has more."""
+
 
 async def start_job(
     temporal: Client,
@@ -47,7 +51,7 @@ async def start_job(
     """
     attributes = TypedSearchAttributes(
         [
-            SearchAttributePair(JOB_OWNER, owner or _user()),
+            SearchAttributePair(JOB_OWNER, (owner or _user())[:_LONGEST_KEYWORD]),
             SearchAttributePair(JOB_NAMESPACE, job.namespace),
             SearchAttributePair(JOB_BACKEND, job.backend.value),
         ]

@@ -59,6 +59,8 @@ MESSAGES: Final = {destination: frozenset(routed_to(destination)) for destinatio
 
 _IDENTITY_LENGTH: Final = 200
 _UPDATE_ID_LENGTH: Final = 200
+_REQUEST_ID_LENGTH: Final = 200
+"""A server with an SQL database tries to write a longer one than 255 characters again and again, and fails."""
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
@@ -261,7 +263,7 @@ class SignalWorkflowExecution(Call[SignalWorkflowExecutionRequest, SignalWorkflo
             signal_name=name,
             input=Payloads(payloads=[message]),
             identity=self.identity(request.identity),
-            request_id=request.request_id,
+            request_id=request.request_id[:_REQUEST_ID_LENGTH],
         )
         passed.workflow_execution.workflow_id = workflow
         return passed
