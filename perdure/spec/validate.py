@@ -25,6 +25,13 @@ MAX_BYTES = 16 * 1024
 """The largest specification as JSON: it is part of the request for each of 128 nodes, within one message to
 Temporal."""
 
+MOST_OF_A_TASK = 3_900_000
+"""Bytes of the specifications in one task of a workflow: the server ends a workflow whose task is larger than 4 MB."""
+
+_NODES_OF_A_GROUP = 128
+_BESIDE = 1_000
+"""Bytes of a message beside the specification."""
+
 MAX_DEPTH = 40
 
 _MOST_CHARACTERS = 16 * MAX_BYTES
@@ -62,6 +69,15 @@ def parse_spec(data: Any) -> JobSpec:
                     value=f"{size} bytes as JSON",
                     expected=f"at most {MAX_BYTES}",
                     hint=f"move long texts into files that the command reads; {_name_longest(text_keyed)}",
+                )
+            )
+        elif copies := _too_many_copies(spec):
+            problems.append(
+                SpecProblem(
+                    location=("roles",),
+                    value=f"{len(spec.roles)} roles",
+                    expected=f"fewer, or a smaller job: it is sent {copies} times in one message to Temporal",
+                    hint="start some of the roles as a job of their own",
                 )
             )
     if problems or spec is None:
@@ -177,6 +193,18 @@ def _as_text(text: str, location: Location, problems: list[SpecProblem]) -> str:
         SpecProblem(location=location, value=format_value(shown), message="has bytes that are no UTF-8", hint=hint)
     )
     return shown
+
+
+def _too_many_copies(spec: JobSpec) -> int:
+    """Returns how often the specification is sent in one task, if that is more than a task can hold; else 0.
+
+    A job starts all its groups in its first task. A group may have to request each of its nodes alone.
+    """
+    most = [role.nodes.max for role in spec.roles.values()]
+    groups = sum(-(-nodes // _NODES_OF_A_GROUP) for nodes in most)
+    copies = max(groups, *(min(nodes, _NODES_OF_A_GROUP) for nodes in most))
+    # Messages have all fields, with their defaults.
+    return copies if copies * (len(spec.model_dump_json().encode()) + _BESIDE) > MOST_OF_A_TASK else 0
 
 
 def _name_longest(data: Any) -> str:

@@ -46,6 +46,7 @@ How values are written:
 - Numbers and truth values need quotes where a text is expected: `env: {OMP_NUM_THREADS: "4"}`.
 - A field without a value is ignored. Unknown fields are errors.
 - The size of a specification, as JSON without default values, is [limited](limits.md#jobs-and-nodes).
+- A job has at most about 60 roles: each of its groups of nodes is sent the whole specification, in one message.
 """
 
 _OUTRODUCTION = """\
