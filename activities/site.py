@@ -48,7 +48,7 @@ def webhook_networks(backends: Iterable[NodeBackend]) -> list[str]:
 
 
 class SiteActivities:
-    """Returns facts that the worker collected at its start; calls no other service, so it cannot fail."""
+    """Returns facts that the worker has collected; calls no other service, so it cannot fail."""
 
     def __init__(
         self, facts: SiteFacts, backends: Iterable[NodeBackend] = (), gateway: GatewayFacts | None = None
@@ -61,6 +61,10 @@ class SiteActivities:
     def all(self) -> list[Callable[..., Any]]:
         """The activities to register with the worker."""
         return [self.site_facts, self.site_report, self.check_job]
+
+    def learn(self, facts: SiteFacts) -> None:
+        """Has later runs of jobs be told these facts."""
+        self._facts = facts
 
     @activity.defn(name="site_facts")
     async def site_facts(self) -> SiteFacts:

@@ -56,7 +56,7 @@ from perdure.client.connection import (
     connect,
     find_endpoint,
 )
-from perdure.client.search_attributes import register_search_attributes
+from perdure.client.search_attributes import await_search_attributes, register_search_attributes
 from perdure.client.workers import worker_identity
 from perdure.contract import GatewayFacts, SiteFacts
 from perdure.contract.names import watch_task_queue
@@ -132,7 +132,9 @@ async def running_worker(
     )
     task_queue = task_queue or configured_task_queue()
     facts = SiteFacts(search_attributes=not problem, backends=tuple(backend.name for backend in served))
+    site = SiteActivities(facts, served, gateway)
     async with (
+        nullcontext() if facts.search_attributes else _awaiting_attributes(client, site, facts),
         Worker(
             client,
             task_queue=task_queue,
@@ -159,7 +161,7 @@ async def running_worker(
                 *workdirs.all,
                 *RuntimeActivities(served).all,
                 *SignalActivities(client).all,
-                *SiteActivities(facts, served, gateway).all,
+                *site.all,
                 *notifications.all,
                 *ArchiveActivities(client, ArchivePlaces.of_site(served), render).all,
             ],
@@ -176,6 +178,23 @@ async def running_worker(
         ),
     ):
         yield facts
+
+
+@asynccontextmanager
+async def _awaiting_attributes(client: TemporalClient, site: SiteActivities, facts: SiteFacts) -> AsyncGenerator[None]:
+    """Has jobs that begin later set search attributes, once an administrator has added them."""
+
+    async def learn() -> None:
+        await await_search_attributes(client)
+        site.learn(facts.replace(search_attributes=True))
+        logger.info("the search attributes are there now: jobs that start from now on can be searched for")
+
+    learning = asyncio.create_task(learn())
+    try:
+        yield
+    finally:
+        learning.cancel()
+        await asyncio.gather(learning, return_exceptions=True)
 
 
 def _connection_of(client: TemporalClient) -> dict[str, str]:

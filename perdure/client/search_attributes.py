@@ -42,6 +42,7 @@ _KINDS = {
 _KNOWN_WITHIN = timedelta(minutes=1)
 """How long servers may take to know attributes that were added: each of them reads its namespaces again every 10 s."""
 _LOOK_AGAIN = timedelta(seconds=1)
+_ASK_AGAIN = timedelta(minutes=1)
 
 
 async def missing_search_attributes(client: TemporalClient) -> dict[str, str]:
@@ -76,6 +77,14 @@ async def register_search_attributes(client: TemporalClient) -> str:
         return f"still missing after they were added: {', '.join(missing)}" if missing else ""
     except RPCError as error:
         return f"{error.status.name}: {error.message}"
+
+
+async def await_search_attributes(client: TemporalClient) -> None:
+    """Returns once the attributes that were missing are there: an administrator may add them while a worker runs."""
+    while True:
+        await asyncio.sleep(_ASK_AGAIN.total_seconds())
+        if not await register_search_attributes(client):
+            return
 
 
 async def _await_use(client: TemporalClient) -> None:

@@ -215,7 +215,7 @@ class WatchRequest(Message):
 
 class SiteFacts(Message):
     """Result of `site_facts`, which each later run of a job calls: facts about the Temporal namespace that the worker
-    determined when it started."""
+    has determined."""
 
     search_attributes: bool
     """Perdure's search attributes exist; setting one that does not exist would block the workflow forever."""

@@ -10,8 +10,12 @@ from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSe
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
+from perdure.activities.site import SiteActivities
 from perdure.client import search_attributes
 from perdure.client.search_attributes import SEARCH_ATTRIBUTES, register_search_attributes
+from perdure.contract import SiteFacts
+from perdure.worker import _awaiting_attributes
+from tests.support.waiting import eventually
 
 
 class LateServer:
@@ -39,6 +43,24 @@ class LateServer:
             raise RPCError("invalid query: column name 'JobPhase' is not a valid search attribute", self._status, b"")
 
 
+class ForbiddingServer(LateServer):
+    """Lets administrators add attributes only."""
+
+    def __init__(self) -> None:
+        super().__init__(refuses=0)
+        self.refused = 0
+        self._refused_request = AddSearchAttributesRequest()
+
+    async def add_search_attributes(self, request: AddSearchAttributesRequest) -> None:
+        self.refused += 1
+        self._refused_request = request
+        raise RPCError("administrators only", RPCStatusCode.PERMISSION_DENIED, b"")
+
+    async def add(self) -> None:
+        """An administrator adds what was requested."""
+        await super().add_search_attributes(self._refused_request)
+
+
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search_attributes, "_LOOK_AGAIN", timedelta())
@@ -56,6 +78,26 @@ async def test_attributes_that_there_were_are_not_asked_for() -> None:
     server.questions = 0
     assert await register_search_attributes(cast(Client, server)) == ""
     assert server.questions == 0
+
+
+async def test_jobs_set_attributes_that_an_administrator_adds_while_the_worker_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(search_attributes, "_ASK_AGAIN", timedelta())
+    server = ForbiddingServer()
+    client = cast(Client, server)
+    assert await register_search_attributes(client) == "PERMISSION_DENIED: administrators only"
+    facts = SiteFacts(search_attributes=False, backends=("local",))
+    site = SiteActivities(facts)
+    async with _awaiting_attributes(client, site, facts):
+        await eventually(lambda: server.refused > 2, what="the worker asks again")
+        assert await site.site_facts() == facts
+        await server.add()
+
+        async def known() -> bool:
+            return await site.site_facts() == facts.replace(search_attributes=True)
+
+        await eventually(known)
 
 
 @pytest.mark.parametrize("status", [RPCStatusCode.INVALID_ARGUMENT, RPCStatusCode.PERMISSION_DENIED])
