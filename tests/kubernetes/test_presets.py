@@ -125,6 +125,22 @@ def test_what_does_not_go_together_is_refused_by_name(presets: dict[str, Preset]
     assert words in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        {"spec": {"containers": {}}},
+        {"spec": {"tolerations": {}}},
+        {"spec": {"containers": [{"name": "training", "env": {}}]}},
+        {"spec": {"containers": ["training"]}},
+    ],
+)
+def test_nothing_takes_a_list_of_the_preset_away(template: dict[str, Any]):
+    container = {"name": "training", "env": [{"name": "A", "value": "site"}]}
+    site = {"spec": {"containers": [container], "tolerations": [{"key": "site"}]}}
+    with pytest.raises(PresetRefused, match="does not fit the preset"):
+        with_preset(job({"pod_template": template}), preset(role={"pod_template": site}, allow=[]))
+
+
 LEAVES = st.recursive(
     st.booleans() | st.sampled_from("xyz"),
     lambda inner: st.dictionaries(st.sampled_from("abc"), inner, min_size=1, max_size=3),

@@ -28,7 +28,12 @@ _JOINED = {"tolerations", "envFrom"}
 
 
 def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Merges two mappings. On conflict `over` wins; None removes a field."""
+    """Merges two mappings. On conflict `over` wins; None removes a field.
+
+    Raises:
+        TypeError: if a mapping stands where the other one has a list: an empty one says nothing that `paths` names, and
+            would remove the whole list.
+    """
     result = dict(under)
     for field, value in over.items():
         if value is None:
@@ -46,6 +51,8 @@ def key_of(field: str) -> str | None:
 def _merge_value(field: str, under: Any, over: Any) -> Any:
     if isinstance(under, Mapping) and isinstance(over, Mapping):
         return merge(cast("Mapping[str, Any]", under), cast("Mapping[str, Any]", over))
+    if isinstance(under, list) and isinstance(over, Mapping):
+        raise TypeError(f"{field}: expected a list, found a mapping")
     if isinstance(under, list) and isinstance(over, list):
         old, new = cast("list[Any]", under), cast("list[Any]", over)
         if field in _JOINED:

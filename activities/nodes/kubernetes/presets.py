@@ -118,9 +118,14 @@ def with_preset(data: Mapping[str, Any], presets: Mapping[str, Preset]) -> dict[
         raise PresetRefused(f"runtime: got {format_value(name)}; {what}")
     content = _read(preset)
     ((role_name, role),) = data["roles"].items()
-    _check_allowed(preset, content, ("roles", role_name, "pod_template"), role.get("pod_template") or {})
-    whole = _over(content.job, {key: value for key, value in data.items() if key != "roles"})
-    return {**whole, "roles": {role_name: _over(content.role, role)}}
+    try:
+        _check_allowed(preset, content, ("roles", role_name, "pod_template"), role.get("pod_template") or {})
+        whole = _over(content.job, {key: value for key, value in data.items() if key != "roles"})
+        return {**whole, "roles": {role_name: _over(content.role, role)}}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise PresetRefused(
+            f"runtime: the specification does not fit the preset {format_value(name)}, {preset.place}: {error}"
+        ) from error
 
 
 def _over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
