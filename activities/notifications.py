@@ -6,6 +6,7 @@ import json
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from ipaddress import ip_network
 from pathlib import Path
@@ -29,6 +30,12 @@ from perdure.workflows import options
 SECRETS_VARIABLE: Final = "PERDURE_NOTIFICATION_SECRETS"
 """A folder NAMESPACE/NAME/KEY of secrets for notifications, by the namespace of the job, on workers that serve several
 users."""
+
+MOST_AT_ONCE: Final = 200
+"""Deliveries at a time. Each occupies one of the worker's slots for activities, which repairs need, for as long as its
+server takes to answer."""
+MOST_OF_A_NAMESPACE: Final = 50
+"""The same of the jobs of one namespace, so that servers which never answer delay no other namespace's."""
 
 _NAMESPACE: Final = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 
@@ -56,6 +63,8 @@ class NotificationActivities:
         self._own = own_machine
         self._addresses = AddressPolicy(tuple(ip_network(network) for network in networks), everything=own_machine)
         self._secrets = Path(variables[SECRETS_VARIABLE]) if variables.get(SECRETS_VARIABLE) else None
+        self._delivering = Counter[str]()
+        """Deliveries in progress, by the namespace of their jobs."""
 
     @property
     def all(self) -> Sequence[Callable[..., Any]]:
@@ -85,6 +94,10 @@ class NotificationActivities:
         Raises:
             ApplicationError: if it was not delivered; without retries where another try changes nothing.
         """
+        namespace = attempt.body.job.namespace
+        if self._delivering.total() >= MOST_AT_ONCE or self._delivering[namespace] >= MOST_OF_A_NAMESPACE:
+            raise ApplicationError("too many notifications are being delivered at this moment", type="DeliveryFailed")
+        self._delivering[namespace] += 1
         try:
             await self._deliver(attempt)
         except (DeliveryFailed, SecretUnavailable) as error:
@@ -92,6 +105,10 @@ class NotificationActivities:
             raise ApplicationError(
                 str(failed), type="DeliveryFailed", non_retryable=failed.final, next_retry_delay=failed.pause
             ) from None
+        finally:
+            self._delivering[namespace] -= 1
+            if not self._delivering[namespace]:
+                del self._delivering[namespace]
 
     async def _deliver(self, attempt: NotificationAttempt) -> None:
         body, notification = attempt.body, attempt.notification

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
-from perdure.activities.notifications import SECRETS_VARIABLE, NotificationActivities
+from perdure.activities.notifications import MOST_OF_A_NAMESPACE, SECRETS_VARIABLE, NotificationActivities
 from perdure.activities.site import NO_COMMANDS, SiteActivities
 from perdure.activities.webhooks import signature
 from perdure.contract import (
@@ -25,7 +26,7 @@ from perdure.contract import (
 )
 from perdure.spec.notifications import Notification, Occasion
 from tests.policy.scenario import START
-from tests.support.receiver import Receiver, receiving
+from tests.support.receiver import Receiver, hangs, receiving
 
 LOOPBACK = ("127.0.0.0/8",)
 
@@ -130,6 +131,24 @@ async def test_a_forged_namespace_leads_to_no_secret(
     with pytest.raises(ApplicationError):
         await deliver(site(temporal_client, tmp_path / "notifications"), given)
     assert not receiver.requests
+
+
+async def test_servers_that_never_answer_leave_the_worker_to_others(
+    temporal_client: Client, receiver: Receiver, tmp_path: Path
+):
+    receiver.behaviors["/hangs"] = [hangs]
+    activities = site(temporal_client, tmp_path)
+    endless = attempt(webhook={"url": receiver.url("/hangs")})
+    hanging = [asyncio.create_task(deliver(activities, endless)) for _ in range(MOST_OF_A_NAMESPACE)]
+    await receiver.until(lambda: len(receiver.requests) == MOST_OF_A_NAMESPACE)
+    with pytest.raises(ApplicationError, match="too many notifications") as refused:
+        await deliver(activities, endless)
+    assert not refused.value.non_retryable
+    await deliver(activities, attempt(namespace="vision", webhook={"url": receiver.url("/")}))
+    for one in hanging:
+        one.cancel()
+    await asyncio.gather(*hanging, return_exceptions=True)
+    await deliver(activities, attempt(webhook={"url": receiver.url("/")}))
 
 
 async def test_a_site_without_secrets_for_notifications_says_so(
