@@ -69,7 +69,9 @@ class AddressPolicy:
         found = _meant(ipaddress.ip_address(address))
         if self.everything or any(found in network for network in self.networks):
             return ""
-        if not found.is_global or found.is_multicast or found.is_reserved:
+        # Deprecated, and yet routed within some sites, `fec0::/10` counts as global for the standard library.
+        is_of_site = isinstance(found, ipaddress.IPv6Address) and found.is_site_local
+        if not found.is_global or found.is_multicast or found.is_reserved or is_of_site:
             return f"{address} is an address inside the site; its policy allows none (webhook_networks)"
         return "" if encrypted else "http would send it unencrypted through public networks; use https"
 
