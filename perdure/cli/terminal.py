@@ -21,8 +21,9 @@ from rich.style import Style
 from rich.text import Text
 
 _CONTROL = re.compile(
-    # Strings up to their end (DCS, SOS, OSC, PM, APC); sequences with parameters (CSI); others.
-    r"(?:\x1b[PX\]^_]|[\x90\x98\x9d\x9e\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"
+    # Strings up to their end (DCS, SOS, OSC, PM, APC); sequences with parameters (CSI); others. Where another string
+    # begins the one before has ended: otherwise many that never end would take quadratic time.
+    r"(?:\x1b[PX\]^_]|[\x90\x98\x9d\x9e\x9f])[^\x07\x1b\x90\x98\x9c-\x9f]*(?:\x07|\x1b\\|\x9c)"
     r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
     r"|\x1b[ -/]*[0-~]"
     # All that is left of C0 and C1, but for tabs and line breaks.

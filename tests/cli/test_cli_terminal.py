@@ -16,6 +16,7 @@ from rich.text import Text
 
 from perdure.cli.rows import Rows
 from perdure.cli.terminal import SafeConsole, as_json, printable, printed_line, printed_lines
+from tests.support.processor_time import ends_within
 
 HOSTILE = (
     "before \x1b]52;c;aGk=\x07\x1b]0;title\x1b\\\x1b[2J\x1b[1;1H\x1bc\x1bP+q\x1b\\"
@@ -153,3 +154,13 @@ def test_json_is_exact_whatever_it_holds_and_can_be_encoded(text: str) -> None:
     shown.encode()
     assert json.loads(shown) == {"text": text}
     assert shown == printable(shown)
+
+
+@pytest.mark.parametrize("begin", ["\x90", "\x98", "\x9d", "\x9e", "\x9f", "\x9b", "\x1b]", "\x1b[", "\x1b", "\u200d"])
+def test_a_text_that_is_made_to_keep_its_reader_busy_takes_linear_time(begin: str) -> None:
+    """The page shows the logs of all jobs, and does nothing else meanwhile. Quadratic time would be hours."""
+    assert ends_within(5, printable, begin * 200_000)
+
+
+def test_a_string_ends_where_another_one_begins() -> None:
+    assert printable("a\x90b\x9dc\x9cd") == "abd"
