@@ -26,8 +26,17 @@ from ..torch_internals import plugin_loader
 from . import learning
 from .first_import import compare_at_first_import
 from .imports import Imports, Unfit
-from .messages import Request, answer
-from .names import FOLDER_VARIABLE, LISTENING_VARIABLE, REFUSAL, SOCKET, STANDBY_VARIABLE, STARTED, record_start
+from .messages import Request, answer, write_record
+from .names import (
+    FOLDER_VARIABLE,
+    LISTENING_VARIABLE,
+    PACKAGES,
+    REFUSAL,
+    SOCKET,
+    STANDBY_VARIABLE,
+    STARTED,
+    record_start,
+)
 from .plan import AUTOLOAD_VARIABLE, START, Plan
 from .proc_environ import GENERATION_VARIABLE, show_generation
 from .server import Server
@@ -73,6 +82,8 @@ def wait_to_become_a_rank() -> None:
         except Exception as error:
             _refuse(folder, f"the warm interpreter could not prepare: {type(error).__name__}: {error}")
             raise
+        # After the imports: the first of them may make the folder for compiled modules there.
+        write_record(f"{folder}/{PACKAGES}", learning.changes_of_packages())
         request = Server(plan, folder, connection, imports, traces, unfit_for_forks).serve()
         _become(plan, request, traces)
         _shed_the_fork(imports)

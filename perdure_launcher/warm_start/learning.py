@@ -103,6 +103,16 @@ def _stands_for_itself(name: str, origin: str, roots: tuple[str, ...]) -> bool:
     return any(origin.startswith((f"{root}{package}{os.sep}", f"{root}{package}.")) for root in roots)
 
 
+def changes_of_packages() -> dict[str, int]:
+    """Returns when each folder of installed packages last got or lost an entry, in nanoseconds: whatever installs,
+    upgrades or removes a package does that."""
+    times: dict[str, int] = {}
+    for root in installed_roots():
+        with contextlib.suppress(OSError):
+            times[root] = os.stat(root).st_mtime_ns
+    return times
+
+
 @functools.cache
 def installed_roots() -> tuple[str, ...]:
     """Returns the folders of the standard library and of installed packages."""

@@ -30,6 +30,9 @@ REFUSAL = "refusal"
 LEARNED = "learned"
 """A JSON file with the report of the imports that were made in advance, and of those that could not be."""
 
+PACKAGES = "packages"
+"""A JSON file with the folders of installed packages, and when each of them was changed last before the imports."""
+
 STANDBYS = "standbys"
 """A JSON file with the available standbys, and why they exist."""
 

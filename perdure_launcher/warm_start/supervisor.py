@@ -4,6 +4,7 @@ launcher itself."""
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -18,7 +19,18 @@ from pathlib import Path
 
 from ..system.files import write_file
 from ..system.processes import begin_child, environment_of, read_process
-from .names import ALL_COLD, EXECUTABLE_VARIABLE, FOLDER_VARIABLE, LEARNED, PID, PYTHON_VARIABLE, REFUSAL, SOCKET, WARM
+from .names import (
+    ALL_COLD,
+    EXECUTABLE_VARIABLE,
+    FOLDER_VARIABLE,
+    LEARNED,
+    PACKAGES,
+    PID,
+    PYTHON_VARIABLE,
+    REFUSAL,
+    SOCKET,
+    WARM,
+)
 from .plan import START, Plan
 
 logger = logging.getLogger(__name__)
@@ -187,7 +199,8 @@ class InterpreterSupervisor:
             self._child.wait()
 
     def _stands(self) -> bool:
-        """Returns whether an interpreter with the same plan runs. Kills one with another plan."""
+        """Returns whether an interpreter with the same plan runs. Kills one with another plan, or with packages of
+        which others have been installed since."""
         try:
             pid = int((self._folder / PID).read_text(encoding="utf-8"))
             process = read_process(pid)
@@ -196,14 +209,25 @@ class InterpreterSupervisor:
             plan = Plan.of_process(pid)
         except (OSError, ValueError):
             return False
-        if not (difference := plan.difference(self._plan.arguments, self._plan.environment)):
+        difference = plan.difference(self._plan.arguments, self._plan.environment) or self._changed_packages()
+        if not difference:
             return True
         logger.info("the warm interpreter is started again: %s", difference)
         os.kill(pid, signal.SIGKILL)
         return False
 
+    def _changed_packages(self) -> str:
+        """Returns where packages were installed since the interpreter imported some; empty if nowhere."""
+        try:
+            known: dict[str, int] = json.loads((self._folder / PACKAGES).read_text(encoding="utf-8"))
+            changed = [root for root, time in known.items() if os.stat(root).st_mtime_ns != time]
+        except (OSError, ValueError, AttributeError):
+            # Not written yet, or a folder that is gone.
+            return ""
+        return f"packages were installed in {changed[0]}" if changed else ""
+
     def _start(self) -> None:
-        for name in (REFUSAL, LEARNED, SOCKET, PID):
+        for name in (REFUSAL, LEARNED, SOCKET, PID, PACKAGES):
             with contextlib.suppress(FileNotFoundError):
                 (self._folder / name).unlink()
         # The socket listens before the interpreter runs, so that the first ranks wait instead of starting cold.

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,6 +74,31 @@ def test_what_a_rank_imports_is_there_when_the_next_one_starts(python: str) -> N
         expected = {"asks_main:file": str(SCRIPTS / "learns.py"), "asks_path:first": str(SCRIPTS)}
         assert first["values"] == expected
         assert second["values"] == expected
+
+
+def test_a_package_that_is_upgraded_meanwhile_is_the_one_that_ranks_import(tmp_path: Path) -> None:
+    """As with `pip install`, and then `perdure restart`."""
+    environment = tmp_path / "environment"
+    python = interpreter_with({"upgraded": "version = 'one'\n"}, environment)
+    [module] = environment.glob("lib/python*/site-packages/upgraded.py")
+    # The folder of compiled modules is new in a new environment only.
+    subprocess.run([python, "-c", "import upgraded"], check=True)
+    with warmth("learns.py", "upgraded:version", executable=python) as script:
+        assert looked(script)["values"] == {"upgraded:version": "one"}
+        script.learn()
+        assert not script.supervisor.start_ranks()
+        assert looked(script)["values"] == {"upgraded:version": "one"}
+        assert script.last.warm, script.log()
+        upgrade = tmp_path / "upgrade.py"
+        upgrade.write_text("version = 'two and more'\n")
+        upgrade.rename(module)
+        assert script.supervisor.start_ranks()
+        assert looked(script)["values"] == {"upgraded:version": "two and more"}
+        assert not script.last.warm
+        script.supervisor.follow_ranks(lambda: True)
+        assert script.supervisor.wait_until_warm(timedelta(seconds=60))
+        assert looked(script)["values"] == {"upgraded:version": "two and more"}
+        assert script.last.warm, script.log()
 
 
 def test_what_an_import_prints_and_sets_is_repeated_in_each_rank(python: str) -> None:
