@@ -16,7 +16,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
@@ -29,11 +29,18 @@ from perdure_training.node_api.text import well_formed
 from .rank_plugins.error_file import STATUS, WRITER
 from .system.files import write_file
 from .system.program_signals import continue_child, signal_child
-from .torch_internals import MULTIPROCESSING_LOGGER, logged_failures, logged_termination, torchrun_is_terminated
+from .torch_internals import (
+    MULTIPROCESSING_LOGGER,
+    finished_before,
+    logged_failures,
+    logged_termination,
+    torchrun_is_terminated,
+)
 from .warm_start.starts import read_start
 
 LONGEST_TRACEBACK = 2000
 LONGEST_ERROR = 500
+_SHOWN_RANKS = 3
 _LARGEST_EXIT_CODE = 255
 _AFTER_CHILD_S = 60.0
 """Seconds within which a wrapper ends after the program that it wraps."""
@@ -110,6 +117,21 @@ def with_error(ended: RankExit, error_file: str | os.PathLike[str] | None) -> Ra
         traceback=_last_lines(callstack) if isinstance(callstack, str) else None,
         time=moment,
     )
+
+
+def after_others(failed: RankExit, finished: Collection[int]) -> RankExit:
+    """Adds which ranks had ended with 0 before this one failed: it may have lost them while it still trained.
+
+    Args:
+        failed: A rank.
+        finished: The numbers of others in its world.
+    """
+    if not failed.error or not finished:
+        return failed
+    shown = [f"rank {rank}" for rank in sorted(finished)[:_SHOWN_RANKS]]
+    more = " and others" if len(finished) > len(shown) else ""
+    before = f"({', '.join(shown)}{more} had ended with exit code 0 before)"
+    return replace(failed, error=f"{failed.error[: LONGEST_ERROR - len(before) - 1]} {before}")
 
 
 def _has_ended_its_parent(ended: RankExit, moment: float | None) -> bool:
@@ -222,7 +244,8 @@ class ExitWatch(logging.Filter):
         # torchrun must continue with any record, including those of releases that are not known here.
         with contextlib.suppress(Exception):
             if exits := logged_failures(record, terminated=self._terminated, exit_of=self._exit_of):
-                self._exits += exits
+                finished = [self.base_rank + local_rank for local_rank in finished_before(record)]
+                self._exits += [after_others(failed, finished) for failed in exits]
                 self._on_exits(tuple(self._exits))
             elif (pid := logged_termination(record)) is not None:
                 self._limit_termination(pid)

@@ -199,6 +199,20 @@ def logged_failures(
     return [exit_of(local_rank, pid, code, error_files.get(local_rank))]
 
 
+def finished_before(record: logging.LogRecord) -> list[int]:
+    """Returns the local ranks that had ended with 0 when others failed, if torchrun logs a failure of ranks.
+
+    `subprocess_handlers`, `_running_local_ranks` and `_failures` of the object whose `_poll` logs it; read in torch 2.8
+    and 2.15. If one is missing, no rank is returned.
+    """
+    if not str(record.msg).startswith(_FAILED):
+        return []
+    context = next((frame.f_locals.get("self") for frame in _callers() if frame.f_code.co_name == "_poll"), None)
+    known = [getattr(context, name, None) for name in ("subprocess_handlers", "_running_local_ranks", "_failures")]
+    every, running, failed = known
+    return [] if None in known else sorted(set(every or ()) - set(running or ()) - set(failed or ()))
+
+
 def logged_termination(record: logging.LogRecord) -> int | None:
     """Returns the process if torchrun logs that it terminates a rank; None for other records.
 

@@ -31,7 +31,7 @@ from perdure_training.node_api.rank_environment import SOLE_VARIABLE
 from perdure_training.node_api.text import well_formed
 
 from ..environment import STORE_VARIABLE, generation_environment, read_roles
-from ..rank_exits import describe_status, rank_exit, split_status
+from ..rank_exits import after_others, describe_status, rank_exit, split_status
 from ..system import processes
 from ..system.ports import PortPool
 from ..tensorflow import tensorflow_environment
@@ -302,13 +302,15 @@ class EnvMode:
         if start is not None and start.generation != current.world.generation:
             # The rank ended before it could record its start.
             start = None
-        return rank_exit(
+        failed = rank_exit(
             local_rank=local_rank,
             global_rank=rank,
             pid=start.pid if start else ended.pid,
             code=ended.code,
             error_file=self._node.config.errors / f"rank-{rank}.json",
         )
+        base_rank = current.world.base_rank
+        return after_others(failed, [base_rank + other for other, code in current.codes.items() if code == 0])
 
     def _report_ready(self, failures: Sequence[RankExit], *, out_of_memory: bool = False) -> None:
         self._ready_after = self._entered

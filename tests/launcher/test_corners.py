@@ -247,6 +247,19 @@ async def test_ranks_of_a_launcher_that_a_program_starts_are_those_of_the_job(sc
         assert "in train" in failed["traceback"]
 
 
+@pytest.mark.parametrize("launcher", [TORCHRUN, [sys.executable, "-u"]], ids=["torchrun", "env"])
+async def test_a_rank_that_has_ended_alone_is_named_where_another_one_loses_it(launcher: list[str]) -> None:
+    node = Node([*launcher, "ends_alone.py"], processes=2)
+    path = READY if launcher is TORCHRUN else ENV_READY
+    async with running(node):
+        [ready] = await all_ready(node, path=path)
+        await form_world([node], 1, port=ready.body["store_ports"][0], processes=2)
+        report = await node.agent.heard(path, lambda body: bool(body["ranks"]))
+        [failed] = report.body["ranks"]
+        assert (failed["global_rank"], failed["exit_code"]) == (1, 1)
+        assert failed["error"].endswith(" (rank 0 had ended with exit code 0 before)")
+
+
 async def test_a_torchrun_that_each_of_several_processes_starts_is_refused() -> None:
     node = Node([sys.executable, "-u", "starts_torchrun.py"], processes=2)
     async with running(node):

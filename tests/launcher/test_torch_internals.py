@@ -123,5 +123,6 @@ def test_flags_of_the_command_are_taken_out_of_the_spec(monkeypatch: pytest.Monk
 def test_records_of_another_kind_are_passed_over() -> None:
     record = logging.LogRecord("x", logging.ERROR, __file__, 1, "something else %s", (1,), None)
     assert torch_internals.logged_failures(record, terminated=(), exit_of=lambda *_: None) == []
+    assert torch_internals.finished_before(record) == []
     assert torch_internals.logged_termination(record) is None
     assert not torch_internals.torchrun_is_terminated()

@@ -18,6 +18,7 @@ from perdure.contract.transitions import (
     NodeUnreachable,
     NodeUnresponsive,
 )
+from perdure.workflows.policy.behavior import Behavior
 from tests.policy.scenario import Scenario, counted, reported
 
 
@@ -286,6 +287,52 @@ def test_counted_steps_that_do_not_grow_are_no_progress():
         job.rank_raised(0, progress=counted(100))
         assert job.state.outcome is None
     assert job.rank_raised(0, progress=counted(100)).state.outcome is not None
+
+
+def lose_a_peer(job: Scenario, steps: int) -> None:
+    """Node 0 has ended by itself, as with an early stop on rank 0 alone, and node 1 loses it."""
+    job.finish(0).peer_failed(1, progress=counted(steps) if steps else None)
+    job.wait(job.job.timing.rendezvous.victim_grace)
+
+
+def test_ranks_that_lose_another_one_at_the_same_step_again_and_again_stop_the_job():
+    job = Scenario("2", retry={"max_restarts": 100}).running()
+    for _ in range(4):
+        lose_a_peer(job, 61)
+        assert job.state.outcome is None
+        assert job.incident.title.startswith("connections between ranks broke after node 0 had finished: ")
+        job.steps()
+    lose_a_peer(job, 61)
+    assert job.state.outcome is not None
+    assert "no progress over 3 restarts" in job.state.outcome.reason
+
+
+def test_ranks_that_lose_another_one_later_each_time_go_on():
+    job = Scenario("2", retry={"max_restarts": 100}).running()
+    for steps in range(10, 20):
+        lose_a_peer(job, steps)
+        job.steps()
+    assert job.state.outcome is None
+
+
+def test_ranks_that_do_not_find_each_other_use_up_the_budget_alone():
+    job = Scenario("2", retry={"max_restarts": 8}).running()
+    for _ in range(8):
+        lose_a_peer(job, 0)
+        assert job.state.outcome is None
+    lose_a_peer(job, 0)
+    assert job.state.outcome is not None
+    assert "retry.max_restarts" in job.state.outcome.reason
+
+
+def test_a_run_that_an_older_release_began_counts_lost_peers_in_the_budget_alone():
+    job = Scenario("2", retry={"max_restarts": 100})
+    job.whole = job.whole.replace(behavior=Behavior.RELEASE_0_3)
+    job.running()
+    for _ in range(10):
+        lose_a_peer(job, 61)
+        job.steps()
+    assert job.state.outcome is None
 
 
 def test_kills_from_outside_do_not_count_against_progress():

@@ -8,6 +8,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from perdure.contract import FailureClass, ProgressSource
+from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.diagnosis.failures import FAILURE_CLASSES, NEED_PROGRESS, NODE_FAILURES, VICTIMS
 from perdure.workflows.policy.repair.case import Case, Verdict
 from perdure.workflows.policy.state.budget import follows, made_progress, within_window
@@ -27,11 +28,22 @@ def restarts_in_window(case: Case) -> int:
 def failures_without_progress(state: RoleInJob, culprit: NodeFailure) -> int:
     """The number of failures in a row that need progress in between and made none, including this one."""
     known = state.memory
-    if culprit.failure not in NEED_PROGRESS:
+    if culprit.failure not in NEED_PROGRESS and not _peer_ended_at_a_step(state, culprit):
         return known.failures_without_progress
     if made_progress(state.progress, best_step=known.best_step, last_generation_steps=known.last_generation_steps):
         return 0
     return known.failures_without_progress + 1
+
+
+def _peer_ended_at_a_step(state: RoleInJob, culprit: NodeFailure) -> bool:
+    """Whether ranks that stepped have lost another one, and no node reports why it is gone. A rank that ends by itself
+    without an error, as by an early stop on rank 0 alone, does so again at the same step.
+
+    Before the first step it is mostly the network, which the budget of restarts tolerates for longer.
+    """
+    progress = state.progress
+    stepped = progress is not None and progress.generation_steps > 0
+    return state.behavior >= Behavior.RELEASE_0_4 and culprit.failure is FailureClass.PEER_LOST and stepped
 
 
 def happens_again(case: Case) -> bool:
