@@ -158,8 +158,10 @@ class ProgressReader:
 
     def _follow(self, slowest: RankProgress, now: float, *, is_first: bool) -> None:
         # Counted steps are replaced by reported ones as soon as there are any, so numbers may jump once in either
-        # direction: no step was made by that.
-        is_renumbered = slowest.reported != self._is_reported
+        # direction: no step was made by that. A script that trains several models, as for the folds of a validation,
+        # or a program that starts one training after another, begins again with small numbers.
+        begins_again = bool(self._samples) and slowest.step < self._samples[-1][1]
+        is_renumbered = slowest.reported != self._is_reported or begins_again
         self._is_reported = slowest.reported
         if self._first_step is not None and is_renumbered:
             self._first_step = slowest.step - self._made

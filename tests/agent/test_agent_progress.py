@@ -131,6 +131,16 @@ def test_the_jump_from_counted_to_reported_steps_is_no_speed_and_no_step(
     assert reader.newest.generation_steps == 1 + 4 * 2, "the counted one, and those between reports"
 
 
+def test_a_training_after_another_one_adds_steps_at_its_own_speed(tmp_path: Path, reader: ProgressReader) -> None:
+    ranks = Ranks(tmp_path, 1, COUNTED)
+    for now, step in ((0, 10), (10, 40), (20, 2), (30, 12)):
+        ranks.step(step, step)
+        sample(reader, 1, now)
+        assert reader.newest is not None
+        assert (reader.newest.steps_per_second or 0) >= 0
+    assert (reader.newest.step, reader.newest.generation_steps, reader.newest.steps_per_second) == (12, 50, 1.0)
+
+
 def test_half_written_and_foreign_files_are_not_read(tmp_path: Path, reader: ProgressReader) -> None:
     folder = tmp_path / "progress"
     folder.mkdir()
