@@ -164,7 +164,7 @@ class Checkpointer:
         """Copies the state into memory if the step is due, and returns as soon as it is copied.
 
         Args:
-            step: The step that is complete: the same on all ranks, and higher than before.
+            step: The step that is complete: the same on all ranks, and higher than before. A lower one is not saved.
             state: Names with their values: objects with `state_dict`, tensors, anything that can be pickled, and
                 dictionaries, lists and tuples of these.
             durable: Saves the step whether or not it is due, and has it copied to the job's storage afterwards; the
@@ -184,10 +184,9 @@ class Checkpointer:
         world = self._world
         if world is None:
             return False
-        world.made.write(step)
-        if spoiled_by := watch.spoiled_by:
+        if problem := world.made.write(step) or watch.spoiled_by:
             # So that snapshots from before it are not overwritten.
-            world.refuse(step, spoiled_by, durable=durable)
+            world.refuse(step, problem, durable=durable)
             return False
         agreed = world.cadence.every(step) if self._cadence.is_auto else None
         if not (durable or self._cadence.is_due(step, agreed=agreed)):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import struct
 from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 _LAYOUT = struct.Struct("<QQ")
 """Generation and step."""
@@ -17,14 +20,33 @@ class MadeSteps:
     def __init__(self, folder: Path, rank: int, *, generation: int) -> None:
         """Opens the file; `write` sets its first step. Without room for it, the next world does not know the steps."""
         self._generation = generation
+        self._newest = -1
+        self._went_back = False
         try:
             self._map = _map(folder, rank)
         except OSError:
             self._map = mmap.mmap(-1, _LAYOUT.size)
 
-    def write(self, step: int) -> None:
-        """Records that the rank has made a step."""
-        _LAYOUT.pack_into(self._map, 0, self._generation, step)
+    def write(self, step: int) -> str:
+        """Records that the rank has made a step, or continues from it.
+
+        Returns:
+            Why the step must not be saved; empty if it may be. A restart continues with the highest step, so a lower
+            one would be saved in vain: a script that trains several models begins again with small numbers, and so
+            does one that does not count on from the step that it has restored.
+        """
+        if step >= self._newest:
+            self._newest = step
+            _LAYOUT.pack_into(self._map, 0, self._generation, step)
+            return ""
+        problem = (
+            f"steps below {self._newest} are not saved, since a restart continues with that one. Count on from there, "
+            "or give each training a Checkpointer of its own, with another name"
+        )
+        if not self._went_back:
+            self._went_back = True
+            logger.warning("perdure: step %s: %s", step, problem)
+        return problem
 
 
 def _map(folder: Path, rank: int) -> mmap.mmap:

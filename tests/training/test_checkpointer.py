@@ -342,6 +342,22 @@ def test_loads_and_saves_are_events_of_the_rank(world: World, tmp_path: Path, mo
     assert (saved["step"], saved["saved"], saved["durable"]) == (3, True, False)
 
 
+def test_a_step_below_an_earlier_one_is_not_saved_and_said_once(world: World, caplog: pytest.LogCaptureFixture):
+    """As with the next fold of a validation: a restart would continue with the end of the fold before."""
+    checkpointer, _ = world.begin({"fold": 0, "step": 0})
+    save(checkpointer, 5, {"fold": 1, "step": 5})
+    assert [checkpointer.save(step, {"fold": 2, "step": step}) for step in (1, 2)] == [False, False]
+    [warning] = caplog.messages
+    assert warning.startswith("perdure: step 1: steps below 5 are not saved, since a restart continues with that one.")
+    caplog.clear()
+    save(checkpointer, 5, {"fold": 2, "step": 5})
+    again = {"fold": 0, "step": 0}
+    checkpointer, step = world.begin(again)
+    assert (step, again) == (5, {"fold": 2, "step": 5})
+    assert not checkpointer.save(4, again)
+    assert caplog.messages[-1].startswith("perdure: step 4: steps below 5 are not saved")
+
+
 def test_it_saves_nothing_before_it_has_restored(world: World):
     with pytest.raises(RuntimeError, match="call restore"):
         Checkpointer().save(1, {})
