@@ -100,8 +100,9 @@ class RoleAddresses(Message):
 
 _BY_ROLE = TypeAdapter(dict[str, RoleAddresses], config=ConfigDict(defer_build=True))
 
-LARGEST_PLAIN_ROLES = 8 * 1024
-"""Bytes of JSON up to which the roles of a job are sent as they are: of about fifty nodes."""
+LARGEST_PLAIN_ROLES = 16 * 1024
+"""Bytes of JSON up to which the roles of a job are sent as they are: of one or two hundred nodes, so that a whole group
+is sent half of what a task may hold. A worker of an older release cannot read the compressed form."""
 
 
 def pack_roles(roles: Mapping[str, RoleAddresses]) -> str:

@@ -138,6 +138,7 @@ def test_a_training_after_another_one_adds_steps_at_its_own_speed(tmp_path: Path
         sample(reader, 1, now)
         assert reader.newest is not None
         assert (reader.newest.steps_per_second or 0) >= 0
+    assert reader.newest is not None
     assert (reader.newest.step, reader.newest.generation_steps, reader.newest.steps_per_second) == (12, 50, 1.0)
 
 

@@ -19,7 +19,7 @@ from tests.support.postgres import PostgresServer
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
 
-pytestmark = [pytest.mark.long("workflows"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long("cluster-faults"), pytest.mark.timeout(900)]
 
 JOBS = 100
 NODES = 2
