@@ -37,6 +37,9 @@ _AT_ONCE = 16
 """Requests to a storage at a time."""
 _LARGEST = 32 * 1024 * 1024
 """Bytes of a record, at most: several times what a job of thousands of nodes has. Others may write to an archive."""
+_MOST_OBJECTS = 250_000
+"""Objects and lists of a record, at most: a few times as many as 2,000 nodes of eight ranks have. Each takes up to 50
+times its bytes of memory when it is read."""
 _NODE = re.compile(r"(?P<role>.+)-(?P<rank>\d+)")
 
 
@@ -322,6 +325,10 @@ def _record(files: Any, path: str, folder: str) -> ArchivedJob | None:
         raise _unreadable(folder, error) from error
     if len(content) > _LARGEST:
         raise PerdureError(f"{folder}/{ARCHIVED_JOB} has more than {_LARGEST:,} bytes, which no worker has written")
+    if content.count(b"{") + content.count(b"[") > _MOST_OBJECTS:
+        raise PerdureError(
+            f"{folder}/{ARCHIVED_JOB} has more than {_MOST_OBJECTS:,} objects, which no worker has written"
+        )
     try:
         record = ArchivedJob.model_validate_json(content)
     except ValidationError as error:

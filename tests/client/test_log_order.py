@@ -225,3 +225,12 @@ async def test_the_logs_of_all_roles_are_one_and_each_line_names_its_role(tmp_pa
         ("ps", 0, "from ps"),
         ("trainer", 0, "from trainer"),
     ]
+
+
+async def test_times_without_end_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / "part-000000.log").write_text("a\nb\n")
+    (tmp_path / "part-000000.times").write_text("[[0, 1.0]]")
+    copy = CopiedLog(f"file://{tmp_path}", rank=0, incarnation=1)
+    assert [line.time is not None async for line in copy.old_lines(None, None)] == [True, True]
+    (tmp_path / "part-000000.times").write_text(f"[[0, 1.0]{', [0, 1.0]' * 200_000}]")
+    assert [line async for line in copy.old_lines(None, None)] == [PrintedLine("a", None), PrintedLine("b", None)]

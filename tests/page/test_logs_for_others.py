@@ -192,3 +192,12 @@ async def test_a_record_without_end_is_not_read(visitor: Visitor, archive: Path)
     with (archive / "default" / "old" / "0123abcd" / "job.json").open("ab") as file:
         file.truncate(100 * 1024**3)
     assert "which no worker has written" in await visitor.get("/jobs/default/old/", status=503)
+
+
+async def test_a_record_of_more_objects_than_a_job_has_is_not_read(visitor: Visitor, archive: Path) -> None:
+    """Each takes many times its bytes of memory, which ended the page for everybody."""
+    keep(archive)
+    path = archive / "default" / "old" / "0123abcd" / "job.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | {"datasets": {str(number): {} for number in range(260_000)}}))
+    assert "which no worker has written" in await visitor.get("/jobs/default/old/", status=503)

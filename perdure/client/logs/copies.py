@@ -18,6 +18,8 @@ from perdure.contract.logs import COMPLETE, PART_TIMES
 
 _LARGEST = 16 * 1024 * 1024
 """Bytes of a part, at most: several times what agents write."""
+_LARGEST_TIMES = 1024 * 1024
+"""The same for the times of a part's lines, which take 30 times their bytes of memory when they are read."""
 _PART = re.compile(r"/part-(\d+)\.log$")
 _LEFT_OUT = "\n[perdure: what follows here is left out, as the archive keeps the beginning and the end of long logs]\n"
 _CUT_OFF = "[perdure: the log may have continued: its node was lost before its agent could copy the end]"
@@ -130,22 +132,24 @@ def _read(files: Any, part: str) -> tuple[bytes, Sequence[tuple[int, datetime]]]
     return _content(files, part), _times(files, part)
 
 
-def _content(files: Any, path: str) -> bytes:
+def _content(files: Any, path: str, most: int = _LARGEST) -> bytes:
     """Reads a file, unless it is larger than any that an agent has written: others can write there, too.
 
     Raises:
         ValueError: if it is.
         FileNotFoundError: if there is none.
     """
-    if (size := files.size(path)) > _LARGEST:
-        raise ValueError(f"{path} has {size:,} bytes, which no agent has written")
-    return files.cat_file(path)
+    with files.open(path, "rb") as file:
+        content: bytes = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"{path} has more than {most:,} bytes, which no agent has written")
+    return content
 
 
 def _times(files: Any, part: str) -> Sequence[tuple[int, datetime]]:
     """Returns the times of a part's lines; empty where they are not known."""
     try:
-        found = json.loads(_content(files, f"{part.removesuffix('.log')}.{PART_TIMES}"))
+        found = json.loads(_content(files, f"{part.removesuffix('.log')}.{PART_TIMES}", _LARGEST_TIMES))
         return [(int(line), datetime.fromtimestamp(moment, UTC)) for line, moment in found]
     except (FileNotFoundError, ValueError, TypeError, OverflowError, RecursionError):
         return ()
