@@ -250,8 +250,11 @@ def hear_events(handler: logging.Handler) -> None:
 
 
 def signal_programs(send: Callable[[int, signal.Signals], object]) -> None:
-    """Makes torchrun signal its ranks through this function, where it would signal their process groups, that is, also
-    their DataLoader workers. SIGKILL still goes to the groups.
+    """Makes torchrun signal each of its ranks once, through this function, where it would signal their process groups,
+    that is, also their DataLoader workers. SIGKILL still goes to the groups.
+
+    A torchrun that is signaled twice, as by `timeout` or by a shell's trap, begins to end its ranks twice: the second
+    signal would meet a rank that saves.
 
     `SubprocessHandler.close`, and `proc` of its objects; read in torch 2.8 and 2.15. If it is missing, a warning is
     logged and torchrun signals the groups.
@@ -266,7 +269,8 @@ def signal_programs(send: Callable[[int, signal.Signals], object]) -> None:
     def close(self: Any, death_sig: signal.Signals | None = None) -> None:
         if death_sig == signal.SIGKILL:
             kill_group(self, death_sig)
-        else:
+        elif not getattr(self, "_perdure_signaled", False):
+            self._perdure_signaled = True
             send(self.proc.pid, death_sig or signal.SIGTERM)
 
     SubprocessHandler.close = close

@@ -23,6 +23,8 @@ SHELL = ["bash", "-c", f"{shlex.quote(sys.executable)} -u {SCRIPT}; exit $?"]
 """A rank whose script is a shell's: the shell ends by the signal without passing it on."""
 WRAPPER = [sys.executable, "wraps.py", SCRIPT]
 """The same with a program that does not handle the signal."""
+WITHIN = ["bash", "-c", f"timeout 1000 {shlex.join([*TORCHRUN, SCRIPT])} 2>&1 | tee /dev/null; exit 0"]
+"""torchrun where many scripts have it: `timeout` passes a signal on to it, and signals its own group, too."""
 ENV = [sys.executable, "-u", SCRIPT]
 
 
@@ -33,6 +35,7 @@ ENV = [sys.executable, "-u", SCRIPT]
         pytest.param([*TORCHRUN, SCRIPT], READY, False, id="torchrun-cold", marks=LONG),
         pytest.param([*TORCHRUN, "--no-python", *SHELL], READY, False, id="torchrun-shell", marks=LONG),
         pytest.param([*TORCHRUN, "wraps.py", SCRIPT], READY, False, id="torchrun-wrapper-cold", marks=LONG),
+        pytest.param(WITHIN, READY, False, id="torchrun-within-a-script", marks=LONG),
         pytest.param(ENV, ENV_READY, True, id="env-warm", marks=LONG),
         pytest.param(ENV, ENV_READY, False, id="env-cold", marks=LONG),
         pytest.param([*ENV, "--without-torch"], ENV_READY, False, id="env-without-torch"),

@@ -64,17 +64,22 @@ def test_a_store_is_served_on_a_socket_that_listens() -> None:
     assert served.get("key") == b"value"
 
 
-def test_torchrun_signals_programs_and_kills_their_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchrun_signals_programs_once_and_kills_their_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SubprocessHandler, "close", SubprocessHandler.close)
     signaled: list[tuple[int, signal.Signals]] = []
     torch_internals.signal_programs(lambda pid, number: signaled.append((pid, number)))
     rank = SubprocessHandler("sh", ("-c", "sleep 1000 & wait"), {}, None, None, 0, None)
-    for number in (None, signal.SIGINT):
+    other = SubprocessHandler("sleep", ("1000",), {}, None, None, 1, None)
+    # torchrun's own signals may interrupt the first attempt to end the ranks.
+    for number in (None, signal.SIGTERM):
         rank.close(number)
-    assert signaled == [(rank.proc.pid, signal.SIGTERM), (rank.proc.pid, signal.SIGINT)]
+    other.close(signal.SIGINT)
+    assert signaled == [(rank.proc.pid, signal.SIGTERM), (other.proc.pid, signal.SIGINT)]
     assert rank.proc.poll() is None
     rank.close(signal.SIGKILL)
     assert rank.proc.wait() == -signal.SIGKILL
+    other.close(signal.SIGKILL)
+    assert other.proc.wait() == -signal.SIGKILL
 
 
 def test_process_groups_and_plugins_have_their_functions() -> None:
