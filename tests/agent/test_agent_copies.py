@@ -94,12 +94,15 @@ def saved(agent: CheckpointAgent, folder: Path) -> list[str]:
 def save(agent: CheckpointAgent, folder: Path, *steps: int) -> None:
     """A script that saves, and ends."""
     folder.mkdir(exist_ok=True)
-    watched = watch(agent, folder)
-    for step in steps:
-        torch.save({"step": step}, folder / f"step-{step}.pt")
-        watched.look()
-        watched.look()
-    watched.close(within=DEADLINE)
+    with pytest.MonkeyPatch.context() as patch:
+        # One thread looks at a time: here this one, and then the folder's own.
+        patch.setattr(watched_folder, "LOOK", DEADLINE)
+        watched = watch(agent, folder)
+        for step in steps:
+            torch.save({"step": step}, folder / f"step-{step}.pt")
+            watched.look()
+            watched.look()
+        watched.close(within=DEADLINE)
 
 
 def folder_of(agent: CheckpointAgent) -> Path:

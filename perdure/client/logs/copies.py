@@ -20,6 +20,8 @@ _LARGEST = 16 * 1024 * 1024
 """Bytes of a part, at most: several times what agents write."""
 _LARGEST_TIMES = 1024 * 1024
 """The same for the times of a part's lines, which take 30 times their bytes of memory when they are read."""
+_PIECE = 256 * 1024
+"""Bytes that are read of a file at a time."""
 _PART = re.compile(r"/part-(\d+)\.log$")
 _LEFT_OUT = "\n[perdure: what follows here is left out, as the archive keeps the beginning and the end of long logs]\n"
 _CUT_OFF = "[perdure: the log may have continued: its node was lost before its agent could copy the end]"
@@ -139,11 +141,14 @@ def _content(files: Any, path: str, most: int = _LARGEST) -> bytes:
         ValueError: if it is.
         FileNotFoundError: if there is none.
     """
+    content = bytearray()
     with files.open(path, "rb") as file:
-        content: bytes = file.read(most + 1)
-    if len(content) > most:
-        raise ValueError(f"{path} has more than {most:,} bytes, which no agent has written")
-    return content
+        # Not at once: for that, room for the most is made.
+        while piece := file.read(_PIECE):
+            content += piece
+            if len(content) > most:
+                raise ValueError(f"{path} has more than {most:,} bytes, which no agent has written")
+    return bytes(content)
 
 
 def _times(files: Any, part: str) -> Sequence[tuple[int, datetime]]:
