@@ -34,9 +34,10 @@ async def test_it_is_tried_once_more_and_ends_with_its_traceback_once(site: Site
     command = ["torchrun", str(program)]
     job = await site.submit(nodes="1", recovery={"warm_starts": False}, command=command)
     result = await site.client.wait(job.name)
-    assert (result.phase, result.exit_code, result.generations) == (JobPhase.FAILED, 1, 2)
-    assert error in result.reason
     incidents = await job.incidents()
+    seen = [(incident.title, incident.evidence) for incident in incidents]
+    assert (result.phase, result.exit_code, result.generations) == (JobPhase.FAILED, 1, 2), seen
+    assert error in result.reason
     assert {incident.failure for incident in incidents} == {FailureClass.CANNOT_RUN}
     told = explanation(incidents[-1], job=job.name, flag="").plain
     assert told.count(f'File "{program}"') == 1
