@@ -1,4 +1,4 @@
-# Every target sets up what it needs: a fresh checkout needs only Python 3.11-3.14, and the network or a warm cache.
+# Every target sets up what it needs: a fresh checkout needs only Python 3.11.4-3.14, and the network or a warm cache.
 PYTHON ?= python3
 BIN := .venv/bin
 # For example: make test PYTEST_ARGS="tests/agent -k outbox"

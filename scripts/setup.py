@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-PYTHON_VERSIONS = ">=3.11,<3.15"
+PYTHON_VERSIONS = ">=3.11.4,<3.15"
 UV_VERSION = "0.13.8"
 UV_OLDEST = (0, 8)
 
@@ -150,7 +150,7 @@ def make_environment() -> None:
     quiet = [] if sys.stdout.isatty() else ["--quiet"]
     if not os.access(VENV_PYTHON, os.X_OK):
         # Prefers the Python that runs this script; if its version is unsupported, uv finds or fetches another.
-        suited = (3, 11) <= sys.version_info[:2] < (3, 15)
+        suited = (3, 11, 4) <= sys.version_info < (3, 15)
         python = sys.executable if suited else PYTHON_VERSIONS
         with step("creating .venv"):
             run([uv, "venv", *quiet, "--clear", "--python", python, VENV], remedy=f"Install Python {PYTHON_VERSIONS}.")

@@ -24,6 +24,8 @@ def test_a_run_of_dlrover_that_fails_is_reported_with_the_end_of_its_output(
 ):
     if not asyncio.run(pid_namespaces_work()):
         pytest.skip("no PID namespaces here")
+    if tmp_path.is_relative_to("/dev/shm"):
+        pytest.skip("the launcher gets a /dev/shm of its own, without this folder")
     (tmp_path / "python").symlink_to(sys.executable)
     launcher = tmp_path / "dlrover-run"
     launcher.write_text('#!/bin/sh\necho "arguments: $*"\necho "TypeError: numa_options" >&2\nexit 3\n')

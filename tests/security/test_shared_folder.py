@@ -355,10 +355,15 @@ def volume() -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_in_place_of_the_storage_itself(tmp_path: Path, volume: Path) -> None:
+@pytest.fixture
+def private() -> Iterator[Path]:
+    """A folder that is not on that volume."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        yield Path(folder)
+
+
+def test_in_place_of_the_storage_itself(tmp_path: Path, volume: Path, private: Path) -> None:
     """Its folder is on a volume that the training code writes to, too."""
-    private = tmp_path / "private"
-    private.mkdir()
     (volume / "storage").symlink_to(private)
     files, root = open_storage(f"file://{volume}/storage", contained=True)
     for change in (
