@@ -141,14 +141,15 @@ def _content(files: Any, path: str, most: int = _LARGEST) -> bytes:
         ValueError: if it is.
         FileNotFoundError: if there is none.
     """
-    content = bytearray()
+    size = files.size(path)
     with files.open(path, "rb") as file:
-        # Not at once: for that, room for the most is made.
-        while piece := file.read(_PIECE):
+        # Room is made for what is read at once: not for the most. What it has grown by is read, too.
+        content: bytes = file.read(min(size, most) + 1)
+        while len(content) <= most and (piece := file.read(_PIECE)):
             content += piece
-            if len(content) > most:
-                raise ValueError(f"{path} has more than {most:,} bytes, which no agent has written")
-    return bytes(content)
+    if len(content) > most:
+        raise ValueError(f"{path} has more than {most:,} bytes, which no agent has written")
+    return content
 
 
 def _times(files: Any, part: str) -> Sequence[tuple[int, datetime]]:
