@@ -82,8 +82,7 @@ def wait_to_become_a_rank() -> None:
         except Exception as error:
             _refuse(folder, f"the warm interpreter could not prepare: {type(error).__name__}: {error}")
             raise
-        # After the imports: the first of them may make the folder for compiled modules there.
-        write_record(f"{folder}/{PACKAGES}", learning.changes_of_packages())
+        write_record(f"{folder}/{PACKAGES}", learning.states_of_packages())
         request = Server(plan, folder, connection, imports, traces, unfit_for_forks).serve()
         _become(plan, request, traces)
         _shed_the_fork(imports)

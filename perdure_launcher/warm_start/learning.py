@@ -14,6 +14,7 @@ import site
 import socket
 import sys
 import sysconfig
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -103,14 +104,30 @@ def _stands_for_itself(name: str, origin: str, roots: tuple[str, ...]) -> bool:
     return any(origin.startswith((f"{root}{package}{os.sep}", f"{root}{package}.")) for root in roots)
 
 
-def changes_of_packages() -> dict[str, int]:
-    """Returns when each folder of installed packages last got or lost an entry, in nanoseconds: whatever installs,
-    upgrades or removes a package does that."""
-    times: dict[str, int] = {}
+def states_of_packages() -> dict[str, int]:
+    """Returns the state of each folder of installed packages."""
+    states: dict[str, int] = {}
     for root in installed_roots():
         with contextlib.suppress(OSError):
-            times[root] = os.stat(root).st_mtime_ns
-    return times
+            states[root] = state_of_folder(root)
+    return states
+
+
+def state_of_folder(root: str) -> int:
+    """Returns a number that changes when a package is installed there, upgraded or removed: its metadata is then new.
+
+    Raises:
+        OSError: if the folder is gone.
+    """
+    found: list[tuple[str, int]] = []
+    with os.scandir(root) as entries:
+        for entry in entries:
+            # Packages have folders of their own, which imports change by writing compiled modules.
+            if entry.name.endswith(("-info", ".py", ".so", ".pth")):
+                found.append((entry.name, entry.stat().st_mtime_ns))
+            elif entry.name != "__pycache__":
+                found.append((entry.name, 0))
+    return zlib.crc32(repr(sorted(found)).encode(errors="surrogateescape"))
 
 
 @functools.cache

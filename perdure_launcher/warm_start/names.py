@@ -31,7 +31,7 @@ LEARNED = "learned"
 """A JSON file with the report of the imports that were made in advance, and of those that could not be."""
 
 PACKAGES = "packages"
-"""A JSON file with the folders of installed packages, and when each of them was changed last before the imports."""
+"""A JSON file with the folders of installed packages, and the state in which the imports have found each."""
 
 STANDBYS = "standbys"
 """A JSON file with the available standbys, and why they exist."""

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from ..system.files import write_file
 from ..system.processes import begin_child, environment_of, read_process
+from .learning import state_of_folder
 from .names import (
     ALL_COLD,
     EXECUTABLE_VARIABLE,
@@ -220,7 +221,7 @@ class InterpreterSupervisor:
         """Returns where packages were installed since the interpreter imported some; empty if nowhere."""
         try:
             known: dict[str, int] = json.loads((self._folder / PACKAGES).read_text(encoding="utf-8"))
-            changed = [root for root, time in known.items() if os.stat(root).st_mtime_ns != time]
+            changed = [root for root, state in known.items() if state_of_folder(root) != state]
         except (OSError, ValueError, AttributeError):
             # Not written yet, or a folder that is gone.
             return ""

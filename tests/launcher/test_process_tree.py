@@ -26,6 +26,8 @@ def leftovers(monkeypatch: pytest.MonkeyPatch, *command_lines: bytes) -> list[st
     ]
     monkeypatch.setattr(processes, "descendants", lambda: children)
     monkeypatch.setattr(processes, "read_file", lambda pid, name: command_lines[pid])
+    # Real processes have these PIDs, too.
+    monkeypatch.setattr(process_tree, "ends_with_input", lambda pid, number: False)
     return ProcessTree().leftovers()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -81,8 +80,6 @@ def test_a_package_that_is_upgraded_meanwhile_is_the_one_that_ranks_import(tmp_p
     environment = tmp_path / "environment"
     python = interpreter_with({"upgraded": "version = 'one'\n"}, environment)
     [module] = environment.glob("lib/python*/site-packages/upgraded.py")
-    # The folder of compiled modules is new in a new environment only.
-    subprocess.run([python, "-c", "import upgraded"], check=True)
     with warmth("learns.py", "upgraded:version", executable=python) as script:
         assert looked(script)["values"] == {"upgraded:version": "one"}
         script.learn()
