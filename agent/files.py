@@ -52,17 +52,17 @@ class RotatedFile:
             raise FileNotFoundError(errno.ENOENT, "it was rotated", self.path)
         return file
 
-    def head(self, upto: int) -> int:
+    def head(self, end: int) -> int:
         """Returns a checksum of the file's beginning, which tells it from a deleted file whose inode number it has.
 
         Args:
-            upto: The offset of a position. What follows may not have been there yet.
+            end: The offset of a position. What follows may not have been there yet.
 
         Raises:
             OSError: if it cannot be read.
         """
         with self.open() as file:
-            return zlib.crc32(file.read(min(upto, _HEAD)))
+            return zlib.crc32(file.read(min(end, _HEAD)))
 
     def holds(self, *, inode: int, offset: int, head: int) -> bool:
         """Returns whether a position is one in this file."""

@@ -262,8 +262,8 @@ def prepare(folder: Path, python: str) -> Path:
     write_file(start / "sitecustomize.py", _SITECUSTOMIZE)
     shim, first = folder / _SHIM, python
     if not _fits_first_line(python):
-        # Replaced, never missing: shims may be starting.
-        link, new = folder / _INTERPRETER, folder / f"{_INTERPRETER}.new"
+        # Replaced, never missing: shims may be starting. The launcher and torchrun's handler may do so at once.
+        link, new = folder / _INTERPRETER, folder / f"{_INTERPRETER}.{os.getpid()}"
         new.unlink(missing_ok=True)
         new.symlink_to(os.path.realpath(python))
         first = str(new.replace(link))

@@ -73,7 +73,7 @@ async def test_a_request_to_join_that_does_not_arrive_is_given_up(site: GatewayS
 
 
 async def test_one_that_sends_too_much_is_held_back(attacker: Attacker, workflows: Workflows) -> None:
-    """The gateway writes each message anew, and serves nobody else meanwhile."""
+    """The gateway serializes each message again, and serves no other call meanwhile."""
     message = {"sender": OWN, "text": "x" * 1_000_000}
     sent = (attacker.signal(workflows.job.id, "unused", message) for _ in range(6))
     refusals = [str(one) for one in await asyncio.gather(*sent, return_exceptions=True)]

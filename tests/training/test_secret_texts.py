@@ -7,6 +7,7 @@ import shlex
 import pytest
 
 from perdure_training.secret_texts import command_without_secrets, is_secret, secrets_in, without_secrets
+from tests.support.processor_time import ends_within
 
 
 @pytest.mark.parametrize(
@@ -61,3 +62,26 @@ def test_a_variable_is_a_secret_by_its_name_or_by_the_form_of_its_value():
 def test_an_option_that_argparse_does_not_know_is_replaced_in_its_error():
     error = "t.py: error: unrecognized arguments: --token abc https://me:hunter2@host/x"
     assert without_secrets(error) == "t.py: error: unrecognized arguments: --token [redacted] https://[redacted]@host/x"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "-",
+        "a-",
+        "token",
+        "token ",
+        "--token ",
+        "://",
+        "x:",
+        "eyJ",
+        "eyJaaaaaaaa.",
+        "-----BEGIN ",
+        "A ",
+        "token='",
+        "api_",
+    ],
+)
+@pytest.mark.parametrize("begin", ["", "--", "://", "-----BEGIN ", "--token"])
+def test_a_text_that_repeats_parts_of_a_form_is_read_in_linear_time(begin: str, text: str):
+    assert ends_within(10, without_secrets, begin + text * 20_000)

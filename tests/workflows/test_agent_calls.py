@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from temporalio import workflow
-from temporalio.exceptions import ActivityError, TimeoutError, TimeoutType
+from temporalio.exceptions import TimeoutType
 
 from perdure.contract import Joined, LeaseTaken
 from perdure.contract.transitions import AnyTransition, NodeReachable, NodeUnreachable
@@ -19,7 +19,7 @@ from perdure.workflows.node_table import NodeTable
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, submit
 from tests.workflows.jobs import incidents, node, running, status
-from tests.workflows.test_node_desired import LEASE, NODE, NOW, TIMING, joined, table_of
+from tests.workflows.test_node_desired import LEASE, NODE, NOW, TIMING, joined, table_of, timed_out
 from tests.workflows.ways import replayed
 
 TO_TAKE = TIMING.lease.schedule_to_start
@@ -43,16 +43,7 @@ class Leases:
             # The node is no longer desired.
             del self.table.records[NODE.rank]
             return
-        cause = TimeoutError("", type=end(self.table), last_heartbeat_details=[])
-        raise ActivityError(
-            "ended",
-            scheduled_event_id=1,
-            started_event_id=0,
-            identity="",
-            activity_type=name,
-            activity_id="1",
-            retry_state=None,
-        ) from cause
+        raise timed_out(name, end(self.table))
 
     def hold(self) -> list[type[AnyTransition]]:
         """Returns what the job learns."""

@@ -70,6 +70,21 @@ def table_of(record: NodeRecord, **fields: Any) -> NodeTable:
     return table
 
 
+def timed_out(activity: str, kind: TimeoutType) -> ActivityError:
+    """The error with which the server ends an activity."""
+    error = ActivityError(
+        "ended",
+        scheduled_event_id=1,
+        started_event_id=0,
+        identity="",
+        activity_type=activity,
+        activity_id="1",
+        retry_state=None,
+    )
+    error.__cause__ = TimeoutError("", type=kind, last_heartbeat_details=[])
+    return error
+
+
 async def _turns() -> None:
     """Lets all others act who can."""
     for _ in range(100):
@@ -101,16 +116,7 @@ class LateAgent:
         self.told.append([type(transition) for transition in self._table.transitions.carried.waiting])
         if len(self.waits) > self._misses:
             return NodeReached(accepted=True, version=argument.version, generation=2, entered=0)
-        error = ActivityError(
-            "not taken",
-            scheduled_event_id=1,
-            started_event_id=0,
-            identity="",
-            activity_type=name,
-            activity_id="1",
-            retry_state=None,
-        )
-        raise error from TimeoutError("", type=TimeoutType.SCHEDULE_TO_START, last_heartbeat_details=[])
+        raise timed_out(name, TimeoutType.SCHEDULE_TO_START)
 
 
 @pytest.mark.parametrize(
