@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.allocation import REPOSITORY
+from tests.support.wheels import built_wheel
 
 TAKEN = ("workflows", "activities", "agent", "spec", "tests", "contract", "base")
 """Names of folders that a user's repository may have."""
@@ -56,16 +56,7 @@ def test_a_users_packages_of_the_same_names_are_never_imported(users_folder: Pat
 
 
 def test_a_wheel_has_three_typed_packages(tmp_path: Path) -> None:
-    script = REPOSITORY / "scripts" / "setup.py"
-    specification = importlib.util.spec_from_file_location("setup_script", script)
-    assert specification
-    assert specification.loader
-    setup = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(setup)
-    subprocess.run(
-        [setup.find_uv(), "build", "--quiet", "--wheel", REPOSITORY, "-o", tmp_path], check=True, timeout=240
-    )
-    [wheel] = tmp_path.glob("perdure-*.whl")
+    wheel = built_wheel(REPOSITORY, tmp_path)
     names = zipfile.ZipFile(wheel).namelist()
     packages = {name.split("/")[0] for name in names if ".dist-info/" not in name}
     assert packages == {"perdure", "perdure_launcher", "perdure_training"}

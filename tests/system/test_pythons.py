@@ -14,6 +14,7 @@ import pytest
 
 from scripts.pythons import PYTHONS, debian_root, run_in
 from scripts.setup import CACHE, LOCK, ROOT, find_uv
+from tests.support.wheels import built_wheel
 
 pytestmark = [
     pytest.mark.long("pythons"),
@@ -73,10 +74,8 @@ def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     found = Installed(root, CACHE / "debian" / f"{suite}-environment", work)
     shutil.rmtree(found.inside(work), ignore_errors=True)
     found.inside(work).mkdir(parents=True)
-    wheels = tmp_path_factory.mktemp("wheel")
     uv = find_uv()
-    subprocess.run([uv, "build", "--quiet", "--wheel", ROOT, "-o", wheels], check=True, timeout=240)
-    [wheel] = wheels.glob("*.whl")
+    wheel = built_wheel(ROOT, tmp_path_factory.mktemp("wheel"))
     for file in (wheel, LOCK):
         shutil.copy(file, found.inside(work))
     # uv's cache is on the same mount as the environment, so that it has no copies of its files.

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from perdure_launcher.environment import inject
 from tests.support.allocation import REPOSITORY
+from tests.support.wheels import built_wheel
 
 ALONE = "import perdure_training, sys; print(perdure_training.__file__); assert 'perdure' not in sys.modules"
 
@@ -29,15 +30,8 @@ def test_ranks_import_the_launchers_library_before_another_that_the_image_has(tm
     assert imported_from(injected, image).is_relative_to(injected)
 
 
-def test_the_wheel_needs_nothing_else(tmp_path: Path):
-    setup = REPOSITORY / "scripts" / "setup.py"
-    specification = importlib.util.spec_from_file_location("setup_script", setup)
-    assert specification
-    assert specification.loader
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    build = [module.find_uv(), "build", "--quiet", "--wheel", REPOSITORY / "deploy/perdure-training", "-o", tmp_path]
-    variables = {name: value for name, value in os.environ.items() if name != "RES_OPTIONS"}
-    subprocess.run(build, env=variables, check=True, timeout=240)
-    [wheel] = tmp_path.glob("perdure_training-*.whl")
+def test_the_wheel_needs_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    # Without it, uv finds the name server again, if it needs one.
+    monkeypatch.delenv("RES_OPTIONS")
+    wheel = built_wheel(REPOSITORY / "deploy/perdure-training", tmp_path)
     assert imported_from(wheel).is_relative_to(wheel)
