@@ -28,7 +28,8 @@ class AgreedStep:
 
     decision: Decision
     snapshots: Mapping[int, Slot]
-    """The verified snapshots of that step that this rank loads or sends, by the rank whose state they are."""
+    """The verified snapshots of that step that this rank loads, sends, or gives parts of, by the rank whose state they
+    are."""
     room: Slot | None
     """The slot for the snapshot that another rank sends to this one; None if this rank has its own."""
     made_before: int | None
@@ -47,7 +48,13 @@ class AgreedStep:
 
 
 def agree_on_step(
-    own: RankIdentity, arena: Arena, slots: Slots, store: Store, *, last_made: tuple[int, int] | None
+    own: RankIdentity,
+    arena: Arena,
+    slots: Slots,
+    store: Store,
+    *,
+    last_made: tuple[int, int] | None,
+    resharded: bool = True,
 ) -> AgreedStep:
     """Tells all ranks what this one found, and follows the decision of rank 0. Every rank of the world calls it.
 
@@ -61,12 +68,14 @@ def agree_on_step(
         store: A connection to the generation's store.
         last_made: The newest generation that made steps on this node, and the newest of these, as far as this rank
             speaks for the node.
+        resharded: Whether what a world of another size saved may be loaded. All ranks may agree a second time, without
+            it.
     """
     made_before: int | None = None
     obstacles: list[Finding] = []
     damaged: list[tuple[int, int]] = []
     full = False
-    for attempt in itertools.count():
+    for attempt in (str(number) if resharded else f"whole/{number}" for number in itertools.count()):
         found = _assigned_snapshots(own, arena)
         holdings = [{name: getattr(header, name) for name in Holding.__dataclass_fields__} for _, header in found]
         report = {"holdings": holdings, "full": full, "made": last_made}
@@ -77,18 +86,21 @@ def agree_on_step(
             held = {rank: [Holding(**one) for one in report["holdings"]] for rank, report in enumerate(reports)}
             without_room = [rank for rank, report in enumerate(reports) if report["full"]]
             made_before = max((report["made"] for report in reports if report["made"]), default=(0, None))[1]
-            made_decision = decide(held, own.world_size, full=without_room, unsound=own.unsound)
+            made_decision = decide(held, own.world_size, full=without_room, unsound=own.unsound, resharded=resharded)
             looks = {rank: _look(report, held[rank]) for rank, report in enumerate(reports)}
             obstacles = find_obstacles(looks, own.world_size, made_decision, full=without_room, unsound=own.unsound)
             store.set(f"decision/{attempt}", json.dumps(asdict(made_decision)))
         fields = json.loads(store.get(f"decision/{attempt}"))
         sources = {int(rank): source for rank, source in fields.pop("sources").items()}
-        decision = Decision(**fields, sources=sources)
+        holders = {int(rank): holder for rank, holder in fields.pop("holders").items()}
+        decision = Decision(**fields, sources=sources, holders=holders)
         version = (decision.step, decision.generation)
         chosen = {header.rank: slot for slot, header in found if (header.step, header.generation) == version}
         needed = {_spoken_for(receiver, chosen) for receiver, sender in sources.items() if sender == own.rank}
-        if decision.step is not None and own.rank not in sources:
+        has_own = decision.step is not None and not holders and own.rank not in sources
+        if has_own:
             needed.add(_spoken_for(own.rank, chosen))
+        needed |= {rank for rank, holder in holders.items() if holder == own.rank}
         lost = [rank for rank in sorted(needed) if not is_left_intact(chosen[rank])]
         damaged += [(rank, decision.step) for rank in lost if decision.step is not None]
         ready = not lost
@@ -101,10 +113,10 @@ def agree_on_step(
             store.set(f"verdict/{attempt}", json.dumps(all(json.loads(verdict) for verdict in verdicts)))
         if json.loads(store.get(f"verdict/{attempt}")):
             snapshots = {rank: chosen[rank] for rank in needed}
-            if decision.step is not None and own.rank not in sources and own.rank not in snapshots:
-                # A node that has another rank in this world keeps what it has.
+            if has_own and not slots.has(chosen[(mine := _spoken_for(own.rank, chosen))]):
+                # Another rank's, or saved in a world of another size: a replicated state stays where it is.
                 slots.reload()
-                snapshots[own.rank] = slots.take_over(snapshots.pop(min(snapshots)), world_size=own.world_size)
+                snapshots[own.rank] = slots.take_over(snapshots.pop(mine), world_size=own.world_size)
             return AgreedStep(
                 decision=decision, snapshots=snapshots, room=room, made_before=made_before, obstacles=obstacles
             )

@@ -4,47 +4,29 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import re
-import threading
-import time
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, MutableMapping
 from typing import Any, Literal
 
-import torch
 import torch.distributed as dist
 
-from perdure_training.background import lower_thread_priority
-from perdure_training.checkpoint.agreed_step import AgreedStep, agree_on_step
-from perdure_training.checkpoint.cadence import AgreedCadence, Cadence
-from perdure_training.checkpoint.direct import DirectSaves
-from perdure_training.checkpoint.durable import DurableCheckpoints, Metrics, connect_storage
-from perdure_training.checkpoint.generators import Generators
+from perdure_training.checkpoint.agreed_step import AgreedStep
+from perdure_training.checkpoint.cadence import Cadence
+from perdure_training.checkpoint.durable import Metrics
+from perdure_training.checkpoint.generation import GenerationCheckpoints
 from perdure_training.checkpoint.hidden import check_reachable
-from perdure_training.checkpoint.optimizers import prepare_optimizer
-from perdure_training.checkpoint.peers import Peers
-from perdure_training.checkpoint.slots import Slots
-from perdure_training.checkpoint.staging import Layout, meshes_of
-from perdure_training.checkpoint.transfer import exchange
-from perdure_training.checkpoint.values import capture, is_object, load_snapshot, objects_in, own_values, put_into
-from perdure_training.checkpoint.verification import fingerprint, verified_crc32
-from perdure_training.checkpoint.world import Completeness, RankIdentity, connect, own_identity, snapshot_header
+from perdure_training.checkpoint.resharding import CannotReshard
+from perdure_training.checkpoint.staging import Layout
+from perdure_training.checkpoint.values import capture, objects_in
+from perdure_training.checkpoint.world import own_identity
 from perdure_training.events import TrainerEvents
 from perdure_training.node_api.progress_file import SaveStall
 from perdure_training.numbers import watch
-from perdure_training.snapshots.arena import Arena, Header, NoRoom, Slot
-from perdure_training.snapshots.findings import Finding
-from perdure_training.snapshots.made_steps import MadeSteps, newest_made
-from perdure_training.snapshots.private_map import PrivateMap
 
 logger = logging.getLogger(__name__)
 
 _EMITTER = "Checkpointer"
 """Distinguishes its events from those that a script emits around its calls."""
-_ROOM_WITHIN = 60.0
-"""Seconds for which a step that the script has stored waits for memory. Other steps do not wait."""
-_LOOK = 0.02
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -92,7 +74,7 @@ class Checkpointer:
         self._copies = copies if copies is not None else 0 if replicated else 1
         self._cadence = Cadence(every, max_overhead=max_overhead)
         self._own = own_identity()
-        self._world: _World | None = None
+        self._world: GenerationCheckpoints | None = None
         self._name = name
         self._storage = storage
         self._restored = False
@@ -137,28 +119,28 @@ class Checkpointer:
                     start_over()
         return step
 
-    def _load(self, world: _World, state: MutableMapping[str, Any]) -> int | None:
-        agreed = world.agree()
+    def _load(self, world: GenerationCheckpoints, state: MutableMapping[str, Any]) -> int | None:
+        agreed = self._agree(world)
         decision = agreed.decision
-        if world.own.rank == 0 and decision.reason:
-            logger.warning("perdure: %s", decision.reason)
-        world.begin_durable(state, stored=self._storage, replicated=self._replicated, required=decision.step is None)
-        if decision.step is None:
-            world.slots.begin_anew()
-            return world.restore_from_storage(state)
-        world.forget_after(decision.step)
-        for slot in agreed.snapshots.values():
-            # Before anything that can fail: a world that fails each time must come to an older step.
-            world.arena.count_restore(slot)
-        if decision.sources:
-            exchange(decision.sources, sent=agreed.sent(world.own.rank), own=world.own, room=agreed.room)
-        loaded = agreed.loaded(world.own.rank)
-        world.load(loaded, state)
-        world.slots.adopt(decision.step, loaded=loaded)
-        world.leave_others()
-        world.copy_loaded()
-        world.begin_training(decision.step, source="peer" if decision.sources else "memory")
-        return decision.step
+        certain = decision.step is not None and decision.former is None
+        world.begin_durable(state, stored=self._storage, required=not certain)
+        if decision.former is not None:
+            try:
+                return world.restore_from_former(agreed, state)
+            except CannotReshard as error:
+                if world.own.rank == 0:
+                    logger.warning("perdure: step %s in memory is not loaded: %s", decision.step, error)
+            agreed = self._agree(world, resharded=False)
+        if agreed.decision.step is not None:
+            return world.restore_from_memory(agreed, state)
+        world.slots.begin_anew()
+        return world.restore_from_storage(state)
+
+    def _agree(self, world: GenerationCheckpoints, *, resharded: bool = True) -> AgreedStep:
+        agreed = world.agree(resharded=resharded)
+        if world.own.rank == 0 and agreed.decision.reason:
+            logger.warning("perdure: %s", agreed.decision.reason)
+        return agreed
 
     def save(self, step: int, state: Mapping[str, Any], *, durable: bool = False, metrics: Metrics = None) -> bool:
         """Copies the state into memory if the step is due, and returns as soon as it is copied.
@@ -196,7 +178,7 @@ class Checkpointer:
             self._events.save(step=step, durable=durable, by=_EMITTER) as span,
             self._cadence.measure(step, agreed=agreed, finishing=world.finishing_seconds) as measured,
         ):
-            saved = world.save(step, lambda: Layout(capture(state)), replicated=self._replicated, durable=durable)
+            saved = world.save(step, lambda: Layout(capture(state)), durable=durable)
             measured.saved = saved
             span.add(saved=saved)
         self._save_stall.add(measured.seconds)
@@ -232,269 +214,13 @@ class Checkpointer:
             self._world.close()
             self._world = None
 
-    def _begin(self) -> _World | None:
+    def _begin(self) -> GenerationCheckpoints | None:
         if self._own is None:
             return None
         if self._own.world_size > 1 and not dist.is_initialized():
             raise RuntimeError("Checkpointer.restore: call torch.distributed.init_process_group first")
         try:
-            self._world = _World(self._own, self._name, copies=self._copies)
+            self._world = GenerationCheckpoints(self._own, self._name, copies=self._copies, replicated=self._replicated)
         except OSError as error:
             logger.warning("perdure: no checkpoints in memory: %s", error)
         return self._world
-
-
-class _World:
-    """A checkpointer's part in one generation."""
-
-    def __init__(self, own: RankIdentity, name: str, *, copies: int) -> None:
-        self.own = own
-        self.arena = Arena(own.folder / name)
-        self._store = connect(own, name)
-        self._complete = Completeness(connect(own, name), own.world_size)
-        self._peers = Peers(own, connect(own, name), name=name, copies=copies)
-        self.slots = Slots(self.arena, own.rank, is_complete=self._complete.is_complete)
-        self._staged: queue.Queue[tuple[Slot, memoryview | None, Header, bool] | None] = queue.Queue()
-        self._durable: DurableCheckpoints | None = None
-        self._name = name
-        self._direct: DirectSaves | None = None
-        """How steps are stored once this rank keeps no snapshots."""
-        self.finishing_seconds = 0.0
-        """Time of a core that the thread which makes snapshots valid has used."""
-        self._saved_any = False
-        self.cadence = AgreedCadence(self._store)
-        self._made_before: int | None = None
-        """As rank 0: the newest step that the last world has made."""
-        self._distrusted: tuple[int, ...] = ()
-        self._obstacles: Sequence[Finding] = ()
-        self._last_made = newest_made(self.arena.folder) if own.local_rank == 0 else None
-        self.made = MadeSteps(self.arena.folder, own.rank, generation=own.generation)
-        threading.Thread(target=self._finish_snapshots, name="perdure-snapshots", daemon=True).start()
-
-    def begin_durable(self, state: Mapping[str, Any], *, stored: bool, replicated: bool, required: bool) -> None:
-        """Finds out whether the job stores checkpoints, and when.
-
-        Args:
-            state: What is saved.
-            stored: Whether it may be stored.
-            replicated: Whether it is the same on every rank.
-            required: Nothing is in memory: to begin anew because the agent is away would cost the whole training.
-
-        Raises:
-            StorageAway: if that is required, and the agent does not answer.
-        """
-        self._durable = connect_storage(
-            self.own,
-            self._name,
-            meshes=lambda: meshes_of(capture(state)),
-            each_rank=frozenset(name for name, value in state.items() if isinstance(value, Generators)),
-            replicated=replicated,
-            stored=stored,
-            required=required and stored,
-        )
-
-    def restore_from_storage(self, state: MutableMapping[str, Any]) -> int | None:
-        """Loads the newest undamaged checkpoint; returns its step."""
-        if self._durable is None or not self._durable.stores:
-            return None
-        optimizers = [value for value in objects_in(list(state.values())) if isinstance(value, torch.optim.Optimizer)]
-        prepared = [optimizer for optimizer in optimizers if prepare_optimizer(optimizer)]
-        objects = [name for name, value in state.items() if is_object(value) and not isinstance(value, torch.nn.Module)]
-        found = self._durable.restore(capture(state), self._store, objects=objects)
-        if found is None:
-            for optimizer in prepared:
-                optimizer.state.clear()
-            return None
-        step, folder, saved = found
-        put_into(state, own_values(state, saved))
-        self.begin_training(step, source="storage", folder=folder)
-        return step
-
-    def begin_training(self, step: int, *, source: str, folder: str = "") -> None:
-        """Records the step from which the training continues."""
-        self.made.write(step)
-        if self._durable is not None:
-            again = None if self._made_before is None else max(self._made_before - step, 0)
-            self._durable.begin(
-                step, source, folder=folder, again=again, distrusted=self._distrusted, obstacles=self._obstacles
-            )
-
-    def announce(self, step: int, *, every: int) -> None:
-        """Has all ranks store a later step, if one is due."""
-        if self._durable is not None:
-            self._durable.announce(step, every=every)
-
-    def measured(self, step: int, metrics: Metrics) -> None:
-        """Remembers what was measured at a step, which may be stored."""
-        if self._durable is not None:
-            self._durable.measured(step, metrics)
-
-    def wait_until_durable(self, timeout: float) -> bool:
-        """Waits until nothing is being stored."""
-        return self._durable is not None and self._durable.wait(timeout)
-
-    def agree(self) -> AgreedStep:
-        """Finds out which step all ranks load."""
-        agreed = agree_on_step(self.own, self.arena, self.slots, self._store, last_made=self._last_made)
-        self._made_before = agreed.made_before
-        self._distrusted = tuple(agreed.decision.distrusted)
-        self._obstacles = agreed.obstacles
-        return agreed
-
-    def load(self, slot: Slot, state: MutableMapping[str, Any]) -> None:
-        """Loads a snapshot. What the state keeps of it is copied while the training continues; until then it stays."""
-        self.slots.hold(slot)
-        memory = load_snapshot(slot, state)
-        threading.Thread(target=self._detach, args=(memory,), name="perdure-restored", daemon=True).start()
-
-    def _detach(self, memory: PrivateMap) -> None:
-        lower_thread_priority()
-        try:
-            memory.detach()
-        except OSError as error:
-            # What is not copied is still read from the slot, which therefore stays.
-            logger.warning("perdure: the restored snapshot stays in memory: %s", error)
-        else:
-            self.slots.release()
-
-    def forget_after(self, step: int) -> None:
-        """Deletes what was saved after the step that is loaded: the training makes these steps again.
-
-        Other ranks of the node may already save again, so each deletes its own.
-        """
-        for slot, header in self.arena.snapshots():
-            if header.step > step and (header.rank == self.own.rank or self._is_left_by_others(header)):
-                slot.clear()
-        self.slots.reload()
-
-    def leave_others(self) -> None:
-        """Deletes snapshots of ranks that are on other nodes, once these have loaded theirs; not the copies that belong
-        here."""
-        copied = self._peers.ranks_that_copy_here()
-        for slot, header in self.arena.snapshots():
-            if self._is_left_by_others(header) and header.rank not in copied:
-                slot.clear()
-
-    def _is_left_by_others(self, header: Header) -> bool:
-        """Whether this rank disposes of a snapshot: a rank of another node wrote it, before this world began."""
-        foreign = header.rank not in self.own.ranks_of_node
-        return foreign and self.own.local_rank == 0 and header.generation < self.own.generation
-
-    def copy_loaded(self) -> None:
-        """Has the loaded snapshot copied to other nodes, which may be new ones."""
-        for slot, header in self.slots.complete():
-            self._staged.put((slot, None, header, False))
-
-    def save(self, step: int, plan: Callable[[], Layout], *, replicated: bool, durable: bool = False) -> bool:
-        """Copies a state into a slot; another thread makes the snapshot valid."""
-        if not durable or self._durable is None:
-            return self._save(step, plan, replicated=replicated, durable=durable)
-        self._durable.expect(step)
-        try:
-            return self._save(step, plan, replicated=replicated, durable=durable)
-        except BaseException as error:
-            self._durable.refuse(step, f"{type(error).__name__}: {error}")
-            raise
-
-    def refuse(self, step: int, problem: str, *, durable: bool) -> None:
-        """Records that this rank does not save a step, so that the others do not wait for it."""
-        if durable and self._durable is not None:
-            self._durable.expect(step)
-            self._durable.refuse(step, problem)
-
-    def _save(self, step: int, plan: Callable[[], Layout], *, replicated: bool, durable: bool) -> bool:
-        if self._direct is not None:
-            return self._direct.save(step, plan, replicated=replicated, durable=durable)
-        if not self._saved_any:
-            self._saved_any = True
-            # Kept until now if nothing was loaded: the next world may have the ranks that this one lacks.
-            self.leave_others()
-        if durable:
-            self.flush()
-        direct = DirectSaves(self.own, self.arena, self._store, self._durable)
-        until = time.monotonic() + (_ROOM_WITHIN if durable and direct.stores else 0.0)
-        while True:
-            slot = self.slots.choose()
-            if slot is not None:
-                layout = plan()
-                try:
-                    return self._copy(layout, slot, step, replicated=replicated, durable=durable)
-                except NoRoom as error:
-                    if not self.slots.pinned:
-                        size = self.slots.count * layout.size
-                        direct.announce_need(f"{error}. A rank needs {size:,} bytes for its three snapshots")
-                        return self._store_directly(direct).save(
-                            step, lambda layout=layout: layout, replicated=replicated, durable=durable
-                        )
-            elif direct.is_needed:
-                return self._store_directly(direct).save(step, plan, replicated=replicated, durable=durable)
-            if time.monotonic() >= until:
-                break
-            # Until other ranks have saved what this one has, or the storage has taken what is copied to it.
-            time.sleep(_LOOK)
-        if durable and self._durable is not None:
-            self._durable.refuse(step, f"no room to save it within {_ROOM_WITHIN:.0f} s")
-        return False
-
-    def _copy(self, layout: Layout, slot: Slot, step: int, *, replicated: bool, durable: bool) -> bool:
-        """Copies a state into a slot; raises NoRoom if it does not fit."""
-        room = slot.begin(layout.size)
-        layout.copy_into(room)
-        self.slots.stage(slot, step)
-        header = snapshot_header(self.own, step, layout, replicated=replicated)
-        self._staged.put((slot, room, header, durable))
-        return True
-
-    def _store_directly(self, direct: DirectSaves) -> DirectSaves:
-        """Gives up the snapshots of this rank."""
-        self._direct = direct
-        self.flush()
-        self.slots.clear()
-        direct.begin()
-        return direct
-
-    def flush(self) -> None:
-        """Waits until all staged snapshots are valid."""
-        self._staged.join()
-
-    def close(self) -> None:
-        """Ends the threads that finish and store snapshots, once all that was saved is."""
-        self.flush()
-        self._staged.put(None)
-        if self._durable is not None:
-            self._durable.close()
-
-    def _finish_snapshots(self) -> None:
-        lower_thread_priority()
-        while (staged := self._staged.get()) is not None:
-            try:
-                self._finish(*staged)
-            finally:
-                # A reference to the room would keep its memory from being given up.
-                del staged
-                self._staged.task_done()
-
-    def _finish(self, slot: Slot, room: memoryview | None, header: Header, durable: bool) -> None:
-        durably: DurableCheckpoints | None = None
-        try:
-            begun = time.thread_time()
-            if room is not None:
-                header = replace(header, checksum=fingerprint(room))
-                slot.finish(header)
-                if self._durable is not None and (durable or self._durable.is_announced(header.step)):
-                    durably = self._durable
-            content = slot.read() if room is None else room
-            crc = verified_crc32(content, header) if durably is not None or self._peers.wanted else 0
-            self._peers.copy(slot, header, number=self.slots.number(slot), crc32=crc)
-            self._complete.add(header.step)
-            # Until `finish` below, no other step is written there.
-            if durably is not None:
-                durably.store(header, content, slot.pin(), crc32=crc)
-            self.finishing_seconds += time.thread_time() - begun
-        except (OSError, RuntimeError) as error:
-            # The store ends with its generation, and this process with it.
-            logger.debug("step %d is not complete: %s", header.step, error)
-            if durably is not None:
-                durably.refuse(header.step, str(error))
-        finally:
-            self.slots.finish(slot)

@@ -39,7 +39,15 @@ class DirectSaves:
         - A step for which there is no room is a warning, and is not stored.
     """
 
-    def __init__(self, own: RankIdentity, arena: Arena, store: Store, durably: DurableCheckpoints | None) -> None:
+    def __init__(
+        self,
+        own: RankIdentity,
+        arena: Arena,
+        store: Store,
+        durably: DurableCheckpoints | None,
+        *,
+        replicated: bool,
+    ) -> None:
         """Creates the object.
 
         Args:
@@ -47,8 +55,10 @@ class DirectSaves:
             arena: The snapshots of the node.
             store: The generation's store.
             durably: Stores steps; None if no agent can.
+            replicated: Whether the state is the same on every rank.
         """
         self._own = own
+        self._replicated = replicated
         self._arena = arena
         self._store = store
         self._durably = durably if durably is not None and durably.stores else None
@@ -77,13 +87,12 @@ class DirectSaves:
         if self._durably is not None:
             self._store.set(_NO_ROOM, str(self._own.rank))
 
-    def save(self, step: int, plan: Callable[[], Layout], *, replicated: bool, durable: bool) -> bool:
+    def save(self, step: int, plan: Callable[[], Layout], *, durable: bool) -> bool:
         """Copies a state if it is to be stored, and has another thread store it.
 
         Args:
             step: The step.
             plan: Returns the state's layout.
-            replicated: Whether the state is the same on every rank.
             durable: Whether the script requests that it is stored; it waits for the step before then.
 
         Returns:
@@ -112,7 +121,7 @@ class DirectSaves:
         except BaseException:
             pin.release()
             raise
-        header = snapshot_header(self._own, step, layout, replicated=replicated)
+        header = snapshot_header(self._own, step, layout, replicated=self._replicated)
         durably.store(header, content, pin, crc32=None)
         return True
 

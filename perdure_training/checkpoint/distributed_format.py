@@ -258,22 +258,45 @@ class Loading:
         """The names in the state that have any content: an empty dictionary has no place in a checkpoint."""
         return {str(path[0]) for path in cast("dict[str, tuple[Any, ...]]", self._planner.mappings).values()}
 
+    @property
+    def items(self) -> Sequence[ReadItem]:
+        """What is read: values, or parts of the tensors that were saved."""
+        return self._plan.items
+
+    def place(self, item: ReadItem) -> Any:
+        """Where the value is of which an item is a part."""
+        return self._metadata.storage_data[item.storage_index]
+
+    def room(self, item: ReadItem) -> torch.Tensor:
+        """The part of the state's tensor into which an item is copied."""
+        return self._planner.resolve_tensor(item).detach()
+
+    def put(self, item: ReadItem, content: io.BytesIO) -> None:
+        """Takes a value that is no tensor."""
+        self._planner.load_bytes(item, content)
+
     def read(self, read: ReadRange) -> None:
         """Loads the checkpoint: the tensors of the state are changed in place, other values are replaced."""
-        planner = self._planner
-        places = cast("dict[MetadataIndex, _StorageInfo]", self._metadata.storage_data)
-        for item in self._plan.items:
-            place = places[item.storage_index]
+        for item in self.items:
+            place: _StorageInfo = self.place(item)
             content = io.BytesIO(read(place.relative_path, place.offset, place.length))
-            if item.type is LoadItemType.BYTE_IO:
-                planner.load_bytes(item, content)
+            if is_object(item):
+                self.put(item, content)
                 continue
             tensor = torch.load(content, map_location="cpu", weights_only=True)
-            for dimension, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
-                tensor = tensor.narrow(dimension, start, length)
-            room = planner.resolve_tensor(item).detach()
-            room.copy_(tensor)
-            planner.commit_tensor(item, room)
+            self.room(item).copy_(narrowed(tensor, item.storage_offsets, item.lengths))
+
+
+def is_object(item: ReadItem) -> bool:
+    """Whether an item is a value that is no tensor."""
+    return item.type is LoadItemType.BYTE_IO
+
+
+def narrowed(tensor: torch.Tensor, start: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
+    """Returns a part of a tensor, which shares its memory."""
+    for dimension, (begin, length) in enumerate(zip(start, lengths, strict=True)):
+        tensor = tensor.narrow(dimension, begin, length)
+    return tensor
 
 
 def names_in(metadata: Metadata) -> dict[str, set[str]]:

@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, SupportsFloat
 
@@ -24,6 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from perdure_training.checkpoint.differing import name_of_rank
 from perdure_training.checkpoint.distributed_format import metadata_file, plan_file, plan_together, planner_of
 from perdure_training.checkpoint.durable_requests import DurableRequests, Request, Snapshot
+from perdure_training.checkpoint.planned_state import StateOfRank
 from perdure_training.checkpoint.schedule import Schedule
 from perdure_training.checkpoint.staging import read_parts
 from perdure_training.checkpoint.store_round import (
@@ -82,7 +83,6 @@ class DurableCheckpoints:
         *,
         meshes: Sequence[DeviceMesh],
         each_rank: frozenset[str],
-        replicated: bool,
     ) -> None:
         """Creates the object, and the thread that stores.
 
@@ -93,7 +93,6 @@ class DurableCheckpoints:
             schedule: When the job's checkpoints are due; None if it stores none.
             meshes: The device meshes of the state.
             each_rank: Names in the state of which each rank has its own value, and a new rank keeps its own.
-            replicated: Every rank's state is the same.
         """
         self._own = own
         self._link = link
@@ -102,7 +101,7 @@ class DurableCheckpoints:
         self._each_rank = each_rank
         stage = own.folder.name
         self._place = "/".join([*([stage] if stage != "stage-0" else []), *([name] if name != "state" else [])])
-        self._stored = StoredCheckpoints(own, link, place=self._place, each_rank=each_rank, replicated=replicated)
+        self._stored = StoredCheckpoints(own, link, place=self._place)
         self._requests = DurableRequests()
         self._in_progress = ""
         """The folder of the checkpoint that is being stored."""
@@ -394,11 +393,9 @@ class DurableCheckpoints:
 
     # Restoring
 
-    def restore(
-        self, state: dict[str, Any], store: Store, *, objects: Collection[str]
-    ) -> tuple[int, str, dict[str, Any]] | None:
+    def restore(self, state: StateOfRank, store: Store) -> tuple[int, str, dict[str, Any]] | None:
         """Loads the newest checkpoint that is complete and undamaged; see `StoredCheckpoints.restore`."""
-        return self._stored.restore(state, store, objects=objects)
+        return self._stored.restore(state, store)
 
     def _report_problem(self, step: int, problem: str) -> None:
         """Has the control plane learn of a problem that no agent knows."""
@@ -421,7 +418,6 @@ def connect_storage(
     *,
     meshes: Callable[[], Sequence[DeviceMesh]],
     each_rank: frozenset[str],
-    replicated: bool,
     stored: bool,
     required: bool,
 ) -> DurableCheckpoints | None:
@@ -432,7 +428,6 @@ def connect_storage(
         name: The checkpointer's name.
         meshes: Returns the device meshes of the state.
         each_rank: Names in the state of which each rank has its own value, and a new rank keeps its own.
-        replicated: Every rank's state is the same.
         stored: Whether this state may be stored.
         required: Whether to insist on an answer.
 
@@ -451,9 +446,9 @@ def connect_storage(
         logger.warning("perdure: no checkpoints in storage: %s", error)
         return None
     if not (stored and hello.get("stores")):
-        return DurableCheckpoints(own, name, link, None, meshes=(), each_rank=each_rank, replicated=replicated)
+        return DurableCheckpoints(own, name, link, None, meshes=(), each_rank=each_rank)
     schedule = Schedule(every_steps=hello.get("every_steps"), every_seconds=hello.get("every_s"))
-    return DurableCheckpoints(own, name, link, schedule, meshes=meshes(), each_rank=each_rank, replicated=replicated)
+    return DurableCheckpoints(own, name, link, schedule, meshes=meshes(), each_rank=each_rank)
 
 
 def _in_memory(content: bytes) -> int:

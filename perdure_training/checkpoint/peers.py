@@ -67,16 +67,19 @@ class Peers:
         """Whether snapshots are copied at all."""
         return self._copies > 0
 
-    def copy(self, slot: Slot, header: Header, *, number: int, crc32: int) -> None:
-        """Copies a snapshot. If a node cannot be reached or refuses, it warns once and continues: the snapshot on this
-        node counts alone then."""
+    def copy(self, slot: Slot, header: Header, *, number: int, crc32: int) -> bool:
+        """Copies a snapshot; returns whether all have it. If a node cannot be reached or refuses, it warns once and
+        continues: the snapshot on this node counts alone then."""
+        copied = True
         for sender in self._connected():
             try:
                 sender.send(header, slot.read(), slot=number, crc32=crc32)
             except (OSError, Refused) as error:
                 log = logger.debug if self._warned else logger.warning
                 self._warned = True
+                copied = False
                 log("perdure: rank %d has no copy of its snapshots on another node: %s", self._own.rank, error)
+        return copied
 
     def _connected(self) -> list[CopySender]:
         if self._senders is None:

@@ -32,6 +32,7 @@ class Slots:
         arena: Arena,
         rank: int,
         *,
+        world_size: int | None = None,
         is_complete: Callable[[int], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -40,10 +41,11 @@ class Slots:
         Args:
             arena: The snapshots of the node.
             rank: The rank.
+            world_size: The size of its world; None if the state is replicated.
             is_complete: Returns whether all ranks have a step.
             clock: Returns seconds.
         """
-        self._slots = [arena.slot(rank, number) for number in range(_COUNT + _LEASED)]
+        self._slots = [arena.slot(rank, number, world_size=world_size) for number in range(_COUNT + _LEASED)]
         self._rank = rank
         self._is_complete = is_complete
         self._clock = clock
@@ -78,6 +80,10 @@ class Slots:
         """The snapshots of the step that all ranks have, as far as this rank knows."""
         found = [(slot, slot.header()) for number, slot in enumerate(self._slots) if number in self._steps]
         return [(slot, header) for slot, header in found if header is not None and header.step == self._complete]
+
+    def has(self, slot: Slot) -> bool:
+        """Whether a slot is one of these."""
+        return any(one.path == slot.path for one in self._slots)
 
     def number(self, slot: Slot) -> int:
         """The number of a slot, the same on all nodes that have a copy of it."""

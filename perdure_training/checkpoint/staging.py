@@ -53,6 +53,8 @@ class _Part:
     placements: tuple[Any, ...]
     shape: torch.Size
     stride: tuple[int, ...]
+    coordinate: tuple[int, ...] | None = None
+    """The rank's place in the mesh; empty if it is not in it, None in snapshots of earlier releases."""
 
 
 class Layout:
@@ -143,6 +145,20 @@ def read_parts(content: memoryview, *, index_at: int, meshes: Iterable[DeviceMes
     return Parts(state, contents)
 
 
+def read_former_parts(content: memoryview, *, index_at: int) -> Any:
+    """Reads a state that a rank of a world which is over had saved: its split tensors are `FormerPart`s, and all
+    tensors stay where they are in memory.
+
+    Args:
+        content: The bytes.
+        index_at: Offset of the description.
+
+    Raises:
+        ValueError: if the place of a part in its tensor is not known.
+    """
+    return _FormerReader(io.BytesIO(content[index_at:]), lambda start, size: content[start : start + size], {}).load()
+
+
 class _Describer(pickle.Pickler):
     def __init__(self, stream: io.BytesIO, place: Any) -> None:
         super().__init__(stream, protocol=pickle.HIGHEST_PROTOCOL)
@@ -158,7 +174,8 @@ class _Describer(pickle.Pickler):
                 raise ValueError(
                     f"a DTensor of {obj.dtype} has parts without content of their own: expected dense ones"
                 )
-            return _Part(local, _key(obj.device_mesh), obj.placements, obj.shape, obj.stride())
+            coordinate = tuple(obj.device_mesh.get_coordinate() or ())
+            return _Part(local, _key(obj.device_mesh), obj.placements, obj.shape, obj.stride(), coordinate)
         tensor = obj.detach()
         if not is_dense(tensor):
             return None
@@ -206,24 +223,41 @@ class _Reader(pickle.Unpickler):
 
     def persistent_load(self, pid: _Place | _Part) -> torch.Tensor:
         if isinstance(pid, _Part):
-            mesh = self._meshes.get(pid.mesh)
-            if mesh is None:
-                raise KeyError(
-                    f"the snapshot has DTensors on a device mesh {pid.mesh}, and the state that is restored none"
-                )
-            from torch.distributed.tensor import DTensor
-
-            local = self.persistent_load(pid.local)
-            placed = local.to(mesh.device_type) if self._parts is None else torch.empty_like(local, device="meta")
-            whole = DTensor.from_local(
-                placed, mesh, pid.placements, run_check=False, shape=pid.shape, stride=pid.stride
-            )
-            if self._parts is not None:
-                self._parts[id(whole)] = local
-            return whole
+            return self._split(pid, self.persistent_load(pid.local))
         if pid.number not in self._known:
             self._known[pid.number] = _elements(self._piece(pid.offset, pid.size), pid) if pid.size else _empty(pid)
         return self._known[pid.number]
+
+    def _split(self, part: _Part, local: torch.Tensor) -> torch.Tensor:
+        """Returns the split tensor of which this is a part."""
+        mesh = self._meshes.get(part.mesh)
+        if mesh is None:
+            raise KeyError(
+                f"the snapshot has DTensors on a device mesh {part.mesh}, and the state that is restored none"
+            )
+        from torch.distributed.tensor import DTensor
+
+        placed = local.to(mesh.device_type) if self._parts is None else torch.empty_like(local, device="meta")
+        whole = DTensor.from_local(placed, mesh, part.placements, run_check=False, shape=part.shape, stride=part.stride)
+        if self._parts is not None:
+            self._parts[id(whole)] = local
+        return whole
+
+
+class _FormerReader(_Reader):
+    def _split(self, part: _Part, local: torch.Tensor) -> torch.Tensor:
+        # Importing DTensor takes a while, which only a state that has one costs.
+        from perdure_training.checkpoint.former_parts import FormerPart
+
+        if part.coordinate is None:
+            raise ValueError("the snapshot is of an earlier release, and does not say which part of a DTensor it has")
+        return FormerPart.of(
+            local,
+            whole=part.shape,
+            mesh_shape=part.mesh[0],
+            coordinate=part.coordinate,
+            placements=part.placements,
+        )
 
 
 def _elements(content: memoryview, place: _Place) -> torch.Tensor:

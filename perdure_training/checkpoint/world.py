@@ -97,7 +97,7 @@ def connect(own: RankIdentity, name: str, *, timeout: timedelta = AGREEMENT_TIME
     return PrefixStore(f"perdure/checkpoint/{name}/", store)
 
 
-def snapshot_header(own: RankIdentity, step: int, layout: Layout, *, replicated: bool) -> Header:
+def snapshot_header(own: RankIdentity, step: int, layout: Layout, *, replicated: bool, restores: int = 0) -> Header:
     """Returns the header of a step's snapshot whose checksum is not known yet."""
     return Header(
         step=step,
@@ -108,6 +108,7 @@ def snapshot_header(own: RankIdentity, step: int, layout: Layout, *, replicated:
         index_at=layout.index_at,
         size=layout.size,
         checksum=0,
+        restores=restores,
     )
 
 
@@ -122,12 +123,19 @@ class Completeness:
         self._world_size = world_size
         self._lock = threading.Lock()
 
-    def add(self, step: int) -> None:
-        """Reports that this rank has the step."""
+    def add(self, step: int, *, copied: bool) -> None:
+        """Reports that this rank has the step, and whether the nodes that keep copies have theirs."""
         with self._lock:
+            if copied:
+                self._store.add(f"copied/{step}", 1)
             self._store.add(f"saved/{step}", 1)
 
     def is_complete(self, step: int) -> bool:
         """Whether all ranks have it."""
         with self._lock:
             return self._store.add(f"saved/{step}", 0) >= self._world_size
+
+    def is_copied(self, step: int) -> bool:
+        """Whether all ranks have it, and all its copies are where they belong."""
+        with self._lock:
+            return self._store.add(f"copied/{step}", 0) >= self._world_size

@@ -6,6 +6,7 @@ know what the survivors hold, since they step until torchrun restarts them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -48,6 +49,12 @@ class Decision:
     """One line for people."""
     distrusted: Collection[int] = ()
     """Newer steps that were not chosen because the job failed again after each load."""
+    former: int | None = None
+    """The size of the world that saved it, where that is another one and each rank takes its part anew."""
+    holders: Mapping[int, int] = field(default_factory=dict[int, int])
+    """For each rank of that former world: the rank that gives the others parts of its snapshot."""
+    restores: int = 0
+    """The number of worlds that have loaded it before."""
 
 
 @dataclass
@@ -56,6 +63,10 @@ class _Saved:
 
     holders: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
     """For each rank whose state is left: the ranks of the new world that found it."""
+    former: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
+    """The same for the ranks of a world of another size."""
+    world_size: int = 0
+    """The size of that world."""
     replicas: set[int] = field(default_factory=set[int])
     """The ranks of the new world that found a state that serves any rank."""
     size: int = 0
@@ -68,6 +79,7 @@ def decide(
     *,
     full: Collection[int] = (),
     unsound: UnsoundSteps | None = None,
+    resharded: bool = True,
 ) -> Decision:
     """Decides what a world loads.
 
@@ -76,6 +88,7 @@ def decide(
         world_size: The size of the new world.
         full: The ranks that have no room for a snapshot from another rank.
         unsound: The saved states that are not loaded; None for none.
+        resharded: Whether what a world of another size saved may be loaded.
     """
     saved: dict[tuple[int, int], _Saved] = {}
     for holder, holdings in sorted(held.items()):
@@ -87,12 +100,16 @@ def decide(
                 entry.replicas.add(holder)
             if one.replicated or one.world_size == world_size:
                 entry.holders.setdefault(one.rank, set()).add(holder)
+            elif resharded:
+                entry.former.setdefault(one.rank, set()).add(holder)
+                entry.world_size = one.world_size
     distrusted: list[int] = []
     for (step, generation), entry in sorted(saved.items(), reverse=True):
         if unsound is not None and unsound.has(generation=generation, step=step):
             continue
         sources = _sources(entry, world_size)
-        if sources is None or not sources.keys().isdisjoint(full):
+        holders = {} if sources is not None else _holders(entry)
+        if holders is None or (sources is not None and not sources.keys().isdisjoint(full)):
             continue
         if entry.restores >= TRUSTED_RESTORES:
             distrusted.append(step)
@@ -101,9 +118,12 @@ def decide(
             step=step,
             generation=generation,
             size=entry.size,
-            sources=sources,
-            reason=_reason(step, sources, distrusted),
+            sources=sources or {},
+            reason=_reason(step, sources or {}, distrusted, former=entry.world_size if holders else None),
             distrusted=distrusted,
+            former=entry.world_size if holders else None,
+            holders=holders,
+            restores=entry.restores,
         )
     if distrusted:
         steps = ", ".join(map(str, distrusted))
@@ -131,8 +151,23 @@ def _sources(saved: _Saved, world_size: int) -> dict[int, int] | None:
     return sources
 
 
-def _reason(step: int, sources: Mapping[int, int], distrusted: Collection[int]) -> str:
+def _holders(saved: _Saved) -> dict[int, int] | None:
+    """For each rank of a world of another size, who gives others what is left of it; None if something is missing."""
+    if not saved.former or len(saved.former) < saved.world_size:
+        return None
+    burdens: Counter[int] = Counter()
+    holders: dict[int, int] = {}
+    # Those first of which there is one: the others can be had elsewhere.
+    for rank, candidates in sorted(saved.former.items(), key=lambda found: (len(found[1]), found[0])):
+        holders[rank] = min(candidates, key=lambda holder: (burdens[holder], holder))
+        burdens[holders[rank]] += 1
+    return holders
+
+
+def _reason(step: int, sources: Mapping[int, int], distrusted: Collection[int], *, former: int | None = None) -> str:
     text = f"step {step} from memory"
+    if former is not None:
+        text += f", split anew: {former} ranks saved it"
     if sources:
         text += f", {len(sources)} of the ranks from another node"
     if distrusted:

@@ -35,7 +35,8 @@ _FRAME = struct.Struct("<8sII")
 """Magic number, length of the header's text, checksum of that text."""
 _CHECKED_AT_ONCE = 1 << 24
 """Bytes of a piece of the CRC-32: other threads run between two pieces."""
-_NAME = re.compile(r"rank-(\d+)\.(\d+)")
+_NAME = re.compile(r"rank-(\d+)(?:-of-\d+)?\.(\d+)")
+"""A replicated state's file has no size of the world in its name, nor has any of an earlier release."""
 
 
 class NoRoom(Exception):
@@ -214,9 +215,17 @@ class Arena:
         self.folder = folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def slot(self, rank: int, number: int) -> Slot:
-        """Returns the slot of a rank with this number, whether or not it has a snapshot."""
-        return Slot(self.folder / f"rank-{rank}.{number}")
+    def slot(self, rank: int, number: int, *, world_size: int | None = None) -> Slot:
+        """Returns the slot of a rank with this number, whether or not it has a snapshot.
+
+        Args:
+            rank: The rank.
+            number: The number of the slot.
+            world_size: The size of the rank's world; None if its state is replicated, so that it serves any world.
+                Worlds of other sizes have other slots: what such a one saved stays until this one has it.
+        """
+        of_world = "" if world_size is None else f"-of-{world_size}"
+        return Slot(self.folder / f"rank-{rank}{of_world}.{number}")
 
     def snapshots(self) -> Iterator[tuple[Slot, Header]]:
         """All complete snapshots of this node, also of ranks that are on another node now."""

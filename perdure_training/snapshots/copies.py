@@ -134,7 +134,8 @@ class CopyReceiver:
         if not hmac.compare_digest(request.receiver_token.encode(errors="replace"), self.address.token.encode()):
             return "the token is not this receiver's"
         header = request.header
-        slot = Arena(self._folder / request.folder).slot(header.rank, request.slot)
+        world_size = None if header.replicated else header.world_size
+        slot = Arena(self._folder / request.folder).slot(header.rank, request.slot, world_size=world_size)
         if _holds(slot, request):
             # It was loaded once more since.
             slot.finish(header)

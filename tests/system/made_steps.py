@@ -12,6 +12,15 @@ def steps(job: Job, rank: int) -> list[int]:
         return []
 
 
+def sized_steps(job: Job, rank: int) -> list[tuple[int, int]]:
+    """Each step with the size of the world that made it."""
+    try:
+        lines = (job.out / f"steps-{rank}").read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    return [(int(number), int(size)) for _, number, size in map(str.split, lines)]
+
+
 def repeated(made: list[int]) -> int:
     """Steps that were made more than once."""
     return len(made) - len(set(made))

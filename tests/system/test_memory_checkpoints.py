@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 import shutil
 import signal
@@ -18,7 +19,7 @@ from perdure_training.snapshots.arena import PAGE
 from tests.docs.pages import PAGES
 from tests.support.allocation import REPOSITORY
 from tests.support.waiting import eventually
-from tests.system.made_steps import repeated, steps
+from tests.system.made_steps import repeated, sized_steps, steps
 from tests.system.site import PATIENCE, Job, Site
 from tests.training.ranks import run_ranks
 
@@ -78,6 +79,46 @@ async def test_killed_launchers_lose_no_snapshots_where_their_nodes_are_started_
         assert repeated(steps(job, rank)) <= 1
 
 
+@pytest.mark.long("survival")
+@pytest.mark.timeout(600)
+async def test_a_split_state_shrinks_and_grows_and_loses_only_steps_that_no_other_node_had_yet(
+    site: Site, tmp_path: Path
+):
+    """Without storage: worlds of two and three nodes continue from the memory of the others."""
+    out = tmp_path / "out"
+    command = ["torchrun", str(EXAMPLES / "sharded.py"), "--steps", "1000000", "--pause", "0.5", "--out", str(out)]
+    job = await site.submit(nodes="2:3", command=command)
+    job.out = out
+
+    async def stepped_as(world_size: int, *, beyond: int) -> int:
+        """Waits for some steps of a world; returns the newest."""
+
+        def enough() -> bool:
+            return [size for number, size in sized_steps(job, 0) if number > beyond][-6:] == [world_size] * 6
+
+        await eventually(enough, within=PATIENCE)
+        return steps(job, 0)[-1]
+
+    newest = await stepped_as(3, beyond=0)
+    job.signal(2, None)
+    newest = await stepped_as(2, beyond=newest)
+    newest = await stepped_as(3, beyond=newest)
+    await job.client.scale(job.name, nodes="2")
+    newest = await stepped_as(2, beyond=newest)
+    made = steps(job, 0)
+    worlds = [(size, numbers[0], numbers[-1]) for size, numbers in by_world(sized_steps(job, 0))]
+    assert sorted(set(made)) == list(range(1, max(made) + 1)), worlds
+    # A step lasts longer than its copies.
+    assert repeated(made) <= 2 * (len(worlds) - 1), worlds
+    assert not any("memory was not used" in one.text for it in await job.incidents() for one in it.evidence)
+
+
+def by_world(made: list[tuple[int, int]]) -> list[tuple[int, list[int]]]:
+    """The steps of each world in a row."""
+    grouped = itertools.groupby(made, key=lambda step: step[1])
+    return [(size, [number for number, _ in some]) for size, some in grouped]
+
+
 def flip(path: Path) -> None:
     """Damages a snapshot."""
     with path.open("r+b") as file:
@@ -109,7 +150,7 @@ async def test_a_killed_nodes_own_snapshots_are_loaded_where_all_copies_are_dama
     rank = int(job.processes(0, kind="rank")[0].environ()["RANK"])
     # It sends no further copies.
     job.signal(0, None, signal.SIGSTOP)
-    copies = list(memory_of(job, 1).rglob(f"rank-{rank}.[0-9]"))
+    copies = list(memory_of(job, 1).rglob(f"rank-{rank}-of-2.[0-9]"))
     assert copies
     for path in copies:
         flip(path)

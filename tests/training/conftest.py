@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from perdure_training.checkpoint import checkpointer
+from perdure_training.checkpoint import generation
 from tests.training.one_rank import World
 
 
@@ -26,13 +26,13 @@ def closed_checkpointers() -> Iterator[None]:
     It does not wait until all is saved: tests have ranks that are stopped while they save.
     """
     begun: list[Any] = []
-    create = checkpointer._World.__init__
+    create = generation.GenerationCheckpoints.__init__
 
     def created(self: Any, *arguments: Any, **options: Any) -> None:
         create(self, *arguments, **options)
         begun.append(self)
 
-    with mock.patch.object(checkpointer._World, "__init__", created):
+    with mock.patch.object(generation.GenerationCheckpoints, "__init__", created):
         yield
     for one in begun:
         one._staged.put(None)

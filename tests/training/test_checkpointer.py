@@ -187,6 +187,21 @@ def test_worlds_of_other_sizes_continue_with_what_fsdp_has_split_also_within_dic
     assert before[0] == "6"
 
 
+@pytest.mark.usefixtures("ranks")
+def test_worlds_of_other_sizes_continue_from_the_memory_of_nodes_of_which_one_was_lost(tmp_path: Path):
+    before: tuple[str, ...] = ("None",)
+    for generation, ranks in enumerate((4, 3, 4, 3, 2, 1, 3), start=1):
+        arguments = [str(generation), "nodes"]
+        run = run_ranks("continues_in_another_world.py", tmp_path, ranks=ranks, arguments=arguments)
+        lines = run.stdout.splitlines()
+        assert len(lines) == ranks
+        assert len(set(lines)) == 1, "all ranks have the same whole tensors"
+        *found, step, checksum = lines[0].split()
+        assert (*found[: len(before)],) == before, f"generation {generation}: {run.stderr[-2000:]}"
+        before = (step, checksum)
+    assert before[0] == "14"
+
+
 def test_a_restore_leaves_the_snapshot_mapped_for_later_saves_which_do_not_change_what_was_loaded(world: World):
     def fresh() -> dict[str, Any]:
         model = nn.Linear(64, 64)
@@ -215,12 +230,12 @@ def test_what_a_world_cannot_load_stays_for_the_next_one(world: World):
     state: dict[str, Any] = {"step": 0}
     checkpointer, _ = world.begin(state)
     save(checkpointer, 5, {"step": 5})
-    header = Arena(world.folder / "stage-0" / "state").slot(0, 0).header()
+    header = Arena(world.folder / "stage-0" / "state").slot(0, 0, world_size=1).header()
     assert header is not None
-    Arena(world.folder / "stage-0" / "state").slot(0, 0).finish(replace(header, world_size=2))
+    Arena(world.folder / "stage-0" / "state").slot(0, 0, world_size=1).finish(replace(header, world_size=2))
     smaller, step = world.begin(state)
     assert step is None
-    Arena(world.folder / "stage-0" / "state").slot(0, 0).finish(header)
+    Arena(world.folder / "stage-0" / "state").slot(0, 0, world_size=1).finish(header)
     assert world.begin(state)[1] == 5
     smaller.close()
 

@@ -266,8 +266,33 @@ def test_a_replicated_state_replaces_that_of_a_lost_node_in_a_world_of_any_size(
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_a_state_that_is_not_replicated_is_not_loaded_by_a_world_of_another_size(world_size: int):
-    assert decide({0: held(7), 1: held(7, rank=1)}, world_size).step is None
+def test_a_world_of_another_size_splits_anew_what_all_ranks_of_the_former_one_have_left(world_size: int):
+    decision = decide({0: held(7), 1: held(7, rank=1)}, world_size)
+    assert (decision.step, decision.former, decision.holders) == (7, 2, {0: 0, 1: 1})
+    assert decision.sources == {}
+    assert decide({0: held(6, 7), 1: held(6, rank=1)}, world_size).step == 6, "of step 7 one rank's part is missing"
+    assert decide({0: held(7), 1: held(7, rank=1)}, world_size, resharded=False).step is None
+
+
+def test_a_step_of_this_worlds_size_is_loaded_as_it_is_if_it_is_as_new_as_that_of_a_former_world():
+    former = held(7), held(7, rank=1)
+    own = held(7, world_size=1, generation=2)
+    assert decide({0: [*former[0], *former[1], *own]}, 1).former is None
+    newer = [*held(8), *held(8, rank=1)]
+    assert decide({0: [*newer, *own]}, 1).step == 8
+
+
+def test_the_parts_of_a_former_world_are_given_by_as_many_ranks_as_have_them():
+    everywhere = [one for rank in range(4) for one in held(7, rank=rank, world_size=4)]
+    holders = decide({0: everywhere, 1: everywhere, 2: held(7, rank=3, world_size=4)}, 3).holders
+    assert sorted(holders) == [0, 1, 2, 3]
+    assert sorted(holders.values()) in ([0, 0, 1, 2], [0, 1, 1, 2])
+
+
+def test_a_state_that_was_split_anew_and_fails_after_each_load_is_distrusted():
+    loaded_often = held(7, restores=TRUSTED_RESTORES) + held(7, rank=1)
+    decision = decide({0: [*loaded_often, *held(6), *held(6, rank=1)]}, 1)
+    assert (decision.step, decision.distrusted) == (6, [7])
 
 
 def test_a_rank_without_room_for_anothers_snapshot_makes_the_world_load_an_older_step():

@@ -1,11 +1,14 @@
 """Trains a model that FSDP2 splits, with an optimizer, a scheduler and averaged parameters in dictionaries and lists;
-continues from storage what worlds of other sizes saved, and prints checksums of all that the state has."""
+continues what worlds of other sizes saved, and prints checksums of all that the state has.
+
+The arguments are the generation and, for ranks on nodes of their own that have no storage, "nodes"."""
 
 from __future__ import annotations
 
 import os
 import sys
 import zlib
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,8 +18,10 @@ from torch.distributed import TCPStore
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+from perdure_launcher.system.ports import PortPool
 from perdure_training.checkpoint import Checkpointer
 from perdure_training.checkpoint.values import capture
+from perdure_training.snapshots.copies import CopyReceiver
 
 
 def fresh() -> dict[str, Any]:
@@ -59,19 +64,33 @@ def checksum(value: Any, before: int = 0) -> int:
     return zlib.crc32(repr(value).encode(), before)
 
 
+def begin_node() -> CopyReceiver:
+    """Gives this rank a node with a memory of its own, which takes copies of another's."""
+    node = Path(os.environ["PERDURE_MEMORY_DIR"], f"node-{dist.get_rank()}")
+    node.mkdir(parents=True, exist_ok=True)
+    pool = PortPool("127.0.0.1", listening=True, size=1)
+    receiver = CopyReceiver(node, pool.take(pool.numbers[0]), host="127.0.0.1")
+    os.environ |= {"PERDURE_MEMORY_DIR": str(node), "PERDURE_COPIES": receiver.address.dump()}
+    os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    return receiver
+
+
 dist.init_process_group("gloo")
+on_nodes = sys.argv[2:] == ["nodes"]
+receiver = begin_node() if on_nodes else None
 host = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if dist.get_rank() == 0 else None
 port: list[Any] = [host.port if host else None]
 dist.broadcast_object_list(port)
 os.environ |= {"PERDURE_STORE": f"127.0.0.1:{port[0]}", "PERDURE_RUN_ID": "run", "TORCHELASTIC_RUN_ID": "run"}
 os.environ["PERDURE_GENERATION"] = sys.argv[1]
-checkpointer = Checkpointer(every=1, copies=0)
+checkpointer = Checkpointer(every=1, copies=1 if on_nodes else 0)
 state = fresh()
 step = checkpointer.restore(state)
 restored = checksum(capture(state))
 train(state, 2)
-assert checkpointer.save(state["step"], state, durable=True)
-assert checkpointer.wait_until_durable(100)
+assert checkpointer.save(state["step"], state, durable=not on_nodes)
+assert on_nodes or checkpointer.wait_until_durable(100)
+checkpointer.flush()
 saved = checksum(capture(state))
 # One write: the ranks share the pipe.
 os.write(1, f"{step} {restored} {state['step']} {saved}\n".encode())

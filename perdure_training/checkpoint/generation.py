@@ -1,0 +1,401 @@
+"""A checkpointer's part in one generation: what it finds in memory and storage, and what it saves there."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+import torch
+
+from perdure_training.background import lower_thread_priority
+from perdure_training.checkpoint.agreed_step import AgreedStep, agree_on_step
+from perdure_training.checkpoint.cadence import AgreedCadence
+from perdure_training.checkpoint.direct import DirectSaves
+from perdure_training.checkpoint.durable import DurableCheckpoints, Metrics, connect_storage
+from perdure_training.checkpoint.generators import Generators
+from perdure_training.checkpoint.optimizers import prepare_optimizer
+from perdure_training.checkpoint.peers import Peers
+from perdure_training.checkpoint.planned_state import StateOfRank
+from perdure_training.checkpoint.resharding import Resharding
+from perdure_training.checkpoint.slots import Slots
+from perdure_training.checkpoint.staging import Layout, meshes_of
+from perdure_training.checkpoint.transfer import exchange
+from perdure_training.checkpoint.values import capture, is_object, load_snapshot, objects_in, own_values, put_into
+from perdure_training.checkpoint.verification import fingerprint, verified_crc32
+from perdure_training.checkpoint.world import Completeness, RankIdentity, connect, snapshot_header
+from perdure_training.snapshots.arena import Arena, Header, NoRoom, Slot
+from perdure_training.snapshots.findings import Finding
+from perdure_training.snapshots.made_steps import MadeSteps, newest_made
+from perdure_training.snapshots.private_map import PrivateMap
+
+logger = logging.getLogger(__name__)
+
+_ROOM_WITHIN = 60.0
+"""Seconds for which a step that the script has stored waits for memory. Other steps do not wait."""
+_LOOK = 0.02
+_AWAITED = 3
+"""Steps whose copies are looked for, before what former worlds left is deleted."""
+
+
+class GenerationCheckpoints:
+    """A checkpointer's part in one generation.
+
+    Invariants:
+        - What a former world left is deleted once this one has a step with all its copies, and not before.
+    """
+
+    def __init__(self, own: RankIdentity, name: str, *, copies: int, replicated: bool) -> None:
+        """Begins to take part; see `Checkpointer` for the arguments."""
+        self.own = own
+        self._replicated = replicated
+        self.arena = Arena(own.folder / name)
+        self._store = connect(own, name)
+        self._complete = Completeness(connect(own, name), own.world_size)
+        self._peers = Peers(own, connect(own, name), name=name, copies=copies)
+        self.slots = Slots(
+            self.arena,
+            own.rank,
+            world_size=None if replicated else own.world_size,
+            is_complete=self._complete.is_complete,
+        )
+        self._staged: queue.Queue[tuple[Slot, memoryview | None, Header, bool] | None] = queue.Queue()
+        self._durable: DurableCheckpoints | None = None
+        self._name = name
+        self._direct: DirectSaves | None = None
+        """How steps are stored once this rank keeps no snapshots."""
+        self.finishing_seconds = 0.0
+        """Time of a core that the thread which makes snapshots valid has used."""
+        self._loaded_any = False
+        self._left_until: list[int] = []
+        """The steps of this world of which one must have its copies on other nodes before what former worlds left is
+        deleted; empty where nothing is left."""
+        self.cadence = AgreedCadence(self._store)
+        self._made_before: int | None = None
+        """As rank 0: the newest step that the last world has made."""
+        self._distrusted: tuple[int, ...] = ()
+        self._obstacles: Sequence[Finding] = ()
+        self._last_made = newest_made(self.arena.folder) if own.local_rank == 0 else None
+        self.made = MadeSteps(self.arena.folder, own.rank, generation=own.generation)
+        threading.Thread(target=self._finish_snapshots, name="perdure-snapshots", daemon=True).start()
+
+    def begin_durable(self, state: Mapping[str, Any], *, stored: bool, required: bool) -> None:
+        """Finds out whether the job stores checkpoints, and when.
+
+        Args:
+            state: What is saved.
+            stored: Whether it may be stored.
+            required: Nothing is in memory: to begin anew because the agent is away would cost the whole training.
+
+        Raises:
+            StorageAway: if that is required, and the agent does not answer.
+        """
+        self._durable = connect_storage(
+            self.own,
+            self._name,
+            meshes=lambda: meshes_of(capture(state)),
+            each_rank=_of_each_rank(state),
+            stored=stored,
+            required=required and stored,
+        )
+
+    def restore_from_storage(self, state: MutableMapping[str, Any]) -> int | None:
+        """Loads the newest undamaged checkpoint; returns its step."""
+        durable = self._durable
+        if durable is None or not durable.stores:
+            return None
+        with _Room(state, replicated=self._replicated) as room:
+            found = durable.restore(room.target, self._store)
+            if found is None:
+                return None
+            step, folder, saved = found
+            room.fill(saved)
+        self.begin_training(step, source="storage", folder=folder)
+        return step
+
+    def restore_from_former(self, agreed: AgreedStep, state: MutableMapping[str, Any]) -> int:
+        """Loads a step that a world of another size has in memory; returns it.
+
+        Raises:
+            CannotReshard: if this world cannot have that state, of which nothing was changed then.
+        """
+        decision = agreed.decision
+        assert decision.step is not None
+        self._count_restore(agreed)
+        with _Room(state, replicated=False) as room:
+            room.fill(Resharding(self.own, self._store, self.arena, decision).load(room.target))
+        self._forget_after(decision.step)
+        self._loaded_any, self._left_until = True, [decision.step]
+        # The others' memory has it as this world splits it, before any of what it was loaded from is deleted.
+        self._save(decision.step, lambda: Layout(capture(state)), restores=decision.restores + 1)
+        self.begin_training(decision.step, source="peer")
+        return decision.step
+
+    def restore_from_memory(self, agreed: AgreedStep, state: MutableMapping[str, Any]) -> int:
+        """Loads the snapshot that this rank has, or gets from another one; returns its step."""
+        decision, own = agreed.decision, self.own
+        assert decision.step is not None
+        self._forget_after(decision.step)
+        self._count_restore(agreed)
+        if decision.sources:
+            exchange(decision.sources, sent=agreed.sent(own.rank), own=own, room=agreed.room)
+        loaded = agreed.loaded(own.rank)
+        self._load(loaded, state)
+        self.slots.adopt(decision.step, loaded=loaded)
+        self._loaded_any = True
+        if self._peers.wanted:
+            self._left_until = [decision.step]
+        else:
+            self._leave()
+        # Other nodes, which may be new ones, get what was loaded.
+        for slot, header in self.slots.complete():
+            self._staged.put((slot, None, header, False))
+        self.begin_training(decision.step, source="peer" if decision.sources else "memory")
+        return decision.step
+
+    def _count_restore(self, agreed: AgreedStep) -> None:
+        """Called before anything that can fail: a world that fails each time must come to an older step."""
+        for slot in agreed.snapshots.values():
+            self.arena.count_restore(slot)
+
+    def begin_training(self, step: int, *, source: str, folder: str = "") -> None:
+        """Records the step from which the training continues."""
+        self.made.write(step)
+        if self._durable is not None:
+            again = None if self._made_before is None else max(self._made_before - step, 0)
+            self._durable.begin(
+                step, source, folder=folder, again=again, distrusted=self._distrusted, obstacles=self._obstacles
+            )
+
+    def announce(self, step: int, *, every: int) -> None:
+        """Has all ranks store a later step, if one is due."""
+        if self._durable is not None:
+            self._durable.announce(step, every=every)
+
+    def measured(self, step: int, metrics: Metrics) -> None:
+        """Remembers what was measured at a step, which may be stored."""
+        if self._durable is not None:
+            self._durable.measured(step, metrics)
+
+    def wait_until_durable(self, timeout: float) -> bool:
+        """Waits until nothing is being stored."""
+        return self._durable is not None and self._durable.wait(timeout)
+
+    def agree(self, *, resharded: bool = True) -> AgreedStep:
+        """Finds out which step all ranks load; without `resharded`, none of a world of another size."""
+        agreed = agree_on_step(
+            self.own, self.arena, self.slots, self._store, last_made=self._last_made, resharded=resharded
+        )
+        self._made_before = agreed.made_before
+        self._distrusted = tuple(agreed.decision.distrusted)
+        self._obstacles = agreed.obstacles
+        return agreed
+
+    def _load(self, slot: Slot, state: MutableMapping[str, Any]) -> None:
+        """Loads a snapshot. What the state keeps of it is copied while the training continues; until then it stays."""
+        self.slots.hold(slot)
+        memory = load_snapshot(slot, state)
+        threading.Thread(target=self._detach, args=(memory,), name="perdure-restored", daemon=True).start()
+
+    def _detach(self, memory: PrivateMap) -> None:
+        lower_thread_priority()
+        try:
+            memory.detach()
+        except OSError as error:
+            # What is not copied is still read from the slot, which therefore stays.
+            logger.warning("perdure: the restored snapshot stays in memory: %s", error)
+        else:
+            self.slots.release()
+
+    def _forget_after(self, step: int) -> None:
+        """Deletes what was saved after the step that is loaded: the training makes these steps again.
+
+        Other ranks of the node may already save again, so each deletes its own.
+        """
+        for slot, header in self.arena.snapshots():
+            if header.step > step and (header.rank == self.own.rank or self._is_left_by_others(header)):
+                slot.clear()
+        self.slots.reload()
+
+    def _leave_if_copied(self, step: int) -> None:
+        """Deletes what former worlds left if this one has its copies; `step` is saved next."""
+        if not self._left_until:
+            return
+        if any(self._complete.is_copied(one) for one in self._left_until):
+            self._leave()
+        else:
+            # The copies of a later step may succeed where those of the first did not.
+            self._left_until = [*self._left_until[-_AWAITED:], step]
+
+    def _leave(self) -> None:
+        """Deletes snapshots of ranks that are on other nodes, but not the copies that belong here, and those of worlds
+        of other sizes."""
+        self._left_until = []
+        copied = self._peers.ranks_that_copy_here()
+        for slot, header in self.arena.snapshots():
+            fits = header.replicated or header.world_size == self.own.world_size
+            if header.rank == self.own.rank:
+                is_left = not fits and header.generation < self.own.generation
+            else:
+                is_left = self._is_left_by_others(header) and not (fits and header.rank in copied)
+            if is_left:
+                slot.clear()
+
+    def _is_left_by_others(self, header: Header) -> bool:
+        """Whether this rank disposes of a snapshot: a rank of another node wrote it, before this world began."""
+        foreign = header.rank not in self.own.ranks_of_node
+        return foreign and self.own.local_rank == 0 and header.generation < self.own.generation
+
+    def save(self, step: int, plan: Callable[[], Layout], *, durable: bool = False) -> bool:
+        """Copies a state into a slot; another thread makes the snapshot valid."""
+        if not durable or self._durable is None:
+            return self._save(step, plan, durable=durable)
+        self._durable.expect(step)
+        try:
+            return self._save(step, plan, durable=durable)
+        except BaseException as error:
+            self._durable.refuse(step, f"{type(error).__name__}: {error}")
+            raise
+
+    def refuse(self, step: int, problem: str, *, durable: bool) -> None:
+        """Records that this rank does not save a step, so that the others do not wait for it."""
+        if durable and self._durable is not None:
+            self._durable.expect(step)
+            self._durable.refuse(step, problem)
+
+    def _save(self, step: int, plan: Callable[[], Layout], *, durable: bool = False, restores: int = 0) -> bool:
+        if self._direct is not None:
+            return self._direct.save(step, plan, durable=durable)
+        if not self._loaded_any:
+            self._loaded_any = True
+            # Kept until now as nothing was loaded: the next world may have the ranks that this one lacks.
+            self._leave()
+        self._leave_if_copied(step)
+        if durable:
+            self.flush()
+        direct = DirectSaves(self.own, self.arena, self._store, self._durable, replicated=self._replicated)
+        until = time.monotonic() + (_ROOM_WITHIN if durable and direct.stores else 0.0)
+        while True:
+            slot = self.slots.choose()
+            if slot is not None:
+                layout = plan()
+                try:
+                    return self._copy(layout, slot, step, durable=durable, restores=restores)
+                except NoRoom as error:
+                    if self._left_until:
+                        # All ranks have loaded what they need of it.
+                        self._leave()
+                        continue
+                    if not self.slots.pinned:
+                        size = self.slots.count * layout.size
+                        direct.announce_need(f"{error}. A rank needs {size:,} bytes for its three snapshots")
+                        return self._store_directly(direct).save(step, lambda layout=layout: layout, durable=durable)
+            elif direct.is_needed:
+                return self._store_directly(direct).save(step, plan, durable=durable)
+            if time.monotonic() >= until:
+                break
+            # Until other ranks have saved what this one has, or the storage has taken what is copied to it.
+            time.sleep(_LOOK)
+        if durable and self._durable is not None:
+            self._durable.refuse(step, f"no room to save it within {_ROOM_WITHIN:.0f} s")
+        return False
+
+    def _copy(self, layout: Layout, slot: Slot, step: int, *, durable: bool, restores: int) -> bool:
+        """Copies a state into a slot; raises NoRoom if it does not fit."""
+        room = slot.begin(layout.size)
+        layout.copy_into(room)
+        self.slots.stage(slot, step)
+        header = snapshot_header(self.own, step, layout, replicated=self._replicated, restores=restores)
+        self._staged.put((slot, room, header, durable))
+        return True
+
+    def _store_directly(self, direct: DirectSaves) -> DirectSaves:
+        """Gives up the snapshots of this rank."""
+        self._direct = direct
+        self.flush()
+        self.slots.clear()
+        direct.begin()
+        return direct
+
+    def flush(self) -> None:
+        """Waits until all staged snapshots are valid."""
+        self._staged.join()
+
+    def close(self) -> None:
+        """Ends the threads that finish and store snapshots, once all that was saved is."""
+        self.flush()
+        self._staged.put(None)
+        if self._durable is not None:
+            self._durable.close()
+
+    def _finish_snapshots(self) -> None:
+        lower_thread_priority()
+        while (staged := self._staged.get()) is not None:
+            try:
+                self._finish(*staged)
+            finally:
+                # A reference to the room would keep its memory from being given up.
+                del staged
+                self._staged.task_done()
+
+    def _finish(self, slot: Slot, room: memoryview | None, header: Header, durable: bool) -> None:
+        durably: DurableCheckpoints | None = None
+        try:
+            begun = time.thread_time()
+            if room is not None:
+                header = replace(header, checksum=fingerprint(room))
+                slot.finish(header)
+                if self._durable is not None and (durable or self._durable.is_announced(header.step)):
+                    durably = self._durable
+            content = slot.read() if room is None else room
+            crc = verified_crc32(content, header) if durably is not None or self._peers.wanted else 0
+            copied = self._peers.copy(slot, header, number=self.slots.number(slot), crc32=crc)
+            self._complete.add(header.step, copied=copied)
+            # Until `finish` below, no other step is written there.
+            if durably is not None:
+                durably.store(header, content, slot.pin(), crc32=crc)
+            self.finishing_seconds += time.thread_time() - begun
+        except (OSError, RuntimeError) as error:
+            # The store ends with its generation, and this process with it.
+            logger.debug("step %d is not complete: %s", header.step, error)
+            if durably is not None:
+                durably.refuse(header.step, str(error))
+        finally:
+            self.slots.finish(slot)
+
+
+class _Room:
+    """A state that is to be restored, with the room that it lacks while its training has not begun. At the end of the
+    context a state of which nothing was restored is as it was."""
+
+    def __init__(self, state: MutableMapping[str, Any], *, replicated: bool) -> None:
+        self._state = state
+        optimizers = [value for value in objects_in(list(state.values())) if isinstance(value, torch.optim.Optimizer)]
+        self._prepared = [optimizer for optimizer in optimizers if prepare_optimizer(optimizer)]
+        self._filled = False
+        objects = [name for name, value in state.items() if is_object(value) and not isinstance(value, torch.nn.Module)]
+        self.target = StateOfRank(
+            values=capture(state), objects=objects, each_rank=_of_each_rank(state), replicated=replicated
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._filled:
+            for optimizer in self._prepared:
+                optimizer.state.clear()
+
+    def fill(self, saved: Mapping[str, Any]) -> None:
+        """Gives the state what was saved of it."""
+        put_into(self._state, own_values(self._state, saved))
+        self._filled = True
+
+
+def _of_each_rank(state: Mapping[str, Any]) -> frozenset[str]:
+    """Names of which each rank has its own value, and a new rank keeps its own."""
+    return frozenset(name for name, value in state.items() if isinstance(value, Generators))

@@ -1,0 +1,215 @@
+"""A world that continues from what a world of another size has in memory."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from perdure_training.checkpoint import Generators
+from perdure_training.checkpoint.former_parts import FormerPart
+from perdure_training.checkpoint.part_exchange import boxes
+from perdure_training.checkpoint.staging import Layout
+from perdure_training.checkpoint.values import capture
+from perdure_training.checkpoint.verification import fingerprint
+from perdure_training.snapshots.arena import Arena, Header
+from tests.training.one_rank import World
+
+MEMORY = Path("stage-0", "state")
+
+
+def save_as_rank(memory: Path, state: Mapping[str, Any], *, rank: int, world_size: int, step: int) -> None:
+    """Puts what a rank of a former world has saved where this world finds it."""
+    layout = Layout(capture(state))
+    slot = Arena(memory / MEMORY).slot(rank, step % 3, world_size=world_size)
+    room = slot.begin(layout.size)
+    layout.copy_into(room)
+    header = Header(
+        step=step,
+        rank=rank,
+        world_size=world_size,
+        generation=0,
+        replicated=False,
+        index_at=layout.index_at,
+        size=layout.size,
+        checksum=fingerprint(room),
+    )
+    slot.finish(header)
+
+
+def save_as_world(memory: Path, states: Sequence[Mapping[str, Any]], *, step: int = 7) -> None:
+    for rank, state in enumerate(states):
+        save_as_rank(memory, state, rank=rank, world_size=len(states), step=step)
+
+
+def trained(steps: int) -> dict[str, Any]:
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).square().mean().backward()
+        optimizer.step()
+        scheduler.step()
+    return {"model": model, "optimizer": optimizer, "scheduler": scheduler, "step": steps, "seen": [1, "two"]}
+
+
+def test_values_that_are_the_same_on_all_ranks_continue_with_fewer(world: World):
+    save_as_world(world.folder, [trained(3)] * 3)
+    state = trained(0)
+    _, step = world.begin(state)
+    assert step == 7
+    expected = trained(3)
+    assert (state["step"], state["seen"]) == (3, [1, "two"])
+    torch.testing.assert_close(capture(state)["model"], capture(expected)["model"], rtol=0, atol=0)
+    torch.testing.assert_close(
+        capture(state)["optimizer"]["state"], capture(expected)["optimizer"]["state"], rtol=0, atol=0
+    )
+    assert capture(state)["scheduler"] == capture(expected)["scheduler"]
+
+
+def test_what_is_loaded_is_saved_as_this_world_splits_it_before_the_former_worlds_is_deleted(world: World):
+    arena = Arena(world.folder / MEMORY)
+    save_as_world(world.folder, [{"step": 7}] * 2)
+    checkpointer, step = world.begin({"step": 0})
+    assert step == 7
+    checkpointer.flush()
+    assert sorted((header.world_size, header.rank) for _, header in arena.snapshots()) == [(1, 0), (2, 0), (2, 1)]
+    assert {header.restores for _, header in arena.snapshots()} == {1}
+    for number in (8, 9):
+        assert checkpointer.save(number, {"step": number})
+        checkpointer.flush()
+    assert sorted((header.world_size, header.step) for _, header in arena.snapshots()) == [(1, 7), (1, 8), (1, 9)]
+    again = {"step": 0}
+    assert world.begin(again)[1] == again["step"] == 9
+
+
+def test_a_world_that_is_killed_after_it_has_loaded_is_followed_by_one_that_loads_the_same(world: World):
+    save_as_world(world.folder, [{"step": 7}] * 2)
+    assert world.begin({"step": 0})[1] == 7
+    arena = Arena(world.folder / MEMORY)
+    for slot, header in arena.snapshots():
+        if header.world_size == 1:
+            slot.clear()
+    assert world.begin({"step": 0})[1] == 7
+
+
+def test_values_that_differ_between_ranks_are_named_and_nothing_is_changed(
+    world: World, caplog: pytest.LogCaptureFixture
+):
+    states = [{"weight": torch.full((3,), 1.0), "expert": torch.full((2,), float(rank))} for rank in range(3)]
+    save_as_world(world.folder, states)
+    state = {"weight": torch.zeros(3), "expert": torch.zeros(2)}
+    with caplog.at_level(logging.WARNING):
+        _, step = world.begin(state)
+    assert step is None
+    assert not state["weight"].any()
+    [text] = [record.getMessage() for record in caplog.records if "is not loaded" in record.getMessage()]
+    assert text.startswith("perdure: step 7 in memory is not loaded: what 3 ranks have in memory: ")
+    assert "expert differs between the 3 ranks that saved it" in text
+    assert len(list(Arena(world.folder / MEMORY).snapshots())) == 3, "a world of three may come again"
+
+
+def test_generators_of_ranks_that_stay_continue(world: World):
+    torch.manual_seed(1)
+    first = Generators()
+    save_as_rank(world.folder, {"random": first, "step": 7}, rank=0, world_size=2, step=7)
+    drawn = torch.rand(3)
+    torch.manual_seed(2)
+    save_as_rank(world.folder, {"random": Generators(), "step": 7}, rank=1, world_size=2, step=7)
+    torch.manual_seed(3)
+    assert world.begin({"random": Generators(), "step": 0})[1] == 7
+    assert torch.equal(torch.rand(3), drawn)
+
+
+def test_of_a_step_that_is_damaged_on_one_rank_nothing_is_loaded(world: World):
+    save_as_world(world.folder, [{"weight": torch.full((100,), 6.0)}] * 2, step=6)
+    save_as_world(world.folder, [{"weight": torch.full((100,), 7.0)}] * 2, step=7)
+    path = Arena(world.folder / MEMORY).slot(1, 7 % 3, world_size=2).path
+    content = bytearray(path.read_bytes())
+    content[4096 + 10] ^= 1
+    path.write_bytes(content)
+    state = {"weight": torch.zeros(100)}
+    assert world.begin(state)[1] == 6
+    assert state["weight"].unique().tolist() == [6.0]
+
+
+@contextmanager
+def as_rank(rank: int, world_size: int) -> Iterator[None]:
+    """Makes this process a rank whose messages go nowhere, which is enough to have DTensors."""
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@st.composite
+def splits(draw: st.DrawFn) -> tuple[list[int], list[int], list[Any]]:
+    """The shape of a tensor, that of a mesh, and a placement for each dimension of the mesh."""
+    shape = draw(st.lists(st.integers(1, 7), min_size=1, max_size=3))
+    mesh = draw(st.sampled_from([[1], [2], [3], [5], [2, 2], [2, 3], [3, 2]]))
+    placements = [draw(st.sampled_from([Replicate(), *map(Shard, range(len(shape)))])) for _ in mesh]
+    return shape, mesh, placements
+
+
+@given(split=splits())
+def test_a_tensor_comes_back_however_it_was_split(
+    tmp_path_factory: pytest.TempPathFactory, split: tuple[list[int], list[int], list[Any]]
+):
+    shape, mesh_shape, placements = split
+    memory = tmp_path_factory.mktemp("memory")
+    whole = torch.arange(math.prod(shape), dtype=torch.float64).reshape(shape)
+    ranks = math.prod(mesh_shape)
+    for rank in range(ranks):
+        with as_rank(rank, ranks):
+            mesh = init_device_mesh("cpu", tuple(mesh_shape))
+            tensor = distribute_tensor(whole.clone(), mesh, placements, src_data_rank=None)
+            save_as_rank(memory, {"weight": tensor, "list": [tensor]}, rank=rank, world_size=ranks + 1, step=7)
+    # A rank that is in no mesh has no part.
+    nobody = {"weight": torch.zeros(shape, dtype=torch.float64), "list": [torch.zeros(shape, dtype=torch.float64)]}
+    save_as_rank(memory, {"other": 1}, rank=ranks, world_size=ranks + 1, step=7)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        world = World(memory, monkeypatch)
+        checkpointer, step = world.begin(nobody | {"other": 0})
+        checkpointer.close()
+        world.close()
+    assert step == 7
+    assert torch.equal(nobody["weight"], whole)
+    assert torch.equal(nobody["list"][0], whole)
+
+
+def test_a_part_that_is_not_what_its_placements_say_is_refused():
+    with pytest.raises(ValueError, match=r"a part of a DTensor has the shape \[5\], and its placements give \[4\]"):
+        FormerPart.of(torch.zeros(5), whole=torch.Size([8]), mesh_shape=(2,), coordinate=(0,), placements=(Shard(0),))
+
+
+@given(
+    lengths=st.lists(st.integers(0, 40), max_size=3).map(tuple),
+    itemsize=st.sampled_from([1, 2, 8]),
+    most=st.integers(1, 200),
+)
+def test_messages_have_each_element_of_a_box_once_and_are_bounded(lengths: tuple[int, ...], itemsize: int, most: int):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr("perdure_training.checkpoint.part_exchange._MOST_BYTES", max(most, itemsize))
+        found = list(boxes((tuple(3 for _ in lengths), lengths), itemsize=itemsize))
+    counts = torch.zeros([3 + length for length in lengths], dtype=torch.int64)
+    for start, length in found:
+        assert math.prod(length) * itemsize <= max(most, itemsize)
+        counts[tuple(slice(one, one + size) for one, size in zip(start, length, strict=True))] += 1
+    assert counts.sum() == math.prod(lengths)
+    assert math.prod(lengths) == 0 or counts[tuple(slice(3, None) for _ in lengths)].unique().tolist() == [1]
