@@ -27,6 +27,8 @@ from tests.workflows.jobs import (
 from tests.workflows.played_node import now
 
 LONG_OUTAGE_S = 12
+SILENT_WITHIN_S = 7
+"""Seconds in which a lease of `SHORT_LEASE` ends, is not taken again, and that is reported."""
 SHORT_LEASE = {"heartbeat": "1s", "timeout": "3s", "schedule_to_start": "1s"}
 
 
@@ -104,6 +106,26 @@ async def test_a_watch_that_died_misses_nothing_that_its_group_knows(fleet: Flee
     fleet.watches_die.clear()
     await node(fleet, handle, 1, incarnation=2)
     await running(handle, nodes=2)
+
+
+async def test_a_survivor_that_is_silent_for_a_while_is_there_when_the_replacement_comes(fleet: Fleet):
+    timing = {"lease": SHORT_LEASE, "processes": {"presumed_gone": "10m"}}
+    handle = await submit(fleet, job_spec("2", timing=timing))
+    await running(handle, nodes=2)
+    survivor = await node(fleet, handle, 0)
+    fleet.pending[1] = "no free slot"
+    await fleet.lose(await node(fleet, handle, 1))
+    replacement = await node(fleet, handle, 1, incarnation=2)
+    # The lease of a machine that broke the world would have ended by now.
+    await asyncio.sleep(SILENT_WITHIN_S)
+    await survivor.die()
+    await until(handle, lambda s: s.unreachable == (0,))
+    await survivor.restart()
+    await until(handle, lambda s: not s.unreachable)
+    fleet.pending.clear()
+    await replacement.start()
+    await running(handle, nodes=2, generation=2)
+    assert fleet.node(handle.id, 0) is survivor
 
 
 @pytest.mark.long("workflows")

@@ -1,21 +1,30 @@
 """Gives up nodes that stay unreachable while nothing trains: they cannot receive the next world.
 
-While a world steps, an unreachable node is no evidence against it, and nothing is given up.
+While a world steps, an unreachable node is no evidence against it, and nothing is given up. A stopped world may wait
+for long, for a replacement or for a pause to end, and what its members have in memory may be all that is left of the
+training. So a member that falls silent meanwhile has the time that its agent needs to poll again after an outage; and
+where none is heard of, it may be the way to all of them that is interrupted.
 """
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
+from perdure.contract import NodePhase
 from perdure.spec.job import JobSpec
+from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.capacity import waiting
 from perdure.workflows.policy.diagnosis import shortages
 from perdure.workflows.policy.diagnosis.interruptions import interrupt
+from perdure.workflows.policy.facts.agent_messages import CONTROL_LAG_GRACE
 from perdure.workflows.policy.record import incidents
 from perdure.workflows.policy.state.job import RoleInJob
-from perdure.workflows.policy.state.node import NodeFailure
+from perdure.workflows.policy.state.node import NodeFailure, NodeState
 from perdure.workflows.policy.state.role import Interruption
 from perdure.workflows.policy.world import stages
+
+_REPORTED_WITHIN = timedelta(seconds=2)
+"""The longest time, on a busy server, from the end of a lease to its report."""
 
 
 def give_up(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
@@ -23,24 +32,45 @@ def give_up(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
     interruption = state.interruption
     if state.between_stages:
         return _give_up_between_worlds(state, job, now)
-    due = next_look(state, job)
-    if interruption is None or due is None or now < due or _may_still_train(state, interruption):
+    if interruption is None or not interruption.decided or _may_still_train(state, interruption):
         return state
-    for node in state.members:
-        if node.alive and not node.reachable:
+    for node in _silent_members(state):
+        if now >= _deadline(state, interruption, job, node):
             text = f"node {node.rank} stayed unreachable while its world was stopped: {node.reason}"
             failure = NodeFailure.unresponsive(node.rank, text, now)
             state = incidents.add_evidence(state, failure.evidence, now=now)
-            state = state.replace(interruption=_because_of(interruption, failure))
-            interruption = state.interruption or interruption
+            state = state.replace(interruption=_because_of(state.interruption or interruption, failure))
     return state
 
 
 def next_look(state: RoleInJob, job: JobSpec) -> datetime | None:
     """The time from which an unreachable member is given up; None while no world is known to be broken."""
-    if state.interruption is None or not state.interruption.decided:
+    interruption = state.interruption
+    if interruption is None or not interruption.decided:
         return None
-    deadline = state.interruption.since + job.timing.lease.timeout
+    deadlines = [_deadline(state, interruption, job, node) for node in _silent_members(state)]
+    return min(deadlines, default=_earliest(state, interruption, job))
+
+
+def _silent_members(state: RoleInJob) -> list[NodeState]:
+    return [node for node in state.members if node.alive and not node.reachable]
+
+
+def _deadline(state: RoleInJob, interruption: Interruption, job: JobSpec, node: NodeState) -> datetime:
+    """The time from which a silent member is given up."""
+    earliest, since = _earliest(state, interruption, job), node.silent_since
+    lease = job.timing.lease.of(state.nodes_max)
+    # A machine that is gone broke the world, and its lease ends right after that.
+    with_the_world = interruption.since + lease.timeout + lease.schedule_to_start + _REPORTED_WITHIN
+    if state.behavior < Behavior.RELEASE_0_4 or since is None or since <= with_the_world:
+        return earliest
+    heard = (NodePhase.JOINED, NodePhase.READY)
+    is_alone = any(other.reachable and other.phase in heard for other in state.nodes.values())
+    return max(earliest, since + (CONTROL_LAG_GRACE if is_alone else job.timing.processes.presumed_gone))
+
+
+def _earliest(state: RoleInJob, interruption: Interruption, job: JobSpec) -> datetime:
+    deadline = interruption.since + job.timing.lease.timeout
     excused = shortages.excused_until(state)
     return max(deadline, excused) if excused is not None else deadline
 
