@@ -25,6 +25,7 @@ from tests.system.site import PATIENCE, Job, Site
 
 EXAMPLE = REPOSITORY / "examples" / "04-checkpoints" / "plain.py"
 SHARDS = Path(__file__).with_name("shards_of_a_model.py")
+TWO_CHECKPOINTERS = Path(__file__).with_name("two_checkpointers.py")
 
 
 async def until_durable(job: Job, *, after: int = 0) -> int:
@@ -85,6 +86,22 @@ async def test_a_script_without_a_checkpointer_is_suspended_at_once_and_named(si
     assert "the script saves none there: use a Checkpointer" in warning
     await site.client.suspend(job.name)
     await job.until(lambda status: status.phase is JobPhase.SUSPENDED)
+    await job.ended()
+
+
+@pytest.mark.long("storage")
+async def test_the_checkpoints_of_two_checkpointers_of_a_script_become_durable(site: Site, tmp_path: Path):
+    storage = tmp_path / "storage"
+    job = await site.submit(
+        command=["torchrun", str(TWO_CHECKPOINTERS)],
+        checkpoint={"storage": f"file://{storage}", "every": 20, "keep_last": 100},
+    )
+
+    def committed(name: str) -> int:
+        return len(list(storage.glob(f"{name}/*/.metadata")))
+
+    await eventually(lambda: min(committed("model"), committed("buffer")) >= 5, within=PATIENCE)
+    await site.client.cancel(job.name)
     await job.ended()
 
 

@@ -19,6 +19,7 @@ from perdure.spec.checkpoint import Checkpoint
 from perdure.workflows.policy.checkpoints import commits
 from perdure.workflows.policy.facts.events import CheckpointRequested
 from perdure.workflows.policy.record.projections import status_of
+from perdure.workflows.policy.state.checkpoint import CheckpointState
 from perdure.workflows.policy.world.group_desire import desires_of
 from tests.policy.scenario import Scenario
 
@@ -30,10 +31,17 @@ def scenario(nodes: str = "2", **checkpoint: object) -> Scenario:
 
 
 def stored(
-    job: Scenario, rank: int, *, step: int = 7, generation: int | None = None, problem: str = "", answers: int = 0
+    job: Scenario,
+    rank: int,
+    *,
+    step: int = 7,
+    generation: int | None = None,
+    problem: str = "",
+    answers: int = 0,
+    place: str = "",
 ) -> Scenario:
     of = job.generation if generation is None else generation
-    checkpoint = CheckpointRef(step=step, run="run", generation=of)
+    checkpoint = CheckpointRef(step=step, run="run", generation=of, place=place)
     parts = StoredCheckpoint(checkpoint=checkpoint, size=100, took=timedelta(seconds=2), answers=answers)
     return job.transition(rank, NodeStoredCheckpoint, generation=of, stored=parts, problem=problem)
 
@@ -236,3 +244,68 @@ def test_a_commit_says_from_which_checkpoint_of_another_run_the_run_has_continue
     commit = decision(job)
     assert commit is not None
     assert [one.folder for one in commit.inherited] == ["step-30-before-1", "moments/step-5-before-1"]
+
+
+def committed_folders(job: Scenario) -> list[str]:
+    """Carries out all that is to be committed, one after the other."""
+    folders: list[str] = []
+    while (commit := decision(job)) is not None:
+        folders.append(commit.checkpoint.folder)
+        committed(job)
+    return folders
+
+
+def test_checkpointers_that_store_at_the_same_time_are_each_committed():
+    job = scenario()
+    for place in ("model", "buffer"):
+        stored(job, 0, place=place)
+    for place in ("model", "buffer"):
+        stored(job, 1, place=place)
+    assert committed_folders(job) == ["model/step-7-run-1", "buffer/step-7-run-1"]
+
+
+def test_a_commit_is_not_withdrawn_for_that_of_another_checkpointer():
+    job = scenario()
+    stored(stored(job, 0, place="model"), 1, place="model")
+    stored(stored(job, 0, place="buffer"), 1, place="buffer")
+    before = decision(job)
+    assert before is not None
+    assert before.checkpoint.place == "model"
+    stored(stored(job, 0, step=9, place="model"), 1, step=9, place="model")
+    assert committed_folders(job) == ["model/step-9-run-1", "buffer/step-7-run-1"]
+
+
+def test_a_training_that_begins_with_small_steps_is_committed_though_one_before_it_was_not():
+    job = scenario()
+    stored(job, 0, step=100, place="fold-1")
+    stored(stored(job, 0, step=5, place="fold-2"), 1, step=5, place="fold-2")
+    assert committed_folders(job) == ["fold-2/step-5-run-1"]
+
+
+def test_what_the_storage_has_lost_of_one_checkpointer_keeps_no_other_one_waiting():
+    job = scenario()
+    stored(stored(job, 0, place="model"), 1, place="model")
+    stored(stored(job, 0, place="buffer"), 1, place="buffer")
+    committed(job, problem="a part is lost")
+    first = decision(job)
+    assert first is not None
+    assert first.checkpoint.place == "buffer"
+    committed(job, problem="no answer")
+    assert decision(job) == first, "where the storage takes none, none makes room for another"
+    committed(job)
+    assert committed_folders(job) == ["model/step-7-run-1"]
+
+
+def test_a_job_remembers_what_is_stored_at_a_bounded_number_of_places():
+    job = scenario()
+    for number in range(40):
+        stored(job, 0, place=f"fold-{number}")
+    assert len(job.state.checkpoints.parts_of) == 16
+
+
+def test_parts_that_a_release_before_has_counted_still_count():
+    job = stored(scenario(), 0, place="model")
+    carried = job.state.checkpoints.model_dump(mode="json")
+    carried["parts"] = carried.pop("parts_of")["model"]
+    job.state = job.state.replace(checkpoints=CheckpointState.model_validate(carried))
+    assert committed_folders(stored(job, 1, place="model")) == ["model/step-7-run-1"]

@@ -2,7 +2,9 @@
 
 A checkpoint counts once every node of the world that saved it has reported that its parts are durable: then one agent
 is to commit it, which makes it visible. Reports of a world that is over do not count, so of two
-generations that save at the same time only the newest commits.
+generations that save at the same time only the newest commits. A script may have several checkpointers, each with a
+place of its own in the storage, whose steps say nothing about each other: what is stored is known for each place, and
+the commits of all are carried out one after the other.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from perdure.contract.transitions import (
 )
 from perdure.spec.checkpoint import Checkpoint
 from perdure.spec.job import JobSpec
+from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.checkpoints import trust
 from perdure.workflows.policy.diagnosis import claims
 from perdure.workflows.policy.facts.events import CheckpointRequested, Event
@@ -142,14 +145,16 @@ def _stored(
     state = state.with_node(node.replace(without_checkpoints=0))
     if transition.problem:
         return _failing(state, transition.problem, transition.time, now)
-    complete = (known.commit, known.durable)
+    complete = (known.commit, *known.next_commits, known.durable)
     if any(one is not None and one.checkpoint == stored.checkpoint for one in complete):
         return state
-    parts = _add_part(known.parts, node, stored)
+    before, others = _known_parts(state, stored.checkpoint)
+    parts = _add_part(before, node, stored)
     if parts is None:
         return state
+    known = known.replace(parts_of={**others, stored.checkpoint.place: parts})
     if not set(world.members) <= set(parts.nodes):
-        return state.replace(checkpoints=known.replace(parts=parts))
+        return state.replace(checkpoints=known)
     commit = Commit(
         checkpoint=parts.checkpoint,
         rank=node.rank,
@@ -158,7 +163,39 @@ def _stored(
         inherited=known.inherited,
         kept_before=known.kept_before,
     )
-    return state.replace(checkpoints=known.replace(parts=parts, commit=commit))
+    return state.replace(checkpoints=_with_commit(state, known, commit))
+
+
+def _known_parts(state: RoleInJob, checkpoint: CheckpointRef) -> tuple[StoredParts | None, dict[str, StoredParts]]:
+    """What is stored so far at the place of a checkpoint, and at other places by checkpointers of the same world."""
+    known = state.checkpoints.parts_of
+    if state.behavior < Behavior.RELEASE_0_4:
+        return next(iter(known.values()), None), {}
+    others = [
+        (place, parts)
+        for place, parts in known.items()
+        if place != checkpoint.place and parts.checkpoint.generation == checkpoint.generation
+    ]
+    return known.get(checkpoint.place), dict(others[-_PLACES + 1 :])
+
+
+def _with_commit(state: RoleInJob, known: CheckpointState, commit: Commit) -> CheckpointState:
+    """Adds a commit in place of an older one of the same place. Those of other places are carried out first, unless the
+    storage does not take them."""
+    if state.behavior < Behavior.RELEASE_0_4:
+        return known.replace(commit=commit)
+    place, first = commit.checkpoint.place, known.commit
+    others = tuple(one for one in _commits(known) if one.checkpoint.place != place)
+    if first is None or first.checkpoint.place == place or known.problem:
+        commits = (commit, *others)
+    else:
+        commits = (*others, commit)
+    return known.replace(commit=commits[0], next_commits=commits[1:_PLACES])
+
+
+def _commits(known: CheckpointState) -> tuple[Commit, ...]:
+    """All that is to be committed, in its order."""
+    return known.next_commits if known.commit is None else (known.commit, *known.next_commits)
 
 
 def _is_current(state: RoleInJob, node: NodeState, generation: int) -> bool:
@@ -219,13 +256,19 @@ def _failing(state: RoleInJob, problem: str, since: datetime, now: datetime) -> 
 
 
 def _committed(state: RoleInJob, transition: NodeCommittedCheckpoint, now: datetime) -> RoleInJob:
-    known, commit = state.checkpoints, state.checkpoints.commit
-    if commit is None or commit.checkpoint != transition.checkpoint:
+    known = state.checkpoints
+    commit = next((one for one in _commits(known) if one.checkpoint == transition.checkpoint), None)
+    if commit is None:
         return state
+    others = tuple(one for one in _commits(known) if one is not commit)
     if transition.problem:
+        if others and not known.problem:
+            # What one checkpointer has stored may be lost for good, and the others' need not wait for that.
+            state = state.replace(checkpoints=known.replace(commit=others[0], next_commits=(*others[1:], commit)))
         return _failing(state, transition.problem, transition.time, now)
     state = observations.observe_storage(state, now, over=True)
-    parts = known.parts if known.parts is not None and known.parts.checkpoint == commit.checkpoint else None
+    parts = known.parts_of.get(commit.checkpoint.place)
+    parts = parts if parts is not None and parts.checkpoint == commit.checkpoint else None
     durable = DurableCheckpoint(
         checkpoint=commit.checkpoint,
         committed_at=transition.time,
@@ -233,8 +276,18 @@ def _committed(state: RoleInJob, transition: NodeCommittedCheckpoint, now: datet
         took=parts.took if parts is not None else timedelta(),
     )
     answered = max(known.answered, min(commit.answers, known.requests))
-    known = known.replace(commit=None, parts=None, durable=durable, problem="", problem_since=None, answered=answered)
-    return state.replace(checkpoints=known)
+    left = {place: other for place, other in known.parts_of.items() if other is not parts}
+    return state.replace(
+        checkpoints=known.replace(
+            commit=next(iter(others), None),
+            next_commits=others[1:],
+            parts_of=left if state.behavior >= Behavior.RELEASE_0_4 else {},
+            durable=durable,
+            problem="",
+            problem_since=None,
+            answered=answered,
+        )
+    )
 
 
 def _start_over(

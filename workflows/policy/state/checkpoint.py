@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any, cast
+
+from pydantic import Field, model_validator
 
 from perdure.contract import CheckpointRef, Commit, Message, RestoreSource, StoredCheckpoint, UnsoundSteps
 from perdure.contract.base import ShortText
@@ -32,10 +35,12 @@ class LoadedCheckpoint(Message):
 class CheckpointState(Message):
     """What is known of the job's checkpoints in storage: see `perdure.workflows.policy.checkpoints.commits`."""
 
-    parts: StoredParts | None = None
-    """The checkpoint that is being stored."""
+    parts_of: dict[str, StoredParts] = Field(default={})
+    """The checkpoint that is being stored, by its place: each checkpointer of a script has its own."""
     commit: Commit | None = None
-    """The decision that it is complete, until it is carried out."""
+    """The decision that one is complete, until it is carried out."""
+    next_commits: tuple[Commit, ...] = ()
+    """Those of other places that follow it: a node carries one out at a time."""
     durable: DurableCheckpoint | None = None
     """The newest one."""
     requests: int = 0
@@ -61,3 +66,12 @@ class CheckpointState(Message):
     """The newest one of another run from which this run has continued, for each place in the storage."""
     kept_before: int = 0
     """As in `Commit`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_parts_by_place(cls, data: Any) -> Any:
+        """Reads the state of a run under release 0.3, which stored the checkpoints of one place at a time."""
+        if isinstance(data, dict) and (parts := cast("dict[str, Any]", data).get("parts")):
+            place: str = parts["checkpoint"].get("place", "")
+            return {"parts_of": {place: parts}, **data}
+        return cast("Any", data)
