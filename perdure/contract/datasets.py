@@ -132,6 +132,9 @@ class FailedShard(Message):
 
     span: Span
     error: ShortText = ""
+    number: int = Field(default=0, ge=0)
+    """Counts the rank's failures in this term, so that one which is reported again is one try; 0 from a library that
+    does not count them."""
 
 
 class ShardRequest(Message):

@@ -412,7 +412,7 @@ class ShardClient(ABC, Generic[_Leased]):
             "world_size": self._world_size,
             "holds": report.holds,
             "done": report.done,
-            "failed": [{"span": span, "error": error[:1000]} for span, error in report.failed],
+            "failed": [{"span": one.span, "error": one.error[:1000], "number": one.number} for one in report.failed],
             "shards": shards,
             "position": None if self._acknowledged else self._loaded,
             "needs_base": self._base is None,

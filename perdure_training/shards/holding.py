@@ -16,12 +16,21 @@ _MOST_FAILED = 100
 
 
 @dataclass(frozen=True)
+class Failed:
+    """Positions that could not be processed."""
+
+    span: Span
+    error: str
+    number: int
+    """Counts these in a term: a request that was not answered is repeated, and may have arrived each time."""
+
+
+@dataclass(frozen=True)
 class Report:
     """What is reported in one exchange, and what is held besides."""
 
     done: list[Span]
-    failed: list[tuple[Span, str]]
-    """Each with the reason."""
+    failed: list[Failed]
     holds: list[Span]
 
 
@@ -46,7 +55,9 @@ class Holding:
         """The batch that the loop was given last, until it is done."""
         self._done: list[Span] = []
         """What is done and not reported yet."""
-        self._failed: list[tuple[Span, str]] = []
+        self._failed: list[Failed] = []
+        self._failures = 0
+        """Of this term."""
         self._consumed: list[Span] = []
         """What was done since the position that all ranks had agreed on last."""
         self._merge_at = 2 * MOST_SPANS
@@ -148,7 +159,9 @@ class Holding:
 
     def fail(self, spans: list[Span], error: str) -> None:
         """Records that positions that were withdrawn could not be processed."""
-        self._failed += [(span, error) for span in spans]
+        for span in spans:
+            self._failures += 1
+            self._failed.append(Failed(span, error, self._failures))
 
     def hand_over(self, batch: int | list[Span]) -> None:
         """Records that the loop was given a batch, as a number of samples or by its positions. The one before it is
@@ -172,7 +185,7 @@ class Holding:
     def report(self) -> Report:
         """Returns what the next request says; `settle` follows once it has arrived."""
         done, failed = self._done[:MOST_SPANS], self._failed[:_MOST_FAILED]
-        unreported = (self._done[MOST_SPANS:], [span for span, _ in self._failed[_MOST_FAILED:]])
+        unreported = (self._done[MOST_SPANS:], [one.span for one in self._failed[_MOST_FAILED:]])
         return Report(done, failed, merge(self._held, self._out, self._batch, *unreported))
 
     def settle(self, report: Report) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import pytest
@@ -176,6 +177,23 @@ def test_a_shard_that_fails_is_tried_again_and_then_set_aside(monkeypatch: pytes
     assert tries == 3
     assert sorted(seen) == [*range(10), *range(20, 40)]
     assert [(one.first, one.end, one.error) for one in view(job.state).set_aside] == [(10, 20, "OSError: bad header")]
+
+
+def test_a_failure_whose_answers_are_lost_is_one_try(monkeypatch: pytest.MonkeyPatch):
+    job, asked = Job(size=40, shard_size=10), count()
+    # As while no worker serves the dataset for long: each repeat is carried out when one does.
+    job.loses = lambda: bool(job.requests[-1].failed) and next(asked) % 3 < 2
+    shards = client(job, monkeypatch)
+    tries, seen = 0, list[int]()
+    for shard in shards:
+        fails = shard.first == 10 and tries < 2
+        tries += fails
+        shards.report(shard, error="OSError: no route to host" if fails else None)
+        seen += () if fails else shard
+    assert tries == 2
+    assert sorted(seen) == [*range(40)]
+    assert shards.flush(30)
+    assert not view(job.state).set_aside
 
 
 def test_a_restored_position_is_exact_within_a_shard(monkeypatch: pytest.MonkeyPatch):

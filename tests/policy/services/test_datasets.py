@@ -268,6 +268,22 @@ def test_a_shard_is_set_aside_after_its_last_try_and_named():
     assert (named.epoch, named.first, named.end, named.error) == (0, 0, 8, "bad header")
 
 
+def test_a_failure_that_is_reported_again_is_one_try_and_one_of_another_rank_or_term_is_another():
+    state, term = DatasetState(parameters=WHOLE), Term(generation=1)
+    state, _ = asked(state, term, shards=1)
+    first = (FailedShard(span=(0, 8), number=1),)
+    for _ in range(MOST_TRIES):
+        state, answer = asked(state, term, failed=first, shards=1)
+        assert answer.granted == ((0, 8),)
+    state, _ = asked(state, term, failed=(FailedShard(span=(0, 8), number=2),))
+    state, answer = asked(state, term, rank=1, shards=1)
+    assert answer.granted == ((0, 8),)
+    assert not view(state).set_aside
+    state, _ = asked(state, Term(generation=2), rank=1, shards=1)
+    state, _ = asked(state, Term(generation=2), rank=1, failed=first)
+    assert view(state).set_aside
+
+
 def test_the_job_is_told_of_the_first_shards_and_counts_the_others():
     parameters = DatasetParameters(size=100, shard_size=10)
     state = DatasetState(parameters=parameters, aside=((0, 70),))

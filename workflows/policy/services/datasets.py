@@ -77,6 +77,8 @@ class DatasetState(Message):
     aside: Spans = ()
     details: tuple[SetAside, ...] = ()
     failures: tuple[FailedTries, ...] = ()
+    failed: dict[int, int] = Field(default={})
+    """The number of the newest failure that each rank has reported in this term, by global rank."""
     ends: tuple[int, ...] = ()
     """For a stream: the end of each partition."""
     complete: bool = False
@@ -233,6 +235,7 @@ def _begin_term(state: DatasetState, term: Term, loaded: Position | None) -> Dat
         next=base.next,
         free=difference(intersection(base.holes, ((0, base.next),) if base.next else ()), state.aside),
         leases={},
+        failed={},
     )
 
 
@@ -242,9 +245,15 @@ def _take_in(state: DatasetState, request: ShardRequest) -> DatasetState:
         return state
     rest = difference(held, request.done)
     state = _with_lease(state, request.rank, rest)
+    counted = state.failed.get(request.rank, 0)
     for failed in request.failed:
+        # A request whose answer was late is repeated, and the shard may have been leased to the rank again since.
+        if failed.number and failed.number <= counted:
+            continue
         if span := intersection(state.leases.get(request.rank, ()), (failed.span,)):
             state = _fail(state, request.rank, span, failed)
+    if newest := max((failed.number for failed in request.failed), default=0):
+        state = state.replace(failed={**state.failed, request.rank: max(counted, newest)})
     if state.failures and request.done:
         open_failures = tuple(one for one in state.failures if not intersection((one.span,), request.done))
         state = state.replace(failures=open_failures)
