@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from perdure.contract import FailureClass, JobPhase, LossCause
+from perdure.contract import FailureClass, JobPhase, LossCause, Restore, RestoreSource
 from perdure.contract.transitions import (
     AnyTransition,
     NodeCommanded,
@@ -15,6 +15,7 @@ from perdure.contract.transitions import (
     NodePending,
     NodeReachable,
     NodeReady,
+    NodeRestoredCheckpoint,
     NodeUnreachable,
     NodeUnresponsive,
 )
@@ -313,6 +314,43 @@ def test_ranks_that_lose_another_one_later_each_time_go_on():
         lose_a_peer(job, steps)
         job.steps()
     assert job.state.outcome is None
+
+
+def continues_from(job: Scenario, step: int) -> None:
+    restored = Restore(step=step, source=RestoreSource.MEMORY)
+    job.transition(0, NodeRestoredCheckpoint, generation=job.generation, restored=restored).steps()
+
+
+def test_ranks_that_lose_another_one_ever_sooner_go_on_while_each_world_continues_from_a_later_step():
+    job, reached = Scenario("2", retry={"max_restarts": 100}).running(), 0
+    for steps in range(900, 800, -10):
+        lose_a_peer(job, steps)
+        assert job.state.outcome is None
+        reached += steps
+        continues_from(job, reached)
+
+
+def test_ranks_that_lose_another_one_at_the_step_from_which_each_world_continues_stop_the_job():
+    job = Scenario("2", retry={"max_restarts": 100}).running()
+    lose_a_peer(job, 500)
+    for _ in range(4):
+        continues_from(job, 499)
+        lose_a_peer(job, 1)
+    assert job.state.outcome is None, "the first of these worlds continued from a later step"
+    continues_from(job, 499)
+    lose_a_peer(job, 1)
+    assert job.state.outcome is not None
+    assert "no progress over 3 restarts" in job.state.outcome.reason
+
+
+def test_a_script_that_fails_by_itself_must_gain_steps_in_each_world():
+    job = Scenario("2", retry={"max_restarts": 100}).running()
+    for step in (499, 520, 530, 535):
+        job.rank_raised(0, f"ValueError: {step}", progress=counted(1000 - step))
+        assert job.state.outcome is None
+        continues_from(job, step)
+    job.rank_raised(0, "ValueError: the last", progress=counted(1))
+    assert job.state.outcome is not None
 
 
 def test_ranks_that_do_not_find_each_other_use_up_the_budget_alone():

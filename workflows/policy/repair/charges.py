@@ -9,7 +9,13 @@ from datetime import timedelta
 
 from perdure.contract import FailureClass, ProgressSource
 from perdure.workflows.policy.behavior import Behavior
-from perdure.workflows.policy.diagnosis.failures import FAILURE_CLASSES, NEED_PROGRESS, NODE_FAILURES, VICTIMS
+from perdure.workflows.policy.diagnosis.failures import (
+    FAILURE_CLASSES,
+    NEED_PROGRESS,
+    NODE_FAILURES,
+    USERS_OWN,
+    VICTIMS,
+)
 from perdure.workflows.policy.repair.case import Case, Verdict
 from perdure.workflows.policy.state.budget import follows, made_progress, within_window
 from perdure.workflows.policy.state.job import RoleInJob
@@ -32,7 +38,23 @@ def failures_without_progress(state: RoleInJob, culprit: NodeFailure) -> int:
         return known.failures_without_progress
     if made_progress(state.progress, best_step=known.best_step, last_generation_steps=known.last_generation_steps):
         return 0
+    if culprit.failure not in USERS_OWN and _continued_further(state):
+        return 0
     return known.failures_without_progress + 1
+
+
+def _continued_further(state: RoleInJob) -> bool:
+    """Whether the failed world continued from a later step than the one before it. Its steps count from 0, and networks
+    break when they like: worlds may get less far each time by chance, while the training goes on."""
+    restored, known = _restored_step(state), state.memory
+    counts = state.behavior >= Behavior.RELEASE_0_4 and known.last_failure is not None
+    return counts and restored is not None and restored > known.restored_step
+
+
+def _restored_step(state: RoleInJob) -> int | None:
+    """The step from which the present world continued; None where it loaded none by a checkpointer."""
+    known = state.checkpoints
+    return known.restored_step if state.world is not None and known.restored_generation == state.generation else None
 
 
 def _peer_ended_at_a_step(state: RoleInJob, culprit: NodeFailure) -> bool:
@@ -128,5 +150,6 @@ def charge(case: Case, verdict: Verdict) -> RoleInJob:
         failures_without_progress=failures_without_progress(state, case.culprit),
         best_step=max(best, progress.step) if progress is not None and reported else best,
         last_generation_steps=progress.generation_steps if progress is not None else -1,
+        restored_step=-1 if (restored := _restored_step(state)) is None else restored,
     )
     return after.replace(memory=charged)

@@ -81,3 +81,5 @@ class RepairMemory(Message):
     """The highest step reported before a failure."""
     last_generation_steps: int = -1
     """Steps counted in the attempt before the last failure."""
+    restored_step: int = -1
+    """The step from which that attempt continued; -1 where none is known."""
