@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 from perdure.contract import JobPhase, NodePhase
-from perdure.contract.transitions import NodeEnding
+from perdure.contract.transitions import NodeCommittedCheckpoint, NodeEnding
+from perdure.workflows.policy.decide import decide_all
 from perdure.workflows.policy.facts.events import (
     CancelRequested,
     CheckpointRequested,
@@ -240,3 +242,20 @@ def test_requests_of_users_count_together():
     assert job.state.phase is JobPhase.RUNNING
     make_durable(job, answers=2, step=40)
     assert job.state.phase is JobPhase.SUSPENDED
+
+
+def test_a_replacement_that_is_due_is_not_forgotten_for_a_node_that_ends_at_the_same_moment():
+    job = scenario().take(RelaunchRequested(rank=0))
+    for rank in (0, 1):
+        stored(job, rank, answers=1)
+    commit, node = decision(job), job.node(1)
+    assert commit is not None
+    events = (
+        NodeCommittedCheckpoint(
+            rank=commit.rank, incarnation=1, time=job.now, generation=1, checkpoint=commit.checkpoint
+        ),
+        NodeEnding(rank=1, incarnation=node.incarnation, time=job.now, generation=1, detail="drained"),
+    )
+    job.whole = decide_all(job.whole, events, job.job, job.now, new_token=uuid4, dropped=pytest.fail)
+    make_durable(job, step=31, answers=2)
+    assert job.node(0).incarnation == 2

@@ -22,6 +22,7 @@ from perdure.contract import Evidence, EvidenceSource, Incarnation
 from perdure.contract.identity import identity_of
 from perdure.contract.transitions import NodeEnding
 from perdure.spec.job import JobSpec
+from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.checkpoints import commits
 from perdure.workflows.policy.facts.events import Event, RelaunchRequested, SuspendRequested
 from perdure.workflows.policy.record import incidents
@@ -141,13 +142,15 @@ def describe(state: RoleInJob) -> str:
 
 def _begin(state: RoleInJob, job: JobSpec, now: datetime, *, title: str) -> RoleInJob | None:
     """Requests a checkpoint, unless one is requested already; None where none is worth waiting for."""
-    if state.postponed is not None and (state.postponed.suspend is not None or not is_due(state, now)):
+    before = state.postponed
+    if before is not None and (before.suspend is not None or not is_due(state, now)):
         return state
     trains = state.stepping and state.interruption is None and not state.between_stages and state.outcome is None
     serves = job.roles[state.role].ready is not None
     if job.stored is None or not job.stored.save_timeout or not trains or serves or commits.saves_nothing(state):
         return None
     state = commits.request(state)
+    before = before if state.behavior >= Behavior.RELEASE_0_4 else None
     return state.replace(
         postponed=PostponedChange(
             title=title,
@@ -155,6 +158,9 @@ def _begin(state: RoleInJob, job: JobSpec, now: datetime, *, title: str) -> Role
             since=now,
             until=now + job.stored.save_timeout,
             generation=state.generation,
+            # These are due, and not carried out yet: their checkpoint was reported together with what this one is for.
+            relaunches=before.relaunches if before is not None else (),
+            endings=before.endings if before is not None else (),
         )
     )
 
