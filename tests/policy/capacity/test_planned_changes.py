@@ -244,6 +244,41 @@ def test_requests_of_users_count_together():
     assert job.state.phase is JobPhase.SUSPENDED
 
 
+def save(job: Scenario, place: str, *, step: int, answers: int = 0) -> Scenario:
+    """All nodes store a checkpoint of one of the script's checkpointers, and it is committed."""
+    for rank in (0, 1):
+        stored(job, rank, step=step, place=place, answers=answers)
+    return committed(job)
+
+
+def test_a_job_with_two_checkpointers_is_suspended_once_both_have_saved():
+    job = scenario()
+    save(save(job, "model", step=7), "buffer", step=7).take(SUSPEND)
+    save(job, "model", step=30, answers=1)
+    assert job.state.phase is JobPhase.RUNNING
+    save(job, "buffer", step=30, answers=1)
+    assert job.state.phase is JobPhase.SUSPENDED
+
+
+def test_two_checkpointers_that_save_for_the_first_time_are_both_waited_for():
+    job = scenario().take(SUSPEND)
+    for rank in (0, 1):
+        for place in ("model", "buffer"):
+            stored(job, rank, place=place, answers=1)
+    committed(job)
+    assert job.state.phase is JobPhase.RUNNING
+    committed(job)
+    assert job.state.phase is JobPhase.SUSPENDED
+
+
+def test_a_checkpointer_whose_training_is_over_is_not_waited_for():
+    job = scenario()
+    save(job, "fold-1", step=100)
+    save(save(job, "fold-2", step=1), "fold-2", step=2).take(SUSPEND)
+    save(job, "fold-2", step=3, answers=1)
+    assert job.state.phase is JobPhase.SUSPENDED
+
+
 def test_a_replacement_that_is_due_is_not_forgotten_for_a_node_that_ends_at_the_same_moment():
     job = scenario().take(RelaunchRequested(rank=0))
     for rank in (0, 1):

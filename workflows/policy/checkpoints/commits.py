@@ -155,11 +155,13 @@ def _stored(
     known = known.replace(parts_of={**others, stored.checkpoint.place: parts})
     if not set(world.members) <= set(parts.nodes):
         return state.replace(checkpoints=known)
+    answers = min([parts.answers, *_answers_beside(state, known, stored.checkpoint.place)])
+    known = known.replace(answers_of=_with_answers(known, parts))
     commit = Commit(
         checkpoint=parts.checkpoint,
         rank=node.rank,
         interval=interval(state, job.stored, parts.took, now),
-        answers=max(parts.answers, known.answered),
+        answers=max(answers, known.answered),
         inherited=known.inherited,
         kept_before=known.kept_before,
     )
@@ -177,6 +179,24 @@ def _known_parts(state: RoleInJob, checkpoint: CheckpointRef) -> tuple[StoredPar
         if place != checkpoint.place and parts.checkpoint.generation == checkpoint.generation
     ]
     return known.get(checkpoint.place), dict(others[-_PLACES + 1 :])
+
+
+def _answers_beside(state: RoleInJob, known: CheckpointState, place: str) -> list[int]:
+    """The requests that checkpointers have answered which save in turn with this one. A request is answered once all of
+    them have: what follows it ends the ranks, and their states would be of different times. One that has saved nothing
+    since this one did so last trains no more."""
+    if state.behavior < Behavior.RELEASE_0_4:
+        return []
+    places = list(known.answers_of)
+    since = places[places.index(place) + 1 :] if place in places else [one for one in known.parts_of if one != place]
+    return [known.answers_of.get(one, 0) for one in since]
+
+
+def _with_answers(known: CheckpointState, parts: StoredParts) -> dict[str, int]:
+    """Which request each place has answered, with that of a complete checkpoint as the newest."""
+    place = parts.checkpoint.place
+    others = [(one, answers) for one, answers in known.answers_of.items() if one != place]
+    return dict([*others[-_PLACES + 1 :], (place, parts.answers)])
 
 
 def _with_commit(state: RoleInJob, known: CheckpointState, commit: Commit) -> CheckpointState:

@@ -47,6 +47,8 @@ class CheckpointState(Message):
     """The number of checkpoints that were requested."""
     answered: int = 0
     """The newest of these requests that a durable checkpoint answers."""
+    answers_of: dict[str, int] = Field(default={})
+    """The newest request that the last complete checkpoint of each place answers; the place of the newest one last."""
     problem: ShortText = ""
     """Why the last one could not be stored; empty since one was."""
     problem_since: datetime | None = None
