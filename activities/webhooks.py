@@ -2,7 +2,9 @@
 
 The URL is a user's, and the worker reaches what its users may not: metadata of a cloud's machines, the API server,
 other teams' services. So each address that a name resolves to is checked, and the connection goes to that very address:
-a name that resolves to another one a moment later leads nowhere else. Redirects are not followed.
+a name that resolves to another one a moment later leads nowhere else. A host such as `127.1` is no name, and the system
+reads it as an address, so the border is where sockets are made: there is none for anything but a whole address that is
+allowed. Redirects are not followed.
 """
 
 from __future__ import annotations
@@ -14,13 +16,14 @@ import hmac
 import ipaddress
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
-from typing import Final
+from typing import Any, Final, cast
 
 import aiohttp
+from aiohttp import AddrInfoType
 from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.resolver import DefaultResolver
 from yarl import URL
@@ -86,6 +89,20 @@ def _meant(address: Address) -> Address:
     return address.ipv4_mapped or address.sixtofour or teredo or address
 
 
+def _socket_of(policy: AddressPolicy, *, encrypted: bool) -> Callable[[AddrInfoType], socket.socket]:
+    """Returns what makes sockets, for addresses that the policy allows only."""
+
+    def make(found: AddrInfoType) -> socket.socket:
+        family, kind, protocol, _, place = found
+        host = str(cast("tuple[Any, ...]", place)[0])
+        address = _as_address(host)
+        if why := policy.refusal(address, encrypted=encrypted) if address else f"{host} is no whole address":
+            raise DeliveryFailed(why, final=True)
+        return socket.socket(family=family, type=kind, proto=protocol)
+
+    return make
+
+
 class _Resolver(AbstractResolver):
     """Resolves names to addresses that the policy allows."""
 
@@ -121,9 +138,11 @@ async def post(url: str, body: bytes, headers: Mapping[str, str], policy: Addres
         raise DeliveryFailed("its URL is not valid", final=True) from None
     if place.scheme not in ("https", "http") or not host:
         raise DeliveryFailed("its URL is not valid: expected https://…", final=True)
-    if (literal := _as_address(host)) and (why := policy.refusal(literal, encrypted=encrypted)):
-        raise DeliveryFailed(why, final=True)
-    connector = aiohttp.TCPConnector(resolver=_Resolver(policy, encrypted=encrypted), use_dns_cache=False)
+    connector = aiohttp.TCPConnector(
+        resolver=_Resolver(policy, encrypted=encrypted),
+        use_dns_cache=False,
+        socket_factory=_socket_of(policy, encrypted=encrypted),
+    )
     timeout = aiohttp.ClientTimeout(total=TIMEOUT.total_seconds())
     try:
         async with (

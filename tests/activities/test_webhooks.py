@@ -9,6 +9,8 @@ from ipaddress import ip_network
 from pathlib import Path
 
 import pytest
+from aiohttp import TCPConnector
+from aiohttp.abc import ResolveResult
 
 from perdure.activities import webhooks
 from perdure.activities.webhooks import (
@@ -82,6 +84,22 @@ def test_nothing_is_sent_through_public_networks_unencrypted():
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.1", "2130706433", "0x7f000001", "[::1]", "0"])
 async def test_no_name_or_spelling_of_this_machine_is_reached(receiver: Receiver, host: str):
     with pytest.raises(DeliveryFailed) as failed:
+        await post(f"http://{host}:{receiver.port}/", b"{}", {}, PUBLIC)
+    assert failed.value.final
+    assert not receiver.requests
+
+
+@pytest.mark.parametrize("host", ["127.1", "2130706433", "0177.0.0.1", "127.0.1", "127.0.0.1"])
+async def test_what_a_client_takes_for_an_address_without_resolving_it_is_checked_where_it_connects(
+    receiver: Receiver, host: str, monkeypatch: pytest.MonkeyPatch
+):
+    """As aiohttp did until its release 3.14: it hands such a host to the system, which reads it as an address."""
+
+    async def unresolved(connector: TCPConnector, host: str, port: int, traces: object = None) -> list[ResolveResult]:
+        return [ResolveResult(hostname=host, host=host, port=port, family=0, proto=0, flags=0)]
+
+    monkeypatch.setattr(TCPConnector, "_resolve_host", unresolved)
+    with pytest.raises(DeliveryFailed, match=r"address") as failed:
         await post(f"http://{host}:{receiver.port}/", b"{}", {}, PUBLIC)
     assert failed.value.final
     assert not receiver.requests
