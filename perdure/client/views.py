@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import reduce
@@ -198,11 +198,12 @@ def _merge(job: NodeView, group: NodeView | None, lease: NodeLease | None) -> No
     return merged.model_copy(update={"progress": merged.progress.model_copy(update={"steps_per_second": None})})
 
 
-def nodes_of_ranks(nodes: Iterable[NodeView], ranks: Iterable[int]) -> frozenset[int]:
-    """The nodes that run these ranks of the current world; ranks that do not exist are left out."""
+def nodes_of_ranks(nodes: Iterable[NodeView], ranks: Container[int]) -> frozenset[int]:
+    """The nodes that run these ranks of the current world. Ranks that do not exist are left out, and not counted
+    through: a range of them has any length."""
     members = sorted((node for node in nodes if node.group_rank is not None), key=lambda node: node.group_rank or 0)
     runs = [node.rank for node in members for _ in range(node.processes)]
-    return frozenset(runs[rank] for rank in ranks if rank < len(runs))
+    return frozenset(node for rank, node in enumerate(runs) if rank in ranks)
 
 
 def comparable(known: Sequence[Progress]) -> Sequence[Progress]:

@@ -30,6 +30,7 @@ from perdure.contract import (
     ProgressSource,
 )
 from tests.policy.scenario import Scenario
+from tests.support.processor_time import ends_within
 
 REPORTED, COUNTED = ProgressSource.REPORTED, ProgressSource.COUNTED
 SINCE = datetime(2026, 11, 26, tzinfo=UTC)
@@ -214,6 +215,11 @@ def test_ranks_are_on_nodes_in_the_order_of_their_group_ranks() -> None:
     nodes = [node(0, group_rank=1, processes=4), node(1), node(2, group_rank=0, processes=2)]
     assert [set(nodes_of_ranks(nodes, [rank])) for rank in (0, 1, 2, 5, 6)] == [{2}, {2}, {0}, {0}, set()]
     assert nodes_of_ranks(nodes, range(1, 3)) == {0, 2}
+
+
+def test_a_range_of_ranks_that_do_not_exist_takes_no_time() -> None:
+    nodes = [node(0, group_rank=0, processes=4)]
+    assert ends_within(5, lambda: nodes_of_ranks(nodes, range(2, 10**18)))
 
 
 def leased(idle: float | None, *, rank: int = 0, usual: float | None = 0.1) -> NodeLease:

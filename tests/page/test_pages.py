@@ -307,3 +307,9 @@ async def test_a_page_that_is_closed_ends_no_other(visitor: Visitor) -> None:
         assert await events(visitor, f"{JOB}events", 1)
         assert (await answer.content.readline()) == b"\n"
     assert await events(visitor, f"{JOB}events", 2)
+
+
+async def test_a_range_of_ranks_without_an_end_keeps_no_page_waiting(visitor: Visitor) -> None:
+    # A server that counted through it would answer nobody.
+    assert await events(visitor, f"{JOB}lines?rank=0-{10**18}")
+    await visitor.get(JOB)
