@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from perdure.contract import NodeCredentials, StoreAction, StoreAnswer, StoreCall, StoreRequest
-from perdure.contract.store import LARGEST_CALL
+from perdure.contract.store import LARGEST_CALL, MOST_CALLS
 from perdure.workflows.carrying import pack
 from perdure.workflows.policy.services.store import (
     ANSWER_BYTES,
@@ -18,12 +18,15 @@ from perdure.workflows.policy.services.store import (
     MOST_CLIENTS,
     MOST_KEYS,
     MOST_WATCHED,
+    Barrier,
+    Namespace,
     StoreState,
     answer_calls,
     nodes_to_notify,
     record_notification,
     view,
 )
+from tests.support.processor_time import ends_within
 
 NUMBERS = count(1)
 
@@ -225,6 +228,22 @@ def test_ranks_meet_at_a_barrier_again_and_again(store: Held):
 def test_ranks_that_disagree_on_the_size_of_a_barrier_are_told(store: Held):
     store.ask(StoreAction.JOIN, "b", member=0, size=2)
     assert "3 ranks, and others wait for 2" in store.ask(StoreAction.JOIN, "b", member=1, size=3).refused
+
+
+def join_again_and_again() -> None:
+    store = Held()
+    names = [f"{number}" for number in range(MOST_KEYS)]
+    space = Namespace(values=dict.fromkeys(names, b""), barriers=dict.fromkeys(names, Barrier(size=2)))
+    before = 2 * sum(map(len, names))
+    store.state = StoreState(role="worker", generation=1, own=space, bytes=before)
+    for _ in range(8):
+        joins = [call(StoreAction.JOIN, names[number], member=0, size=2) for number in range(MOST_CALLS)]
+        assert not any(answer.refused for answer in store.request(*joins))
+    assert store.state.bytes == before + 8 * MOST_CALLS
+
+
+def test_ranks_that_join_barriers_of_a_full_store_take_little_time():
+    assert ends_within(8, join_again_and_again)
 
 
 def test_a_store_that_is_full_refuses_and_names_limit_and_value(store: Held):

@@ -277,11 +277,11 @@ def _join(state: StoreState, call: StoreCall, space: Namespace) -> tuple[StoreSt
     members = barrier.members | {call.member}
     complete = len(members) >= call.size
     barrier = Barrier(size=call.size, round=round_joined + complete, members=frozenset() if complete else members)
-    changed = space.replace(barriers={**space.barriers, name: barrier})
-    weight = state.bytes + _weight(changed) - _weight(space)
+    # Only this barrier has changed: a store may have ten thousand of them and of keys, and a request hundreds of calls.
+    weight = state.bytes + _weight_of_barrier(name, barrier) - _weight_of_barrier(name, space.barriers.get(name))
     if weight > state.bytes:
         weight = _bounded(weight, call)
-    state = state.replace(bytes=weight)
+    state, changed = state.replace(bytes=weight), space.replace(barriers={**space.barriers, name: barrier})
     return _with_space(state, call, changed), StoreAnswer(number=round_joined, complete=complete)
 
 
@@ -329,8 +329,12 @@ def _bounded(weight: int, call: StoreCall) -> int:
 
 
 def _weight(space: Namespace) -> int:
-    barriers = sum(len(name.encode()) + _MEMBER_BYTES * len(one.members) for name, one in space.barriers.items())
+    barriers = sum(_weight_of_barrier(name, one) for name, one in space.barriers.items())
     return _weight_of_values(space.values) + barriers
+
+
+def _weight_of_barrier(name: str, barrier: Barrier | None) -> int:
+    return 0 if barrier is None else len(name.encode()) + _MEMBER_BYTES * len(barrier.members)
 
 
 def _weight_of_values(values: Mapping[str, bytes]) -> int:
