@@ -25,7 +25,6 @@ with workflow.unsafe.imports_passed_through():
         DatasetRequest,
         DatasetView,
         Message,
-        ShardAnswer,
         ShardsSetAside,
     )
     from perdure.contract.names import DATASET, dataset_workflow_id
@@ -33,7 +32,14 @@ with workflow.unsafe.imports_passed_through():
     from perdure.workflows.carrying import Packed, pack, unpack
     from perdure.workflows.companion import JobOwner, accompany, owner_of, start_companion
     from perdure.workflows.node_record import GroupInput
-    from perdure.workflows.policy.services.datasets import MOST_NAMED, DatasetState, begin, exchange, unprocessed, view
+    from perdure.workflows.policy.services.datasets import (
+        MOST_NAMED,
+        DatasetState,
+        begin,
+        exchange_all,
+        unprocessed,
+        view,
+    )
     from perdure.workflows.policy.services.spans import size
 
 
@@ -69,13 +75,10 @@ class Dataset:
 
     @workflow.update(description="What ranks have done, for what they need next")
     def exchange(self, request: DatasetRequest) -> DatasetAnswer:
-        answers: list[ShardAnswer] = []
-        for one in request.ranks:
-            self._state, answer = exchange(self._state, request.parameters, request.term, one)
-            answers.append(answer)
+        self._state, answers = exchange_all(self._state, request)
         if not workflow.unsafe.is_replaying():
             event_sink.send_dataset(self._input.owner.job_id, self._input.name, self._state)
-        return DatasetAnswer(ranks=tuple(answers))
+        return DatasetAnswer(ranks=answers)
 
     @exchange.validator
     def _validate_exchange(self, request: DatasetRequest) -> None:

@@ -9,20 +9,35 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from perdure.contract import DatasetParameters, FailedShard, Position, SetAside, ShardAnswer, ShardRequest, Term
-from perdure.contract.datasets import PARTITION_SIZE, Span, Spans
+from perdure.contract import (
+    DatasetParameters,
+    DatasetRequest,
+    FailedShard,
+    NodeCredentials,
+    Position,
+    SetAside,
+    ShardAnswer,
+    ShardRequest,
+    Term,
+)
+from perdure.contract.datasets import MOST_SPANS, PARTITION_SIZE, Span, Spans
 from perdure.workflows.policy.services.datasets import (
+    MOST_ASIDE,
+    MOST_FAILED,
     MOST_FRAGMENTS,
+    MOST_HELD,
     MOST_TRIES,
     DatasetState,
     Shards,
     begin,
     exchange,
+    exchange_all,
     samples_done,
     unprocessed,
     view,
 )
 from perdure.workflows.policy.services.spans import difference, intersection, size, union
+from tests.support.processor_time import ends_within
 
 RANKS = 3
 WHOLE = DatasetParameters(size=100, shard_size=8, epochs=2)
@@ -423,3 +438,70 @@ def test_a_dataset_without_an_end_is_never_drained():
         assert not answer.drained
     assert view(state).total is None
     assert state.next > 300
+
+
+NODE = NodeCredentials(uid="0", role="worker", rank=0, incarnation=1, token="t")
+LARGE = DatasetParameters(size=2**30, shard_size=2**20)
+FIRST = Term(generation=1)
+
+
+def every_other_sample(first: int) -> tuple[FailedShard, ...]:
+    return tuple(FailedShard(span=(first + 2 * at, first + 2 * at + 1)) for at in range(MOST_SPANS))
+
+
+def leased_to(ranks: int) -> DatasetState:
+    state = begin(LARGE)
+    for rank in range(ranks):
+        state, _ = exchange(state, LARGE, FIRST, ShardRequest(rank=rank, world_size=ranks, shards=1))
+    return state
+
+
+def report_failures() -> None:
+    state = leased_to(256)
+    for _ in range(5):
+        ranks = tuple(
+            ShardRequest(rank=rank, holds=held, failed=every_other_sample(held[0][0]))
+            for rank, held in state.leases.items()
+        )
+        state, answers = exchange_all(state, DatasetRequest(sender=NODE, parameters=LARGE, term=FIRST, ranks=ranks))
+        assert not any(answer.refused for answer in answers)
+        assert size(state.leased) + size(state.free) + size(state.aside) == state.next
+
+
+def test_failures_that_are_made_to_keep_a_worker_busy_take_little_time():
+    assert ends_within(15, report_failures)
+
+
+def test_more_failures_than_an_exchange_takes_in_are_granted_again_and_not_counted():
+    state = leased_to(3)
+    ranks = tuple(ShardRequest(rank=rank, failed=every_other_sample(held[0][0])) for rank, held in state.leases.items())
+    state, answers = exchange_all(state, DatasetRequest(sender=NODE, parameters=LARGE, term=FIRST, ranks=ranks))
+    assert len(state.failures) == MOST_FAILED
+    counted = (MOST_SPANS, MOST_FAILED - MOST_SPANS, 0)
+    assert [size(answer.granted) for answer in answers] == [LARGE.shard_size - number for number in counted]
+
+
+def test_a_rank_that_takes_its_lease_to_pieces_is_refused_and_changes_nothing():
+    state, refused = leased_to(1), ""
+    for step in range(10):
+        first = 2 * MOST_SPANS * step
+        done = tuple(one.span for one in every_other_sample(first))
+        before = state
+        state, answer = exchange(state, LARGE, FIRST, ShardRequest(rank=0, done=done))
+        if refused := answer.refused:
+            assert state == before
+            break
+    assert str(MOST_HELD) in refused
+
+
+def test_a_dataset_of_which_too_much_fails_is_refused_with_the_first_errors():
+    aside = tuple((2**21 + 2 * at, 2**21 + 2 * at + 1) for at in range(MOST_ASIDE))
+    first = SetAside(epoch=0, first=2**21, end=2**21 + 1, error="no such file")
+    state = leased_to(1).replace(aside=aside, details=(first,))
+    failed = (FailedShard(span=(0, 1)),)
+    for _ in range(MOST_TRIES - 1):
+        state, answer = exchange(state, LARGE, FIRST, ShardRequest(rank=0, holds=((1, 2**20),), failed=failed))
+        state, _ = exchange(state, LARGE, FIRST, ShardRequest(rank=0, holds=((1, 2**20),), shards=1))
+        assert not answer.refused
+    _, answer = exchange(state, LARGE, FIRST, ShardRequest(rank=0, holds=((1, 2**20),), failed=failed))
+    assert "no such file" in answer.refused

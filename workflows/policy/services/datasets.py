@@ -7,7 +7,8 @@ Invariants:
       its node cannot send any more; a request of an older term changes nothing.
     - The first rank that names a term decides at which position it begins. The others must name the same one.
     - The number of spans is bounded by ranks and partitions, not by samples: a rank that holds too many fragments is
-      granted none.
+      granted none, and what would make too many of them is refused. So is the time that an exchange takes: training
+      code chooses what it reports, and the worker serves other jobs, too.
     - All positions of a stream are below `next`, and `free` until they are leased: those before the ends that ranks
       have reported can be.
 """
@@ -20,10 +21,11 @@ from pydantic import Field
 
 from perdure.contract.base import Message
 from perdure.contract.datasets import (
+    MOST_SPANS,
     PARTITION_SIZE,
     DatasetParameters,
+    DatasetRequest,
     DatasetView,
-    FailedShard,
     PartitionView,
     Position,
     SetAside,
@@ -34,12 +36,18 @@ from perdure.contract.datasets import (
     Term,
     UnprocessedSamples,
 )
-from perdure.workflows.policy.services.spans import difference, intersection, size, union
+from perdure.workflows.policy.services.spans import difference, intersection, overlaps, size, union
 
 MOST_TRIES = 3
 """Tries of a shard before it is set aside: two repeats tell a bad sample from a storage that failed for a moment."""
 MOST_FRAGMENTS = 32
 """Spans that one rank holds. Beyond it, the rank is granted nothing until it has finished some."""
+MOST_HELD = 2 * MOST_SPANS
+"""Spans that one rank may be left with by what it reports: a request names no more than half of them."""
+MOST_ASIDE = 20_000
+"""Spans that are set aside."""
+MOST_FAILED = 500
+"""Failed shards that one exchange takes in. Others are granted to their ranks again, as if they had not been tried."""
 MOST_GRANTED_SPANS = 16
 """Spans in one answer."""
 MOST_FAILURES = 1_000
@@ -137,6 +145,18 @@ def begin(parameters: DatasetParameters) -> DatasetState:
     )
 
 
+def exchange_all(state: DatasetState, request: DatasetRequest) -> tuple[DatasetState, tuple[ShardAnswer, ...]]:
+    """Answers the requests of a node's ranks, in their order."""
+    answers: list[ShardAnswer] = []
+    left = MOST_FAILED
+    for one in request.ranks:
+        known = one.replace(failed=one.failed[:left])
+        left -= len(known.failed)
+        state, answer = exchange(state, request.parameters, request.term, known)
+        answers.append(answer)
+    return state, tuple(answers)
+
+
 def exchange(
     state: DatasetState, parameters: DatasetParameters, term: Term, request: ShardRequest
 ) -> tuple[DatasetState, ShardAnswer]:
@@ -152,8 +172,11 @@ def exchange(
             refused="this rank has loaded another data position than a rank before it: all ranks load the same "
             "checkpoint, and load it equally often"
         )
-    state = _take_in(_grow(state, request), request)
-    held = state.leases.get(request.rank, ())
+    taken = _take_in(_grow(state, request), request)
+    held = taken.leases.get(request.rank, ())
+    if refused := _why_too_many(taken, held):
+        return state, ShardAnswer(refused=refused)
+    state = taken
     lost = difference(held, request.holds)
     state, granted = _grant(state, request, held)
     return state, ShardAnswer(
@@ -243,35 +266,46 @@ def _take_in(state: DatasetState, request: ShardRequest) -> DatasetState:
     held = state.leases.get(request.rank, ())
     if not held:
         return state
-    rest = difference(held, request.done)
-    state = _with_lease(state, request.rank, rest)
+    held = difference(held, request.done)
     counted = state.failed.get(request.rank, 0)
+    newest = max((failed.number for failed in request.failed), default=0)
+    failures, returned, aside, details = list(state.failures), list[Span](), list[Span](), list[SetAside]()
     for failed in request.failed:
         # A request whose answer was late is repeated, and the shard may have been leased to the rank again since.
         if failed.number and failed.number <= counted:
             continue
-        if span := intersection(state.leases.get(request.rank, ()), (failed.span,)):
-            state = _fail(state, request.rank, span, failed)
-    if newest := max((failed.number for failed in request.failed), default=0):
-        state = state.replace(failed={**state.failed, request.rank: max(counted, newest)})
-    if state.failures and request.done:
-        open_failures = tuple(one for one in state.failures if not intersection((one.span,), request.done))
-        state = state.replace(failures=open_failures)
-    return state
-
-
-def _fail(state: DatasetState, rank: int, span: Spans, failed: FailedShard) -> DatasetState:
-    state = _with_lease(state, rank, difference(state.leases[rank], span))
-    before = next((one for one in state.failures if intersection((one.span,), span)), None)
-    others = tuple(one for one in state.failures if one is not before)
-    tries = (before.tries if before else 0) + 1
-    if tries < MOST_TRIES and len(others) < MOST_FAILURES:
-        counted = (*others, FailedTries(span=failed.span, tries=tries))
-        return state.replace(free=union(state.free, span), failures=counted)
-    details = tuple(_detail(state.parameters, one, failed.error) for one in span)
-    return state.replace(
-        aside=union(state.aside, span), details=(*state.details, *details)[:MOST_DETAILS], failures=others
+        spans = intersection(held, (failed.span,))
+        if not spans:
+            continue
+        held = difference(held, spans)
+        index = next((index for index, one in enumerate(failures) if overlaps(one.span, spans)), None)
+        tries = 1 if index is None else failures.pop(index).tries + 1
+        if tries < MOST_TRIES and len(failures) < MOST_FAILURES:
+            failures.append(FailedTries(span=failed.span, tries=tries))
+            returned += spans
+        else:
+            aside += spans
+            details += (_detail(state.parameters, one, failed.error) for one in spans)
+    if request.done:
+        failures = [one for one in failures if not overlaps(one.span, request.done)]
+    return _with_lease(state, request.rank, held).replace(
+        free=union(state.free, returned) if returned else state.free,
+        aside=union(state.aside, aside) if aside else state.aside,
+        details=(*state.details, *details)[:MOST_DETAILS],
+        failures=tuple(failures),
+        failed={**state.failed, request.rank: newest} if newest > counted else state.failed,
     )
+
+
+def _why_too_many(state: DatasetState, held: Spans) -> str:
+    """Why what a rank has reported is refused, since the state would grow without a bound; empty where it is not."""
+    if len(held) > MOST_HELD:
+        return f"this rank has reported parts of shards, and would hold {len(held)} pieces; the most are {MOST_HELD}"
+    if len(state.aside) > MOST_ASIDE:
+        return f"more than {MOST_ASIDE:,} parts of the dataset have failed {MOST_TRIES} times; the first: " + "; ".join(
+            one.summary for one in state.details[:MOST_NAMED]
+        )
+    return ""
 
 
 def _detail(parameters: DatasetParameters, span: Span, error: str) -> SetAside:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
+from operator import itemgetter
 
 from perdure.contract.datasets import Span
 
 Spans = tuple[Span, ...]
+
+_END = itemgetter(1)
 
 
 def union(*sets: Iterable[Span]) -> Spans:
@@ -21,14 +25,13 @@ def union(*sets: Iterable[Span]) -> Spans:
 
 
 def difference(spans: Spans, removed: Spans) -> Spans:
-    """Returns the positions of the first set that are not in the second."""
+    """Returns the positions of the first set that are not in the second, of which only what overlaps is looked at."""
     if not removed:
         return spans
     rest: list[Span] = []
     index = 0
     for first, end in spans:
-        while index < len(removed) and removed[index][1] <= first:
-            index += 1
+        index = bisect_right(removed, first, lo=index, key=_END)
         at, begin = index, first
         while at < len(removed) and removed[at][0] < end:
             if begin < removed[at][0]:
@@ -43,6 +46,12 @@ def difference(spans: Spans, removed: Spans) -> Spans:
 def intersection(one: Spans, other: Spans) -> Spans:
     """Returns the positions that are in both sets."""
     return difference(one, difference(one, other))
+
+
+def overlaps(span: Span, others: Spans) -> bool:
+    """Returns whether a span has positions of a set."""
+    index = bisect_right(others, span[0], key=_END)
+    return span[0] < span[1] and index < len(others) and others[index][0] < span[1]
 
 
 def size(spans: Iterable[Span]) -> int:
