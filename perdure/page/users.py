@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
@@ -75,6 +76,11 @@ class _Answers(Generic[KeyT, ValueT]):
         age = time.monotonic() - found[0] if found else 0.0
         return found is not None and age < (_FRESH_SECONDS if found[1] else _REFUSED_SECONDS)
 
+    def granted(self, key: KeyT) -> bool:
+        """Whether the last answer was not a refusal, however old it is."""
+        found = self._known.get(key)
+        return found is not None and bool(found[1])
+
     async def get(self, key: KeyT) -> ValueT:
         """The answer.
 
@@ -123,8 +129,8 @@ class ClusterUsers:
         self._rights = _Answers(self._review_access)
 
     def knows(self, token: str) -> bool:
-        """Whether a token needs no review now."""
-        return self._users.known(token)
+        """Whether a token is not that of a stranger: it needs no review now, or was valid when it was reviewed last."""
+        return self._users.known(token) or self._users.granted(token)
 
     async def user_of(self, token: str) -> User | None:
         """The user whose token it is; None where the token is not valid.
@@ -237,13 +243,13 @@ class SignIn:
         return await handler(request)
 
     async def _user_of(self, request: web.Request, token: str) -> User | None:
-        """Whose token it is. An address that sends many unknown ones is slowed down."""
+        """Whose token it is. An address that sends many unknown ones is slowed down; users who are signed in may have
+        the same address, that of a proxy, and are not."""
         if not token:
             return None
-        if self._users.knows(token):
-            return await self._users.user_of(token)
+        is_known = self._users.knows(token)
         try:
-            with self._strangers.one_call(request.remote or ""):
+            with nullcontext() if is_known else self._strangers.one_call(request.remote or ""):
                 return await self._users.user_of(token)
         except TooMany:
             raise web.HTTPTooManyRequests(text="Too many tokens are tried from your address.\n") from None

@@ -191,11 +191,29 @@ async def test_an_open_page_ends_with_the_right_to_see_it(
     await stranger.get(path, status=status)
 
 
-async def test_an_address_that_tries_many_tokens_is_slowed_down(stranger: Visitor) -> None:
+async def try_tokens(stranger: Visitor) -> set[int]:
+    """Tries many made-up tokens; returns the statuses of the answers."""
+
     async def attempt(number: int) -> int:
         headers = {"Authorization": f"Bearer t{number}"}
         async with stranger.session.get(stranger.url("/"), headers=headers) as answer:
             return answer.status
 
-    found = [await attempt(number) for number in range(700)]
-    assert set(found) == {401, 429}
+    return {await attempt(number) for number in range(700)}
+
+
+async def test_an_address_that_tries_many_tokens_is_slowed_down(stranger: Visitor) -> None:
+    assert await try_tokens(stranger) == {401, 429}
+
+
+async def test_users_behind_the_proxy_of_one_who_tries_tokens_are_not_kept_out(
+    stranger: Visitor, api: PlayedApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await signed_in(stranger, "ana")
+    monkeypatch.setattr(users_module, "_FRESH_SECONDS", 0.0)
+    assert 429 in await try_tokens(stranger)
+    before = len(api.reviews)
+    assert "llama" in await stranger.get(JOB)
+    assert "TokenReview" in api.reviews[before:], "the token is reviewed as ever"
+    del api.rights["ana"]
+    await stranger.get(JOB, status=401)
