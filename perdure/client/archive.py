@@ -32,6 +32,8 @@ from perdure.contract import (
 )
 from perdure.contract.archive import ARCHIVED_JOB, FORMAT, archived_logs
 from perdure.spec.base import fill_template
+from perdure.spec.errors import SpecError
+from perdure.spec.validate import refuse_large
 
 _AT_ONCE = 16
 """Requests to a storage at a time."""
@@ -40,6 +42,11 @@ _LARGEST = 32 * 1024 * 1024
 _MOST_OBJECTS = 250_000
 """Objects and lists of a record, at most: a few times as many as 2,000 nodes of eight ranks have. Each takes up to 50
 times its bytes of memory when it is read."""
+_MOST_VALUES = 2_000_000
+"""Values of a record, at most, by the same measure."""
+_MOST = {"incidents": 1_000, "nodes": 20_000, "roles": 1_000, "datasets": 1_000}
+"""Parts of a record, at most: many times as many as the largest jobs have. What shows a job takes up to a third of a
+millisecond for each, and may serve others, too."""
 _NODE = re.compile(r"(?P<role>.+)-(?P<rank>\d+)")
 
 
@@ -325,17 +332,39 @@ def _record(files: Any, path: str, folder: str) -> ArchivedJob | None:
         raise _unreadable(folder, error) from error
     if len(content) > _LARGEST:
         raise PerdureError(f"{folder}/{ARCHIVED_JOB} has more than {_LARGEST:,} bytes, which no worker has written")
-    if content.count(b"{") + content.count(b"[") > _MOST_OBJECTS:
+    if content.count(b"{") + content.count(b"[") > _MOST_OBJECTS or content.count(b",") > _MOST_VALUES:
         raise PerdureError(
-            f"{folder}/{ARCHIVED_JOB} has more than {_MOST_OBJECTS:,} objects, which no worker has written"
+            f"{folder}/{ARCHIVED_JOB} has more than {_MOST_OBJECTS:,} objects or {_MOST_VALUES:,} values, which no "
+            "worker has written"
         )
     try:
         record = ArchivedJob.model_validate_json(content)
     except ValidationError as error:
         raise PerdureError(f"{folder}/{ARCHIVED_JOB} is not the archive of a job") from error
+    if problem := _problem_of(record, path):
+        raise PerdureError(f"{folder}/{ARCHIVED_JOB} {problem}, which no worker has written")
     if record.format > FORMAT:
         raise PerdureError(f"{folder} was written by a newer release", remedy="Install that release to read it.")
     return record
+
+
+def _problem_of(record: ArchivedJob, path: str) -> str:
+    """What a record has that no worker writes into this folder; empty if nothing. Whoever may write to the archive of
+    one job must not speak for others by it."""
+    namespace, name = path.split("/")[-3:-1]
+    if (record.namespace, record.name) != (namespace, name):
+        return f"is about {record.namespace}/{record.name}"
+    found = {
+        "incidents": len(record.incidents),
+        "nodes": sum(len(role.nodes) for role in record.roles.values()),
+        "roles": len(record.roles),
+        "datasets": len(record.datasets),
+    }
+    try:
+        refuse_large(record.spec)
+    except SpecError:
+        return "has a specification that is far too large"
+    return next((f"has {number:,} {what}" for what, number in found.items() if number > _MOST[what]), "")
 
 
 def _kept_logs(place: str, within: str | None) -> Sequence[tuple[str, int, int]]:

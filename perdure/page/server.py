@@ -197,7 +197,8 @@ class Pages:
             actions=[(one, may[one.right]) for one in actions],
             may_read_logs=may[Right.LOGS],
             lacking=[right for right, granted in may.items() if not granted],
-            spec=render.spec_text(look.spec),
+            # A large one takes seconds, and others wait for their pages.
+            spec=await asyncio.to_thread(render.spec_text, look.spec),
         )
 
     async def job_events(self, request: web.Request) -> web.StreamResponse:

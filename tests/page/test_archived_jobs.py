@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime, timedelta
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from perdure.client.archive import ArchivedJobs
 from perdure.contract import ArchivedJob, ArchivedRole, JobPhase
 from tests.page.conftest import SPEC, Visitor, served
 from tests.page.played import HOSTILE, PlayedClient, PlayedJob, failed
@@ -88,6 +91,41 @@ async def test_an_archive_that_is_not_complete_says_so(client: PlayedClient, tmp
 async def test_no_name_leads_out_of_the_namespace(visitor: Visitor, path: str) -> None:
     await visitor.get(path, status=404)
     assert "the last words" not in str(await events(visitor, f"{path}lines"))
+
+
+def change(place: Path, changes: Mapping[str, Any]) -> None:
+    """Writes into the record of the job, as whoever may write to its archive."""
+    file = place / "default" / "old" / "0123abcd" / "job.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+_TIME = "2026-11-26T00:00:00Z"
+INCIDENT = {"number": 1, "title": "x", "started_at": _TIME, "noticed_at": _TIME}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"incidents": [INCIDENT] * 20_000},
+        {"spec": dict.fromkeys(map(str, range(100_000)), 1)},
+        {"datasets": {str(number): {} for number in range(10_000)}},
+        {"roles": {"worker": {"status": {"lost": [1] * 3_000_000}}}},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+async def test_a_record_that_is_made_to_keep_the_page_busy_is_not_shown(
+    visitor: Visitor, place: Path, changes: Mapping[str, Any]
+) -> None:
+    change(place, changes)
+    assert "which no worker has written" in unescape(await visitor.get(PAGE, status=503))
+
+
+async def test_a_record_speaks_for_the_job_of_its_folder_only(visitor: Visitor, place: Path) -> None:
+    change(place, {"namespace": "vision"})
+    assert "is about vision/old" in unescape(await visitor.get(PAGE, status=503))
+    jobs, problems = await ArchivedJobs(f"file://{place}").kept(everywhere=True)
+    assert [(job.namespace, job.name) for job in jobs] == [("vision", "old")]
+    assert len(problems) == 1
 
 
 async def test_users_see_what_is_kept_of_their_namespaces_only(client: PlayedClient, place: Path) -> None:
