@@ -18,7 +18,7 @@ from dataclasses import replace
 from perdure.contract.agents import RankExit
 from perdure.contract.base import shorten
 
-_PREFIX = re.compile(r"\[(?:rank(?P<rank>\d+)|[A-Za-z_]\w*)\]:[ ]?")
+_PREFIX = re.compile(r"\[(?:rank(?P<rank>\d{1,9})|[A-Za-z_]\w*)\]:[ ]?")
 """What torch, once it has a process group, and `torchrun --tee` print before each line. Only torch's is a global
 rank, and torch prints it before uncaught exceptions only."""
 _TRACEBACK = re.compile(r'Traceback \(most recent call last\):|  File "[^"]*", line \d+')

@@ -80,6 +80,11 @@ def test_an_error_file_counts_more_and_a_killed_rank_has_no_error() -> None:
     assert [one.error for one in explained(exits, output)] == ["KeyError: in its file", None, "ValueError: printed"]
 
 
+def test_a_number_of_thousands_of_digits_is_no_rank() -> None:
+    trace = "Traceback (most recent call last):\nValueError: bad sample"
+    assert exceptions_in(f"[rank{'1' * 5_000}]: x\n{trace}") == {None: "ValueError: bad sample"}
+
+
 def test_torchruns_own_exception_explains_no_rank() -> None:
     output = (
         "Traceback (most recent call last):\n"
