@@ -17,7 +17,9 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import unquote
 
+from perdure.gateway.limits import network_of
 from perdure.gateway.metrics import GatewayMetrics, Reason
 
 logger = logging.getLogger("perdure.gateway")
@@ -147,8 +149,9 @@ class Connections:
 
 
 def host_of(peer: str) -> str:
-    """Returns the address without the port, such as `ipv4:10.0.0.1`."""
-    return peer.rpartition(":")[0]
+    """Returns the address without the port, such as `ipv4:10.0.0.1`; of IPv6 its network, `ipv6:2001:db8::/64`."""
+    kind, _, address = peer.rpartition(":")[0].partition(":")
+    return f"{kind}:{network_of(unquote(address).strip('[]'))}"
 
 
 def _peers(port: int) -> Iterator[tuple[str, int]]:

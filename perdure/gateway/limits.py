@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Final
 
 from perdure.gateway.lru_cache import LruCache
@@ -56,6 +57,18 @@ however many connections it opens."""
 _LONGEST_REFUSAL_SECONDS: Final = 20.0
 
 _REMEMBERED: Final = 20_000
+
+
+def network_of(address: str) -> str:
+    """Returns what the limits of an address count: an address of IPv4, or the network of one of IPv6, in which a
+    machine may have any number of others."""
+    try:
+        found = ip_address(address)
+    except ValueError:
+        return address
+    if isinstance(found, IPv4Address):
+        return address
+    return str(found.ipv4_mapped or f"{IPv6Address(int(found) >> 64 << 64)}/64")
 
 
 class TooMany(Exception):

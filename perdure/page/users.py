@@ -19,7 +19,7 @@ from aiohttp import web
 
 from perdure.base.errors import PerdureError
 from perdure.base.kubernetes import KubernetesApi, KubernetesError
-from perdure.gateway.limits import NEWCOMERS, Limits, TooMany
+from perdure.gateway.limits import NEWCOMERS, Limits, TooMany, network_of
 from perdure.gateway.lru_cache import LruCache
 from perdure.page import render
 from perdure.page.access import VISIT, Handler, Right, derived, require_own_form
@@ -249,7 +249,7 @@ class SignIn:
             return None
         is_known = self._users.knows(token)
         try:
-            with nullcontext() if is_known else self._strangers.one_call(request.remote or ""):
+            with nullcontext() if is_known else self._strangers.one_call(network_of(request.remote or "")):
                 return await self._users.user_of(token)
         except TooMany:
             raise web.HTTPTooManyRequests(text="Too many tokens are tried from your address.\n") from None

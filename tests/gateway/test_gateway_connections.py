@@ -12,7 +12,7 @@ import pytest
 
 from perdure.base.credentials.names import GATEWAY_NAME
 from perdure.gateway.calls import SERVICE
-from perdure.gateway.connections import ConnectionBounds, Opened, superfluous
+from perdure.gateway.connections import ConnectionBounds, Opened, host_of, superfluous
 from tests.agent.harness import Workflows
 from tests.gateway.site import GatewaySite
 from tests.support.temporal_server import DevServer
@@ -37,6 +37,25 @@ def test_what_has_proven_nothing_in_time_is_closed() -> None:
 def test_of_too_many_from_one_address_or_of_one_caller_the_oldest_are_closed() -> None:
     assert closed(*opened(1, 2, 3, 4, 5), *opened(6, host="ipv6:%5B::1%5D"), now=6.0) == {1, 2}
     assert closed(*opened(1, 2, 3, 4, caller="a"), *opened(5, 6, caller="b"), now=60.0) == {1, 2}
+
+
+def test_a_network_of_ipv6_in_which_a_machine_has_any_number_of_addresses_counts_as_one() -> None:
+    many = [one for port in range(1, 6) for one in opened(port, host=f"ipv6:%5B2001:db8:1:2::{port}%5D")]
+    assert closed(*many, *opened(6, host="ipv6:%5B2001:db8:1:3::1%5D"), now=6.0) == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("peer", "host"),
+    [
+        ("ipv4:10.0.0.1:50000", "ipv4:10.0.0.1"),
+        ("ipv6:%5B2001:db8:1:2:3:4:5:6%5D:50000", "ipv6:2001:db8:1:2::/64"),
+        ("ipv6:%5B::ffff:10.0.0.1%5D:50000", "ipv6:10.0.0.1"),
+        ("ipv6:%5Bfe80::1%25eth0%5D:50000", "ipv6:fe80::/64"),
+        ("unix:/tmp/x:1", "unix:/tmp/x"),
+    ],
+)
+def test_callers_are_counted_by_their_address_or_network(peer: str, host: str) -> None:
+    assert host_of(peer) == host
 
 
 def test_of_too_many_from_many_addresses_the_oldest_are_closed() -> None:
