@@ -6,9 +6,11 @@ import asyncio
 import codecs
 import json
 import re
+from bisect import bisect_right
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import Any
 
 from perdure.base.errors import LogsUnavailable
@@ -23,8 +25,13 @@ _LARGEST_TIMES = 1024 * 1024
 _PIECE = 256 * 1024
 """Bytes that are read of a file at a time."""
 _PART = re.compile(r"/part-(\d+)\.log$")
+_AT_ONCE = 32 * 1024
+"""Characters of a part that are taken apart without giving others a turn."""
 _LEFT_OUT = "\n[perdure: what follows here is left out, as the archive keeps the beginning and the end of long logs]\n"
 _CUT_OFF = "[perdure: the log may have continued: its node was lost before its agent could copy the end]"
+
+_Times = Sequence[tuple[int, datetime]]
+"""Numbers of lines, and when they and those that follow were printed."""
 
 
 class CopiedLog:
@@ -56,7 +63,7 @@ class CopiedLog:
         kept = deque[PrintedLine](maxlen=tail)
         try:
             files, parts, is_complete = await asyncio.to_thread(self._parts, tail, since)
-            async for line in _lines(files, parts):
+            async for line in _lines(files, parts, tail):
                 if since is not None and line.time is not None and line.time < since:
                     continue
                 if tail is None:
@@ -115,23 +122,62 @@ def _begin_since(files: Any, parts: Sequence[str], since: datetime) -> int:
     return 0
 
 
-async def _lines(files: Any, parts: Sequence[str]) -> AsyncGenerator[PrintedLine]:
+async def _lines(files: Any, parts: Sequence[str], tail: int | None) -> AsyncGenerator[PrintedLine]:
+    """Yields the lines of parts; of the first one not those that more than `tail` others follow."""
     lines, decoder = Lines(), codecs.getincrementaldecoder("utf-8")("replace")
     before = 0
     for part in parts:
-        content, times = await asyncio.to_thread(_read, files, part)
+        content, times = await asyncio.to_thread(_read, files, part, None if before else tail)
         number = _number(part)
         gap = _LEFT_OUT if before and number != before + 1 else ""
         before = number
         begin = gap.count("\n")
-        for line in lines.add(gap + decoder.decode(content), ((begin + line, moment) for line, moment in times)):
-            yield line
+        text = gap + decoder.decode(content)
+        for piece, known in _pieces(text, [(begin + line, moment) for line, moment in times]):
+            for line in lines.add(piece, known):
+                yield line
+            # A part may have millions of lines, and this process may serve others.
+            await asyncio.sleep(0)
     for line in lines.rest():
         yield line
 
 
-def _read(files: Any, part: str) -> tuple[bytes, Sequence[tuple[int, datetime]]]:
-    return _content(files, part), _times(files, part)
+def _pieces(text: str, times: _Times) -> Iterator[tuple[str, _Times]]:
+    """Yields pieces of a text, each with the times of its lines, by their numbers in it."""
+    at = begin = 0
+    while at < len(text):
+        piece = text[at : at + _AT_ONCE]
+        end = begin + piece.count("\n")
+        yield piece, _times_from(times, begin, end)
+        at, begin = at + len(piece), end
+
+
+def _times_from(times: _Times, begin: int, end: int) -> _Times:
+    """The times of the lines from one number to another one, counted from the first; that one has the time of those
+    before it where it has none of its own."""
+    first = bisect_right(times, begin, key=itemgetter(0))
+    known = [(0, times[first - 1][1])] if first else []
+    return known + [
+        (line - begin, moment) for line, moment in times[first : bisect_right(times, end, key=itemgetter(0))]
+    ]
+
+
+def _read(files: Any, part: str, tail: int | None) -> tuple[bytes, _Times]:
+    """Returns a part and the times of its lines; of so many lines at its end, where that is given."""
+    content, times = _content(files, part), _times(files, part)
+    begin = 0 if tail is None else _begin_of_last(content, tail)
+    skipped = content.count(b"\n", 0, begin)
+    return content[begin:], _times_from(times, skipped, skipped + content.count(b"\n", begin)) if skipped else times
+
+
+def _begin_of_last(content: bytes, lines: int) -> int:
+    """Returns where the last lines begin."""
+    at = len(content)
+    for _ in range(lines + 1):
+        at = content.rfind(b"\n", 0, at)
+        if at < 0:
+            return 0
+    return at + 1
 
 
 def _content(files: Any, path: str, most: int = _LARGEST) -> bytes:
@@ -152,11 +198,12 @@ def _content(files: Any, path: str, most: int = _LARGEST) -> bytes:
     return content
 
 
-def _times(files: Any, part: str) -> Sequence[tuple[int, datetime]]:
+def _times(files: Any, part: str) -> _Times:
     """Returns the times of a part's lines; empty where they are not known."""
     try:
         found = json.loads(_content(files, f"{part.removesuffix('.log')}.{PART_TIMES}", _LARGEST_TIMES))
-        return [(int(line), datetime.fromtimestamp(moment, UTC)) for line, moment in found]
+        # In the order in which agents write them: others can write there, too.
+        return sorted((int(line), datetime.fromtimestamp(moment, UTC)) for line, moment in found)
     except (FileNotFoundError, ValueError, TypeError, OverflowError, RecursionError):
         return ()
 
