@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Annotated, Any, cast
 
 from pydantic import Field, JsonValue, field_validator
@@ -31,6 +33,7 @@ _PACKAGES = {
 _INTERPRETERS = (*_PACKAGES, "conda")
 """The fields that give an environment an interpreter of its own."""
 _LIMIT = "setup_timeout_seconds"
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _KNOWN = frozenset({*_INTERPRETERS, *_NOT_FOR_NODES, "working_dir", "py_modules", "config"})
 
 
@@ -108,7 +111,8 @@ def _check_packages(name: str, value: Any) -> None:
 def _check_conda(value: Any) -> None:
     if not isinstance(value, (str, dict)):
         raise ValueError(f"conda is {value!r}; expected the name of an environment, or a mapping that describes one")
-    if isinstance(value, str) and value.endswith((".yaml", ".yml")):
+    # As Ray tells them apart, which reads such a file where the worker talks to it.
+    if isinstance(value, str) and PurePath(value).suffix in (".yaml", ".yml"):
         raise ValueError(f"conda is {value!r}, a file of the submitting machine; write its content as a mapping")
 
 
@@ -127,7 +131,8 @@ def _check_config(config: Any) -> None:
 
 
 def _check_url(field: str, value: Any) -> None:
-    if value is not None and "://" not in str(value):
+    # What has no scheme before that is a path, which Ray reads where the worker talks to it.
+    if value is not None and not (isinstance(value, str) and _URL.match(value)):
         raise ValueError(
             f"{field} is {value!r}, a folder of the submitting machine; expected the URL of a package, such as "
             "s3://bucket/code.zip; a folder that Ray's machines share is workdir.path"
