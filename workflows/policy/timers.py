@@ -46,7 +46,7 @@ def _deadlines_of_role(state: RoleInJob, job: JobSpec, now: datetime) -> list[da
 
 
 def _deadlines_of_the_world(state: RoleInJob, job: JobSpec, now: datetime) -> list[datetime | None]:
-    times = [entry_deadline(state, job), ladder.next_look(state, job, now), unreachable.next_look(state, job)]
+    times = [entry_deadline(state, job), ladder.next_look(state, job, now), *unreachable.next_looks(state, job)]
     times += [forming.next_look(state, job), bad_numbers.next_look(state, job), slow_ranks.next_look(state, job)]
     times += scaling.next_looks(state, job)
     if limit := limit_of(state, job):

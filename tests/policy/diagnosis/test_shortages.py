@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from perdure.contract.transitions import NodeCommanded, NodePollsRefused, NodeUnreachable, NodeUnresponsive
+from perdure.contract.transitions import NodeCommanded, NodeJoined, NodePollsRefused, NodeUnreachable, NodeUnresponsive
+from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.diagnosis.shortages import LASTS
 from perdure.workflows.policy.record.projections import next_action, warnings_of
 from tests.policy.scenario import Scenario
@@ -41,3 +42,68 @@ def test_no_wait_for_nodes_ends_while_the_server_refuses_polls():
     assert job.state.outcome is None
     job.wait(LASTS)
     assert job.state.outcome is not None
+
+
+def _broken_by_a_silent_node(nodes: str) -> Scenario:
+    """The last node neither renews its lease nor takes the next world."""
+    job = Scenario(nodes).running().rank_killed(0)
+    dead = job.state.nodes_max - 1
+    return job.wait(4).transition(dead, NodeUnreachable, detail="its lease lapsed")
+
+
+def _refused(job: Scenario, *ranks: int) -> Scenario:
+    for rank in ranks:
+        job.transition(rank, NodePollsRefused, cause="namespace concurrent poller limit exceeded")
+    return job
+
+
+def test_a_few_refused_agents_do_not_excuse_the_silence_of_a_node_among_many_that_poll():
+    job = _broken_by_a_silent_node("2:4")
+    for _ in range(4):
+        _refused(job, 0).wait(30)
+    job.transition(3, NodeUnresponsive, generation=2)
+    assert job.node(3).incarnation == 2
+    [warning] = [one for one in warnings_of(job.state, job.job) if "refuses polls" in one]
+    assert "some agents" in warning
+    assert "raise frontend.namespaceCount" in warning
+    assert "Temporal server" not in next_action(job.state, job.job)
+
+
+def test_a_refused_agent_among_many_that_poll_is_excused_itself():
+    job = _broken_by_a_silent_node("2:4")
+    for _ in range(4):
+        _refused(job, 3).transition(3, NodeUnresponsive, generation=2).wait(30)
+    assert job.incarnations == {0: 1, 1: 1, 2: 1, 3: 1}
+    assert "the Temporal server refuses polls" in job.node(3).reason
+    job.wait(LASTS).transition(3, NodeUnresponsive, generation=2)
+    assert job.node(3).incarnation == 2
+
+
+def test_half_of_the_agents_refused_excuse_the_silence_of_all():
+    job = _refused(_broken_by_a_silent_node("2:5"), 0, 1)
+    for _ in range(4):
+        _refused(job, 0, 1).transition(4, NodeUnresponsive, generation=2).wait(30)
+    assert job.node(4).incarnation == 1
+
+
+def test_a_run_that_an_older_release_began_excuses_all_for_one_refused_agent():
+    job = _broken_by_a_silent_node("2:4")
+    job.whole = job.whole.replace(behavior=Behavior.RELEASE_0_3)
+    _refused(job, 0).wait(30)
+    _refused(job, 0).transition(3, NodeUnresponsive, generation=2)
+    assert job.node(3).incarnation == 1
+
+
+def test_a_wait_ends_for_one_refused_agent_that_is_not_awaited():
+    job = Scenario("4", timing={"rendezvous": {"join_timeout": "1m"}}).ready(0, 1, 2)
+    for _ in range(5):
+        _refused(job, 0).wait(30)
+    assert job.state.outcome is not None
+
+
+def test_no_wait_ends_while_polls_of_an_awaited_agent_are_refused():
+    job = Scenario("4", timing={"rendezvous": {"join_timeout": "1m"}}).ready(0, 1, 2)
+    job.transition(3, NodeJoined, address="10.0.0.3", host="host-3")
+    for _ in range(5):
+        _refused(job, 3).wait(30)
+    assert job.state.outcome is None

@@ -18,6 +18,7 @@ from perdure.base.words import counted
 from perdure.contract import Evidence, EvidenceSource, FailureClass, JobPhase, NodePhase, Stop, Wait
 from perdure.spec.durations import format_duration
 from perdure.spec.job import JobSpec
+from perdure.workflows.policy.diagnosis import shortages
 from perdure.workflows.policy.record import incidents
 from perdure.workflows.policy.repair import actions
 from perdure.workflows.policy.repair.case import Rejected, Verdict
@@ -112,9 +113,8 @@ def limit_of(state: RoleInJob, job: JobSpec) -> Limit | None:
     """The end of the job's wait; None where it does not wait, or waits indefinitely. Nodes cannot report that they are
     ready to a control plane that lacks capacity, so no wait ends then."""
     limit = _own_limit(state, job)
-    if limit is None or state.shortage is None:
-        return limit
-    return replace(limit, at=max(limit.at, state.shortage.until))
+    refused = shortages.waits_until(state)
+    return limit if limit is None or refused is None else replace(limit, at=max(limit.at, refused))
 
 
 def _own_limit(state: RoleInJob, job: JobSpec) -> Limit | None:

@@ -32,10 +32,11 @@ def give_up(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
     interruption = state.interruption
     if state.between_stages:
         return _give_up_between_worlds(state, job, now)
-    if interruption is None or not interruption.decided or _may_still_train(state, interruption):
+    if interruption is None or _may_still_train(state, interruption):
         return state
     for node in _silent_members(state):
-        if now >= _deadline(state, interruption, job, node):
+        deadline = _deadline(state, job, node)
+        if deadline is not None and now >= deadline:
             text = f"node {node.rank} stayed unreachable while its world was stopped: {node.reason}"
             failure = NodeFailure.unresponsive(node.rank, text, now)
             state = incidents.add_evidence(state, failure.evidence, now=now)
@@ -43,36 +44,37 @@ def give_up(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
     return state
 
 
-def next_look(state: RoleInJob, job: JobSpec) -> datetime | None:
-    """The time from which an unreachable member is given up; None while no world is known to be broken."""
+def next_looks(state: RoleInJob, job: JobSpec) -> list[datetime | None]:
+    """The times from which unreachable members are given up: the earliest, and that of each silent one."""
+    return [_deadline(state, job, None), *(_deadline(state, job, node) for node in _silent_members(state))]
+
+
+def _deadline(state: RoleInJob, job: JobSpec, node: NodeState | None) -> datetime | None:
+    """The time from which a silent node is given up, or any; None while no world is known to be broken."""
     interruption = state.interruption
     if interruption is None or not interruption.decided:
         return None
-    deadlines = [_deadline(state, interruption, job, node) for node in _silent_members(state)]
-    return min(deadlines, default=_earliest(state, interruption, job))
+    deadline = interruption.since + job.timing.lease.timeout
+    if node is not None:
+        deadline = max(deadline, _time_to_return(state, interruption, job, node) or deadline)
+    return max(deadline, shortages.excused_until(state, node) or deadline)
 
 
-def _silent_members(state: RoleInJob) -> list[NodeState]:
-    return [node for node in state.members if node.alive and not node.reachable]
-
-
-def _deadline(state: RoleInJob, interruption: Interruption, job: JobSpec, node: NodeState) -> datetime:
-    """The time from which a silent member is given up."""
-    earliest, since = _earliest(state, interruption, job), node.silent_since
+def _time_to_return(state: RoleInJob, interruption: Interruption, job: JobSpec, node: NodeState) -> datetime | None:
+    """The time that a member has which fell silent after its world was stopped; None for one that broke it."""
+    since = node.silent_since
     lease = job.timing.lease.of(state.nodes_max)
     # A machine that is gone broke the world, and its lease ends right after that.
     with_the_world = interruption.since + lease.timeout + lease.schedule_to_start + _REPORTED_WITHIN
     if state.behavior < Behavior.RELEASE_0_4 or since is None or since <= with_the_world:
-        return earliest
+        return None
     heard = (NodePhase.JOINED, NodePhase.READY)
     is_alone = any(other.reachable and other.phase in heard for other in state.nodes.values())
-    return max(earliest, since + (CONTROL_LAG_GRACE if is_alone else job.timing.processes.presumed_gone))
+    return since + (CONTROL_LAG_GRACE if is_alone else job.timing.processes.presumed_gone)
 
 
-def _earliest(state: RoleInJob, interruption: Interruption, job: JobSpec) -> datetime:
-    deadline = interruption.since + job.timing.lease.timeout
-    excused = shortages.excused_until(state)
-    return max(deadline, excused) if excused is not None else deadline
+def _silent_members(state: RoleInJob) -> list[NodeState]:
+    return [node for node in state.members if node.alive and not node.reachable]
 
 
 def _because_of(interruption: Interruption, failure: NodeFailure) -> Interruption:

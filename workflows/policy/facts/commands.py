@@ -44,14 +44,14 @@ def on_commanded(state: RoleInJob, node: NodeState, commanded: NodeCommanded, no
 
 def on_unresponsive(state: RoleInJob, node: NodeState, silent: NodeUnresponsive, now: datetime) -> RoleInJob:
     """Takes in that the node's agent did not take a command, which breaks a world that needs it."""
-    state = state.with_node(silence(node, shortages.worded(state, silent.detail), now))
+    state = state.with_node(silence(node, shortages.worded(state, node, silent.detail, now), now))
     world = state.world
     if world is None or not state.is_member(node) or state.outcome is not None or state.between_stages:
         return state
     # A node that has entered may be too busy with its first step to take a command in time; its lease shows if it is
     # gone.
     is_stopped = silent.generation == world.generation and max(node.stepping, node.entered) < world.generation
-    excused = shortages.excused_until(state)
+    excused = shortages.excused_until(state, node)
     if not is_stopped or (excused is not None and now < excused):
         return state
     text = f"node {node.rank} does not take commands: {silent.detail}"

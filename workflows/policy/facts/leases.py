@@ -14,7 +14,7 @@ from perdure.workflows.policy.state.node import NodeState
 
 def on_unreachable(state: RoleInJob, node: NodeState, unreachable: NodeUnreachable, now: datetime) -> RoleInJob:
     """Takes in that the node's lease has lapsed."""
-    return state.with_node(silence(node, shortages.worded(state, unreachable.detail), now))
+    return state.with_node(silence(node, shortages.worded(state, node, unreachable.detail, now), now))
 
 
 def on_reachable(state: RoleInJob, node: NodeState, reachable: NodeReachable, now: datetime) -> RoleInJob:

@@ -43,6 +43,9 @@ class Shortage(Message):
     since: Time
     until: Time
     """It is over from then on, unless an agent reports it again."""
+    general: bool = True
+    """Whether at least half of the agents that report to the job report it: the silence of any agent then says nothing
+    about its node. Otherwise that holds for the agents that report it."""
 
 
 class Outcome(Message):

@@ -99,6 +99,9 @@ class NodeState(NodeFacts, Incarnation):
     reachable: bool = True
     silent_since: datetime | None = None
     """When it last became unreachable."""
+    polls_refused_until: datetime | None = None
+    """Until then its agent's last report counts that the Temporal server refuses its polls; None where it has reported
+    none."""
     used_ports: tuple[int, ...] = ()
     """Ports that generations have used, which late reports may still list."""
     commanded: int = 0

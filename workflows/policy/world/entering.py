@@ -57,8 +57,10 @@ def _deadlines(state: RoleInJob, job: JobSpec) -> dict[int, datetime]:
     found: dict[int, datetime] = {}
     for node in late:
         if node.entered < world.generation:
-            found[node.rank] = max(decided, state.inquired_at or decided) + patience
+            deadline = max(decided, state.inquired_at or decided) + patience
         elif not node.reachable:
-            found[node.rank] = max(decided, node.silent_since or decided) + patience
-    excused = shortages.excused_until(state)
-    return {rank: max(deadline, excused) for rank, deadline in found.items()} if excused is not None else found
+            deadline = max(decided, node.silent_since or decided) + patience
+        else:
+            continue
+        found[node.rank] = max(deadline, shortages.excused_until(state, node) or deadline)
+    return found
