@@ -40,7 +40,7 @@ def test_every_field_of_the_api_has_a_decision() -> None:
 WHOLE = {
     # Of these the policy's volumes and projected_sources decide about all that is below.
     *("awsElasticBlockStore", "azureDisk", "azureFile", "cephfs", "cinder", "csi", "fc", "flexVolume", "flocker"),
-    *("gcePersistentDisk", "gitRepo", "glusterfs", "image", "iscsi", "nfs", "photonPersistentDisk", "portworxVolume"),
+    *("gcePersistentDisk", "gitRepo", "glusterfs", "iscsi", "nfs", "photonPersistentDisk", "portworxVolume"),
     *("quobyte", "rbd", "scaleIO", "storageos", "vsphereVolume", "clusterTrustBundle", "podCertificate"),
 }
 

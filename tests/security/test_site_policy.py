@@ -217,6 +217,10 @@ def test_images_and_secrets_are_those_of_the_site() -> None:
     mine = {"image": "images.test/ml/torch:1"}
     assert made(policy=policy, role=mine, secrets={"TOKEN": "job-a/key"})
     is_refused("training.image", policy=policy, role={"image": "images.test/other:1"})
+    mounts_images = policy | {"volumes": ["emptyDir", "image"]}
+    assert made(volume(image={"reference": "images.test/ml/data:1"}), policy=mounts_images, role=mine)
+    foreign = volume(image={"reference": "images.test/other:1", "pullPolicy": "Always"})
+    is_refused("volumes.v.image.reference", policy=mounts_images, role=mine, template=foreign)
     is_refused("training.env.TOKEN", policy=policy, role=mine, secrets={"TOKEN": "team/key"})
     is_refused("volumes.v.secret", policy=policy, role=mine, template=volume(secret={"secretName": "team"}))
     projected = volume(projected={"sources": [{"secret": {"name": "team"}}]})

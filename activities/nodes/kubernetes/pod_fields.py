@@ -233,9 +233,11 @@ _VOLUME: Fields = {
     "persistentVolumeClaim": _below(_free("claimName readOnly")),
     "projected": _below({**_free("defaultMode defaultUser"), "sources": _held(rules.projection, _SOURCE)}),
     "hostPath": _below({"path": _held(rules.host_path), "type": _FREE}),
+    # Only where the policy's volumes has it, and then what it mounts can be run as well.
+    "image": _below({"reference": _held(named_in("images")), "pullPolicy": _FREE}),
     # Only where the policy's volumes has them, which is the decision on all below.
     **_free("awsElasticBlockStore azureDisk azureFile cephfs cinder csi fc flexVolume flocker gcePersistentDisk"),
-    **_free("gitRepo glusterfs image iscsi nfs photonPersistentDisk portworxVolume quobyte rbd scaleIO storageos"),
+    **_free("gitRepo glusterfs iscsi nfs photonPersistentDisk portworxVolume quobyte rbd scaleIO storageos"),
     "vsphereVolume": _FREE,
 }
 

@@ -136,7 +136,7 @@ class SitePolicy(Section):
     namespaces: _Patterns = ("*", "!kube-*")
     """Namespaces that jobs may use."""
     images: _Patterns = ("*",)
-    """Images of all containers, such as `images.example/ml/*`."""
+    """Images of all containers and of volumes of the type `image`, such as `images.example/ml/*`."""
     template_fields: tuple[str, ...] = ORDINARY_FIELDS
     """Fields of `pod_template` that a job may set, with all below them: `spec.nodeSelector`,
     `spec.containers.training.env`. Fields that give power, such as `spec.nodeName`, count only by their whole path."""
