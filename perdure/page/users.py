@@ -8,11 +8,13 @@ proxy that signs users in sends it with each request. Nothing is kept here but a
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
+from urllib.parse import unquote
 
 import aiohttp
 from aiohttp import web
@@ -263,7 +265,7 @@ class SignIn:
             return self._ask(request, "The token is longer than a browser keeps: use a proxy that sends it.", back)
         if await self._user_of(request, token) is None:
             return self._ask(request, "The API server does not accept this token.", back)
-        response = web.Response(status=303, headers={"Location": f"./{back.lstrip('/')}"})
+        response = web.Response(status=303, headers={"Location": f"./{_place_below(back)}"})
         # Links from elsewhere lead to the page, which shows only; what changes something takes its own forms.
         response.set_cookie(
             COOKIE, token, httponly=True, secure=self._is_secure, samesite="Lax", path=f"{request.app[PREFIX]}/"
@@ -290,3 +292,11 @@ class SignIn:
             visit=None,
         )
         return web.Response(text=text, content_type="text/html", status=401)
+
+
+def _place_below(back: str) -> str:
+    """Returns the place if it is below the page, as browsers read it: they take a backslash for `/` and `%2e` for `.`,
+    and leave out control characters. Otherwise the empty place, which is the page itself."""
+    path = unquote(re.split("[?#]", back, maxsplit=1)[0])
+    leads_out = "\\" in path or ".." in path.split("/") or not back.isprintable()
+    return "" if leads_out else back.lstrip("/")

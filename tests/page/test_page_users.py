@@ -74,6 +74,28 @@ async def test_a_user_signs_in_where_the_link_led_and_out_again(stranger: Visito
     assert api.reviews.count("TokenReview") == 2, "one for each token"
 
 
+@pytest.mark.parametrize(
+    ("back", "place"),
+    [
+        ("../x", ""),
+        ("jobs/../../x", ""),
+        ("..", ""),
+        ("..#?", ""),
+        (r"..\x", ""),
+        ("%2e%2E/x", ""),
+        (".%2e/x", ""),
+        (".\t./x", ""),
+        ("a\r\nX: y", ""),
+        ("jobs/default/llama..2/?back=../x", "jobs/default/llama..2/?back=../x"),
+    ],
+)
+async def test_after_the_sign_in_a_user_is_below_the_page(stranger: Visitor, back: str, place: str) -> None:
+    form = {"token": "ana", "back": back}
+    async with stranger.session.post(stranger.url("/sign-in"), data=form, allow_redirects=False) as answer:
+        assert answer.status == 303
+        assert answer.headers["Location"] == f"./{place}"
+
+
 async def test_users_see_the_jobs_of_their_namespaces_only(stranger: Visitor) -> None:
     page = await (await signed_in(stranger, "ben")).get("/")
     assert "llama" in page
