@@ -118,7 +118,7 @@ def worker(
             )
         run_async(_stop() if stop else _detach())
         return
-    backends = _backends(backend or ["local"])
+    backends = _backends(backend or ["local"], create_nodes=True)
     from perdure import worker
     from perdure.base.services import run_service
 
@@ -140,10 +140,10 @@ def _render(record: ArchivedJob) -> str:
     return report_of(record)
 
 
-def _backends(names: Sequence[str]) -> list[Backend]:
+def _backends(names: Sequence[str], *, create_nodes: bool = False) -> list[Backend]:
     from perdure.spec.capabilities import CAPABILITIES
 
-    served = {str(backend): backend for backend, can in CAPABILITIES.items() if can.creates_nodes}
+    served = {str(backend): backend for backend, can in CAPABILITIES.items() if can.creates_nodes or not create_nodes}
     if unknown := [name for name in names if name not in served]:
         raise typer.BadParameter(f"{unknown[0]!r} is not one of {', '.join(served)}", param_hint="--backend")
     return [served[name] for name in names]
@@ -327,6 +327,15 @@ def operator(
             "check that the owner may use what the job names; accept objects without one unchecked; or ignore owners.",
         ),
     ] = Ownership.REQUIRE,
+    backend: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--backend",
+            metavar="BACKEND",
+            help="A backend that objects may name: kubernetes, joined, ray or local. May be repeated.",
+            show_default="kubernetes and joined",
+        ),
+    ] = None,
     metrics_port: MetricsPortOption = None,
     health_port: OperatorHealthPortOption = None,
     log_format: LogFormatOption = LogFormat.TEXT,
@@ -340,12 +349,13 @@ def operator(
     [dim]perdure operator · perdure operator --namespace nlp --namespace vision[/]
     """
     from perdure.base.services import run_service
-    from perdure.operator import serve
+    from perdure.operator import reconcile, serve
 
     service = serve.serve(
         address=address,
         namespaces=namespaces or (),
         ownership=owners,
+        backends=_backends(backend) if backend else reconcile.BACKENDS,
         health_port=health_port,
         metrics_port=metrics_port,
     )

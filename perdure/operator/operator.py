@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -19,11 +19,12 @@ from perdure.operator.coverage import EVERYWHERE, Coverage
 from perdure.operator.metrics import OperatorMetrics
 from perdure.operator.owners import Owners
 from perdure.operator.ownership import Ownership
-from perdure.operator.reconcile import Reconciler
+from perdure.operator.reconcile import BACKENDS, Reconciler
 from perdure.operator.resource import FINALIZER, TrainingJobResource, collection
 from perdure.operator.runs import Runs
 from perdure.operator.scale_plans import ScalePlans
 from perdure.operator.workqueue import Workqueue
+from perdure.spec.job import Backend
 
 LOOKS_PER_SECOND = 20.0
 """The limit of reconciles per second: each costs Temporal three calls and the API server one at most. The status of a
@@ -48,6 +49,7 @@ class Operator:
         *,
         namespaces: Sequence[str] = (),
         ownership: Ownership = Ownership.REQUIRE,
+        backends: Collection[Backend] = BACKENDS,
     ) -> None:
         """Creates an operator.
 
@@ -56,10 +58,11 @@ class Operator:
             client: A client of the Temporal namespace where their jobs run.
             namespaces: Only objects of these namespaces; empty: of all.
             ownership: The treatment of the objects' owners.
+            backends: The backends that objects may name.
         """
         self._api = api
         self._runs = Runs(client)
-        self._reconciler = Reconciler(api, self._runs, Owners(api, ownership))
+        self._reconciler = Reconciler(api, self._runs, Owners(api, ownership), backends=backends)
         self._plans = ScalePlans(api, client, self)
         self.coverage = Coverage(namespaces or (EVERYWHERE,))
         self.metrics = OperatorMetrics(self.coverage, lambda: len(self._resources))

@@ -8,6 +8,7 @@ another object's run for its own.
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -23,10 +24,14 @@ from perdure.operator.owners import Owners
 from perdure.operator.resource import FINALIZER, TrainingJobResource
 from perdure.operator.runs import Run, Runs
 from perdure.operator.status import Observed, ResourceStatus
-from perdure.spec.errors import SpecError
-from perdure.spec.job import JobSpec
+from perdure.spec.errors import SpecError, format_value
+from perdure.spec.job import Backend, JobSpec
 from perdure.spec.running import scaling_mapping
 
+BACKENDS = (Backend.KUBERNETES, Backend.JOINED)
+"""The backends that objects may name by default. The API server's rights bound what a job does in pods of its
+namespace, and machines that join are given by their own users. Other backends run it with the rights of the worker, or
+of a Ray cluster, which the user who wrote the object may not have."""
 SOON = 1.0
 """Seconds until the next reconcile of a job with an operation in flight."""
 REFRESH = 10.0
@@ -54,10 +59,13 @@ class Looked:
 class Reconciler:
     """Reconciles objects, one at a time or several at once, but never the same one twice at once."""
 
-    def __init__(self, api: KubernetesApi, runs: Runs, owners: Owners) -> None:
+    def __init__(
+        self, api: KubernetesApi, runs: Runs, owners: Owners, *, backends: Collection[Backend] = BACKENDS
+    ) -> None:
         self._api = api
         self._runs = runs
         self._owners = owners
+        self._backends = backends
         self._events = Events(api)
         self._definition = Definition(api)
 
@@ -92,6 +100,8 @@ class Reconciler:
             job, warnings = resource.job()
         except SpecError as error:
             return await self._refuse(resource, "InvalidSpec", str(error))
+        if job.backend not in self._backends:
+            return await self._refuse(resource, "Forbidden", _not_served(job.backend, self._backends))
         adopted = other if other is not None and other.open else None
         if adopted is not None and not await self._continues(adopted, job):
             return await self._refuse(resource, "NameTaken", _name_taken(resource), again=RETRY)
@@ -316,6 +326,14 @@ def _belongs(run: Run, resource: TrainingJobResource) -> bool:
 
 def _unknown(resource: TrainingJobResource, reason: str, message: str) -> ResourceStatus:
     return statuses.unknown_status(resource.status, reason, message, _observed(resource))
+
+
+def _not_served(backend: Backend, served: Collection[Backend]) -> str:
+    return (
+        f"backend: got {format_value(backend.value)}; this operator starts jobs on {', '.join(served)} only, because "
+        "the rights of the object's owner in the cluster do not bound what a job does elsewhere "
+        "(`perdure operator --backend`)"
+    )
 
 
 def _name_taken(resource: TrainingJobResource) -> str:

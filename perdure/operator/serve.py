@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from temporalio.client import Client as TemporalClient
 
@@ -21,7 +21,9 @@ from perdure.client.client import Client
 from perdure.client.connection import Endpoint, connect, find_endpoint, payload_encryption
 from perdure.operator.operator import FIRST_PAUSE, LONGEST_PAUSE, Operator
 from perdure.operator.ownership import Ownership
+from perdure.operator.reconcile import BACKENDS
 from perdure.operator.resource import PLURAL
+from perdure.spec.job import Backend
 
 logger = logging.getLogger("perdure.operator")
 
@@ -78,6 +80,7 @@ async def serve(
     address: str | None,
     namespaces: Sequence[str],
     ownership: Ownership = Ownership.REQUIRE,
+    backends: Collection[Backend] = BACKENDS,
     health_port: int | None = None,
     metrics_port: int | None = None,
 ) -> None:
@@ -87,6 +90,7 @@ async def serve(
         address: The Temporal server; by default as the environment configures it.
         namespaces: The namespaces to serve; empty: all.
         ownership: The treatment of the objects' owners.
+        backends: The backends that objects may name.
         health_port: The port that answers `GET /healthz` and `GET /readyz`.
         metrics_port: The port that serves Prometheus metrics.
 
@@ -99,7 +103,7 @@ async def serve(
     payload_encryption(endpoint)
     client = TemporalLink(endpoint)
     api = await KubernetesApi.connect(part="perdure-operator")
-    operator = Operator(api, client, namespaces=namespaces, ownership=ownership)
+    operator = Operator(api, client, namespaces=namespaces, ownership=ownership, backends=backends)
 
     def readiness() -> Readiness:
         coverage = operator.coverage

@@ -120,7 +120,9 @@ class Operator:
     def __init__(
         self, kubeconfig: str | Path, namespace: str, address: str, log: Path, *, options: Sequence[str] = ()
     ) -> None:
-        self._command = [sys.executable, "-m", "perdure.cli.main", "operator", "--namespace", namespace, *options]
+        backends = ("--backend", "kubernetes", "--backend", "local")
+        command = [sys.executable, "-m", "perdure.cli.main", "operator", "--namespace", namespace]
+        self._command = [*command, *backends, *options]
         self._environment = {**os.environ, "KUBECONFIG": str(kubeconfig), "TEMPORAL_ADDRESS": address}
         self._log = log
         self._process: asyncio.subprocess.Process | None = None

@@ -8,12 +8,16 @@ from typing import Any, cast
 
 import pytest
 
+from perdure.base.kubernetes import KubernetesApi
 from perdure.contract import JobPhase, JobResult, JobStatus, Progress, RoleStatus
 from perdure.operator import status as statuses
 from perdure.operator.changes import refusal_of_changes
 from perdure.operator.events import MOST_TEXTS, WINDOW, Occurrence, RecentTexts, occurrences
+from perdure.operator.owners import Owners
+from perdure.operator.ownership import Ownership
 from perdure.operator.reconcile import Reconciler
 from perdure.operator.resource import SCALED_ROLES, TrainingJobResource
+from perdure.operator.runs import Runs
 from perdure.operator.status import KnownStep, Observed, ResourceStatus, Truth
 from perdure.spec.errors import SpecError
 from perdure.spec.job import Backend
@@ -37,6 +41,39 @@ def test_an_object_is_a_job_of_its_own_name_in_pods():
     assert (job.name, job.namespace, job.backend) == ("llama", "nlp", Backend.KUBERNETES)
     assert [warning.path for warning in warnings] == ["roles.worker.nodes"]
     assert resource({"backend": "joined"}, image=None).job()[0].backend is Backend.JOINED
+
+
+class PlayedApi:
+    """Takes the status of the objects and the Events about them."""
+
+    async def patch(self, path: str, content: dict[str, Any]) -> dict[str, Any]:
+        return {**resource().model_dump(by_alias=True), "status": content["status"]}
+
+    async def create(self, path: str, content: dict[str, Any]) -> dict[str, Any]:
+        return content
+
+
+class NoRuns:
+    """No job runs."""
+
+    async def find(self, of: TrainingJobResource) -> None:
+        return None
+
+
+@pytest.mark.parametrize("backend", [Backend.LOCAL, Backend.RAY])
+async def test_no_object_runs_where_the_rights_of_its_owner_bound_nothing_unless_the_site_allows_it(backend: Backend):
+    api, runs = cast("KubernetesApi", PlayedApi()), cast("Runs", NoRuns())
+    owners = Owners(api, Ownership.IGNORE)
+    foreign = resource({"backend": backend.value, "suspend": True}, image=None)
+    looked = await Reconciler(api, runs, owners).look(foreign)
+    accepted = looked.resource.status.condition("Accepted")
+    assert accepted is not None
+    assert (accepted.status, accepted.reason) == (Truth.FALSE, "Forbidden")
+    assert f'backend: got "{backend}"; this operator starts jobs on kubernetes, joined only' in accepted.message
+    allowed = await Reconciler(api, runs, owners, backends=[backend]).look(foreign)
+    accepted = allowed.resource.status.condition("Accepted")
+    assert accepted is not None
+    assert accepted.status is Truth.TRUE
 
 
 def test_a_wrong_object_is_refused_in_the_words_of_validate():

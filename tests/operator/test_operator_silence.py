@@ -36,7 +36,7 @@ class PlayedObject:
         command = ["sleep", "600"]
         self.content: dict[str, Any] = {
             "metadata": metadata,
-            "spec": {"backend": "local", "roles": {"worker": {"nodes": 1, "command": command}}},
+            "spec": {"backend": "joined", "roles": {"worker": {"nodes": 1, "command": command}}},
         }
         self.events: list[str] = []
         self.news = asyncio.Event()
