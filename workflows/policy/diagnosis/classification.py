@@ -39,6 +39,9 @@ _ENDING_SIGNALS = _CRASH_SIGNALS | {1, 2, 3, SIGKILL, SIGTERM, 24, 25}
 _PASSED_ON = _CRASH_SIGNALS | {SIGKILL, SIGTERM}
 """Signals that a launcher in Python passes on as `sys.exit(-n)`. `sys.exit(-1)` and its like are a program's own."""
 
+_TIMEOUT = 124
+"""The exit code of `timeout` once it has ended its command."""
+
 
 def signal_in_shell(exit_code: int | None) -> int | None:
     """The signal that ended the child of a shell or of another launcher, if its exit code indicates one: a shell then
@@ -166,6 +169,7 @@ def node_failure(failure: Failure, *, before_steps: bool = False) -> NodeFailure
         matches=failure.matches,
         log_tail=failure.log_tail or next((rank.traceback or "" for rank in failure.ranks), ""),
         certain=certain,
+        as_of_timeout=_TIMEOUT in (failure.exit_code, *(rank.exit_code for rank in failure.ranks)),
         ranks=tuple(rank.global_rank for rank in failure.ranks if rank.global_rank is not None),
         ran_out=RanOut(limit=failure.memory_limit) if killed_for_memory else None,
     )

@@ -57,6 +57,8 @@ class NodeFailure(Message):
     certain: bool = True
     """False where only an exit code is known, or a loss that another rank may have spoiled: the node may be a victim
     that did not report why it failed."""
+    as_of_timeout: bool = False
+    """Its command, or one of its ranks, has ended with the exit code of a `timeout` whose time is over."""
     ranks: tuple[int, ...] = ()
     """The global ranks that failed, as far as they are known."""
     ran_out: RanOut | None = None
