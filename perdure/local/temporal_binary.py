@@ -8,6 +8,7 @@ is cached per version outside any checkout.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import platform
 import re
@@ -45,6 +46,14 @@ OLDEST_SERVER = (1, 28)
 """The oldest server in a CLI found on PATH that is used."""
 
 _DOWNLOAD = "https://temporal.download/cli/archive/v{version}?platform={platform}&arch={arch}"
+_DIGESTS = {
+    ("linux", "amd64"): "09a0326a51db84d02735e53542b9ebd8c4758daf47482a9ab0abce15844e60d5",
+    ("linux", "arm64"): "6c57c352d52fc3df34412376fd9ba6f74b7e3ace8e426e6cba8600156d36a145",
+    ("darwin", "amd64"): "48cdd6c84c56e27ae8e4d9a47052b89289a9c552dee029b49dd312c6fb72873f",
+    ("darwin", "arm64"): "41e0425378fcb4fb5766340b97435e20fe47bbff2d7bf644ec2d51f7662b7c56",
+}
+"""The SHA-256 digests of the archives of `VERSION`, which its release has in `checksums.txt`: whatever is downloaded is
+run, on the machine of whoever types the first command."""
 _CONNECT_TIMEOUT = timedelta(seconds=10)
 """The timeout of the download's connection: a machine without internet should soon proceed to the Go build."""
 
@@ -147,12 +156,14 @@ async def _download(target: Path, report: Report) -> None:
     machines = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
     try:
         system, machine = systems[platform.system()], machines[platform.machine().lower()]
+        expected = _DIGESTS[system, machine]
     except KeyError:
         raise _Failed(f"no download for {platform.system()} on {platform.machine()}") from None
     url = _DOWNLOAD.format(version=VERSION, platform=system, arch=machine)
     report(f"Downloading Temporal's CLI {VERSION} (40 MB, usually under a minute) ...")
     started = time.monotonic()
     timeout = aiohttp.ClientTimeout(total=None, connect=_CONNECT_TIMEOUT.total_seconds(), sock_read=60)
+    digest = hashlib.sha256()
     try:
         with tempfile.TemporaryFile() as archive, _install(target) as unpacked:
             async with (
@@ -162,6 +173,9 @@ async def _download(target: Path, report: Report) -> None:
             ):
                 async for part in response.content.iter_any():
                     archive.write(part)
+                    digest.update(part)
+            if digest.hexdigest() != expected:
+                raise _Failed(f"the download is not the archive of {VERSION}: its SHA-256 is {digest.hexdigest()}")
             archive.seek(0)
             await asyncio.to_thread(_unpack, archive, unpacked)
     except (aiohttp.ClientError, TimeoutError, OSError, EOFError, zlib.error, tarfile.TarError) as error:

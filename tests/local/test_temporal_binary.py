@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import subprocess
 import sys
@@ -126,6 +127,12 @@ class Downloads:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
 
+def expect(archive: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes an archive the one of this release."""
+    digest = hashlib.sha256(archive).hexdigest()
+    monkeypatch.setattr(temporal_binary, "_DIGESTS", dict.fromkeys(temporal_binary._DIGESTS, digest))
+
+
 @pytest.fixture
 def downloads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Downloads]:
     made = Downloads()
@@ -146,8 +153,11 @@ def archive(content: str) -> bytes:
     return buffer.getvalue()
 
 
-async def test_a_download_is_installed_once(downloads: Downloads, tmp_path: Path) -> None:
+async def test_a_download_is_installed_once(
+    downloads: Downloads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     downloads.answer = archive(GOOD)
+    expect(downloads.answer, monkeypatch)
     said: list[str] = []
     binary = await temporal_binary.ensure(said.append)
     assert binary == tmp_path / "cache" / "perdure" / "temporal" / VERSION / "temporal"
@@ -163,13 +173,24 @@ async def test_a_download_is_installed_once(downloads: Downloads, tmp_path: Path
     ids=["not an archive", "cut off", "another version"],
 )
 async def test_a_bad_download_leaves_nothing_and_the_next_way_is_tried(
-    downloads: Downloads, tmp_path: Path, answer: bytes
+    downloads: Downloads, tmp_path: Path, answer: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     downloads.answer = answer
+    expect(answer, monkeypatch)
     with pytest.raises(TemporalBinaryMissing, match="no Go toolchain"):
         await temporal_binary.ensure()
     left = [path.name for path in (tmp_path / "cache" / "perdure" / "temporal").rglob("*") if not path.is_dir()]
     assert left == ["lock"]
+
+
+async def test_an_archive_that_is_not_the_release_s_is_not_run(
+    downloads: Downloads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expect(archive(GOOD), monkeypatch)
+    downloads.answer = archive(f"#!/bin/sh\necho > {tmp_path}/ran\n{GOOD}")
+    with pytest.raises(TemporalBinaryMissing, match=f"not the archive of {VERSION}: its SHA-256 is"):
+        await temporal_binary.ensure()
+    assert not (tmp_path / "ran").exists()
 
 
 async def test_no_way_at_all_says_what_was_tried() -> None:
