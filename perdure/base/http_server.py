@@ -24,6 +24,8 @@ _RECEIVED_AT_ONCE: Final = 4 * 1024
 """Bytes that are read from a connection at once: what a client sends may stay in memory for a while."""
 _REST: Final = 10.0
 """Seconds for which the rest of a request is taken that was refused."""
+_BODY: Final = 60.0
+"""Seconds within which a whole body has to arrive."""
 _IDLE: Final = 3600.0
 """Seconds without a request after which a connection ends."""
 
@@ -62,6 +64,11 @@ class Refused(Exception):
         """Creates the error; by default the reason is the status's own."""
         super().__init__(reason or status.phrase)
         self.status = status
+
+
+class _TooSlow(Exception):
+    """A client does not send the body that it has announced. It is not answered: one that was only slow, as after a
+    suspension of its machine, sends its request again, which has not been handled."""
 
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
@@ -174,6 +181,8 @@ class _Connection(asyncio.Protocol):
                 self._http.start_next_cycle()
         except h11.RemoteProtocolError as error:
             await self._refuse(error.error_status_hint)
+        except _TooSlow as error:
+            logger.debug("a connection ends: %s", error)
         except h11.LocalProtocolError as error:
             logger.warning("a connection ends: %s", error)
         finally:
@@ -204,11 +213,15 @@ class _Connection(asyncio.Protocol):
     async def _answer(self, request: Request) -> Response:
         try:
             handler = self._server.handler(request)
-            body = await self._body()
+            try:
+                async with asyncio.timeout(_BODY):
+                    body = await self._body()
+            except TimeoutError:
+                raise _TooSlow(f"the body of {request.path} has not arrived within {_BODY:.0f} s") from None
             return await handler(replace(request, body=body))
         except Refused as refused:
             return self._server.on_refused(request, refused)
-        except (h11.RemoteProtocolError, h11.LocalProtocolError):
+        except (h11.RemoteProtocolError, h11.LocalProtocolError, _TooSlow):
             raise
         except Exception:
             logger.exception("%s cannot be answered", request.path)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from perdure.base import http_server
 from perdure.base.http_server import HttpServer, Refused, Request, Response
 from tests.support.waiting import DEADLINE
 
@@ -137,6 +138,15 @@ async def test_a_body_in_pieces_and_one_that_waits_for_leave_are_taken() -> None
         assert b" 100 " in await client.reader.readuntil(b"\r\n\r\n")
         client.writer.write(b"d")
         assert await client.answer() == (200, b"d")
+
+
+async def test_who_does_not_send_the_announced_body_makes_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "_BODY", 0.2)
+    async with serving(http(most_connections=1)) as port, connected(port) as silent:
+        silent.writer.write(b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nabc")
+        assert await silent.reader.read() == b""
+        async with connected(port) as client:
+            assert await client.ask("POST", "/echo", b"a") == (200, b"a")
 
 
 async def test_requests_that_come_at_once_are_answered_in_their_order() -> None:
