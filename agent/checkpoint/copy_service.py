@@ -17,7 +17,7 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -40,7 +40,8 @@ _LONGEST_REQUEST = 8192
 _INTRODUCTION = 5.0
 """Seconds within which a new connection must ask."""
 _CONNECTIONS = 32
-"""Connections at a time; further ones are closed. A node has one or two, and keeps the copies of a few others."""
+"""Connections at a time; a further one ends the oldest that has not asked yet. A node has one or two, and keeps the
+copies of a few others."""
 _LONGEST_PATH = 1200
 _OWNER = re.compile(r"([a-z0-9][a-z0-9-]{0,62})-(\d{1,7})")
 _LARGEST = 1 << 50
@@ -91,21 +92,24 @@ class CopyService:
         self._connections.close()
         self._memory.remove()
 
-    def _serve(self, connection: socket.socket) -> None:
+    def _serve(self, connection: socket.socket, introduced: Callable[[], None]) -> None:
         with connection.makefile("rb") as incoming:
             connection.settimeout(_INTRODUCTION)
             line = incoming.readline(_LONGEST_REQUEST)
             connection.settimeout(SILENCE)
             if line.endswith(b"\n"):
-                self._answer(line, connection, cast("socket.SocketIO", incoming))
+                self._answer(line, connection, cast("socket.SocketIO", incoming), introduced)
 
-    def _answer(self, line: bytes, connection: socket.socket, incoming: socket.SocketIO) -> None:
+    def _answer(
+        self, line: bytes, connection: socket.socket, incoming: socket.SocketIO, introduced: Callable[[], None]
+    ) -> None:
         def send(answer: Json) -> None:
             connection.sendall(json.dumps(answer).encode() + b"\n")
 
         try:
             request = _parse(line)
             path = f"{self._owner(request)}/{request['path']}".rstrip("/")
+            introduced()
             match request["do"]:
                 case "names":
                     send({"names": sorted(self._files.names(path))})

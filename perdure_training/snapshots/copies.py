@@ -18,6 +18,7 @@ import json
 import re
 import secrets
 import socket
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -112,20 +113,22 @@ class CopyReceiver:
         """Takes no further connection."""
         self._connections.close()
 
-    def _serve(self, connection: socket.socket) -> None:
+    def _serve(self, connection: socket.socket, introduced: Callable[[], None]) -> None:
         with connection.makefile("rb", buffering=0) as incoming:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             connection.settimeout(_INTRODUCTION)
             while (line := _read_line(incoming)) is not None:
                 connection.settimeout(_SILENCE)
-                refusal = self._take(line, connection, incoming)
+                refusal = self._take(line, connection, incoming, introduced)
                 connection.sendall(refusal.encode() + b"\n")
                 if refusal:
                     return
                 # The next step may be long in coming.
                 connection.settimeout(None)
 
-    def _take(self, line: bytes, connection: socket.socket, incoming: socket.SocketIO) -> str:
+    def _take(
+        self, line: bytes, connection: socket.socket, incoming: socket.SocketIO, introduced: Callable[[], None]
+    ) -> str:
         """Receives one copy; returns why not, or an empty text."""
         try:
             request = _parse(line, slots=self._slots)
@@ -133,6 +136,7 @@ class CopyReceiver:
             return f"no request: {error}"
         if not hmac.compare_digest(request.receiver_token.encode(errors="replace"), self.address.token.encode()):
             return "the token is not this receiver's"
+        introduced()
         header = request.header
         world_size = None if header.replicated else header.world_size
         slot = Arena(self._folder / request.folder).slot(header.rank, request.slot, world_size=world_size)

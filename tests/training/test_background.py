@@ -9,9 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from perdure_training.background import ConnectionThreads
-
-Serve = Callable[[socket.socket], None]
+from perdure_training.background import ConnectionThreads, Serve
 
 
 class Service:
@@ -42,16 +40,18 @@ def serving() -> Iterator[Callable[..., Service]]:
         service.close()
 
 
-def echo(connection: socket.socket) -> None:
+def echo(connection: socket.socket, introduced: Callable[[], None]) -> None:
+    introduced()
     connection.sendall(connection.recv(100))
 
 
 def test_more_connections_than_may_be_are_closed_and_later_ones_served(serving: Callable[..., Service]):
     served = threading.Barrier(3)
 
-    def wait(connection: socket.socket) -> None:
+    def wait(connection: socket.socket, introduced: Callable[[], None]) -> None:
+        introduced()
         served.wait(30)
-        echo(connection)
+        echo(connection, introduced)
 
     service = serving(wait, most=2)
     with service.connect() as one, service.connect() as two, service.connect() as third:
@@ -63,16 +63,37 @@ def test_more_connections_than_may_be_are_closed_and_later_ones_served(serving: 
         assert (one.recv(1), two.recv(1)) == (b"", b"")
 
 
+def test_who_says_nothing_makes_room_for_who_proves_itself(serving: Callable[..., Service]):
+    def ask(connection: socket.socket, introduced: Callable[[], None]) -> None:
+        if connection.recv(100) == b"the secret":
+            introduced()
+            connection.sendall(b"yes")
+            connection.recv(100)
+
+    service = serving(ask, most=2)
+    with service.connect() as known, service.connect() as silent:
+        known.sendall(b"the secret")
+        assert known.recv(3) == b"yes"
+        with service.connect() as later:
+            assert silent.recv(1) == b"", "the oldest that has proved nothing"
+            later.sendall(b"the secret")
+            assert later.recv(3) == b"yes"
+            with service.connect() as too_many:
+                assert too_many.recv(1) == b"", "nobody has to make room for it"
+        known.sendall(b"done")
+        assert known.recv(1) == b""
+
+
 @pytest.mark.parametrize("error", [ConnectionError("the other side has gone"), ValueError("a defect")])
 def test_an_error_ends_its_own_connection_and_a_defect_is_logged(
     serving: Callable[..., Service], caplog: pytest.LogCaptureFixture, error: Exception
 ):
     errors = [error]
 
-    def fail_once(connection: socket.socket) -> None:
+    def fail_once(connection: socket.socket, introduced: Callable[[], None]) -> None:
         if errors:
             raise errors.pop()
-        echo(connection)
+        echo(connection, introduced)
 
     # With one connection at a time, the second one is served only if the first has made room.
     with caplog.at_level(logging.INFO):
