@@ -29,13 +29,14 @@ import struct
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
+from perdure_training.background import Strangers
 from perdure_training.node_api.rank_environment import ADDRESS_VARIABLE, PORT_VARIABLE
 from perdure_training.roles import directory
 from perdure_training.store import JobStore
@@ -48,6 +49,8 @@ _HEADER = struct.Struct(f">{_NONCE}sQ32s32s")
 """The sender's nonce, the length and the digest of the message, and the code."""
 _PROOF_WITHIN = 10.0
 """Seconds in which a caller has to prove itself and send its request."""
+_STRANGERS = 64
+"""Connections at a time whose callers have not proved themselves; a further one ends the oldest. Each has a thread."""
 _PAUSE = 0.2
 """Seconds between two attempts to reach a role that recovers."""
 _SHARED = "Classes of arguments and results have to be in a module that both scripts import, not in one of the scripts"
@@ -217,11 +220,13 @@ def _state(role: str) -> str:
 class _Server(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
     daemon_threads = True
+    request_queue_size = _STRANGERS
 
     def __init__(self, port: int, target: object, secret: bytes) -> None:
         self._target = target
         self._secret = secret
         self._one_at_a_time = threading.Lock()
+        self._strangers = Strangers()
         self.address_family, place = _listening_place(port)
         super().__init__(place, _Handler)
 
@@ -230,12 +235,23 @@ class _Server(socketserver.ThreadingTCPServer):
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         super().server_bind()
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if len(self._strangers) >= _STRANGERS:
+            self._strangers.end_oldest()
+        self._strangers.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._strangers.remove(request)
+        super().shutdown_request(request)
+
     def serve(self, connection: socket.socket) -> None:
         """Carries out the call of one connection."""
         connection.settimeout(_PROOF_WITHIN)
         ours = secrets.token_bytes(_NONCE)
         connection.sendall(ours)
-        request, theirs = _receive_with_nonce(connection, self._secret, b"request", ours)
+        proven = partial(self._strangers.remove, connection)
+        request, theirs = _receive_with_nonce(connection, self._secret, b"request", ours, proven=proven)
         with self._one_at_a_time:
             answer = _carry_out(self._target, request)
         connection.settimeout(None)
@@ -282,8 +298,22 @@ def _receive(connection: socket.socket, secret: bytes, direction: bytes, own: by
     return _receive_with_nonce(connection, secret, direction, own)[0]
 
 
-def _receive_with_nonce(connection: socket.socket, secret: bytes, direction: bytes, own: bytes) -> tuple[bytes, bytes]:
+def _receive_with_nonce(
+    connection: socket.socket,
+    secret: bytes,
+    direction: bytes,
+    own: bytes,
+    *,
+    proven: Callable[[], None] = lambda: None,
+) -> tuple[bytes, bytes]:
     """Returns a message, whose length is trusted only after the proof, and its sender's nonce.
+
+    Args:
+        connection: Where it comes from.
+        secret: The job's secret.
+        direction: The direction for which it was sent.
+        own: The nonce that the sender was given.
+        proven: Is called once the sender has proved that it knows the secret.
 
     Raises:
         _Refused: if the sender does not know the secret.
@@ -292,6 +322,7 @@ def _receive_with_nonce(connection: socket.socket, secret: bytes, direction: byt
     other, length, digest, code = _HEADER.unpack(_receive_exactly(connection, _HEADER.size))
     if not hmac.compare_digest(code, _code(secret, direction, other, own, length, digest)):
         raise _Refused("the sender does not know the job's secret")
+    proven()
     content = _receive_exactly(connection, length)
     if hashlib.sha256(content).digest() != digest:
         raise _Refused("the message was changed on its way")

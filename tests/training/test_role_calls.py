@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pickle
@@ -9,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -299,6 +300,43 @@ def test_a_sender_without_the_secret_is_refused_before_anything_is_unpickled(
         roles.call("reward", "score", [1.0])
     assert reward.calls == []
     assert "PERDURE_TEST_EXPLOITED" not in os.environ
+
+
+def test_strangers_that_say_nothing_are_bounded_and_keep_no_caller_out(reward: Reward, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rpc, "_PROOF_WITHIN", 600.0)
+    address = ("127.0.0.1", int(roles.addresses("reward")[0].rpartition(":")[2]))
+    with ExitStack() as stack:
+        strangers = [stack.enter_context(socket.create_connection(address, 60)) for _ in range(rpc._STRANGERS + 8)]
+        assert roles.call("reward", "score", [1.0]) == 1
+        for one in strangers[:8]:
+            # Its nonce, and then the end, long before it would have to have proved itself.
+            received = b"".join(iter(lambda one=one: one.recv(64), b""))
+            assert len(received) in (0, 32)
+        assert roles.call("reward", "score", [2.0]) == 2
+
+
+def test_a_caller_that_has_proved_itself_is_not_ended_for_others(
+    secret: bytes, reward: Reward, monkeypatch: pytest.MonkeyPatch
+):
+    proven, remove = threading.Event(), rpc.Strangers.remove
+
+    def note(strangers: rpc.Strangers, connection: socket.socket) -> None:
+        remove(strangers, connection)
+        proven.set()
+
+    monkeypatch.setattr(rpc.Strangers, "remove", note)
+    address = ("127.0.0.1", int(roles.addresses("reward")[0].rpartition(":")[2]))
+    content = pickle.dumps(rpc._Request("score", ([1.0, 2.0],), {}))
+    with ExitStack() as stack:
+        caller = stack.enter_context(socket.create_connection(address, 60))
+        theirs, ours, digest = rpc._receive_exactly(caller, 32), bytes(32), hashlib.sha256(content).digest()
+        code = rpc._code(secret, b"request", ours, theirs, len(content), digest)
+        caller.sendall(rpc._HEADER.pack(ours, len(content), digest, code) + content[:1])
+        assert proven.wait(60)
+        strangers = [stack.enter_context(socket.create_connection(address, 60)) for _ in range(rpc._STRANGERS + 8)]
+        assert rpc._receive_exactly(strangers[-1], 32)
+        caller.sendall(content[1:])
+        assert pickle.loads(rpc._receive(caller, secret, b"answer", ours)).result == 3
 
 
 def test_a_message_counts_for_its_own_connection_and_direction_only(secret: bytes):
