@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import ipaddress
 import os
 import re
 import shutil
@@ -16,6 +17,7 @@ from enum import StrEnum
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, JsonValue
 from temporalio.api.enums.v1 import PendingActivityState, TaskQueueType
@@ -233,7 +235,8 @@ async def check_ui(endpoint: Endpoint) -> Check:
         return _warning(name, "its address is not known", remedy)
 
     def fetch() -> int:
-        with urllib.request.urlopen(endpoint.ui, timeout=CALL_TIMEOUT.total_seconds()) as response:
+        proxies = urllib.request.ProxyHandler({} if _is_near(endpoint.ui) else None)
+        with urllib.request.build_opener(proxies).open(endpoint.ui, timeout=CALL_TIMEOUT.total_seconds()) as response:
             return int(response.status)
 
     try:
@@ -241,6 +244,17 @@ async def check_ui(endpoint: Endpoint) -> Check:
     except OSError as error:
         return _warning(name, f"{endpoint.ui} does not answer: {error}")
     return _ok(name, endpoint.ui)
+
+
+def _is_near(url: str) -> bool:
+    """Whether an address is this machine's, or of a private network or a cluster: a proxy for the internet, which the
+    environment names, does not lead there."""
+    host = urlsplit(url).hostname or ""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return "." not in host or host.endswith((".localhost", ".local", ".svc"))
+    return address.is_private or address.is_link_local
 
 
 async def check_search_attributes(client: TemporalClient) -> Check:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -98,6 +100,22 @@ async def test_who_answers_does_not_choose_what_is_read() -> None:
         async with answering("/metrics", lambda: web.Response(status=302, headers=elsewhere)) as address:
             with pytest.raises(OSError, match="302"):
                 await asyncio.to_thread(PrometheusMonitor(address).read)
+
+
+async def test_exporters_are_read_without_the_proxy_of_the_environment() -> None:
+    code = (
+        "import sys; from perdure.base.metrics.prometheus import PrometheusMonitor; "
+        "print(len(PrometheusMonitor(sys.argv[1]).read()))"
+    )
+    environment = {name: value for name, value in os.environ.items() if name.lower() != "no_proxy"}
+    async with serving_metrics(exported, 0) as port:
+        reader = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", code, f"http://127.0.0.1:{port}/metrics"),
+            env={**environment, "http_proxy": "http://127.0.0.1:9"},
+            stdout=asyncio.subprocess.PIPE,
+        )
+        said, _ = await reader.communicate()
+    assert said.decode().strip() == "3"
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,8 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         return None
 
 
-_OPENER: Final = urllib.request.build_opener(_NoRedirects)
+_OPENER: Final = urllib.request.build_opener(_NoRedirects, urllib.request.ProxyHandler({}))
+"""Exporters are on this machine or near it. A proxy for the internet, which `http_proxy` names, reaches its own."""
 
 
 class PrometheusMonitor:
