@@ -227,7 +227,9 @@ class Agent:
                 self._control.serve(
                     Commands(self.node, self._lease, self._store, self._stacks, self._checks).activities
                 ),
-                report_refused_polls(self._control, self._config.node, to_group=self._to_group),
+                report_refused_polls(
+                    self._control, self._config.node, nodes=self._config.most_nodes, to_group=self._to_group
+                ),
                 self._telemetry.run(),
                 self._checkpoints.run(),
                 self._lease.watch_owner(),

@@ -108,7 +108,8 @@ def lease_taken(table: NodeTable, message: LeaseTaken) -> None:
 def polls_refused(table: NodeTable, message: PollsRefused) -> None:
     record = table.accept_message(message)
     if record is not None:
-        table.report(NodePollsRefused(**identity_of(record.node), time=message.time, cause=message.cause))
+        refused = {"time": message.time, "cause": message.cause, "lasts": message.lasts}
+        table.report(NodePollsRefused(**identity_of(record.node), **refused))
 
 
 def ready(table: NodeTable, message: Ready) -> None:

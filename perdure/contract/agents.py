@@ -7,6 +7,7 @@ decide on directly to the job.
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
@@ -32,6 +33,9 @@ from perdure.contract.vocabulary import ProgressSource
 from perdure.spec.base import MOST_RULES
 from perdure.spec.durations import Duration
 from perdure_training.node_api.bodies import RankExit
+
+REFUSAL_LASTS = timedelta(seconds=90)
+"""How long the report of a refused agent counts, where it does not say so."""
 
 __all__ = [
     "AgentMessage",
@@ -268,6 +272,8 @@ class PollsRefused(AgentMessage, route=Route(Destination.GROUP, "polls_refused",
 
     cause: ShortText
     """The server's text."""
+    lasts: Duration = REFUSAL_LASTS
+    """How long that counts, unless the agent reports it again: agents of large jobs do so at longer intervals."""
 
 
 class PortsChanged(AgentMessage, route=Route(Destination.GROUP, "ports_changed", newest_only=True, journaled=False)):

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import BeforeValidator, Field
 
-from perdure.contract.agents import PrintedLines, Progress, StepTimesOfRanks, WorldStart
+from perdure.contract.agents import REFUSAL_LASTS, PrintedLines, Progress, StepTimesOfRanks, WorldStart
 from perdure.contract.base import ShortText, Time
 from perdure.contract.checkpoints import CheckpointRef, Restore, StoredCheckpoint
 from perdure.contract.checks import Checks
@@ -17,6 +17,7 @@ from perdure.contract.hangs import StallLook
 from perdure.contract.identity import Incarnation
 from perdure.contract.nodes import Ports, WorldRequest
 from perdure.contract.vocabulary import LossCause
+from perdure.spec.durations import Duration
 
 __all__ = [
     "AnyTransition",
@@ -196,6 +197,8 @@ class NodePollsRefused(NodeTransition):
     kind: Literal["POLLS_REFUSED"] = "POLLS_REFUSED"
     cause: ShortText = ""
     """The server's text."""
+    lasts: Duration = REFUSAL_LASTS
+    """How long that counts, as the agent says."""
 
 
 class NodeUnresponsive(NodeTransition):

@@ -15,6 +15,9 @@ from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.api.workflowservice.v1 import PollActivityTaskQueueRequest
 from temporalio.client import Client, WorkflowHandle
 
+from perdure.agent.polls import report_interval
+from perdure.contract.agents import PollsRefused
+from perdure.contract.names import NODES_PER_GROUP
 from tests.agent.harness import Workflows, running_agent
 from tests.agent.recorder import Recorder
 from tests.support.temporal_server import dev_server
@@ -53,3 +56,11 @@ async def test_refused_polls_are_reported_with_their_cause(tmp_path_factory: pyt
         async with polling(client), running_agent(server, Workflows(client, job, group), folder):
             [refused, *_] = await eventually(lambda: signals(group, "polls_refused"))
             assert refused["cause"] == "namespace concurrent poller limit exceeded"
+            # An agent that misses one report is believed until the next one.
+            assert PollsRefused.model_validate(refused).lasts == 3 * report_interval(1)
+
+
+@pytest.mark.parametrize("nodes", [1, 30, 128, 1000])
+def test_all_refused_agents_of_a_group_send_it_about_one_signal_a_second(nodes: int) -> None:
+    assert min(nodes, NODES_PER_GROUP) / report_interval(nodes).total_seconds() < 1.1
+    assert report_interval(nodes) >= timedelta(seconds=30)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
+from perdure.contract.agents import REFUSAL_LASTS
 from perdure.contract.transitions import NodeCommanded, NodeJoined, NodePollsRefused, NodeUnreachable, NodeUnresponsive
 from perdure.workflows.policy.behavior import Behavior
-from perdure.workflows.policy.diagnosis.shortages import LASTS
+from perdure.workflows.policy.diagnosis.shortages import LONGEST
 from perdure.workflows.policy.record.projections import next_action, warnings_of
 from tests.policy.scenario import Scenario
 
@@ -22,7 +25,7 @@ def test_while_the_server_refuses_polls_silence_replaces_nobody_and_the_setting_
     [warning] = warnings_of(job.state, job.job)
     assert "raise frontend.namespaceCount" in warning
     assert "Temporal server" in next_action(job.state, job.job)
-    job.transition(1, NodeCommanded, generation=2).steps().wait(LASTS)
+    job.transition(1, NodeCommanded, generation=2).steps().wait(REFUSAL_LASTS)
     assert not warnings_of(job.state, job.job)
     assert job.incarnations == {0: 1, 1: 1}
 
@@ -30,7 +33,9 @@ def test_while_the_server_refuses_polls_silence_replaces_nobody_and_the_setting_
 def test_a_node_that_stays_silent_after_the_servers_shortage_is_replaced():
     job = Scenario("1:2").running().rank_killed(0)
     job.transition(1, NodePollsRefused, cause="namespace concurrent poller limit exceeded")
-    job.wait(4).transition(1, NodeUnresponsive, generation=2).wait(LASTS).transition(1, NodeUnresponsive, generation=2)
+    job.wait(4).transition(1, NodeUnresponsive, generation=2).wait(REFUSAL_LASTS).transition(
+        1, NodeUnresponsive, generation=2
+    )
     assert job.generation == 3
     assert job.group_ranks == {0: 0}
 
@@ -40,7 +45,7 @@ def test_no_wait_for_nodes_ends_while_the_server_refuses_polls():
     for _ in range(5):
         job.transition(0, NodePollsRefused, cause="namespace rate limit exceeded").wait(30)
     assert job.state.outcome is None
-    job.wait(LASTS)
+    job.wait(REFUSAL_LASTS)
     assert job.state.outcome is not None
 
 
@@ -75,7 +80,7 @@ def test_a_refused_agent_among_many_that_poll_is_excused_itself():
         _refused(job, 3).transition(3, NodeUnresponsive, generation=2).wait(30)
     assert job.incarnations == {0: 1, 1: 1, 2: 1, 3: 1}
     assert "the Temporal server refuses polls" in job.node(3).reason
-    job.wait(LASTS).transition(3, NodeUnresponsive, generation=2)
+    job.wait(REFUSAL_LASTS).transition(3, NodeUnresponsive, generation=2)
     assert job.node(3).incarnation == 2
 
 
@@ -107,3 +112,14 @@ def test_no_wait_ends_while_polls_of_an_awaited_agent_are_refused():
     for _ in range(5):
         _refused(job, 3).wait(30)
     assert job.state.outcome is None
+
+
+def test_a_report_counts_for_as_long_as_its_agent_says_within_a_limit():
+    def until(lasts: timedelta) -> timedelta:
+        job = Scenario("1:2").running().transition(1, NodePollsRefused, cause="namespace rate limit", lasts=lasts)
+        shortage = job.whole.shortage
+        assert shortage is not None
+        return shortage.until - job.now
+
+    assert until(timedelta(minutes=6)) == timedelta(minutes=6)
+    assert until(timedelta(days=9)) == LONGEST

@@ -18,9 +18,8 @@ from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.state.job import JobFacts, JobState, RoleInJob, Shortage
 from perdure.workflows.policy.state.node import NodeState
 
-LASTS = timedelta(seconds=90)
-"""The time after a report of a shortage within which an agent reports it again, or polls successfully: it repeats the
-report every 30 s, and the SDK's pauses between refused polls grow to 10 s."""
+LONGEST = timedelta(minutes=10)
+"""The longest time for which a report counts, whatever an agent says."""
 
 _REFUSED = "the Temporal server refuses polls of agents"
 _REPORT = (NodePhase.JOINED, NodePhase.READY)
@@ -29,9 +28,9 @@ _REPORT = (NodePhase.JOINED, NodePhase.READY)
 
 def on_polls_refused(state: RoleInJob, node: NodeState, refused: NodePollsRefused, now: datetime) -> RoleInJob:
     """Takes in that the server refuses the polls of this node's agent."""
-    until = now + LASTS
+    until = now + min(refused.lasts, LONGEST)
     shortage = state.shortage or Shortage(cause=refused.cause, since=min(refused.time, now), until=until)
-    state = state.replace(shortage=shortage.replace(cause=refused.cause, until=until))
+    state = state.replace(shortage=shortage.replace(cause=refused.cause, until=max(until, shortage.until)))
     node = node.replace(polls_refused_until=until)
     if not node.reachable and _REFUSED not in node.reason:
         node = node.replace(reason=worded(state, node, node.reason, now))
