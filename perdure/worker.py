@@ -56,7 +56,7 @@ from perdure.client.connection import (
     connect,
     find_endpoint,
 )
-from perdure.client.search_attributes import await_search_attributes, register_search_attributes
+from perdure.client.search_attributes import follow_search_attributes, register_search_attributes
 from perdure.client.workers import worker_identity
 from perdure.contract import GatewayFacts, SiteFacts
 from perdure.contract.names import watch_task_queue
@@ -134,7 +134,7 @@ async def running_worker(
     facts = SiteFacts(search_attributes=not problem, backends=tuple(backend.name for backend in served))
     site = SiteActivities(facts, served, gateway)
     async with (
-        nullcontext() if facts.search_attributes else _awaiting_attributes(client, site, facts),
+        _following_attributes(client, site, facts),
         Worker(
             client,
             task_queue=task_queue,
@@ -181,13 +181,19 @@ async def running_worker(
 
 
 @asynccontextmanager
-async def _awaiting_attributes(client: TemporalClient, site: SiteActivities, facts: SiteFacts) -> AsyncGenerator[None]:
-    """Has jobs that begin later set search attributes, once an administrator has added them."""
+async def _following_attributes(client: TemporalClient, site: SiteActivities, facts: SiteFacts) -> AsyncGenerator[None]:
+    """Has jobs that begin later set search attributes only while they are there, and adds those that are removed."""
 
     async def learn() -> None:
-        await await_search_attributes(client)
-        site.learn(facts.replace(search_attributes=True))
-        logger.info("the search attributes are there now: jobs that start from now on can be searched for")
+        async for there in follow_search_attributes(client, there=facts.search_attributes):
+            site.learn(facts.replace(search_attributes=there))
+            if there:
+                logger.info("the search attributes are there now: jobs that start from now on can be searched for")
+            else:
+                logger.error(
+                    "search attributes were removed, and this worker may not add them: open jobs decide nothing until "
+                    "an administrator has; `perdure doctor` names them"
+                )
 
     learning = asyncio.create_task(learn())
     try:

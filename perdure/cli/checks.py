@@ -266,7 +266,8 @@ async def check_search_attributes(client: TemporalClient) -> Check:
         return _warning(name, f"cannot be listed: {error.message}", remedy)
     if missing:
         words = " ".join(f"--name {attribute} --type {kind}" for attribute, kind in missing.items())
-        remedy = f"temporal operator search-attribute create {words}. Jobs run without them, but are not searchable."
+        remedy = f"temporal operator search-attribute create {words}. Jobs run without them, but are not searchable; "
+        remedy += "open jobs that set one which was removed decide nothing until it is there again."
         return _warning(name, f"missing: {', '.join(missing)}", remedy)
     return _ok(name, "all there")
 

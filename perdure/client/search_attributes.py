@@ -1,12 +1,13 @@
 """Search attributes by which jobs are found, and their registration.
 
-They are optional: a job runs without them, but setting one that does not exist would block its workflow forever. So a
-process that sets them checks first.
+They are optional: a job runs without them, but setting one that does not exist blocks its workflow until it does. So a
+process that sets them checks first, and adds those that are removed while it runs.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from datetime import timedelta
 
 from temporalio.api.enums.v1 import IndexedValueType
@@ -79,12 +80,27 @@ async def register_search_attributes(client: TemporalClient) -> str:
         return f"{error.status.name}: {error.message}"
 
 
-async def await_search_attributes(client: TemporalClient) -> None:
-    """Returns once the attributes that were missing are there: an administrator may add them while a worker runs."""
+async def follow_search_attributes(client: TemporalClient, *, there: bool) -> AsyncGenerator[bool]:
+    """Adds attributes that are missing, if that is permitted, for as long as it runs: an administrator may add them
+    while a worker runs, or remove one that open jobs set.
+
+    Args:
+        client: A client of the namespace.
+        there: Whether all attributes are there now.
+
+    Yields:
+        Whether they are, after each change.
+    """
     while True:
         await asyncio.sleep(_ASK_AGAIN.total_seconds())
-        if not await register_search_attributes(client):
-            return
+        try:
+            missing = await missing_search_attributes(client)
+        except RPCError:
+            # The server is away, or does not tell: nothing is known to have changed.
+            continue
+        found = not missing or not await register_search_attributes(client)
+        if found is not there:
+            yield (there := found)
 
 
 async def _await_use(client: TemporalClient) -> None:

@@ -6,6 +6,7 @@ further attempts; a task in that state answers no query, as if there were no wor
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -129,5 +130,10 @@ def remedy(failure: TaskFailure) -> str:
         return (
             "The worker's code differs from the code that began this run: start a worker of that release or a newer "
             "one. The task is retried automatically; running nodes continue to train."
+        )
+    if re.search("search ?attribute", failure.cause, re.IGNORECASE):
+        return (
+            "A worker that may add search attributes does so within a minute; otherwise ask an administrator of the "
+            "namespace: `perdure doctor` names the command. Then the task is retried; running nodes continue to train."
         )
     return "The task is retried automatically, and another worker may take it; running nodes continue to train."

@@ -6,16 +6,25 @@ from datetime import timedelta
 from typing import Any, cast
 
 import pytest
-from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesResponse
-from temporalio.client import Client
+from temporalio.api.operatorservice.v1 import (
+    AddSearchAttributesRequest,
+    ListSearchAttributesResponse,
+    RemoveSearchAttributesRequest,
+)
+from temporalio.client import Client as TemporalClient
 from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.activities.site import SiteActivities
 from perdure.client import search_attributes
 from perdure.client.search_attributes import SEARCH_ATTRIBUTES, register_search_attributes
+from perdure.client.task_failures import failures_among, remedy
 from perdure.contract import SiteFacts
-from perdure.worker import _awaiting_attributes
+from perdure.worker import _following_attributes
+from perdure.workflows.search_attributes import JOB_PHASE
+from tests.support.temporal_server import dev_server
 from tests.support.waiting import eventually
+from tests.workflows.fleet import job_spec, running_fleet, submit
+from tests.workflows.jobs import running
 
 
 class LateServer:
@@ -68,15 +77,15 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_attributes_that_were_added_are_awaited() -> None:
     server = LateServer(refuses=3)
-    assert await register_search_attributes(cast(Client, server)) == ""
+    assert await register_search_attributes(cast(TemporalClient, server)) == ""
     assert server.questions == 4
 
 
 async def test_attributes_that_there_were_are_not_asked_for() -> None:
     server = LateServer(refuses=0)
-    await register_search_attributes(cast(Client, server))
+    await register_search_attributes(cast(TemporalClient, server))
     server.questions = 0
-    assert await register_search_attributes(cast(Client, server)) == ""
+    assert await register_search_attributes(cast(TemporalClient, server)) == ""
     assert server.questions == 0
 
 
@@ -85,11 +94,11 @@ async def test_jobs_set_attributes_that_an_administrator_adds_while_the_worker_r
 ) -> None:
     monkeypatch.setattr(search_attributes, "_ASK_AGAIN", timedelta())
     server = ForbiddingServer()
-    client = cast(Client, server)
+    client = cast(TemporalClient, server)
     assert await register_search_attributes(client) == "PERMISSION_DENIED: administrators only"
     facts = SiteFacts(search_attributes=False, backends=("local",))
     site = SiteActivities(facts)
-    async with _awaiting_attributes(client, site, facts):
+    async with _following_attributes(client, site, facts):
         await eventually(lambda: server.refused > 2, what="the worker asks again")
         assert await site.site_facts() == facts
         await server.add()
@@ -100,12 +109,64 @@ async def test_jobs_set_attributes_that_an_administrator_adds_while_the_worker_r
         await eventually(known)
 
 
+async def test_attributes_that_may_not_be_added_again_are_not_set_by_jobs_that_begin_later(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(search_attributes, "_ASK_AGAIN", timedelta())
+    facts = SiteFacts(search_attributes=True)
+    site = SiteActivities(facts)
+    async with _following_attributes(cast(TemporalClient, ForbiddingServer()), site, facts):
+
+        async def known() -> bool:
+            return not (await site.site_facts()).search_attributes
+
+        await eventually(known)
+    assert "open jobs decide nothing until an administrator has" in caplog.text
+
+
+async def test_a_server_that_is_away_says_nothing_about_attributes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search_attributes, "_ASK_AGAIN", timedelta())
+
+    class AwayServer(LateServer):
+        async def list_search_attributes(self, _request: Any) -> ListSearchAttributesResponse:
+            self.questions += 1
+            raise RPCError("away", RPCStatusCode.UNAVAILABLE, b"")
+
+    server, facts = AwayServer(refuses=0), SiteFacts(search_attributes=True)
+    site = SiteActivities(facts)
+    async with _following_attributes(cast(TemporalClient, server), site, facts):
+        await eventually(lambda: server.questions > 2)
+        assert await site.site_facts() == facts
+
+
+async def test_a_job_whose_attribute_is_removed_continues_when_its_worker_has_added_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with dev_server() as server:
+        temporal = await server.client()
+        assert await register_search_attributes(temporal) == ""
+        request = RemoveSearchAttributesRequest(namespace=temporal.namespace, search_attributes=[JOB_PHASE.name])
+        await temporal.operator_service.remove_search_attributes(request)
+        async with running_fleet(temporal) as fleet:
+            job = await submit(fleet, job_spec("1"))
+
+            async def failing() -> str:
+                failures = await failures_among(temporal, [job.id])
+                return next((remedy(one) for one in failures.values()), "")
+
+            assert "search attributes" in await eventually(failing)
+            monkeypatch.setattr(search_attributes, "_ASK_AGAIN", timedelta())
+            facts = SiteFacts(search_attributes=True)
+            async with _following_attributes(temporal, SiteActivities(facts), facts):
+                await running(job, nodes=1)
+
+
 @pytest.mark.parametrize("status", [RPCStatusCode.INVALID_ARGUMENT, RPCStatusCode.PERMISSION_DENIED])
 async def test_jobs_do_without_attributes_that_are_never_accepted(
     monkeypatch: pytest.MonkeyPatch, status: RPCStatusCode
 ) -> None:
     monkeypatch.setattr(search_attributes, "_KNOWN_WITHIN", timedelta())
     server = LateServer(refuses=1_000_000, status=status)
-    assert await register_search_attributes(cast(Client, server)) == (
+    assert await register_search_attributes(cast(TemporalClient, server)) == (
         f"{status.name}: invalid query: column name 'JobPhase' is not a valid search attribute"
     )
