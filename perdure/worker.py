@@ -36,6 +36,7 @@ from perdure.activities.nodes.ray.backend import RayBackend
 from perdure.activities.nodes.ray.settings import RaySettings
 from perdure.activities.notifications import NotificationActivities
 from perdure.activities.runtime import RuntimeActivities
+from perdure.activities.scheduled_jobs import ScheduledJobActivities
 from perdure.activities.signals import SignalActivities
 from perdure.activities.site import SiteActivities, gateway_facts, webhook_networks
 from perdure.activities.workdir import WorkdirActivities
@@ -161,6 +162,7 @@ async def running_worker(
                 *workdirs.all,
                 *RuntimeActivities(served).all,
                 *SignalActivities(client).all,
+                *ScheduledJobActivities(client).all,
                 *site.all,
                 *notifications.all,
                 *ArchiveActivities(client, ArchivePlaces.of_site(served), render).all,

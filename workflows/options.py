@@ -117,6 +117,15 @@ client vanished ends then."""
 UPLOAD_PART = timedelta(seconds=20)
 """The time to store one part of an upload, including retries of the API server: a user waits."""
 
+AWAIT_END_ATTEMPT = timedelta(seconds=15)
+"""Longest attempt to learn whether a job has ended."""
+
+AWAIT_END_RETRY = RetryPolicy(
+    initial_interval=timedelta(seconds=1), backoff_coefficient=1.5, maximum_interval=timedelta(seconds=30)
+)
+"""Indefinite, and without an event in the history: nodes wind down once their cluster answers, and the schedule's
+overlap policy may end the wait."""
+
 SETTLE_RETRY = RetryPolicy(
     initial_interval=timedelta(seconds=1), backoff_coefficient=2, maximum_interval=timedelta(minutes=1)
 )

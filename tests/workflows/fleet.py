@@ -24,6 +24,7 @@ from perdure.activities.archive import ArchiveActivities, ArchivePlaces
 from perdure.activities.datasets import DatasetActivities
 from perdure.activities.nodes.activities import refuse_outdated_watch
 from perdure.activities.notifications import NotificationActivities
+from perdure.activities.scheduled_jobs import ScheduledJobActivities
 from perdure.activities.signals import SignalActivities
 from perdure.activities.site import SiteActivities
 from perdure.agent.job_liveness import JobLiveness, OwnerLiveness
@@ -179,6 +180,7 @@ class Fleet:
                     self.clear_group,
                     *facts.all,
                     *_Signals(self).all,
+                    *ScheduledJobActivities(self.client).all,
                     *NotificationActivities(self.client, own_machine=True).all,
                     *ArchiveActivities(self.client, self.archive_places, report_of).all,
                 ],

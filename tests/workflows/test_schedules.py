@@ -95,8 +95,13 @@ async def test_a_schedule_that_starts_a_job_twice_leaves_the_running_one_alone(f
         assert (await first.result())["phase"] == "SUCCEEDED"
 
 
-async def another(fleet: Fleet, schedule: ScheduleHandle, earlier: str) -> WorkflowHandle[Any, Any] | None:
-    started = await trigger(fleet, schedule)
+async def another(
+    fleet: Fleet,
+    schedule: ScheduleHandle,
+    earlier: str,
+    overlap: ScheduleOverlapPolicy = ScheduleOverlapPolicy.ALLOW_ALL,
+) -> WorkflowHandle[Any, Any] | None:
+    started = await trigger(fleet, schedule, overlap)
     return started if started.id != earlier else None
 
 
@@ -111,6 +116,39 @@ async def test_a_job_ends_with_the_workflow_of_its_schedule(fleet: Fleet, how: s
         with pytest.raises(WorkflowFailureError):
             await job.result()
         assert len(fleet.deleted) == 1
+
+
+async def test_a_schedule_that_terminates_its_earlier_workflow_trains_when_that_job_has_wound_down(fleet: Fleet):
+    spec = job_spec("1")
+    async with schedule_of(fleet, SCHEDULED_JOB, spec) as schedule:
+        # Of those that may all run at once, a schedule knows none.
+        first = await trigger(fleet, schedule, ScheduleOverlapPolicy.TERMINATE_OTHER)
+        job = await job_of(fleet, spec)
+        known = await running(job, nodes=1)
+        fleet.may_end.clear()
+        second = await eventually(
+            lambda: another(fleet, schedule, first.id, ScheduleOverlapPolicy.TERMINATE_OTHER),
+            what="another workflow is started",
+        )
+        with pytest.raises(WorkflowFailureError):
+            await first.result()
+
+        async def waits() -> bool:
+            return bool((await second.describe()).raw_description.pending_activities)
+
+        await eventually(waits, what="the second workflow waits for the first one's job")
+        fleet.may_end.set()
+
+        async def trains_again() -> bool:
+            try:
+                return (await running(job, nodes=1)).uid != known.uid
+            except RPCError:
+                # The first one's job has just ended.
+                return False
+
+        await eventually(trains_again)
+        await (await node(fleet, job, 0)).finish()
+        assert (await second.result())["phase"] == "SUCCEEDED"
 
 
 async def test_a_job_that_a_schedule_starts_directly_is_refused_with_the_remedy(fleet: Fleet):
