@@ -174,6 +174,8 @@ class KubernetesApi:
         self._client.user_agent = f"{part}/{importlib.metadata.version('perdure')}"
         self._former: Any = None
         """The connections that were made with the certificate before: requests are in progress there."""
+        self._unwatched: set[str] = set()
+        """Collections that may be listed and not watched, as the log says."""
 
     @classmethod
     async def connect(cls, kubeconfig: str | None = None, *, part: str = "perdure") -> Self:
@@ -351,6 +353,7 @@ class KubernetesApi:
                 elif error.unauthorized and watching:
                     refused_since = refused_since or loop.time()
                     if loop.time() - refused_since > _REFUSAL_IS_FINAL:
+                        self._tell_unwatched(path, error)
                         raise
                     await _pause(backoff, path, error)
                 elif not error.transient:
@@ -359,6 +362,17 @@ class KubernetesApi:
                     await _pause(backoff, path, error)
             except TRANSIENT as error:
                 await _pause(backoff, path, error)
+
+    def _tell_unwatched(self, path: str, error: KubernetesError) -> None:
+        """Logs, once, what a missing right costs: who lists again and again seems to work."""
+        if path not in self._unwatched:
+            self._unwatched.add(path)
+            logger.error(
+                "%s may be listed and not watched, so changes are seen late, when it is listed again; grant the verb "
+                "watch (docs/kubernetes.md#the-worker): %s",
+                path,
+                error,
+            )
 
     async def _list_all(
         self, path: str, query: Mapping[str, str], reduce: Callable[[Object], Object] | None

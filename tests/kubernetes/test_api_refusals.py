@@ -122,11 +122,18 @@ async def test_a_list_whose_version_has_always_expired_is_requested_again_after_
         assert time.monotonic() - began >= 4 * 0.1
 
 
-async def test_a_watch_that_is_forbidden_for_good_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_watch_that_is_forbidden_for_good_ends_and_the_log_names_the_right_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(api_module, "_REFUSAL_IS_FINAL", 0.1)
     server = PlayedServer([NOT_YET] * 100, refuses=lambda request: "watch" in request.query)
-    async with played(server) as api, aclosing(api.follow(PODS)) as changes:
-        assert await anext(changes) == Listed(())
-        with pytest.raises(KubernetesError, match="cannot list resource"):
-            await anext(changes)
+    async with played(server) as api:
+        for _ in range(2):
+            async with aclosing(api.follow(PODS)) as changes:
+                assert await anext(changes) == Listed(())
+                with pytest.raises(KubernetesError, match="cannot list resource"):
+                    await anext(changes)
+    [said] = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert f"{PODS} may be listed and not watched" in said
+    assert "grant the verb watch" in said
     assert server.asked.count("WATCH") > 1
