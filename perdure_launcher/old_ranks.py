@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from datetime import timedelta
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from perdure_training.node_api.rank_environment import GENERATION_VARIABLE
 
 from .rank_plugins.stack_file import StackFile
 from .system import processes
+from .system.cleaners import Sparing, is_manager, without_cleaners
 from .warm_start.names import LISTENING_VARIABLE
 
 logger = logging.getLogger(__name__)
@@ -36,7 +37,8 @@ of a group that has ended to another one so soon, unless thousands of processes 
 
 
 def of_generations_up_to(generation: int, *, run_directory: Path, below: int | None = None) -> list[processes.Process]:
-    """Returns ranks below a process, and what they have started, that belong to this generation or an older one.
+    """Returns ranks below a process, and what they have started, that belong to this generation or an older one, but
+    for torch's manager of shared memory.
 
     Args:
         generation: The generation.
@@ -47,7 +49,9 @@ def of_generations_up_to(generation: int, *, run_directory: Path, below: int | N
     return [
         process
         for process in processes.descendants(below)
-        if not process.zombie and (_is_in_group_of(marks, process) or _is_of(process.pid, generation))
+        if not process.zombie
+        and (_is_in_group_of(marks, process) or _is_of(process.pid, generation))
+        and not is_manager(process.pid)
     ]
 
 
@@ -111,7 +115,7 @@ def end(
         killed: PIDs of ranks that were killed. What they have left is killed at once: it has nobody to work for.
         grace: The time that all else has after SIGTERM.
     """
-    begun, terminated, told = time.monotonic(), set[int](), False
+    begun, terminated, told, sparing = time.monotonic(), set[int](), False, Sparing()
     while left := of_generations_up_to(generation, run_directory=run_directory, below=launcher):
         passed = time.monotonic() - begun
         stuck = passed >= grace.total_seconds() + _UNKILLABLE
@@ -121,16 +125,13 @@ def end(
             logger.warning("processes %s of earlier ranks survive SIGKILL", [process.pid for process in left])
             told = True
         over = passed >= grace.total_seconds()
-        doomed = {process.pid for process in left if over or process.group in killed}
+        doomed = set(sparing.choose([process.pid for process in left if over or process.group in killed]))
         processes.send(doomed, signal.SIGKILL)
-        processes.send(_new(left, terminated | doomed), signal.SIGTERM)
-        terminated |= {process.pid for process in left}
+        warned = set(without_cleaners(process.pid for process in left)) - terminated - doomed
+        processes.send(warned, signal.SIGTERM)
+        terminated |= warned
         time.sleep(_LOOK_AGAIN_LATER if stuck else _LOOK_AGAIN)
     return left
-
-
-def _new(found: Iterable[processes.Process], known: Collection[int]) -> list[int]:
-    return [process.pid for process in found if process.pid not in known]
 
 
 def _is_of(pid: int, generation: int) -> bool:

@@ -27,6 +27,7 @@ from perdure_training.node_api.codec import Malformed, decode
 from perdure_training.node_api.text import well_formed
 
 from .rank_plugins.error_file import STATUS, WRITER
+from .system.cleaners import kill_group
 from .system.files import write_file
 from .system.program_signals import continue_child, signal_child
 from .torch_internals import (
@@ -274,7 +275,6 @@ class ExitWatch(logging.Filter):
             ended = select.poll()
             ended.register(descriptor, select.POLLIN)
             if not ended.poll(self._stop_grace.total_seconds() * 1000):
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(pid, signal.SIGKILL)
+                kill_group(pid)
         finally:
             os.close(descriptor)

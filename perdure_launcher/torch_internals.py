@@ -18,6 +18,8 @@ from socket import socket
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from .system.cleaners import kill_group
+
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
     from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousHandlerCreator
@@ -251,7 +253,7 @@ def hear_events(handler: logging.Handler) -> None:
 
 def signal_programs(send: Callable[[int, signal.Signals], object]) -> None:
     """Makes torchrun signal each of its ranks once, through this function, where it would signal their process groups,
-    that is, also their DataLoader workers. SIGKILL still goes to the groups.
+    that is, also their DataLoader workers. SIGKILL still goes to the groups, but for what cleans up after a rank.
 
     A torchrun that is signaled twice, as by `timeout` or by a shell's trap, begins to end its ranks twice: the second
     signal would meet a rank that saves.
@@ -264,11 +266,10 @@ def signal_programs(send: Callable[[int, signal.Signals], object]) -> None:
     except ImportError:
         logger.warning("torchrun's signals to ranks cannot be changed; they also reach the children of ranks")
         return
-    kill_group = SubprocessHandler.close
 
     def close(self: Any, death_sig: signal.Signals | None = None) -> None:
         if death_sig == signal.SIGKILL:
-            kill_group(self, death_sig)
+            kill_group(self.proc.pid)
         elif not getattr(self, "_perdure_signaled", False):
             self._perdure_signaled = True
             send(self.proc.pid, death_sig or signal.SIGTERM)

@@ -33,6 +33,7 @@ from perdure_training.node_api.text import well_formed
 from ..environment import STORE_VARIABLE, generation_environment, read_roles
 from ..rank_exits import after_others, describe_status, rank_exit, split_status
 from ..system import processes
+from ..system.cleaners import without_cleaners
 from ..system.ports import PortPool
 from ..tensorflow import tensorflow_environment
 from ..warm_start.names import EXECUTABLE_VARIABLE
@@ -131,7 +132,7 @@ class EnvMode:
                     # What a killed rank has left has nobody to work for, and may hold its ports.
                     groups = (ended.pid, failure.pid)
                     left = [process.pid for process in processes.descendants() if process.group in groups]
-                    processes.send(left, signal.SIGKILL)
+                    processes.send(without_cleaners(left), signal.SIGKILL)
         if tree.empty or tree.ending:
             return
         if current.failures:

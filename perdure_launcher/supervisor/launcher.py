@@ -41,6 +41,7 @@ from ..probes import checks, stacks
 from ..state import StateFile
 from ..system import processes
 from ..system.cgroups import MemoryController
+from ..system.cleaners import Sparing, without_cleaners
 from ..system.files import write_file
 from ..system.memory_folder import COPIES_PREFIX, MEMORY_PREFIX, MemoryFolder, delete_abandoned
 from ..system.nvml import Devices
@@ -169,6 +170,7 @@ class Launcher:
         self._stacks_requested = 0
         self._checks_requested = 0
         self._stop_at: float | None = None
+        self._sparing = Sparing()
         self._passing = Passing(self._pass_on)
         self._done = threading.Event()
 
@@ -254,7 +256,7 @@ class Launcher:
         if desired.stop_generation > self._stopped_generation:
             self._stopped_generation = desired.stop_generation
             self._stop_at = time.monotonic() + self._config.stop_grace.total_seconds()
-            processes.send(self._leftover_daemons(), signal.SIGTERM)
+            processes.send(without_cleaners(self._leftover_daemons()), signal.SIGTERM)
         if desired.stacks != self._stacks_requested:
             self._stacks_requested = desired.stacks
             threading.Thread(target=self._report_stacks, args=(desired,), name="stacks", daemon=True).start()
@@ -286,7 +288,7 @@ class Launcher:
         if self._stop_at is not None and time.monotonic() >= self._stop_at:
             # By now torchrun has sent SIGTERM to its ranks, and waits for those that ignore it.
             left = [process.pid for process in self._old_ranks()]
-            processes.send(left, signal.SIGKILL)
+            processes.send(self._sparing.choose(left), signal.SIGKILL)
             # Search again for processes that were just forked.
             self._stop_at = time.monotonic() + _KILL_AGAIN.total_seconds() if left else None
         if self._tree.empty:

@@ -18,6 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from ..system import processes
+from ..system.cleaners import Sparing, is_manager, without_cleaners
 from ..system.program_signals import any_runs, ends_with_input, signal_program
 
 logger = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ class ProcessTree:
         """Processes that `terminate` has signaled; cleared when all have ended."""
         self._leftover_grace = timedelta()
         self._stuck: list[processes.Process] = []
+        self._sparing = Sparing()
 
     @property
     def empty(self) -> bool:
@@ -164,7 +166,7 @@ class ProcessTree:
             self._companions.discard(pid)
             ended.append(Exit(pid, os.waitstatus_to_exitcode(status)))
         if self._companions and not self._roots and not self._empty:
-            self._empty = not self._remaining_processes()
+            self._empty = all(is_manager(process.pid) for process in self._remaining_processes())
         if self._signaled and not any_runs(self._signaled):
             self._signaled = []
             self.terminate_leftovers(self._leftover_grace)
@@ -205,7 +207,7 @@ class ProcessTree:
             return
         self._terminating = True
         # A `tee` still has the last lines of the programs before it to write.
-        left = [process.pid for process in self._remaining_processes()]
+        left = without_cleaners(process.pid for process in self._remaining_processes())
         processes.send([pid for pid in left if not ends_with_input(pid, signal.SIGTERM)], signal.SIGTERM)
         self._kill_after(grace)
 
@@ -215,7 +217,8 @@ class ProcessTree:
             return
         if self._killing_since is None:
             self._killing_since = time.monotonic()
-        processes.send([process.pid for process in self._remaining_processes()], signal.SIGKILL)
+        left = [process.pid for process in self._remaining_processes()]
+        processes.send(self._sparing.choose(left), signal.SIGKILL)
 
     def dismiss(self) -> None:
         """Ends the companions, and waits for their end."""

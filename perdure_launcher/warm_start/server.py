@@ -5,13 +5,13 @@ A rank is either a waiting standby (`standbys`) or a fork (`forks`).
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..system.cleaners import kill_group
 from ..system.program_signals import signal_program
 from .context import difference, process_context
 from .forks import CannotFork, Forks
@@ -169,7 +169,7 @@ class Server:
         self._loop.forget(rank.connection.fileno())
         rank.connection.close()
         rank.abandoned = True
-        _kill(rank.pid)
+        kill_group(rank.pid)
 
     def _end(self, rank: _Rank, ended: int) -> None:
         _, status = os.waitpid(rank.pid, 0)
@@ -197,13 +197,3 @@ class Server:
     def _keep_standbys(self, learned: Learned, lost_by_forks: Mapping[str, str], left_out: Mapping[str, str]) -> None:
         if reason := why_standbys(devices=self._devices, lost_by_forks=lost_by_forks):
             self._standbys.keep(learned, reason=reason, without=left_out)
-
-
-def _kill(pid: int) -> None:
-    """Kills the rank and its process group, as torchrun kills its own children."""
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        # The rank has not created its process group yet.
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)

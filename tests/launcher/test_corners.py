@@ -33,6 +33,12 @@ from tests.support.waiting import eventually
 pytestmark = [pytest.mark.usefixtures("ranks"), pytest.mark.timeout(300), pytest.mark.long("launchers")]
 
 SIGKILLED = {"exit_code": None, "signal": 9}
+SHARED = Path("/dev/shm")
+
+
+def shared_by(pid: str) -> list[Path]:
+    """Returns the batches that a worker of a loader has passed on by files."""
+    return list(SHARED.glob(f"torch_{pid}_*"))
 
 
 def kill_node(*nodes: Node) -> None:
@@ -215,6 +221,26 @@ async def test_what_a_killed_rank_has_left_is_gone_before_the_next_rank_starts(l
         assert gone(helper)
         assert "Address already in use" not in node.output
         os.kill(int((node.run_directory / "helper-2").read_text()), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("launcher", [TORCHRUN, [sys.executable]], ids=["torchrun", "env"])
+async def test_a_killed_rank_leaves_no_shared_memory_behind(launcher: list[str]) -> None:
+    node = Node([*launcher, "shares_memory.py"])
+    path = READY if launcher is TORCHRUN else ENV_READY
+    async with running(node):
+        ready = await first_world([node], path=path)
+        worker = (node.run_directory / "worker-1").read_text()
+        assert await eventually(lambda: shared_by(worker))
+        os.kill(node.ranks(1)[0], signal.SIGKILL)
+        await node.agent.heard(path, lambda body: bool(body["ranks"]))
+        await form_world([node], 2, port=ready[0].body["store_ports"][1])
+        await all_step([node], 2)
+        assert "FileExistsError" not in node.output
+        await eventually(lambda: not shared_by(worker))
+        worker = (node.run_directory / "worker-2").read_text()
+        await node.agent.want(exit=True)
+        await node.left()
+        await eventually(lambda: not shared_by(worker) and not (SHARED / node.run_directory.name).exists())
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,13 @@ from pydantic import BaseModel, ConfigDict
 from perdure.activities.nodes.local.spawn import boot_id, started_ticks
 from perdure.base.files import read_record
 from perdure_launcher.old_ranks import GroupsOfRanks
+from perdure_launcher.system.cleaners import Sparing
 from perdure_launcher.system.processes import environment_of
 
 _ROUNDS = 200
 """Maximum number of searches for leftover processes: the next search finds a process that forked during one."""
+_LOOK_AGAIN = 0.02
+"""Seconds between two searches while what is left ends by itself."""
 
 
 class ProcessIdentity(BaseModel):
@@ -109,13 +112,15 @@ async def kill_leftovers(node: str, *, run_dir: Path) -> int:
         node: The node's mark.
         run_dir: Its run directory.
     """
-    killed, groups = 0, await asyncio.to_thread(GroupsOfRanks, run_dir)
+    killed, groups, sparing = 0, await asyncio.to_thread(GroupsOfRanks, run_dir), Sparing()
     for _ in range(_ROUNDS):
-        found = await asyncio.to_thread(lambda: list(processes_of(node, groups)))
+        found = await asyncio.to_thread(lambda: {one.pid: one for one in processes_of(node, groups)})
         if not found:
             break
-        killed += len(found)
-        await asyncio.gather(*(identity.kill() for identity in found))
+        if not (doomed := await asyncio.to_thread(sparing.choose, found)):
+            await asyncio.sleep(_LOOK_AGAIN)
+        killed += len(doomed)
+        await asyncio.gather(*(found[pid].kill() for pid in doomed))
     return killed
 
 
