@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import TracebackType
@@ -55,6 +56,8 @@ class LocalServer(BaseModel, frozen=True):
     ip: str = "127.0.0.1"
     port: int
     ui_port: int
+    host: str = ""
+    """The machine that it runs on; empty in records of older releases."""
 
     @property
     def address(self) -> str:
@@ -78,6 +81,8 @@ class Endpoint:
     """Address of the Temporal UI; empty where that is unknown."""
     state: StateFolder | None = None
     """The state folder of the local default; None if the address was configured."""
+    host: str = ""
+    """The machine on which the local default was started; empty where that is unknown."""
 
     @property
     def is_local_default(self) -> bool:
@@ -123,7 +128,7 @@ def find_endpoint(address: str | None = None, *, state: StateFolder | None = Non
 
 
 def local_endpoint(record: LocalServer, state: StateFolder) -> Endpoint:
-    return Endpoint(address=record.address, task_queue=WORKER_TASK_QUEUE, ui=record.ui, state=state)
+    return Endpoint(address=record.address, task_queue=WORKER_TASK_QUEUE, ui=record.ui, state=state, host=record.host)
 
 
 def load_profile() -> ClientConfigProfile:
@@ -278,7 +283,12 @@ _runtime: Runtime | None = None
 
 def unreachable(endpoint: Endpoint, reason: str) -> ControlPlaneUnreachable:
     """The error for a server that does not answer, with what to do about it."""
-    if endpoint.is_local_default:
+    if endpoint.is_local_default and endpoint.host not in ("", socket.gethostname()):
+        remedy = (
+            f"It was started on {endpoint.host}: use its jobs there. Where that machine does not run it any more, "
+            "`perdure worker --detach` starts it here with its database."
+        )
+    elif endpoint.is_local_default:
         remedy = (
             "Running nodes continue to train without it. `perdure worker --detach` starts it again with its database."
         )

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import os
 import random
 import socket
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -28,7 +29,7 @@ from temporalio.service import RPCError
 
 from perdure.activities.nodes.ray.settings import ADDRESS_VARIABLE
 from perdure.base.encryption.keys import create_keys
-from perdure.base.errors import ControlPlaneUnreachable, NoWorker
+from perdure.base.errors import ControlPlaneUnreachable, NoWorker, StateFolderError
 from perdure.base.files import read_record
 from perdure.base.state_folder import StateFolder, users_own_path
 from perdure.client.connection import (
@@ -188,7 +189,8 @@ class LocalControlPlane:
                 create_keys(self.state.payload_keys)
             record = read_record(self.state.server_record, ServerRecord)
             if record is None or not record.alive:
-                record = await self._start_server(record)
+                with self._held(record) as lock:
+                    record = await self._start_server(record, lock)
             endpoint = local_endpoint(record, self.state)
             await self._until_server_answers(record)
             return endpoint
@@ -243,7 +245,35 @@ class LocalControlPlane:
         if server := self.status().server:
             server.kill()
 
-    async def _start_server(self, previous: ServerRecord | None) -> ServerRecord:
+    @contextmanager
+    def _held(self, previous: ServerRecord | None) -> Generator[int]:
+        """Yields the descriptor of a lock that a server holds for as long as it runs, by inheriting it.
+
+        Process IDs say nothing of another machine with the same home folder. A second server would change the same
+        database, and its worker would replace the nodes of the first machine, whose processes it does not see.
+
+        Raises:
+            ControlPlaneUnreachable: if a server that this machine does not see holds it.
+        """
+        with self.state.map_errors():
+            # NFS locks only what is open for writing.
+            lock = (self.state.temporal / "running").open("a")
+        with lock:
+            try:
+                with self.state.map_errors():
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except StateFolderError as error:
+                if not isinstance(error.__cause__, BlockingIOError):
+                    raise
+                host = previous.host if previous and previous.host else "another machine"
+                raise ControlPlaneUnreachable(
+                    f"the Temporal server of the state folder {self.state.path} runs on {host}: two machines, or a "
+                    "container and its machine, share this folder",
+                    remedy=f"Use its jobs on {host}. For jobs of this machine set PERDURE_STATE to another folder.",
+                ) from None
+            yield lock.fileno()
+
+    async def _start_server(self, previous: ServerRecord | None, lock: int) -> ServerRecord:
         binary = await temporal_binary.ensure(self._report)
         started = time.monotonic()
         if previous:
@@ -254,19 +284,19 @@ class LocalControlPlane:
                     remedy=f"Free the port; or, where no job of this folder runs, remove {self.state.server_record} "
                     "to let the server choose another.",
                 )
-            record = self._spawn_server(binary, previous.port, previous.ui_port, previous.ui_backend)
+            record = self._spawn_server(binary, previous.port, previous.ui_port, previous.ui_backend, lock=lock)
             self._report(f"Starting the Temporal server on {record.address}, its UI on {record.ui} ...")
             await self._until_server_answers(record)
         else:
-            record = await self._start_first_server(binary)
+            record = await self._start_first_server(binary, lock)
         self._report(f"  up in {time.monotonic() - started:.1f} s")
         return record
 
-    async def _start_first_server(self, binary: Path) -> ServerRecord:
+    async def _start_first_server(self, binary: Path, lock: int) -> ServerRecord:
         """Starts the server on free ports; tries others if another process takes them first."""
         while True:
             port, ui_port = _choose_ports(first=self.state.path == users_own_path())
-            record = self._spawn_server(binary, port, ui_port)
+            record = self._spawn_server(binary, port, ui_port, lock=lock)
             self._report(f"Starting the Temporal server on {record.address}, its UI on {record.ui} ...")
             try:
                 await self._until_server_answers(record)
@@ -277,7 +307,7 @@ class LocalControlPlane:
                 if record.alive or (_is_free(port) and _is_free(ui_port)):
                     raise
 
-    def _spawn_server(self, binary: Path, port: int, ui_port: int, ui_backend: str = "") -> ServerRecord:
+    def _spawn_server(self, binary: Path, port: int, ui_port: int, ui_backend: str = "", *, lock: int) -> ServerRecord:
         self.state.check_space()
         # The worker that runs knows where the UI was.
         backend = urlsplit(ui_backend or _choose_ui_backend())
@@ -298,6 +328,7 @@ class LocalControlPlane:
                 folder=self.state.temporal,
                 environment=_own_environment(),
                 umask=0o077,
+                inherited=(lock,),
             )
         ip = self._pods.ip if self._pods else "127.0.0.1"
         record = ServerRecord(
@@ -308,6 +339,7 @@ class LocalControlPlane:
             ui_port=ui_port,
             binary=str(binary),
             ui_backend=backend.geturl(),
+            host=socket.gethostname(),
         )
         self.state.write(self.state.server_record, record.model_dump_json())
         return record

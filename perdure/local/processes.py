@@ -56,7 +56,13 @@ class DaemonRecord(BaseModel, frozen=True):
 
 
 def spawn(
-    command: Sequence[str], *, output: Path, folder: Path, environment: Mapping[str, str], umask: int = -1
+    command: Sequence[str],
+    *,
+    output: Path,
+    folder: Path,
+    environment: Mapping[str, str],
+    umask: int = -1,
+    inherited: Sequence[int] = (),
 ) -> tuple[int, float]:
     """Starts a process in a session of its own, so that neither Ctrl-C nor a closed terminal reaches it.
 
@@ -66,6 +72,7 @@ def spawn(
         folder: Its working directory.
         environment: Its environment.
         umask: Its umask; -1 for this process's own.
+        inherited: Descriptors that it keeps open.
 
     Returns:
         Its ID and its start time.
@@ -80,6 +87,7 @@ def spawn(
             env=dict(environment),
             start_new_session=True,
             umask=umask,
+            pass_fds=inherited,
         )
     # This command's exit must not wait for the process, nor warn that it still runs.
     child.returncode = 0

@@ -19,7 +19,7 @@ from perdure.base.errors import ControlPlaneUnreachable
 from perdure.base.state_folder import StateFolder
 from perdure.cli.checks import Verdict, check_worker_code
 from perdure.client.client import Client
-from perdure.client.connection import connect
+from perdure.client.connection import connect, find_endpoint
 from perdure.client.search_attributes import SEARCH_ATTRIBUTES, missing_search_attributes
 from perdure.contract.names import WORKER_TASK_QUEUE
 from perdure.local.code_version import code_version
@@ -118,6 +118,26 @@ async def test_a_taken_port_is_explained(state: StateFolder) -> None:
         with pytest.raises(ControlPlaneUnreachable, match=f"port {server.port}.* taken by another process") as refused:
             await plane.ensure_server()
     assert "server.json" in refused.value.remedy
+
+
+async def test_a_server_of_another_machine_that_shares_the_folder_is_left_alone(state: StateFolder) -> None:
+    plane = LocalControlPlane(state)
+    await plane.ensure_server()
+    server = plane.status().server
+    assert server is not None
+    # As another machine sees it: no process of its own has this ID and start time.
+    state.write(state.server_record, server.model_copy(update={"created": 0.0, "host": "login1"}).model_dump_json())
+    with pytest.raises(ControlPlaneUnreachable, match="runs on login1") as refused:
+        await plane.ensure_server()
+    assert "PERDURE_STATE" in refused.value.remedy
+    state.write(state.server_record, server.model_dump_json())
+    assert plane.status().server == server
+    plane.kill_server()
+    state.write(state.server_record, server.model_copy(update={"host": "login1"}).model_dump_json())
+    with pytest.raises(ControlPlaneUnreachable) as unreachable:
+        await connect(find_endpoint(state=state))
+    assert "started on login1" in unreachable.value.remedy
+    await plane.ensure_server()
 
 
 async def test_a_server_that_cannot_start_says_why(state: StateFolder) -> None:
