@@ -7,6 +7,8 @@ torchruns continue to wait.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import logging
 import os
 import signal
@@ -50,6 +52,8 @@ from ..state import RendezvousState, StateFile
 from ..system.cgroups import MemoryController
 from ..system.ports import PortPool
 from ..torch_internals import detach_from_flags, serve_store
+from ..unmanaged_training.cases import Case
+from ..unmanaged_training.in_rank import stop
 from ..warm_start.supervisor import PREPARATION, InterpreterSupervisor
 from .store import WorldStore
 from .world_feed import WorldFeed
@@ -60,6 +64,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _READY = "/v1/rendezvous/ready"
+_PREDECESSOR_ENDS = timedelta(seconds=5)
+"""Time for which a torchrun waits for one that a script has ended."""
+_LOOK_AGAIN = 0.1
+"""Seconds between two looks at that."""
 _LAST_REPORT = timedelta(seconds=10)
 """Time for which a torchrun without ranks waits until the agent has received its report."""
 _COMMAND_ENDS = timedelta(seconds=30)
@@ -84,8 +92,12 @@ class PerdureRendezvous(RendezvousHandler):
             settings: The launcher's settings, from the job.
             processes: The number of ranks that this torchrun starts.
             warm: The supervisor of the warm interpreter; None if ranks start cold.
+
+        Raises:
+            UnmanagedTrainingError: if another torchrun of the command runs.
         """
         run_directory = Path(settings.run_directory)
+        self._place = _take_place(run_directory)
         self._parameters = parameters
         self._settings = settings
         self._processes = processes
@@ -371,6 +383,29 @@ class PerdureRendezvous(RendezvousHandler):
             return exits
         reason = "torchrun restarts its ranks, and its log does not say which of them failed"
         return [RankExit(local_rank=0, global_rank=self._world.base_rank, error=reason, time=time.time())]
+
+
+def _take_place(run_directory: Path) -> int | None:
+    """Returns a descriptor that is locked for as long as this torchrun runs; None if the disk has no locks.
+
+    Two torchruns in one world would be two processes of each rank, and each would find the other's peers.
+
+    Raises:
+        UnmanagedTrainingError: if another torchrun holds the lock, and does not end soon.
+    """
+    deadline = time.monotonic() + _PREDECESSOR_ENDS.total_seconds()
+    with contextlib.suppress(OSError):
+        place = os.open(run_directory / layout.TORCHRUN_LOCK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        while True:
+            try:
+                fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return place
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(_LOOK_AGAIN)
+        stop(run_directory, Case.TORCHRUNS_AT_ONCE.value)
+    return None
 
 
 def _another_torchrun(known: RendezvousState, launch: int) -> str:

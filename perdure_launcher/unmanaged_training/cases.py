@@ -11,8 +11,8 @@ from ..environment import TORCHRUN_VARIABLE
 
 
 class Case(Enum):
-    """One way. The launcher detects the first four among processes (`in_node`), a training process the others in
-    itself (`in_rank`)."""
+    """One way. The launcher detects the first four among processes (`in_node`), torchrun the next one, a training
+    process the others in itself (`in_rank`)."""
 
     TORCHRUN_IN_COMMAND = (
         "the command starts torchrun by itself, so {consequence}. Set the role's `rendezvous` to `torchrun`"
@@ -29,6 +29,10 @@ class Case(Enum):
     DEEPSPEED_LAUNCHER = (
         "the deepspeed launcher starts ranks by itself, so {consequence}. DeepSpeed needs no launcher of its own; "
         "write instead: {instead}"
+    )
+    TORCHRUNS_AT_ONCE = (
+        "the command starts several torchruns at once, and each would take this node's place in the job's world. Run "
+        "them as jobs of their own, or one after another"
     )
     NOT_A_RANK = (
         "this process trains although it has no rank in a world: it was started without torchrun, so {consequence}. "

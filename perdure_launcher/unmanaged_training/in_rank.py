@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import parse_qsl, urlsplit
 
 from perdure_training.node_api.layout import AGENT_SOCKET
@@ -54,7 +54,7 @@ def refuse_steps() -> None:
     settings = TorchrunSettings.load(os.environ[TORCHRUN_VARIABLE])
 
     def refuse(*_: object) -> None:
-        _stop(Path(settings.run_directory), Case.NOT_A_RANK.explain(several_nodes=settings.max_nodes > 1))
+        stop(Path(settings.run_directory), Case.NOT_A_RANK.explain(several_nodes=settings.max_nodes > 1))
 
     # torchrun's own process runs this, too, but steps no optimizer.
     register_optimizer_step_pre_hook(refuse)
@@ -130,7 +130,7 @@ class RankPlace:
             return f"env://?{parts.query}"
         if self.world_size > self.local_world_size and rendezvous[0].startswith(_LOOPBACK):
             explanation = Case.SEPARATE_PROCESS_GROUP.explain(several_nodes=True, size=size, address=there)
-            _stop(self.progress.parent, explanation)
+            stop(self.progress.parent, explanation)
         return url
 
 
@@ -174,8 +174,12 @@ def _record_steps_without_group(place: RankPlace) -> None:
     register_optimizer_step_post_hook(look)
 
 
-def _stop(run_directory: Path, detail: str) -> None:
-    """Reports to the agent, and blocks this process until the agent knows."""
+def stop(run_directory: Path, detail: str) -> NoReturn:
+    """Reports to the agent, and blocks this process until the agent knows.
+
+    Raises:
+        UnmanagedTrainingError: then.
+    """
     # Not at the top: every rank imports this module, and hardly any needs it.
     from perdure_training.node_api.agent_client import REQUEST_TIMEOUT, Agent, AgentAway, AgentRefused, pauses
     from perdure_training.node_api.bodies import UnmanagedReport

@@ -56,6 +56,8 @@ RANK_EXITS: Final = "rank-exits.json"
 
 RENDEZVOUS_STATE: Final = "rendezvous-state"
 """The state that torchruns of this node pass on to each other."""
+TORCHRUN_LOCK: Final = "torchrun-lock"
+"""The file that a torchrun locks for as long as it has this node's place in the world."""
 
 INJECTED: Final = "inject"
 """The folder that PYTHONPATH begins with."""

@@ -121,6 +121,17 @@ async def test_a_script_that_ignores_a_killed_torchrun_does_not_begin_the_next_o
 
 
 @pytest.mark.long("launchers")
+async def test_several_torchruns_at_once_are_stopped() -> None:
+    """As in a sweep that gives each of them some of the machine's devices."""
+    node = script(f"{TRAIN} &", f"{TRAIN} second &", "wait")
+    async with running(node):
+        refused = await node.agent.heard("/v1/launcher/unmanaged")
+        assert "several torchruns at once" in refused.body["detail"]
+        await eventually(lambda: "several torchruns at once" in node.output)
+        assert len(node.agent.said(READY)) == 1
+
+
+@pytest.mark.long("launchers")
 async def test_a_script_is_ended_with_the_torchrun_whose_generation_is_over() -> None:
     node = script(TRAIN, "echo CONTINUED")
     async with running(node):
