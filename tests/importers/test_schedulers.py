@@ -35,6 +35,12 @@ run: |
         ),
         ("#!/bin/sh\n#SBATCH --exclusive\nsrun ./run.sh\n", "srun perdure join NAME --wait --nodes MIN:MAX -- COMMAND"),
         ("#PBS -N tune\n#PBS -l select=4\ntorchrun a.py\n", "pbsdsh -- perdure join tune --wait --nodes MIN:MAX -- "),
+        (
+            "#SBATCH -J sweep\n#SBATCH --array=0-9%2\nsrun torchrun a.py --seed $SEED\n",
+            "srun perdure join sweep-$SLURM_ARRAY_TASK_ID --wait --nodes MIN:MAX -- torchrun a.py --seed $SEED",
+        ),
+        ("#PBS -N tune\n#PBS -J 0-9\ntorchrun a.py\n", "perdure join tune-$PBS_ARRAY_INDEX --wait"),
+        ('#BSUB -J "tune[1-9]"\ntorchrun a.py\n', "perdure join tune-$LSB_JOBINDEX --wait"),
         ("#BSUB -J tune\ntorchrun a.py\n", "blaunch perdure join tune --wait --nodes MIN:MAX -- torchrun a.py"),
     ],
 )

@@ -21,13 +21,14 @@ from .shell import fill_variables, simple_commands
 _WHOLE: Location = ("document",)
 
 _BATCH_SYSTEMS = {
-    # The directive, the system, and what starts a command on each of its machines.
-    "#SBATCH": ("Slurm", "srun "),
-    "#PBS": ("PBS", "pbsdsh -- "),
-    "#BSUB": ("LSF", "blaunch "),
+    # The directive, the system, what starts a command on each of its machines, what makes an array of jobs of a script,
+    # and the variable that tells them apart.
+    "#SBATCH": ("Slurm", "srun ", re.compile(r"--array[= ]|-a ?\d"), "SLURM_ARRAY_TASK_ID"),
+    "#PBS": ("PBS", "pbsdsh -- ", re.compile(r"-J ?\d"), "PBS_ARRAY_INDEX"),
+    "#BSUB": ("LSF", "blaunch ", re.compile(r"-J ?\S*\["), "LSB_JOBINDEX"),
 }
 _NODES = re.compile(r"(?:--nodes[= ]|-N ?)(?P<count>\d+(?:-\d+)?)")
-_NAME = re.compile(r"(?:--job-name[= ]|-J ?|-N )(?P<name>[A-Za-z][\w.-]*)")
+_NAME = re.compile(r"(?:--job-name[= ]|-J ?|-N )[\"']?(?P<name>[A-Za-z][\w.-]*)")
 
 _PYTHON = re.compile(r"(?:^|/)python[\d.]*$")
 
@@ -46,13 +47,21 @@ def refuse_batch_script(source: str | Path) -> None:
     """
     text, _ = read_text(source)
     directives = [line for line in text.splitlines() if line.startswith("#")]
-    for directive, (system, starter) in _BATCH_SYSTEMS.items():
+    for directive, (system, starter, array, index) in _BATCH_SYSTEMS.items():
         options = "\n".join(line for line in directives if line.split(maxsplit=1)[0] == directive)
         if not options:
             continue
         found, name = _NODES.search(options), _NAME.search(options)
         nodes = found["count"].replace("-", ":") if found else ""
-        raise _joins(f"a batch script of {system}", starter, name=name["name"] if name else "", nodes=nodes, text=text)
+        raise _joins(
+            f"a batch script of {system}",
+            starter,
+            name=name["name"] if name else "",
+            # Otherwise the first one would train, and all others end with its result.
+            suffix=f"-${index}" if array.search(options) else "",
+            nodes=nodes,
+            text=text,
+        )
 
 
 def refuse_skypilot_task(data: object) -> None:
@@ -68,9 +77,9 @@ def refuse_skypilot_task(data: object) -> None:
         raise _joins("a task of SkyPilot", "", name=str(task.get("name") or ""), nodes=nodes, text=run)
 
 
-def _joins(what: str, starter: str, *, name: str, nodes: str, text: str) -> SpecError:
+def _joins(what: str, starter: str, *, name: str, nodes: str, text: str, suffix: str = "") -> SpecError:
     place = " ".join(("--nodes", nodes)) if nodes else "--nodes MIN:MAX"
-    command = f"{starter}perdure join {to_name(name) or 'NAME'} --wait {place} -- {_command(text)}"
+    command = f"{starter}perdure join {to_name(name) or 'NAME'}{suffix} --wait {place} -- {_command(text)}"
     return SpecError(
         [
             SpecProblem(
