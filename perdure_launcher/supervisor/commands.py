@@ -27,6 +27,8 @@ _MODULES = frozenset(
         *("deepspeed.launcher.runner", "deepspeed.launcher.launch"),
     }
 )
+_RUNNERS = frozenset({"cProfile", "coverage", "debugpy", "memray", "pdb", "profile", "scalene", "trace", "viztracer"})
+"""Modules that run another program, which they are told by further words."""
 _IN_SHELL = re.compile(
     r"(?<![\w.-])(?:(?:torchrun|accelerate|accelerate-launch|deepspeed)(?![\w.-])|(?:fabric|lightning)\s+run\b)"
     r"|(?:torch\.distributed|accelerate\.commands)\.(?:run|launch)\b|deepspeed\.launcher\.\w+"
@@ -165,10 +167,14 @@ def _interpreter_of(program: str) -> str | None:
 
 def _before_script(command: Sequence[str]) -> Iterable[str]:
     """Yields the words before the Python program; later words are the program's own arguments."""
+    before = ""
     for word in command:
         if word.endswith(".py") and " " not in word:
             return
         yield word
+        if before == "-m" and word not in _RUNNERS:
+            return
+        before = word
 
 
 def _shell_texts(arguments: Sequence[str], workdir: Path) -> Iterable[str]:

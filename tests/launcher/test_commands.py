@@ -27,6 +27,8 @@ from perdure_launcher.supervisor.commands import (
         ["accelerate", "launch", "train.py"],
         ["accelerate-launch", "train.py"],
         ["python", "-m", "accelerate.commands.launch", "train.py"],
+        ["python", "-m", "debugpy", "--listen", "5678", "-m", "torch.distributed.run", "train.py"],
+        ["conda", "run", "-n", "env", "torchrun", "-m", "package.train"],
         ["deepspeed", "--num_gpus", "2", "train.py"],
         ["fabric", "run", "train.py"],
         ["lightning", "run", "model", "train.py"],
@@ -46,6 +48,7 @@ def test_torchrun_is_recognised(command: list[str], tmp_path: Path) -> None:
     [
         ["python", "train.py", "--launcher", "torchrun"],
         ["python", "-m", "mypackage.train"],
+        ["python", "-m", "mypackage.train", "--strategy", "deepspeed", "--output", "runs/accelerate"],
         ["./binary"],
         ["bash", "plain.sh"],
         ["bash", "missing.sh"],
