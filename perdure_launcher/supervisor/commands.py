@@ -33,6 +33,15 @@ _IN_SHELL = re.compile(
     r"(?<![\w.-])(?:(?:torchrun|accelerate|accelerate-launch|deepspeed)(?![\w.-])|(?:fabric|lightning)\s+run\b)"
     r"|(?:torch\.distributed|accelerate\.commands)\.(?:run|launch)\b|deepspeed\.launcher\.\w+"
 )
+_CLIENTS = {
+    **dict.fromkeys(("docker", "podman", "nerdctl"), frozenset({"run", "exec"})),
+    "kubectl": frozenset({"exec"}),
+    "ssh": None,
+}
+"""Programs that have another process start a command, and their subcommands that do."""
+_LAUNCHED_THERE = re.compile(
+    r"(?:^|[\s/])(?:torchrun|accelerate launch|deepspeed)\s|\btorch\.distributed\.(?:run|launch)\s"
+)
 _SCRIPT_BYTES = 65536
 _OPTIONS_WITHOUT_VALUE = frozenset({"--standalone", "--virtual-local-rank", "--use-env"})
 _OPTIONS_OF_OTHER_PROGRAMS = frozenset({"--no-python", "--run-path", "-h", "--help"})
@@ -70,6 +79,21 @@ def begins_with_torchrun(command: Sequence[str]) -> bool:
     if names and names[0] in SHELLS:
         return False
     return bool(_LAUNCHERS.intersection(names) or _MODULES.intersection(words) or _LIGHTNINGS.intersection(names))
+
+
+def launches_elsewhere(command: Sequence[str]) -> str:
+    """Returns the program by which a command has torchrun started outside of its own processes, as in a container;
+    empty for other commands."""
+    words = list(command)
+    if words and os.path.basename(words[0]).startswith("python"):
+        del words[0]
+    program = os.path.basename(words[0]) if words else ""
+    if program not in _CLIENTS:
+        return ""
+    subcommands = _CLIENTS[program]
+    if subcommands is not None and not subcommands.intersection(words[1:]):
+        return ""
+    return program if _LAUNCHED_THERE.search(" ".join([*words[1:], ""])) else ""
 
 
 def instead_of_deepspeed(command: Sequence[str]) -> str:

@@ -319,7 +319,10 @@ class Launcher:
         self._outbox.post(
             "/v1/launcher/unmanaged", UnmanagedReport(ranks=tuple(unmanaged.processes), detail=unmanaged.explanation)
         )
-        self._tree.kill()
+        if unmanaged.gently:
+            self._tree.terminate(self._config.stop_grace, leftover_grace=self._config.stop_grace)
+        else:
+            self._tree.kill()
 
     def _end_everything(self) -> None:
         """Kills all remaining processes, also after an internal error: they would continue unsupervised."""

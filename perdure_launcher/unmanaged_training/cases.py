@@ -11,7 +11,7 @@ from ..environment import TORCHRUN_VARIABLE
 
 
 class Case(Enum):
-    """One way. The launcher detects the first four among processes (`in_node`), torchrun the next one, a training
+    """One way. The launcher detects the first five among processes (`in_node`), torchrun the next one, a training
     process the others in itself (`in_rank`)."""
 
     TORCHRUN_IN_COMMAND = (
@@ -29,6 +29,10 @@ class Case(Enum):
     DEEPSPEED_LAUNCHER = (
         "the deepspeed launcher starts ranks by itself, so {consequence}. DeepSpeed needs no launcher of its own; "
         "write instead: {instead}"
+    )
+    LAUNCHED_ELSEWHERE = (
+        "{program} starts torchrun where Perdure's environment does not reach it, so {consequence}. Let the container "
+        "or the machine itself be the node: start `perdure join JOB -- torchrun ...` in it, or leave {program} out"
     )
     TORCHRUNS_AT_ONCE = (
         "the command starts several torchruns at once, and each would take this node's place in the job's world. Run "
@@ -52,7 +56,7 @@ class Case(Enum):
 
         Args:
             several_nodes: Whether the job may have other nodes.
-            details: The case's own: `instead`, or `size` and `address`.
+            details: The case's own: `instead`, `program`, or `size` and `address`.
         """
         return self.value.format(consequence=_SEPARATE if several_nodes else _NOT_RESTARTED, **details)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from perdure_training.node_api.rank_environment import GENERATION_VARIABLE, PROCESS_VARIABLE, TRAINS
 
-from ..supervisor.commands import instead_of_deepspeed
+from ..supervisor.commands import instead_of_deepspeed, launches_elsewhere
 from ..system import processes
 from .cases import Case
 
@@ -29,6 +29,8 @@ class UnmanagedRanks:
     processes: list[int]
     explanation: str
     """The message for the user."""
+    gently: bool = False
+    """What they have started elsewhere ends only if they pass SIGTERM on to it."""
 
 
 class ProcessScanner:
@@ -54,9 +56,13 @@ class ProcessScanner:
         self._scans = {key: self._scans.get(key, 0) + 1 for key in alive}
         new = sorted(pid for (pid, _), scans in self._scans.items() if scans <= _SCANS)
         for pid in new:
-            if instead := instead_of_deepspeed(processes.command_of(pid)):
+            command = processes.command_of(pid)
+            if instead := instead_of_deepspeed(command):
                 explanation = Case.DEEPSPEED_LAUNCHER.explain(several_nodes=self._several, instead=instead)
                 return UnmanagedRanks([pid], explanation)
+            if program := launches_elsewhere(command):
+                explanation = Case.LAUNCHED_ELSEWHERE.explain(several_nodes=self._several, program=program)
+                return UnmanagedRanks([pid], explanation, gently=True)
         if ranks := [pid for pid in new if self._is_unmanaged(processes.environment_of(pid))]:
             in_command = Case.TORCHRUN_IN_COMMAND if self._several else Case.TORCHRUN_IN_PROCESSES
             case = Case.RENDEZVOUS_BYPASSED if self._torchrun else in_command

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from perdure_launcher.supervisor.commands import (
     begins_with_torchrun,
     expected_ranks,
     instead_of_deepspeed,
+    launches_elsewhere,
     starts_torchrun,
 )
 
@@ -94,6 +96,23 @@ def torchrun(tmp_path: Path) -> Path:
     path.write_text("#!/opt/venv/bin/python3\nmain()\n")
     path.chmod(0o755)
     return path
+
+
+@pytest.mark.parametrize(
+    ("command", "program"),
+    [
+        ("docker run --gpus all --rm image torchrun --nproc-per-node 8 train.py", "docker"),
+        ("/usr/bin/python3 /usr/bin/podman exec box python -m torch.distributed.run train.py", "podman"),
+        ("ssh node-1 'cd /code; accelerate launch train.py'", "ssh"),
+        ("kubectl exec pod -- bash -c 'torchrun train.py'", "kubectl"),
+        ("docker run -v /data/torchrun:/data image python prepare.py", ""),
+        ("docker build -t torchrun .", ""),
+        ("apptainer exec --nv image.sif torchrun train.py", ""),
+        ("torchrun docker.py run torchrun", ""),
+    ],
+)
+def test_a_torchrun_that_another_program_starts_elsewhere_is_recognised(command: str, program: str) -> None:
+    assert launches_elsewhere(shlex.split(command)) == program
 
 
 @pytest.mark.parametrize(

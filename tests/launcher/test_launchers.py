@@ -211,6 +211,26 @@ async def test_deepspeeds_launcher_is_stopped_and_torchrun_written_instead(shell
         assert node.processes(lambda environment: "LOCAL_RANK" in environment) == []
 
 
+@pytest.mark.parametrize("shell", [False, True])
+async def test_a_torchrun_in_a_container_that_the_command_starts_is_stopped_by_its_client(shell: bool) -> None:
+    node = Node(["./docker", "run", "--rm", "image", "torchrun", "train.py"], nodes="2")
+    client = node.run_directory / "docker"
+    # Like the real one, it passes SIGTERM on, and what it has started outlives its own SIGKILL.
+    client.write_text(
+        f"#!{sys.executable}\nimport signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('the container ends'), sys.exit(143)))\ntime.sleep(600)\n"
+    )
+    client.chmod(0o755)
+    node.config["workdir"] = str(node.run_directory)
+    if shell:
+        node.config["command"] = in_shell(*node.config["command"])
+    async with running(node):
+        report = await node.agent.heard(UNMANAGED)
+        assert report.body["detail"].startswith("docker starts torchrun where Perdure's environment does not reach it")
+        exited = await node.agent.heard(EXITED)
+        assert "the container ends" in exited.body["log_tail"]
+
+
 @pytest.mark.parametrize(("launcher", "path"), [(TORCHRUN, READY), (PYTHON, ENV_READY)], ids=["torchrun", "python"])
 async def test_a_script_that_names_its_own_master_meets_at_the_jobs_store(launcher: list[str], path: str) -> None:
     nodes = pair(*launcher, "own_master.py", "env", other=[*launcher, "own_master.py", "tcp"])
