@@ -48,11 +48,8 @@ with workflow.unsafe.imports_passed_through():
     from perdure.workflows.node_desired import converge, differing, dismiss
     from perdure.workflows.node_record import GroupInput, NodeRecord
     from perdure.workflows.node_table import NodeTable
-    from perdure.workflows.patching import (
-        keeps_only_newest_telemetry,
-        may_begin_after_reset,
-        on_reset_of_this_run,
-    )
+    from perdure.workflows.patching import bounds_group_run, may_begin_after_reset, on_reset_of_this_run
+    from perdure.workflows.run_length import is_full
     from perdure.workflows.store import start_store
 
 
@@ -99,7 +96,8 @@ class NodeGroup:
         """Nodes that were requested together with others; one that was not created is then requested by itself,
         indefinitely."""
         on_reset_of_this_run(self._table.transitions.report_beginning)
-        if keeps_only_newest_telemetry():
+        self._bounded = bounds_group_run()
+        if self._bounded:
             self._table.transitions.keep_only_newest_telemetry()
 
     @workflow.run
@@ -307,9 +305,8 @@ class NodeGroup:
 
     def _may_continue(self) -> bool:
         """Whether the group can continue as new now: every task in flight is one that the next run restarts."""
-        info = workflow.info()
-        full = info.get_current_history_length() > options.HISTORY_LIMIT
-        if not (info.is_continue_as_new_suggested() or full):
+        full = is_full(bounded=self._bounded)
+        if not (workflow.info().is_continue_as_new_suggested() or full):
             return False
         quiet = all(kind in ("lease", "watch", "look") for kind, _, _ in self._tasks)
         return quiet or full

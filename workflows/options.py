@@ -12,6 +12,13 @@ HISTORY_LIMIT = 9_000
 signals to a run that was sent 10,000. A run keeps the limit with which it began: a replay under another one makes other
 commands, so another number needs a `Behavior`."""
 
+HISTORY_BYTES = 20 * 1024 * 1024
+"""The same for the bytes of the history: the server terminates a workflow at 50 MB. The messages of one world of 2,000
+nodes are 1.5 MB, and a job in trouble forms one after another."""
+
+UPDATES_LIMIT = 1_500
+"""The same for updates: the server refuses all further ones of a run that had 2,000, and machines join by updates."""
+
 SHORT_ACTIVITY = timedelta(minutes=5)
 """Longest attempt of a backend's short activity, including the retries of a slow API server."""
 

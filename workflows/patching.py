@@ -42,8 +42,9 @@ def may_begin_after_reset() -> bool:
     return workflow.info().get_current_history_length() > _START and workflow.patched("begins-after-reset")
 
 
-def keeps_only_newest_telemetry() -> bool:
-    """Whether this run lets telemetry that waits make room for newer; call it once, in `workflow.init`."""
+def bounds_group_run() -> bool:
+    """Whether this run of a group lets telemetry that waits make room for newer, and ends before its history is too
+    large; call it once, in `workflow.init`."""
     return workflow.patched("newest-telemetry")
 
 

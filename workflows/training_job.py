@@ -45,7 +45,7 @@ with workflow.unsafe.imports_passed_through():
     from perdure.spec.accepted import read_accepted
     from perdure.spec.job import JobSpec
     from perdure.spec.validate import to_mapping
-    from perdure.workflows import auto_resources, job_check, options, preset, requests
+    from perdure.workflows import auto_resources, job_check, preset, requests
     from perdure.workflows.archiver import start_archiver
     from perdure.workflows.carrying import Packed, pack, unpack
     from perdure.workflows.event_sink import send_events
@@ -53,6 +53,7 @@ with workflow.unsafe.imports_passed_through():
     from perdure.workflows.job_updates import JobUpdates
     from perdure.workflows.notices import JobNotices
     from perdure.workflows.patching import behavior_of_this_run, newer_behavior_begins, on_reset_of_this_run
+    from perdure.workflows.policy.behavior import Behavior
     from perdure.workflows.policy.capacity import joining, past_use
     from perdure.workflows.policy.decide import decide, decide_all
     from perdure.workflows.policy.facts.deduplication import accept
@@ -69,6 +70,7 @@ with workflow.unsafe.imports_passed_through():
     from perdure.workflows.policy.state.job import JobState, UnknownRole
     from perdure.workflows.policy.timers import next_deadline
     from perdure.workflows.policy.world import group_desire
+    from perdure.workflows.run_length import is_full
     from perdure.workflows.search_attributes import changed_attributes
 
 
@@ -89,6 +91,8 @@ class TrainingJob(JobUpdates):
         self._cancelled = False
         self._resolved = True
         self._outdated = False
+        self._requests = 0
+        """Updates that this run has carried out."""
         self._notices = JobNotices()
         self._unchecked = carried is None
         """The specification is not checked yet. Requests are accepted meanwhile; nothing is sent."""
@@ -301,6 +305,7 @@ class TrainingJob(JobUpdates):
         those of the request, then the main loop's timer, then what is sent to groups, whether or not the group's sender
         is still busy when the request arrives.
         """
+        self._requests += 1
         if self.events:
             self._decide_all()
         self._decide(event)
@@ -376,8 +381,9 @@ class TrainingJob(JobUpdates):
 
     def _may_continue(self) -> bool:
         due = self._outdated or workflow.info().is_continue_as_new_suggested()
+        bounded = self.state.behavior >= Behavior.RELEASE_0_4
         # A job that was cancelled ends in the run that the server knows to be cancelled.
-        full = workflow.info().get_current_history_length() > options.HISTORY_LIMIT and not self._cancelled
+        full = is_full(bounded=bounded, updates=self._requests) and not self._cancelled
         settled = self._notices.are_settled and workflow.all_handlers_finished()
         return settled and ((due and self._is_quiet()) or (full and self._groups.are_known))
 

@@ -46,6 +46,9 @@ from perdure_launcher.system.user_signals import USER_SIGNALS
 
 _SOON = 0.2
 """Seconds until a place that is being prepared is requested again: its group and its backend are quick."""
+_MORE_SELDOM = 10.0
+"""The part of the time waited for such a place after which it is requested again, at most after `_LATER`: one may open
+after a pause of minutes, and each request that is granted is some events of the job's history."""
 _LATER = 2.0
 """Seconds between two requests for something that others must provide: a server, a job, a place."""
 _REFUSAL_IS_FINAL = 5.0
@@ -172,6 +175,8 @@ class MachineInJob:
     async def _take_place(self) -> NodeRequest | JobResult:
         """Returns a place in the job, or the job's result if it has ended."""
         self._node_sessions += 1
+        loop = asyncio.get_running_loop()
+        reason, since = "", 0.0
         while True:
             try:
                 answer = await self._patiently(self._ask)
@@ -189,7 +194,9 @@ class MachineInJob:
                     return answer
                 if answer.node is not None:
                     return answer.node
-                await self._wait(answer.reason, _SOON)
+                if answer.reason != reason:
+                    reason, since = answer.reason, loop.time()
+                await self._wait(reason, min(max(_SOON, (loop.time() - since) / _MORE_SELDOM), _LATER))
 
     async def _ask(self) -> JoinAnswer | JobResult:
         """Requests a place once."""

@@ -89,6 +89,8 @@ LIMITS: Mapping[str, Mapping[str, str]] = {
     },
     "Histories": {
         "events from which on a job or group continues as new in any case": _count(options.HISTORY_LIMIT),
+        "bytes of history from which on it does": _binary(options.HISTORY_BYTES),
+        "updates from which on a job does": _count(options.UPDATES_LIMIT),
         "reasons of one pending node that are reported at once; then one a minute": _count(REWORDINGS),
         "state that a next run gets as plain JSON; larger states are compressed": _binary(carrying.LARGEST_PLAIN),
         "characters of a text for people": _count(LONGEST_TEXT),
