@@ -22,7 +22,7 @@ from perdure.activities.nodes.backend import Fact, JobRevoked, NodeNotYet, NodeR
 from perdure.activities.nodes.kubernetes import collocation, leftovers, machines, resize, workdir
 from perdure.activities.nodes.kubernetes.admission import keep_findable
 from perdure.activities.nodes.kubernetes.anchor import Anchors, why_namespace_is_gone
-from perdure.activities.nodes.kubernetes.facts import event_of, is_held, machine_is_silent
+from perdure.activities.nodes.kubernetes.facts import event_of, is_held, is_kept, machine_is_silent
 from perdure.activities.nodes.kubernetes.naming import GROUP, INCARNATION, OURS, RANK, ROLE, UID, selector
 from perdure.activities.nodes.kubernetes.objects import Pod
 from perdure.activities.nodes.kubernetes.pod import BEYOND_GRACE, pod_of
@@ -96,8 +96,8 @@ class KubernetesBackend:
         return CreatedNode(name=request.name)
 
     async def delete(self, *nodes: NodeRef) -> None:
-        """Deletes the pods and waits until they are gone. With the last pod of a job, the job's anchor is deleted,
-        too."""
+        """Deletes the pods and waits until they are gone, or have ended and are kept by finalizers that are not ours.
+        With the last pod of a job, the job's anchor is deleted, too."""
         api, anchors = await self._connection()
         finalizer = self._settings.gangs.finalizer
         namespace, uid = nodes[0].namespace, nodes[0].uid
@@ -105,7 +105,7 @@ class KubernetesBackend:
             pods = await _own_pods(api, nodes)
             ending = [node for node in nodes if node.name in pods]
             await asyncio.gather(*(self._end(api, node, pods[node.name]) for node in ending))
-            await _until_gone(api, ending, or_held_by=finalizer)
+            await _until_gone(api, ending)
             if finalizer:
                 given_up = [node for node in nodes if not node.replaced]
                 await asyncio.gather(*(self._release(api, node, finalizer) for node in given_up))
@@ -337,15 +337,15 @@ def _denials(namespace: str) -> Generator[None]:
         raise RemovalDenied(f"the API server forbids removing objects in namespace {namespace}: {error}") from error
 
 
-async def _until_gone(api: KubernetesApi, nodes: Sequence[NodeRef], *, or_held_by: str = "") -> None:
-    """Returns when each pod is gone, is unreachable, or has ended and is held by this finalizer only."""
+async def _until_gone(api: KubernetesApi, nodes: Sequence[NodeRef]) -> None:
+    """Returns when each pod is gone, is unreachable, or has ended and is kept by finalizers only."""
     if not nodes:
         return
     left = {node.name for node in nodes}
     labels = _labels(nodes[0].uid, nodes[0].role, {node.rank for node in nodes})
 
     def over(pod: Pod) -> bool:
-        return machine_is_silent(pod) or is_held(pod, or_held_by)
+        return machine_is_silent(pod) or is_kept(pod)
 
     async with contextlib.aclosing(api.follow(pods_of(nodes[0].namespace), labels=labels)) as changes:
         async for change in changes:

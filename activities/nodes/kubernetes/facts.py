@@ -139,10 +139,16 @@ def _reason_is_due(pod: Pod) -> bool:
     return ended and pod.status.phase == "Running" and pod.metadata.deletion_timestamp is None
 
 
-def is_held(pod: Pod, finalizer: str) -> bool:
-    """Returns whether no process of the pod runs any more and only this finalizer keeps the object."""
+def is_kept(pod: Pod) -> bool:
+    """Returns whether no process of the pod runs any more and only finalizers keep the object, for as long as it takes
+    those who have set them: perhaps for good, where their program is gone."""
     over = pod.status.phase in ("Failed", "Succeeded") or pod.never_runs
-    return pod.metadata.deletion_timestamp is not None and over and finalizer in pod.metadata.finalizers
+    return pod.metadata.deletion_timestamp is not None and over and bool(pod.metadata.finalizers)
+
+
+def is_held(pod: Pod, finalizer: str) -> bool:
+    """Returns whether this is one of the finalizers that keep a pod which has ended."""
+    return is_kept(pod) and finalizer in pod.metadata.finalizers
 
 
 def has_no_machine(pod: Pod) -> bool:
