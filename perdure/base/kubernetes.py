@@ -51,6 +51,9 @@ _WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=150
 _RETRIES = RequestBackoff(steps=6, duration=0.2, factor=2.0, jitter=0.5)
 """Six attempts in about eight seconds, or as the server's Retry-After says; after that Temporal retries the
 activity."""
+_LONGEST_WAIT = 60.0
+"""The longest time in seconds for which a Retry-After is followed: a proxy that is being maintained may name an hour,
+and who watches would see nothing for as long, however soon the API server is back."""
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 10.0
 _REFUSAL_IS_FINAL = 5.0
@@ -422,7 +425,10 @@ class KubernetesApi:
                 return error.transient or error.unauthorized
             return isinstance(error, TRANSIENT)
 
-        return await on_retry_after_error(_RETRIES, again, once)
+        async def pause(seconds: float) -> None:
+            await asyncio.sleep(min(seconds, _LONGEST_WAIT))
+
+        return await on_retry_after_error(_RETRIES, again, once, pause)
 
     async def _send(
         self,
@@ -460,10 +466,10 @@ class KubernetesApi:
 
 
 async def _pause(backoff: Backoff, path: str, error: Exception) -> None:
-    """Waits before a path is watched again, for as long as the server's Retry-After says at least."""
+    """Waits before a path is watched again, as the server's Retry-After says."""
     pause = backoff.next_pause()
     if isinstance(error, KubernetesError) and error.headers.get("Retry-After", "").isdecimal():
-        pause = max(pause, float(error.headers["Retry-After"]))
+        pause = max(pause, min(float(error.headers["Retry-After"]), _LONGEST_WAIT))
     logger.info("%s: watching again in %.1f s: %s", path, pause, error or type(error).__name__)
     await asyncio.sleep(pause * random.uniform(1, 1.5))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from kubernetes.aio.utils import Backoff
 from perdure.base import kubernetes as api_module
 from perdure.base.kubernetes import Changed, KubernetesApi, KubernetesError, Listed
 from tests.support.played_api import played_api, refusal
+from tests.support.waiting import DEADLINE
 
 PODS = "/api/v1/namespaces/nlp/pods"
 NOT_YET = 'pods is forbidden: User "worker" cannot list resource "pods" in API group "" in the namespace "nlp"'
@@ -137,3 +139,21 @@ async def test_a_watch_that_is_forbidden_for_good_ends_and_the_log_names_the_rig
     assert f"{PODS} may be listed and not watched" in said
     assert "grant the verb watch" in said
     assert server.asked.count("WATCH") > 1
+
+
+async def test_a_server_that_wants_to_be_left_alone_for_long_is_asked_again_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(api_module, "_LONGEST_WAIT", 0.1, raising=False)
+    server, away = PlayedServer(), ["GET", "WATCH"]
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if away and away[0] == ("WATCH" if request.query.get("watch") else request.method):
+            away.pop(0)
+            return web.Response(status=503, text="maintenance", headers={"Retry-After": "3600"})
+        return await server.answer(request)
+
+    async with asyncio.timeout(DEADLINE / 4), played_api(answer) as api, aclosing(api.follow(PODS)) as changes:
+        assert await anext(changes) == Listed(())
+        assert isinstance(await anext(changes), Changed)
+    assert not away
