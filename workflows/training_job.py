@@ -41,7 +41,7 @@ with workflow.unsafe.imports_passed_through():
         ShardsSetAside,
         SiteFacts,
     )
-    from perdure.contract.names import TRAINING_JOB, group_index, uid_of
+    from perdure.contract.names import SCHEDULED_JOB, TRAINING_JOB, group_index, uid_of
     from perdure.spec.accepted import read_accepted
     from perdure.spec.job import JobSpec
     from perdure.spec.validate import to_mapping
@@ -156,11 +156,23 @@ class TrainingJob(JobUpdates):
             check = await job_check.check_job(spec)
             if self._spec_error and not check.problem:
                 raise ValueError(f"a newer release has accepted what this one cannot read: {self._spec_error}")
-            self._facts, self._spec_error, self._unchecked = check.facts, check.problem, False
+            problem = check.problem or self._problem_of_cron()
+            self._facts, self._spec_error, self._unchecked = check.facts, problem, False
         elif not self._spec_error:
             self._facts = await job_check.site_facts()
         if self._spec_error:
             raise ApplicationError(self._spec_error, type="InvalidSpec", non_retryable=True)
+
+    def _problem_of_cron(self) -> str:
+        """Why a job that the server would start again and again cannot run: all its runs have the first one's ID, and
+        would take the nodes, datasets and store of the one before for their own."""
+        cron = workflow.info().cron_schedule
+        if not cron or self.state.behavior < Behavior.RELEASE_0_4:
+            return ""
+        return (
+            f'cron schedule: got "{cron}"; its runs would share nodes and datasets; start the workflow type '
+            f"{SCHEDULED_JOB} by it, or by a schedule of Temporal, which starts a job of its own each time"
+        )
 
     # Signals and queries; updates are those of `JobUpdates`
 

@@ -15,6 +15,7 @@ from temporalio.client import (
     ScheduleHandle,
     ScheduleOverlapPolicy,
     ScheduleSpec,
+    WorkflowContinuedAsNewError,
     WorkflowFailureError,
     WorkflowHandle,
 )
@@ -24,7 +25,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from perdure.contract.names import SCHEDULED_JOB, TRAINING_JOB, job_workflow_id
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec
-from tests.workflows.jobs import node, running
+from tests.workflows.jobs import node, running, status
 from tests.workflows.ways import sandboxed
 
 
@@ -172,3 +173,41 @@ async def test_a_wrong_specification_in_a_schedule_fails_with_the_text_of_the_jo
             await (await trigger(fleet, schedule)).result()
     assert isinstance(refused.value.cause, ApplicationError)
     assert 'did you mean "nodes"' in refused.value.cause.message
+
+
+async def test_a_job_that_the_server_would_start_again_and_again_fails_with_the_remedy(fleet: Fleet):
+    spec = job_spec("1")
+    cron = await fleet.client.start_workflow(
+        TRAINING_JOB,
+        spec,
+        id=job_workflow_id("default", spec["name"]),
+        task_queue=fleet.task_queue,
+        cron_schedule="@every 1s",
+    )
+    # The server begins the next run, which fails as well.
+    with pytest.raises(WorkflowContinuedAsNewError):
+        await cron.result(follow_runs=False)
+    first = fleet.client.get_workflow_handle(cron.id, run_id=cron.result_run_id)
+    events = [event async for event in first.fetch_history_events()]
+    await fleet.client.get_workflow_handle(cron.id).terminate()
+    failure = events[-1].workflow_execution_failed_event_attributes.failure
+    assert failure.application_failure_info.type == "InvalidSpec"
+    assert f"start the workflow type {SCHEDULED_JOB} by it" in failure.message
+
+
+async def test_a_scheduled_job_that_the_server_starts_again_has_a_job_of_its_own_each_time(fleet: Fleet):
+    spec = job_spec("1")
+    cron = await fleet.client.start_workflow(
+        SCHEDULED_JOB, spec, id=f"nightly-{spec['name']}", task_queue=fleet.task_queue, cron_schedule="@every 1s"
+    )
+    job = await job_of(fleet, spec)
+    first = (await running(job, nodes=1)).uid
+    await (await node(fleet, job, 0)).finish()
+
+    async def another() -> bool:
+        return (await status(job)).uid != first
+
+    await eventually(another, what="the next job has begun")
+    await running(job, nodes=1)
+    await fleet.client.get_workflow_handle(cron.id).terminate()
+    await job.cancel()
