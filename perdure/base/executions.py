@@ -44,6 +44,11 @@ def quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
+_TASK_FAILED = "unexpected workflow task failure"
+"""The server's words for an update whose task came to nothing, as does one that would continue as new when the update
+arrives: the next run carries out the same update."""
+_AGAIN = (0.1, 0.2, 0.4)
+"""Seconds before such an update is sent again. A task that fails each time has another cause, and is told."""
 _PAGE = 1000
 _AT_ONCE = 16
 """Descriptions requested at a time."""
@@ -286,6 +291,25 @@ async def update(
         WorkflowUpdateRPCTimeoutOrCancelledError: if nothing answers in time.
         RPCError: if the server refuses the call.
     """
+    pauses = iter(_AGAIN)
+    while True:
+        try:
+            return await _update_once(handle, name, args, update_id, result_type, rpc_timeout)
+        except RPCError as error:
+            pause = next(pauses, None)
+            if pause is None or _TASK_FAILED not in error.message:
+                raise
+        await asyncio.sleep(pause)
+
+
+async def _update_once(
+    handle: WorkflowHandle[Any, Any],
+    name: str,
+    args: Sequence[Any],
+    update_id: str | None,
+    result_type: type[ResultT],
+    rpc_timeout: timedelta | None,
+) -> ResultT:
     try:
         return await handle.execute_update(
             name, args=args, id=update_id, result_type=result_type, rpc_timeout=rpc_timeout

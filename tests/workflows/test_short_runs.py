@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
-from perdure.contract import FailureClass, JobPhase, ReasonRequest, ScaleRequest, StoreAction
+from perdure.base.executions import update
+from perdure.contract import (
+    Accepted,
+    FailureClass,
+    GroupTransitions,
+    JobPhase,
+    ReasonRequest,
+    ScaleRequest,
+    StoreAction,
+)
 from perdure.contract.names import dataset_workflow_id
 from perdure.workflows.policy.services.spans import size, union
 from tests.workflows.fleet import Fleet, job_spec, submit
@@ -77,3 +86,26 @@ async def test_no_lease_is_lost_or_given_twice_while_runs_end(fleet_of_short_run
     described = await fleet.client.get_workflow_handle(name).describe()
     first = described.raw_description.workflow_execution_info.first_run_id
     assert described.run_id != first, "it has continued as new"
+
+
+async def test_users_requests_are_answered_while_runs_end(fleet_of_short_runs: Fleet):
+    job = await submit(fleet_of_short_runs, job_spec("1"))
+    job = fleet_of_short_runs.client.get_workflow_handle(job.id)
+    await running(job, nodes=1)
+    runs = set[str]()
+
+    async def keep_busy() -> None:
+        """Sends what changes nothing, and lets runs end at any moment."""
+        while True:
+            await job.signal("transitions", GroupTransitions(uid="of another job", group=0, sequence=1))
+            runs.add((await job.describe()).run_id)
+
+    async def ask() -> None:
+        for _ in range(20):
+            accepted = await update(job, "scale", result_type=Accepted, args=[ScaleRequest(nodes="1")])
+            assert "changes to 1 node" in accepted.message
+
+    busy = asyncio.create_task(keep_busy())
+    await asyncio.gather(*(ask() for _ in range(4)))
+    busy.cancel()
+    assert len(runs) > 1, "it has continued as new"
