@@ -22,6 +22,7 @@ from perdure.activities.nodes.joined.node_session import NodeSession
 from perdure.activities.nodes.local.folders import Ending, now
 from perdure.activities.nodes.local.spawn import boot_id
 from perdure.base.errors import (
+    ControlPlaneOverloaded,
     ControlPlaneUnreachable,
     ExitCode,
     JobNotFound,
@@ -263,10 +264,10 @@ class MachineInJob:
 
     async def _patiently(self, call: Callable[[], Awaitable[ResultT]]) -> ResultT:
         """Repeats a call that gets no answer: a machine that was in the job tolerates an outage, with or without
-        `wait`."""
+        `wait`, and each one a server that is up and has too much to do, as where hundreds join at once."""
         loop = asyncio.get_running_loop()
         patience = math.inf if self._options.wait else OUTAGE_LIMIT.total_seconds() if self._was_in else 0
-        deadline = loop.time() + patience
+        deadline, overloaded_until = loop.time() + patience, loop.time() + OUTAGE_LIMIT.total_seconds()
         refused_until = loop.time() + _REFUSAL_IS_FINAL
         while True:
             try:
@@ -276,6 +277,8 @@ class MachineInJob:
                     raise
                 await self._wait(str(error), _SOON)
             except (ControlPlaneUnreachable, JobNotFound) as error:
+                if isinstance(error, ControlPlaneOverloaded):
+                    deadline = max(deadline, overloaded_until)
                 if loop.time() >= deadline or (isinstance(error, JobNotFound) and not self._options.wait):
                     raise
                 await self._wait(str(error), _LATER)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
 
 from perdure.activities.nodes.joined.machine import Machine
+from perdure.base.errors import ControlPlaneOverloaded, ControlPlaneUnreachable, PerdureError
 from perdure.contract import JoinAnswer, JoinRequest
 from perdure.join import machine
 from perdure.join.machine import JoinOptions, MachineInJob
@@ -21,12 +24,15 @@ class Pausing:
 
     session = "session-of-a"
 
-    def __init__(self) -> None:
+    def __init__(self, *, fails: Sequence[Exception] = ()) -> None:
         self.asked = 0
+        self.fails = list(fails)
         self.opens_at = time.monotonic() + PAUSE
 
     async def request_place(self, request: JoinRequest) -> JoinAnswer:
         self.asked += 1
+        if self.fails:
+            raise self.fails.pop(0)
         if time.monotonic() < self.opens_at:
             return JoinAnswer(reason="its place opens after a pause")
         return JoinAnswer.model_construct(node=cast("Any", object()))
@@ -40,3 +46,20 @@ async def test_a_place_that_does_not_open_soon_is_asked_for_ever_less_often(monk
     await joining._take_place()
     assert job.asked < PAUSE / SOON / 2
     assert said == ["waiting: its place opens after a pause"]
+
+
+@pytest.mark.parametrize(
+    ("error", "waits"),
+    [(ControlPlaneOverloaded("10 at a time"), True), (ControlPlaneUnreachable("nobody is there"), False)],
+    ids=["overloaded", "away"],
+)
+async def test_a_server_with_too_much_to_do_is_asked_again_without_wait(
+    monkeypatch: pytest.MonkeyPatch, error: PerdureError, waits: bool
+):
+    monkeypatch.setattr(machine, "_LATER", SOON)
+    job = Pausing(fails=[error] * 3)
+    own = Machine(node_id="a", host="here", address="127.0.0.1")
+    joining = MachineInJob(cast("Any", job), own, JoinOptions(job="job"), say=lambda line: None)
+    with contextlib.nullcontext() if waits else pytest.raises(ControlPlaneUnreachable):
+        await joining._take_place()
+    assert bool(job.fails) != waits
