@@ -90,13 +90,21 @@ class LocalFiles:
         with self.open(path, "rb") as file:
             return os.fstat(file.fileno()).st_size
 
-    def exists(self, path: str) -> bool:
-        """Returns whether there is a file, and no link."""
+    def info(self, path: str) -> dict[str, Any]:
+        """Describes a file.
+
+        Raises:
+            FileNotFoundError: if there is none, or a link or something else stands there.
+            OSError: if that is not known, as with a stale handle of NFS.
+        """
         try:
             with self._parent(path) as (name, within):
-                return stat.S_ISREG(os.stat(name, dir_fd=within, follow_symlinks=False).st_mode)
-        except OSError:
-            return False
+                found = os.stat(name, dir_fd=within, follow_symlinks=False)
+        except NotARegularFile as error:
+            raise FileNotFoundError(errno.ENOENT, error.strerror, path) from error
+        if not stat.S_ISREG(found.st_mode):
+            raise FileNotFoundError(errno.ENOENT, "it is not a regular file", path)
+        return {"name": path, "size": found.st_size, "type": "file"}
 
     def ls(self, path: str, *, detail: bool) -> list[Any]:
         """Returns the paths in a folder; with `detail` as dictionaries that have the sizes, too."""

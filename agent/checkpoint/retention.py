@@ -19,7 +19,8 @@ class Retention:
 
     Invariant: nothing is deleted that the run does not know to be superseded. It deletes what it has stored itself, up
     to the step that it has reached again; and of other runs the checkpoint from which it continued, and older ones.
-    Where it could load none and started over, it deletes none of those that were there.
+    Where it could load none and started over, it deletes none of those that were there. While the storage does not say
+    of each folder whether it is a checkpoint, or lacks the newest one, nothing is deleted.
     """
 
     def __init__(self, storage: Storage, spec: Checkpoint) -> None:
@@ -55,6 +56,8 @@ class Retention:
             if is_superseded(one, newest=newest, inherited=inherited, kept_before=kept_before)
         ]
         committed = frozenset(one for one in saved if storage.is_committed(one))
+        if newest not in committed:
+            raise LookupError(f"{storage.url} does not show {newest.folder}, which was just committed")
         best: list[CheckpointRef] = []
         if wanted := spec.keep_best:
             self._metrics = {one: self._metrics.get(one) or read_metrics(storage, one) for one in committed}

@@ -5,6 +5,7 @@ All methods block, and raise the errors of the file system: `OSError`, or those 
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import zlib
@@ -17,6 +18,9 @@ from perdure.contract.checkpoints import CheckpointRef
 
 LARGEST_RECORD = 1 << 24
 """Bytes of a small file: a hundred times those of a save with a thousand files."""
+
+_ABSENT = (errno.ENOENT, errno.ENOTDIR)
+"""What says that there is no file. Any other error says nothing about it."""
 
 
 class Storage:
@@ -119,7 +123,7 @@ class Storage:
     def is_committed(self, saved: CheckpointRef) -> bool:
         """Whether a folder is a checkpoint."""
         files, root = self._open()
-        return bool(files.exists(f"{root}/{saved.folder}/{METADATA}"))
+        return _is_there(files, f"{root}/{saved.folder}/{METADATA}")
 
     def has_lost_metadata(self, saved: CheckpointRef) -> bool:
         """Whether a folder was complete, and has no metadata any more: rank 0's node stores its record after it."""
@@ -130,7 +134,7 @@ class Storage:
         """Makes a folder a checkpoint. Does nothing if it is one."""
         files, root = self._open()
         folder = f"{root}/{saved.folder}"
-        if not files.exists(f"{folder}/{UNCOMMITTED}") and files.exists(f"{folder}/{METADATA}"):
+        if not _is_there(files, f"{folder}/{UNCOMMITTED}") and _is_there(files, f"{folder}/{METADATA}"):
             return
         # A rename where there are folders; object stores show a copy once it is complete.
         files.mv(f"{folder}/{UNCOMMITTED}", f"{folder}/{METADATA}")
@@ -143,7 +147,7 @@ class Storage:
         """Deletes a folder, beginning with the file that makes it count."""
         files, root = self._open()
         path = f"{root}/{folder}"
-        if files.exists(f"{path}/{first}"):
+        if _is_there(files, f"{path}/{first}"):
             files.rm_file(f"{path}/{first}")
         files.rm(path, recursive=True)
 
@@ -151,6 +155,27 @@ class Storage:
         if self._opened is None:
             self._opened = open_storage(self.url, contained=self._contained)
         return self._opened
+
+
+def _is_there(files: Any, path: str) -> bool:
+    """Whether there is a file.
+
+    Not fsspec's `exists`, which takes every error for a no: a checkpoint whose file cannot be looked at for a moment
+    would not be one, and be deleted.
+
+    Raises:
+        Exception: of the file system, if that is not known.
+    """
+    try:
+        files.info(path)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        # Some libraries have subclasses of their own.
+        if error.errno not in _ABSENT:
+            raise
+        return False
+    return True
 
 
 def _flush_to_disk(file: Any) -> None:
