@@ -19,6 +19,7 @@ from pydantic_core import from_json
 from perdure.contract.agents import LARGEST_NUMBER
 from perdure.contract.nodes import MOST_RANKS
 from perdure.contract.worlds import Member
+from perdure.contract.worlds import UnsoundSteps as DesiredUnsound
 from perdure.contract.worlds import World as DesiredWorld
 from perdure_training.node_api.bodies import POSTS, Body, UnsoundSteps, World
 
@@ -173,6 +174,15 @@ def world_of(world: DesiredWorld, rank: int, member: Member) -> World:
         store_port=world.store_port,
         store_host=world.store_rank == rank,
         stage=world.stage,
-        unsound=None if world.unsound is None else UnsoundSteps(**world.unsound.model_dump()),
+        unsound=None if world.unsound is None else _unsound_of(world.unsound),
         keeps_processes=world.keeps_processes,
+    )
+
+
+def _unsound_of(steps: DesiredUnsound) -> UnsoundSteps:
+    return UnsoundSteps(
+        generation=steps.generation,
+        after=steps.after,
+        found_at=steps.found_at,
+        earlier=tuple(map(_unsound_of, steps.earlier)),
     )

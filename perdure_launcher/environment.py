@@ -216,14 +216,14 @@ def read_roles(progress: Path) -> str:
 
 def generation_environment(world: World, *, progress: Path, run_id: str, parent: int, stage: int = 0) -> dict[str, str]:
     """Returns the variables of the ranks of one generation."""
-    unsound = world.unsound
+    unsound = (world.unsound, *world.unsound.earlier) if world.unsound is not None else ()
     roles = read_roles(progress)
     return {
         # A kernel that refuses a variable starts no rank.
         **({ROLES_VARIABLE: roles} if 0 < len(roles.encode()) <= LONGEST_VARIABLE else {}),
         GENERATION_VARIABLE: str(world.generation),
         FIRST_RANK_VARIABLE: str(world.base_rank),
-        UNSOUND_VARIABLE: "" if unsound is None else f"{unsound.generation}:{unsound.after}:{unsound.found_at}",
+        UNSOUND_VARIABLE: ",".join(f"{one.generation}:{one.after}:{one.found_at}" for one in unsound),
         STAGE_VARIABLE: str(stage),
         PROGRESS_VARIABLE: str(progress),
         RUN_ID_VARIABLE: run_id,

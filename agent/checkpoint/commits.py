@@ -19,7 +19,7 @@ from perdure.agent.checkpoint.storage import Storage
 from perdure.agent.notifier import Notifier
 from perdure.agent.state import AgentState
 from perdure.base.backoff import Backoff
-from perdure.contract.checkpoints import CheckpointRef, Commit
+from perdure.contract.checkpoints import Commit
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Commits:
     """Carries out the newest commit that is desired of a node.
 
     Invariants:
-        - Nothing else makes a folder a checkpoint, and a commit that was withdrawn is not tried again.
+        - Nothing else makes a folder a checkpoint, and a commit that was withdrawn is not carried out.
         - A folder that lacks a part, or a part of whose bytes, does not become a checkpoint.
         - Each problem of a commit is reported once.
     """
@@ -104,14 +104,14 @@ class Commits:
     async def _insist(self, commit: Commit) -> None:
         """Tries to commit for as long as that is desired."""
         backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
-        attempt: asyncio.Future[None] | None = None
+        attempt: asyncio.Future[bool] | None = None
         reported, begun = "", time.monotonic()
         while self._due == commit:
-            attempt = attempt or asyncio.get_running_loop().run_in_executor(
-                self._threads, self._commit, commit.checkpoint
-            )
+            attempt = attempt or asyncio.get_running_loop().run_in_executor(self._threads, self._commit, commit)
             await asyncio.wait({attempt}, timeout=_ANSWERS_WITHIN)
             problem, is_lost = self._problem(attempt)
+            if not problem and not attempt.result():
+                return
             if not problem:
                 self._finish(commit)
             elif problem != reported and not (is_lost and time.monotonic() - begun < _LISTED_WITHIN):
@@ -125,18 +125,21 @@ class Commits:
                 pause = backoff.next_pause()
                 await self._node.changed.wait_for(lambda: self._due != commit, within=pause)
 
-    def _commit(self, checkpoint: CheckpointRef) -> None:
-        """Commits a checkpoint that the storage has.
+    def _commit(self, commit: Commit) -> bool:
+        """Commits a checkpoint that the storage has. Returns False if it was withdrawn while its files were listed.
 
         Raises:
             PartsLost: if it lacks something.
             OSError: if the storage does not answer, or is another one; the libraries of storages raise others.
         """
-        if problem := lost(self._storage, checkpoint):
+        if problem := lost(self._storage, commit.checkpoint):
             raise PartsLost(problem)
-        self._storage.commit(checkpoint)
+        if self._due != commit:
+            return False
+        self._storage.commit(commit.checkpoint)
+        return True
 
-    def _problem(self, attempt: asyncio.Future[None]) -> tuple[str, bool]:
+    def _problem(self, attempt: asyncio.Future[bool]) -> tuple[str, bool]:
         """Why a checkpoint is not committed, empty if it is; and whether it cannot be."""
         url = self._storage.url
         if not attempt.done():
@@ -153,8 +156,12 @@ class Commits:
 
     def _finish(self, commit: Commit) -> None:
         logger.info("%s is a durable checkpoint", commit.checkpoint.folder)
+        withdrawn = self._due != commit
         # An agent that ends in between commits again, which changes nothing, and reports again.
         self._report(commit, "")
         self._node.on_committed(commit)
+        if withdrawn:
+            # The storage was faster than the job's decision: the older ones may be what it goes back to.
+            return
         # Not awaited: there may be much to delete, one by one.
         self._threads.submit(self._retention.apply, commit.checkpoint, commit.inherited, kept_before=commit.kept_before)

@@ -103,7 +103,7 @@ class CheckpointService:
             self._reads = CheckedReads(self._storage)
             self._commits = Commits(
                 self._storage,
-                Retention(self._storage, spec),
+                Retention(self._storage, spec, is_trusted=self._is_trusted),
                 node,
                 report=self._report_commit,
                 give_up=self._give_up_commit,

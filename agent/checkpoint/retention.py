@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from perdure.agent.checkpoint.records import read_metrics
 from perdure.agent.checkpoint.storage import Storage
@@ -19,19 +19,24 @@ class Retention:
 
     Invariant: nothing is deleted that the run does not know to be superseded. It deletes what it has stored itself, up
     to the step that it has reached again; and of other runs the checkpoint from which it continued, and older ones.
-    Where it could load none and started over, it deletes none of those that were there. While the storage does not say
-    of each folder whether it is a checkpoint, or lacks the newest one, nothing is deleted.
+    Where it could load none and started over, it deletes none of those that were there. One that is not loaded any
+    more, as it is not sound or the job failed after it, takes no place of those that are kept. While the storage does
+    not say of each folder whether it is a checkpoint, or lacks the newest one, nothing is deleted.
     """
 
-    def __init__(self, storage: Storage, spec: Checkpoint) -> None:
+    def __init__(
+        self, storage: Storage, spec: Checkpoint, *, is_trusted: Callable[[CheckpointRef], bool] = lambda _: True
+    ) -> None:
         """Creates the object.
 
         Args:
             storage: The job's storage.
             spec: How many checkpoints are kept, and which.
+            is_trusted: Whether the job would load a checkpoint.
         """
         self._storage = storage
         self._spec = spec
+        self._is_trusted = is_trusted
         self._metrics: dict[CheckpointRef, dict[str, float]] = {}
         """What was measured at the steps of checkpoints that were read once."""
 
@@ -50,6 +55,8 @@ class Retention:
 
     def _delete(self, newest: CheckpointRef, inherited: Sequence[CheckpointRef], kept_before: int) -> None:
         storage, spec = self._storage, self._spec
+        if not self._is_trusted(newest):
+            return
         saved = [
             one
             for one in storage.saved(newest.place)
@@ -58,6 +65,7 @@ class Retention:
         committed = frozenset(one for one in saved if storage.is_committed(one))
         if newest not in committed:
             raise LookupError(f"{storage.url} does not show {newest.folder}, which was just committed")
+        committed = frozenset(filter(self._is_trusted, committed))
         best: list[CheckpointRef] = []
         if wanted := spec.keep_best:
             self._metrics = {one: self._metrics.get(one) or read_metrics(storage, one) for one in committed}

@@ -38,6 +38,17 @@ class UnsoundSteps(Message):
     after: int
     found_at: int
     """The step whose loss was not a number; below 0 where the job went back for another reason."""
+    earlier: tuple[UnsoundSteps, ...] = ()
+    """Those from which the job went back before, the latest first; they have none themselves."""
+
+    @property
+    def all(self) -> tuple[UnsoundSteps, ...]:
+        """These and the earlier ones."""
+        return (self, *self.earlier)
+
+    def has(self, *, generation: int, step: int) -> bool:
+        """Whether a state that a generation saved at this step is one of them."""
+        return any(generation <= one.generation and step > one.after for one in self.all)
 
 
 class World(Message):

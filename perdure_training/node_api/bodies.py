@@ -56,10 +56,12 @@ class UnsoundSteps(Body):
     after: int
     found_at: int = -1
     """The step whose loss was not a number; below 0 where the job went back for another reason."""
+    earlier: tuple[UnsoundSteps, ...] = ()
+    """Those from which the job went back before, the latest first; they have none themselves."""
 
     def has(self, *, generation: int, step: int) -> bool:
         """Whether a state that a generation saved at this step is one of them."""
-        return generation <= self.generation and step > self.after
+        return any(generation <= one.generation and step > one.after for one in (self, *self.earlier))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -103,6 +104,11 @@ def unsound_steps_of(environment: Mapping[str, str]) -> UnsoundSteps | None:
     text = environment.get(UNSOUND_VARIABLE)
     if not text:
         return None
+    newest, *earlier = map(_unsound, text.split(","))
+    return replace(newest, earlier=tuple(earlier))
+
+
+def _unsound(text: str) -> UnsoundSteps:
     generation, after, found_at = map(int, text.split(":"))
     return UnsoundSteps(generation=generation, after=after, found_at=found_at)
 

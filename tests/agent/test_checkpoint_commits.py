@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import threading
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -120,6 +121,29 @@ def test_a_checkpoint_of_which_something_is_lost_is_not_committed_and_the_loss_n
     answer = StorageLink(agent.run_dir).ask({"request": "await", "folder": FOLDER, "within": 30}, within=DEADLINE)
     assert (answer["committed"], named in answer["given_up"]) == (False, True), "ranks do not wait for it"
     assert ".metadata" not in place.names
+
+
+def test_a_commit_that_is_withdrawn_while_the_parts_are_listed_is_not_carried_out(
+    agent: CheckpointAgent, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    sizes, listed = Storage.sizes, threading.Event()
+
+    def withdraw(storage: Storage, folder: str) -> dict[str, int | None]:
+        agent.desired_commit = None
+        listed.set()
+        return sizes(storage, folder)
+
+    stored = stored_by(agent, tmp_path)
+    monkeypatch.setattr(Storage, "sizes", withdraw)
+    agent.commit(stored)
+    assert listed.wait(DEADLINE)
+    monkeypatch.undo()
+    assert agent.checkpoints._commits is not None
+    agent.checkpoints._commits._threads.submit(lambda: None).result(WITHIN)
+    assert ".metadata" not in place.names
+    agent.commit(stored)
+    wait_for(lambda: agent.committed, within=WITHIN)
+    assert ".metadata" in place.names
 
 
 def test_a_listing_that_is_behind_delays_a_commit_and_alarms_no_one(

@@ -12,11 +12,15 @@ from typing import Any
 
 import pytest
 
+from perdure.agent.protocol import world_of
+from perdure.contract.worlds import Member, UnsoundSteps
+from perdure.contract.worlds import World as DesiredWorld
 from perdure_launcher.config import ConfigError, LauncherConfig, load_config, parse_config
 from perdure_launcher.environment import base_environment, generation_environment
 from perdure_training.node_api.bodies import World
+from perdure_training.node_api.codec import decode, encode
 from perdure_training.node_api.layout import PROGRESS, ROLES
-from perdure_training.node_api.rank_environment import ADDRESS_VARIABLE
+from perdure_training.node_api.rank_environment import ADDRESS_VARIABLE, unsound_steps_of
 from tests.support.waiting import DEADLINE
 
 MINIMAL: dict[str, Any] = {"command": ["torchrun", "train.py"], "run_id": "0a1b2c3d"}
@@ -113,3 +117,24 @@ def test_a_rank_starts_however_many_nodes_its_job_has(nodes: int, tmp_path: Path
         timeout=DEADLINE,
     )
     assert ended.stdout == f"{nodes}\n", ended.stderr
+
+
+def test_ranks_learn_of_every_state_that_the_job_went_back_from(tmp_path: Path) -> None:
+    earlier = UnsoundSteps(generation=1, after=55, found_at=57)
+    member = Member(incarnation=1, group_rank=0, base_rank=0, processes=1)
+    world = DesiredWorld(
+        generation=3,
+        members={0: member},
+        nodes=1,
+        processes=1,
+        store_address="::1",
+        store_port=1,
+        store_rank=0,
+        unsound=UnsoundSteps(generation=2, after=65, found_at=-1, earlier=(earlier,)),
+    )
+    # As the agent gives it to the launcher.
+    entered = decode(World, json.loads(encode(world_of(world, 0, member))))
+    unsound = unsound_steps_of(generation_environment(entered, progress=tmp_path / PROGRESS, run_id="a", parent=1))
+    assert unsound is not None
+    loaded = {(1, 55): True, (1, 56): False, (2, 60): True, (2, 66): False, (3, 66): True}
+    assert {of: not unsound.has(generation=of[0], step=of[1]) for of in loaded} == loaded

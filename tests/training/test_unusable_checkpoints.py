@@ -122,6 +122,16 @@ def test_what_was_saved_after_the_last_sound_step_is_not_loaded_but_what_is_made
     assert ranks.begin(states(), lose_memory=True) == [3] * RANKS
 
 
+def test_what_is_not_sound_takes_no_place_of_what_is_kept(ranks: RankThreads):
+    stored(ranks, 1, 2)
+    ranks.agent.unsound = UnsoundSteps(generation=ranks.agent.generation, after=1)
+    assert ranks.begin(states(), lose_memory=True) == [1] * RANKS
+    assert ranks.save(3, states(), durable=True) == [True] * RANKS
+    assert ranks.wait_until_durable(30) == [True] * RANKS
+    kept = wait_for(lambda: len(found := folders(ranks)) == 2 and [one.name for one in found], within=WITHIN)
+    assert kept == ["step-1-run-1", "step-3-run-2"]
+
+
 def test_a_storage_without_checkpoints_is_no_reason_to_stop(ranks: RankThreads):
     ranks.storage.mkdir(parents=True)
     (ranks.storage / "step-4-run-1").mkdir()

@@ -16,6 +16,7 @@ from perdure.contract.transitions import (
     NodeUnreachable,
 )
 from perdure.spec.checkpoint import Checkpoint
+from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.checkpoints import commits
 from perdure.workflows.policy.facts.events import CheckpointRequested
 from perdure.workflows.policy.record.projections import status_of
@@ -107,6 +108,60 @@ def test_a_world_that_is_over_commits_nothing():
     commit = decision(job)
     assert commit is not None
     assert commit.checkpoint.generation == 2
+
+
+def test_a_commit_of_a_world_that_is_over_is_withdrawn_and_counts_where_it_was_carried_out_before():
+    job = scenario()
+    stored(stored(job, 0), 1)
+    commit = decision(job)
+    assert commit is not None
+    job.rank_killed(1).peer_failed(0)
+    assert job.generation == 2
+    assert decision(job) is None
+    job.transition(commit.rank, NodeCommittedCheckpoint, generation=1, checkpoint=commit.checkpoint)
+    assert status(job).checkpoint.folder == commit.checkpoint.folder
+
+
+def going_back(*, nodes_that_stored: int) -> Scenario:
+    """Step 46 is durable, step 56 stored, and the job goes back from step 57 for a loss that is no number."""
+    job = Scenario("2", checkpoint=STORAGE, recovery={"on_nan": "rollback"}).running()
+    committed(stored(stored(job, 0, step=46), 1, step=46))
+    for rank in range(nodes_that_stored):
+        stored(job, rank, step=56)
+    return job.bad_loss(0, 57, last_finite=56)
+
+
+@pytest.mark.parametrize("nodes_that_stored", [1, 2])
+def test_what_the_job_goes_back_from_is_not_committed(nodes_that_stored: int):
+    job = going_back(nodes_that_stored=nodes_that_stored)
+    before = decision(job)
+    # A node is lost, so that the world that went back is the present one until there is another.
+    job.lost(1)
+    assert job.generation == 1
+    stored(job, 0, step=56)
+    assert decision(job) is None
+    if before is not None:
+        job.transition(0, NodeCommittedCheckpoint, generation=1, checkpoint=before.checkpoint)
+    job.removed(1).ready(1).steps()
+    assert job.generation == 2
+    assert decision(job) is None
+    assert status(job).checkpoint.step == 46, "an agent that was faster has committed what is never loaded"
+
+
+def test_a_part_of_what_the_job_goes_back_from_completes_nothing():
+    job = going_back(nodes_that_stored=1).wait(0.5)
+    job.lost(0)
+    assert job.generation == 1
+    stored(job, 1, step=56)
+    assert decision(job) is None
+
+
+def test_a_run_of_an_older_release_keeps_its_commands():
+    job = scenario()
+    job.whole = job.whole.replace(behavior=Behavior.RELEASE_0_3)
+    stored(stored(job, 0), 1)
+    job.rank_killed(1).peer_failed(0)
+    assert (job.generation, decision(job) is None) == (2, False)
 
 
 def test_a_step_that_others_do_not_store_is_forgotten():

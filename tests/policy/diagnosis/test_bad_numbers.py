@@ -149,6 +149,20 @@ def test_later_worlds_do_not_load_it_either_and_what_they_save_is_new():
     assert unsound(job) == UnsoundSteps(generation=1, after=55, found_at=57)
 
 
+def test_a_second_return_adds_to_what_the_first_one_left_out():
+    job = scenario().bad_loss(0, 57).bad_loss(1, 57).steps()
+    job.bad_loss(0, 67).bad_loss(1, 67).steps()
+    assert job.generation == 3
+    found = unsound(job)
+    assert found is not None
+    first = UnsoundSteps(generation=1, after=55, found_at=57)
+    assert found == UnsoundSteps(generation=2, after=65, found_at=67, earlier=(first,))
+    sound = {(1, 55): True, (1, 56): False, (1, 66): False, (2, 56): True, (2, 66): False, (3, 66): True}
+    assert {of: not found.has(generation=of[0], step=of[1]) for of in sound} == sound
+    job.bad_loss(0, 57).bad_loss(1, 57)
+    assert job.incident.rule == 'bad-number/2 "the same again after going back"'
+
+
 def test_a_loss_that_is_bad_again_at_the_same_step_stops_the_job():
     job = scenario().bad_loss(0, 57).bad_loss(1, 57).steps()
     job.bad_loss(0, 57).bad_loss(1, 57)

@@ -2,9 +2,9 @@
 
 A checkpoint counts once every node of the world that saved it has reported that its parts are durable: then one agent
 is to commit it, which makes it visible. Reports of a world that is over do not count, so of two
-generations that save at the same time only the newest commits. A script may have several checkpointers, each with a
-place of its own in the storage, whose steps say nothing about each other: what is stored is known for each place, and
-the commits of all are carried out one after the other.
+generations that save at the same time only the newest commits. What the job went back from is not committed either. A
+script may have several checkpointers, each with a place of its own in the storage, whose steps say nothing about each
+other: what is stored is known for each place, and the commits of all are carried out one after the other.
 """
 
 from __future__ import annotations
@@ -86,10 +86,16 @@ def saves_nothing(state: RoleInJob) -> bool:
 
 
 def commit_of(state: RoleInJob) -> Commit | None:
-    """The commit that groups receive, with the node that carries it out: one whose agent can be reached."""
-    commit = state.checkpoints.commit
-    if commit is None:
+    """The commit that groups receive, with the node that carries it out: one whose agent can be reached.
+
+    None for what a world saved that is over, or what the job went back from: the storage may have been away meanwhile.
+    """
+    commits = _commits(state.checkpoints)
+    if state.behavior >= Behavior.RELEASE_0_4:
+        commits = tuple(one for one in commits if _counts(state, one.checkpoint))
+    if not commits:
         return None
+    commit = commits[0]
     reachable = [node.rank for node in (*state.members, *state.nodes.values()) if node.alive and node.reachable]
     return commit.replace(rank=reachable[0]) if reachable else commit
 
@@ -140,6 +146,8 @@ def _stored(
 ) -> RoleInJob:
     known, stored, world = state.checkpoints, transition.stored, state.world
     if world is None or job.stored is None or not _is_current(state, node, stored.checkpoint.generation):
+        return state
+    if state.behavior >= Behavior.RELEASE_0_4 and trust.is_unsound(state, stored.checkpoint):
         return state
     # The script may begin to save after its first steps.
     state = state.with_node(node.replace(without_checkpoints=0))
@@ -218,6 +226,11 @@ def _commits(known: CheckpointState) -> tuple[Commit, ...]:
     return known.next_commits if known.commit is None else (known.commit, *known.next_commits)
 
 
+def _counts(state: RoleInJob, checkpoint: CheckpointRef) -> bool:
+    """Whether a stored checkpoint may still take the place of the one before it."""
+    return checkpoint.generation == state.generation and not trust.is_unsound(state, checkpoint)
+
+
 def _is_current(state: RoleInJob, node: NodeState, generation: int) -> bool:
     """Whether what a node reports of stored checkpoints is about the world that trains."""
     is_member = state.world is not None and generation == state.world.generation and state.is_member(node)
@@ -289,6 +302,15 @@ def _committed(state: RoleInJob, transition: NodeCommittedCheckpoint, now: datet
     state = observations.observe_storage(state, now, over=True)
     parts = known.parts_of.get(commit.checkpoint.place)
     parts = parts if parts is not None and parts.checkpoint == commit.checkpoint else None
+    left = {place: other for place, other in known.parts_of.items() if other is not parts}
+    rest = state.checkpoints.replace(
+        commit=next(iter(others), None),
+        next_commits=others[1:],
+        parts_of=left if state.behavior >= Behavior.RELEASE_0_4 else {},
+    )
+    if trust.is_unsound(state, commit.checkpoint):
+        # An agent was faster than the decision to go back. No world loads it.
+        return state.replace(checkpoints=rest)
     durable = DurableCheckpoint(
         checkpoint=commit.checkpoint,
         committed_at=transition.time,
@@ -296,12 +318,8 @@ def _committed(state: RoleInJob, transition: NodeCommittedCheckpoint, now: datet
         took=parts.took if parts is not None else timedelta(),
     )
     answered = max(known.answered, min(commit.answers, known.requests))
-    left = {place: other for place, other in known.parts_of.items() if other is not parts}
     return state.replace(
-        checkpoints=known.replace(
-            commit=next(iter(others), None),
-            next_commits=others[1:],
-            parts_of=left if state.behavior >= Behavior.RELEASE_0_4 else {},
+        checkpoints=rest.replace(
             durable=durable,
             problem="",
             problem_since=None,

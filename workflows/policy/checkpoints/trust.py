@@ -26,6 +26,7 @@ from perdure.contract import (
     RollBack,
     UnsoundSteps,
 )
+from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.diagnosis.failures import USERS_OWN
 from perdure.workflows.policy.record import incidents
 from perdure.workflows.policy.state.checkpoint import LoadedCheckpoint
@@ -58,9 +59,26 @@ def judge(state: RoleInJob, failure: FailureClass | None, now: datetime) -> Role
 
 
 def distrust_unsound(state: RoleInJob, back: RollBack) -> RoleInJob:
-    """Keeps later worlds from what the worlds so far have saved after a step; what later ones save is new."""
-    unsound = UnsoundSteps(generation=state.generation, after=back.after, found_at=back.found_at)
+    """Keeps later worlds from what the worlds so far have saved after a step; what later ones save is new, and what an
+    earlier decision kept them from stays so."""
+    before = state.checkpoints.unsound
+    earlier: list[UnsoundSteps] = []
+    if before is not None and state.behavior >= Behavior.RELEASE_0_4:
+        # One decision may be made again, as for a node that is lost meanwhile.
+        earlier = [one for one in before.all if one.generation < state.generation or one.after < back.after]
+    unsound = UnsoundSteps(
+        generation=state.generation,
+        after=back.after,
+        found_at=back.found_at,
+        earlier=tuple(one.replace(earlier=()) for one in earlier[:REMEMBERED]),
+    )
     return state.replace(checkpoints=state.checkpoints.replace(unsound=unsound))
+
+
+def is_unsound(state: RoleInJob, checkpoint: CheckpointRef) -> bool:
+    """Whether a checkpoint of this run is one that the job went back from."""
+    unsound = state.checkpoints.unsound
+    return unsound is not None and unsound.has(generation=checkpoint.generation, step=checkpoint.step)
 
 
 def load(state: RoleInJob, checkpoint: CheckpointRef) -> RoleInJob:

@@ -19,9 +19,11 @@ def decide(case: Case) -> Verdict | None:
     if on_nan is OnNan.STOP:
         reason = f"{case.culprit.text}, and recovery.on_nan is stop"
         return stop(case, 'bad-number/1 "recovery.on_nan is stop"', reason, 1)
-    before = case.state.checkpoints.unsound
-    if before is not None and before.generation < case.state.generation and number.step <= before.found_at:
-        reason = f"{case.culprit.text}, and it was no number at step {before.found_at:,} before the job went back"
+    unsound, generation = case.state.checkpoints.unsound, case.state.generation
+    before = unsound.all if unsound is not None else ()
+    found_at = max((one.found_at for one in before if one.generation < generation), default=-1)
+    if number.step <= found_at:
+        reason = f"{case.culprit.text}, and it was no number at step {found_at:,} before the job went back"
         return stop(case, 'bad-number/2 "the same again after going back"', reason, 1)
     return case.blame(
         'bad-number/3 "go back to a sound state, once for a step"',
