@@ -151,6 +151,7 @@ class CopyService:
     def _taking(self, size: int) -> Generator[None]:
         """Reserves room for a file."""
         with self._room:
+            self._memory.renew()
             known = os.statvfs(self._memory.path)
             total, free = known.f_blocks * known.f_frsize, known.f_bavail * known.f_frsize
             left = free - self._coming - (total // 2 if self._shared else 0)

@@ -336,7 +336,7 @@ class Launcher:
 
     def _observe(self) -> None:
         """Runs the observer thread: reports usage, searches for unmanaged ranks (of torchrun, until it has a
-        handler), and deletes memory folders that were abandoned for long.
+        handler), deletes memory folders that were abandoned for long, and makes the own one again if it is gone.
 
         The only process of the only node may legitimately start a torchrun of its own, which is looked through.
         """
@@ -355,12 +355,21 @@ class Launcher:
                 self._events.put(unmanaged)
             if due:
                 usage_at = time.monotonic() + USAGE_INTERVAL.total_seconds()
+                self._renew_memory_folder()
                 usage = meter.read()
                 if not self._outbox.holds(_USAGE):
                     self._outbox.post(_USAGE, usage)
             pause = usage_at - time.monotonic()
             if self._done.wait(max(0.0, min(pause, GUARD_INTERVAL.total_seconds()) if searching else pause)):
                 return
+
+    def _renew_memory_folder(self) -> None:
+        if self._memory_folder is None:
+            return
+        try:
+            self._memory_folder.renew()
+        except OSError as error:
+            logger.warning("ranks can keep no snapshots in memory, which is tried again: %s", error)
 
     def _hello(self) -> LauncherHello:
         return LauncherHello(

@@ -70,6 +70,7 @@ class MemoryFolder:
         Raises:
             OSError: if the root does not exist or cannot be written.
         """
+        self._node = node
         left, held = _take(root, node=node, prefix=prefix) if node else ([], False)
         if left:
             found = max(left, key=lambda one: one.newest_snapshot)
@@ -84,11 +85,25 @@ class MemoryFolder:
         self.origin = MemoryOrigin.HELD if held else MemoryOrigin.NEW
         # It gets its name when it is locked: other launchers delete unlocked folders.
         made = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=root))
-        self._lock = os.open(made / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        os.write(self._lock, node.encode())
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._lock = _locked(made, node)
         self.path = made.with_name(made.name.removeprefix("."))
         made.rename(self.path)
+
+    def renew(self) -> None:
+        """Makes the folder again where something else has deleted it, as systemd does with a user's shared memory at
+        the last logout (`RemoveIPC`), and locks what a rank has made again. What was in it is lost; what is saved from
+        now on is not.
+
+        Raises:
+            OSError: if it cannot be created.
+        """
+        if os.fstat(self._lock).st_nlink:
+            return
+        self.path.mkdir(mode=0o700, exist_ok=True)
+        lock, gone = _locked(self.path, self._node), self._lock
+        self._lock = lock
+        os.close(gone)
+        logger.warning("%s was deleted with all snapshots of this node, and is made again", self.path)
 
     def remove(self) -> None:
         """Deletes the folder with all it contains."""
@@ -121,6 +136,14 @@ def delete_abandoned(
             continue
         logger.info("deletes %s, whose process ended at least %.0f s ago", path, age)
         folder.delete()
+
+
+def _locked(folder: Path, node: str) -> int:
+    """Locks a folder for this process; returns the descriptor that holds the lock."""
+    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    os.write(lock, node.encode())
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
 
 
 @dataclass(frozen=True)

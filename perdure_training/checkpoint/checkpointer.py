@@ -176,7 +176,7 @@ class Checkpointer:
         world.measured(step, metrics)
         with (
             self._events.save(step=step, durable=durable, by=_EMITTER) as span,
-            self._cadence.measure(step, agreed=agreed, finishing=world.finishing_seconds) as measured,
+            self._cadence.measure(step, agreed=agreed, finishing=world.finisher.seconds) as measured,
         ):
             saved = world.save(step, lambda: Layout(capture(state)), durable=durable)
             measured.saved = saved

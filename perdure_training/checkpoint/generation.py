@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import replace
 from typing import Any, Self
 
 import torch
@@ -17,16 +15,17 @@ from perdure_training.checkpoint.agreed_step import AgreedStep, agree_on_step
 from perdure_training.checkpoint.cadence import AgreedCadence
 from perdure_training.checkpoint.direct import DirectSaves
 from perdure_training.checkpoint.durable import DurableCheckpoints, Metrics, connect_storage
+from perdure_training.checkpoint.finishing import SnapshotFinisher
 from perdure_training.checkpoint.generators import Generators
 from perdure_training.checkpoint.optimizers import prepare_optimizer
 from perdure_training.checkpoint.peers import Peers
 from perdure_training.checkpoint.planned_state import StateOfRank
 from perdure_training.checkpoint.resharding import Resharding
+from perdure_training.checkpoint.save_failures import SaveFailures
 from perdure_training.checkpoint.slots import Slots
 from perdure_training.checkpoint.staging import Layout, meshes_of
 from perdure_training.checkpoint.transfer import exchange
 from perdure_training.checkpoint.values import capture, is_object, load_snapshot, objects_in, own_values, put_into
-from perdure_training.checkpoint.verification import fingerprint, verified_crc32
 from perdure_training.checkpoint.world import Completeness, RankIdentity, connect, snapshot_header
 from perdure_training.snapshots.arena import Arena, Header, NoRoom, Slot
 from perdure_training.snapshots.findings import Finding
@@ -63,13 +62,12 @@ class GenerationCheckpoints:
             world_size=None if replicated else own.world_size,
             is_complete=self._complete.is_complete,
         )
-        self._staged: queue.Queue[tuple[Slot, memoryview | None, Header, bool] | None] = queue.Queue()
+        self._failures = SaveFailures()
+        self.finisher = SnapshotFinisher(self.slots, self._complete, self._peers, self._failures)
         self._durable: DurableCheckpoints | None = None
         self._name = name
         self._direct: DirectSaves | None = None
         """How steps are stored once this rank keeps no snapshots."""
-        self.finishing_seconds = 0.0
-        """Time of a core that the thread which makes snapshots valid has used."""
         self._loaded_any = False
         self._left_until: list[int] = []
         """The steps of this world of which one must have its copies on other nodes before what former worlds left is
@@ -81,7 +79,6 @@ class GenerationCheckpoints:
         self._obstacles: Sequence[Finding] = ()
         self._last_made = newest_made(self.arena.folder) if own.local_rank == 0 else None
         self.made = MadeSteps(self.arena.folder, own.rank, generation=own.generation)
-        threading.Thread(target=self._finish_snapshots, name="perdure-snapshots", daemon=True).start()
 
     def begin_durable(self, state: Mapping[str, Any], *, stored: bool, required: bool) -> None:
         """Finds out whether the job stores checkpoints, and when.
@@ -102,6 +99,7 @@ class GenerationCheckpoints:
             stored=stored,
             required=required and stored,
         )
+        self.finisher.durable = self._durable
 
     def restore_from_storage(self, state: MutableMapping[str, Any]) -> int | None:
         """Loads the newest undamaged checkpoint; returns its step."""
@@ -131,7 +129,7 @@ class GenerationCheckpoints:
         self._forget_after(decision.step)
         self._loaded_any, self._left_until = True, [decision.step]
         # The others' memory has it as this world splits it, before any of what it was loaded from is deleted.
-        self._save(decision.step, lambda: Layout(capture(state)), restores=decision.restores + 1)
+        self.save(decision.step, lambda: Layout(capture(state)), restores=decision.restores + 1)
         self.begin_training(decision.step, source="peer")
         return decision.step
 
@@ -153,7 +151,7 @@ class GenerationCheckpoints:
             self._leave()
         # Other nodes, which may be new ones, get what was loaded.
         for slot, header in self.slots.complete():
-            self._staged.put((slot, None, header, False))
+            self.finisher.finish(slot, header)
         self.begin_training(decision.step, source="peer" if decision.sources else "memory")
         return decision.step
 
@@ -250,16 +248,40 @@ class GenerationCheckpoints:
         foreign = header.rank not in self.own.ranks_of_node
         return foreign and self.own.local_rank == 0 and header.generation < self.own.generation
 
-    def save(self, step: int, plan: Callable[[], Layout], *, durable: bool = False) -> bool:
-        """Copies a state into a slot; another thread makes the snapshot valid."""
-        if not durable or self._durable is None:
-            return self._save(step, plan, durable=durable)
-        self._durable.expect(step)
+    def save(self, step: int, plan: Callable[[], Layout], *, durable: bool = False, restores: int = 0) -> bool:
+        """Copies a state into a slot; another thread makes the snapshot valid.
+
+        Args:
+            step: The step.
+            plan: Returns the state's layout.
+            durable: Whether the script requests that it is stored.
+            restores: The number of worlds that have loaded this state.
+        """
+        if durable and self._durable is not None:
+            self._durable.expect(step)
         try:
-            return self._save(step, plan, durable=durable)
+            self._renew_folder()
+            saved = self._save(step, plan, durable=durable, restores=restores)
         except BaseException as error:
-            self._durable.refuse(step, f"{type(error).__name__}: {error}")
-            raise
+            if durable and self._durable is not None:
+                self._durable.refuse(step, f"{type(error).__name__}: {error}")
+            if not isinstance(error, OSError):
+                raise
+            self._failures.warn(step, error)
+            return False
+        if saved:
+            self._failures.passed()
+        return saved
+
+    def _renew_folder(self) -> None:
+        """Makes the folder again where something else has deleted it, as systemd does with `RemoveIPC` at a logout."""
+        if self.arena.is_there:
+            return
+        self.flush()
+        self.arena.make()
+        logger.warning("perdure: %s was deleted with all snapshots: the next steps are saved anew", self.arena.folder)
+        self.slots.reload()
+        self.made = MadeSteps(self.arena.folder, self.own.rank, generation=self.own.generation)
 
     def refuse(self, step: int, problem: str, *, durable: bool) -> None:
         """Records that this rank does not save a step, so that the others do not wait for it."""
@@ -267,7 +289,7 @@ class GenerationCheckpoints:
             self._durable.expect(step)
             self._durable.refuse(step, problem)
 
-    def _save(self, step: int, plan: Callable[[], Layout], *, durable: bool = False, restores: int = 0) -> bool:
+    def _save(self, step: int, plan: Callable[[], Layout], *, durable: bool, restores: int) -> bool:
         if self._direct is not None:
             return self._direct.save(step, plan, durable=durable)
         if not self._loaded_any:
@@ -310,7 +332,7 @@ class GenerationCheckpoints:
         layout.copy_into(room)
         self.slots.stage(slot, step)
         header = snapshot_header(self.own, step, layout, replicated=self._replicated, restores=restores)
-        self._staged.put((slot, room, header, durable))
+        self.finisher.finish(slot, header, room=room, durable=durable)
         return True
 
     def _store_directly(self, direct: DirectSaves) -> DirectSaves:
@@ -323,49 +345,13 @@ class GenerationCheckpoints:
 
     def flush(self) -> None:
         """Waits until all staged snapshots are valid."""
-        self._staged.join()
+        self.finisher.flush()
 
     def close(self) -> None:
         """Ends the threads that finish and store snapshots, once all that was saved is."""
-        self.flush()
-        self._staged.put(None)
+        self.finisher.close()
         if self._durable is not None:
             self._durable.close()
-
-    def _finish_snapshots(self) -> None:
-        lower_thread_priority()
-        while (staged := self._staged.get()) is not None:
-            try:
-                self._finish(*staged)
-            finally:
-                # A reference to the room would keep its memory from being given up.
-                del staged
-                self._staged.task_done()
-
-    def _finish(self, slot: Slot, room: memoryview | None, header: Header, durable: bool) -> None:
-        durably: DurableCheckpoints | None = None
-        try:
-            begun = time.thread_time()
-            if room is not None:
-                header = replace(header, checksum=fingerprint(room))
-                slot.finish(header)
-                if self._durable is not None and (durable or self._durable.is_announced(header.step)):
-                    durably = self._durable
-            content = slot.read() if room is None else room
-            crc = verified_crc32(content, header) if durably is not None or self._peers.wanted else 0
-            copied = self._peers.copy(slot, header, number=self.slots.number(slot), crc32=crc)
-            self._complete.add(header.step, copied=copied)
-            # Until `finish` below, no other step is written there.
-            if durably is not None:
-                durably.store(header, content, slot.pin(), crc32=crc)
-            self.finishing_seconds += time.thread_time() - begun
-        except (OSError, RuntimeError) as error:
-            # The store ends with its generation, and this process with it.
-            logger.debug("step %d is not complete: %s", header.step, error)
-            if durably is not None:
-                durably.refuse(header.step, str(error))
-        finally:
-            self.slots.finish(slot)
 
 
 class _Room:

@@ -13,6 +13,7 @@ process ends, however it ends. The lock can be passed on to another process toge
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import mmap
@@ -33,6 +34,7 @@ _MAGIC = b"PDSNAP03"
 """Also the version of the format: a file of another one is not a snapshot."""
 _FRAME = struct.Struct("<8sII")
 """Magic number, length of the header's text, checksum of that text."""
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG)
 _CHECKED_AT_ONCE = 1 << 24
 """Bytes of a piece of the CRC-32: other threads run between two pieces."""
 _NAME = re.compile(r"rank-(\d+)(?:-of-\d+)?\.(\d+)")
@@ -122,10 +124,14 @@ class Slot:
 
     @property
     def is_pinned(self) -> bool:
-        """Whether a process copies the snapshot elsewhere, so that it must not be overwritten."""
+        """Whether a process copies the snapshot elsewhere, so that it must not be overwritten.
+
+        Raises:
+            OSError: if that is not known, as without a free descriptor.
+        """
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:
+        except FileNotFoundError:
             return False
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -140,6 +146,7 @@ class Slot:
 
         Raises:
             NoRoom: if the memory folder is too small.
+            OSError: if the file cannot be opened or mapped for another reason, which may pass.
         """
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -151,6 +158,8 @@ class Slot:
             if self._map is None:
                 self._map = Mapping(descriptor, 0)
         except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
             os.ftruncate(descriptor, 0)
             raise NoRoom(f"{size:,} bytes do not fit into {self.path.parent}: {error.strerror}") from error
         finally:
@@ -212,8 +221,31 @@ class Arena:
     """All snapshots in a node's memory folder."""
 
     def __init__(self, folder: Path) -> None:
+        """Creates the folder, if need be.
+
+        Args:
+            folder: The snapshots of one checkpointer and stage, `stage-N/NAME` in the node's memory folder.
+
+        Raises:
+            OSError: if it cannot be created.
+        """
         self.folder = folder
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.make()
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the folder is still there."""
+        return self.folder.exists()
+
+    def make(self) -> None:
+        """Creates the folder, and the node's memory folder around it: the launcher locks that one again.
+
+        Raises:
+            OSError: if it cannot be created.
+        """
+        for folder in (*reversed(self.folder.parents[:2]), self.folder):
+            # Not `parents`, which gives only the last one the mode.
+            folder.mkdir(mode=0o700, exist_ok=True)
 
     def slot(self, rank: int, number: int, *, world_size: int | None = None) -> Slot:
         """Returns the slot of a rank with this number, whether or not it has a snapshot.

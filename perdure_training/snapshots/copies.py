@@ -139,7 +139,10 @@ class CopyReceiver:
         introduced()
         header = request.header
         world_size = None if header.replicated else header.world_size
-        slot = Arena(self._folder / request.folder).slot(header.rank, request.slot, world_size=world_size)
+        try:
+            slot = Arena(self._folder / request.folder).slot(header.rank, request.slot, world_size=world_size)
+        except OSError as error:
+            return f"the memory folder cannot be used: {error}"
         if _holds(slot, request):
             # It was loaded once more since.
             slot.finish(header)

@@ -112,6 +112,24 @@ def test_nodes_that_are_killed_together_each_find_their_own_folder(tmp_path: Pat
         folder.remove()
 
 
+@pytest.mark.parametrize("all_of_it", [True, False])
+def test_a_folder_that_something_else_deletes_is_made_again_for_its_owner(tmp_path: Path, all_of_it: bool):
+    folder = MemoryFolder(tmp_path, node="uid/trainer-0")
+    folder.renew()
+    shutil.rmtree(folder.path)
+    if not all_of_it:
+        # By a rank, which saves the next step before the launcher looks.
+        folder.path.mkdir(mode=0o700)
+    folder.renew()
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+    assert (folder.path / "owner").read_text() == "uid/trainer-0"
+    (folder.path / "state").write_bytes(b"x")
+    delete_abandoned(tmp_path, kept_for=timedelta())
+    assert (folder.path / "state").exists(), "it is locked"
+    folder.remove()
+    assert not folder.path.exists()
+
+
 def test_an_abandoned_folder_is_deleted_some_time_after_it_was_first_found(tmp_path: Path):
     left = killed(tmp_path, "job/worker-1")
     # It counts from the first look: the owner may have lived for days.

@@ -35,7 +35,7 @@ def closed_checkpointers() -> Iterator[None]:
     with mock.patch.object(generation.GenerationCheckpoints, "__init__", created):
         yield
     for one in begun:
-        one._staged.put(None)
+        one.finisher._staged.put(None)
         if one._durable is not None:
             one._durable.close()
 
