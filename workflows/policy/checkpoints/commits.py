@@ -36,7 +36,7 @@ from perdure.workflows.policy.checkpoints import trust
 from perdure.workflows.policy.diagnosis import claims
 from perdure.workflows.policy.facts.events import CheckpointRequested, Event
 from perdure.workflows.policy.record import incidents, observations
-from perdure.workflows.policy.repair import actions
+from perdure.workflows.policy.repair import actions, charges
 from perdure.workflows.policy.repair.case import Rejected, Verdict
 from perdure.workflows.policy.state.checkpoint import CheckpointState, DurableCheckpoint, StoredParts
 from perdure.workflows.policy.state.job import RoleInJob
@@ -369,6 +369,10 @@ def _restored(
         return _stop(state, node, restored, transition.time, now) if counts else state
     if restored.unusable:
         return _start_over(state, node, restored, transition, now)
+    if transition.generation > known.restored_generation:
+        # Else another checkpointer of the script, whose step may be another one.
+        tries_older = bool(restored.distrusted) or (known.loaded is None and bool(known.distrusted))
+        state = charges.continue_from(state, restored.step, tries_older=tries_older)
     source = restored.source if restored.source is not RestoreSource.UNKNOWN else None
     state = incidents.record_restore(
         state, restored, generation=transition.generation, rank=node.rank, time=transition.time

@@ -31,6 +31,26 @@ def restarts_in_window(case: Case) -> int:
     return len(within_window(case.state.restarts, now=case.now, window=case.job.retry.window))
 
 
+def continue_from(state: RoleInJob, step: int, *, tries_older: bool) -> RoleInJob:
+    """Records the saved step that a world continues from, so that progress is compared with that of the training which
+    goes on: after a return to an older step the first new one is progress, and so is what follows a newer one.
+
+    Args:
+        state: The role.
+        step: The step.
+        tries_older: Whether it is older because the job failed after newer ones. Then it shows progress by coming
+            further than they did.
+    """
+    known = state.memory
+    if state.behavior < Behavior.RELEASE_0_4 or step == known.continued_from:
+        return state
+    if known.continued_from is None:
+        return state.replace(memory=known.replace(continued_from=step))
+    if tries_older and step < known.continued_from:
+        return state
+    return state.replace(memory=known.replace(continued_from=step, best_step=min(known.best_step, step)))
+
+
 def failures_without_progress(state: RoleInJob, culprit: NodeFailure) -> int:
     """The number of failures in a row that need progress in between and made none, including this one."""
     known = state.memory

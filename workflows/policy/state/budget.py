@@ -27,9 +27,9 @@ def follows(times: tuple[datetime, ...], *, now: datetime, within: timedelta) ->
 def made_progress(progress: Progress | None, *, best_step: int, last_generation_steps: int) -> bool:
     """Whether an attempt that has just failed got further than those before it.
 
-    A reported step is absolute, so it must exceed the best so far. Counted steps begin at 0 in every attempt and say
-    nothing about the checkpoint that the attempt began from; there, doing no better than the attempt before it is no
-    progress, which is what a deterministic error looks like.
+    A reported step is absolute, so it must exceed the best so far of the training that goes on. Counted steps begin at
+    0 in every attempt and say nothing about the checkpoint that the attempt began from; there, doing no better than the
+    attempt before it is no progress, which is what a deterministic error looks like.
     """
     if progress is None:
         return False

@@ -78,7 +78,10 @@ class RepairMemory(Message):
     """The end of that failure, if it came soon after the start and is nobody's known failure."""
     failures_without_progress: int = 0
     best_step: int = -1
-    """The highest step reported before a failure."""
+    """The highest step reported before a failure, of the training that goes on: not of steps that a return to an older
+    one has undone."""
+    continued_from: int | None = None
+    """The newest saved step that a world of that training has continued from; None before the first one."""
     last_generation_steps: int = -1
     """Steps counted in the attempt before the last failure."""
     restored_step: int = -1
