@@ -175,6 +175,7 @@ def world_of(world: DesiredWorld, rank: int, member: Member) -> World:
         store_host=world.store_rank == rank,
         stage=world.stage,
         unsound=None if world.unsound is None else _unsound_of(world.unsound),
+        script_failures=world.script_failures,
         keeps_processes=world.keeps_processes,
     )
 

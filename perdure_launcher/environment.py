@@ -26,6 +26,7 @@ from perdure_training.node_api.rank_environment import (
     ROLES_VARIABLE,
     ROLLS_BACK_VARIABLE,
     RUN_ID_VARIABLE,
+    SCRIPT_FAILURES_VARIABLE,
     SPIKES_VARIABLE,
     UNSOUND_VARIABLE,
 )
@@ -224,6 +225,11 @@ def generation_environment(world: World, *, progress: Path, run_id: str, parent:
         GENERATION_VARIABLE: str(world.generation),
         FIRST_RANK_VARIABLE: str(world.base_rank),
         UNSOUND_VARIABLE: ",".join(f"{one.generation}:{one.after}:{one.found_at}" for one in unsound),
+        **(
+            {SCRIPT_FAILURES_VARIABLE: ",".join(map(str, world.script_failures))}
+            if world.script_failures is not None
+            else {}
+        ),
         STAGE_VARIABLE: str(stage),
         PROGRESS_VARIABLE: str(progress),
         RUN_ID_VARIABLE: run_id,

@@ -240,12 +240,13 @@ class CheckpointService:
     def _list(self, storage: Storage, place: str) -> Json:
         """The checkpoints in the order in which they are tried: those that are trusted, the latest first.
 
-        The oldest one is trusted in any case: to begin anew would cost the whole training. Distrusted ones follow, the
-        oldest first, for a job whose trusted ones are all damaged. One that has lost its metadata is listed, too: it is
-        damaged, and was not left unfinished.
+        The oldest sound one is trusted in any case: to begin anew would cost the whole training. Distrusted ones
+        follow, the oldest first, for a job whose trusted ones are all damaged. One that has lost its metadata is
+        listed, too: it is damaged, and was not left unfinished.
         """
         found = [one for one in storage.saved(place) if storage.is_committed(one) or storage.has_lost_metadata(one)]
-        trusted = [one for one in found if self._is_trusted(one)] or found[-1:]
+        trusted = [one for one in found if self._is_trusted(one)]
+        trusted = trusted or [one for one in found if self._is_sound(one)][-1:] or found[-1:]
         others = [one for one in found if one not in trusted]
         return {
             "checkpoints": [{"folder": one.folder, "step": one.step} for one in (*trusted, *reversed(others))],
@@ -255,11 +256,12 @@ class CheckpointService:
 
     def _is_trusted(self, saved: CheckpointRef) -> bool:
         """Whether the job has not failed after the checkpoint was loaded, and its state is sound."""
-        state = self._node.state
-        unsound = state.world.unsound if state.world is not None else None
-        own = saved.run == self._config.node.uid
-        spoiled = own and unsound is not None and unsound.has(generation=saved.generation, step=saved.step)
-        return not spoiled and saved not in state.distrusted_checkpoints
+        return self._is_sound(saved) and saved not in self._node.state.distrusted_checkpoints
+
+    def _is_sound(self, saved: CheckpointRef) -> bool:
+        world = self._node.state.world
+        unsound = world.unsound if world is not None and saved.run == self._config.node.uid else None
+        return unsound is None or not unsound.has(generation=saved.generation, step=saved.step)
 
     def _hello(self, request: Json) -> Json:
         if self._spec is None:

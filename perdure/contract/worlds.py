@@ -73,6 +73,9 @@ class World(Message):
     """Those in the job's storage that its ranks do not load."""
     unsound: UnsoundSteps | None = None
     """The saved states, in memory and in storage, that its ranks do not load; None for none."""
+    script_failures: tuple[int, ...] | None = None
+    """The newest generations that the script's own failures have ended: they speak against what these have loaded from
+    memory. None where an older release has formed the world."""
     measurements: int = 0
     """How many measurements of their steps nodes report in any case; 0: only what changes."""
     pace_over: Duration | None = None

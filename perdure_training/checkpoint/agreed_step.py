@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from torch.distributed import Store
+from torch.distributed import PrefixStore, Store
 
 from perdure_training.checkpoint.direct import MORE_MEMORY
 from perdure_training.checkpoint.slots import Slots
@@ -55,6 +55,7 @@ def agree_on_step(
     *,
     last_made: tuple[int, int] | None,
     resharded: bool = True,
+    last_resort: bool = False,
 ) -> AgreedStep:
     """Tells all ranks what this one found, and follows the decision of rank 0. Every rank of the world calls it.
 
@@ -68,14 +69,15 @@ def agree_on_step(
         store: A connection to the generation's store.
         last_made: The newest generation that made steps on this node, and the newest of these, as far as this rank
             speaks for the node.
-        resharded: Whether what a world of another size saved may be loaded. All ranks may agree a second time, without
-            it.
+        resharded: As in `decide`: the ranks agree once more without it, since this world cannot have that state.
+        last_resort: As in `decide`: the ranks agree once more, since storage has nothing either.
     """
+    store = PrefixStore(f"agreed-{resharded:d}{last_resort:d}/", store)
     made_before: int | None = None
     obstacles: list[Finding] = []
     damaged: list[tuple[int, int]] = []
     full = False
-    for attempt in (str(number) if resharded else f"whole/{number}" for number in itertools.count()):
+    for attempt in itertools.count():
         found = _assigned_snapshots(own, arena)
         holdings = [{name: getattr(header, name) for name in Holding.__dataclass_fields__} for _, header in found]
         report = {"holdings": holdings, "full": full, "made": last_made}
@@ -86,7 +88,15 @@ def agree_on_step(
             held = {rank: [Holding(**one) for one in report["holdings"]] for rank, report in enumerate(reports)}
             without_room = [rank for rank, report in enumerate(reports) if report["full"]]
             made_before = max((report["made"] for report in reports if report["made"]), default=(0, None))[1]
-            made_decision = decide(held, own.world_size, full=without_room, unsound=own.unsound, resharded=resharded)
+            made_decision = decide(
+                held,
+                own.world_size,
+                full=without_room,
+                unsound=own.unsound,
+                script_failures=own.script_failures,
+                resharded=resharded,
+                last_resort=last_resort,
+            )
             looks = {rank: _look(report, held[rank]) for rank, report in enumerate(reports)}
             obstacles = find_obstacles(looks, own.world_size, made_decision, full=without_room, unsound=own.unsound)
             store.set(f"decision/{attempt}", json.dumps(asdict(made_decision)))

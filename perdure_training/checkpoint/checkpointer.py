@@ -124,20 +124,35 @@ class Checkpointer:
         decision = agreed.decision
         certain = decision.step is not None and decision.former is None
         world.begin_durable(state, stored=self._storage, required=not certain)
-        if decision.former is not None:
+        step = self._load_from_memory(world, state, agreed)
+        if step is None:
+            step = world.restore_from_storage(state)
+        if step is None and decision.distrusted:
+            # To begin anew would cost the whole training.
+            step = self._load_from_memory(world, state, self._agree(world, last_resort=True), last_resort=True)
+        if step is None:
+            world.slots.begin_anew()
+        return step
+
+    def _load_from_memory(
+        self,
+        world: GenerationCheckpoints,
+        state: MutableMapping[str, Any],
+        agreed: AgreedStep,
+        *,
+        last_resort: bool = False,
+    ) -> int | None:
+        if agreed.decision.former is not None:
             try:
                 return world.restore_from_former(agreed, state)
             except CannotReshard as error:
                 if world.own.rank == 0:
-                    logger.warning("perdure: step %s in memory is not loaded: %s", decision.step, error)
-            agreed = self._agree(world, resharded=False)
-        if agreed.decision.step is not None:
-            return world.restore_from_memory(agreed, state)
-        world.slots.begin_anew()
-        return world.restore_from_storage(state)
+                    logger.warning("perdure: step %s in memory is not loaded: %s", agreed.decision.step, error)
+            agreed = self._agree(world, resharded=False, last_resort=last_resort)
+        return None if agreed.decision.step is None else world.restore_from_memory(agreed, state)
 
-    def _agree(self, world: GenerationCheckpoints, *, resharded: bool = True) -> AgreedStep:
-        agreed = world.agree(resharded=resharded)
+    def _agree(self, world: GenerationCheckpoints, *, resharded: bool = True, last_resort: bool = False) -> AgreedStep:
+        agreed = world.agree(resharded=resharded, last_resort=last_resort)
         if world.own.rank == 0 and agreed.decision.reason:
             logger.warning("perdure: %s", agreed.decision.reason)
         return agreed

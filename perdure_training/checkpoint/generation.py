@@ -183,10 +183,16 @@ class GenerationCheckpoints:
         """Waits until nothing is being stored."""
         return self._durable is not None and self._durable.wait(timeout)
 
-    def agree(self, *, resharded: bool = True) -> AgreedStep:
-        """Finds out which step all ranks load; without `resharded`, none of a world of another size."""
+    def agree(self, *, resharded: bool = True, last_resort: bool = False) -> AgreedStep:
+        """Finds out which step all ranks load; see `decide` for the arguments."""
         agreed = agree_on_step(
-            self.own, self.arena, self.slots, self._store, last_made=self._last_made, resharded=resharded
+            self.own,
+            self.arena,
+            self.slots,
+            self._store,
+            last_made=self._last_made,
+            resharded=resharded,
+            last_resort=last_resort,
         )
         self._made_before = agreed.made_before
         self._distrusted = tuple(agreed.decision.distrusted)

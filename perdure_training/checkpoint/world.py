@@ -19,7 +19,7 @@ from torch.distributed import PrefixStore, Store, TCPStore
 from perdure_training.checkpoint.staging import Layout
 from perdure_training.node_api.bodies import UnsoundSteps
 from perdure_training.node_api.local_rank import local_rank_of
-from perdure_training.node_api.rank_environment import generation_of, has_job_rank, unsound_steps_of
+from perdure_training.node_api.rank_environment import generation_of, has_job_rank, script_failures_of, unsound_steps_of
 from perdure_training.snapshots.arena import Header
 
 FOLDER_VARIABLE = "PERDURE_MEMORY_DIR"
@@ -54,6 +54,8 @@ class RankIdentity:
     """Where the node's memory folder comes from, as the launcher says."""
     unsound: UnsoundSteps | None = None
     """The saved states that this world does not load; None for none."""
+    script_failures: tuple[int, ...] | None = None
+    """The newest generations that the script's own failures have ended; None where that is not known."""
 
     @property
     def ranks_of_node(self) -> range:
@@ -81,6 +83,7 @@ def identity(environment: Mapping[str, str]) -> RankIdentity | None:
         node=int(node[1]) if (node := _NODE.fullmatch(environment.get(NODE_VARIABLE, ""))) else None,
         memory_origin=environment.get(ORIGIN_VARIABLE, ""),
         unsound=unsound_steps_of(environment),
+        script_failures=script_failures_of(environment),
     )
 
 

@@ -80,6 +80,8 @@ class World(Body):
     """The index of the command's torchrun that it is for, from 0."""
     unsound: UnsoundSteps | None = None
     """The saved states that its ranks do not load; None for none."""
+    script_failures: tuple[int, ...] | None = None
+    """The newest generations that the script's own failures have ended; None where that is not known."""
     keeps_processes: bool = False
     """Processes that run continue in it."""
 

@@ -27,6 +27,8 @@ SPIKES_VARIABLE: Final = "PERDURE_REPORT_SPIKES"
 """Set where spikes of the loss and of the gradient norm are reported."""
 UNSOUND_VARIABLE: Final = "PERDURE_UNSOUND"
 """`UnsoundSteps` as GENERATION:AFTER:FOUND_AT; empty for none."""
+SCRIPT_FAILURES_VARIABLE: Final = "PERDURE_SCRIPT_FAILURES"
+"""The newest generations that the script's own failures have ended, with commas; unset where that is not known."""
 PROCESS_VARIABLE: Final = "PERDURE_RANK_PROCESS"
 """The process that is the rank, as PID and PID namespace: it sets the variable, and the processes that it starts
 inherit it. `TRAINS` follows where they start after the rank has begun to train."""
@@ -111,6 +113,16 @@ def unsound_steps_of(environment: Mapping[str, str]) -> UnsoundSteps | None:
 def _unsound(text: str) -> UnsoundSteps:
     generation, after, found_at = map(int, text.split(":"))
     return UnsoundSteps(generation=generation, after=after, found_at=found_at)
+
+
+def script_failures_of(environment: Mapping[str, str]) -> tuple[int, ...] | None:
+    """Returns the newest generations that the script's own failures have ended; None where that is not known.
+
+    Raises:
+        ValueError: if the variable is not as the launcher sets it.
+    """
+    text = environment.get(SCRIPT_FAILURES_VARIABLE)
+    return None if text is None else tuple(map(int, filter(None, text.split(","))))
 
 
 def run_directory_of(environment: Mapping[str, str]) -> Path | None:

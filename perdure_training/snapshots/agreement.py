@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from perdure_training.node_api.bodies import UnsoundSteps
 
 TRUSTED_RESTORES = 3
-"""The number of worlds that may load a snapshot. A further failure before a newer snapshot is complete speaks against
-its content: an older one is loaded then."""
+"""The number of worlds that may load a snapshot and fail by the script. A further one before a newer snapshot is
+complete would speak against its content: an older one is loaded then, if there is one."""
+
+_LAST_RESORT = ", although the job failed after each load of it: there is no other state"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +81,9 @@ def decide(
     *,
     full: Collection[int] = (),
     unsound: UnsoundSteps | None = None,
+    script_failures: Collection[int] | None = None,
     resharded: bool = True,
+    last_resort: bool = False,
 ) -> Decision:
     """Decides what a world loads.
 
@@ -88,7 +92,11 @@ def decide(
         world_size: The size of the new world.
         full: The ranks that have no room for a snapshot from another rank.
         unsound: The saved states that are not loaded; None for none.
+        script_failures: The generations that the script's own failures have ended: other ends, such as the loss of a
+            machine or a user's restart, say nothing about what was loaded. None where that is not known.
         resharded: Whether what a world of another size saved may be loaded.
+        last_resort: Whether the oldest of the distrusted ones is loaded, as there is nothing else: to begin anew would
+            cost the whole training.
     """
     saved: dict[tuple[int, int], _Saved] = {}
     for holder, holdings in sorted(held.items()):
@@ -104,14 +112,14 @@ def decide(
                 entry.former.setdefault(one.rank, set()).add(holder)
                 entry.world_size = one.world_size
     distrusted: list[int] = []
-    for (step, generation), entry in sorted(saved.items(), reverse=True):
+    for (step, generation), entry in sorted(saved.items(), reverse=not last_resort):
         if unsound is not None and unsound.has(generation=generation, step=step):
             continue
         sources = _sources(entry, world_size)
         holders = {} if sources is not None else _holders(entry)
         if holders is None or (sources is not None and not sources.keys().isdisjoint(full)):
             continue
-        if entry.restores >= TRUSTED_RESTORES:
+        if not last_resort and _failed_after(entry, generation, script_failures) >= TRUSTED_RESTORES:
             distrusted.append(step)
             continue
         return Decision(
@@ -119,7 +127,8 @@ def decide(
             generation=generation,
             size=entry.size,
             sources=sources or {},
-            reason=_reason(step, sources or {}, distrusted, former=entry.world_size if holders else None),
+            reason=_reason(step, sources or {}, distrusted, former=entry.world_size if holders else None)
+            + (_LAST_RESORT if last_resort else ""),
             distrusted=distrusted,
             former=entry.world_size if holders else None,
             holders=holders,
@@ -135,6 +144,13 @@ def decide(
 def held_any(held: Mapping[int, Iterable[Holding]]) -> bool:
     """Whether any rank found a snapshot."""
     return any(list(holdings) for holdings in held.values())
+
+
+def _failed_after(saved: _Saved, generation: int, script_failures: Collection[int] | None) -> int:
+    """How many worlds have loaded a snapshot and failed by the script."""
+    if script_failures is None:
+        return saved.restores
+    return min(saved.restores, sum(failed > generation for failed in script_failures))
 
 
 def _sources(saved: _Saved, world_size: int) -> dict[int, int] | None:

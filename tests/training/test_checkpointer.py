@@ -275,6 +275,25 @@ def test_a_state_that_fails_after_each_load_is_distrusted(world: World):
     assert [world.begin(state)[1] for _ in range(TRUSTED_RESTORES + 1)] == [2] * TRUSTED_RESTORES + [1]
 
 
+def test_worlds_that_others_end_say_nothing_about_a_state(world: World, monkeypatch: pytest.MonkeyPatch):
+    state: dict[str, Any] = {"step": 0}
+    monkeypatch.setenv("PERDURE_SCRIPT_FAILURES", "")
+    checkpointer, _ = world.begin(state)
+    for step in (1, 2):
+        save(checkpointer, step, {"step": step})
+    assert [world.begin(state)[1] for _ in range(2 * TRUSTED_RESTORES)] == [2] * 2 * TRUSTED_RESTORES
+    monkeypatch.setenv("PERDURE_SCRIPT_FAILURES", "3,5,6")
+    assert world.begin(state)[1] == 1
+
+
+def test_the_only_state_is_loaded_however_often_the_job_failed_after_it(world: World, caplog: pytest.LogCaptureFixture):
+    state: dict[str, Any] = {"step": 0}
+    checkpointer, _ = world.begin(state)
+    save(checkpointer, 2, {"step": 2})
+    assert [world.begin(state)[1] for _ in range(2 * TRUSTED_RESTORES)] == [2] * 2 * TRUSTED_RESTORES
+    assert "there is no other state" in caplog.text
+
+
 @pytest.mark.parametrize("rolls_back", [True, False])
 def test_nothing_is_saved_after_a_loss_that_is_no_number_where_the_job_goes_back(
     world: World, monkeypatch: pytest.MonkeyPatch, rolls_back: bool

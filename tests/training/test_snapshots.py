@@ -333,3 +333,22 @@ def test_a_step_after_whose_load_the_world_failed_again_and_again_is_distrusted(
     assert decision.step == 6
     assert "newer steps failed again after each load: 7" in decision.reason
     assert decide({0: held(7, world_size=1, restores=TRUSTED_RESTORES)}, 1).step is None
+
+
+@pytest.mark.parametrize(
+    ("failures", "step"), [((), 7), ((1, 2, 3), 7), ((2, 3, 4), 6), ((2, 3, 4, 5), 6), ((2, 3), 7), (None, 6)]
+)
+def test_only_failures_of_the_script_that_follow_a_load_speak_against_it(failures: tuple[int, ...] | None, step: int):
+    """Not a restart by a user, the loss of a machine, or the failure of the world that saved the state."""
+    found = {0: held(6, world_size=1) + held(7, world_size=1, restores=TRUSTED_RESTORES)}
+    assert decide(found, 1, script_failures=failures).step == step
+
+
+def test_the_oldest_state_is_loaded_where_all_are_distrusted_and_there_is_nothing_else():
+    found = {0: held(6, 7, world_size=1, restores=TRUSTED_RESTORES)}
+    assert decide(found, 1).distrusted == [7, 6]
+    last = decide(found, 1, last_resort=True)
+    assert (last.step, last.distrusted) == (6, [])
+    assert "there is no other state" in last.reason
+    spoiled = decide(found, 1, last_resort=True, unsound=UnsoundSteps(generation=1, after=5))
+    assert spoiled.step is None

@@ -113,6 +113,12 @@ def test_a_distrusted_checkpoint_is_loaded_where_the_others_are_damaged(
     assert "step 2 is loaded nevertheless" in caplog.text
 
 
+def test_of_those_that_are_all_distrusted_the_oldest_sound_one_is_loaded(ranks: RankThreads):
+    stored(ranks, 1, 2)
+    ranks.agent.distrusted = tuple(CheckpointRef.parse(one.name) for one in folders(ranks))
+    assert ranks.begin(states(), lose_memory=True) == [1] * RANKS
+
+
 def test_what_was_saved_after_the_last_sound_step_is_not_loaded_but_what_is_made_again_is(ranks: RankThreads):
     stored(ranks, 1, 2, 3)
     ranks.agent.unsound = UnsoundSteps(generation=ranks.agent.generation, after=2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perdure.contract import Progress, RestoreSource
+from perdure.workflows.policy.facts.events import RestartRequested
 from perdure.workflows.policy.world.group_desire import desires_of
 from tests.policy.checkpoints.test_commits import committed, restored, scenario, status, stored
 from tests.policy.scenario import Scenario, counted, reported
@@ -77,6 +78,22 @@ def test_the_loss_of_a_machine_says_nothing_about_a_state(how: str):
     else:
         job.ended_from_outside(1, progress=reported(101)).lost(1)
     assert distrusted(job) == ()
+
+
+def test_ranks_learn_which_worlds_the_script_has_ended():
+    job = scenario()
+
+    def told() -> tuple[int, ...] | None:
+        return job.state.world.script_failures if job.state.world is not None else None
+
+    assert told() == ()
+    job.take(RestartRequested()).steps()
+    job.rank_killed(0).steps()
+    assert (job.generation, told()) == (3, ())
+    failed(job, reported(105))
+    assert (job.generation, told()) == (4, (3,))
+    failed(job, reported(205))
+    assert told() == (3, 4)
 
 
 def test_a_storage_that_fails_is_an_entry_with_its_time_and_the_newest_checkpoint():

@@ -3,7 +3,7 @@
 Its bytes may be as they were stored and its content bad nevertheless: a replica that was corrupt when it was saved, a
 loss that turns NaN some steps after each load. So the next restore takes an older one, and the incident names it. Only
 failures of the ranks themselves count; the loss of a machine says nothing about a state. Snapshots in memory are
-distrusted by the ranks themselves (docs/checkpoints.md).
+distrusted by the ranks themselves, which are told the worlds that such failures ended (docs/checkpoints.md).
 
 A state from which a loss followed that was not a number is not loaded, either, if the job goes back for that.
 
@@ -27,17 +27,21 @@ from perdure.contract import (
     UnsoundSteps,
 )
 from perdure.workflows.policy.behavior import Behavior
-from perdure.workflows.policy.diagnosis.failures import USERS_OWN
+from perdure.workflows.policy.diagnosis.failures import NEED_PROGRESS, USERS_OWN
 from perdure.workflows.policy.record import incidents
 from perdure.workflows.policy.state.checkpoint import LoadedCheckpoint
 from perdure.workflows.policy.state.job import RoleInJob
 
 REMEMBERED = 16
-"""Distrusted checkpoints that are named to the nodes: more than a job has in its storage."""
+"""Distrusted checkpoints that are named to the nodes, more than a job has in its storage; and failed worlds, of which
+few count for one snapshot."""
 
 
 def judge(state: RoleInJob, failure: FailureClass | None, now: datetime) -> RoleInJob:
     """Records how far the world came that a failure ended, and distrusts the checkpoint from which it continued."""
+    if failure in NEED_PROGRESS:
+        failures = (*state.checkpoints.script_failures, state.generation)[-REMEMBERED:]
+        state = state.replace(checkpoints=state.checkpoints.replace(script_failures=failures))
     progress, known = state.progress, state.checkpoints
     if failure not in USERS_OWN or failure is FailureClass.NUMERIC or progress is None:
         return state

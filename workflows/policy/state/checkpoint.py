@@ -60,6 +60,8 @@ class CheckpointState(Message):
     loaded: LoadedCheckpoint | None = None
     failed_at: int = -1
     """The highest reported step at which the job failed by itself."""
+    script_failures: tuple[int, ...] = ()
+    """The newest generations that the script's own failures have ended."""
     distrusted: tuple[CheckpointRef, ...] = ()
     """Those that are not loaded any more: see `perdure.workflows.policy.checkpoints.trust`."""
     unsound: UnsoundSteps | None = None

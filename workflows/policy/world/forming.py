@@ -154,6 +154,7 @@ def _form_due_world(
         first_step=None if serves else first_steps.limit_of(remembering, job),
         distrusted_checkpoints=state.checkpoints.distrusted,
         unsound=state.checkpoints.unsound,
+        script_failures=state.checkpoints.script_failures,
         exchanged=exchanged,
         measurements=experiments.MEASUREMENTS if exchanged else 0,
         pace_over=scaling.measured_over(job.roles[state.role]),

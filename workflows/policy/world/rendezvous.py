@@ -84,6 +84,7 @@ def form_world(
     first_step: timedelta | None = None,
     distrusted_checkpoints: tuple[CheckpointRef, ...] = (),
     unsound: UnsoundSteps | None = None,
+    script_failures: tuple[int, ...] = (),
     exchanged: Sequence[int] = (),
     measurements: int = 0,
     pace_over: timedelta | None = None,
@@ -102,6 +103,7 @@ def form_world(
         first_step: The time that its ranks have to make their first step; None for no limit.
         distrusted_checkpoints: Those in the job's storage that its ranks do not load.
         unsound: The saved states that its ranks do not load; None for none.
+        script_failures: The generations that the script's own failures have ended.
         exchanged: Two slots that exchange their places; empty for none.
         measurements: The measurements of steps that its nodes report in any case.
         pace_over: The time of steps over which its speed is measured; None where it is not.
@@ -137,6 +139,7 @@ def form_world(
         first_step=first_step,
         distrusted_checkpoints=distrusted_checkpoints,
         unsound=unsound,
+        script_failures=script_failures,
         measurements=measurements,
         pace_over=pace_over,
         keeps_processes=keeps_processes,
