@@ -60,7 +60,8 @@ class Checkpointer:
                 another rank's. Otherwise a step can be loaded only if a snapshot of each rank's state is left.
             copies: The number of other nodes that keep a copy of each snapshot in their memory. By default one; none if
                 the state is replicated.
-            name: Distinguishes several states of one script: letters, digits, ".", "_", "-".
+            name: Distinguishes the states of one script, each with a Checkpointer of its own: letters, digits, ".",
+                "_", "-".
             storage: Whether steps are copied to the job's storage, if it has one, and restored from there.
 
         Raises:
@@ -95,6 +96,7 @@ class Checkpointer:
 
         Raises:
             RuntimeError: if several ranks have no process group yet, or if it was called before.
+            ValueError: if this rank has another Checkpointer of this name.
             TypeError: if an object without `state_dict` contains one with it, such as a module: that would be lost.
             KeyError: if the snapshot or the checkpoint has other names than `state`.
             StorageAway: if the node's agent, which reads checkpoints, did not answer or could not reach the storage

@@ -15,7 +15,7 @@ from perdure_training.checkpoint.save_failures import SaveFailures
 from perdure_training.checkpoint.slots import Slots
 from perdure_training.checkpoint.verification import fingerprint, verified_crc32
 from perdure_training.checkpoint.world import Completeness
-from perdure_training.snapshots.arena import Header, Slot
+from perdure_training.snapshots.arena import Arena, Header, Slot
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +54,21 @@ class SnapshotFinisher:
             durable: Whether the script requests that it is stored.
         """
         self._staged.put((slot, room, header, durable))
+
+    def renew(self, arena: Arena) -> bool:
+        """Makes the folder of the snapshots again where something else has deleted it, as systemd does with `RemoveIPC`
+        at a logout; returns whether that was so.
+
+        Raises:
+            OSError: if it cannot be created.
+        """
+        if arena.is_there:
+            return False
+        self.flush()
+        arena.make()
+        logger.warning("perdure: %s was deleted with all snapshots: the next steps are saved anew", arena.folder)
+        self._slots.reload()
+        return True
 
     def flush(self) -> None:
         """Waits until all staged snapshots are valid."""

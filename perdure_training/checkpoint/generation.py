@@ -26,7 +26,7 @@ from perdure_training.checkpoint.slots import Slots
 from perdure_training.checkpoint.staging import Layout, meshes_of
 from perdure_training.checkpoint.transfer import exchange
 from perdure_training.checkpoint.values import capture, is_object, load_snapshot, objects_in, own_values, put_into
-from perdure_training.checkpoint.world import Completeness, RankIdentity, connect, snapshot_header
+from perdure_training.checkpoint.world import Completeness, OnlyOne, RankIdentity, connect, snapshot_header
 from perdure_training.snapshots.arena import Arena, Header, NoRoom, Slot
 from perdure_training.snapshots.findings import Finding
 from perdure_training.snapshots.made_steps import MadeSteps, newest_made
@@ -54,6 +54,7 @@ class GenerationCheckpoints:
         self._replicated = replicated
         self.arena = Arena(own.folder / name)
         self._store = connect(own, name)
+        self._place = OnlyOne(self._store, own, name)
         self._complete = Completeness(connect(own, name), own.world_size)
         self._peers = Peers(own, connect(own, name), name=name, copies=copies)
         self.slots = Slots(
@@ -266,7 +267,8 @@ class GenerationCheckpoints:
         if durable and self._durable is not None:
             self._durable.expect(step)
         try:
-            self._renew_folder()
+            if self.finisher.renew(self.arena):
+                self.made = MadeSteps(self.arena.folder, self.own.rank, generation=self.own.generation)
             saved = self._save(step, plan, durable=durable, restores=restores)
         except BaseException as error:
             if durable and self._durable is not None:
@@ -278,16 +280,6 @@ class GenerationCheckpoints:
         if saved:
             self._failures.passed()
         return saved
-
-    def _renew_folder(self) -> None:
-        """Makes the folder again where something else has deleted it, as systemd does with `RemoveIPC` at a logout."""
-        if self.arena.is_there:
-            return
-        self.flush()
-        self.arena.make()
-        logger.warning("perdure: %s was deleted with all snapshots: the next steps are saved anew", self.arena.folder)
-        self.slots.reload()
-        self.made = MadeSteps(self.arena.folder, self.own.rank, generation=self.own.generation)
 
     def refuse(self, step: int, problem: str, *, durable: bool) -> None:
         """Records that this rank does not save a step, so that the others do not wait for it."""
@@ -358,6 +350,7 @@ class GenerationCheckpoints:
         self.finisher.close()
         if self._durable is not None:
             self._durable.close()
+        self._place.leave()
 
 
 class _Room:

@@ -6,6 +6,7 @@ with the checkpointer's name. Nothing in it outlives the generation.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import threading
@@ -98,6 +99,33 @@ def connect(own: RankIdentity, name: str, *, timeout: timedelta = AGREEMENT_TIME
     address, port = own.store
     store = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
     return PrefixStore(f"perdure/checkpoint/{name}/", store)
+
+
+class OnlyOne:
+    """The place of a checkpointer among those of its rank, also in processes that the rank has started."""
+
+    def __init__(self, store: Store, own: RankIdentity, name: str) -> None:
+        """Takes the place.
+
+        Raises:
+            ValueError: if another one of this name and rank has it: this one would load the other's state, and each
+                would overwrite the other's snapshots.
+        """
+        self._store = store
+        self._key = f"checkpointers/{own.folder.name}/{own.generation}/{own.rank}"
+        if store.add(self._key, 1) > 1:
+            store.add(self._key, -1)
+            raise ValueError(
+                f"Checkpointer: rank {own.rank} has another one of the name {name!r}, whose state this one would load. "
+                "Save both states with one Checkpointer, give each a name of its own: Checkpointer(name=...), or close "
+                "the first one"
+            )
+
+    def leave(self) -> None:
+        """Leaves it to another one."""
+        # The store may have ended before.
+        with contextlib.suppress(RuntimeError):
+            self._store.add(self._key, -1)
 
 
 def snapshot_header(own: RankIdentity, step: int, layout: Layout, *, replicated: bool, restores: int = 0) -> Header:

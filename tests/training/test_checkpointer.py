@@ -321,6 +321,29 @@ def test_a_world_does_not_load_what_may_not_be_sound(world: World, monkeypatch: 
     assert world.begin(state)[1] == 3, "it was made again"
 
 
+def test_a_second_checkpointer_of_one_name_is_refused(world: World):
+    model, ema = {"weight": torch.ones(3)}, {"weight": torch.zeros(3)}
+    checkpointer, _ = world.begin(model)
+    with pytest.raises(ValueError, match=r"another one of the name 'state'.*name=") as refused:
+        Checkpointer().restore(ema)
+    assert "\n" not in str(refused.value)
+    other = Checkpointer(name="ema", every=1)
+    assert other.restore(ema) is None
+    save(checkpointer, 1, model)
+    save(other, 1, ema)
+    assert world.begin(model)[1] == 1
+    assert Checkpointer(name="ema").restore(ema) == 1
+    assert (model["weight"].sum(), ema["weight"].sum()) == (3, 0)
+
+
+def test_a_name_is_free_again_once_its_checkpointer_is_closed(world: World):
+    fold: dict[str, Any] = {"step": 0}
+    checkpointer, _ = world.begin(fold)
+    save(checkpointer, 3, {"step": 3})
+    checkpointer.close()
+    assert Checkpointer().restore(fold) == 3
+
+
 def test_another_state_is_refused_with_both_names(world: World):
     checkpointer, _ = world.begin({"step": 0})
     save(checkpointer, 1, {"step": 1})
