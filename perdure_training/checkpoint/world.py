@@ -153,13 +153,18 @@ class Completeness:
         self._store = store
         self._world_size = world_size
         self._lock = threading.Lock()
+        self._newest = -1
+        """The newest step that was reported; none is lower than the one before."""
 
     def add(self, step: int, *, copied: bool) -> None:
-        """Reports that this rank has the step, and whether the nodes that keep copies have theirs."""
+        """Reports that this rank has the step, and whether the nodes that keep copies have theirs. A script may save
+        one several times, which counts once."""
         with self._lock:
-            if copied:
-                self._store.add(f"copied/{step}", 1)
-            self._store.add(f"saved/{step}", 1)
+            if step > self._newest:
+                if copied:
+                    self._store.add(f"copied/{step}", 1)
+                self._store.add(f"saved/{step}", 1)
+                self._newest = step
 
     def is_complete(self, step: int) -> bool:
         """Whether all ranks have it."""

@@ -14,7 +14,7 @@ never pass through the control plane, and the leases are those of a stream (`per
 are the producers. docs/roles.md is the guide.
 
     FOLDER/closed               once nothing more is put
-    FOLDER/position.json        what is consumed of each producer
+    FOLDER/position.json        what is consumed and removed of each producer
     FOLDER/PRODUCER/next        the number of the producer's next item
     FOLDER/PRODUCER/NUMBER      an item, pickled
 """
@@ -219,9 +219,10 @@ class Consumer:
         self._stream = StreamClient(
             name, partitions=self._producers, ends=self._ends, shard_size=1, link=link, most_ahead=_AHEAD
         )
-        self._kept: dict[str, int] = {}
-        """The first item of each producer that may still be there."""
         self._publishes = os.environ.get("RANK", "0") == "0"
+        kept = _position(self._folder).get("kept", {}) if self._publishes else {}
+        self._kept: dict[str, int] = dict(kept)
+        """The first item of each producer that may still be there."""
 
     def get(self, *, timeout: timedelta | None = None) -> Any:
         """Returns the next item, once there is one; None if the queue was closed and has none left for this rank.
@@ -294,7 +295,8 @@ class Consumer:
 
     def _publish(self, firsts: dict[str, int]) -> None:
         consumer = f"role {role}" if (role := os.environ.get(ROLE_VARIABLE)) else "the consumer"
-        _replace(self._folder / _POSITION, json.dumps({"consumer": consumer, "next": firsts}).encode())
+        position = {"consumer": consumer, "next": firsts, "kept": self._kept}
+        _replace(self._folder / _POSITION, json.dumps(position).encode())
         for producer, first in firsts.items():
             keep_from = first - self._keep
             for number in range(self._kept.get(producer, 0), keep_from):

@@ -149,7 +149,7 @@ def test_a_restore_that_is_cut_off_is_made_again_by_the_next_world(world: World,
     save(checkpointer, 5, {"step": 5})
     for place in ("load_snapshot", "Slots.adopt"):
         with monkeypatch.context() as patched:
-            patched.setattr(f"perdure_training.checkpoint.checkpointer.{place}", killed)
+            patched.setattr(f"perdure_training.checkpoint.generation.{place}", killed)
             with pytest.raises(Killed):
                 world.begin({"step": 0})
     state = {"step": 0}

@@ -38,7 +38,7 @@ def test_a_memory_folder_that_is_gone_costs_snapshots_and_not_the_training(
     checkpointer, _ = world.begin(state)
     for step in (1, 2, 3, 4):
         assert checkpointer.save(step, {"step": step})
-    checkpointer.flush()
+        checkpointer.flush()
     shutil.rmtree(world.folder)
     world.folder.write_text("not a folder")
     assert not checkpointer.save(5, {"step": 5})

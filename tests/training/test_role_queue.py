@@ -237,6 +237,33 @@ def test_consumed_items_are_removed_beyond_those_that_stay(tmp_path: Path, consu
     assert after.get() == 2
 
 
+def test_a_consumer_that_starts_again_does_not_remove_again_what_is_removed(
+    tmp_path: Path, consumer: Callable[..., Consumer], monkeypatch: pytest.MonkeyPatch
+):
+    producer = Producer(tmp_path, number=0)
+    queue = consumer(keep=1)
+    for item in range(10):
+        producer.put(item)
+        assert queue.get() == item
+        queue.step()
+    queue.step()
+    state, removed, unlink = queue.state_dict(), list[str](), Path.unlink
+
+    def record(path: Path, *arguments: Any, **options: Any) -> None:
+        removed.append(path.name)
+        unlink(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "unlink", record)
+    again = consumer(generation=2, keep=1)
+    again.load_state_dict(state)
+    again.step()
+    assert removed == []
+    producer.put(10)
+    assert again.get() == 10
+    again.step()
+    assert "9" in removed
+
+
 def test_an_exception_while_an_item_is_pickled_leaves_nothing(tmp_path: Path):
     producer = Producer(tmp_path, number=0)
     with pytest.raises(Exception, match="pickle"):

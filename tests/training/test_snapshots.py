@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed import HashStore
 
 from perdure_training.checkpoint.slots import Slots
 from perdure_training.checkpoint.verification import fingerprint, is_intact
+from perdure_training.checkpoint.world import Completeness
 from perdure_training.node_api.bodies import UnsoundSteps
 from perdure_training.snapshots.agreement import TRUSTED_RESTORES, Holding, decide
 from perdure_training.snapshots.arena import PAGE, Arena, Header, Mapping, NoRoom, Slot
@@ -323,6 +325,16 @@ def test_what_generations_so_far_have_saved_after_the_last_sound_step_is_not_loa
     assert decide({0: held(7, world_size=1)}, 1, unsound=unsound).step is None
     made_again = held(7, world_size=1, generation=2)
     assert decide({0: spoiled + made_again}, 1, unsound=unsound).generation == 2
+
+
+def test_a_step_that_one_rank_saves_twice_is_no_step_of_two_ranks():
+    store = HashStore()
+    first, second = Completeness(store, 2), Completeness(store, 2)
+    first.add(5)
+    first.add(5)
+    assert not first.is_complete(5)
+    second.add(5)
+    assert first.is_complete(5)
 
 
 def test_a_step_after_whose_load_the_world_failed_again_and_again_is_distrusted():
