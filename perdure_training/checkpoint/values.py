@@ -9,6 +9,7 @@ from typing import Any, Final, cast
 import torch
 
 from perdure_training.checkpoint.optimizers import keep_types
+from perdure_training.checkpoint.own_generators import is_generator, set_state, state_of
 from perdure_training.checkpoint.staging import is_dense, is_split, meshes_of, read_state
 from perdure_training.snapshots.arena import PAGE, Slot
 from perdure_training.snapshots.private_map import PrivateMap
@@ -27,6 +28,8 @@ def capture(state: Mapping[str, Any]) -> dict[str, Any]:
 def _captured(value: Any) -> Any:
     if is_object(value):
         return value.state_dict()
+    if is_generator(value):
+        return state_of(value)
     if not _has_objects(value):
         return value
     if isinstance(value, dict):
@@ -41,7 +44,8 @@ def is_object(value: object) -> bool:
 
 
 def objects_in(value: object) -> list[Any]:
-    """Returns the objects with `state_dict` in a value, also in dictionaries, lists and tuples within it."""
+    """Returns the objects with `state_dict`, and the generators of random numbers, in a value, also in dictionaries,
+    lists and tuples within it."""
     found: list[Any] = []
     _find_objects(value, found, set())
     return found
@@ -57,7 +61,7 @@ def _tuple_as(tuple_: tuple[Any, ...], parts: Iterable[Any]) -> Any:
 
 
 def _find_objects(value: object, found: list[Any], seen: set[int]) -> None:
-    if is_object(value):
+    if is_object(value) or is_generator(value):
         found.append(value)
     elif isinstance(value, (dict, list, tuple)) and id(cast("object", value)) not in seen:
         # A value may contain itself.
@@ -91,8 +95,8 @@ def load_snapshot(slot: Slot, state: MutableMapping[str, Any]) -> PrivateMap:
 
 
 def put_into(state: MutableMapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Gives objects, tensors, dictionaries and lists what was saved of them, which they may keep; other values are
-    replaced.
+    """Gives objects, generators, tensors, dictionaries and lists what was saved of them, which they may keep; other
+    values are replaced.
 
     Raises:
         KeyError: if one of them cannot take it as it is.
@@ -117,6 +121,9 @@ def _put(name: str, target: Any, value: Any) -> Any:
     if hasattr(target, "load_state_dict") and not isinstance(target, type):
         _load(name, target, value)
         return target
+    if is_generator(target):
+        set_state(name, target, value)
+        return target
     if isinstance(target, (dict, list, tuple)) and isinstance(value, (dict, list, tuple)):
         return _put_each(name, cast("Any", target), cast("Any", value))
     return value
@@ -130,11 +137,21 @@ def _put_each(name: str, target: Any, value: Any) -> Any:
         raise KeyError(
             f"{name}: saved was a {_words(value, saved)}, the state has a {_words(target, names)}: {_REMEDY}"
         )
-    if not has_objects and type(target) is not type(value):
+    both_dictionaries = isinstance(target, dict) and isinstance(value, dict)
+    if not has_objects and type(target) is not type(value) and not both_dictionaries:
         return value
     if isinstance(target, dict):
         held = cast("dict[Any, Any]", target)
-        taken = {key: _put(f"{name}.{key}", held[key], one) if key in held else one for key, one in value.items()}
+        # A checkpoint in storage has no types of dictionaries: what a `defaultdict` makes is of its type again.
+        make = getattr(held, "default_factory", None)
+        taken: dict[Any, Any] = {}
+        for key, one in value.items():
+            if key in held:
+                taken[key] = _put(f"{name}.{key}", held[key], one)
+            elif make is not None and isinstance(one, dict):
+                taken[key] = _put(f"{name}.{key}", make(), cast("Any", one))
+            else:
+                taken[key] = one
         held.clear()
         held.update(taken)
         return held

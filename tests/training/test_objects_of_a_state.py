@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import random
 import shutil
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -16,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from perdure_training.checkpoint import Checkpointer
+from perdure_training.checkpoint.own_generators import is_generator
 from perdure_training.checkpoint.values import capture
 from tests.training.any_state import same
 from tests.training.checkpoint_agent import checkpoint_agent
@@ -124,6 +128,36 @@ def growing(seed: int, steps: int) -> State:
     return {"loader": Grows(steps)}
 
 
+BITS = ("MT19937", "Philox", "SFC64", "PCG64DXSM")
+
+
+def generators(seed: int, steps: int) -> State:
+    """The script's own, of which it has drawn some numbers."""
+    state: State = {
+        "shuffles": torch.Generator().manual_seed(seed),
+        "augments": random.Random(seed),
+        "of workers": [numpy.random.default_rng(seed), numpy.random.RandomState(seed)],
+        "by bits": {kind: numpy.random.Generator(getattr(numpy.random, kind)(seed)) for kind in BITS},
+    }
+    for _ in range(steps):
+        drawn(state)
+    return state
+
+
+def drawn(state: State) -> list[float]:
+    new, old = state["of workers"]
+    own = [torch.rand(1, generator=state["shuffles"]).item(), state["augments"].gauss(), new.random(), old.randn()]
+    return own + [one.random() for one in state["by bits"].values()]
+
+
+def dictionaries(seed: int, steps: int) -> State:
+    """Of types of their own, with the same names each time."""
+    counts = Counter({"seen": steps, "left": seed})
+    by_class: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    by_class["cat"].update({"right": steps + 1})
+    return {"counts": counts, "by class": by_class, "ordered": OrderedDict(b=steps, a=seed)}
+
+
 KINDS: dict[str, Callable[[int, int], State]] = {
     "eight bits": trained_with(EightBits, dtype=torch.bfloat16),
     "averaged, of bfloat16": trained_with(
@@ -135,6 +169,8 @@ KINDS: dict[str, Callable[[int, int], State]] = {
     "within others": within_others,
     "empty": empty,
     "growing": growing,
+    "generators": generators,
+    "dictionaries": dictionaries,
 }
 
 
@@ -195,8 +231,14 @@ def test_what_a_state_has_comes_back_as_it_was_saved(site: Site, kind: str, sour
     found = capture(state)
     assert same(found, expected), (found, expected)
     for name, value in held.items():
-        if isinstance(value, dict | list) or hasattr(value, "load_state_dict"):
+        if isinstance(value, dict | list) or hasattr(value, "load_state_dict") or is_generator(value):
             assert state[name] is value, "the script holds on to it"
+    if kind == "generators":
+        assert drawn(held) == drawn(saved)
+    if kind == "dictionaries":
+        assert [type(one) for one in held.values()] == [Counter, defaultdict, OrderedDict]
+        assert type(held["by class"]["cat"]) is Counter
+        assert held == saved
     if kind == "within others":
         assert same(held["pair"][0].state_dict(), expected["pair"][0]), "of a tuple, the objects"
         return
@@ -232,3 +274,26 @@ def test_an_optimizer_is_as_new_where_nothing_is_loaded(site: Site, counted: lis
         assert step_ is None
         assert same(capture(state), capture(other))
     assert not counted
+
+
+def test_what_a_defaultdict_makes_has_its_type_again(site: Site):
+    saved: State = {"by class": defaultdict(Counter, {"cat": Counter(right=3)})}
+    checkpointer, _ = site.begin(saved)
+    checkpointer.save(1, saved)
+    checkpointer.flush()
+    state: State = {"by class": defaultdict(Counter)}
+    held = state["by class"]
+    site.begin(state)
+    assert state["by class"] is held
+    held["cat"].update(["right"])
+    held["dog"].update(["right"])
+    assert held == {"cat": {"right": 4}, "dog": {"right": 1}}
+
+
+def test_a_generator_of_another_kind_is_refused_by_its_name(site: Site):
+    saved: State = {"shuffles": random.Random(1)}
+    checkpointer, _ = site.begin(saved)
+    checkpointer.save(1, saved)
+    checkpointer.flush()
+    with pytest.raises(KeyError, match="shuffles: what was saved is no state of a Generator"):
+        site.begin({"shuffles": torch.Generator()})
