@@ -330,10 +330,10 @@ def test_what_generations_so_far_have_saved_after_the_last_sound_step_is_not_loa
 def test_a_step_that_one_rank_saves_twice_is_no_step_of_two_ranks():
     store = HashStore()
     first, second = Completeness(store, 2), Completeness(store, 2)
-    first.add(5)
-    first.add(5)
+    first.add(5, copied=True)
+    first.add(5, copied=True)
     assert not first.is_complete(5)
-    second.add(5)
+    second.add(5, copied=True)
     assert first.is_complete(5)
 
 
