@@ -20,6 +20,7 @@ from typing import Any
 
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError
+from temporalio.exceptions import TimeoutError as ActivityTimeout
 
 with workflow.unsafe.imports_passed_through():
     from perdure.base.markdown import code, plain, table
@@ -189,6 +190,9 @@ class Notifier:
             await workflow.execute_activity("deliver_notification", attempt, **how)
         except ActivityError as error:
             reason = error.cause
+            if isinstance(reason, ActivityTimeout):
+                # No time was left for another attempt: the last one says why.
+                reason = reason.cause or reason
             return reason.message if isinstance(reason, ApplicationError) else str(reason or error)
         return ""
 

@@ -111,9 +111,10 @@ def agree_on_step(
         if has_own:
             needed.add(_spoken_for(own.rank, chosen))
         needed |= {rank for rank, holder in holders.items() if holder == own.rank}
-        lost = [rank for rank in sorted(needed) if not is_left_intact(chosen[rank])]
+        # Parts of a former world's snapshots are read on every node that has them.
+        lost = [rank for rank in sorted(chosen if holders else needed) if not is_left_intact(chosen[rank])]
         damaged += [(rank, decision.step) for rank in lost if decision.step is not None]
-        ready = not lost
+        ready = needed.isdisjoint(lost)
         room: Slot | None = None
         if ready and own.rank in sources:
             room = _make_room(own, slots, decision.size)

@@ -58,7 +58,7 @@ class Resharding:
             own: This rank.
             store: A connection to the generation's store.
             arena: The snapshots of the node.
-            decision: What all ranks load. Each holder has verified the snapshots of which it gives parts.
+            decision: What all ranks load. All snapshots of it that are left have been verified.
         """
         assert decision.former is not None
         self._own = own
@@ -103,6 +103,8 @@ class Resharding:
         if self._own.rank == 0:
             plans = [self._told(f"plan/{rank}") for rank in range(self._size)]
             self._tell("metadata", _together(plans))
+            for rank in range(self._size):
+                self._store.delete_key(f"reshard/plan/{rank}")
         found = self._told("metadata")
         if isinstance(found, str):
             raise CannotReshard(found)

@@ -59,7 +59,7 @@ def test_ranks_continue_with_the_bits_of_a_step_that_all_of_them_saved(
     with rank_threads(tmp_path_factory.mktemp("ranks")) as ranks:
         save_three_steps(ranks, described, size)
         if loss is Loss.MEMORY_OF_A_RANK:
-            for snapshot in ranks.memory.rglob("rank-0.*"):
+            for snapshot in ranks.memory.rglob("rank-0-of-*.[0-9]"):
                 snapshot.unlink()
         if loss is Loss.NEWEST_CHECKPOINT:
             damage_newest_checkpoint(ranks)

@@ -123,4 +123,4 @@ def test_a_restored_snapshot_is_not_overwritten_while_the_state_still_reads_it(
         checkpointer.save(step, others)
         checkpointer.flush()
     assert bool((restored.kept == 7).all())
-    assert len(list((world.folder / "stage-0" / "state").glob("rank-0.[0-9]"))) == 3
+    assert len(list((world.folder / "stage-0" / "state").glob("rank-0-of-*.[0-9]"))) == 3

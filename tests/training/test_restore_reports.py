@@ -62,7 +62,7 @@ def test_a_restore_from_storage_reports_what_is_damaged_in_memory_and_where_noth
         assert all(ranks.wait_until_durable(60))
         for checkpointer in ranks.checkpointers:
             checkpointer.flush()
-        for path in ranks.memory.rglob("rank-1.[0-9]"):
+        for path in ranks.memory.rglob("rank-1-of-*.[0-9]"):
             damage(path)
         assert ranks.begin(states) == [4, 4]
         report = wait_for(lambda: ranks.agent.restores)[-1]
