@@ -47,5 +47,8 @@ class ScheduledJobActivities:
         if not job.info.HasField("parent_execution"):
             return False
         parent = job.info.parent_execution
+        if parent.workflow_id == activity.info().workflow_id:
+            # The workflow that asks was reset, and has started the job before: a reset ends no job.
+            return False
         known = await find(self._client, parent.workflow_id, run_id=parent.run_id, rpc_timeout=options.SIGNAL_TIMEOUT)
         return known is None or not known.is_open

@@ -26,6 +26,7 @@ SLEEPS = {
     "tests/system/slow_rank.py": "a training, whose steps take time",
     "tests/system/wrong_results.py": "a training, whose steps take time",
     "tests/system/saves_itself.py": "a training, whose steps take time",
+    "tests/system/two_checkpointers.py": "a training, whose steps take time",
     "tests/system/walk.py": "a training, whose steps take time",
     "tests/system/ray_programs/uses_ray.py": "a training that lasts until its test ends it",
     "tests/system/tensorflow_programs/": "trainings, whose steps take time",

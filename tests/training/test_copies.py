@@ -68,7 +68,7 @@ def test_copies_arrive_as_they_were_saved(tmp_path: Path, sender: CopySender):
     for step, slot in ((7, 2), (8, 0), (9, 2)):
         sender.send(replace(HEADER, step=step), CONTENT, slot=slot, crc32=CRC32)
     found = {slot.path.name: (slot, header) for slot, header in Arena(tmp_path / FOLDER).snapshots()}
-    assert {name: header.step for name, (_, header) in found.items()} == {"rank-3.0": 8, "rank-3.2": 9}
+    assert {name: header.step for name, (_, header) in found.items()} == {"rank-3-of-4.0": 8, "rank-3-of-4.2": 9}
     assert all(is_intact(slot, header) for slot, header in found.values())
 
 
