@@ -1,7 +1,7 @@
 """Trains a model that FSDP2 splits, with an optimizer, a scheduler and averaged parameters in dictionaries and lists;
 continues what worlds of other sizes saved, and prints checksums of all that the state has.
 
-The arguments are the generation and, for ranks on nodes of their own that have no storage, "nodes"."""
+The arguments are the generation and, for ranks on several nodes that have no storage, the number of ranks of a node."""
 
 from __future__ import annotations
 
@@ -64,20 +64,23 @@ def checksum(value: Any, before: int = 0) -> int:
     return zlib.crc32(repr(value).encode(), before)
 
 
-def begin_node() -> CopyReceiver:
-    """Gives this rank a node with a memory of its own, which takes copies of another's."""
-    node = Path(os.environ["PERDURE_MEMORY_DIR"], f"node-{dist.get_rank()}")
+def begin_node(ranks: int) -> CopyReceiver | None:
+    """Gives this rank and its neighbors a node with a memory of its own, which takes copies of another's."""
+    number, local_rank = divmod(dist.get_rank(), ranks)
+    node = Path(os.environ["PERDURE_MEMORY_DIR"], f"node-{number}")
+    os.environ |= {"PERDURE_MEMORY_DIR": str(node), "LOCAL_RANK": str(local_rank), "LOCAL_WORLD_SIZE": str(ranks)}
+    if local_rank:
+        return None
     node.mkdir(parents=True, exist_ok=True)
     pool = PortPool("127.0.0.1", listening=True, size=1)
     receiver = CopyReceiver(node, pool.take(pool.numbers[0]), host="127.0.0.1")
-    os.environ |= {"PERDURE_MEMORY_DIR": str(node), "PERDURE_COPIES": receiver.address.dump()}
-    os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    os.environ["PERDURE_COPIES"] = receiver.address.dump()
     return receiver
 
 
 dist.init_process_group("gloo")
-on_nodes = sys.argv[2:] == ["nodes"]
-receiver = begin_node() if on_nodes else None
+on_nodes = len(sys.argv) > 2
+receiver = begin_node(int(sys.argv[2])) if on_nodes else None
 host = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if dist.get_rank() == 0 else None
 port: list[Any] = [host.port if host else None]
 dist.broadcast_object_list(port)
