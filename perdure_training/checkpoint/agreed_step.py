@@ -125,7 +125,8 @@ def agree_on_step(
         if json.loads(store.get(f"verdict/{attempt}")):
             snapshots = {rank: chosen[rank] for rank in needed}
             if has_own and not slots.has(chosen[(mine := _spoken_for(own.rank, chosen))]):
-                # Another rank's, or saved in a world of another size: a replicated state stays where it is.
+                # A replicated state of another rank, or a file with the name that an earlier release gave it: a node
+                # keeps what it has.
                 slots.reload()
                 snapshots[own.rank] = slots.take_over(snapshots.pop(mine), world_size=own.world_size)
             return AgreedStep(

@@ -101,6 +101,8 @@ class SnapshotFinisher:
             content = slot.read() if room is None else room
             crc = verified_crc32(content, header) if durably is not None or self._peers.wanted else 0
             copied = self._peers.copy(slot, header, number=self._slots.number(slot), crc32=crc)
+            if self._peers.refused:
+                self._complete.refuse_copies()
             self._complete.add(header.step, copied=copied)
             # Until `finish` below, no other step is written there.
             if durably is not None:

@@ -20,7 +20,7 @@ from perdure_training.checkpoint.generators import Generators
 from perdure_training.checkpoint.optimizers import prepare_optimizer
 from perdure_training.checkpoint.peers import Peers
 from perdure_training.checkpoint.planned_state import StateOfRank
-from perdure_training.checkpoint.resharding import Resharding
+from perdure_training.checkpoint.resharding import CannotReshard, Resharding
 from perdure_training.checkpoint.save_failures import SaveFailures
 from perdure_training.checkpoint.slots import Slots
 from perdure_training.checkpoint.staging import Layout, meshes_of
@@ -45,7 +45,8 @@ class GenerationCheckpoints:
     """A checkpointer's part in one generation.
 
     Invariants:
-        - What a former world left is deleted once this one has a step with all its copies, and not before.
+        - What a former world left is deleted once this one has a step with all its copies, and not before, unless there
+          is no room for both.
     """
 
     def __init__(self, own: RankIdentity, name: str, *, copies: int, replicated: bool) -> None:
@@ -126,7 +127,12 @@ class GenerationCheckpoints:
         assert decision.step is not None
         self._count_restore(agreed)
         with _Room(state, replicated=False) as room:
-            room.fill(Resharding(self.own, self._store, self.arena, decision).load(room.target))
+            try:
+                room.fill(Resharding(self.own, self._store, self.arena, decision).load(room.target))
+            except CannotReshard:
+                # It speaks against this world, not against what was saved.
+                self._count_restore(agreed, -1)
+                raise
         self._forget_after(decision.step)
         self._loaded_any, self._left_until = True, [decision.step]
         # The others' memory has it as this world splits it, before any of what it was loaded from is deleted.
@@ -156,10 +162,10 @@ class GenerationCheckpoints:
         self.begin_training(decision.step, source="peer" if decision.sources else "memory")
         return decision.step
 
-    def _count_restore(self, agreed: AgreedStep) -> None:
+    def _count_restore(self, agreed: AgreedStep, number: int = 1) -> None:
         """Called before anything that can fail: a world that fails each time must come to an older step."""
         for slot in agreed.snapshots.values():
-            self.arena.count_restore(slot)
+            self.arena.count_restore(slot, number)
 
     def begin_training(self, step: int, *, source: str, folder: str = "") -> None:
         """Records the step from which the training continues."""
@@ -230,7 +236,7 @@ class GenerationCheckpoints:
         """Deletes what former worlds left if this one has its copies; `step` is saved next."""
         if not self._left_until:
             return
-        if any(self._complete.is_copied(one) for one in self._left_until):
+        if any(self._complete.is_settled(one) for one in self._left_until):
             self._leave()
         else:
             # The copies of a later step may succeed where those of the first did not.

@@ -50,6 +50,8 @@ class Peers:
         self._nodes: list[_NodeOfWorld] | None = None
         self._senders: list[CopySender] | None = None
         self._warned = False
+        self.refused = False
+        """Whether a node has not taken a copy."""
         if copies and own.local_rank == 0:
             entry = {
                 "ranks": own.local_world_size,
@@ -69,7 +71,7 @@ class Peers:
 
     def copy(self, slot: Slot, header: Header, *, number: int, crc32: int) -> bool:
         """Copies a snapshot; returns whether all have it. If a node cannot be reached or refuses, it warns once and
-        continues: the snapshot on this node counts alone then."""
+        continues: the snapshot on this node counts alone then. `refused` tells of a refusal."""
         copied = True
         for sender in self._connected():
             try:
@@ -78,6 +80,7 @@ class Peers:
                 log = logger.debug if self._warned else logger.warning
                 self._warned = True
                 copied = False
+                self.refused = self.refused or isinstance(error, Refused)
                 log("perdure: rank %d has no copy of its snapshots on another node: %s", self._own.rank, error)
         return copied
 

@@ -32,6 +32,8 @@ NODE_VARIABLE = "PERDURE_NODE"
 """Variable with the node's job, role, rank and incarnation."""
 _NODE = re.compile(r"[^/]+/[^/]+-(\d+)/\d+")
 
+_REFUSED = "copies/refused"
+"""Key in the ranks' store, set once a node has not taken a copy."""
 AGREEMENT_TIMEOUT = timedelta(minutes=30)
 """Time in which all ranks of a world must reach `restore`: they load data and build models before that."""
 
@@ -171,7 +173,13 @@ class Completeness:
         with self._lock:
             return self._store.add(f"saved/{step}", 0) >= self._world_size
 
-    def is_copied(self, step: int) -> bool:
-        """Whether all ranks have it, and all its copies are where they belong."""
+    def refuse_copies(self) -> None:
+        """Reports that a node does not take this rank's copy."""
         with self._lock:
-            return self._store.add(f"copied/{step}", 0) >= self._world_size
+            self._store.set(_REFUSED, "")
+
+    def is_settled(self, step: int) -> bool:
+        """Whether nothing that former worlds left is needed beside this step: all ranks have it, with all its copies;
+        or a node does not take copies, as where what was left there takes the room."""
+        with self._lock:
+            return self._store.check([_REFUSED]) or self._store.add(f"copied/{step}", 0) >= self._world_size

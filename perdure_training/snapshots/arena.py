@@ -268,11 +268,11 @@ class Arena:
             if match and header is not None and header.rank == int(match[1]):
                 yield slot, header
 
-    def count_restore(self, slot: Slot) -> None:
-        """Records that a world has loaded a snapshot."""
+    def count_restore(self, slot: Slot, number: int = 1) -> None:
+        """Records that a world has loaded a snapshot; with -1, that it has not."""
         header = slot.header()
         if header is not None:
-            _write_header(slot.path, replace(header, restores=header.restores + 1))
+            _write_header(slot.path, replace(header, restores=header.restores + number))
 
 
 def crc32(content: memoryview) -> int:

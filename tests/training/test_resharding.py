@@ -22,6 +22,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from perdure_training.checkpoint import Generators
 from perdure_training.checkpoint.former_parts import FormerPart
 from perdure_training.checkpoint.part_exchange import boxes
+from perdure_training.checkpoint.peers import Peers
 from perdure_training.checkpoint.staging import Layout
 from perdure_training.checkpoint.values import capture
 from perdure_training.checkpoint.verification import fingerprint
@@ -98,6 +99,25 @@ def test_what_is_loaded_is_saved_as_this_world_splits_it_before_the_former_world
     assert world.begin(again)[1] == again["step"] == 9
 
 
+@pytest.mark.parametrize(("refused", "left"), [(False, {1, 2}), (True, {1})])
+def test_what_was_left_stays_without_copies_unless_it_takes_their_room(
+    world: World, monkeypatch: pytest.MonkeyPatch, *, refused: bool, left: set[int]
+):
+    def copy(self: Peers, *_: Any, **__: Any) -> bool:
+        self.refused = refused
+        return False
+
+    monkeypatch.setattr(Peers, "copy", copy)
+    save_as_world(world.folder, [{"step": 7}] * 2)
+    checkpointer, step = world.begin({"step": 0})
+    assert step == 7
+    for number in range(8, 14):
+        checkpointer.flush()
+        assert checkpointer.save(number, {"step": number})
+    checkpointer.flush()
+    assert {header.world_size for _, header in Arena(world.folder / MEMORY).snapshots()} == left
+
+
 def test_a_world_that_is_killed_after_it_has_loaded_is_followed_by_one_that_loads_the_same(world: World):
     save_as_world(world.folder, [{"step": 7}] * 2)
     assert world.begin({"step": 0})[1] == 7
@@ -121,7 +141,8 @@ def test_values_that_differ_between_ranks_are_named_and_nothing_is_changed(
     [text] = [record.getMessage() for record in caplog.records if "is not loaded" in record.getMessage()]
     assert text.startswith("perdure: step 7 in memory is not loaded: what 3 ranks have in memory: ")
     assert "expert differs between the 3 ranks that saved it" in text
-    assert len(list(Arena(world.folder / MEMORY).snapshots())) == 3, "a world of three may come again"
+    left = [header.restores for _, header in Arena(world.folder / MEMORY).snapshots()]
+    assert left == [0, 0, 0], "a world of three may come again, and nothing speaks against its state"
 
 
 def test_generators_of_ranks_that_stay_continue(world: World):
