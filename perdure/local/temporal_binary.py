@@ -53,7 +53,7 @@ _DIGESTS = {
     ("darwin", "arm64"): "41e0425378fcb4fb5766340b97435e20fe47bbff2d7bf644ec2d51f7662b7c56",
 }
 """The SHA-256 digests of the archives of `VERSION`, which its release has in `checksums.txt`: whatever is downloaded is
-run, on the machine of whoever types the first command."""
+run, on the machine of the user who types the first command."""
 _CONNECT_TIMEOUT = timedelta(seconds=10)
 """The timeout of the download's connection: a machine without internet should soon proceed to the Go build."""
 

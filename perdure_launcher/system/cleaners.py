@@ -1,7 +1,7 @@
 """Processes that remove what others have left in /dev/shm, once those have ended.
 
 Python's resource tracker and torch's `torch_shm_manager` do that for a rank and the workers of its loaders, also where
-these were killed. Whoever kills them together with the rank leaves its shared memory behind for good: the next rank
+these were killed. To kill them together with the rank leaves its shared memory behind for good: the next rank
 cannot create a segment of the same name, and each restart takes more of the machine's memory.
 """
 
@@ -15,8 +15,8 @@ from collections.abc import Collection, Iterable
 from . import processes
 
 _PATIENCE = 4.0
-"""Seconds that they have after the end of all others, unless somebody else needs them. The tracker takes milliseconds,
-and torch's manager waits 2 s for others."""
+"""Seconds that they have after the end of all others, unless another process needs them. The tracker takes
+milliseconds, and torch's manager waits 2 s for others."""
 _ROUNDS = 5
 """Maximum number of searches for members of a group: a process may have been forking."""
 _TRACKER = "resource_tracker import main"
@@ -24,7 +24,7 @@ _MANAGER = "torch_shm_manager"
 
 
 def is_manager(pid: int) -> bool:
-    """Returns whether the process is torch's. Nobody waits for it: no new process uses the names that it removes."""
+    """Returns whether the process is torch's. It is not waited for: no new process uses the names that it removes."""
     return os.path.basename(next(iter(processes.command_of(pid)), "")) == _MANAGER
 
 

@@ -25,7 +25,7 @@ def is_generator(value: object) -> bool:
 
 
 def state_of(generator: Any) -> torch.Tensor | bytes:
-    """Returns the present state: a tensor, or JSON, which runs no code of whoever can write the storage."""
+    """Returns the present state: a tensor, or JSON, which runs no code of a user who can write the storage."""
     if isinstance(generator, torch.Generator):
         return generator.get_state()
     if isinstance(generator, random.Random):

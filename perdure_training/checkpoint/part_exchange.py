@@ -24,7 +24,7 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PartRequest:
     """What a rank asks of a snapshot."""
 
     rank: int
@@ -57,12 +57,12 @@ def boxes(box: Box, *, itemsize: int) -> Iterator[Box]:
 
 
 def exchange_parts(
-    wanted: Mapping[int, Sequence[Wanted]],
+    requests: Mapping[int, Sequence[PartRequest]],
     *,
     rank: int,
     world_size: int,
-    give: Callable[[Wanted], torch.Tensor | bytes],
-    take: Callable[[Wanted, memoryview], None],
+    give: Callable[[PartRequest], torch.Tensor | bytes],
+    take: Callable[[PartRequest, memoryview], None],
 ) -> None:
     """Sends and receives parts. Every rank of the world calls it, and all of them send and receive at the same time.
 
@@ -70,7 +70,7 @@ def exchange_parts(
     that no rank is asked by two at once.
 
     Args:
-        wanted: What this rank asks of each other rank.
+        requests: What this rank asks of each other rank.
         rank: This rank.
         world_size: The number of ranks.
         give: Returns what another rank asks of this one: the part of a tensor, or bytes.
@@ -84,13 +84,13 @@ def exchange_parts(
     group = cast("dist.ProcessGroup", dist.new_group(backend="gloo"))
     try:
         asks = torch.zeros(world_size, dtype=torch.uint8)
-        asks[[other for other, parts in wanted.items() if parts]] = 1
+        asks[[other for other, parts in requests.items() if parts]] = 1
         all_asks = [torch.empty_like(asks) for _ in range(world_size)]
         dist.all_gather(all_asks, asks, group=group)
         for distance in range(1, world_size):
             server, client = (rank + distance) % world_size, (rank - distance) % world_size
             _round(
-                wanted[server] if asks[server] else (),
+                requests[server] if asks[server] else (),
                 server=server if asks[server] else None,
                 client=client if all_asks[client][rank] else None,
                 give=give,
@@ -104,22 +104,22 @@ def exchange_parts(
 
 
 def _round(
-    wanted: Sequence[Wanted],
+    requests: Sequence[PartRequest],
     *,
     server: int | None,
     client: int | None,
-    give: Callable[[Wanted], torch.Tensor | bytes],
-    take: Callable[[Wanted, memoryview], None],
+    give: Callable[[PartRequest], torch.Tensor | bytes],
+    take: Callable[[PartRequest, memoryview], None],
     group: dist.ProcessGroup,
 ) -> None:
     """Asks one rank, and serves another."""
-    asked = cast("Sequence[Wanted]", _swap(wanted, to=server, of=client, group=group) or ())
-    sizes = _swap([_size(give(part)) for part in asked], to=client, of=server, group=group)
+    received = cast("Sequence[PartRequest]", _swap(requests, to=server, of=client, group=group) or ())
+    sizes = _swap([_size(give(part)) for part in received], to=client, of=server, group=group)
     arriving = cast("Sequence[int]", sizes or ())
-    for number in range(max(len(asked), len(arriving))):
+    for number in range(max(len(received), len(arriving))):
         room = bytearray(arriving[number] + _CHECKSUM) if number < len(arriving) else None
         _pass(
-            _message(give(asked[number])) if number < len(asked) else None,
+            _message(give(received[number])) if number < len(received) else None,
             torch.frombuffer(room, dtype=torch.uint8) if room is not None else None,
             to=client,
             of=server,
@@ -128,9 +128,9 @@ def _round(
         if room is not None:
             content = memoryview(room)[:-_CHECKSUM]
             if fingerprint(content) != int.from_bytes(room[-_CHECKSUM:], "little"):
-                part = wanted[number]
+                part = requests[number]
                 raise RuntimeError(f"{part.index.fqn} of rank {part.rank} was damaged on its way from rank {server}")
-            take(wanted[number], content)
+            take(requests[number], content)
 
 
 def _size(tensor: torch.Tensor | bytes) -> int:

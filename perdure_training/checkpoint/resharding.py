@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.planner import ReadItem, SavePlan
 
 from perdure_training.checkpoint.differing import Digest, name_of_rank, of_rank
 from perdure_training.checkpoint.distributed_format import RankPlanner, is_object, narrowed, plan_together, planner_of
-from perdure_training.checkpoint.part_exchange import Box, Wanted, boxes, exchange_parts
+from perdure_training.checkpoint.part_exchange import Box, PartRequest, boxes, exchange_parts
 from perdure_training.checkpoint.planned_state import PlannedState, StateOfRank, plan_state
 from perdure_training.checkpoint.staging import Parts, read_former_parts
 from perdure_training.checkpoint.world import RankIdentity
@@ -133,7 +133,7 @@ class Resharding:
 
     def _take(self, planned: PlannedState) -> None:
         """Copies all parts into the state: those on this node first."""
-        wanted: dict[int, list[Wanted]] = {}
+        requests: dict[int, list[PartRequest]] = {}
         items: dict[int, list[ReadItem]] = {}
         for item in planned.loading.items:
             place: _Place = planned.loading.place(item)
@@ -144,11 +144,11 @@ class Resharding:
                 if here is not None:
                     self._put(planned, item, part, self._give(part))
                 else:
-                    wanted.setdefault(self._holders[rank], []).append(part)
+                    requests.setdefault(self._holders[rank], []).append(part)
                     items.setdefault(self._holders[rank], []).append(item)
         arriving = {holder: iter(of_holder) for holder, of_holder in items.items()}
 
-        def take(part: Wanted, content: memoryview) -> None:
+        def take(part: PartRequest, content: memoryview) -> None:
             item = next(arriving[self._holders[part.rank]])
             if part.box is None:
                 self._put(planned, item, part, bytes(content))
@@ -156,13 +156,13 @@ class Resharding:
                 dtype = planned.loading.room(item).dtype
                 self._put(planned, item, part, torch.frombuffer(content, dtype=dtype).view(part.box[1]))
 
-        exchange_parts(wanted, rank=self._own.rank, world_size=self._own.world_size, give=self._give, take=take)
+        exchange_parts(requests, rank=self._own.rank, world_size=self._own.world_size, give=self._give, take=take)
 
-    def _give(self, part: Wanted) -> torch.Tensor | bytes:
+    def _give(self, part: PartRequest) -> torch.Tensor | bytes:
         snapshot = self._snapshot(part.rank)
         return snapshot.value(part.index) if part.box is None else snapshot.tensor(part.index, part.box)
 
-    def _put(self, planned: PlannedState, item: ReadItem, part: Wanted, content: torch.Tensor | bytes) -> None:
+    def _put(self, planned: PlannedState, item: ReadItem, part: PartRequest, content: torch.Tensor | bytes) -> None:
         loading = planned.loading
         if part.box is None:
             loading.put(item, io.BytesIO(cast("bytes", content)))
@@ -205,14 +205,14 @@ class _Snapshot:
         return content.getvalue()
 
 
-def _parts(rank: int, index: MetadataIndex, item: ReadItem, room: torch.Tensor | None) -> Iterator[Wanted]:
+def _parts(rank: int, index: MetadataIndex, item: ReadItem, room: torch.Tensor | None) -> Iterator[PartRequest]:
     """What is asked for, to have an item."""
     if is_object(item):
-        yield Wanted(rank, index, None)
+        yield PartRequest(rank, index, None)
         return
     assert room is not None
     whole = (tuple(item.storage_offsets), tuple(item.lengths))
-    yield from (Wanted(rank, index, box) for box in boxes(whole, itemsize=room.element_size()))
+    yield from (PartRequest(rank, index, box) for box in boxes(whole, itemsize=room.element_size()))
 
 
 def _together(plans: list[_Planned | str]) -> tuple[Metadata, frozenset[str]] | str:

@@ -202,16 +202,16 @@ def test_a_tensor_comes_back_however_it_was_split(
             tensor = distribute_tensor(whole.clone(), mesh, placements, src_data_rank=None)
             save_as_rank(memory, {"weight": tensor, "list": [tensor]}, rank=rank, world_size=ranks + 1, step=7)
     # A rank that is in no mesh has no part.
-    nobody = {"weight": torch.zeros(shape, dtype=torch.float64), "list": [torch.zeros(shape, dtype=torch.float64)]}
+    state = {"weight": torch.zeros(shape, dtype=torch.float64), "list": [torch.zeros(shape, dtype=torch.float64)]}
     save_as_rank(memory, {"other": 1}, rank=ranks, world_size=ranks + 1, step=7)
     with pytest.MonkeyPatch.context() as monkeypatch:
         world = World(memory, monkeypatch)
-        checkpointer, step = world.begin(nobody | {"other": 0})
+        checkpointer, step = world.begin(state | {"other": 0})
         checkpointer.close()
         world.close()
     assert step == 7
-    assert torch.equal(nobody["weight"], whole)
-    assert torch.equal(nobody["list"][0], whole)
+    assert torch.equal(state["weight"], whole)
+    assert torch.equal(state["list"][0], whole)
 
 
 def test_a_part_that_is_not_what_its_placements_say_is_refused():
