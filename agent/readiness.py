@@ -9,6 +9,7 @@ import asyncio
 
 from perdure.agent.node import Node
 from perdure.spec.readiness import Readiness
+from perdure_training.node_api.addresses import host_and_port
 
 _ANSWER_WITHIN = 5.0
 """Seconds for one answer: a server that is busy with its start may be slow."""
@@ -48,7 +49,8 @@ async def answers(address: str, ready: Readiness) -> bool:
             try:
                 if ready.http is None:
                     return True
-                request = f"GET {ready.http} HTTP/1.1\r\nHost: {address}:{ready.port}\r\nConnection: close\r\n\r\n"
+                host = host_and_port(address, ready.port)
+                request = f"GET {ready.http} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
                 writer.write(request.encode())
                 _, _, status = (await reader.readline()).partition(b" ")
                 return status.startswith(b"2")

@@ -161,8 +161,13 @@ def _site_certificate(certificate: Path | None, key: Path | None) -> SiteCertifi
 
 def gateway(
     listen: Annotated[
-        str, typer.Option("--listen", metavar="HOST:PORT", help="Serve agents at this address.")
-    ] = "0.0.0.0:7433",
+        str,
+        typer.Option(
+            "--listen",
+            metavar="HOST:PORT",
+            help="Serve agents at this address; without HOST, at all of this machine's.",
+        ),
+    ] = ":7433",
     keyring_secret: Annotated[
         str | None,
         typer.Option(
@@ -206,7 +211,7 @@ def gateway(
 
     It keeps no state, and several may run at once: training continues while one is replaced, or while none runs.
 
-    [dim]perdure gateway --health-port 8080 --metrics-port 9464 · perdure gateway --listen 0.0.0.0:7433[/]
+    [dim]perdure gateway --health-port 8080 --metrics-port 9464 · perdure gateway --listen 10.0.0.5:7433[/]
     """
     if keyring and keyring_secret:
         raise typer.BadParameter("the keys are in the folder", param_hint="--keyring-secret")
@@ -233,8 +238,13 @@ def gateway(
 
 def page(
     listen: Annotated[
-        str, typer.Option("--listen", metavar="HOST:PORT", help="Serve browsers at this address.")
-    ] = "0.0.0.0:8234",
+        str,
+        typer.Option(
+            "--listen",
+            metavar="HOST:PORT",
+            help="Serve browsers at this address; without HOST, at all of this machine's.",
+        ),
+    ] = ":8234",
     namespaces: Annotated[
         list[str] | None,
         typer.Option(

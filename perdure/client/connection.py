@@ -28,6 +28,7 @@ from perdure.base.state_folder import StateFolder
 from perdure.base.text_variables import text_variables
 from perdure.base.tracing import interceptors
 from perdure.contract.names import WORKER_TASK_QUEUE
+from perdure_training.node_api.addresses import host_and_port
 
 CONNECT_TIMEOUT = timedelta(seconds=5)
 """The longest wait for a connection: a person waits, and an available server answers in milliseconds."""
@@ -61,7 +62,7 @@ class LocalServer(BaseModel, frozen=True):
 
     @property
     def address(self) -> str:
-        return f"{self.ip}:{self.port}"
+        return host_and_port(self.ip, self.port)
 
     @property
     def ui(self) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from perdure.contract.names import host_in_cluster
 from perdure.spec.capabilities import CAPABILITIES, LOOPBACK, service_port
+from perdure_training.node_api.addresses import host_and_port
 
 if TYPE_CHECKING:
     from perdure.spec.job import JobSpec
@@ -19,8 +20,3 @@ def service_address(job: JobSpec, uid: str, role: str, rank: int) -> str | None:
         return None
     host = host_in_cluster(job, uid, role, rank) if can.names_nodes else LOOPBACK
     return host_and_port(host, port)
-
-
-def host_and_port(host: str, port: int) -> str:
-    """Returns both in the form of URLs, with brackets around an address of IPv6."""
-    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"

@@ -33,6 +33,7 @@ from perdure.gateway.machines import METHODS, Machines
 from perdure.gateway.memberships import Memberships
 from perdure.gateway.metrics import GatewayMetrics, Reason
 from perdure.gateway.payloads import GatewayPayloads
+from perdure_training.node_api.addresses import host_and_port, split_address
 
 logger = logging.getLogger("perdure.gateway")
 
@@ -126,15 +127,18 @@ class Gateway:
         """Starts to serve; returns the port.
 
         Args:
-            address: Host and port; port 0 for any free one.
+            address: Host and port; without a host, all addresses of this machine, of both families. Port 0 for any free
+                one.
             certificates: To show.
 
         Raises:
             OSError: if the address cannot be used.
         """
         try:
-            port = self._server.add_secure_port(address, certificates.credentials())
-        except RuntimeError as error:
+            host, port = split_address(address)
+            # To gRPC, `::` stands for both families.
+            port = self._server.add_secure_port(host_and_port(host or "::", port), certificates.credentials())
+        except (RuntimeError, ValueError) as error:
             raise OSError(f"{address} cannot be listened at: {error}") from error
         await self._server.start()
         self._bounding = asyncio.create_task(self._connections.keep_bounded(port))

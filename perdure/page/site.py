@@ -15,12 +15,14 @@ from aiohttp import web
 
 from perdure.base.errors import Refused
 from perdure.base.kubernetes import KubernetesApi
+from perdure.base.listening import listening_sockets
 from perdure.base.services import health_endpoint
 from perdure.client.client import Client
 from perdure.client.connection import connect, find_endpoint
 from perdure.gateway.certificates import CertificateInvalid, SiteCertificate
 from perdure.page.server import Pages, application_of, logger
 from perdure.page.users import AUDIENCE, ClusterUsers, SignIn
+from perdure_training.node_api.addresses import split_address
 
 _CERTIFICATE_LOOK = 10.0
 """Seconds between two looks for a newer certificate."""
@@ -85,14 +87,14 @@ async def serve(
 async def _serving(
     application: web.Application, listen: str, certificate: SiteCertificate | None
 ) -> AsyncGenerator[None]:
-    host, _, port = listen.rpartition(":")
     context = _context(certificate) if certificate else None
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5)
     await runner.setup()
     renewing = asyncio.create_task(_renew(context, certificate)) if context and certificate else None
     try:
         try:
-            await web.TCPSite(runner, host.strip("[]"), int(port), ssl_context=context).start()
+            for one in listening_sockets(*split_address(listen)):
+                await web.SockSite(runner, one, ssl_context=context).start()
         except (OSError, ValueError) as error:
             raise Refused(f"--listen {listen}: {error}", remedy="Name a free port with --listen HOST:PORT.") from error
         yield

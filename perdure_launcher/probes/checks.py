@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+from perdure_training.node_api.addresses import host_and_port
 from perdure_training.node_api.bodies import CheckFigure, CheckRequest
 
 from ..config import LauncherConfig
@@ -65,7 +66,8 @@ def run(config: LauncherConfig, request: CheckRequest, environment: Mapping[str,
         environment: The variables of the command.
     """
     if request.kind == "link":
-        return _torch(config, environment, [request.address, str(request.port), str(request.rank)])
+        place = host_and_port(request.address, request.port)
+        return _torch(config, environment, [request.address, place, str(request.rank)])
     figures = tuple(_within(check) for check in _checks(config, environment))
     return (*figures, *_torch(config, environment, [])) if request.kind == "full" else figures
 

@@ -2,7 +2,8 @@
 interpreter of the user's command; it prints each figure as a line of JSON.
 
     torch_checks.py                         multiplications of matrices, on each GPU, or on the processor
-    torch_checks.py ADDRESS PORT RANK       a collective with another machine, which runs the same with the other rank
+    torch_checks.py ADDRESS PLACE RANK      a collective with the machine at ADDRESS, which runs the same with the other
+                                            rank; both meet at PLACE, host and port in the form of URLs
 
 GPUs exchange by NCCL, where both machines have some, and processors by gloo.
 """
@@ -31,8 +32,8 @@ _WAIT = timedelta(seconds=30)
 
 def main(arguments: list[str]) -> None:
     if arguments:
-        address, port, rank = arguments
-        _report("link", address, _exchange(address, int(port), int(rank)), "MB/s")
+        address, place, rank = arguments
+        _report("link", address, _exchange(place, int(rank)), "MB/s")
         return
     for device in _devices():
         _report("matmul", device, _multiply(device), "GFLOP/s")
@@ -49,11 +50,11 @@ def _multiply(device: str) -> float:
     return 2 * size**3 / 1e9 / seconds
 
 
-def _exchange(address: str, port: int, rank: int) -> float:
+def _exchange(place: str, rank: int) -> float:
     device = "cuda:0" if torch.cuda.is_available() and dist.is_nccl_available() else "cpu"
     dist.init_process_group(
         "nccl" if device != "cpu" else "gloo",
-        init_method=f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}",
+        init_method=f"tcp://{place}",
         rank=rank,
         world_size=2,
         timeout=_WAIT,

@@ -32,6 +32,7 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 from perdure_training.node_api import layout
+from perdure_training.node_api.addresses import host_and_port
 from perdure_training.node_api.bodies import (
     EnteredReport,
     FinishedReport,
@@ -250,7 +251,7 @@ class PerdureRendezvous(RendezvousHandler):
                 stage=self._stage,
             )
         )
-        os.environ[STORE_VARIABLE] = f"{world.store_address}:{world.store_port}"
+        os.environ[STORE_VARIABLE] = host_and_port(world.store_address, world.store_port)
         # torchrun itself sets only GROUP_RANK; scripts of other systems read the same number as NODE_RANK.
         os.environ["NODE_RANK"] = str(world.group_rank)
         self._ports.replenish()

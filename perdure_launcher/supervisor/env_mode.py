@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
+from perdure_training.node_api.addresses import host_and_port
 from perdure_training.node_api.bodies import (
     CommandExit,
     Desired,
@@ -269,7 +270,7 @@ class EnvMode:
             "LOCAL_WORLD_SIZE": str(processes),
             "GROUP_RANK": str(world.group_rank),
             "NODE_RANK": str(world.group_rank),
-            STORE_VARIABLE: f"{world.store_address}:{world.store_port}",
+            STORE_VARIABLE: host_and_port(world.store_address, world.store_port),
             # Shows frameworks that ranks and world size are set externally, so that they start no processes themselves.
             "TORCHELASTIC_RUN_ID": config.run_id,
             "TORCHELASTIC_ERROR_FILE": str(error_file),

@@ -75,11 +75,34 @@ def ends_with_input(pid: int, number: signal.Signals) -> bool:
     It ends when those that write to the pipe have. The signal would end it before, and they would fail with their next
     line: while they save.
     """
+    return _reads_pipe(pid) and not _handles(pid, number)
+
+
+def _reads_pipe(pid: int) -> bool:
+    if _is_pipe(pid, "0"):
+        return True
+    # A shell that was just forked for `> >(filter)` has not made the pipe its input yet.
+    return _is_shell(pid) and any(_is_pipe(pid, name) and _is_read(pid, name) for name in _descriptors(pid))
+
+
+def _descriptors(pid: int) -> Sequence[str]:
     try:
-        reads_pipe = os.readlink(f"/proc/{pid}/fd/0").startswith("pipe:")
+        return os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return ()
+
+
+def _is_pipe(pid: int, descriptor: str) -> bool:
+    try:
+        return os.readlink(f"/proc/{pid}/fd/{descriptor}").startswith("pipe:")
     except OSError:
         return False
-    return reads_pipe and not _handles(pid, number)
+
+
+def _is_read(pid: int, descriptor: str) -> bool:
+    """Whether the descriptor was opened for reading only."""
+    lines = processes.read_file(pid, f"fdinfo/{descriptor}").decode(errors="replace").split("\n")
+    return any(int(line.split()[1], 8) & os.O_ACCMODE == os.O_RDONLY for line in lines if line.startswith("flags:"))
 
 
 def _recipients(leader: int, number: signal.Signals) -> list[int]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import parse_qsl, urlsplit
 
+from perdure_training.node_api.addresses import host_and_port, split_address
 from perdure_training.node_api.layout import AGENT_SOCKET
 from perdure_training.node_api.progress_file import mark_without_process_group, speaks_for_rank
 from perdure_training.node_api.rank_environment import PROGRESS_VARIABLE, generation_of, is_rank
@@ -87,10 +88,10 @@ class RankPlace:
     def of(cls, environment: Mapping[str, str]) -> RankPlace | None:
         """Reads the variables; None if one is missing."""
         try:
-            address, _, port = environment[STORE_VARIABLE].rpartition(":")
+            address, port = split_address(environment[STORE_VARIABLE])
             return cls(
                 address=address,
-                port=port,
+                port=str(port),
                 rank=int(environment["RANK"]),
                 world_size=int(environment["WORLD_SIZE"]),
                 local_world_size=int(environment["LOCAL_WORLD_SIZE"]),
@@ -122,8 +123,9 @@ class RankPlace:
             return url
         there = ":".join(rendezvous)
         if (rank, size) == (self.rank, self.world_size):
+            own = host_and_port(self.address, self.port)
             _print(
-                f"the script names {there} for its process group; the job's own {self.address}:{self.port} is used, "
+                f"the script names {there} for its process group; the job's own {own} is used, "
                 "since only that is there again after a failure"
             )
             os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = self.address, self.port

@@ -18,6 +18,7 @@ from pathlib import Path
 from torch.distributed import PrefixStore, Store, TCPStore
 
 from perdure_training.checkpoint.staging import Layout
+from perdure_training.node_api.addresses import split_address
 from perdure_training.node_api.bodies import UnsoundSteps
 from perdure_training.node_api.local_rank import local_rank_of
 from perdure_training.node_api.rank_environment import generation_of, has_job_rank, script_failures_of, unsound_steps_of
@@ -72,8 +73,8 @@ def identity(environment: Mapping[str, str]) -> RankIdentity | None:
     folder = environment.get(FOLDER_VARIABLE)
     if not folder or not has_job_rank(environment):
         return None
-    address, _, port = environment.get("PERDURE_STORE", "").rpartition(":")
-    if not address:
+    store = environment.get("PERDURE_STORE")
+    if not store:
         return None
     return RankIdentity(
         rank=int(environment["RANK"]),
@@ -82,7 +83,7 @@ def identity(environment: Mapping[str, str]) -> RankIdentity | None:
         local_world_size=int(environment.get("LOCAL_WORLD_SIZE", "1")),
         generation=generation_of(environment),
         folder=Path(folder) / f"stage-{environment.get('PERDURE_STAGE', '0')}",
-        store=(address, int(port)),
+        store=split_address(store),
         node=int(node[1]) if (node := _NODE.fullmatch(environment.get(NODE_VARIABLE, ""))) else None,
         memory_origin=environment.get(ORIGIN_VARIABLE, ""),
         unsound=unsound_steps_of(environment),

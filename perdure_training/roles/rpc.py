@@ -37,6 +37,7 @@ from functools import cache, partial
 from typing import Any, Literal
 
 from perdure_training.background import Strangers
+from perdure_training.node_api.addresses import split_address
 from perdure_training.node_api.rank_environment import ADDRESS_VARIABLE, PORT_VARIABLE
 from perdure_training.roles import directory
 from perdure_training.store import JobStore
@@ -183,9 +184,8 @@ def _connect(role: str, rank: int, timeout: timedelta, wait: timedelta) -> socke
     end = time.monotonic() + wait.total_seconds()
     while True:
         address = _reachable(role, rank, timedelta(seconds=max(end - time.monotonic(), 0))).addresses[rank]
-        host, _, port = address.rpartition(":")
         try:
-            return socket.create_connection((host.strip("[]"), int(port)), timeout.total_seconds())
+            return socket.create_connection(split_address(address), timeout.total_seconds())
         except OSError as error:
             if time.monotonic() >= end:
                 raise RoleUnavailable(f"rank {rank} at {address} is not reached: {error}; {_state(role)}") from None

@@ -12,17 +12,14 @@ from typing import Any
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from opentelemetry.trace import SpanKind
-from temporalio.contrib.pydantic import pydantic_data_converter
-from temporalio.worker import Replayer
 
 from perdure.base.tracing import interceptors, is_configured
 from perdure.base.tracing.interceptor import Traces, incident_ids
 from perdure.base.tracing.provider import Tracing
-from perdure.workflows.node_group import NodeGroup
-from perdure.workflows.training_job import TrainingJob
 from tests.histories.recorded import read, recorded_files
 from tests.support.collector import Collector, attributes, collecting
 from tests.support.command_line import STEPS, CommandLine
+from tests.support.replays import replay
 from tests.support.waiting import wait_for
 
 SCRIPT = f"{STEPS}; if [ ! -e tried ]; then touch tried; kill -9 $$; fi; sleep 3"
@@ -103,12 +100,7 @@ def test_a_submission_and_an_incident_are_one_trace_each(bare_command_line: Comm
 
 @pytest.mark.parametrize("path", recorded_files()[-4:], ids=lambda path: path.name)
 async def test_recorded_histories_replay_with_traces(path: Any, tracing: Tracing, collector: Collector):
-    replayer = Replayer(
-        workflows=[TrainingJob, NodeGroup],
-        data_converter=pydantic_data_converter,
-        interceptors=[Traces(tracing)],
-    )
-    await replayer.replay_workflow(read(path))
+    await replay(read(path), interceptors=[Traces(tracing)])
     tracing.end()
     assert collector.spans == []
 

@@ -15,6 +15,9 @@ ROOT = Path(__file__).resolve().parents[2]
 _SECRETS = "perdure_training.secret_texts"
 """The one rule for what looks like a secret, in the package that all others may import; of the standard library."""
 
+_ADDRESSES = "perdure_training.node_api.addresses"
+"""The one rule for how a host and a port are one text, likewise."""
+
 
 def imports(path: Path) -> Iterator[str]:
     """Every absolute import of a file, wherever in the file it stands."""
@@ -54,6 +57,7 @@ def foreign(folder: str, *, allowed: tuple[str, ...]) -> list[str]:
                 "perdure.base.shortages",
                 "perdure.base.words",
                 _SECRETS,
+                _ADDRESSES,
             ),
         ),
         ("perdure/spec", ("pydantic", "pydantic_core", "yaml", "perdure.base.errors", _SECRETS)),

@@ -61,6 +61,8 @@ class GatewaySite:
         self.keyring = Keyring.new()
         self.reviewer = PlayedReviewer()
         self.address = f"127.0.0.1:{free_port()}"
+        self.listen = ""
+        """The address that the gateway is given; empty: the same."""
         self.certificate: SiteCertificate | None = None
         self.bounds = BOUNDS
         self.interval = INTERVAL
@@ -77,7 +79,9 @@ class GatewaySite:
             bounds=self.bounds,
             interval=self.interval,
         )
-        await self._gateway.start(self.address, ServerCertificates(self.keyring.authority, self.certificate))
+        await self._gateway.start(
+            self.listen or self.address, ServerCertificates(self.keyring.authority, self.certificate)
+        )
 
     @property
     def metrics(self) -> GatewayMetrics:

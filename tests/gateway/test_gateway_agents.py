@@ -12,8 +12,10 @@ import grpc
 import pytest
 
 from perdure.base.credentials.keyring import Keyring
+from perdure_training.node_api.addresses import host_and_port
 from tests.agent.harness import RunningAgent, Workflows
 from tests.gateway.site import GatewaySite
+from tests.support.ports import free_port, has_ipv6
 from tests.support.waiting import DEADLINE, eventually
 
 
@@ -46,6 +48,20 @@ async def test_an_agent_reports_and_obeys_through_the_gateway(
         assert not lease.done()
         await workflows.group.terminate("over")
         await asyncio.gather(lease, return_exceptions=True)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_a_gateway_without_a_host_is_reached_over_both_families(
+    host: str, site: GatewaySite, workflows: Workflows, folder: Path
+) -> None:
+    if ":" in host and not has_ipv6():
+        pytest.skip("this machine has no IPv6")
+    await site.stop()
+    port = free_port()
+    site.address, site.listen = host_and_port(host, port), f":{port}"
+    await site.start()
+    async with agent_of(site, workflows, folder):
+        await workflows.expect(workflows.group, "joined")
 
 
 async def test_the_agent_learns_that_its_job_has_closed(site: GatewaySite, workflows: Workflows, folder: Path) -> None:

@@ -6,19 +6,15 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from temporalio.contrib.pydantic import pydantic_data_converter
-from temporalio.worker import Replayer
 
-from perdure.workflows.node_group import NodeGroup
-from perdure.workflows.training_job import TrainingJob
 from tests.histories import generate
 from tests.histories.recorded import MANIFEST, RECORDED, digests, freeze, read, recorded_files, releases
+from tests.support.replays import replay
 
 
 @pytest.mark.parametrize("path", recorded_files(), ids=lambda path: str(path.relative_to(RECORDED)))
 async def test_a_recorded_history_replays(path: Path):
-    replayer = Replayer(workflows=[TrainingJob, NodeGroup], data_converter=pydantic_data_converter)
-    await replayer.replay_workflow(read(path))
+    await replay(read(path))
 
 
 @pytest.mark.parametrize("release", releases(), ids=lambda path: path.name)

@@ -14,6 +14,7 @@ import torch
 
 from perdure_launcher.config import LauncherConfig
 from perdure_launcher.probes import checks, torch_checks
+from perdure_training.node_api.addresses import host_and_port
 from perdure_training.node_api.bodies import CheckFigure, CheckRequest
 from tests.support.small_disks import small_disk
 
@@ -114,7 +115,7 @@ def test_what_a_slow_link_takes_is_measured_once(seconds: float, measured: int, 
     monkeypatch.setattr(torch_checks.dist, "all_reduce", all_reduce)
     for name in ("init_process_group", "destroy_process_group"):
         monkeypatch.setattr(torch_checks.dist, name, lambda *_, **__: None)
-    assert torch_checks._exchange("10.0.0.1", 20_000, 0) == pytest.approx(2**24 / 1e6 / seconds)
+    assert torch_checks._exchange("10.0.0.1:20000", 0) == pytest.approx(2**24 / 1e6 / seconds)
     assert sizes.count(2**22) == measured
 
 
@@ -137,5 +138,5 @@ def test_a_link_is_measured_over_ipv6_too(address: str, url: str, monkeypatch: p
     monkeypatch.setattr(torch_checks.dist, "init_process_group", lambda *_, init_method, **__: used.append(init_method))
     for name in ("all_reduce", "destroy_process_group"):
         monkeypatch.setattr(torch_checks.dist, name, lambda *_, **__: None)
-    torch_checks._exchange(address, 20_000, 0)
+    torch_checks._exchange(host_and_port(address, 20_000), 0)
     assert used == [url]

@@ -16,6 +16,9 @@ from perdure_launcher import old_ranks
 from perdure_launcher.supervisor import process_tree
 from perdure_launcher.supervisor.process_tree import ProcessTree, explain_leftovers
 from perdure_launcher.system import processes
+from perdure_launcher.system.program_signals import ends_with_input
+
+SLEEPS = "import time; print('started', flush=True); time.sleep(60)"
 
 
 def leftovers(monkeypatch: pytest.MonkeyPatch, *command_lines: bytes) -> list[str]:
@@ -52,6 +55,48 @@ def test_many_processes_are_not_all_named() -> None:
     text = explain_leftovers([f"sleep ({pid})" for pid in range(7)])
     assert "sleep (4) and others. If" in text
     assert "sleep (5)" not in text
+
+
+def test_a_shell_that_was_just_forked_to_read_output_ends_with_it() -> None:
+    # As between the fork of `> >(filter)` and the moment in which the shell makes the pipe its input.
+    reads, writes = os.pipe()
+    with subprocess.Popen(
+        ["bash", "-c", "echo started; while :; do sleep 60; done"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        pass_fds=[reads],
+        start_new_session=True,
+    ) as shell:
+        assert shell.stdout is not None
+        shell.stdout.readline()
+        try:
+            assert ends_with_input(shell.pid, signal.SIGTERM)
+        finally:
+            os.killpg(shell.pid, signal.SIGKILL)
+            os.close(reads)
+            os.close(writes)
+
+
+@pytest.mark.parametrize("program", ["writes", "is no shell"])
+def test_what_only_holds_a_pipe_does_not_end_with_input(program: str) -> None:
+    reads, writes = os.pipe()
+    end = writes if program == "writes" else reads
+    command = (
+        ["bash", "-c", "echo started; while :; do sleep 60; done"]
+        if program == "writes"
+        else [sys.executable, "-c", SLEEPS]
+    )
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, pass_fds=[end], start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            assert not ends_with_input(process.pid, signal.SIGTERM)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            os.close(reads)
+            os.close(writes)
 
 
 @pytest.fixture

@@ -65,3 +65,13 @@ def _is_free(port: int) -> bool:
             except OSError:
                 return False
     return True
+
+
+def has_ipv6() -> bool:
+    """Whether this machine has the loopback address of IPv6."""
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True

@@ -11,17 +11,16 @@ from typing import Any
 
 import pytest
 from temporalio.client import Client
-from temporalio.contrib.pydantic import pydantic_data_converter
-from temporalio.worker import Replayer, UnsandboxedWorkflowRunner, Worker
+from temporalio.worker import Worker
 
 from perdure.activities.history.activities import HistoryActivities
 from perdure.activities.history.store import HistoryStore
 from perdure.contract import JobPhase, JobShape, JobStatus, Peaks
 from perdure.contract.names import history_task_queue
 from perdure.spec.validate import parse_spec
-from perdure.workflows.training_job import TrainingJob
 from tests.activities.history.stored import record, status
 from tests.support.postgres import PostgresServer
+from tests.support.replays import replay
 from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
 from tests.workflows.jobs import node, running, until
 
@@ -71,12 +70,7 @@ async def test_a_job_takes_what_jobs_like_it_have_used(temporal_client: Client, 
         assert (known.nodes_min, known.nodes, known.nodes_max) == (2, 2, 2)
         assert known.auto is not None
         assert (known.auto.cpu, known.auto.memory, known.auto.jobs) == ("7", "23Gi", ("before",))
-        replayer = Replayer(
-            workflows=[TrainingJob],
-            workflow_runner=UnsandboxedWorkflowRunner(),
-            data_converter=pydantic_data_converter,
-        )
-        await replayer.replay_workflow(await job.fetch_history())
+        await replay(await job.fetch_history())
         await job.cancel()
 
 

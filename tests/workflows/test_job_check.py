@@ -19,13 +19,10 @@ from temporalio.client import (
     WorkflowUpdateFailedError,
 )
 from temporalio.common import WorkflowIDConflictPolicy
-from temporalio.contrib.pydantic import pydantic_data_converter
-from temporalio.worker import Replayer
 
 from perdure.contract import Accepted, ScaleRequest
-from perdure.workflows.node_group import NodeGroup
-from perdure.workflows.training_job import TrainingJob
 from tests.histories.recorded import RECORDED, read
+from tests.support.replays import replay
 from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
 from tests.workflows.jobs import node, running, status
 
@@ -47,10 +44,6 @@ def refused_by_this_release(history: WorkflowHistory) -> WorkflowHistory:
         payload.data = json.dumps(with_gone_field(json.loads(payload.data))).encode()
     assert [payload.data for payload in payloads] != before
     return history
-
-
-async def replay(history: WorkflowHistory) -> None:
-    await Replayer(workflows=[TrainingJob, NodeGroup], data_converter=pydantic_data_converter).replay_workflow(history)
 
 
 @pytest.mark.parametrize("name", ["is_scaled.job-1", "is_scaled.job-2", "is_scaled.group-1", "is_scaled.group-2"])

@@ -7,12 +7,9 @@ from typing import Any
 import pytest
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import WorkflowHandle, WorkflowHistory
-from temporalio.contrib.pydantic import pydantic_data_converter
-from temporalio.worker import Replayer
 
 from perdure.contract import GroupMissing, ReasonRequest
-from perdure.workflows.node_group import NodeGroup
-from perdure.workflows.training_job import TrainingJob
+from tests.support.replays import replay
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, submit
 from tests.workflows.jobs import node, running, settled_history
@@ -58,6 +55,6 @@ async def test_a_request_after_a_task_without_commands_replays_on_a_worker_that_
     await handle.execute_update("resume", ReasonRequest())
     history = await handle.fetch_history()
     assert _types(history)[before : before + 4] == [*_TASK, EventType.EVENT_TYPE_WORKFLOW_EXECUTION_UPDATE_ACCEPTED]
-    await Replayer(workflows=[TrainingJob, NodeGroup], data_converter=pydantic_data_converter).replay_workflow(history)
+    await replay(history)
     fleet.may_end.set()
     await running(handle, nodes=2, generation=2)

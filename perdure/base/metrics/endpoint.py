@@ -9,16 +9,16 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from http import HTTPStatus
 from typing import Final
 
 from perdure.base.http_server import HttpServer, Refused, Request, Response
+from perdure.base.listening import listening_sockets
 
 logger = logging.getLogger(__name__)
-
-ALL_INTERFACES: Final = "0.0.0.0"
 
 _SCRAPES_AT_ONCE: Final = 4
 """Scrapes that wait for each other, at most; there are two Prometheus servers of a site, perhaps."""
@@ -32,14 +32,14 @@ Collect = Callable[[], Awaitable[bytes]]
 
 @asynccontextmanager
 async def serving_metrics(
-    collect: Collect, port: int | None, *, host: str = ALL_INTERFACES, required: bool = True
+    collect: Collect, port: int | None, *, host: str = "", required: bool = True
 ) -> AsyncGenerator[int | None]:
     """Answers `GET /metrics` while the context is open.
 
     Args:
         collect: Is called for each scrape, one at a time. If it raises, Prometheus records a failed scrape.
         port: The port; 0 for one that is free, None to serve nothing.
-        host: The address to listen on.
+        host: The address to listen on; empty for all of this machine's, of both families.
         required: Whether a port that is taken is an error; otherwise it is logged, and nothing is served.
 
     Yields:
@@ -57,23 +57,22 @@ async def serving_metrics(
         most_connections=_CONNECTIONS,
         on_refused=lambda _, refused: _text(f"{refused}\n".encode(), refused.status),
     )
-    server = await _listen(http, host, port, required=required)
-    try:
-        yield server.sockets[0].getsockname()[1] if server is not None else None
-    finally:
-        if server is not None:
-            server.close()
-        http.close()
+    sockets = _listen(host, port, required=required)
+    async with AsyncExitStack() as serving:
+        serving.callback(http.close)
+        for one in sockets:
+            serving.callback((await asyncio.get_running_loop().create_server(http.accept, sock=one)).close)
+        yield sockets[0].getsockname()[1] if sockets else None
 
 
-async def _listen(http: HttpServer, host: str, port: int, *, required: bool) -> asyncio.Server | None:
+def _listen(host: str, port: int, *, required: bool) -> list[socket.socket]:
     try:
-        return await asyncio.get_running_loop().create_server(http.accept, host, port)
+        return listening_sockets(host, port)
     except OSError as error:
         if required:
             raise
         logger.error("metrics are not served: port %d: %s", port, error.strerror)
-        return None
+        return []
 
 
 def _answering(collect: Collect) -> Callable[[Request], Awaitable[Response]]:

@@ -16,6 +16,8 @@ from temporalio.runtime import (
     TelemetryFilter,
 )
 
+from perdure_training.node_api.addresses import host_and_port
+
 logger = logging.getLogger(__name__)
 
 _WORKFLOW_TASKS: Final = "temporalio_sdk_core::worker::workflow"
@@ -44,7 +46,7 @@ class SdkRuntime:
         try:
             async with (
                 aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_PATIENCE)) as session,
-                session.get(f"http://{_LOOPBACK}:{self.port}/metrics") as answer,
+                session.get(f"http://{host_and_port(_LOOPBACK, self.port)}/metrics") as answer,
             ):
                 answer.raise_for_status()
                 return await answer.read()
@@ -75,7 +77,7 @@ def worker_runtime(*, with_metrics: bool) -> SdkRuntime:
     problem: Exception | None = None
     for _ in range(_TRIES):
         port = _free_port()
-        config = PrometheusConfig(bind_address=f"{_LOOPBACK}:{port}")
+        config = PrometheusConfig(bind_address=host_and_port(_LOOPBACK, port))
         try:
             return SdkRuntime(Runtime(telemetry=TelemetryConfig(logging=logs, metrics=config)), port)
         except (RuntimeError, ValueError) as error:

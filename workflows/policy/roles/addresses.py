@@ -7,12 +7,13 @@ it will serve is known before.
 from __future__ import annotations
 
 from perdure.contract import RoleAddresses
-from perdure.contract.addresses import host_and_port, service_address
+from perdure.contract.addresses import service_address
 from perdure.contract.names import host_in_cluster
 from perdure.spec.capabilities import CAPABILITIES, service_port
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.state.job import JobState
 from perdure.workflows.policy.state.role import RoleState
+from perdure_training.node_api.addresses import host_and_port
 
 
 def addresses_by_role(state: JobState, job: JobSpec) -> dict[str, RoleAddresses]:
