@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from perdure.activities.nodes.kubernetes import KubernetesBackend, KubernetesSettings
-from perdure.activities.nodes.kubernetes.naming import INCARNATION, OURS, RANK, ROLE, UID
+from perdure.activities.nodes.kubernetes.naming import INCARNATION, LEAVING, OURS, RANK, ROLE, UID
 from perdure.contract import NodeRef
 from tests.support.played_api import played_server
 from tests.support.waiting import DEADLINE
@@ -37,6 +37,10 @@ class KeptPod:
 
     def __init__(self) -> None:
         self.phase = "Running"
+        self.affinity: dict[str, Any] = {}
+        self.changes: list[tuple[str, Any]] = []
+        """The method and the labels of each request that changes the pod."""
+        self.refuses_changes = False
         self.deleting = asyncio.Event()
         self.anchors = ["perdure-job-0123abcd"]
 
@@ -46,10 +50,19 @@ class KeptPod:
         metadata["finalizers"] = ["kopf.zalando.org/KopfFinalizerMarker"]
         if self.deleting.is_set():
             metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-        return {"metadata": metadata, "spec": {"nodeName": "gpu-1"}, "status": {"phase": self.phase}}
+        spec = {"nodeName": "gpu-1", "affinity": self.affinity}
+        return {"metadata": metadata, "spec": spec, "status": {"phase": self.phase}}
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         kind = request.path.split("/")[5]
+        if kind == "pods" and request.method in ("PATCH", "DELETE"):
+            content = await request.json() if request.method == "PATCH" else {"metadata": {}}
+            self.changes.append((request.method, content["metadata"].get("labels")))
+            if request.method == "PATCH":
+                if self.refuses_changes:
+                    message = 'admission webhook "labels.site" denied the request'
+                    return web.json_response({"kind": "Status", "message": message, "code": 400}, status=400)
+                return web.json_response(self.pod)
         if request.method == "DELETE":
             if kind == "configmaps":
                 self.anchors.clear()
@@ -99,3 +112,22 @@ async def test_a_pod_that_has_ended_and_is_kept_by_a_foreign_finalizer_is_delete
         await backend.delete(NODE)
     assert kept.phase == "Failed", "its processes have ended before"
     assert not kept.anchors, "nothing else of the job is left"
+
+
+NEAR_OTHERS = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "rack"}]}}
+
+
+@pytest.mark.parametrize("refused", [False, True])
+async def test_nothing_is_placed_near_a_pod_once_it_is_to_go(
+    backend: KubernetesBackend, kept: KeptPod, refused: bool
+) -> None:
+    kept.affinity, kept.refuses_changes = NEAR_OTHERS, refused
+    async with asyncio.timeout(DEADLINE / 4):
+        await backend.delete(NODE)
+    assert kept.changes == [("PATCH", {LEAVING: "true"}), ("DELETE", None)]
+
+
+async def test_a_pod_near_which_nothing_is_placed_takes_one_request(backend: KubernetesBackend, kept: KeptPod) -> None:
+    async with asyncio.timeout(DEADLINE / 4):
+        await backend.delete(NODE)
+    assert kept.changes == [("DELETE", None)]

@@ -12,6 +12,8 @@ from perdure.activities.nodes.backend import NodeRefused
 from perdure.activities.nodes.kubernetes import KubernetesSettings
 from perdure.activities.nodes.kubernetes.copies import bytes_of
 from perdure.activities.nodes.kubernetes.merge import merge
+from perdure.activities.nodes.kubernetes.objects import Pod
+from perdure.activities.nodes.kubernetes.placement import stay_alike
 from perdure.activities.nodes.kubernetes.pod import pod_of
 from perdure.activities.nodes.kubernetes.service import service_of
 from perdure.activities.nodes.kubernetes.site_policy import SitePolicy
@@ -24,6 +26,12 @@ SETTINGS = KubernetesSettings(
     connection={"TEMPORAL_ADDRESS": "temporal:7233"},
     policy=SitePolicy(priority_classes=("high",), tolerations=("gpu",), annotations=("a",)),
 )
+
+
+STAYS = [
+    {"key": f"node.kubernetes.io/{condition}", "operator": "Exists", "effect": "NoExecute"}
+    for condition in ("not-ready", "unreachable")
+]
 
 
 def request(
@@ -207,12 +215,62 @@ def test_fields_become_what_kubernetes_calls_them():
     assert env(pod, "training")["HF_TOKEN"] == {"secretKeyRef": {"name": "hf", "key": "token"}}
     assert env(pod, "training")["PATH"] == "/opt/conda/bin:/bin", "the interpreter may be found there alone"
     assert spec["nodeSelector"] == {"nvidia.com/gpu.product": "H100"}
-    assert spec["tolerations"] == [{"key": "gpu", "operator": "Exists"}]
+    assert spec["tolerations"] == [{"key": "gpu", "operator": "Exists"}, *STAYS]
     assert spec["priorityClassName"] == "high"
     assert spec["terminationGracePeriodSeconds"] == 130
     assert pod["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
     [term] = spec["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert term["topologyKey"] == "topology.kubernetes.io/zone"
+
+
+@pytest.mark.parametrize(
+    ("own", "left"),
+    [
+        ([], STAYS),
+        ([{"key": "gpu", "operator": "Exists"}], [{"key": "gpu", "operator": "Exists"}, *STAYS]),
+        ([STAYS[0] | {"tolerationSeconds": 60}], [STAYS[0] | {"tolerationSeconds": 60}, STAYS[1]]),
+        ([STAYS[0] | {"effect": "NoSchedule"}], [STAYS[0] | {"effect": "NoSchedule"}, *STAYS]),
+        ([{"operator": "Exists"}], [{"operator": "Exists"}]),
+    ],
+)
+def test_kubernetes_deletes_no_pod_because_its_machine_is_silent(own: list[Any], left: list[Any]):
+    # Whatever the site's policy allows a job to tolerate by its template.
+    policy = replace(SETTINGS, policy=SitePolicy(tolerations=("*",)))
+    made = pod_of(request({"pod_template": {"spec": {"tolerations": own}}}), policy)
+    assert made["spec"]["tolerations"] == left
+    assert manifest()["spec"]["tolerations"] == STAYS
+
+
+@pytest.mark.parametrize(
+    ("earlier", "now"),
+    [([], STAYS), ([one | {"tolerationSeconds": 300} for one in STAYS], []), (STAYS, STAYS)],
+    ids=["none", "of the release before", "of this release"],
+)
+def test_a_pod_of_a_group_is_like_those_that_an_earlier_release_has_made(earlier: list[Any], now: list[Any]):
+    pod = manifest()
+    metadata = {"name": "a", "labels": {"perdure.dev/rank": "0", "perdure.dev/incarnation": "1"}}
+    stay_alike(pod["spec"], [Pod.model_validate({"metadata": metadata, "spec": {"tolerations": earlier}})])
+    assert pod["spec"]["tolerations"] == now
+
+
+@pytest.mark.parametrize(
+    ("spec", "policy"),
+    [
+        ({}, None),
+        ({"hostNetwork": True}, "ClusterFirstWithHostNet"),
+        ({"hostNetwork": True, "dnsPolicy": "Default"}, "Default"),
+    ],
+)
+def test_a_pod_on_the_network_of_its_machine_resolves_the_names_of_the_cluster(spec: Any, policy: str | None):
+    settings = replace(SETTINGS, policy=SitePolicy(host_namespaces=("network",)))
+    made = pod_of(request({"pod_template": {"spec": spec}}), settings)
+    assert made["spec"].get("dnsPolicy") == policy
+
+
+def test_no_pod_is_placed_near_one_that_is_being_deleted():
+    spec = manifest({"topology": {"required": "rack"}})["spec"]
+    [term] = spec["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert term["labelSelector"]["matchExpressions"] == [{"key": "perdure.dev/leaving", "operator": "DoesNotExist"}]
 
 
 def test_a_template_has_the_last_word_but_for_what_makes_it_a_node():

@@ -19,11 +19,11 @@ from pydantic import JsonValue
 from temporalio.client import Client
 
 from perdure.activities.nodes.backend import Fact, JobRevoked, NodeNotYet, NodeRefused, RemovalDenied
-from perdure.activities.nodes.kubernetes import collocation, leftovers, machines, resize, workdir
+from perdure.activities.nodes.kubernetes import collocation, leftovers, machines, placement, resize, workdir
 from perdure.activities.nodes.kubernetes.admission import keep_findable
 from perdure.activities.nodes.kubernetes.anchor import Anchors, why_namespace_is_gone
 from perdure.activities.nodes.kubernetes.facts import event_of, is_held, is_kept, machine_is_silent
-from perdure.activities.nodes.kubernetes.naming import GROUP, INCARNATION, OURS, RANK, ROLE, UID, selector
+from perdure.activities.nodes.kubernetes.naming import GROUP, INCARNATION, LEAVING, OURS, RANK, ROLE, UID, selector
 from perdure.activities.nodes.kubernetes.objects import Pod
 from perdure.activities.nodes.kubernetes.pod import BEYOND_GRACE, pod_of
 from perdure.activities.nodes.kubernetes.presets import Additions, find_presets, with_preset
@@ -78,7 +78,9 @@ class KubernetesBackend:
                 # First of all: nothing is made or read in a namespace that the site's policy does not allow.
                 pod = await self._pod(request)
                 self._refuse_too_large(request, pod)
-                await self._await_turn(api, request)
+                others = await self._await_turn(api, request)
+                if not self._settings.gangs.may_differ(request):
+                    placement.stay_alike(pod["spec"], others)
                 if siblings := collocation.siblings(request):
                     found = await api.list(pods_of(request.spec.namespace), labels=siblings)
                     pods = [Pod.model_validate(one) for one in found]
@@ -132,8 +134,11 @@ class KubernetesBackend:
     async def _end(self, api: KubernetesApi, node: NodeRef, pod: Pod) -> None:
         """Requests the pod's deletion."""
         grace = int(node.grace.total_seconds()) + BEYOND_GRACE
+        path = f"{pods_of(node.namespace)}/{node.name}"
         async with self._at_once:
-            await api.delete(f"{pods_of(node.namespace)}/{node.name}", grace=grace, uid=pod.metadata.uid)
+            if pod.spec.affinity.pod_affinity and LEAVING not in pod.metadata.labels:
+                await _leave(api, path, pod)
+            await api.delete(path, grace=grace, uid=pod.metadata.uid)
 
     async def resize(self, node: NodeResize) -> str:
         """Raises the memory of the pod's training container in place; see `ResizingBackend`."""
@@ -252,17 +257,21 @@ class KubernetesBackend:
         if shortage := shortage_of(policy, [gpus] * role.nodes.min):
             raise NodeRefused(f"roles.{request.node.role}.nodes: the job needs {shortage}")
 
-    async def _await_turn(self, api: KubernetesApi, request: NodeRequest) -> None:
-        """Checks that the pod may be created now.
+    async def _await_turn(self, api: KubernetesApi, request: NodeRequest) -> Sequence[Pod]:
+        """Checks that the pod may be created now; returns the pods by which the gang system decides that.
 
         Raises:
             NodeNotYet: if other pods must be created or end first.
         """
         gangs, node = self._settings.gangs, request.node
-        if ranks := gangs.needs(request):
-            pods = await api.list(pods_of(request.spec.namespace), labels=_labels(node.uid, node.role, ranks))
-            if obstacle := gangs.obstacle(request, [Pod.model_validate(one) for one in pods]):
-                raise NodeNotYet(obstacle)
+        ranks = gangs.needs(request)
+        if not ranks:
+            return ()
+        found = await api.list(pods_of(request.spec.namespace), labels=_labels(node.uid, node.role, ranks))
+        pods = [Pod.model_validate(one) for one in found]
+        if obstacle := gangs.obstacle(request, pods):
+            raise NodeNotYet(obstacle)
+        return pods
 
     async def _release(self, api: KubernetesApi, node: NodeRef, finalizer: str) -> None:
         """Removes the finalizer from the node's ended pods: of this incarnation, and of those that it was to
@@ -290,6 +299,15 @@ class KubernetesBackend:
                 f"a pod {request.name} that does not belong to this job exists in namespace {request.spec.namespace}; "
                 "remove it, or give the job another name"
             )
+
+
+async def _leave(api: KubernetesApi, path: str, pod: Pod) -> None:
+    """Has the scheduler place no other pod of the job near this one. On a machine that does not answer it stays an
+    object for as long as the machine is registered, and its successor would wait for the same rack."""
+    try:
+        await api.patch(path, {"metadata": {"uid": pod.metadata.uid, "labels": {LEAVING: "true"}}})
+    except KubernetesError as error:
+        logger.warning("%s: others may be placed near it while it is deleted: %s", pod.metadata.name, error)
 
 
 async def _own_pods(api: KubernetesApi, nodes: Sequence[NodeRef]) -> dict[str, Pod]:

@@ -13,6 +13,9 @@ UID, ROLE, GROUP, RANK, INCARNATION, JOB = (
     f"{LABEL}{name}" for name in ("uid", "role", "group", "rank", "incarnation", "job")
 )
 
+LEAVING = f"{LABEL}leaving"
+"""The label of a pod that the worker deletes: no other pod of the job is placed near it any more."""
+
 
 def selector(labels: Mapping[str, str]) -> str:
     """A label selector for objects that have all of these."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
@@ -96,8 +97,20 @@ class ReadinessGate(_Part):
     condition_type: str
 
 
+class Affinity(_Part):
+    pod_affinity: dict[str, Any] | None = None
+    """The other pods near which this one is placed."""
+
+
+class Toleration(_Part):
+    key: str = ""
+    toleration_seconds: int | None = None
+
+
 class PodSpec(_Part):
     node_name: str = ""
+    affinity: Affinity = Affinity()
+    tolerations: tuple[Toleration, ...] = ()
     scheduling_gates: tuple[SchedulingGate, ...] = ()
     readiness_gates: tuple[ReadinessGate, ...] = ()
     containers: tuple[Container, ...] = ()

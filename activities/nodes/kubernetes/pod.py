@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from perdure.activities.nodes.backend import NodeRefused
 from perdure.activities.nodes.configurations import agent_configuration, launcher_configuration
 from perdure.activities.nodes.containers import SHARED, TRAINING
-from perdure.activities.nodes.kubernetes import collocation, copies, workdir
+from perdure.activities.nodes.kubernetes import collocation, copies, placement, workdir
 from perdure.activities.nodes.kubernetes.facts import NO_PYTHON
 from perdure.activities.nodes.kubernetes.gateway import TOKEN_MOUNT, TOKEN_VOLUME, connection_of, token_volume
 from perdure.activities.nodes.kubernetes.merge import merge
@@ -99,8 +99,8 @@ def pod_of(request: NodeRequest, settings: KubernetesSettings) -> dict[str, Any]
         pod = merge(merge(merge(_default_fields(request, role), of_gang), template), required)
         _set_resources_of_ours(pod["spec"], required["spec"])
         if request.avoids and settings.gangs.may_differ(request):
-            pod["spec"]["affinity"] = _avoid_machines(pod["spec"].get("affinity") or {}, request.avoids)
-        _keep_from_own_pods_only(pod["spec"], request)
+            pod["spec"]["affinity"] = placement.avoiding(pod["spec"].get("affinity") or {}, request.avoids)
+        placement.keep_from_own_pods_only(pod["spec"], request)
         if copies.keeps_copies(request):
             copies.tell_rack(pod["spec"], agent=AGENT, training=TRAINING)
         _confine(pod["spec"], settings.policy)
@@ -121,12 +121,22 @@ def pod_of(request: NodeRequest, settings: KubernetesSettings) -> dict[str, Any]
         raise NodeRefused("; ".join(map(str, refused)))
     if not next(one for one in pod["spec"]["containers"] if one["name"] == TRAINING).get("image"):
         raise NodeRefused(f"roles.{request.node.role}.image is missing; name an image with Python and PyTorch")
+    # After the policy's checks: these are the job's own decisions, and no powers over others.
+    placement.stay_on_silent_machine(pod["spec"])
+    _resolve_names_of_cluster(pod["spec"])
     pod |= {"apiVersion": "v1", "kind": "Pod"}
     # The user's own init containers run first: they may prepare volumes, and none of them needs Perdure's.
     first = {one["name"]: one for one in pod["spec"]["initContainers"]}
     ours = [first.pop(name) for name in (PREPARE, AGENT)]
     pod["spec"]["initContainers"] = [*first.values(), *ours]
     return pod
+
+
+def _resolve_names_of_cluster(spec: dict[str, Any]) -> None:
+    """Has a pod on its machine's network resolve the names of the cluster, as that of the gateway. By default it would
+    have the machine's name servers only."""
+    if spec.get("hostNetwork"):
+        spec.setdefault("dnsPolicy", "ClusterFirstWithHostNet")
 
 
 def _metadata(template: Mapping[str, Any], field: str) -> Mapping[str, str]:
@@ -240,7 +250,7 @@ def _default_fields(request: NodeRequest, role: Role) -> dict[str, Any]:
     if spec.priority_class:
         pod["priorityClassName"] = spec.priority_class
     if role.topology:
-        pod["affinity"] = _affinity(request, role)
+        pod["affinity"] = placement.to_other_nodes(request, role)
     return {"metadata": {"labels": dict(spec.labels)}, "spec": pod}
 
 
@@ -277,40 +287,6 @@ def _set_resources_of_ours(spec: dict[str, Any], required: Mapping[str, Any]) ->
     spec["initContainers"] = [
         one | {"resources": ours[one["name"]]} if one["name"] in ours else one for one in spec["initContainers"]
     ]
-
-
-def _affinity(request: NodeRequest, role: Role) -> dict[str, Any]:
-    """Returns affinity to the job's other nodes. The first pod finds no other, which the scheduler permits to a pod
-    that matches its own term."""
-    level = role.topology and (role.topology.required or role.topology.preferred)
-    term = {"topologyKey": level, "labelSelector": {"matchLabels": {UID: request.node.uid, ROLE: request.node.role}}}
-    if role.topology and role.topology.required:
-        return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
-    preferred = [{"weight": 100, "podAffinityTerm": term}]
-    return {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
-
-
-def _avoid_machines(affinity: dict[str, Any], machines: Sequence[str]) -> dict[str, Any]:
-    """Adds a preference for all machines but these to an affinity; the pod does not wait for them."""
-    others = [{"key": "metadata.name", "operator": "NotIn", "values": [machine]} for machine in machines]
-    kind = "preferredDuringSchedulingIgnoredDuringExecution"
-    to_machines: dict[str, Any] = affinity.get("nodeAffinity") or {}
-    preferred: list[Any] = [*to_machines.get(kind, ()), {"weight": 100, "preference": {"matchFields": others}}]
-    return affinity | {"nodeAffinity": to_machines | {kind: preferred}}
-
-
-def _keep_from_own_pods_only(spec: dict[str, Any], request: NodeRequest) -> None:
-    """Narrows the anti-affinity that a template requires to pods of the same job.
-
-    The scheduler holds a required term both ways: one whose selector fits all pods would keep every other pod of the
-    namespace from being scheduled. A preferred one keeps none away.
-    """
-    affinity: Mapping[str, Any] = spec.get("affinity") or {}
-    to_pods: Mapping[str, Any] = affinity.get("podAntiAffinity") or {}
-    kind = "requiredDuringSchedulingIgnoredDuringExecution"
-    if terms := to_pods.get(kind):
-        own = [merge(term, {"labelSelector": {"matchLabels": {UID: request.node.uid}}}) for term in terms]
-        spec["affinity"] = {**affinity, "podAntiAffinity": {**to_pods, kind: own}}
 
 
 def _required_fields(request: NodeRequest, role: Role, settings: KubernetesSettings) -> dict[str, Any]:

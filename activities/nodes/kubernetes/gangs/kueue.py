@@ -68,7 +68,7 @@ class Kueue(OneByOne):
             return frozenset()
         part = _part(request)
         first = {0} if part.start else set[int]()
-        return frozenset(first | ({request.node.rank} if len(part) > 1 else set()))
+        return frozenset(first | ({part.start, request.node.rank} if len(part) > 1 else set()))
 
     def may_differ(self, request: NodeRequest) -> bool:
         """Returns whether the pod is alone in its group: Kueue matches the pods of a group by their requirements, and
