@@ -67,6 +67,7 @@ with workflow.unsafe.imports_passed_through():
     )
     from perdure.workflows.policy.record import projections
     from perdure.workflows.policy.record.page import details_of
+    from perdure.workflows.policy.roles import suspension
     from perdure.workflows.policy.state.job import JobState, UnknownRole
     from perdure.workflows.policy.timers import next_deadline
     from perdure.workflows.policy.world import group_desire
@@ -265,7 +266,7 @@ class TrainingJob(JobUpdates):
         shown = requests.role_of(state, role) if role else state.leading
         by_role = projections.role_statuses(state, self.job, workflow.now(), closed=self._closed)
         status = projections.status_of(shown, self.job, groups=groups, phase=self._phase(), now=workflow.now())
-        return status.replace(by_role=by_role)
+        return status.replace(by_role=by_role, suspending=suspension.is_awaited(state))
 
     @workflow.query(description="The job's nodes, or those of one group; leases have their progress and metrics")
     def nodes(self, request: NodesQuery | None = None) -> list[NodeView]:

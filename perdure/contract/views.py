@@ -203,6 +203,8 @@ class JobStatus(Shown, Message):
     """Why the first of these cannot be created."""
     stalled: tuple[int, ...] = ()
     """Nodes whose ranks have stepped in this generation and are stalled."""
+    suspending: bool = False
+    """A user has suspended the whole job, and it makes a checkpoint before it is; a resume takes that back."""
     repairs_paused_until: Time | None = None
     """Until then hangs, slow ranks, bad numbers and wrong results are shown and not acted on; None where they are."""
     protected: bool = True

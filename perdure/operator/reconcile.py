@@ -301,7 +301,10 @@ def _new_goals(resource: TrainingJobResource, desired: JobSpec, job: JobStatus) 
 
 
 def _is_suspended(resource: TrainingJobResource, job: JobStatus) -> bool:
-    """Whether the whole job is suspended; if each of its roles is so by itself, it is what its object states."""
+    """Whether the whole job is suspended, or is to be; if each of its roles is so by itself, it is what its object
+    states."""
+    if job.suspending:
+        return True
     alone = [role.suspended_alone for role in job.by_role if role.phase not in _OVER]
     return job.phase is JobPhase.SUSPENDED and (resource.suspended or not alone or not all(alone))
 

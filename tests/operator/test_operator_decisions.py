@@ -223,6 +223,29 @@ async def test_each_role_of_a_running_job_follows_its_object(
     assert runs.told == told
 
 
+@pytest.mark.parametrize(
+    ("stated", "job", "told"),
+    [
+        (True, {}, ["suspend"]),
+        (True, {"suspending": True}, []),
+        (True, {"phase": JobPhase.SUSPENDED}, []),
+        (False, {"suspending": True}, ["resume"]),
+        (False, {"phase": JobPhase.SUSPENDED}, ["resume"]),
+        (False, {}, []),
+    ],
+)
+async def test_a_suspension_that_waits_for_a_checkpoint_is_requested_once_and_taken_back(
+    stated: bool, job: dict[str, Any], told: list[str]
+):
+    runs = SteeredRuns()
+    reconciler = Reconciler(cast("Any", None), cast("Any", runs), cast("Any", None))
+    described = resource({"suspend": stated})
+    nodes = described.job()[0].roles["worker"].nodes
+    known = running_job(nodes_min=nodes.min, nodes_max=nodes.max, nodes_allowed=nodes.max, **job)
+    assert await reconciler._carry(described, known) is bool(told)
+    assert runs.told == told
+
+
 SUSPENDED = {"phase": JobPhase.SUSPENDED, "suspended_alone": True}
 
 

@@ -21,6 +21,7 @@ from perdure.workflows.policy.facts.events import (
     SuspendRequested,
 )
 from perdure.workflows.policy.record.projections import next_action, warnings_of
+from perdure.workflows.policy.roles import suspension
 from perdure.workflows.policy.world.group_desire import desires_of
 from tests.policy.checkpoints.test_commits import committed, decision, scenario, stored
 from tests.policy.scenario import Scenario
@@ -138,7 +139,9 @@ def test_a_job_whose_nodes_are_all_lost_meanwhile_is_suspended():
 
 def test_a_resume_withdraws_what_still_waits():
     job = scenario().take(SUSPEND)
+    assert suspension.is_awaited(job.whole)
     job.take(ResumeRequested())
+    assert not suspension.is_awaited(job.whole)
     make_durable(job, answers=1)
     job.wait(300)
     assert job.state.phase is JobPhase.RUNNING

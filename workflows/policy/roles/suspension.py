@@ -71,6 +71,12 @@ def awaited(role: RoleState) -> SuspendRequested | None:
     return role.postponed.suspend if role.postponed is not None else None
 
 
+def is_awaited(state: JobState) -> bool:
+    """Whether a user has suspended the whole job, and it is not yet: a role makes a checkpoint before."""
+    requests = (awaited(role) for role in state.roles.values())
+    return any(request is not None and not request.role for request in requests)
+
+
 def _working(state: JobState) -> list[str]:
     """The roles that a suspension of the whole job stops."""
     return [name for name, role in state.roles.items() if not role.is_over and not role.suspended_alone]
