@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from perdure.activities.nodes.kubernetes import KubernetesBackend, KubernetesSettings
-from perdure.activities.nodes.kubernetes.naming import INCARNATION, LEAVING, OURS, RANK, ROLE, UID
+from perdure.activities.nodes.kubernetes.naming import INCARNATION, LEAVING, NAMED, OURS, RANK, ROLE, UID
 from perdure.contract import NodeRef
 from tests.support.played_api import played_server
 from tests.support.waiting import DEADLINE
@@ -38,6 +38,7 @@ class KeptPod:
     def __init__(self) -> None:
         self.phase = "Running"
         self.affinity: dict[str, Any] = {}
+        self.labels = dict(LABELS)
         self.changes: list[tuple[str, Any]] = []
         """The method and the labels of each request that changes the pod."""
         self.refuses_changes = False
@@ -46,7 +47,7 @@ class KeptPod:
 
     @property
     def pod(self) -> dict[str, Any]:
-        metadata: dict[str, Any] = {"name": NODE.name, "uid": "u", "labels": LABELS, "resourceVersion": "2"}
+        metadata: dict[str, Any] = {"name": NODE.name, "uid": "u", "labels": self.labels, "resourceVersion": "2"}
         metadata["finalizers"] = ["kopf.zalando.org/KopfFinalizerMarker"]
         if self.deleting.is_set():
             metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"
@@ -115,6 +116,13 @@ async def test_a_pod_that_has_ended_and_is_kept_by_a_foreign_finalizer_is_delete
 
 
 NEAR_OTHERS = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "rack"}]}}
+
+
+async def test_a_pod_loses_its_name_before_it_is_deleted(backend: KubernetesBackend, kept: KeptPod) -> None:
+    kept.labels = {**LABELS, NAMED: "true"}
+    async with asyncio.timeout(DEADLINE / 4):
+        await backend.delete(NODE)
+    assert kept.changes == [("PATCH", {NAMED: None}), ("DELETE", None)]
 
 
 @pytest.mark.parametrize("refused", [False, True])

@@ -84,6 +84,8 @@ def test_a_pod_of_several_roles_keeps_its_name_in_the_service_of_its_run():
     assert (pod["spec"]["hostname"], pod["spec"]["subdomain"]) == ("worker-130", run)
     assert (path, service["metadata"]["name"]) == ("/api/v1/namespaces/default/services", run)
     assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    assert service["spec"]["publishNotReadyAddresses"], "the job decides who has the name, and not the kubelet"
+    assert "perdure.dev/named" not in pod_of(alone, SETTINGS)["metadata"]["labels"]
     assert host_in_cluster(several.spec, "0a1b2c3d", "worker", 130) == f"worker-130.{run}.default.svc"
 
 

@@ -23,7 +23,17 @@ from perdure.activities.nodes.kubernetes import collocation, leftovers, machines
 from perdure.activities.nodes.kubernetes.admission import keep_findable
 from perdure.activities.nodes.kubernetes.anchor import Anchors, why_namespace_is_gone
 from perdure.activities.nodes.kubernetes.facts import event_of, is_held, is_kept, machine_is_silent
-from perdure.activities.nodes.kubernetes.naming import GROUP, INCARNATION, LEAVING, OURS, RANK, ROLE, UID, selector
+from perdure.activities.nodes.kubernetes.naming import (
+    GROUP,
+    INCARNATION,
+    LEAVING,
+    NAMED,
+    OURS,
+    RANK,
+    ROLE,
+    UID,
+    selector,
+)
 from perdure.activities.nodes.kubernetes.objects import Pod
 from perdure.activities.nodes.kubernetes.pod import BEYOND_GRACE, pod_of
 from perdure.activities.nodes.kubernetes.presets import Additions, find_presets, with_preset
@@ -136,8 +146,7 @@ class KubernetesBackend:
         grace = int(node.grace.total_seconds()) + BEYOND_GRACE
         path = f"{pods_of(node.namespace)}/{node.name}"
         async with self._at_once:
-            if pod.spec.affinity.pod_affinity and LEAVING not in pod.metadata.labels:
-                await _leave(api, path, pod)
+            await _leave(api, path, pod)
             await api.delete(path, grace=grace, uid=pod.metadata.uid)
 
     async def resize(self, node: NodeResize) -> str:
@@ -302,12 +311,20 @@ class KubernetesBackend:
 
 
 async def _leave(api: KubernetesApi, path: str, pod: Pod) -> None:
-    """Has the scheduler place no other pod of the job near this one. On a machine that does not answer it stays an
-    object for as long as the machine is registered, and its successor would wait for the same rack."""
+    """Takes from a pod its node's name, and has the scheduler place no other pod of the job near it.
+
+    On a machine that does not answer it stays an object for as long as the machine is registered: its successor would
+    share the name with it, and wait for the same rack.
+    """
+    labels = pod.metadata.labels
+    is_followed = bool(pod.spec.affinity.pod_affinity) and LEAVING not in labels
+    changes = {**({LEAVING: "true"} if is_followed else {}), **({NAMED: None} if NAMED in labels else {})}
+    if not changes:
+        return
     try:
-        await api.patch(path, {"metadata": {"uid": pod.metadata.uid, "labels": {LEAVING: "true"}}})
+        await api.patch(path, {"metadata": {"uid": pod.metadata.uid, "labels": changes}})
     except KubernetesError as error:
-        logger.warning("%s: others may be placed near it while it is deleted: %s", pod.metadata.name, error)
+        logger.warning("%s keeps its labels while it is deleted: %s", pod.metadata.name, error)
 
 
 async def _own_pods(api: KubernetesApi, nodes: Sequence[NodeRef]) -> dict[str, Pod]:

@@ -15,6 +15,8 @@ UID, ROLE, GROUP, RANK, INCARNATION, JOB = (
 
 LEAVING = f"{LABEL}leaving"
 """The label of a pod that the worker deletes: no other pod of the job is placed near it any more."""
+NAMED = f"{LABEL}named"
+"""The label of a pod that has its node's name in the Service of its job, until the worker deletes it."""
 
 
 def selector(labels: Mapping[str, str]) -> str:

@@ -25,7 +25,7 @@ from perdure.activities.nodes.kubernetes import collocation, copies, placement, 
 from perdure.activities.nodes.kubernetes.facts import NO_PYTHON
 from perdure.activities.nodes.kubernetes.gateway import TOKEN_MOUNT, TOKEN_VOLUME, connection_of, token_volume
 from perdure.activities.nodes.kubernetes.merge import merge
-from perdure.activities.nodes.kubernetes.naming import GROUP, INCARNATION, JOB, OURS, RANK, ROLE, UID
+from perdure.activities.nodes.kubernetes.naming import GROUP, INCARNATION, JOB, NAMED, OURS, RANK, ROLE, UID
 from perdure.activities.nodes.kubernetes.pod_policy import violations
 from perdure.activities.nodes.kubernetes.settings import KubernetesSettings
 from perdure.activities.nodes.kubernetes.site_policy import Reserved, SitePolicy
@@ -377,6 +377,7 @@ def _required_fields(request: NodeRequest, role: Role, settings: KubernetesSetti
         RANK: str(node.rank),
         INCARNATION: str(node.incarnation),
         **collocation.name_label(request),
+        **({NAMED: "true"} if spec.tells_addresses else {}),
     }
     grace = math.ceil(spec.limits.termination_grace_period.total_seconds())
     return {
