@@ -168,7 +168,7 @@ class KubernetesApi:
             renew: Writes new credentials into the configuration, once the server no longer accepts those in it.
         """
         self._configuration = configuration
-        self._credentials = Credentials(configuration, renew, on_certificate=self._connect_anew)
+        self._credentials = Credentials(configuration, renew, on_change=self._connect_anew)
         configuration.connection_pool_maxsize = 0  # Without limit: every watch holds a connection.
         # If no proxy is set, looking for one would make each request search for the user's netrc.
         cast("Any", configuration).client_session_kwargs = {"trust_env": bool(getproxies())}
@@ -208,7 +208,8 @@ class KubernetesApi:
         await self._client.close()
 
     async def _connect_anew(self) -> None:
-        """Makes new connections from now on: the server knows a client by the certificate of its connection."""
+        """Makes new connections from now on: the server knows a client by the certificate of its connection, and the
+        client checks the server's when it connects."""
         if self._former is not None:
             await self._former.close()
         self._former = self._client.rest_client
@@ -451,7 +452,11 @@ class KubernetesApi:
             body=content,
             auth_settings=["BearerToken"],
         )
-        answer = await self._client.call_api(*parameters, _request_timeout=patience)
+        try:
+            answer = await self._client.call_api(*parameters, _request_timeout=patience)
+        except aiohttp.ClientConnectorCertificateError:
+            await self._credentials.renew_authority()
+            raise
         response: aiohttp.ClientResponse = answer.response
         if response.status == 401:
             await self._credentials.renew(used)

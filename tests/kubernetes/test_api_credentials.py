@@ -11,18 +11,21 @@ from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
 
+import aiohttp
 import pytest
 from aiohttp import web
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.utils import Backoff
 
 from perdure.base import kubernetes as api_module
 from perdure.base import kubernetes_credentials as credentials_module
 from perdure.base.kubernetes import KubernetesApi, KubernetesError
 from tests.support.played_api import played_server, refusal
+from tests.support.ports import free_port
 
 PODS = "/api/v1/namespaces/nlp/pods"
 _USAGES = (
@@ -190,3 +193,37 @@ async def test_a_certificate_that_expires_is_requested_again_once_for_all_reques
         finally:
             await api.close()
     assert site.calls == 3
+
+
+def tls_of(authority: Certificate, folder: Path) -> ssl.SSLContext:
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(Certificate("server", by=authority).write(folder / "server.pem"))
+    return tls
+
+
+@pytest.mark.parametrize("in_cluster", [False, True], ids=["kubeconfig", "in a pod"])
+async def test_an_authority_that_is_renewed_is_trusted_without_a_restart(
+    in_cluster: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_module, "_RETRIES", Backoff(steps=3, duration=0.01, factor=1.0))
+    monkeypatch.setattr(credentials_module, "_RENEWALS_APART", 0.0)
+    before, after = Certificate("authority"), Certificate("renewed authority")
+    trusted, site, port = before.write(tmp_path / "authority.pem"), Site(tmp_path), free_port()
+    async with played_server(site.answer, tls=tls_of(before, tmp_path), port=port) as server:
+        site.write_kubeconfig(server, authority=trusted)
+        if in_cluster:
+            configuration = Configuration()
+            configuration.host, configuration.ssl_ca_cert = server, str(trusted)
+            configuration.api_key = {"BearerToken": "Bearer first"}
+            api = KubernetesApi(configuration)
+        else:
+            api = await KubernetesApi.connect(str(site.kubeconfig))
+        assert await api.list(PODS) == []
+    try:
+        async with played_server(site.answer, tls=tls_of(after, tmp_path), port=port):
+            with pytest.raises(aiohttp.ClientConnectorCertificateError):
+                await api.list(PODS)
+            after.write(trusted)
+            assert await api.list(PODS) == []
+    finally:
+        await api.close()

@@ -15,13 +15,13 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
-async def played_server(answer: Answer, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
+async def played_server(answer: Answer, *, tls: ssl.SSLContext | None = None, port: int = 0) -> AsyncIterator[str]:
     """Yields the URL of a server that answers every request by a function."""
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", answer)
     runner = web.AppRunner(application, shutdown_timeout=0.1)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
+    await web.TCPSite(runner, "127.0.0.1", port, ssl_context=tls).start()
     try:
         yield f"{'https' if tls else 'http'}://127.0.0.1:{runner.addresses[0][1]}"
     finally:
