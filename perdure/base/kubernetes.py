@@ -262,7 +262,7 @@ class KubernetesApi:
             return found
 
     async def patch(
-        self, path: str, content: Object, *, strategic: bool = False, dry_run: bool = False
+        self, path: str, content: Object, *, strategic: bool = False, dry_run: bool = False, insist: bool = True
     ) -> Object | None:
         """Merges the content into the object; returns None if it does not exist. A `resourceVersion` or `uid` in the
         content's metadata must be the object's.
@@ -272,6 +272,7 @@ class KubernetesApi:
             content: the fields to change; None removes a field.
             strategic: merge lists by their items' names and follow directives, which only built-in kinds support.
             dry_run: only return the object as it would be.
+            insist: request it again for some seconds if the caller seems to lack the right.
 
         Raises:
             KubernetesError: if it is refused; 409 where the object is another one.
@@ -279,7 +280,7 @@ class KubernetesApi:
         kind = f"application/{'strategic-' if strategic else ''}merge-patch+json"
         try:
             query = {"dryRun": "All"} if dry_run else {}
-            return await self._request("PATCH", path, query=query, content=content, content_type=kind)
+            return await self._request("PATCH", path, query=query, content=content, content_type=kind, insist=insist)
         except _Absent:
             return None
 
@@ -416,6 +417,7 @@ class KubernetesApi:
         query: Mapping[str, str] | None = None,
         content: Object | None = None,
         content_type: str = "application/json",
+        insist: bool = True,
     ) -> Object:
         async def once() -> Object:
             response = await self._send(method, path, query or {}, content, content_type=content_type)
@@ -423,7 +425,7 @@ class KubernetesApi:
 
         def again(error: Exception) -> bool:
             if isinstance(error, KubernetesError):
-                return error.transient or error.unauthorized
+                return error.transient or (error.unauthorized and insist)
             return isinstance(error, TRANSIENT)
 
         async def pause(seconds: float) -> None:

@@ -15,7 +15,7 @@ from aiohttp import web
 from perdure.activities.nodes.kubernetes import KubernetesBackend, KubernetesSettings
 from perdure.activities.nodes.kubernetes.naming import INCARNATION, LEAVING, NAMED, OURS, RANK, ROLE, UID
 from perdure.contract import NodeRef
-from tests.support.played_api import played_server
+from tests.support.played_api import played_server, refusal
 from tests.support.waiting import DEADLINE
 
 NODE = NodeRef(
@@ -61,8 +61,7 @@ class KeptPod:
             self.changes.append((request.method, content["metadata"].get("labels")))
             if request.method == "PATCH":
                 if self.refuses_changes:
-                    message = 'admission webhook "labels.site" denied the request'
-                    return web.json_response({"kind": "Status", "message": message, "code": 400}, status=400)
+                    return refusal(403, "Forbidden", 'User "worker" cannot patch pods')
                 return web.json_response(self.pod)
         if request.method == "DELETE":
             if kind == "configmaps":

@@ -322,7 +322,7 @@ async def _leave(api: KubernetesApi, path: str, pod: Pod) -> None:
     if not changes:
         return
     try:
-        await api.patch(path, {"metadata": {"uid": pod.metadata.uid, "labels": changes}})
+        await api.patch(path, {"metadata": {"uid": pod.metadata.uid, "labels": changes}}, insist=False)
     except KubernetesError as error:
         logger.warning("%s keeps its labels while it is deleted: %s", pod.metadata.name, error)
 

@@ -1,9 +1,10 @@
 {{/* The worker's rights at the API server; docs/kubernetes.md has the same table. */}}
 {{- define "perdure.rules" -}}
-# A node is a pod: created once, and never changed but for its memory, after that has run out.
+# A node is a pod: created once. Of what it is, only its memory changes, after that has run out; before it is deleted it
+# loses the labels by which others find it.
 - apiGroups: [""]
   resources: [pods]
-  verbs: [create, get, list, watch, delete]
+  verbs: [create, get, list, watch, patch, delete]
 - apiGroups: [""]
   resources: [pods/resize]
   verbs: [patch]
@@ -16,17 +17,11 @@
   resources: [services]
   verbs: [create, get]
 {{- $groups := dict "volcano" "scheduling.volcano.sh" "coscheduling" "scheduling.x-k8s.io" "workload" "scheduling.k8s.io" }}
-{{- with .Values.gangs.system }}
+{{- with get $groups (.Values.gangs.system | default "") }}
 # The requirements of the site's gang system: docs/gangs.md.
-{{- if eq . "kueue" }}
-- apiGroups: [""]
-  resources: [pods]
-  verbs: [patch]
-{{- else }}
-- apiGroups: [{{ get $groups . }}]
+- apiGroups: [{{ . }}]
   resources: [podgroups]
-  verbs: [create, get{{ if ne . "workload" }}, patch{{ end }}]
-{{- end }}
+  verbs: [create, get{{ if ne $.Values.gangs.system "workload" }}, patch{{ end }}]
 {{- end }}
 {{- end }}
 
