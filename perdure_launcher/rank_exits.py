@@ -167,16 +167,16 @@ def signal_rank(pid: int, number: signal.Signals) -> None:
     """Signals a rank that torchrun has started; it counts as running until the processes that handle the signal have
     ended."""
     if handling := signal_child(pid, number):
-        threading.Thread(target=_continue_late, args=(pid, handling), name="wrapper", daemon=True).start()
+        threading.Thread(target=_continue_late, args=(pid, number, handling), name="wrapper", daemon=True).start()
 
 
-def _continue_late(pid: int, handling: Sequence[int]) -> None:
+def _continue_late(pid: int, number: signal.Signals, handling: Sequence[int]) -> None:
     for descriptor in handling:
         ended = select.poll()
         ended.register(descriptor, select.POLLIN)
         ended.poll()
         os.close(descriptor)
-    continue_child(pid)
+    continue_child(pid, number)
 
 
 class ExitSpool:

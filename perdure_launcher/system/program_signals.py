@@ -41,7 +41,9 @@ def signal_child(leader: int, number: signal.Signals) -> list[int]:
     """Signals a program whose leader's end the caller takes for the program's end, as torchrun does.
 
     A leader that would end before the processes that handle the signal is stopped until they have ended, so that it
-    neither ends nor continues with its next line: the caller then calls `continue_child`.
+    neither ends nor continues with its next line: the caller then calls `continue_child`, which signals the leader,
+    too. Of two signals that are pending a process takes the one with the lower number first: together with the signal
+    that stops it, the leader would often have ended by this one instead.
 
     Returns:
         The pidfds of those processes, which the caller closes; empty if the leader is not stopped.
@@ -55,12 +57,14 @@ def signal_child(leader: int, number: signal.Signals) -> list[int]:
                     handling.append(os.pidfd_open(pid))
     if handling:
         processes.send([leader], signal.SIGSTOP)
+        found = [pid for pid in found if pid != leader]
     processes.send(found, number)
     return handling
 
 
-def continue_child(leader: int) -> None:
-    """Lets the leader act on the signal that it received while it was stopped."""
+def continue_child(leader: int, number: signal.Signals) -> None:
+    """Signals the leader that is stopped, and lets it act on the signal."""
+    processes.send([leader], number)
     processes.send([leader], signal.SIGCONT)
 
 
