@@ -92,7 +92,7 @@ class Datasets:
             NotNow: if the control plane did not answer in time.
         """
         body = self._read(name, content)
-        if body is None:
+        if self._state().present_generation(body.term.generation) is None:
             return ShardAnswer(superseded=True)
         ranks = self._waiting.setdefault(name, {})
         one = _Waiting(body, asyncio.get_running_loop().create_future())
@@ -112,8 +112,12 @@ class Datasets:
         """Returns how many ranks wait for an answer, by dataset."""
         return {name: sum(not one.answer.done() for one in ranks.values()) for name, ranks in self._waiting.items()}
 
-    def _read(self, name: str, content: bytes) -> RankRequest | None:
-        """Returns the request; None for one of an older world."""
+    def _read(self, name: str, content: bytes) -> RankRequest:
+        """Returns the request.
+
+        Raises:
+            RefusedRequest: if it is invalid.
+        """
         if not re.fullmatch(DATASET_NAME, name):
             raise RefusedRequest(
                 f"{name[:80]!r} is not the name of a dataset: a letter, then letters, digits, '.', '_', '-'"
@@ -129,9 +133,8 @@ class Datasets:
         world, rank = state.world, body.request.rank
         if world is None or body.term.generation > world.generation:
             raise RefusedRequest(f"term.generation: {body.term.generation} is not a world of this node")
-        if body.term.generation < world.generation:
-            return None
-        if not world.base_rank <= rank < world.base_rank + (state.processes or 1):
+        is_present = state.present_generation(body.term.generation) is not None
+        if is_present and not world.base_rank <= rank < world.base_rank + (state.processes or 1):
             raise RefusedRequest(f"request.rank: {rank} is not a rank of this node")
         return body
 
@@ -153,25 +156,40 @@ class Datasets:
         for rank, one in list(ranks.items()):
             if one.answer.done():
                 del ranks[rank]
+            elif self._state().present_generation(one.body.term.generation) is None:
+                one.answer.set_result(ShardAnswer(superseded=True))
+                del ranks[rank]
         if not ranks:
             self._waiting.pop(name, None)
         waiting = list(ranks.values())
-        return [
-            one
-            for one in waiting
-            if (one.body.term, one.body.parameters) == (waiting[0].body.term, waiting[0].body.parameters)
-        ]
+        return [one for one in waiting if self._kind(one) == self._kind(waiting[0])]
+
+    def _kind(self, one: _Waiting) -> tuple[int, DatasetParameters]:
+        # All processes of a node are in its newest world.
+        return one.body.term.rewinds, one.body.parameters
 
     async def _send(self, name: str, batch: Sequence[_Waiting]) -> None:
-        first = batch[0].body
-        requests = tuple(one.body.request for one in batch)
-        request = DatasetRequest(sender=self._node, parameters=first.parameters, term=first.term, ranks=requests)
+        first, state = batch[0].body, self._state()
+        request = DatasetRequest(
+            sender=self._node,
+            parameters=first.parameters,
+            term=Term(generation=state.generation, rewinds=first.term.rewinds),
+            ranks=tuple(
+                one.body.request.replace(continues=one.body.term.generation < state.generation) for one in batch
+            ),
+            keeps_processes=state.world is not None and state.world.keeps_processes,
+        )
         try:
             answers = (await self._send_request(name, request)).ranks
         except UpdateRefused as error:
             answers = tuple(ShardAnswer(refused=str(error)) for _ in batch)
         for one, answer in zip(batch, answers, strict=True):
-            if not one.answer.done():
+            if one.answer.done():
+                continue
+            if answer.superseded and request.keeps_processes:
+                # Another node was in a newer world first. The process continues in it, once this node is, too.
+                one.answer.set_exception(NotNow("the newest world has not reached this node yet"))
+            else:
                 one.answer.set_result(answer)
 
     def _need(self, name: str, batch: Sequence[_Waiting]) -> None:

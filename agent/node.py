@@ -153,6 +153,7 @@ class Node:
             start = restart or state.exited_attempt >= state.attempt
             self._keep(
                 world=world,
+                continued_since=state.continued_since if world.keeps_processes else world.generation,
                 distrusted_checkpoints=desired.distrusted_checkpoints,
                 first_step=desired.first_step,
                 measurements=desired.measurements,

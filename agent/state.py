@@ -61,6 +61,8 @@ class AgentState(BaseModel):
     """The generation after which the node waits for a world; None while it does not wait."""
     world: World | None = None
     """The newest world that this node has received."""
+    continued_since: int = 0
+    """The oldest generation whose processes continue in that world, where it keeps processes."""
     distrusted_checkpoints: tuple[CheckpointRef, ...] = ()
     """Those in the job's storage that its ranks do not load."""
     stacks_requested: int = 0
@@ -216,6 +218,16 @@ class AgentState(BaseModel):
             stacks_by_signal=self.stacks_by_signal,
             checks=self.checks,
         )
+
+    def present_generation(self, started_in: int) -> int | None:
+        """The generation that a process of this node belongs to now; None if its own is over.
+
+        A process that continues in a newer world knows only the generation that it was started in.
+        """
+        if self.world is None:
+            return None
+        continues = self.world.keeps_processes and self.continued_since <= started_in <= self.generation
+        return self.generation if continues or started_in == self.generation else None
 
     def world_for(self, stage: int) -> World | None:
         """Returns the newest world that the torchrun of this stage may enter."""

@@ -63,7 +63,8 @@ class RankCall(Message):
 class _Call:
     """A call that has no answer yet, or whose rank has not taken it."""
 
-    generation: int
+    started_in: int
+    """The generation in which the rank's process was started."""
     call: StoreCall
     answer: StoreAnswer | None = None
     missing: StoreAnswer | None = None
@@ -72,6 +73,8 @@ class _Call:
     sent_at: float = 0.0
     sent_after: int = 0
     """The number of notifications before the call was sent."""
+    sent_in: int = 0
+    """The generation in which it was sent; 0 before that."""
     asked_at: float = field(default_factory=lambda: asyncio.get_running_loop().time())
     held: int = 0
     """Requests that wait for the answer."""
@@ -123,6 +126,8 @@ class StoreRelay:
             return StoreAnswer(superseded=True)
         now = asyncio.get_running_loop().time()
         one.asked_at = now
+        if one.answer is None and self._was_sent_in_older(one):
+            one.is_due, one.sent_in, one.missing = True, 0, None
         one.is_due = one.is_due or (one.answer is None and now - one.sent_at >= SEND_AGAIN)
         if one.is_due:
             self._pump.start()
@@ -189,11 +194,16 @@ class StoreRelay:
                 del self._calls[client]
 
     def _is_old(self, one: _Call) -> bool:
-        world = self._state().world
-        return world is None or one.generation < world.generation
+        return self._state().present_generation(one.started_in) is None
+
+    def _was_sent_in_older(self, one: _Call) -> bool:
+        """Whether the store has taken the call, or refused it, in a generation that is over, while its process
+        continues."""
+        return 0 < one.sent_in < self._state().generation
 
     def _is_over(self, one: _Call) -> bool:
-        return one.answer is not None or self._calls.get(one.call.client) is not one or self._is_old(one)
+        is_newest = self._calls.get(one.call.client) is one
+        return one.answer is not None or not is_newest or self._is_old(one) or self._was_sent_in_older(one)
 
     def _take(self) -> Sequence[_Call]:
         """Returns the calls that are sent together."""
@@ -207,23 +217,33 @@ class StoreRelay:
         return batch
 
     async def _send(self, batch: Sequence[_Call]) -> None:
-        generation = batch[0].generation
+        # All processes of a node are in its newest world.
+        generation = self._state().generation
         now = asyncio.get_running_loop().time()
         for one in batch:
-            one.sent_after, one.sent_at = self._notifications, now
+            one.sent_after, one.sent_at, one.sent_in = self._notifications, now, generation
         request = StoreRequest(sender=self._node, generation=generation, calls=tuple(one.call for one in batch))
         try:
             answers = (await self._send_request(request)).calls
         except UpdateRefused as error:
             answers = tuple(StoreAnswer(refused=str(error)) for _ in batch)
+        is_over = self._state().generation > generation
         for one, answer in zip(batch, answers, strict=True):
             if answer.waits:
-                one.missing = answer
+                one.missing = answer.replace(generation=generation)
                 # What it waits for may have come while the answer was on its way.
-                one.is_due = self._notifications > one.sent_after
+                one.is_due = self._notifications > one.sent_after or is_over
+            elif answer.superseded and self._keeps_processes:
+                # Another node was in a newer world first. The process continues in it, once this node is, too.
+                one.is_due = is_over
             elif not answer.later:
-                one.answer, one.is_due = answer, False
+                one.answer, one.is_due = answer.replace(generation=generation), False
         self._changed.fire()
+
+    @property
+    def _keeps_processes(self) -> bool:
+        world = self._state().world
+        return world is not None and world.keeps_processes
 
     def _need(self, batch: Sequence[_Call]) -> None:
         self._to_group(StoreNeeded(**envelope(self._node)))

@@ -15,6 +15,7 @@ is one of torch's stores where torch is installed, and works without it.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -85,8 +86,9 @@ class JobStore(_Base):
         self._calls = StoreCalls(agent, generation=generation_of(os.environ), lasting=lasting)
         self._rank = int(os.environ.get("RANK", "0"))
         self._world_size = int(os.environ.get("WORLD_SIZE", "1"))
-        self._joined: dict[str, int] = {}
-        """The rounds of barriers that this rank has joined and not waited for."""
+        self._joined: dict[str, tuple[int, int]] = {}
+        """The rounds of barriers that this rank has joined and not waited for, each with the generation in which it has
+        joined; 0 where that does not matter."""
         self.set_timeout(timeout)
         _kept.append(self)
 
@@ -171,7 +173,8 @@ class JobStore(_Base):
             Whether all ranks have arrived now.
         """
         answer = self._call("JOIN", [name], member=self._rank, size=world_size or self._world_size)
-        self._joined[name] = answer["number"]
+        # An agent of an earlier release does not name the generation.
+        self._joined[name] = answer["number"], 0 if self._lasting else answer.get("generation", 0)
         return answer["complete"]
 
     def barrier(self, name: str, world_size: int | None = None, timeout: timedelta | None = None) -> None:
@@ -189,7 +192,16 @@ class JobStore(_Base):
         """
         if name not in self._joined:
             self.join(name, world_size)
-        self._call("AWAIT_JOINS", [name], amount=self._joined[name], timeout=timeout)
+        left = self.timeout if timeout is None else timeout
+        deadline = time.monotonic() + left.total_seconds()
+        while True:
+            number, generation = self._joined[name]
+            answer = self._call("AWAIT_JOINS", [name], amount=number, within_generation=generation, timeout=left)
+            if not generation or answer["generation"] == generation:
+                break
+            # This process continues in a newer generation, whose barriers begin empty: it has to arrive there, too.
+            self.join(name, world_size)
+            left = timedelta(seconds=max(deadline - time.monotonic(), 0.0))
         self._joined.pop(name, None)
 
     # torch calls these two by the names that they have in C++.
@@ -203,10 +215,11 @@ class JobStore(_Base):
         values: Sequence[bytes] = (),
         *,
         timeout: timedelta | None = None,
+        within_generation: int = 0,
         **fields: int,
     ) -> dict[str, Any]:
         seconds = (self.timeout if timeout is None else timeout).total_seconds()
-        return self._calls.call(action, keys, values, timeout=seconds, **fields)
+        return self._calls.call(action, keys, values, timeout=seconds, within_generation=within_generation, **fields)
 
 
 def _to_bytes(value: str | bytes) -> bytes:

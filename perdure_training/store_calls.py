@@ -70,6 +70,7 @@ class StoreCalls:
         values: Sequence[bytes] = (),
         *,
         timeout: float,
+        within_generation: int = 0,
         **fields: int,
     ) -> Json:
         """Makes a call, and returns the store's answer.
@@ -79,6 +80,8 @@ class StoreCalls:
             keys: The keys.
             values: Their values.
             timeout: Seconds to wait for other ranks, or for a control plane that is away.
+            within_generation: The generation that the call waits in: in another one it returns, whatever the answer.
+                0 for any.
             **fields: Further fields of the call.
 
         Raises:
@@ -102,12 +105,12 @@ class StoreCalls:
             **fields,
         }
         try:
-            return self._until_answered(call, timeout)
+            return self._until_answered(call, timeout, within_generation)
         finally:
             with self._lock:
                 self._free.append(caller)
 
-    def _until_answered(self, call: Json, timeout: float) -> Json:
+    def _until_answered(self, call: Json, timeout: float, within_generation: int) -> Json:
         deadline = time.monotonic() + timeout
         problem = "the agent does not answer"
         missing: list[str] | None = None
@@ -131,7 +134,8 @@ class StoreCalls:
                     )
                 if answer["refused"]:
                     raise StoreError(answer["refused"])
-                if not answer["waits"]:
+                is_elsewhere = within_generation and answer["generation"] not in (0, within_generation)
+                if not answer["waits"] or is_elsewhere:
                     return answer
                 missing = answer["missing"]
             now = time.monotonic()

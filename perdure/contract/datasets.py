@@ -161,6 +161,8 @@ class ShardRequest(Message):
     """For a stream: its partitions will not grow any more."""
     needs_base: bool = False
     """Whether the answer must hold the position at which the term began."""
+    continues: bool = False
+    """The rank's process was started in an older generation, as its agent knows: it has what it was granted there."""
 
 
 class ShardAnswer(Message):
@@ -183,6 +185,8 @@ class DatasetRequest(RoutedMessage, route=Route(Destination.DATASET, "exchange")
     parameters: DatasetParameters
     term: Term
     ranks: tuple[ShardRequest, ...] = Field(max_length=256)
+    keeps_processes: bool = False
+    """Processes of older generations continue in the term's."""
 
 
 class DatasetAnswer(Message):

@@ -132,6 +132,8 @@ class StoreAnswer(_Binary):
     """Why the call was not carried out, for its user."""
     superseded: bool = False
     """The call is of a rank of an older generation, or the client has sent a newer call."""
+    generation: int = 0
+    """The generation of the rank when the call was sent, which the agent adds; 0 where it is not known."""
 
 
 class StoreRequest(RoutedMessage, route=Route(Destination.STORE, "call")):

@@ -122,8 +122,16 @@ class Bench:
         """Has the group desire this, and all else as before."""
         return self.node.apply_desired(self.desires.next(**desired))
 
-    def apply(self, generation: int, *, stage: int = 0) -> None:
-        world = desired_world(IDENTITY, generation, nodes=2, processes=2, store_port=29500 + generation, stage=stage)
+    def apply(self, generation: int, *, stage: int = 0, keeps_processes: bool = False) -> None:
+        world = desired_world(
+            IDENTITY,
+            generation,
+            nodes=2,
+            processes=2,
+            store_port=29500 + generation,
+            stage=stage,
+            keeps_processes=keeps_processes,
+        )
         assert self.desire(world=world).accepted
 
     def enter(self, generation: int) -> None:

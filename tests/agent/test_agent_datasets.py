@@ -36,7 +36,7 @@ from perdure.workflows.policy.services.datasets import DatasetState
 from tests.agent.bench import IDENTITY, Bench
 from tests.agent.harness import RunningAgent, Workflows, recording, running_agent
 from tests.support.temporal_server import DevServer, dev_server
-from tests.support.waiting import eventually
+from tests.support.waiting import DEADLINE, eventually
 
 PARAMETERS = DatasetParameters(size=100, shard_size=10)
 
@@ -164,6 +164,7 @@ class PlayedDataset:
     def __init__(self, errors: Sequence[Exception] = ()) -> None:
         self.errors = list(errors)
         self.requests: list[DatasetRequest] = []
+        self.superseded = False
         self.may_answer = asyncio.Event()
         self.may_answer.set()
 
@@ -172,6 +173,8 @@ class PlayedDataset:
         await self.may_answer.wait()
         if self.errors:
             raise self.errors.pop(0)
+        if self.superseded:
+            return DatasetAnswer(ranks=tuple(ShardAnswer(superseded=True) for _ in request.ranks))
         return DatasetAnswer(ranks=tuple(ShardAnswer(granted=((one.rank, one.rank + 1),)) for one in request.ranks))
 
 
@@ -242,3 +245,39 @@ async def test_a_rank_is_told_to_ask_again_while_nothing_answers(tmp_path: Path,
     monkeypatch.undo()
     played.may_answer.set()
     assert (await ranks.ask()).granted == ((0, 1),)
+
+
+async def test_a_process_that_continues_in_a_newer_world_reads_on_there(tmp_path: Path):
+    played = PlayedDataset()
+    ranks = Ranks(tmp_path, played)
+    ranks.bench.apply(2, keeps_processes=True)
+    ranks.bench.apply(3, keeps_processes=True)
+    answers = await asyncio.gather(ranks.ask(0, generation=1), ranks.ask(1, generation=2), ranks.ask(2, generation=3))
+    assert [answer.granted for answer in answers] == [((0, 1),), ((1, 2),), ((2, 3),)]
+    (request,) = played.requests
+    assert (request.term, request.keeps_processes) == (Term(generation=3), True)
+    assert [one.continues for one in request.ranks] == [True, True, False]
+
+
+async def test_a_process_that_continues_asks_again_where_another_node_was_in_a_newer_world_first(tmp_path: Path):
+    played = PlayedDataset()
+    ranks = Ranks(tmp_path, played)
+    ranks.bench.apply(2, keeps_processes=True)
+    played.superseded = True
+    with pytest.raises(NotNow, match="newest world"):
+        await ranks.ask(generation=2)
+    played.superseded = False
+    ranks.bench.apply(3, keeps_processes=True)
+    assert (await ranks.ask(generation=2)).granted
+
+
+async def test_a_request_that_waits_in_a_world_that_ends_is_answered_so(tmp_path: Path):
+    played = PlayedDataset([OSError("no route")])
+    played.may_answer.clear()
+    ranks = Ranks(tmp_path, played)
+    waiting = ranks.ask()
+    await eventually(lambda: len(played.requests) == 1)
+    ranks.bench.apply(2)
+    played.may_answer.set()
+    assert (await asyncio.wait_for(waiting, DEADLINE)).superseded
+    assert len(played.requests) == 1

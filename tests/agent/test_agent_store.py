@@ -299,6 +299,52 @@ async def test_calls_of_an_older_world_end(ranks: Ranks):
     assert len(ranks.played.requests) == 1
 
 
+async def test_a_process_that_continues_in_a_newer_world_belongs_to_it(ranks: Ranks):
+    for number, lasting in enumerate((True, False)):
+        ranks.bench.apply(2 + number, keeps_processes=True)
+        one = body(StoreAction.ADD, "n", client="adds", generation=1, amount=1, lasting=lasting)
+        answer = await ranks.ask(one)
+        assert (answer.number, answer.superseded, answer.generation) == (1, False, 2 + number)
+
+
+async def test_a_call_that_waits_is_sent_in_the_newer_world_where_its_process_continues(ranks: Ranks):
+    ranks.bench.apply(2, keeps_processes=True)
+    waiting = ranks.ask(waits := body(StoreAction.WAIT, "k", client="waits", generation=2))
+    await ranks.sent(1)
+    ranks.bench.apply(3, keeps_processes=True)
+    assert (await waiting).waits
+    again = ranks.ask(waits)
+    await ranks.sent(2)
+    newer = await ranks.ask(set_key("k", generation=3))
+    ranks.notify()
+    answer = await asyncio.wait_for(again, DEADLINE)
+    assert [one.generation for one in ranks.played.requests][:2] == [2, 3]
+    assert (answer.waits, answer.generation, newer.generation) == (False, 3, 3)
+
+
+async def test_a_process_that_continues_outlives_a_world_that_another_node_was_in_first(ranks: Ranks):
+    ranks.bench.apply(2, keeps_processes=True)
+    newer = StoreRequest(
+        sender=IDENTITY.replace(rank=1), generation=3, calls=(body(StoreAction.COUNT, client="other").call,)
+    )
+    ranks.played.state, _ = answer_calls(ranks.played.state, newer)
+    adding = ranks.ask(adds := body(StoreAction.ADD, "n", amount=1, lasting=True, generation=2))
+    await ranks.sent(1)
+    assert not adding.done()
+    ranks.bench.apply(3, keeps_processes=True)
+    with pytest.raises(NotNow):
+        await adding
+    assert (await ranks.ask(adds)).number == 1
+
+
+async def test_processes_that_were_started_again_begin_a_time_of_their_own(ranks: Ranks):
+    ranks.bench.apply(2, keeps_processes=True)
+    ranks.bench.apply(3)
+    ranks.bench.apply(4, keeps_processes=True)
+    assert (await ranks.ask(set_key("a", generation=2))).superseded
+    assert not (await ranks.ask(set_key("b", generation=3))).superseded
+
+
 @pytest.mark.parametrize(
     ("content", "expected"),
     [

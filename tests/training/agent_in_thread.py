@@ -73,12 +73,12 @@ class AgentInThread:
         self._ready.set()
         await self._stop.wait()
 
-    def begin_generation(self, generation: int) -> None:
+    def begin_generation(self, generation: int, *, keeps_processes: bool = False) -> None:
         """A newer world reaches the node."""
         done = threading.Event()
 
         def apply() -> None:
-            self._bench.apply(generation)
+            self._bench.apply(generation, keeps_processes=keeps_processes)
             done.set()
 
         self._loop.call_soon_threadsafe(apply)

@@ -274,6 +274,29 @@ def test_a_wait_ends_when_a_newer_generation_begins(agent: AgentInThread, monkey
     assert store_of(agent, monkeypatch, generation=2, lasting=True).get("k") == b"lasts"
 
 
+def test_a_process_that_continues_while_another_restarts_uses_the_keys_of_the_newer_generation(
+    agent: AgentInThread, monkeypatch: pytest.MonkeyPatch
+):
+    agent.begin_generation(2, keeps_processes=True)
+    store = store_of(agent, monkeypatch, generation=2)
+    lasting = store_of(agent, monkeypatch, generation=2, lasting=True)
+    store.set("k", "old")
+    assert lasting.add("n", 1) == 1
+    with ThreadPoolExecutor(2) as threads:
+        store.barrier("b", 1)
+        wait = threads.submit(store.wait, ["later"])
+        arrived = threads.submit(store.barrier, "b", timeout=timedelta(seconds=60))
+        wait_for(lambda: agent.calls >= 7)
+        agent.begin_generation(3, keeps_processes=True)
+        restarted = store_of(agent, monkeypatch, rank=1, generation=3)
+        restarted.set("later", "now")
+        restarted.barrier("b", timeout=timedelta(seconds=60))
+        wait.result(60)
+        arrived.result(60)
+    assert not store.check(["k"])
+    assert lasting.add("n", 1) == 2
+
+
 def test_what_is_refused_says_why(agent: AgentInThread, monkeypatch: pytest.MonkeyPatch):
     store = store_of(agent, monkeypatch)
     store.set("text", "no number")

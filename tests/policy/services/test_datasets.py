@@ -29,6 +29,7 @@ from perdure.workflows.policy.services.datasets import (
     MOST_TRIES,
     DatasetState,
     Shards,
+    _rest,
     begin,
     exchange,
     exchange_all,
@@ -52,6 +53,7 @@ class Rank:
         self.done: Spans = ()
         """Done, and not reported yet."""
         self.failed: tuple[FailedShard, ...] = ()
+        self.continues = False
 
     def request(self, shards: int = 0, **fields: Any) -> ShardRequest:
         return ShardRequest(
@@ -62,6 +64,7 @@ class Rank:
                 done=self.done,
                 failed=self.failed,
                 shards=shards,
+                continues=self.continues,
             )
             | fields
         )
@@ -101,8 +104,12 @@ class Machine(RuleBasedStateMachine):
             assert self.state == before
         self.term = term
 
-    def exchange(self, rank: Rank, request: ShardRequest, term: Term | None = None) -> ShardAnswer:
-        self.state, answer = exchange(self.state, self.parameters, term or self.term, request)
+    def exchange(
+        self, rank: Rank, request: ShardRequest, term: Term | None = None, *, keeps_processes: bool = False
+    ) -> ShardAnswer:
+        self.state, answer = exchange(
+            self.state, self.parameters, term or self.term, request, keeps_processes=keeps_processes
+        )
         assert not answer.refused
         assert not answer.superseded
         rank.take(answer)
@@ -159,6 +166,23 @@ class Machine(RuleBasedStateMachine):
         for rank in self.ranks:
             self.consumed = difference(self.consumed, rank.done)
         self._new_ranks(Term(generation=self.term.generation + 1), None)
+
+    @rule(number=st.integers(0, RANKS - 1), shards=st.integers(0, 3))
+    def is_killed_alone(self, number: int, shards: int) -> None:
+        """One process is started again, and the others continue: what they hold stays theirs."""
+        killed, self.ranks[number] = self.ranks[number], Rank(number)
+        self.consumed = difference(self.consumed, killed.done)
+        self.term = Term(generation=self.term.generation + 1, rewinds=self.term.rewinds)
+        others = [rank for rank in self.ranks if rank.number != number]
+        if not _rest(self.state):
+            # Others would get what is kept for a rank that has not reported yet.
+            shards = 0
+        for rank, request in (
+            (self.ranks[number], self.ranks[number].request(shards=min(shards, 1))),
+            *((rank, rank.request(continues=True)) for rank in others),
+        ):
+            self.exchange(rank, request, keeps_processes=True)
+            rank.continues = rank.number != number
 
     @invariant()
     def leases_are_apart(self) -> None:
@@ -505,3 +529,37 @@ def test_a_dataset_of_which_too_much_fails_is_refused_with_the_first_errors():
         assert not answer.refused
     _, answer = exchange(state, LARGE, FIRST, ShardRequest(rank=0, holds=((1, 2**20),), failed=failed))
     assert "no such file" in answer.refused
+
+
+def test_what_is_kept_for_a_rank_that_is_gone_is_leased_to_others_when_nothing_else_is_left():
+    state = begin(WHOLE.replace(size=8, epochs=3))
+    for rank in range(3):
+        state, answer = asked(state, Term(generation=1), rank=rank, shards=1)
+        assert answer.granted
+    state, answer = exchange(
+        state,
+        state.parameters,
+        Term(generation=2),
+        ShardRequest(rank=0, holds=((0, 8),), continues=True, shards=1),
+        keeps_processes=True,
+    )
+    assert (answer.granted, answer.drained) == (((8, 16),), False)
+    assert state.leased == ((0, 24),)
+    state, answer = asked(
+        state, Term(generation=2), rank=1, shards=1, continues=True, holds=((8, 16),), done=((8, 16),)
+    )
+    assert answer.granted == ((16, 24),), "what was leased to another rank meanwhile is not taken from it"
+    state, answer = asked(state, Term(generation=2), rank=0, done=((0, 16),), shards=1)
+    state, answer = asked(state, Term(generation=2), rank=1, done=((16, 24),), shards=1)
+    assert answer.drained
+    assert view(state).done == 24
+
+
+def test_a_process_that_is_started_again_beside_others_may_fail_as_often_as_before():
+    state = begin(WHOLE)
+    failed = (FailedShard(span=(0, 8), error="no such file", number=1),)
+    state, _ = asked(state, Term(generation=1), rank=0, shards=1)
+    state, _ = asked(state, Term(generation=1), rank=0, failed=failed)
+    state, _ = exchange(state, WHOLE, Term(generation=2), ShardRequest(rank=0, shards=1), keeps_processes=True)
+    state, _ = asked(state, Term(generation=2), rank=0, failed=failed)
+    assert [one.tries for one in state.failures] == [2], "its first failure is no repeat of its predecessor's"

@@ -171,6 +171,14 @@ def test_each_role_has_generations_of_its_own_and_lasting_keys_are_those_of_all(
     assert store.get("path", generation=1, role="trainer") == b"of the trainer"
 
 
+def test_a_change_is_repeated_in_a_newer_generation_where_its_keys_have_ended_and_else_not(store: Held):
+    lasting = call(StoreAction.ADD, "n", client="a", amount=1, lasting=True)
+    own = call(StoreAction.ADD, "n", client="b", amount=1)
+    store.ask(StoreAction.COUNT, generation=5, role="rollout")
+    for generation in (1, 1, 2, 2, 3):
+        assert [answer.number for answer in store.request(lasting, own, generation=generation)] == [1, 1]
+
+
 def test_the_state_of_an_earlier_release_belongs_to_the_role_that_calls(store: Held):
     store.set("path", b"p")
     store.state = StoreState.model_validate(store.state.model_dump(exclude={"role", "others"}))

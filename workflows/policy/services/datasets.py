@@ -1,10 +1,12 @@
 """Decides which rank processes which shards of a dataset: pure functions over `DatasetState`.
 
 Invariants:
-    - Every position below `next` is in exactly one of: done, leased to one rank, `free`, set aside. Done is what is in
-      none of the others, so that it takes no memory.
+    - Every position below `next` is in exactly one of: done, leased to one rank, `kept` for one, `free`, set aside.
+      Done is what is in none of the others, so that it takes no memory.
     - Leases belong to the newest term. A request of a newer term returns them all, so no lease waits for a report that
       its node cannot send any more; a request of an older term changes nothing.
+    - Where processes continue in a newer generation, their leases are kept for them until they report. What is kept is
+      leased to others when nothing else is left, so nothing waits for a rank that is gone.
     - The first rank that names a term decides at which position it begins. The others must name the same one.
     - The number of spans is bounded by ranks and partitions, not by samples: a rank that holds too many fragments is
       granted none, and what would make too many of them is refused. So is the time that an exchange takes: training
@@ -82,6 +84,9 @@ class DatasetState(Message):
     """Positions below `next` that were returned."""
     leases: dict[int, Spans] = Field(default={})
     """Keyed by global rank."""
+    kept: dict[int, Spans] = Field(default={})
+    """What ranks had leased before the term, and have not reported on in it, by global rank: their processes may
+    continue."""
     aside: Spans = ()
     details: tuple[SetAside, ...] = ()
     failures: tuple[FailedTries, ...] = ()
@@ -96,12 +101,12 @@ class DatasetState(Message):
 
     @property
     def leased(self) -> Spans:
-        return union(*self.leases.values())
+        return union(*self.leases.values(), *self.kept.values())
 
     @property
     def position(self) -> Position:
         """What is done; shards set aside count as done."""
-        return Position(next=self.next, holes=union(self.free, *self.leases.values()))
+        return Position(next=self.next, holes=union(self.free, self.leased))
 
 
 @dataclass(frozen=True)
@@ -152,27 +157,43 @@ def exchange_all(state: DatasetState, request: DatasetRequest) -> tuple[DatasetS
     for one in request.ranks:
         known = one.replace(failed=one.failed[:left])
         left -= len(known.failed)
-        state, answer = exchange(state, request.parameters, request.term, known)
+        state, answer = exchange(
+            state, request.parameters, request.term, known, keeps_processes=request.keeps_processes
+        )
         answers.append(answer)
     return state, tuple(answers)
 
 
 def exchange(
-    state: DatasetState, parameters: DatasetParameters, term: Term, request: ShardRequest
+    state: DatasetState,
+    parameters: DatasetParameters,
+    term: Term,
+    request: ShardRequest,
+    *,
+    keeps_processes: bool = False,
 ) -> tuple[DatasetState, ShardAnswer]:
-    """Takes in what a rank has done, and grants it what it needs."""
+    """Takes in what a rank has done, and grants it what it needs.
+
+    Args:
+        state: The dataset.
+        parameters: What it is, as the rank names it.
+        term: The rank's term.
+        request: What the rank has done, and needs.
+        keeps_processes: Whether processes of older generations continue in the term's.
+    """
     if parameters != state.parameters:
         return state, ShardAnswer(refused=_difference(state.parameters, parameters))
     if term.order < state.term.order:
         return state, ShardAnswer(superseded=True)
     if term.order > state.term.order:
-        state = _begin_term(state, term, request.position)
+        keeps = keeps_processes and request.position is None
+        state = _continue_in(state, term) if keeps else _begin_term(state, term, request.position)
     elif request.position is not None and request.position != state.loaded:
         return state, ShardAnswer(
             refused="this rank has loaded another data position than a rank before it: all ranks load the same "
             "checkpoint, and load it equally often"
         )
-    taken = _take_in(_grow(state, request), request)
+    taken = _take_in(_return_kept(_grow(state, request), request), request)
     held = taken.leases.get(request.rank, ())
     if refused := _why_too_many(taken, held):
         return state, ShardAnswer(refused=refused)
@@ -258,8 +279,28 @@ def _begin_term(state: DatasetState, term: Term, loaded: Position | None) -> Dat
         next=base.next,
         free=difference(intersection(base.holes, ((0, base.next),) if base.next else ()), state.aside),
         leases={},
+        kept={},
         failed={},
     )
+
+
+def _continue_in(state: DatasetState, term: Term) -> DatasetState:
+    """Begins a term in which processes continue."""
+    ranks = {*state.kept, *state.leases, *state.failed}
+    kept = {rank: union(state.kept.get(rank, ()), state.leases.get(rank, ())) for rank in sorted(ranks)}
+    return state.replace(term=term, base=state.position, leases={}, kept=kept)
+
+
+def _return_kept(state: DatasetState, request: ShardRequest) -> DatasetState:
+    """Returns what is kept for a rank to it, or, where its process has been started since, to the dataset."""
+    if request.rank not in state.kept:
+        return state
+    spans = state.kept[request.rank]
+    state = state.replace(kept={rank: kept for rank, kept in state.kept.items() if rank != request.rank})
+    if request.continues:
+        return _with_lease(state, request.rank, union(state.leases.get(request.rank, ()), spans))
+    failed = {rank: number for rank, number in state.failed.items() if rank != request.rank}
+    return state.replace(free=union(state.free, spans), failed=failed)
 
 
 def _take_in(state: DatasetState, request: ShardRequest) -> DatasetState:
@@ -331,6 +372,7 @@ def _grant(state: DatasetState, request: ShardRequest, held: Spans) -> tuple[Dat
     state = state.replace(
         next=max(state.next, spans[-1][1]),
         free=difference(state.free, spans),
+        kept={rank: difference(kept, spans) for rank, kept in state.kept.items()},
         turn=granted[-1][0] // state.parameters.size + 1 if state.parameters.partitions else 0,
     )
     return _with_lease(state, request.rank, union(held, spans)), spans
@@ -338,15 +380,16 @@ def _grant(state: DatasetState, request: ShardRequest, held: Spans) -> tuple[Dat
 
 def _rest(state: DatasetState) -> Spans:
     """What can be leased, in the order in which it is."""
+    kept = union(*state.kept.values())
     if state.parameters.partitions:
         held = [(at, at + end) for at, end in zip(range(0, state.next, PARTITION_SIZE), state.ends, strict=True) if end]
         rest = intersection(state.free, tuple(held))
         turn = state.turn % len(state.ends) * PARTITION_SIZE
-        return (*(span for span in rest if span[0] >= turn), *(span for span in rest if span[0] < turn))
+        return (*(span for span in rest if span[0] >= turn), *(span for span in rest if span[0] < turn), *kept)
     end = state.parameters.end
     last = state.next + 2**40 if end is None else end
     fresh = difference(((state.next, last),), state.aside) if state.next < last else ()
-    return (*state.free, *fresh)
+    return (*state.free, *fresh, *kept)
 
 
 def _fair_share(state: DatasetState, request: ShardRequest) -> int:

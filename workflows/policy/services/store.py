@@ -4,7 +4,8 @@ Invariants:
     - Keys and barriers of a generation end with it: the first call of a newer generation removes them, and a call of an
       older one changes nothing. No rank ever reads what an earlier attempt has left, except lasting keys.
     - Each role has generations, and keys of them, of its own; the lasting keys are those of all.
-    - A call that is repeated is carried out once: each client's newest change is remembered.
+    - A call that is repeated is carried out once: each client's newest change is remembered. A change of keys that
+      ended with their generation is made again if it is repeated in the next one, by a process that continues.
     - A call that is refused changes nothing.
     - A node that waits is notified after each change that one of its calls may wait for, until it has been reached.
     - The state's size is bounded, whatever ranks send.
@@ -67,6 +68,10 @@ class Change(Message):
 
     sequence: int
     answer: StoreAnswer
+    role: str = ""
+    """The role of the client; empty where that was the only one."""
+    lasting: bool = False
+    """Whether it has changed lasting keys."""
 
 
 class Watch(Message):
@@ -175,11 +180,17 @@ def _begin_generation(state: StoreState, generation: int) -> StoreState:
     return state.replace(
         generation=generation,
         own=Namespace(),
-        # Callers of an older generation are refused. Those of other roles may still repeat a call.
-        clients=state.clients if state.others else {},
+        # A change of keys that are gone is made again where it is repeated. Only clients of other roles, and those that
+        # continue in the new generation, can repeat others.
+        clients={name: one for name, one in state.clients.items() if _is_kept(state, one)},
         watches={path: watch for path, watch in state.watches.items() if watch.node.role != state.role},
         bytes=state.bytes - _weight(state.own),
     )
+
+
+def _is_kept(state: StoreState, change: Change) -> bool:
+    """Whether a change outlives the generation of the role that called last."""
+    return change.lasting or (bool(state.others) and change.role != state.role)
 
 
 def _answer(state: StoreState, call: StoreCall) -> tuple[StoreState, StoreAnswer]:
@@ -387,7 +398,12 @@ def _watch(state: StoreState, node: NodeCredentials, keys: set[str]) -> StoreSta
 def _remember(state: StoreState, call: StoreCall, answer: StoreAnswer) -> StoreState:
     clients = dict(state.clients)
     clients.pop(call.client, None)
-    clients[call.client] = Change(sequence=call.sequence, answer=answer.replace(values=()))
+    clients[call.client] = Change(
+        sequence=call.sequence,
+        answer=answer.replace(values=()),
+        role=state.role if state.others else "",
+        lasting=call.lasting,
+    )
     if len(clients) > MOST_CLIENTS:
         del clients[next(iter(clients))]
     return state.replace(clients=clients)
