@@ -11,20 +11,25 @@ Without a storage the same is in the memory of another node.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import stat
 import threading
 import zlib
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise, takewhile
 from typing import Any, Final, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from perdure.agent.checkpoint.saved_names import SavedName, parse
 from perdure.agent.checkpoint.storage import LARGEST_RECORD
 from perdure.contract.identity import NodeCredentials
+
+logger = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 
@@ -34,6 +39,8 @@ _FILES: Final = "files"
 _VERSION = re.compile(r"(\d{8,18})-([A-Za-z0-9]{1,64})-(\d{1,9})")
 _LONGEST_PATH = 1024
 _AT_ONCE = 1 << 22
+_SAME_SAVE = 60 * 10**9
+"""Nanoseconds between the ends of two parts of one save, at most."""
 
 
 class Pieces:
@@ -267,15 +274,24 @@ class ChosenEntry:
     entry: str
     files: tuple[WatchedFile, ...]
 
+    @cached_property
+    def name(self) -> SavedName:
+        """The entry's name by what its numbers count."""
+        return parse(self.entry)
+
     @property
-    def kind(self) -> str:
-        """What entries of several saves have in common: the name without numbers."""
-        return re.sub(r"\d+", "#", self.entry)
+    def modified(self) -> int:
+        """The time of the last change of its files, in nanoseconds since the epoch."""
+        return max(file.modified for file in self.files)
+
+    @property
+    def is_file(self) -> bool:
+        return self.files[0].path == self.entry
 
     @property
     def age(self) -> tuple[Version, int]:
         """A later one is greater."""
-        return self.version, max(file.modified for file in self.files)
+        return self.version, self.modified
 
     def dump(self) -> Json:
         """The fields for the launcher."""
@@ -300,37 +316,55 @@ def current(versions: Sequence[Version]) -> list[Version]:
 def choose(
     versions: Mapping[Version, Sequence[WatchedFile]], *, damaged: Collection[tuple[str, str]] = ()
 ) -> list[ChosenEntry]:
-    """Chooses what a node gets back: the newest entry of each kind.
+    """Chooses what a node gets back: the newest entry of each kind, of what ranks have saved together the newest save
+    that has all its parts.
 
-    Where it is damaged, an older one of its kind takes its place, and nothing that is as new is taken: a file that
-    names the newest save must not lead to one that is missing.
+    In place of a damaged or incomplete one an older one is taken, and nothing that is as new: a file that names the
+    newest save must not lead to one that is missing.
 
     Args:
         versions: The complete versions with their files.
         damaged: Version and entry of those that cannot be read as they were stored.
     """
     entries = _entries(versions)
-    intact = [one for one in entries if (str(one.version), one.entry) not in damaged]
-    for one in entries:
-        if one in intact:
-            continue
-        others = [other.age for other in intact if other.kind == one.kind]
+    bad = [one for one in entries if (str(one.version), one.entry) in damaged]
+    intact = [one for one in entries if one not in bad]
+    for one in bad:
+        others = [other.age for other in intact if other.name.kind == one.name.kind]
         if others and max(others) < one.age:
-            intact = [other for other in intact if other.age < one.age]
+            intact = [other for other in intact if other.age < one.age and not _saved_with(other, one)]
+        elif not others and one.name.ranks:
+            intact = [other for other in intact if other.name.save != one.name.save]
+            logger.warning("%s is not restored, since the copy of %s is damaged", one.name.save, one.entry)
+    for save in _incomplete(intact):
+        parts = [one for one in intact if one.name.save == save]
+        if not parts:
+            continue
+        logger.warning("%s is not restored, of which parts are missing: %s", save, ", ".join(_names(parts)))
+        begun = min(one.age for one in parts)
+        intact = [one for one in intact if one.age < begun]
     chosen: dict[str, ChosenEntry] = {}
     for one in intact:
-        chosen.setdefault(one.kind, one)
+        first = chosen.setdefault(one.name.kind, one)
+        if one is not first and one.entry not in chosen and _are_parts(first, one):
+            chosen[one.entry] = one
     return list(chosen.values())
 
 
 def kept_versions(versions: Mapping[Version, Sequence[WatchedFile]], *, keep_last: int) -> set[Version]:
-    """The versions that have one of the newest entries of a kind."""
+    """The versions that have one of the newest entries of a kind, or a part of one of the newest complete saves."""
     kept: set[Version] = set()
-    seen: Counter[str] = Counter()
-    for entry in _entries(versions):
-        seen[entry.kind] += 1
-        if seen[entry.kind] <= keep_last:
-            kept.add(entry.version)
+    seen: dict[str, list[ChosenEntry]] = {}
+    entries = _entries(versions)
+    for one in entries:
+        saves = seen.setdefault(one.name.kind, [])
+        if not (saves and _are_parts(saves[-1], one)):
+            saves.append(one)
+        if len(saves) <= keep_last:
+            kept.add(one.version)
+    for sets in _saves(entries).values():
+        complete = [name for name in sets if name not in _incomplete_of(sets)][:keep_last]
+        kept |= {part.version for name in complete for part in sets[name].values()}
     return kept
 
 
@@ -353,6 +387,43 @@ def _entries(versions: Mapping[Version, Sequence[WatchedFile]]) -> list[ChosenEn
             grouped.setdefault((version, file.entry), []).append(file)
     found = (ChosenEntry(version, entry, tuple(files)) for (version, entry), files in grouped.items())
     return sorted(found, key=lambda one: one.age, reverse=True)
+
+
+def _are_parts(newer: ChosenEntry, older: ChosenEntry) -> bool:
+    """Whether two files whose names differ in a number may be parts of one save, though no word says so."""
+    together = newer.version == older.version and newer.modified - older.modified <= _SAME_SAVE
+    return together and newer.is_file and older.is_file and newer.entry != older.entry
+
+
+def _saved_with(one: ChosenEntry, damaged: ChosenEntry) -> bool:
+    """Whether an entry belongs to the save of a damaged one, or to a later one of the same ranks."""
+    return bool(one.name.ranks) and one.name.family == damaged.name.family and one.version >= damaged.version
+
+
+def _saves(entries: Iterable[ChosenEntry]) -> dict[str, dict[str, dict[str, ChosenEntry]]]:
+    """What ranks have saved together, the latest first: the newest entry of each rank, by save and family."""
+    found: dict[str, dict[str, dict[str, ChosenEntry]]] = {}
+    for one in entries:
+        if one.name.ranks:
+            found.setdefault(one.name.family, {}).setdefault(one.name.save, {}).setdefault(one.name.ranks, one)
+    return found
+
+
+def _incomplete(entries: Iterable[ChosenEntry]) -> list[str]:
+    """The newest saves that have fewer parts than those before them, the latest first."""
+    found: list[str] = []
+    for sets in _saves(entries).values():
+        incomplete = _incomplete_of(sets)
+        found += takewhile(lambda save, incomplete=incomplete: save in incomplete, sets)
+    return found
+
+
+def _incomplete_of(sets: Mapping[str, Mapping[str, ChosenEntry]]) -> set[str]:
+    return {newer for newer, older in pairwise(sets) if len(sets[newer]) < len(sets[older])}
+
+
+def _names(entries: Iterable[ChosenEntry]) -> list[str]:
+    return sorted({one.entry for one in entries})
 
 
 def _compare(file: int, wanted: WatchedFile) -> None:

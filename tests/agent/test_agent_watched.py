@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from perdure.agent.checkpoint.saved_names import parse
 from perdure.agent.checkpoint.watched import Version, WatchedFile, choose, current, kept_versions
 from perdure_training.node_api.storage_link import StorageLink, StorageProblem
 from tests.support.waiting import DEADLINE
@@ -79,6 +80,57 @@ def test_a_damaged_one_is_replaced_by_the_one_before_and_by_nothing_that_is_newe
 def test_versions_with_one_of_the_newest_of_a_kind_are_kept():
     found = versions("config.json", "step-10/a", "step-20/a", "step-30/a")
     assert {one.number for one in kept_versions(found, keep_last=2)} == {1, 3, 4}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "save"),
+    [
+        ("step-100.pt", "step-#.pt", "step-100.pt"),
+        ("rank3.pt", "rank3.pt", "rank@.pt"),
+        ("ckpt_step200_rank_03.pt", "ckpt_step#_rank_03.pt", "ckpt_step200_rank_@.pt"),
+        ("mp_rank_00_model_states.pt", "mp_rank_00_model_states.pt", "mp_rank_@_model_states.pt"),
+        ("epoch=3-tp1-pp0.ckpt", "epoch=#-tp1-pp0.ckpt", "epoch=3-tp@-pp@.ckpt"),
+        ("model-00001-of-00003-100.safetensors", "model-00001-of-00003-#.safetensors", None),
+        ("__3_0.distcp", "__3_0.distcp", "__@_@.distcp"),
+        ("checkpoint12.pt", "checkpoint#.pt", "checkpoint12.pt"),
+        ("depart7.pt", "depart#.pt", "depart7.pt"),
+    ],
+)
+def test_numbers_of_ranks_and_numbers_of_saves(name: str, kind: str, save: str | None):
+    found = parse(name)
+    assert found.kind == kind
+    assert save is None or found.save == save
+
+
+def test_what_the_ranks_of_a_node_have_saved_is_restored_together():
+    found = versions("rank0.pt rank1.pt", "rank2.pt rank3.pt latest", "rank0.pt rank1.pt rank2.pt", "rank3.pt latest")
+    assert names(found) == {"3:rank0.pt", "3:rank1.pt", "3:rank2.pt", "4:rank3.pt", "4:latest"}
+    # Saved together, and no word says so.
+    assert names(versions("state_0.pt state_1.pt state_2.pt")) == {f"1:state_{rank}.pt" for rank in range(3)}
+    assert len(names(versions("step_1/a step_2/a"))) == 1, "folders hold all parts of a save"
+
+
+def test_a_save_of_which_a_rank_lacks_its_part_is_not_restored(caplog: pytest.LogCaptureFixture):
+    whole, begun = "s1_rank0.pt s1_rank1.pt latest", "s2_rank1.pt latest"
+    assert names(versions(whole, begun)) == {"1:s1_rank0.pt", "1:s1_rank1.pt", "1:latest"}
+    assert "s2_rank@.pt is not restored, of which parts are missing: s2_rank1.pt" in caplog.text
+    finished = versions(whole, begun, "s2_rank0.pt")
+    assert names(finished) == {"3:s2_rank0.pt", "2:s2_rank1.pt", "2:latest"}
+
+
+def test_a_damaged_part_is_replaced_with_the_others(caplog: pytest.LogCaptureFixture):
+    found = versions("rank0.pt rank1.pt", "rank0.pt rank1.pt")
+    assert names(found, (2, "rank1.pt")) == {"1:rank0.pt", "1:rank1.pt"}
+    assert names(found, (2, "rank1.pt"), (1, "rank1.pt")) == set()
+    assert "rank@.pt is not restored, since the copy of rank1.pt is damaged" in caplog.text
+
+
+def test_versions_with_parts_of_one_of_the_newest_complete_saves_are_kept():
+    saves = ["s1_rank0.pt", "s1_rank1.pt", "s2_rank0.pt", "s2_rank1.pt", "s3_rank0.pt"]
+    assert {one.number for one in kept_versions(versions(*saves), keep_last=1)} == {3, 4, 5}
+    assert {one.number for one in kept_versions(versions(*saves), keep_last=2)} == {1, 2, 3, 4, 5}
+    together = versions("a0.pt a1.pt a2.pt", "a0.pt a1.pt a2.pt")
+    assert {one.number for one in kept_versions(together, keep_last=2)} == {1, 2}
 
 
 def test_an_incarnation_that_was_replaced_adds_nothing():
