@@ -32,6 +32,7 @@ from perdure.activities.nodes.activities import NodeActivities
 from perdure.activities.nodes.backend import NodeBackend, TidyingBackend
 from perdure.activities.nodes.joined.backend import JoinedBackend
 from perdure.activities.nodes.local.backend import LocalBackend
+from perdure.activities.nodes.local.claim import claimed
 from perdure.activities.nodes.ray.backend import RayBackend
 from perdure.activities.nodes.ray.settings import RaySettings
 from perdure.activities.notifications import NotificationActivities
@@ -391,6 +392,7 @@ async def serve(
 
     Raises:
         ControlPlaneUnreachable: if the server does not answer at the start.
+        StateFolderError: if the state folder cannot be used, or has the nodes of a worker on another machine.
         Refused: if a backend cannot be served.
     """
     stopped = asyncio.Event()
@@ -423,6 +425,7 @@ async def serve(
     jobs = JobMetrics(client) if metrics_port else None
     metrics = _WorkerMetrics(jobs, sdk, served) if jobs is not None else None
     async with (
+        claimed(state.path, lost=stopped.set) if Backend.LOCAL in backends else nullcontext(),
         exporting_events(events, jobs) as exporters,
         serving_metrics(metrics.text, metrics_port) if metrics is not None else nullcontext(),
         running_worker(

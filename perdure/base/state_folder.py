@@ -5,6 +5,7 @@
     temporal/          server.json (process and ports), temporal.db, server.log
     payload-keys.json  the keys that encrypt what the database holds
     worker/            worker.json (process and code version), worker.log and its rotations
+    machine.json       the machine whose worker has local nodes here
     nodes/             the run directories of local nodes
     history.db         what happened to jobs (docs/history.md)
 

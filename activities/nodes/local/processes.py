@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from perdure.activities.nodes.local.spawn import boot_id, started_ticks
+from perdure.activities.nodes.local.spawn import boot_id, pid_namespace, started_ticks
 from perdure.base.files import read_record
 from perdure_launcher.old_ranks import GroupsOfRanks
 from perdure_launcher.system.cleaners import Sparing
@@ -33,6 +33,8 @@ class ProcessIdentity(BaseModel):
     pid: int
     started: int
     boot: str
+    namespace: str = ""
+    """The namespace of its PID; empty where an earlier release has started it."""
 
     @classmethod
     def read(cls, path: Path) -> ProcessIdentity | None:
@@ -42,11 +44,20 @@ class ProcessIdentity(BaseModel):
     @property
     def alive(self) -> bool:
         """Whether this process runs, and not another one with its PID."""
-        return started_ticks(self.pid) == self.started and boot_id() == self.boot
+        return self.is_here and started_ticks(self.pid) == self.started
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it was started since this machine was booted, with PIDs that mean the same here. The PID of another
+        machine or container is some other process's here."""
+        return self.boot == boot_id() and self.namespace in ("", pid_namespace())
 
     @contextlib.contextmanager
     def open_pidfd(self) -> Generator[int | None]:
-        """Opens a pidfd of the process; None if the process has ended."""
+        """Opens a pidfd of the process; None if the process has ended, or is not of this machine."""
+        if not self.is_here:
+            yield None
+            return
         try:
             descriptor = os.pidfd_open(self.pid)
         except ProcessLookupError:
@@ -126,7 +137,7 @@ async def kill_leftovers(node: str, *, run_dir: Path) -> int:
 
 def processes_of(node: str, groups: GroupsOfRanks | None = None) -> Iterator[ProcessIdentity]:
     """Yields the processes of a node except its agent; of these groups also those that name no node."""
-    boot = boot_id()
+    boot, namespace = boot_id(), pid_namespace()
     for entry in os.scandir("/proc"):
         if not entry.name.isdecimal():
             continue
@@ -138,4 +149,4 @@ def processes_of(node: str, groups: GroupsOfRanks | None = None) -> Iterator[Pro
             continue
         started = started_ticks(int(entry.name))
         if started is not None:
-            yield ProcessIdentity(pid=int(entry.name), started=started, boot=boot)
+            yield ProcessIdentity(pid=int(entry.name), started=started, boot=boot, namespace=namespace)

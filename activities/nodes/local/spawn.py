@@ -32,10 +32,24 @@ def boot_id() -> str:
         return file.read().strip()
 
 
+def pid_namespace() -> str:
+    """Returns the namespace of PIDs of this process; empty if that cannot be read."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
 def _claim(identity_file: str) -> bool:
     """Writes this process's identity; returns False if another process has written its own before."""
     draft = f"{identity_file}.{os.getpid()}"
-    identity = {"pid": os.getpid(), "started": started_ticks(os.getpid()), "boot": boot_id(), "time": time.time()}
+    identity = {
+        "pid": os.getpid(),
+        "started": started_ticks(os.getpid()),
+        "boot": boot_id(),
+        "namespace": pid_namespace(),
+        "time": time.time(),
+    }
     with open(draft, "w", encoding="ascii") as file:
         json.dump(identity, file)
     try:
