@@ -144,11 +144,14 @@ def _look(report: Mapping[str, Any], holdings: Sequence[Holding]) -> Look:
 def _make_room(own: RankIdentity, slots: Slots, size: int) -> Slot | None:
     """Prepares a slot for a snapshot that another rank sends; None if the memory is too small for it."""
     slots.reload()
-    slot = slots.free_slot()
     try:
-        slot.begin(size)
-    except NoRoom as error:
-        slot.clear()
+        slot = slots.free_slot()
+        try:
+            slot.begin(size)
+        except NoRoom:
+            slot.clear()
+            raise
+    except OSError as error:
         logger.warning("perdure: rank %d takes no snapshot from another node: %s. %s", own.rank, error, MORE_MEMORY)
         return None
     return slot

@@ -236,8 +236,5 @@ class Checkpointer:
             return None
         if self._own.world_size > 1 and not dist.is_initialized():
             raise RuntimeError("Checkpointer.restore: call torch.distributed.init_process_group first")
-        try:
-            self._world = GenerationCheckpoints(self._own, self._name, copies=self._copies, replicated=self._replicated)
-        except OSError as error:
-            logger.warning("perdure: no checkpoints in memory: %s", error)
+        self._world = GenerationCheckpoints(self._own, self._name, copies=self._copies, replicated=self._replicated)
         return self._world

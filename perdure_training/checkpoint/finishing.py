@@ -56,8 +56,8 @@ class SnapshotFinisher:
         self._staged.put((slot, room, header, durable))
 
     def renew(self, arena: Arena) -> bool:
-        """Makes the folder of the snapshots again where something else has deleted it, as systemd does with `RemoveIPC`
-        at a logout; returns whether that was so.
+        """Makes the folder of the snapshots where it could not be made before, and again where something else has
+        deleted it, as systemd does with `RemoveIPC` at a logout; returns whether it was missing.
 
         Raises:
             OSError: if it cannot be created.
@@ -65,8 +65,10 @@ class SnapshotFinisher:
         if arena.is_there:
             return False
         self.flush()
+        was_deleted = arena.was_made
         arena.make()
-        logger.warning("perdure: %s was deleted with all snapshots: the next steps are saved anew", arena.folder)
+        if was_deleted:
+            logger.warning("perdure: %s was deleted with all snapshots: the next steps are saved again", arena.folder)
         self._slots.reload()
         return True
 

@@ -53,7 +53,8 @@ class GenerationCheckpoints:
         """Begins to take part; see `Checkpointer` for the arguments."""
         self.own = own
         self._replicated = replicated
-        self.arena = Arena(own.folder / name)
+        # A rank without a folder takes part in everything else, so that no other rank waits for it.
+        self.arena = Arena(own.folder / name, required=False)
         self._store = connect(own, name)
         self._place = OnlyOne(self._store, own, name)
         self._complete = Completeness(connect(own, name), own.world_size)
@@ -273,8 +274,6 @@ class GenerationCheckpoints:
         if durable and self._durable is not None:
             self._durable.expect(step)
         try:
-            if self.finisher.renew(self.arena):
-                self.made = MadeSteps(self.arena.folder, self.own.rank, generation=self.own.generation)
             saved = self._save(step, plan, durable=durable, restores=restores)
         except BaseException as error:
             if durable and self._durable is not None:
@@ -296,6 +295,13 @@ class GenerationCheckpoints:
     def _save(self, step: int, plan: Callable[[], Layout], *, durable: bool, restores: int) -> bool:
         if self._direct is not None:
             return self._direct.save(step, plan, durable=durable)
+        direct = DirectSaves(self.own, self.arena, self._store, self._durable, replicated=self._replicated)
+        try:
+            if self.finisher.renew(self.arena):
+                self.made = MadeSteps(self.arena.folder, self.own.rank, generation=self.own.generation)
+        except NoRoom as error:
+            direct.announce_need(str(error))
+            return self._store_directly(direct).save(step, plan, durable=durable)
         if not self._loaded_any:
             self._loaded_any = True
             # Kept until now as nothing was loaded: the next world may have the ranks that this one lacks.
@@ -303,7 +309,6 @@ class GenerationCheckpoints:
         self._leave_if_copied(step)
         if durable:
             self.flush()
-        direct = DirectSaves(self.own, self.arena, self._store, self._durable, replicated=self._replicated)
         until = time.monotonic() + (_ROOM_WITHIN if durable and direct.stores else 0.0)
         while True:
             slot = self.slots.choose()

@@ -21,7 +21,7 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -41,8 +41,8 @@ _NAME = re.compile(r"rank-(\d+)(?:-of-\d+)?\.(\d+)")
 """A replicated state's file has no size of the world in its name, nor has any of an earlier release."""
 
 
-class NoRoom(Exception):
-    """The snapshot does not fit into the memory folder; the message names the size and the remedy."""
+class NoRoom(OSError):
+    """The memory folder takes no snapshot, of this size or, without free inodes, of any; the message says which."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +148,8 @@ class Slot:
             NoRoom: if the memory folder is too small.
             OSError: if the file cannot be opened or mapped for another reason, which may pass.
         """
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with _without_inodes(self.path):
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             os.pwrite(descriptor, bytes(_FRAME.size), 0)
             if os.fstat(descriptor).st_size < PAGE + size:
@@ -220,17 +221,26 @@ class Slot:
 class Arena:
     """All snapshots in a node's memory folder."""
 
-    def __init__(self, folder: Path) -> None:
+    was_made = False
+    """Whether the folder was there for this object."""
+
+    def __init__(self, folder: Path, *, required: bool = True) -> None:
         """Creates the folder, if need be.
 
         Args:
             folder: The snapshots of one checkpointer and stage, `stage-N/NAME` in the node's memory folder.
+            required: Whether it is an error if it cannot be created. Otherwise there are no snapshots until `make` has
+                created it.
 
         Raises:
-            OSError: if it cannot be created.
+            OSError: if it cannot be created, and is required.
         """
         self.folder = folder
-        self.make()
+        try:
+            self.make()
+        except OSError:
+            if required:
+                raise
 
     @property
     def is_there(self) -> bool:
@@ -241,11 +251,14 @@ class Arena:
         """Creates the folder, and the node's memory folder around it: the launcher locks that one again.
 
         Raises:
-            OSError: if it cannot be created.
+            NoRoom: if the memory folder is full.
+            OSError: if it cannot be created for another reason.
         """
         for folder in (*reversed(self.folder.parents[:2]), self.folder):
-            # Not `parents`, which gives only the last one the mode.
-            folder.mkdir(mode=0o700, exist_ok=True)
+            with _without_inodes(folder):
+                # Not `parents`, which gives only the last one the mode.
+                folder.mkdir(mode=0o700, exist_ok=True)
+        self.was_made = True
 
     def slot(self, rank: int, number: int, *, world_size: int | None = None) -> Slot:
         """Returns the slot of a rank with this number, whether or not it has a snapshot.
@@ -261,7 +274,7 @@ class Arena:
 
     def snapshots(self) -> Iterator[tuple[Slot, Header]]:
         """All complete snapshots of this node, also of ranks that are on another node now."""
-        for path in sorted(self.folder.iterdir()):
+        for path in sorted(self.folder.iterdir()) if self.folder.is_dir() else ():
             match = _NAME.fullmatch(path.name)
             slot = Slot(path)
             header = slot.header() if match else None
@@ -281,6 +294,17 @@ def crc32(content: memoryview) -> int:
     for start in range(0, len(content), _CHECKED_AT_ONCE):
         value = zlib.crc32(content[start : start + _CHECKED_AT_ONCE], value)
     return value
+
+
+@contextlib.contextmanager
+def _without_inodes(path: Path) -> Generator[None]:
+    """Names what a full file system does not take: it has inodes for so many files and folders only."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        raise NoRoom(f"{path} cannot be created: {error.strerror}") from error
 
 
 def _write_header(path: Path, header: Header) -> None:

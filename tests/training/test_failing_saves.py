@@ -6,13 +6,18 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed import TCPStore
 
+from perdure_training.checkpoint.generation import GenerationCheckpoints
+from perdure_training.checkpoint.world import RankIdentity
 from perdure_training.snapshots.arena import Arena
+from tests.support.waiting import DEADLINE
 from tests.training.one_rank import World
 
 
@@ -51,6 +56,60 @@ def test_a_memory_folder_that_is_gone_costs_snapshots_and_not_the_training(
     folders = (world.folder, world.folder / "stage-0", world.folder / "stage-0" / "state")
     assert [path.stat().st_mode & 0o777 for path in folders] == [0o700] * 3
     assert world.begin(state)[1] == 10
+
+
+def test_a_memory_folder_that_cannot_be_made_costs_snapshots_and_not_the_training(
+    world: World, caplog: pytest.LogCaptureFixture
+):
+    shutil.rmtree(world.folder, ignore_errors=True)
+    world.folder.write_text("not a folder")
+    checkpointer, step = world.begin({"step": 0})
+    assert step is None
+    assert [checkpointer.save(step, {"step": step}) for step in (1, 2)] == [False, False]
+    assert caplog.text.count("the training continues, and the next one is another try") == 1
+    world.folder.unlink()
+    assert checkpointer.save(3, {"step": 3})
+    checkpointer.flush()
+    assert world.begin({"step": 0})[1] == 3
+
+
+def test_a_memory_folder_without_inodes_costs_snapshots_and_not_the_training(
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    made = Path.mkdir
+
+    def fail(path: Path, *arguments: Any, **options: Any) -> None:
+        if "stage-0" in str(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        made(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "mkdir", fail)
+    checkpointer, step = world.begin({"step": 0})
+    assert step is None
+    assert [checkpointer.save(step, {"step": step}) for step in (1, 2)] == [False, False]
+    assert caplog.text.count("no checkpoints in memory") == 1
+    assert "No space left on device" in caplog.text
+
+
+def test_a_rank_without_a_memory_folder_lets_no_other_rank_wait(tmp_path: Path):
+    served = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    (tmp_path / "node-1").write_text("not a folder")
+
+    def restored(rank: int) -> int | None:
+        own = RankIdentity(
+            rank=rank,
+            world_size=2,
+            local_rank=0,
+            local_world_size=1,
+            generation=1,
+            folder=tmp_path / f"node-{rank}" / "stage-0",
+            store=("127.0.0.1", served.port),
+        )
+        return GenerationCheckpoints(own, "state", copies=0, replicated=False).agree().decision.step
+
+    with ThreadPoolExecutor(2) as threads:
+        for found in [threads.submit(restored, rank) for rank in range(2)]:
+            assert found.result(DEADLINE) is None
 
 
 def test_a_folder_that_is_gone_while_a_snapshot_is_made_valid_costs_that_step(world: World):
