@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from temporalio import activity
+from temporalio.api.enums.v1 import TaskQueueType
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
 from temporalio.client import Client
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.service import RPCError, RPCStatusCode
@@ -61,6 +65,8 @@ _LONGEST_PAUSE = 5.0
 _DENIED_ATTEMPTS = 4
 """Attempts of a removal that is denied, with pauses of 0.5 to 2 s beside the backend's own retries of 8 s: enough for a
 binding that an administrator replaces."""
+_LONGEST_POLL = 65.0
+"""Seconds. A worker that lives has begun a poll within this time: the server ends each after a minute."""
 _BEAT = timedelta(seconds=2)
 """Heartbeat interval of a long activity, unless its heartbeat timeout requires a shorter one."""
 
@@ -99,7 +105,7 @@ class NodeActivities:
             ApplicationError: `NodeRefused`, not retried, if the backend can never create the node; `JobRevoked` if the
                 job is no longer desired, in which case it is cancelled; `NodeNotYet` if the node has to wait.
         """
-        backend = self._backend(request.spec.backend)
+        backend = await self._backend_for_new(request.spec.backend)
         check_new(request)
         async with _heartbeats():
             try:
@@ -127,7 +133,7 @@ class NodeActivities:
         Raises:
             ApplicationError: `NodeRefused`, not retried, if this worker does not serve the backend.
         """
-        backend = self._backend(request.spec.backend)
+        backend = await self._backend_for_new(request.spec.backend)
         requests = request.each
         check_new(*requests)
         async with _heartbeats():
@@ -299,16 +305,48 @@ class NodeActivities:
             await asyncio.sleep(request.owner_check.total_seconds())
 
     def _backend(self, name: str) -> NodeBackend:
+        """The backend of that name.
+
+        Raises:
+            ApplicationError: if this worker does not serve it. It is retried: nodes exist there, so another worker has
+                served it, and may take the next attempt.
+        """
         backend = self._backends.get(name)
         if backend is None:
-            served = ", ".join(sorted(self._backends)) or "none"
-            raise ApplicationError(
-                f"backend is {str(name)!r}, which this worker does not serve (it serves {served}); "
-                "choose another backend, or start a worker with this one",
-                type="NodeRefused",
-                non_retryable=True,
-            )
+            raise ApplicationError(self._not_served(name), type="BackendNotServed")
         return backend
+
+    async def _backend_for_new(self, name: str) -> NodeBackend:
+        """The backend of that name, for new nodes.
+
+        Raises:
+            ApplicationError: if this worker does not serve it; `NodeRefused`, not retried, if it is the only one.
+        """
+        if name not in self._backends and not await self._others_poll():
+            raise ApplicationError(self._not_served(name), type="NodeRefused", non_retryable=True)
+        return self._backend(name)
+
+    def _not_served(self, name: str) -> str:
+        served = ", ".join(sorted(self._backends)) or "none"
+        return (
+            f"backend is {str(name)!r}, which this worker does not serve (it serves {served}); "
+            "choose another backend, or start a worker with this one"
+        )
+
+    async def _others_poll(self) -> bool:
+        """Whether other workers take activities of this one's queue, as far as the server answers."""
+        request = DescribeTaskQueueRequest(
+            namespace=self._client.namespace,
+            task_queue=TaskQueue(name=activity.info().task_queue),
+            task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY,
+        )
+        try:
+            answer = await self._client.workflow_service.describe_task_queue(request, timeout=_CALL_TIMEOUT)
+        except RPCError:
+            return True
+        since = time.time() - _LONGEST_POLL
+        others = (poller for poller in answer.pollers if poller.identity != self._client.identity)
+        return any(poller.last_access_time.ToSeconds() > since for poller in others)
 
 
 def refuse_outdated_watch() -> None:

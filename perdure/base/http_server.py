@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
@@ -28,6 +29,8 @@ _BODY: Final = 60.0
 """Seconds within which a whole body has to arrive."""
 _IDLE: Final = 3600.0
 """Seconds without a request after which a connection ends."""
+_YIELDS: Final = 5.0
+"""Seconds without a request after which a connection ends where its place is needed."""
 
 Event: TypeAlias = (
     h11.Request | h11.Data | h11.EndOfMessage | h11.ConnectionClosed | type[h11.NEED_DATA] | type[h11.PAUSED]
@@ -93,7 +96,8 @@ class HttpServer:
     largest_body: int
     """Bytes."""
     most_connections: int
-    """Those beyond that are closed at once."""
+    """Where there are as many, a further one takes the place of the one that has sent no request for longest; it is
+    closed at once while all others have requests in progress."""
     turn: Turn = _at_once
     """Is awaited between the head of a request and its body."""
     on_refused: Callable[[Request, Refused], Response] = lambda request, refused: error_response(
@@ -104,7 +108,17 @@ class HttpServer:
 
     def accept(self) -> asyncio.Protocol:
         """Returns the protocol of a new connection."""
+        if len(self.open) >= self.most_connections:
+            self._end_idle()
         return _Connection(self) if len(self.open) < self.most_connections else _Full()
+
+    def _end_idle(self) -> None:
+        """Ends the connection that has sent no request for longest, if that is long."""
+        idle = [(one.idle_since, one) for one in self.open if one.idle_since is not None]
+        since, longest = min(idle, key=lambda found: found[0], default=(math.inf, None))
+        if longest is not None and asyncio.get_running_loop().time() - since >= _YIELDS:
+            self.open.discard(longest)
+            longest.abort()
 
     def close(self) -> None:
         """Ends all connections, and what is being answered on them."""
@@ -136,6 +150,10 @@ class _Full(asyncio.Protocol):
 
 class _Connection(asyncio.Protocol):
     """A connection of the server's, one of those that are open."""
+
+    idle_since: float | None = None
+    """When it began to wait for the head of a request; None while one is in progress. A head that arrives byte by byte
+    is none."""
 
     def __init__(self, server: HttpServer) -> None:
         self._server = server
@@ -190,11 +208,13 @@ class _Connection(asyncio.Protocol):
 
     async def _answer_next(self) -> bool:
         """Answers the next request. Returns whether there may be another one."""
+        self.idle_since = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(_IDLE):
                 event = await self._next()
         except TimeoutError:
             return False
+        self.idle_since = None
         if not isinstance(event, h11.Request):
             return False
         self._method = event.method

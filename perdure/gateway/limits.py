@@ -7,6 +7,7 @@ What an agent has used is counted after it has proven who it is: no other caller
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Generator
@@ -84,6 +85,8 @@ class BodyLimit:
     total: int
     within: float
     """Seconds until a body must have been received; that of a machine takes milliseconds."""
+    yields: float = 1.0
+    """Seconds that it has while another caller waits for its place."""
 
 
 STRANGERS_BODIES: Final = BodyLimit(per_address=8, total=64, within=10.0)
@@ -102,6 +105,8 @@ class Bodies:
         self._all = asyncio.Semaphore(limit.total)
         self._turns: dict[str, asyncio.Semaphore] = {}
         self._callers = Counter[str]()
+        self._receiving: dict[asyncio.Timeout, float] = {}
+        """The deadlines of bodies that are received and need not yield yet, with when each began, the oldest first."""
 
     async def receive(self, read: Callable[[], Awaitable[bytes]], *, address: str) -> bytes:
         """Returns the body of a call.
@@ -116,14 +121,32 @@ class Bodies:
         turn = self._turns.setdefault(address, asyncio.Semaphore(self._limit.per_address))
         self._callers[address] += 1
         try:
-            async with asyncio.timeout(self._limit.within), turn, self._all:
-                return await read()
+            async with asyncio.timeout(self._limit.within) as deadline, turn:
+                if self._all.locked():
+                    self._hurry()
+                async with self._all:
+                    self._receiving[deadline] = asyncio.get_running_loop().time()
+                    try:
+                        return await read()
+                    finally:
+                        self._receiving.pop(deadline, None)
         except TimeoutError:
-            raise TooMany(f"the request was not received within {self._limit.within:g} s") from None
+            raise TooMany(f"the request was not received within {self._limit.within:g} s, or others waited") from None
         finally:
             self._callers[address] -= 1
             if not self._callers[address]:
                 del self._callers[address], self._turns[address]
+
+    def _hurry(self) -> None:
+        """Has the body that has taken longest be received soon: a few addresses could keep all others out with slow
+        ones."""
+        if not self._receiving:
+            return
+        deadline = next(iter(self._receiving))
+        began = self._receiving.pop(deadline)
+        if not deadline.expired():
+            now = asyncio.get_running_loop().time()
+            deadline.reschedule(min(deadline.when() or math.inf, max(now, began + self._limit.yields)))
 
 
 class _Share:

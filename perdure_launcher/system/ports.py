@@ -20,6 +20,8 @@ POOL_SIZE = 8
 _ANY = 0
 _SHARE = 4
 """A pool holds at most this fraction (one in so many) of the allowed ports, because nodes may share a machine."""
+_APART = 4
+"""The distance between two ports of a pool, but where it comes to the end of those that are allowed."""
 _BACKLOG = 4096
 """All ranks of the world may connect before the store answers; the kernel caps it at net.core.somaxconn."""
 
@@ -137,8 +139,10 @@ def parse_ports(text: str) -> range:
 def _in_turn(allowed: range | None, start: int) -> Iterator[int]:
     if allowed is None:
         return itertools.repeat(_ANY)
-    start %= len(allowed)
-    return itertools.cycle([*allowed[start:], *allowed[:start]])
+    # Scripts use the numbers right after MASTER_PORT for stores of their own, so the pool does not hold these.
+    turn = [port for offset in range(_APART) for port in allowed[offset::_APART]]
+    start %= len(turn)
+    return itertools.cycle([*turn[start:], *turn[:start]])
 
 
 def _local_address(address: str) -> tuple[socket.AddressFamily, str]:

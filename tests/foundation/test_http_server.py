@@ -195,3 +195,29 @@ async def test_connections_beyond_the_most_are_closed_at_once() -> None:
             with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
                 await second.ask("POST", "/echo", b"a")
         assert (await first.ask("POST", "/echo", b"a"))[0] == 200
+
+
+async def test_a_connection_that_is_idle_yields_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "_YIELDS", 0.0)
+    async with serving(http(most_connections=2)) as port, connected(port) as older, connected(port) as newer:
+        assert (await newer.ask("POST", "/echo", b"a"))[0] == 200
+        # Bytes of a head are no request.
+        older.writer.write(b"POST /ec")
+        assert (await newer.ask("POST", "/echo", b"a"))[0] == 200
+        async with connected(port) as third:
+            assert (await third.ask("POST", "/echo", b"a"))[0] == 200
+            assert await older.reader.read() == b""
+            assert (await newer.ask("POST", "/echo", b"a"))[0] == 200
+
+
+async def test_a_connection_with_a_request_in_progress_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "_YIELDS", 0.0)
+    hanging = Hanging()
+    server = HttpServer(handlers={("GET", "/a"): hanging}, largest_body=1, most_connections=1)
+    async with serving(server) as port, connected(port) as first:
+        first.send("GET", "/a")
+        await hanging.began.wait()
+        async with connected(port) as second:
+            with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+                await second.ask("GET", "/a")
+        assert not hanging.ended.is_set()

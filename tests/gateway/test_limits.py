@@ -102,6 +102,25 @@ async def test_bodies_of_strangers_are_received_some_at_a_time() -> None:
     assert await asyncio.gather(*receiving) == [b"x"] * 7
 
 
+async def test_a_slow_body_yields_its_place_to_one_that_waits() -> None:
+    bodies = Bodies(BodyLimit(per_address=2, total=2, within=DEADLINE, yields=0.01))
+
+    async def never() -> bytes:
+        await asyncio.Event().wait()
+        return b""
+
+    async def here() -> bytes:
+        return b"x"
+
+    slow = [asyncio.create_task(bodies.receive(never, address=f"slow {number}")) for number in range(2)]
+    await asyncio.sleep(0)
+    assert await bodies.receive(here, address="quick") == b"x"
+    with pytest.raises(TooMany, match="or others waited"):
+        await slow[0]
+    assert not slow[1].done(), "one place was enough"
+    slow[1].cancel()
+
+
 async def test_a_body_that_does_not_arrive_is_given_up() -> None:
     bodies = Bodies(BodyLimit(per_address=1, total=1, within=0.01))
 

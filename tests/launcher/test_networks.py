@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
@@ -12,7 +13,6 @@ from collections.abc import Iterator
 import pytest
 
 from perdure_launcher.system.interfaces import interface_of
-from perdure_launcher.system.ports import PortPool
 from tests.launcher.hosts import Host, two_hosts, unavailable
 from tests.launcher.nodes import (
     ENTERED,
@@ -42,11 +42,11 @@ def free_ports() -> range:
     """Sixteen ports that nothing uses, below those that the system gives out by itself."""
     while True:
         first = 20_000 + secrets.randbelow(10_000)
-        pool = PortPool("::1", listening=False, allowed=range(first, first + 64), size=16)
-        free = pool.numbers
-        pool.close()
-        if free == [*range(first, first + 16)]:
-            return range(first, first + 16)
+        found = range(first, first + 16)
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            for port in found:
+                stack.enter_context(socket.create_server(("::1", port), family=socket.AF_INET6))
+            return found
 
 
 @pytest.fixture
