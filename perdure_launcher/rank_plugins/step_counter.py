@@ -50,7 +50,8 @@ def autoload() -> None:
     with contextlib.suppress(Exception):
         # A copy: warm starts leave out packages that read a rank's variables when they are imported.
         if is_rank_below(os.environ.copy()):
-            _keep_uncaught_exceptions(lambda: True)
+            own = os.getpid()
+            _keep_uncaught_exceptions(lambda: os.getpid() == own)
             if os.environ["RANK"] == "0":
                 StepCounter().install()
             return
@@ -141,8 +142,8 @@ class StepCounter:
         writer.write(self._step, time=time.time())
 
     def _follow_fork(self) -> None:
-        # What the job's only rank forks before it steps may train in its place.
-        if self._writer is not None or SOLE_VARIABLE not in os.environ:
+        # What a rank forks before it trains may train in its place, as a program may that it starts.
+        if self._writer is not None or is_child_of_training_rank(os.environ):
             self._stop()
 
     def _stop(self) -> None:
@@ -157,19 +158,18 @@ def _keep_uncaught_exceptions(counts: Callable[[], bool]) -> None:
     """Writes an uncaught exception to the file that torch's own `@record` uses, for scripts without it.
 
     Args:
-        counts: Whether this process still speaks for its rank when it ends.
+        counts: Whether the process that ends, this one or a fork of it, speaks for its rank then.
     """
     path = os.environ.get(_ERROR_FILE_VARIABLE)
     if not path or path == os.devnull:
         return
-    owner = os.getpid()
     following = sys.excepthook
     if is_rank_itself(os.environ) and os.path.exists(path):
         _remove_left_error(path)
 
     def keep(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         with contextlib.suppress(Exception):
-            if os.getpid() == owner and counts():
+            if counts():
                 from ..system.files import write_file
                 from .error_file import error_content, is_kept_already
 

@@ -145,6 +145,21 @@ def test_what_a_wrapper_starts_trains_in_its_place(node: Node):
     assert (node.step, node.error) == (9, "RuntimeError: of a child")
 
 
+def test_a_program_that_a_rank_forks_trains_in_its_place(node: Node):
+    """As NVIDIA's resiliency extension forks it: the parent waits, and starts it again."""
+    ended = node.run(
+        "import torch; pid = os.fork()", "if not pid: trains(9); fails()", "sys.exit(os.waitpid(pid, 0)[1] >> 8)"
+    )
+    assert ended.returncode == 1, ended.stderr
+    assert (node.step, node.error, node.answering) == (9, "RuntimeError: of a child", 2)
+
+
+def test_what_a_rank_forks_while_it_trains_says_nothing_of_it(node: Node):
+    ended = node.run("trains(7); pid = os.fork()", "if not pid: trains(9); fails()", "os.waitpid(pid, 0)")
+    assert ended.returncode == 0, ended.stderr
+    assert (node.step, node.error, node.answering) == (7, "", 1)
+
+
 def test_stages_of_a_shell_script_are_the_rank_one_after_another(node: Node):
     for lines, error in ((("trains(4)", "fails()"), "RuntimeError: of a child"), (("trains(2)",), "")):
         node.run(*lines)
