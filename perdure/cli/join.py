@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -151,7 +152,9 @@ async def _join(options: JoinOptions, describe: Callable[[str, str], Machine], a
     client = Client(address=address, namespace=options.namespace)
     machine = describe(client.endpoint.address, "TEMPORAL_ADDRESS")
     connection = DirectJobConnection(client, options.job, options.namespace)
-    return await MachineInJob(connection, machine, options, say=say, commands=MachineCommands(client)).run()
+    with _own_id(machine, options) as leave:
+        commands = MachineCommands(client)
+        return await MachineInJob(connection, machine, options, say=say, commands=commands, on_leaving=leave).run()
 
 
 async def _join_by_ticket(
@@ -172,9 +175,20 @@ async def _join_by_ticket(
     machine = describe(address, "--gateway")
     connection = GatewayJobConnection(address, ticket)
     try:
-        return await MachineInJob(connection, machine, options, say=say).run()
+        with _own_id(machine, options) as leave:
+            return await MachineInJob(connection, machine, options, say=say, on_leaving=leave).run()
     finally:
         await connection.close()
+
+
+def _own_id(machine: Machine, options: JoinOptions) -> AbstractContextManager[Callable[[], None]]:
+    """Holds the machine's ID in the job, unless the user has chosen it: that may be in order to displace a process."""
+    from perdure.activities.nodes.joined.machine import joined_folder
+    from perdure.join.own_id import held
+
+    if machine.chosen_id:
+        return nullcontext(lambda: None)
+    return held(machine.node_id, job=f"{options.namespace}/{options.job}", folder=joined_folder())
 
 
 def _machine(server: str, source: str, **settings: Any) -> Machine:

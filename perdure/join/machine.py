@@ -89,6 +89,7 @@ class MachineInJob:
         *,
         say: Callable[[str], None],
         commands: MachineCommands | None = None,
+        on_leaving: Callable[[], None] = lambda: None,
     ) -> None:
         """Prepares the membership; `run` joins.
 
@@ -98,12 +99,14 @@ class MachineInJob:
             options: The user's request.
             say: Prints a line for people.
             commands: Of the job's notifications; None where the machine runs none.
+            on_leaving: Called when a signal ends the stay.
         """
         self._connection = connection
         self._machine = machine
         self._options = options
         self._say = say
         self._commands = commands
+        self._on_leaving = on_leaving
         self._said = ""
         self._started_at = datetime.now(UTC)
         self._uptime = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -134,6 +137,7 @@ class MachineInJob:
 
     def _stop(self, number: signal.Signals, working: asyncio.Future[int]) -> None:
         self._signal = self._signal or number
+        self._on_leaving()
         if self._node_session is None:
             working.cancel()
         else:

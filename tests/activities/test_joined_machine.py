@@ -34,6 +34,23 @@ def test_slurm_names_a_task_by_its_node_and_numbers_it():
     assert seen(**alone_again)[0] == "slurm-77-gpu3", "a step for one node begins to count anew"
 
 
+@pytest.mark.parametrize(
+    ("place", "index"),
+    [
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+        ("PMI_RANK", "MPI_LOCALRANKID"),
+        ("PALS_RANKID", "PALS_LOCAL_RANKID"),
+        ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_LOCAL_RANK"),
+        ("FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID"),
+    ],
+)
+def test_tasks_that_other_launchers_start_on_one_machine_are_several_nodes(place: str, index: str):
+    assert seen(**{place: "4", index: "0"}) == (socket.gethostname(), 4)
+    assert seen(**{place: "5", index: "1"}) == (f"{socket.gethostname()}-1", 5)
+    within_slurm = {"SLURM_JOB_ID": "77", "SLURMD_NODENAME": "gpu3"}
+    assert seen(**within_slurm, **{place: "5", index: "1"}) == ("slurm-77-gpu3-1", 5)
+
+
 def test_kubernetes_keeps_the_name_of_an_index():
     assert seen(JOB_COMPLETION_INDEX="2") == (socket.gethostname(), 2)
     assert seen() == (socket.gethostname(), None)

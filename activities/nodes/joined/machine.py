@@ -15,9 +15,20 @@ from perdure.base.state_folder import STATE_VARIABLE
 from perdure_training.node_api.layout import short_links
 from perdure_training.node_api.untrusted_files import make_own_folder
 
-_PLACES = ("SLURM_PROCID", "JOB_COMPLETION_INDEX", "SKYPILOT_NODE_RANK")
-"""Environment variables in which schedulers number their tasks: Slurm, Kubernetes' indexed Jobs (also under JobSet and
-TrainJob), SkyPilot."""
+_TASKS = (
+    ("SLURM_PROCID", "SLURM_LOCALID"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_RANK", "MPI_LOCALRANKID"),
+    ("PALS_RANKID", "PALS_LOCAL_RANKID"),
+    ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_LOCAL_RANK"),
+    ("FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID"),
+)
+"""Environment variables in which launchers number their tasks, in all and on one machine: Slurm, Open MPI, MPICH and
+Intel MPI, HPE's PALS, IBM's jsrun, Flux."""
+
+_PLACES = (*(place for place, _ in _TASKS), "JOB_COMPLETION_INDEX", "SKYPILOT_NODE_RANK")
+"""Those in which launchers and schedulers number the places of a job: also Kubernetes' indexed Jobs (under JobSet and
+TrainJob, too), SkyPilot."""
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?\.?")
 _LONGEST_NAME = 253
@@ -30,6 +41,8 @@ class Machine:
 
     node_id: str
     """Unique, and stable: the same part of an allocation has the same value whenever it joins again."""
+    chosen_id: bool = False
+    """Whether the user has chosen the ID."""
     place: int | None = None
     """The index that its scheduler gave it."""
     host: str
@@ -91,6 +104,7 @@ def this_machine(
     place = next((int(number) for name in _PLACES if (number := environment.get(name, "")).isdecimal()), None)
     return Machine(
         node_id=node_id or _node_id(environment, host),
+        chosen_id=bool(node_id),
         place=place,
         host=host,
         address=own_address(address) if address else address_towards(server),
@@ -101,12 +115,11 @@ def this_machine(
 
 
 def _node_id(environment: Mapping[str, str], host: str) -> str:
-    """Returns Slurm's job ID and the task's index on its machine, which a restarted task keeps; otherwise the hostname,
-    which Kubernetes keeps for an index of a Job."""
-    job, task = environment.get("SLURM_JOB_ID"), environment.get("SLURM_LOCALID", "0")
-    if not job:
-        return host
-    return f"slurm-{job}-{host}" + ("" if task == "0" else f"-{task}")
+    """Returns Slurm's job ID with the host's name, or that name alone, which Kubernetes keeps for an index of a Job;
+    and the task's index on its machine, which a restarted task keeps, if it is not the first one."""
+    job = environment.get("SLURM_JOB_ID")
+    index = next((number for place, name in _TASKS if place in environment and (number := environment.get(name))), "0")
+    return (f"slurm-{job}-{host}" if job else host) + ("" if index == "0" else f"-{index}")
 
 
 def address_towards(server: str) -> str:
@@ -123,6 +136,15 @@ def address_towards(server: str) -> str:
 
 
 def joined_nodes() -> NodeFolders:
+    """Returns the nodes that this machine is in jobs, in `joined_folder`.
+
+    Raises:
+        PermissionError: as there.
+    """
+    return NodeFolders(joined_folder())
+
+
+def joined_folder() -> Path:
     """Returns the folder of this machine's joined nodes: `PERDURE_STATE`, or a temporary folder of the user's own.
 
     It is not in the home folder, which clusters share over a network: sockets and locks need a local disk.
@@ -131,7 +153,7 @@ def joined_nodes() -> NodeFolders:
         PermissionError: if the temporary folder is not one of this user's own.
     """
     if chosen := os.environ.get(STATE_VARIABLE):
-        return NodeFolders(Path(chosen).absolute())
+        return Path(chosen).absolute()
     folder = short_links()
     make_own_folder(folder, remedy=f"set {STATE_VARIABLE} to a folder of your own")
-    return NodeFolders(folder)
+    return folder
