@@ -248,7 +248,8 @@ class JobUpdates:
         role = self.state.view(chosen)
         node = joining.place_of(role, request)
         if node is None:
-            return JoinAnswer(reason=joining.describe_wait(role, request))
+            again = joining.next_request(role, request, workflow.now())
+            return JoinAnswer(reason=joining.describe_wait(role, request), again=again)
         group_id = self._groups.id_of(Group(role.role, group_index(node.rank)))
         return JoinAnswer(node=requests.node_request(role, node, self.job, workflow.info(), group_id=group_id))
 

@@ -17,6 +17,7 @@ from perdure.base import shortages
 from perdure.base.encryption.codec import REFUSED_PAYLOAD
 from perdure.base.errors import (
     ControlPlaneOverloaded,
+    ControlPlaneUnreachable,
     JobNotFound,
     JobPaused,
     NotPermitted,
@@ -114,34 +115,71 @@ def _overloaded(connection: Connection, cause: str) -> ControlPlaneOverloaded:
     )
 
 
+async def why_late(connection: Connection, name: str, namespace: str) -> ControlPlaneUnreachable:
+    """The error of a job that has not carried out a request in time: `ControlPlaneOverloaded` where a worker runs.
+
+    It has too much to do then, and carries out the same request later.
+    """
+    if silent := await why_silent(connection, name, namespace):
+        is_busy = isinstance(silent, WorkflowTaskFails) and _BUSY in str(silent)
+        return ControlPlaneOverloaded(str(silent), remedy=silent.remedy) if is_busy else silent
+    try:
+        polled = await _polled_lately(connection, name, namespace)
+    except RPCError as error:
+        return _overloaded(connection, error.message)
+    if polled:
+        text, remedy = _busy(connection, name, polled)
+        return ControlPlaneOverloaded(text, remedy=remedy)
+    return _absent(connection, name)
+
+
 async def _no_worker(connection: Connection, name: str, namespace: str) -> NoWorker:
     """The error if the server answers and no worker does."""
     if silent := await why_silent(connection, name, namespace):
         return silent
-    local = connection.endpoint.is_local_default
-    start = f"perdure worker{' --detach' if local else ''}"
-    failed = f"no worker answers for {name or 'jobs'} at {connection.endpoint.address}"
-    if polled := await _polled_lately(connection, name, namespace):
-        return NoWorker(
-            f"{failed} in time; {polled}: it is busy, or has just ended",
-            remedy=f"Try again. Running nodes continue to train. Further workers share the work: {start}.",
-        )
-    return NoWorker(
-        f"{failed}: none has polled for a minute",
-        remedy=f"Running nodes continue to train without one. Start one: {start}. See `perdure doctor`.",
+    polled = ""
+    with suppress(RPCError):
+        polled = await _polled_lately(connection, name, namespace)
+    if polled:
+        text, remedy = _busy(connection, name, polled)
+        return NoWorker(text, remedy=remedy)
+    return _absent(connection, name)
+
+
+def _busy(connection: Connection, name: str, polled: str) -> tuple[str, str]:
+    """What a worker means that polls and does not answer, and the remedy."""
+    return (
+        f"{_no_answer(connection, name)} in time; {polled}: it is busy, or has just ended",
+        f"Try again. Running nodes continue to train. Further workers share the work: {_start(connection)}.",
     )
 
 
+def _absent(connection: Connection, name: str) -> NoWorker:
+    return NoWorker(
+        f"{_no_answer(connection, name)}: none has polled for a minute",
+        remedy=f"Running nodes continue to train without one. Start one: {_start(connection)}. See `perdure doctor`.",
+    )
+
+
+def _no_answer(connection: Connection, name: str) -> str:
+    return f"no worker answers for {name or 'jobs'} at {connection.endpoint.address}"
+
+
+def _start(connection: Connection) -> str:
+    return f"perdure worker{' --detach' if connection.endpoint.is_local_default else ''}"
+
+
 async def _polled_lately(connection: Connection, name: str, namespace: str) -> str:
-    """Which worker has polled the job's queue last; empty if it was so long ago that none runs."""
-    try:
-        temporal, queue = await connection.connect(), connection.endpoint.task_queue
-        if name:
-            job = await describe(temporal, job_workflow_id(namespace, name), rpc_timeout=CALL_TIMEOUT)
-            queue = job.task_queue
-        seen = await pollers(temporal, queue, TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW)
-    except RPCError:
-        return ""
+    """Which worker has polled the job's queue last; empty if it was so long ago that none runs.
+
+    Raises:
+        RPCError: if the server does not answer.
+    """
+    temporal, queue = await connection.connect(), connection.endpoint.task_queue
+    if name:
+        job = await describe(temporal, job_workflow_id(namespace, name), rpc_timeout=CALL_TIMEOUT)
+        queue = job.task_queue
+    seen = await pollers(temporal, queue, TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW)
     now = time.time()
     worker, last = max(seen.items(), key=lambda poller: poller[1], default=("", 0.0))
     return f"{worker} polled {max(now - last, 0):.0f} s ago" if now - last < _LONGEST_POLL else ""

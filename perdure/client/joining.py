@@ -13,11 +13,11 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.activities.nodes.joined.node_session import AgentConnection
 from perdure.agent.job_liveness import JobLiveness, query_job_liveness
-from perdure.base.errors import ExitCode, JobAlreadyRunning, JobNotFound, JoinRefused, NoWorker
-from perdure.base.executions import update
+from perdure.base.errors import ControlPlaneOverloaded, ExitCode, JobAlreadyRunning, JobNotFound, JoinRefused
+from perdure.base.executions import find, update
 from perdure.client.client import Client
 from perdure.client.connection import CALL_TIMEOUT, payload_encryption
-from perdure.client.error_mapping import map_errors
+from perdure.client.error_mapping import map_errors, why_late
 from perdure.client.job_calls import UPDATE_TIMEOUT
 from perdure.client.results import result_of
 from perdure.client.views import FINAL_PHASES
@@ -101,8 +101,14 @@ class DirectJobConnection:
         try:
             async with map_errors(self._client, self._job, self._namespace):
                 return await update(handle, "join", args=[request], result_type=JoinAnswer, rpc_timeout=UPDATE_TIMEOUT)
-        except JobNotFound:
-            # An update of a job that has ended is not found either.
+        except JobNotFound as error:
+            # An update of a job that has ended is not found either, nor one that the server has lost.
+            async with map_errors(self._client, self._job, self._namespace):
+                found = await find(temporal, job_workflow_id(self._namespace, self._job), rpc_timeout=CALL_TIMEOUT)
+            if found is not None and found.is_open:
+                raise ControlPlaneOverloaded(
+                    f"the Temporal server has lost a request to {self._job}, which runs", remedy="Try again."
+                ) from error
             await self._client.describe(self._job, namespace=self._namespace)
             return await self.wait()
         except WorkflowUpdateFailedError as error:
@@ -112,10 +118,7 @@ class DirectJobConnection:
                 self._job, kind, cause.message if isinstance(cause, ApplicationError) else str(cause)
             ) from error
         except WorkflowUpdateRPCTimeoutOrCancelledError as error:
-            raise NoWorker(
-                f"{self._job} did not answer within {UPDATE_TIMEOUT.total_seconds():.0f} s; no worker seems to run",
-                remedy="`perdure worker` runs one, on any machine that reaches the Temporal server.",
-            ) from error
+            raise await why_late(self._client, self._job, self._namespace) from error
 
     async def wait(self) -> JobResult:
         return await self._client.wait(self._job, namespace=self._namespace)

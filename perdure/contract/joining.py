@@ -66,6 +66,9 @@ class JoinAnswer(Message):
     """Everything that the machine needs to become the node, including the token."""
     reason: str = ""
     """Why there is no node yet."""
+    again: timedelta | None = None
+    """The time until the machine is to request the place again, where there is no node yet: of hundreds of machines
+    that wait, each has its turn. None from an earlier release."""
 
 
 class JoinRefusal(Vocabulary):

@@ -20,7 +20,7 @@ from perdure.activities.nodes.configurations import agent_grant
 from perdure.base.credentials.grants import Grant
 from perdure.base.credentials.names import JOIN, LEAVE, RESULT, TICKET_HEADER
 from perdure.base.credentials.tickets import digest_of
-from perdure.base.errors import ControlPlaneUnreachable, JobNotFound, JoinRefused, PerdureError
+from perdure.base.errors import ControlPlaneOverloaded, ControlPlaneUnreachable, JobNotFound, JoinRefused, PerdureError
 from perdure.client.client import Client
 from perdure.client.joining import DirectJobConnection
 from perdure.contract import (
@@ -39,7 +39,7 @@ from perdure.contract import (
 from perdure.contract.names import job_workflow_id, uid_of
 from perdure.gateway.callers import Callers, Unauthenticated, Unavailable, bearer_of
 from perdure.gateway.calls import Denied
-from perdure.gateway.limits import JOIN_BYTES, MACHINES, Limits
+from perdure.gateway.limits import JOIN_BYTES, MACHINES, Limits, TooMany
 from perdure.gateway.memberships import Memberships
 
 logger = logging.getLogger(__name__)
@@ -111,6 +111,8 @@ class Machines:
                     return await self._leave(_read(DepartureCall, content), headers, proven)
                 case _:
                     return await self._result(_read(ResultCall, content), headers, address, proven)
+        except ControlPlaneOverloaded as error:
+            raise TooMany("the job has too much to do now") from error
         except ControlPlaneUnreachable as error:
             # Without the server's address, which machines need not know.
             raise Unavailable("the job does not answer now") from error

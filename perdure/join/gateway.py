@@ -26,7 +26,7 @@ from perdure.base.credentials.names import (
     TOKEN_HEADER,
 )
 from perdure.base.credentials.tickets import digest_of, new_secret
-from perdure.base.errors import ControlPlaneUnreachable, NotPermitted, PerdureError, Refused
+from perdure.base.errors import ControlPlaneOverloaded, ControlPlaneUnreachable, NotPermitted, PerdureError, Refused
 from perdure.client.client import OUTAGE_LIMIT
 from perdure.client.joining import join_refused
 from perdure.contract import (
@@ -86,10 +86,7 @@ class GatewayJobConnection:
     async def request_place(self, request: JoinRequest) -> JoinAnswer | JobResult:
         ticket = self._ticket
         call = PlaceCall(namespace=ticket.namespace, job=ticket.job, request=request)
-        try:
-            answer = await self._call(JOIN, call, PlaceAnswer)
-        except _Busy as busy:
-            return JoinAnswer(reason=str(busy))
+        answer = await self._call(JOIN, call, PlaceAnswer)
         if answer.refusal is not None:
             raise join_refused(ticket.job, answer.refusal, answer.reason)
         if answer.result is not None:
@@ -171,7 +168,7 @@ class GatewayJobConnection:
         details = error.details() or error.code().name
         match error.code():
             case grpc.StatusCode.RESOURCE_EXHAUSTED:
-                return _Busy(f"the gateway has no capacity: {details}")
+                return ControlPlaneOverloaded(f"the gateway has no capacity: {details}")
             case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED | grpc.StatusCode.CANCELLED:
                 return ControlPlaneUnreachable(
                     f"the gateway at {self._address} does not answer: {details}",
@@ -189,7 +186,3 @@ class GatewayJobConnection:
                 )
             case _:
                 return Refused(f"the gateway refuses: {details}")
-
-
-class _Busy(ControlPlaneUnreachable):
-    """The gateway limits this machine; the same call succeeds later."""

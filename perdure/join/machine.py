@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import math
 import os
+import random
 import signal
 import time
 from collections.abc import Awaitable, Callable, Generator
@@ -21,6 +22,7 @@ from perdure.activities.nodes.joined.machine import Machine
 from perdure.activities.nodes.joined.node_session import NodeSession
 from perdure.activities.nodes.local.folders import Ending, now
 from perdure.activities.nodes.local.spawn import boot_id
+from perdure.base.backoff import Backoff
 from perdure.base.errors import (
     ControlPlaneOverloaded,
     ControlPlaneUnreachable,
@@ -52,6 +54,8 @@ _MORE_SELDOM = 10.0
 after a pause of minutes, and each request that is granted is some events of the job's history."""
 _LATER = 2.0
 """Seconds between two requests for something that others must provide: a server, a job, a place."""
+_LONGEST = 30.0
+"""The longest time between two requests for something that hundreds of machines may wait for."""
 _REFUSAL_IS_FINAL = 5.0
 """Seconds for which a request is repeated if the server denies a permission: a starting server may not know its callers
 yet."""
@@ -190,18 +194,23 @@ class MachineInJob:
                     return await self._connection.wait()
                 if refused.kind == JoinRefusal.OVER:
                     self._node_sessions += 1
-                elif refused.kind == JoinRefusal.NO_PLACE and self._options.wait:
-                    await self._wait(str(refused), _LATER)
-                else:
+                    continue
+                if refused.kind != JoinRefusal.NO_PLACE or not self._options.wait:
                     raise
+                found, again, shortest, longest = str(refused), None, _LATER, _LONGEST
             else:
                 if isinstance(answer, JobResult):
                     return answer
                 if answer.node is not None:
                     return answer.node
-                if answer.reason != reason:
-                    reason, since = answer.reason, loop.time()
-                await self._wait(reason, min(max(_SOON, (loop.time() - since) / _MORE_SELDOM), _LATER))
+                found, again, shortest, longest = answer.reason, answer.again, _SOON, _LATER
+            if found != reason:
+                reason, since = found, loop.time()
+            if again is not None:
+                # The job decides which of the machines that wait has its turn.
+                await self._wait(reason, again.total_seconds())
+            else:
+                await self._wait(reason, min(max(shortest, (loop.time() - since) / _MORE_SELDOM), longest))
 
     async def _ask(self) -> JoinAnswer | JobResult:
         """Requests a place once."""
@@ -272,6 +281,7 @@ class MachineInJob:
         loop = asyncio.get_running_loop()
         patience = math.inf if self._options.wait else OUTAGE_LIMIT.total_seconds() if self._was_in else 0
         deadline, overloaded_until = loop.time() + patience, loop.time() + OUTAGE_LIMIT.total_seconds()
+        overload = Backoff(_LATER, _LONGEST)
         refused_until = loop.time() + _REFUSAL_IS_FINAL
         while True:
             try:
@@ -285,7 +295,9 @@ class MachineInJob:
                     deadline = max(deadline, overloaded_until)
                 if loop.time() >= deadline or (isinstance(error, JobNotFound) and not self._options.wait):
                     raise
-                await self._wait(str(error), _LATER)
+                # Machines that were refused together must not come together again.
+                pause = overload.next_pause() if isinstance(error, ControlPlaneOverloaded) else _LATER
+                await self._wait(str(error), pause * random.uniform(0.5, 1.0))
 
     async def _wait(self, reason: str, seconds: float) -> None:
         if reason != self._said:

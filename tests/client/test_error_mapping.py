@@ -16,10 +16,12 @@ from perdure.base.errors import (
     NoWorker,
     PerdureError,
     Refused,
+    WorkflowTaskFails,
 )
+from perdure.client import error_mapping
 from perdure.client.client import Client
 from perdure.client.connection import find_endpoint
-from perdure.client.error_mapping import map_errors
+from perdure.client.error_mapping import map_errors, why_late
 from tests.workflows.fleet import job_spec, running_fleet, submit
 from tests.workflows.jobs import running
 
@@ -89,3 +91,35 @@ async def test_a_worker_that_polls_and_does_not_answer_in_time_is_busy(temporal_
             async with map_errors(Client(temporal=temporal_client), job.id.rpartition("/")[2]):
                 raise RPCError(FULL, RPCStatusCode.RESOURCE_EXHAUSTED, b"")
         assert raised.value.remedy.startswith("Try again.")
+
+
+LATE = RPCError("Timeout expired", RPCStatusCode.CANCELLED, b"")
+FAILS = WorkflowTaskFails("its workflow task fails: [TMPRL1101] Potential deadlock detected")
+
+
+@pytest.mark.parametrize(
+    ("silent", "polled", "expected"),
+    [
+        (None, "worker polled 3 s ago", ControlPlaneOverloaded),
+        (None, LATE, ControlPlaneOverloaded),
+        (FAILS, "", ControlPlaneOverloaded),
+        (None, "", NoWorker),
+        (WorkflowTaskFails("its workflow task fails: KeyError"), "", NoWorker),
+    ],
+)
+async def test_a_request_that_a_busy_worker_does_not_answer_in_time_may_be_sent_again(
+    monkeypatch: pytest.MonkeyPatch, silent: NoWorker | None, polled: str | RPCError, expected: type[PerdureError]
+) -> None:
+    async def why_silent(*_: object) -> NoWorker | None:
+        return silent
+
+    async def polled_lately(*_: object) -> str:
+        if isinstance(polled, RPCError):
+            raise polled
+        return polled
+
+    monkeypatch.setattr(error_mapping, "why_silent", why_silent)
+    monkeypatch.setattr(error_mapping, "_polled_lately", polled_lately)
+    error = await why_late(Client(endpoint=find_endpoint("127.0.0.1:9")), "job", "default")
+    assert isinstance(error, expected)
+    assert isinstance(error, NoWorker) == (expected is NoWorker)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any, cast
 
 import pytest
 
 from perdure.activities.nodes.joined.machine import Machine
-from perdure.base.errors import ControlPlaneOverloaded, ControlPlaneUnreachable, PerdureError
-from perdure.contract import JoinAnswer, JoinRequest
+from perdure.base.errors import (
+    ControlPlaneOverloaded,
+    ControlPlaneUnreachable,
+    ExitCode,
+    JoinRefused,
+    PerdureError,
+)
+from perdure.contract import JoinAnswer, JoinRefusal, JoinRequest
 from perdure.join import machine
 from perdure.join.machine import JoinOptions, MachineInJob
 
@@ -24,8 +32,9 @@ class Pausing:
 
     session = "session-of-a"
 
-    def __init__(self, *, fails: Sequence[Exception] = ()) -> None:
+    def __init__(self, *, fails: Sequence[Exception] = (), again: timedelta | None = None) -> None:
         self.asked = 0
+        self.again = again
         self.fails = list(fails)
         self.opens_at = time.monotonic() + PAUSE
 
@@ -34,7 +43,7 @@ class Pausing:
         if self.fails:
             raise self.fails.pop(0)
         if time.monotonic() < self.opens_at:
-            return JoinAnswer(reason="its place opens after a pause")
+            return JoinAnswer(reason="its place opens after a pause", again=self.again)
         return JoinAnswer.model_construct(node=cast("Any", object()))
 
 
@@ -46,6 +55,37 @@ async def test_a_place_that_does_not_open_soon_is_asked_for_ever_less_often(monk
     await joining._take_place()
     assert job.asked < PAUSE / SOON / 2
     assert said == ["waiting: its place opens after a pause"]
+
+
+async def test_a_machine_requests_its_place_when_the_job_says(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(machine, "_SOON", 1000.0)
+    job = Pausing(again=timedelta(seconds=2 * PAUSE))
+    own = Machine(node_id="a", host="here", address="127.0.0.1")
+    await MachineInJob(cast("Any", job), own, JoinOptions(job="job"), say=lambda line: None)._take_place()
+    assert job.asked == 2
+
+
+async def test_machines_that_found_no_place_request_one_ever_less_often(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(machine, "_LATER", SOON)
+    full = JoinRefused("all its 2 places are taken", kind=JoinRefusal.NO_PLACE, exit_code=ExitCode.INFRASTRUCTURE)
+    job = Pausing(fails=[full] * 40)
+    own = Machine(node_id="a", host="here", address="127.0.0.1")
+    joining = MachineInJob(cast("Any", job), own, JoinOptions(job="job", wait=True), say=lambda line: None)
+    pauses: list[float] = []
+    now = 0.0
+
+    async def wait(reason: str, seconds: float) -> None:
+        nonlocal now
+        pauses.append(seconds)
+        now += seconds
+        job.opens_at = 0.0
+
+    monkeypatch.setattr(joining, "_wait", wait)
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
+    await joining._take_place()
+    assert pauses[0] == SOON
+    assert pauses[-1] > 2 * SOON
+    assert pauses == sorted(pauses)
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,11 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
+import pytest
+
 from perdure.contract import FailureClass, JobPhase, JoinRefusal, JoinRequest, NodePhase
 from perdure.contract.transitions import NodeJoined, NodePending
-from perdure.workflows.policy.capacity.joining import describe_wait, place_of, refusal
+from perdure.workflows.policy.capacity.joining import describe_wait, next_request, place_of, refusal
 from perdure.workflows.policy.facts.events import CancelRequested, ScaleRequested, SuspendRequested
 from perdure.workflows.policy.record.projections import next_action
 from perdure.workflows.policy.state.job import RoleInJob
@@ -91,6 +93,29 @@ def test_a_place_is_given_when_its_group_knows_of_it():
     assert describe_wait(job.state, request) == "its place is being prepared"
     job.transition(0, NodePending)
     assert given(place_of(job.state, request)) == (0, 1)
+
+
+def test_machines_that_wait_for_their_places_request_them_again_one_after_the_other():
+    job = Scenario("200", backend="joined")
+    requests = [asks(f"machine {number}") for number in range(200)]
+    for request in requests:
+        job.take(request)
+    turns = [next_request(job.state, request, job.now).total_seconds() for request in requests]
+    assert turns == pytest.approx([0.2 + 0.1 * number for number in range(200)])
+    # Those before it have theirs.
+    for rank in range(150):
+        job.transition(rank, NodePending)
+    assert next_request(job.state, requests[-1], job.now).total_seconds() == pytest.approx(0.2 + 0.1 * 49)
+
+
+def test_a_machine_that_has_waited_for_long_requests_its_place_less_often():
+    job = Scenario("1", backend="joined")
+    request = asks("a")
+    job.take(request)
+    waited = {10: 1.0, 100: 10.0, 1000: 30.0}
+    for seconds, expected in waited.items():
+        later = job.now + timedelta(seconds=seconds)
+        assert next_request(job.state, request, later) == timedelta(seconds=expected)
 
 
 def test_the_first_word_that_a_job_hears_may_be_a_request():

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from perdure.base.words import count
@@ -45,6 +45,16 @@ _OPEN_PHASES = (NodePhase.REQUESTED, NodePhase.PENDING, NodePhase.CREATED)
 """Phases in which no agent has reported for the node yet."""
 
 _REMEMBERED_SESSIONS = 8
+
+_FIRST_TURN = timedelta(seconds=0.2)
+"""The time until a place that is being prepared is requested again: its group and its backend are quick."""
+_TURN = timedelta(seconds=0.1)
+"""The time between the requests of two machines that wait for their places."""
+_LAST_TURN = timedelta(seconds=30)
+"""The longest time until a machine requests its place again."""
+_MORE_SELDOM = 10
+"""The part of the time waited for a place after which it is requested again: one may open after a pause of minutes, and
+each request that is granted is some events of the job's history."""
 
 MOST_TICKETS = 64
 """Tickets of one job: its state carries them."""
@@ -247,6 +257,25 @@ def describe_wait(state: RoleInJob, request: JoinRequest) -> str:
         if owner is not None and _is_of(owner, request) and node is not None and node.not_before is not None:
             return f"node {rank} was lost several times before it was ready; its place opens after a pause"
     return "its place is being prepared"
+
+
+def next_request(state: RoleInJob, request: JoinRequest, now: datetime) -> timedelta:
+    """The time until a machine whose request was granted, and that has no node yet, requests it again.
+
+    One machine after the other has its turn, so that all together send no more requests than leave the job time to
+    prepare their places: the server takes ten at a time. Those that have waited for longer come less often.
+    """
+    before = 0
+    for rank in _places(state):
+        owner, node = _owner_of(state, rank), state.nodes.get(rank)
+        if owner is None:
+            continue
+        if _is_of(owner, request):
+            opens = node.not_before - now if node is not None and node.not_before is not None else timedelta()
+            waited = (now - owner.since) / _MORE_SELDOM
+            return min(max(_FIRST_TURN + before * _TURN, waited, opens), _LAST_TURN)
+        before += node is None or node.phase is NodePhase.REQUESTED
+    return _FIRST_TURN
 
 
 def _places(role: RoleState) -> range:
