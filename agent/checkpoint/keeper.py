@@ -203,7 +203,7 @@ class CheckpointService:
         kind = request.get("request")
         if kind == "hello":
             return self._hello(request)
-        if kind == "restored":
+        if kind in ("restored", "refused"):
             return self._restored(request)
         if kind == "watched" and self._watched is not None:
             lower_thread_priority()

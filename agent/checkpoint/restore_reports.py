@@ -39,6 +39,8 @@ def read_report(node: NodeCredentials, request: Json, *, generation: int) -> Che
         distrusted=_steps(request.get("distrusted")),
         unusable=tuple(str(damage) for damage in request.get("unusable") or ()),
         memory=tuple(_read_finding(one) for one in memory[:MOST_FINDINGS]),
+        refused=str(request["refused"]) if request["request"] == "refused" else "",
+        of_ranks=max(read_number(request["ranks"]), 1) if request["request"] == "refused" else None,
     )
     return CheckpointRestored(**envelope(node), generation=generation, restored=restored)
 

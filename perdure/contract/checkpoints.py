@@ -168,6 +168,11 @@ class Restore(Message):
     """The ranks stop, since none of those can be loaded. Otherwise they start over."""
     memory: Findings = ()
     """What was damaged in memory; where it was not used, also what else was found or missing there."""
+    refused: ShortText = ""
+    """Why the ranks have not loaded it: only a world of as many ranks as saved it can. They wait for that one; empty
+    where they have."""
+    of_ranks: int | None = None
+    """The number of these ranks; None where they have loaded it."""
 
 
 class CheckpointStored(AgentMessage, route=Route(Destination.GROUP, "checkpoint_stored")):

@@ -15,7 +15,6 @@ from perdure_training.checkpoint.cadence import Cadence
 from perdure_training.checkpoint.durable import Metrics
 from perdure_training.checkpoint.generation import GenerationCheckpoints
 from perdure_training.checkpoint.hidden import check_reachable
-from perdure_training.checkpoint.resharding import CannotReshard
 from perdure_training.checkpoint.staging import Layout
 from perdure_training.checkpoint.values import capture, objects_in
 from perdure_training.checkpoint.world import own_identity
@@ -145,12 +144,7 @@ class Checkpointer:
         last_resort: bool = False,
     ) -> int | None:
         if agreed.decision.former is not None:
-            try:
-                return world.restore_from_former(agreed, state)
-            except CannotReshard as error:
-                if world.own.rank == 0:
-                    logger.warning("perdure: step %s in memory is not loaded: %s", agreed.decision.step, error)
-            agreed = self._agree(world, resharded=False, last_resort=last_resort)
+            return world.restore_from_former(agreed, state)
         return None if agreed.decision.step is None else world.restore_from_memory(agreed, state)
 
     def _agree(self, world: GenerationCheckpoints, *, resharded: bool = True, last_resort: bool = False) -> AgreedStep:

@@ -165,7 +165,9 @@ class OwnView:
     """Where these values are in the state."""
 
 
-def own_view(metadata: Metadata, *, rank: int, world_size: int, replicated: bool) -> OwnView:
+def own_view(
+    metadata: Metadata, *, rank: int, world_size: int, replicated: bool, from_rank_0: Collection[str] = ()
+) -> OwnView:
     """Returns what a rank loads.
 
     Args:
@@ -173,6 +175,7 @@ def own_view(metadata: Metadata, *, rank: int, world_size: int, replicated: bool
         rank: The rank that loads.
         world_size: The size of its world.
         replicated: Any rank's value serves any rank, as the script says.
+        from_rank_0: Names of which a world of another size takes rank 0's value.
     """
     stored: dict[str, dict[int, str]] = {}
     sizes: dict[str, int] = {}
@@ -185,10 +188,11 @@ def own_view(metadata: Metadata, *, rank: int, world_size: int, replicated: bool
             sizes[whole] = int(mark[2])
     if not stored:
         return OwnView(metadata, {}, metadata.state_dict_metadata.keys(), paths)
-    others = {name: size for name, size in sizes.items() if size != world_size}
+    others = {name: size for name, size in sizes.items() if size != world_size and name not in from_rank_0}
     chosen: dict[str, str] = {}
     for whole, names in stored.items():
-        own = names.get(rank)
+        is_own = sizes[whole] == world_size
+        own = names.get(rank) if is_own or whole not in from_rank_0 else names.get(0)
         if replicated:
             own = own or names[min(names)]
         if own is not None and (replicated or whole not in others):

@@ -12,6 +12,7 @@ import torch
 
 from perdure_training.background import lower_thread_priority
 from perdure_training.checkpoint.agreed_step import AgreedStep, agree_on_step
+from perdure_training.checkpoint.broadcast_buffers import names_of_rank_0
 from perdure_training.checkpoint.cadence import AgreedCadence
 from perdure_training.checkpoint.direct import DirectSaves
 from perdure_training.checkpoint.durable import DurableCheckpoints, Metrics, connect_storage
@@ -19,8 +20,9 @@ from perdure_training.checkpoint.finishing import SnapshotFinisher
 from perdure_training.checkpoint.generators import Generators
 from perdure_training.checkpoint.optimizers import prepare_optimizer
 from perdure_training.checkpoint.peers import Peers
-from perdure_training.checkpoint.planned_state import StateOfRank
-from perdure_training.checkpoint.resharding import CannotReshard, Resharding
+from perdure_training.checkpoint.planned_state import OfAnotherWorld, StateOfRank
+from perdure_training.checkpoint.refused_restore import await_other_world
+from perdure_training.checkpoint.resharding import Resharding
 from perdure_training.checkpoint.save_failures import SaveFailures
 from perdure_training.checkpoint.slots import Slots
 from perdure_training.checkpoint.staging import Layout, meshes_of
@@ -119,10 +121,11 @@ class GenerationCheckpoints:
         return step
 
     def restore_from_former(self, agreed: AgreedStep, state: MutableMapping[str, Any]) -> int:
-        """Loads a step that a world of another size has in memory; returns it.
+        """Loads a step that a world of another size has in memory; returns it. Where this world cannot have that
+        state, of which nothing was changed then, it waits for one that can.
 
         Raises:
-            CannotReshard: if this world cannot have that state, of which nothing was changed then.
+            OfAnotherWorld: if none comes.
         """
         decision = agreed.decision
         assert decision.step is not None
@@ -130,10 +133,10 @@ class GenerationCheckpoints:
         with _Room(state, replicated=False) as room:
             try:
                 room.fill(Resharding(self.own, self._store, self.arena, decision).load(room.target))
-            except CannotReshard:
+            except OfAnotherWorld as error:
                 # It speaks against this world, not against what was saved.
                 self._count_restore(agreed, -1)
-                raise
+                await_other_world(self.own, error, step=decision.step, source="memory")
         self._forget_after(decision.step)
         self._loaded_any, self._left_until = True, [decision.step]
         # The others' memory has it as this world splits it, before any of what it was loaded from is deleted.
@@ -375,7 +378,11 @@ class _Room:
         self._filled = False
         objects = [name for name, value in state.items() if is_object(value) and not isinstance(value, torch.nn.Module)]
         self.target = StateOfRank(
-            values=capture(state), objects=objects, each_rank=_of_each_rank(state), replicated=replicated
+            values=capture(state),
+            objects=objects,
+            each_rank=_of_each_rank(state),
+            replicated=replicated,
+            from_rank_0=names_of_rank_0(state),
         )
 
     def __enter__(self) -> Self:

@@ -32,6 +32,23 @@ class StateOfRank:
     """Names of what a rank that was not there keeps, such as generators."""
     replicated: bool
     """Every rank's state is the same."""
+    from_rank_0: frozenset[str] = frozenset()
+    """Names of values of which a world of another size takes rank 0's."""
+
+
+class OfAnotherWorld(KeyError):
+    """What was saved has values that differ between ranks, and only a world of as many ranks can have it. Nothing of
+    the state has changed, and nothing is wrong with it or with what was saved."""
+
+    def __init__(self, text: str, *, ranks: int) -> None:
+        """Creates the error.
+
+        Args:
+            text: Which values these are.
+            ranks: The number of ranks that saved it.
+        """
+        super().__init__(text)
+        self.ranks = ranks
 
 
 @dataclass(frozen=True)
@@ -59,9 +76,16 @@ def plan_state(metadata: Metadata, state: StateOfRank, *, own: RankIdentity, sha
         source: What the metadata is of, for people.
 
     Raises:
+        OfAnotherWorld: if only a world of another size can have it.
         KeyError: if it has another state.
     """
-    view = own_view(metadata, rank=own.rank, world_size=own.world_size, replicated=state.replicated)
+    view = own_view(
+        metadata,
+        rank=own.rank,
+        world_size=own.world_size,
+        replicated=state.replicated,
+        from_rank_0=state.from_rank_0,
+    )
     saved = names_in(metadata)
     mark = f"rank-{own.rank}"
     # A world with more ranks than were saved leaves the others' generators as they are.
@@ -80,9 +104,10 @@ def plan_state(metadata: Metadata, state: StateOfRank, *, own: RankIdentity, sha
         if name not in differs:
             target[name] = as_saved(value, places.get(name, {}), is_object=name in state.objects)
     loading = Loading(target, view.metadata)
-    problem = _of_another_world(view, loading, own=own, replicated=state.replicated) or loading.problem
+    ranks, of_another = _of_another_world(view, loading, own=own, replicated=state.replicated)
+    problem = of_another or loading.problem
     left = [name for name in view.own_names if name not in loading.names and name.split(".")[0] not in state.each_rank]
-    reports = share({"names": sorted(state.values), "problem": problem, "left": left})
+    reports = share({"names": sorted(state.values), "problem": problem, "left": left, "ranks": ranks})
     wanted = {name for report in reports for name in report["names"]}
     if not loading.first_names | (state.each_rank & state.values.keys()) <= saved.keys() <= wanted:
         raise KeyError(
@@ -93,24 +118,28 @@ def plan_state(metadata: Metadata, state: StateOfRank, *, own: RankIdentity, sha
     if lost:
         problems.append(f"no rank's state has {', '.join(sorted(lost)[:8])}, which would be lost")
     if problems:
-        raise KeyError(f"{source}: the checkpoint does not have the state that is restored: {'; '.join(problems)}")
+        text = f"{source}: the checkpoint does not have the state that is restored: {'; '.join(problems)}"
+        if not lost and all(report["ranks"] for report in reports if report["problem"]):
+            raise OfAnotherWorld(text, ranks=max(report["ranks"] for report in reports))
+        raise KeyError(text)
     return PlannedState(loading, target, dict.fromkeys(differs, mark))
 
 
-def _of_another_world(view: OwnView, loading: Loading, *, own: RankIdentity, replicated: bool) -> str:
-    """Why values that differ between ranks cannot be loaded into a world of this size; empty if they can."""
+def _of_another_world(view: OwnView, loading: Loading, *, own: RankIdentity, replicated: bool) -> tuple[int, str]:
+    """Why values that differ between ranks cannot be loaded into a world of this size, and of how many ranks they are;
+    empty if they can."""
     names = [name for name in view.others if name in loading.names]
     if not names:
-        return ""
+        return 0, ""
     text = _values(names, {name: view.others[name] for name in names})
     if not replicated:
-        return (
+        return max(view.others[name] for name in names), (
             f"{text}, and a world of {own.world_size} cannot split them anew. Continue with as many ranks; or"
             " save split tensors as DTensors, and leave out what each rank can begin anew"
         )
     if own.rank == 0:
         logger.warning("perdure: %s, although the state is replicated; new ranks take those of rank 0", text)
-    return ""
+    return 0, ""
 
 
 def _values(names: list[str], sizes: Mapping[str, int]) -> str:

@@ -21,17 +21,13 @@ from torch.distributed.checkpoint.planner import ReadItem, SavePlan
 from perdure_training.checkpoint.differing import Digest, name_of_rank, of_rank
 from perdure_training.checkpoint.distributed_format import RankPlanner, is_object, narrowed, plan_together, planner_of
 from perdure_training.checkpoint.part_exchange import Box, PartRequest, boxes, exchange_parts
-from perdure_training.checkpoint.planned_state import PlannedState, StateOfRank, plan_state
+from perdure_training.checkpoint.planned_state import OfAnotherWorld, PlannedState, StateOfRank, plan_state
 from perdure_training.checkpoint.staging import Parts, read_former_parts
 from perdure_training.checkpoint.world import RankIdentity
 from perdure_training.snapshots.agreement import Decision
 from perdure_training.snapshots.arena import Arena, Slot
 
 _Planned = tuple[SavePlan, Mapping[MetadataIndex, Digest]]
-
-
-class CannotReshard(Exception):
-    """This world cannot load the step; the message says why. Nothing of the state has changed."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +42,7 @@ class Resharding:
     """One rank's part in loading what a world of another size saved.
 
     Invariants:
-        - All ranks load the step, or all of them raise the same `CannotReshard`.
+        - All ranks load the step, or all of them raise the same `OfAnotherWorld`.
         - Nothing of a state is changed before all ranks know that they can load it.
         - No snapshot is changed.
     """
@@ -82,7 +78,7 @@ class Resharding:
             state: What is restored. Its tensors are changed in place.
 
         Raises:
-            CannotReshard: if what was saved is no state that this world can have.
+            OfAnotherWorld: if what was saved is no state that this world can have.
             RuntimeError: if another rank ends meanwhile, or parts arrive with other bytes than were sent.
         """
         self._each_rank = state.each_rank
@@ -91,7 +87,7 @@ class Resharding:
             source = f"what {self._size} ranks have in memory"
             planned = plan_state(metadata, state, own=self._own, share=self._share, source=source)
         except KeyError as error:
-            raise CannotReshard(str(error.args[0])) from error
+            raise OfAnotherWorld(str(error.args[0]), ranks=self._size) from error
         self._take(planned)
         return planned.loaded()
 
@@ -107,7 +103,7 @@ class Resharding:
                 self._store.delete_key(f"reshard/plan/{rank}")
         found = self._told("metadata")
         if isinstance(found, str):
-            raise CannotReshard(found)
+            raise OfAnotherWorld(found, ranks=self._size)
         metadata, self._differ = cast("tuple[Metadata, frozenset[str]]", found)
         for rank, snapshot in self._snapshots.items():
             self._rename(snapshot, rank)

@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 from torch.distributed import Store
 
 from perdure_training.checkpoint.distributed_format import METADATA, read_metadata
-from perdure_training.checkpoint.planned_state import StateOfRank, plan_state
+from perdure_training.checkpoint.planned_state import OfAnotherWorld, StateOfRank, plan_state
+from perdure_training.checkpoint.refused_restore import await_other_world
 from perdure_training.checkpoint.world import RankIdentity
 from perdure_training.node_api.agent_client import Json
 from perdure_training.node_api.storage_link import CheckpointsUnusable, StorageLink, StorageProblem
@@ -55,6 +56,7 @@ class StoredCheckpoints:
             StorageAway: if the agent did not answer for long, or could not reach the storage.
             StorageProblem: if the storage cannot be read.
             CheckpointsUnusable: if all checkpoints are damaged, and the job does not start over then.
+            OfAnotherWorld: if only a world of another size can have it, and none comes.
             KeyError: if the checkpoint has another state.
         """
         own = self._own
@@ -83,7 +85,10 @@ class StoredCheckpoints:
                 continue
             if own.rank == 0 and step in answer.get("distrusted", ()):
                 logger.warning("perdure: step %d is loaded nevertheless: the others are damaged", step)
-            return step, folder, self._load(folder, state, store)
+            try:
+                return step, folder, self._load(folder, state, store)
+            except OfAnotherWorld as error:
+                await_other_world(own, error, step=step, source="storage", folder=folder)
         if unusable and not answer.get("start_over"):
             self._stop(unusable)
         if unusable and own.rank == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,13 @@ import pytest
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
+from torch.nn.parallel import DistributedDataParallel
 
+from perdure.contract import RestoreSource
+from perdure_training.checkpoint import refused_restore
 from perdure_training.checkpoint.differing import checksum_of
+from perdure_training.checkpoint.planned_state import OfAnotherWorld
+from tests.support.waiting import wait_for
 from tests.training.ranks_in_threads import RankThreads, rank_threads
 
 WITHIN = 60.0
@@ -66,7 +72,10 @@ def test_each_rank_gets_its_own_values_back_from_storage(ranks: RankThreads, cap
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_a_world_of_another_size_is_refused_values_that_differ_by_name_on_all_ranks(ranks: RankThreads, size: int):
+def test_a_world_of_another_size_is_refused_values_that_differ_by_name_on_all_ranks(
+    ranks: RankThreads, size: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(refused_restore, "_PATIENCE", 0.0)
     ranks.begin(states(3))
     stored(ranks, 2, states(3, filled=2))
     untouched = states(size)
@@ -79,8 +88,54 @@ def test_a_world_of_another_size_is_refused_values_that_differ_by_name_on_all_ra
     ranks.prepare(size, lose_memory=True)
     texts = ranks.each(restore)
     assert len(set(texts)) == 1
-    assert "experts, loader.order, loader.position differ between the 3 ranks that saved it" in texts[0]
+    names = "experts, loader.order, loader.position differ between the 3 ranks that saved it"
+    assert names in texts[0]
     assert_same(untouched, states(size))
+    [reported] = [one for one in ranks.agent.restores if one.refused]
+    assert (reported.step, reported.source, reported.of_ranks) == (2, RestoreSource.STORAGE, 3)
+    assert names in reported.refused
+
+
+def test_ranks_wait_for_a_world_that_can_restore(ranks: RankThreads, monkeypatch: pytest.MonkeyPatch):
+    ranks.begin(states(3))
+    stored(ranks, 2, states(3, filled=2))
+    ranks.prepare(2, lose_memory=True)
+    with ThreadPoolExecutor(2) as threads:
+        waiting = [
+            threads.submit(one.restore, state) for one, state in zip(ranks.checkpointers, states(2), strict=True)
+        ]
+        wait_for(lambda: any(one.refused for one in ranks.agent.restores))
+        assert not any(one.done() for one in waiting)
+        again = states(3)
+        assert ranks.begin(again) == [2, 2, 2]
+        assert_same(again, states(3, filled=2))
+        monkeypatch.setattr(refused_restore, "_PATIENCE", 0.0)
+        assert {type(one.exception()) for one in waiting} == {OfAnotherWorld}
+
+
+def with_statistics(ranks: int, *, filled: int = 0) -> list[dict[str, Any]]:
+    """Models under DistributedDataParallel, each rank with statistics of its own."""
+    found: list[dict[str, Any]] = []
+    for rank in range(ranks):
+        model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3)))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(float(filled))
+        model.module[1].running_var.fill_(filled * (rank + 1.0))
+        found.append({"model": model, "step": filled})
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_a_world_of_another_size_takes_the_buffers_of_rank_0_where_ddp_broadcasts_them(ranks: RankThreads, size: int):
+    ranks.begin(with_statistics(3))
+    stored(ranks, 2, with_statistics(3, filled=2))
+    again = with_statistics(size)
+    assert ranks.begin(again, lose_memory=True) == [2] * size
+    assert [one["model"].module[1].running_var.tolist() for one in again] == [[2.0] * 3] * size
+    same = with_statistics(3)
+    assert ranks.begin(same, lose_memory=True) == [2] * 3
+    assert [one["model"].module[1].running_var[0].item() for one in same] == [2.0, 4.0, 6.0]
 
 
 def test_ranks_of_another_world_take_the_values_of_rank_0_where_the_script_says_that_any_will_do(

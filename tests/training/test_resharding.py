@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,14 +14,17 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.distributed import HashStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from perdure_training.checkpoint import Generators
 from perdure_training.checkpoint.former_parts import FormerPart
 from perdure_training.checkpoint.part_exchange import boxes
 from perdure_training.checkpoint.peers import Peers
+from perdure_training.checkpoint.planned_state import OfAnotherWorld
 from perdure_training.checkpoint.staging import Layout
 from perdure_training.checkpoint.values import capture
 from perdure_training.checkpoint.verification import fingerprint
@@ -99,6 +101,14 @@ def test_what_is_loaded_is_saved_as_this_world_splits_it_before_the_former_world
     assert world.begin(again)[1] == again["step"] == 9
 
 
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    """One of this rank alone, which DDP needs."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
 @pytest.mark.parametrize(("refused", "left"), [(False, {1, 2}), (True, {1})])
 def test_what_was_left_stays_without_copies_unless_it_takes_their_room(
     world: World, monkeypatch: pytest.MonkeyPatch, *, refused: bool, left: set[int]
@@ -128,21 +138,38 @@ def test_a_world_that_is_killed_after_it_has_loaded_is_followed_by_one_that_load
     assert world.begin({"step": 0})[1] == 7
 
 
-def test_values_that_differ_between_ranks_are_named_and_nothing_is_changed(
-    world: World, caplog: pytest.LogCaptureFixture
-):
+def test_values_that_differ_between_ranks_are_named_and_nothing_is_changed(world: World):
     states = [{"weight": torch.full((3,), 1.0), "expert": torch.full((2,), float(rank))} for rank in range(3)]
     save_as_world(world.folder, states)
     state = {"weight": torch.zeros(3), "expert": torch.zeros(2)}
-    with caplog.at_level(logging.WARNING):
-        _, step = world.begin(state)
-    assert step is None
+    with pytest.raises(OfAnotherWorld, match="expert differs between the 3 ranks that saved it") as raised:
+        world.begin(state)
+    assert raised.value.ranks == 3
     assert not state["weight"].any()
-    [text] = [record.getMessage() for record in caplog.records if "is not loaded" in record.getMessage()]
-    assert text.startswith("perdure: step 7 in memory is not loaded: what 3 ranks have in memory: ")
-    assert "expert differs between the 3 ranks that saved it" in text
     left = [header.restores for _, header in Arena(world.folder / MEMORY).snapshots()]
     assert left == [0, 0, 0], "a world of three may come again, and nothing speaks against its state"
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize("broadcasts", [True, False])
+def test_of_buffers_that_ddp_broadcasts_those_of_rank_0_continue(world: World, *, broadcasts: bool):
+    def model(rank: int) -> DistributedDataParallel:
+        found = DistributedDataParallel(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)))
+        found.broadcast_buffers = broadcasts
+        with torch.no_grad():
+            for parameter in found.parameters():
+                parameter.fill_(2.0)
+        found.module[1].running_mean.fill_(rank + 5.0)
+        return found
+
+    save_as_world(world.folder, [{"models": [model(rank)], "step": 7} for rank in range(3)])
+    state = {"models": [model(-5)], "step": 0}
+    if not broadcasts:
+        with pytest.raises(OfAnotherWorld, match=r"models\.0\.module\.1\.running_mean differs"):
+            world.begin(state)
+        return
+    assert world.begin(state)[1] == 7
+    assert state["models"][0].module[1].running_mean.tolist() == [5.0] * 3
 
 
 def test_generators_of_ranks_that_stay_continue(world: World):

@@ -18,6 +18,7 @@ from perdure.base.words import counted
 from perdure.contract import Evidence, EvidenceSource, FailureClass, JobPhase, NodePhase, Stop, Wait
 from perdure.spec.durations import format_duration
 from perdure.spec.job import JobSpec
+from perdure.workflows.policy.checkpoints import other_size
 from perdure.workflows.policy.diagnosis import shortages
 from perdure.workflows.policy.record import incidents
 from perdure.workflows.policy.repair import actions
@@ -105,8 +106,9 @@ def _preparing_suffices(state: RoleInJob, available: int) -> bool:
         node.alive and node.reachable and node.preparing and node.rank < state.nodes_max and not state.is_member(node)
         for node in state.nodes.values()
     )
-    total = available + preparing
-    return bool(preparing and usable(total, minimum=state.nodes_min, maximum=state.nodes_max, unit=state.unit))
+    total, needed = available + preparing, other_size.needed_nodes(state)
+    least = state.nodes_min if needed is None else needed
+    return bool(preparing and usable(total, minimum=least, maximum=state.nodes_max, unit=state.unit))
 
 
 def limit_of(state: RoleInJob, job: JobSpec) -> Limit | None:
@@ -156,11 +158,16 @@ def blocking_node(state: RoleInJob) -> NodeState | None:
 
 def describe(state: RoleInJob, job: JobSpec, *, available: int) -> str:
     """Describes, for people, how many nodes are ready, which one is missing and why, and what ends the wait."""
-    words = [f"{available:,} of at least {counted(state.nodes_min, 'node', 'are')} ready"]
+    needed = other_size.needed_nodes(state)
+    if needed is None:
+        words = [f"{available:,} of at least {counted(state.nodes_min, 'node', 'are')} ready"]
+    else:
+        words = [f"{available:,} of {counted(needed, 'node', 'are')} ready", other_size.why_needed(state)]
     if blocked := blocking_node(state):
         words.append(f"node {blocked.rank}: {blocked.reason}")
     if limit := limit_of(state, job):
-        enough = usable(available, minimum=state.nodes_min, maximum=state.nodes_max, unit=state.unit)
+        least = state.nodes_min if needed is None else needed
+        enough = usable(available, minimum=least, maximum=state.nodes_max, unit=state.unit)
         words.append(f"{'continues without it' if enough else 'stops'} at {limit.at:%H:%M:%S} UTC ({limit.field})")
     elif state.queued_since is not None:
         words.append("waits for as long as it takes (limits.queue_timeout is not set)")

@@ -32,7 +32,7 @@ from perdure.contract.transitions import (
 from perdure.spec.checkpoint import Checkpoint
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.behavior import Behavior
-from perdure.workflows.policy.checkpoints import trust
+from perdure.workflows.policy.checkpoints import other_size, trust
 from perdure.workflows.policy.diagnosis import claims
 from perdure.workflows.policy.facts.events import CheckpointRequested, Event
 from perdure.workflows.policy.record import incidents, observations
@@ -339,6 +339,7 @@ def _start_over(
             durable=None,
             loaded=None,
             failed_at=-1,
+            bound=None,
             inherited=(),
             kept_before=transition.generation,
             restored_step=None,
@@ -367,8 +368,14 @@ def _restored(
     if restored.stops:
         counts = job.stored is not None and _is_current(state, node, transition.generation)
         return _stop(state, node, restored, transition.time, now) if counts else state
+    if restored.refused:
+        if not _is_current(state, node, transition.generation):
+            return state
+        return other_size.refuse(state, restored, rank=node.rank, time=transition.time, job=job, now=now)
     if restored.unusable:
         return _start_over(state, node, restored, transition, now)
+    state = other_size.loaded(state, transition.generation)
+    known = state.checkpoints
     if transition.generation > known.restored_generation:
         # Else another checkpointer of the script, whose step may be another one.
         tries_older = bool(restored.distrusted) or (known.loaded is None and bool(known.distrusted))

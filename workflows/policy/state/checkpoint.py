@@ -32,6 +32,18 @@ class LoadedCheckpoint(Message):
     """The number of counted steps after which the world failed that loaded it before; None for none."""
 
 
+class BoundState(Message):
+    """A state that only a world of one size can load: see `perdure.workflows.policy.checkpoints.other_size`."""
+
+    step: int
+    ranks: int
+    """The ranks of the world that saved it."""
+    nodes: int | None = None
+    """The nodes that have as many ranks; None where no number of them has."""
+    problem: ShortText = ""
+    """Which of its values cannot be split anew."""
+
+
 class CheckpointState(Message):
     """What is known of the job's checkpoints in storage: see `perdure.workflows.policy.checkpoints.commits`."""
 
@@ -66,6 +78,8 @@ class CheckpointState(Message):
     """Those that are not loaded any more: see `perdure.workflows.policy.checkpoints.trust`."""
     unsound: UnsoundSteps | None = None
     """Those that are not loaded because the job went back from a loss that was not a number, or from a wrong result."""
+    bound: BoundState | None = None
+    """The newest state, where only a world of one size can load it; None where any size can, or none is known."""
     inherited: tuple[CheckpointRef, ...] = ()
     """The newest one of another run from which this run has continued, for each place in the storage."""
     kept_before: int = 0

@@ -20,6 +20,7 @@ from perdure.workflows.policy.capacity import (
     suspect_machines,
     waiting,
 )
+from perdure.workflows.policy.checkpoints import other_size
 from perdure.workflows.policy.diagnosis import claims, experiments, first_steps
 from perdure.workflows.policy.facts import user_requests
 from perdure.workflows.policy.record import incidents
@@ -107,6 +108,8 @@ def candidates(state: RoleInJob) -> list[NodeState]:
 def _usable(state: RoleInJob, count: int, *, complete: int) -> int:
     """The number of `count` nodes that a world may have beside nodes that have nothing more to do."""
     least, most = max(state.nodes_min - complete, 1), state.nodes_max - complete
+    if (needed := other_size.needed_nodes(state)) is not None and not state.between_stages:
+        least, most = max(needed, least), min(needed, most)
     return usable(count, minimum=least, maximum=most, unit=state.unit)
 
 
@@ -135,7 +138,8 @@ def _form_due_world(
     """Forms a world that is due: there is none, it broke, it must shrink, or it can grow."""
     trains = _trains(state)
     if size == 0:
-        return state if trains else waiting.wait(state, job, now, available=len(available))
+        missing = other_size.why_needed(state)
+        return state if trains else waiting.wait(state, job, now, available=len(available), missing=missing)
     state = state.replace(ready_since=state.ready_since or now)
     if not _is_time(state, job, now, size=size):
         return state if trains else state.replace(waiting_since=state.waiting_since or now)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from perdure.base.words import count
 from perdure.contract import AwaitNodes, RestartRanks, Shrink, Stop
 from perdure.spec.recovery import CapacityLoss
+from perdure.workflows.policy.checkpoints import other_size
 from perdure.workflows.policy.diagnosis.failures import FAILURE_CLASSES
 from perdure.workflows.policy.record.action_words import replacement
 from perdure.workflows.policy.repair.case import Case, Rejected, Verdict
@@ -31,8 +32,16 @@ def decide(case: Case) -> Verdict | None:
             title=f"{title}, {request}",
             rejected=(in_place, Rejected(RestartRanks(others=True), "their commands continue")),
         )
-    survivors = len(case.survivors)
+    survivors, needed = len(case.survivors), other_size.needed_nodes(state)
     size = usable(survivors, minimum=state.nodes_min, maximum=state.nodes_max, unit=state.unit)
+    if needed is not None and survivors < needed:
+        return case.blame(
+            'node-loss/6 "only a world of its size can load the state: replace, then continue"',
+            replace,
+            AwaitNodes(patience=recovery.replace_timeout),
+            title=f"{title}, {request}",
+            rejected=(in_place, Rejected(Shrink(), other_size.why_needed(state))),
+        )
     if size and choice is CapacityLoss.SHRINK:
         before = state.world.nodes if state.world else 0
         return case.blame(

@@ -1,0 +1,70 @@
+"""A restore that only a world of another size can make: the ranks report it, and wait until they are ended for that
+world. Nothing of their state or of what was saved has changed, and the script has made no error."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import NoReturn
+
+from perdure_training.checkpoint.planned_state import OfAnotherWorld
+from perdure_training.checkpoint.world import RankIdentity
+from perdure_training.node_api.agent_client import Json
+from perdure_training.node_api.storage_link import StorageAway, StorageProblem, find_storage
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE = 3600.0
+"""Seconds for which the ranks wait for another world: the job decides how long it waits for nodes, and ends them."""
+_REPORTED_WITHIN = 60.0
+"""Seconds in which the node's agent must take the report."""
+_LONGEST_TEXT = 1000
+_LOOK = 0.2
+
+
+def await_other_world(
+    own: RankIdentity, error: OfAnotherWorld, *, step: int, source: str, folder: str = ""
+) -> NoReturn:
+    """Reports, as rank 0, which world can load a state, and waits to be ended. Every rank of the world calls it.
+
+    Args:
+        own: This rank.
+        error: Why this world cannot load it.
+        step: The step that was saved.
+        source: "memory" or "storage".
+        folder: The checkpoint's folder within the storage.
+
+    Raises:
+        OfAnotherWorld: if there is no agent that takes the report, or no other world for an hour.
+    """
+    link = find_storage()
+    if link is None:
+        raise error
+    if own.rank == 0:
+        text = str(error.args[0])
+        logger.warning(
+            "perdure: step %d in %s is not loaded: %s. A world of %d ranks is waited for",
+            step,
+            source,
+            text,
+            error.ranks,
+        )
+        report: Json = {
+            "request": "refused",
+            "generation": own.generation,
+            "step": step,
+            "source": source,
+            "folder": folder,
+            "ranks": error.ranks,
+            "refused": text[:_LONGEST_TEXT],
+        }
+        try:
+            link.insist(report, patience=_REPORTED_WITHIN)
+        except (StorageAway, StorageProblem) as problem:
+            logger.warning("perdure: the job does not learn of it: %s", problem)
+            raise error from None
+    begun = time.monotonic()
+    while time.monotonic() - begun < _PATIENCE:
+        # Signals are handled meanwhile, such as the SIGTERM with which the launcher ends the rank.
+        time.sleep(_LOOK)
+    raise error
