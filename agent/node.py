@@ -23,7 +23,7 @@ from perdure.agent.printed_lines import printed_before
 from perdure.agent.protocol import bounded_ranks, time_or_arrival, world_of
 from perdure.agent.state import AgentState, KeptState, StateFile
 from perdure.agent.training_reports import TrainingReports
-from perdure.contract.agents import Checked, Failure, Finished, Leaving, Progress, Ready
+from perdure.contract.agents import Checked, Failure, Finished, Leaving, Progress, Ready, SnapshotUse
 from perdure.contract.checkpoints import Commit
 from perdure.contract.checks import Check
 from perdure.contract.commands import ApplyDesired, NodeReached
@@ -117,6 +117,7 @@ class Node:
             stages_complete=max(desired.stages_complete, state.stages_complete),
             checkpoint_request=max(desired.checkpoint_request, state.checkpoint_request),
             check_runs=max(desired.check_runs, state.check_runs),
+            hold=desired.hold,
             commit=desired.commit,
             copies=desired.copies or state.copies,
             roles=desired.all_roles,
@@ -304,6 +305,18 @@ class Node:
         """Records that a rank of this generation saves into the job's storage."""
         if generation > self.state.saving:
             self._keep(saving=generation)
+
+    def on_snapshots(self, generation: int, use: SnapshotUse) -> None:
+        """Records how a checkpointer of this generation keeps its state in memory; a script may have several."""
+        state = self.state
+        if generation < state.snapshots_in:
+            return
+        known = state.snapshots if generation == state.snapshots_in else None
+        parts = [one for one in (known, use) if one is not None and not one.replicated]
+        name = use.name if known is None or known.name == use.name else ""
+        use = SnapshotUse(replicated=not parts, copies=min((one.copies for one in parts), default=0), name=name)
+        if (generation, use) != (state.snapshots_in, state.snapshots):
+            self._keep(snapshots=use, snapshots_in=generation)
 
     def on_committed(self, commit: Commit) -> None:
         """Records that the node has committed a checkpoint."""

@@ -13,7 +13,8 @@ from pydantic import BaseModel, ValidationError
 
 from perdure.agent.files import KeptFile
 from perdure.agent.notifier import Notifier
-from perdure.contract.checkpoints import CheckpointRef, Commit
+from perdure.contract.agents import SnapshotUse
+from perdure.contract.checkpoints import CheckpointRef, Commit, HoldRequest
 from perdure.contract.commands import CopyTarget, NodeReached
 from perdure.contract.logs import LogPosition
 from perdure.contract.peaks import Peaks
@@ -83,6 +84,8 @@ class AgentState(BaseModel):
     """The number of times that the command was to be started again between two worlds."""
     checkpoint_request: int = 0
     """The newest request for a checkpoint of which the ranks are to make one."""
+    hold: HoldRequest | None = None
+    """The request to have the ranks of the world wait at a step; None where they need not."""
     commit: Commit | None = None
     """The checkpoint that this node is to commit."""
     committed: Commit | None = None
@@ -112,6 +115,10 @@ class AgentState(BaseModel):
     """The newest generation in which steps were detected and reported."""
     saving: int = 0
     """The newest generation in which a rank began to save into the job's storage."""
+    snapshots: SnapshotUse | None = None
+    """How its ranks keep their state in memory, as far as they have said it."""
+    snapshots_in: int = 0
+    """The newest generation in which they have."""
     stalled: int = 0
     """The generation that was reported as stalled; 0 once it was reported to step again."""
     pauses: tuple[float, ...] = ()

@@ -59,6 +59,7 @@ class TrainingReports:
                     starts=starts if first else None,
                     # Without a step the ranks may still be on their way to where they begin to save.
                     saves=self._state.saving >= generation if counted and self._config.stored else None,
+                    snapshots=self._state.snapshots if self._state.snapshots_in >= generation else None,
                 )
             )
 

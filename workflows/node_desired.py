@@ -45,18 +45,20 @@ def desired_of(table: NodeTable, record: NodeRecord) -> NodeDesired:
     target = desire.nodes.get(node.rank)
     if target is None or target.incarnation != node.incarnation:
         return taken
-    world, inquiry, request = taken.world, taken.inquiry, taken.checkpoint_request
+    world, inquiry, request, hold = taken.world, taken.inquiry, taken.checkpoint_request, None
     if desire.world is not None and (member := desire.world.member(node)) is not None:
         world = desire.world.of({node.rank: member})
         # A node that steps has entered the world.
         inquiry = desire.inquiry if record.stepping < world.generation else inquiry
         request = (desire.checkpoint_request if member.group_rank == 0 else 0) or request
+        hold = desire.hold if desire.hold is not None and desire.hold.generation == world.generation else None
     return taken.replace(
         world=world,
         inquiry=inquiry,
         command_restarts=target.command_restarts,
         check_runs=target.check_runs,
         checkpoint_request=request,
+        hold=hold,
         commit=_commit(table, record),
         copies=table.copy_target(node) or taken.copies,
         **_roles(table, record),
@@ -342,6 +344,8 @@ def _summary(table: NodeTable, record: NodeRecord, desired: NodeDesired) -> str:
         parts.append(f"start the command again{table.why}")
     if desired.checkpoint_request != taken.checkpoint_request:
         parts.append("a checkpoint was requested")
+    if desired.hold is not None and desired.hold != taken.hold:
+        parts.append("have the ranks wait at a step, before they are ended")
     if desired.commit is not None and desired.commit != taken.commit:
         parts.append(f"commit {desired.commit.checkpoint.folder}")
     if desired.copies is not None and desired.copies != taken.copies:

@@ -37,6 +37,7 @@ with workflow.unsafe.imports_passed_through():
     from perdure.spec.roles import NodeCount
     from perdure.spec.running import with_scaling
     from perdure.spec.validate import validate_spec
+    from perdure.workflows.policy.capacity import planned_changes
     from perdure.workflows.policy.capacity.joining import MOST_TICKETS, Refusal, choose_role
     from perdure.workflows.policy.capacity.scaling import largest_of
     from perdure.workflows.policy.capacity.smaller_requests import RESOURCES
@@ -103,6 +104,8 @@ def check_scale(state: JobState, job: JobSpec, request: ScaleRequest) -> None:
         raise ApplicationError("resources: given without nodes; give both, such as auto for the specification's")
     if request.scaling is not None:
         _check_scaling(job, role.role, request.scaling, count)
+    if request.nodes and (lost := planned_changes.why_refused(role, job, largest=count.max)):
+        raise ApplicationError(f'nodes: got "{request.nodes}"; the state would be lost: {lost}')
     others = (other for other in state.views if other.role != role.role)
     taken = {
         service_address(job, state.uid, other.role, rank): other.role

@@ -19,6 +19,7 @@ from perdure.agent.checkpoint.storage import Storage
 from perdure.agent.notifier import Notifier
 from perdure.agent.state import AgentState
 from perdure.base.backoff import Backoff
+from perdure.contract.agents import SnapshotUse
 from perdure.contract.checkpoints import Commit
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,10 @@ class CheckpointedNode(Protocol):
 
     @property
     def state(self) -> AgentState: ...
+
+    def on_snapshots(self, generation: int, use: SnapshotUse) -> None:
+        """Records how a checkpointer of this generation keeps its state in memory."""
+        ...
 
     def on_saving(self, generation: int) -> None:
         """Records that a rank of this generation begins to save."""

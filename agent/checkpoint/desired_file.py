@@ -14,11 +14,15 @@ from perdure_training.node_api.untrusted_files import replace_beneath
 
 def desired_of(state: AgentState) -> dict[str, float]:
     """The content of the file, as `StorageLink.desired` describes it."""
-    committed, copies = state.committed, state.copies
+    committed, copies, hold = state.committed, state.copies, state.hold
     content: dict[str, float | None] = {
         "request": state.checkpoint_request or None,
         "answered": (committed.answers or None) if committed is not None else None,
         "interval_s": committed.interval.total_seconds() if committed is not None and committed.interval else None,
+        "hold": hold.number if hold is not None else None,
+        "hold_generation": hold.generation if hold is not None else None,
+        "hold_resizes": 1 if hold is not None and hold.resizes else None,
+        "hold_copies": 1 if hold is not None and hold.copies else None,
         "place": zlib.crc32(copies.place.encode()) if copies is not None else None,
     }
     return {name: value for name, value in content.items() if value is not None}

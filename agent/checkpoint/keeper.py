@@ -22,7 +22,7 @@ from perdure.agent.checkpoint.part import Part, PartRequest, SnapshotChanged
 from perdure.agent.checkpoint.peer_copies import PeerCopies, WatchedOnNodes
 from perdure.agent.checkpoint.reads import CheckedReads
 from perdure.agent.checkpoint.records import FileRecord, NodeFiles, damage
-from perdure.agent.checkpoint.restore_reports import read_number, read_report
+from perdure.agent.checkpoint.restore_reports import read_held, read_number, read_report, read_use
 from perdure.agent.checkpoint.retention import Retention
 from perdure.agent.checkpoint.storage import Storage
 from perdure.agent.checkpoint.upload_state import UploadState, UploadStateFile
@@ -205,6 +205,11 @@ class CheckpointService:
             return self._hello(request)
         if kind in ("restored", "refused"):
             return self._restored(request)
+        if kind == "held":
+            message = read_held(self._config.node, request)
+            self._check_received(message.stored.checkpoint.generation)
+            self._send(message)
+            return {}
         if kind == "watched" and self._watched is not None:
             lower_thread_priority()
             with self._writing:
@@ -264,6 +269,10 @@ class CheckpointService:
         return unsound is None or not unsound.has(generation=saved.generation, step=saved.step)
 
     def _hello(self, request: Json) -> Json:
+        if self._loop is not None and "copies" in request:
+            of = read_number(request["generation"])
+            self._check_received(of)
+            self._loop.call_soon_threadsafe(self._node.on_snapshots, of, read_use(request))
         if self._spec is None:
             return {"stores": False}
         if self._loop is not None and request.get("saves", True):

@@ -7,19 +7,22 @@ from typing import Any
 
 from perdure.agent.checkpoint.connections import Json
 from perdure.agent.outbox import envelope
-from perdure.contract.agents import LARGEST_NUMBER
+from perdure.contract.agents import LARGEST_NUMBER, SnapshotUse
 from perdure.contract.checkpoints import (
     MOST_FINDINGS,
     CheckpointRef,
     CheckpointRestored,
+    CheckpointStored,
     MemoryFinding,
     MemoryOrigin,
     MemoryProblem,
     Restore,
     RestoreSource,
+    StoredCheckpoint,
 )
 from perdure.contract.identity import NodeCredentials
 
+_LONGEST_NAME = 64
 _NAMED = 8
 """Steps that are reported of one kind."""
 
@@ -43,6 +46,29 @@ def read_report(node: NodeCredentials, request: Json, *, generation: int) -> Che
         of_ranks=max(read_number(request["ranks"]), 1) if request["request"] == "refused" else None,
     )
     return CheckpointRestored(**envelope(node), generation=generation, restored=restored)
+
+
+def read_held(node: NodeCredentials, request: Json) -> CheckpointStored:
+    """Reads the report that all ranks wait at a step in memory, or why it would be lost.
+
+    Raises:
+        ValueError: if it is none.
+    """
+    checkpoint = CheckpointRef(
+        step=max(read_number(request["step"]), 0), generation=read_number(request["generation"]), run=node.uid
+    )
+    stored = StoredCheckpoint(checkpoint=checkpoint, answers=read_number(request["number"]), in_memory=True)
+    return CheckpointStored(**envelope(node), stored=stored, problem=str(request.get("problem") or ""))
+
+
+def read_use(request: Json) -> SnapshotUse:
+    """Reads how a checkpointer keeps its state in memory.
+
+    Raises:
+        ValueError: if that is not said.
+    """
+    copies, name = max(read_number(request["copies"]), 0), str(request.get("name", ""))[:_LONGEST_NAME]
+    return SnapshotUse(replicated=bool(request.get("replicated")), copies=copies, name=name)
 
 
 def read_number(value: Any) -> int:

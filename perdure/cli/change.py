@@ -36,7 +36,7 @@ class _Change(Session):
     def change(self, name: str, change: Change, *, role: str | None = None) -> None:
         """Sends a change, or describes it with --dry-run."""
         if self.dry_run:
-            self.run(lambda client: self.tell_plan(client, name, change.plan, role))
+            self.run(lambda client: self.tell_plan(client, name, change, role))
             return
         accepted = self.run(change.send)
         if self.json:
@@ -45,13 +45,17 @@ class _Change(Session):
             out.print(accepted.message, markup=False)
             self.hint(f"perdure watch {name}{self.flag}")
 
-    async def tell_plan(self, client: Client, name: str, plan: str, role: str | None = None) -> None:
+    async def tell_plan(self, client: Client, name: str, change: Change, role: str | None = None) -> None:
         """Prints what a change would do, and the job's present state."""
         from perdure.base.errors import Refused
 
         status = await client.status(name, role=role)
         if status.finished_at:
             raise Refused(f"{name} does not run: it has ended as {status.phase}")
+        if change.check is not None and status.goal is not None:
+            # A worker of an older release knows no such question.
+            await change.check(client)
+        plan = change.plan
         if self.json:
             self.show({"name": name, "would": plan, "phase": status.phase, "nodes": status.nodes})
             return

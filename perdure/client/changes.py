@@ -30,6 +30,8 @@ class Change:
     """Requests it."""
     preview: Callable[[Client], Awaitable[JobStatus]] | None = None
     """Asks the job what its status would be then; None for changes whose words say it all."""
+    check: Callable[[Client], Awaitable[object]] | None = None
+    """Asks the job whether it refuses the change, which raises `Refused` then; None where only `send` finds out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +57,7 @@ class Changes:
         return Change(
             f"scale to {nodes} node{'' if nodes == '1' else 's'}" + (f", new nodes with {amounts}" if amounts else ""),
             lambda client: client.change(self.name, request, namespace=self.namespace),
+            check=lambda client: client.preview_scale(self.name, nodes, namespace=self.namespace, role=self.role),
         )
 
     def goal(

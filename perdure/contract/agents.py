@@ -62,6 +62,7 @@ __all__ = [
     "Ready",
     "ResourceUse",
     "RuleMatch",
+    "SnapshotUse",
     "Stall",
     "StepTimesReport",
     "Stepping",
@@ -226,6 +227,17 @@ class RankStarts(Message):
         )
 
 
+class SnapshotUse(Message):
+    """How the ranks of a node keep their state in memory."""
+
+    replicated: bool = False
+    """Every rank has the whole state."""
+    copies: int = 0
+    """The nodes that keep a copy of each snapshot."""
+    name: str = ""
+    """The checkpointer's; empty where the script has several, whose ranks do not wait at a step."""
+
+
 class WorldStart(Message):
     """How the ranks of a node began in a world."""
 
@@ -238,6 +250,9 @@ class WorldStart(Message):
     saves: bool | None = None
     """Whether a rank of the node had begun to save into the job's storage before its first step; None where the job has
     no storage, no step was seen yet, or the agent does not know."""
+    snapshots: SnapshotUse | None = None
+    """How the ranks of the node keep their state in memory, as far as a `Checkpointer` has said it before their first
+    step; None where none has."""
 
 
 class Stepping(WorldStart, AgentMessage, route=Route(Destination.GROUP, "stepping", newest_only=True, spread=True)):

@@ -20,6 +20,7 @@ __all__ = [
     "CheckpointStored",
     "CheckpointView",
     "Commit",
+    "HoldRequest",
     "MemoryFinding",
     "MemoryOrigin",
     "MemoryProblem",
@@ -149,6 +150,9 @@ class StoredCheckpoint(Message):
     """The longest time of a node from its first rank's request until all its parts were durable."""
     answers: int = 0
     """The number of the newest request for a checkpoint that it answers; 0 for none."""
+    in_memory: bool = False
+    """It is in the memory of the nodes, and all ranks of the world wait at it, as `HoldRequest` says; `answers` is the
+    number of that request. The node of rank 0 reports it for all."""
 
 
 class Restore(Message):
@@ -173,6 +177,18 @@ class Restore(Message):
     where they have."""
     of_ranks: int | None = None
     """The number of these ranks; None where they have loaded it."""
+
+
+class HoldRequest(Message):
+    """A request to have all ranks of a world save one step and wait, since a change that is planned ends them then."""
+
+    number: int
+    generation: int
+    """The world."""
+    resizes: bool = False
+    """A world of another size follows: the ranks find out whether it could load the state."""
+    copies: bool = False
+    """A node leaves: the copies of the step on other nodes are waited for."""
 
 
 class CheckpointStored(AgentMessage, route=Route(Destination.GROUP, "checkpoint_stored")):

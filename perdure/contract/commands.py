@@ -6,7 +6,7 @@ from pydantic import Field
 
 from perdure.contract.agents import PrintedLines
 from perdure.contract.base import Message
-from perdure.contract.checkpoints import CheckpointRef, Commit
+from perdure.contract.checkpoints import CheckpointRef, Commit, HoldRequest
 from perdure.contract.identity import NodeCredentials
 from perdure.contract.worlds import RoleAddresses, World, unpack_roles
 from perdure.spec.durations import Duration
@@ -76,6 +76,8 @@ class NodeDesired(Message):
     """The number of runs of the checks of its machine that the job has requested."""
     checkpoint_request: int = 0
     """The newest request for a checkpoint, of which the node of rank 0 has its ranks make one; 0 for none."""
+    hold: HoldRequest | None = None
+    """The newest request to have the ranks of the world wait at a step; None once they need not."""
     commit: Commit | None = None
     """The checkpoint that this node is to commit: it tries again until its storage takes it."""
     copies: CopyTarget | None = None

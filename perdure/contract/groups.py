@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from perdure.contract.base import Message
-from perdure.contract.checkpoints import Commit
+from perdure.contract.checkpoints import Commit, HoldRequest
 from perdure.contract.transitions import AnyTransition
 from perdure.contract.views import NodeView
 from perdure.contract.worlds import RoleAddresses, World
@@ -94,6 +94,8 @@ class GroupDesire(Message):
     """The newest checkpoint that is complete, until it is committed."""
     checkpoint_request: int = 0
     """The newest request for a checkpoint that none has answered; 0 for none."""
+    hold: HoldRequest | None = None
+    """The newest request to have the ranks of the world wait at a step; None once they need not."""
     roles: dict[str, RoleAddresses] = Field(default={})
     """All roles of a job that has several, by name; empty where they are packed."""
     packed_roles: str = ""

@@ -22,6 +22,7 @@ from .capabilities import BESIDE_WORKER
 from .errors import SpecError, SpecProblem
 from .fields import Location
 from .job import Backend, JobSpec
+from .script_use import find_lost_states
 from .validate import parse_spec, validate_spec
 
 MAX_FILE_BYTES = 1024 * 1024
@@ -98,6 +99,7 @@ def validate_file(
         document = read_document(source).with_overrides(overrides or {}).with_workdir()
         try:
             spec, warnings = validate_spec(document.data)
+            warnings = (*warnings, *find_lost_states(spec))
         except SpecError as error:
             raise error.with_lines(document.lines) from None
     return spec, tuple(warning.with_line(document.lines) for warning in warnings)

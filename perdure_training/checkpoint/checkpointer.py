@@ -182,14 +182,15 @@ class Checkpointer:
             world.refuse(step, problem, durable=durable)
             return False
         agreed = world.cadence.every(step) if self._cadence.is_auto else None
-        if not (durable or self._cadence.is_due(step, agreed=agreed)):
+        hold = world.hold_at(step)
+        if not (durable or hold is not None or self._cadence.is_due(step, agreed=agreed)):
             return False
         world.measured(step, metrics)
         with (
             self._events.save(step=step, durable=durable, by=_EMITTER) as span,
             self._cadence.measure(step, agreed=agreed, finishing=world.finisher.seconds) as measured,
         ):
-            saved = world.save(step, lambda: Layout(capture(state)), durable=durable)
+            saved = world.save(step, lambda: Layout(capture(state)), durable=durable, insists=hold is not None)
             measured.saved = saved
             span.add(saved=saved)
         self._save_stall.add(measured.seconds)
@@ -198,6 +199,8 @@ class Checkpointer:
             world.cadence.look(step)
         if world.own.rank == 0 and measured.every is not None:
             world.cadence.choose(measured.every, step=step)
+        if hold is not None:
+            world.wait_at(hold, step, state, saved=saved)
         return saved
 
     def flush(self) -> None:

@@ -151,6 +151,15 @@ def plan_together(
     return finals, metadata, frozenset(differ)
 
 
+def names_that_differ(digests: Sequence[Mapping[MetadataIndex, Digest]]) -> set[str]:
+    """Returns the names of values that differ between ranks, of those that are not split.
+
+    Args:
+        digests: Of each rank, by name and place.
+    """
+    return differing_names(digests)[0]
+
+
 def apart(state: Mapping[str, Any], *, rank: int, each_rank: frozenset[str]) -> dict[str, Any]:
     """Puts values that differ between ranks under a name of the rank."""
     return {name: {f"rank-{rank}": value} if name in each_rank else value for name, value in state.items()}

@@ -420,6 +420,7 @@ def connect_storage(
     each_rank: frozenset[str],
     stored: bool,
     required: bool,
+    use: Json,
 ) -> DurableCheckpoints | None:
     """Finds out whether the job stores checkpoints, and when; None where no agent can say.
 
@@ -430,6 +431,7 @@ def connect_storage(
         each_rank: Names in the state of which each rank has its own value, and a new rank keeps its own.
         stored: Whether this state may be stored.
         required: Whether to insist on an answer.
+        use: How the checkpointer keeps the state in memory, for the agent.
 
     Raises:
         StorageAway: if an answer is required, and there is none.
@@ -438,7 +440,7 @@ def connect_storage(
     if link is None:
         return None
     try:
-        request: Json = {"request": "hello", "generation": own.generation, "saves": stored}
+        request: Json = {"request": "hello", "generation": own.generation, "saves": stored, **use}
         hello = link.insist(request, patience=PATIENCE if required else _AGENT_PATIENCE)
     except StorageAway as error:
         if required:

@@ -20,6 +20,7 @@ from perdure_training.checkpoint.finishing import SnapshotFinisher
 from perdure_training.checkpoint.generators import Generators
 from perdure_training.checkpoint.optimizers import prepare_optimizer
 from perdure_training.checkpoint.peers import Peers
+from perdure_training.checkpoint.planned_hold import Hold, PlannedHold
 from perdure_training.checkpoint.planned_state import OfAnotherWorld, StateOfRank
 from perdure_training.checkpoint.refused_restore import await_other_world
 from perdure_training.checkpoint.resharding import Resharding
@@ -29,6 +30,7 @@ from perdure_training.checkpoint.staging import Layout, meshes_of
 from perdure_training.checkpoint.transfer import exchange
 from perdure_training.checkpoint.values import capture, is_object, load_snapshot, objects_in, own_values, put_into
 from perdure_training.checkpoint.world import Completeness, OnlyOne, RankIdentity, connect, snapshot_header
+from perdure_training.node_api.storage_link import find_storage
 from perdure_training.snapshots.arena import Arena, Header, NoRoom, Slot
 from perdure_training.snapshots.findings import Finding
 from perdure_training.snapshots.made_steps import MadeSteps, newest_made
@@ -84,6 +86,22 @@ class GenerationCheckpoints:
         self._obstacles: Sequence[Finding] = ()
         self._last_made = newest_made(self.arena.folder) if own.local_rank == 0 else None
         self.made = MadeSteps(self.arena.folder, own.rank, generation=own.generation)
+        self._hold = PlannedHold(own, connect(own, name), self._complete, find_storage())
+
+    def hold_at(self, step: int) -> Hold | None:
+        """The request for which this rank waits once it has saved a step, since a change that is planned ends it."""
+        return self._hold.due(step)
+
+    def wait_at(self, hold: Hold, step: int, state: Mapping[str, Any], *, saved: bool) -> None:
+        """Waits at a step until this process is ended; returns where the training continues."""
+        self._hold.wait(
+            hold,
+            step,
+            saved=saved,
+            arena=self.arena,
+            each_rank=_of_each_rank(state),
+            common=names_of_rank_0(state),
+        )
 
     def begin_durable(self, state: Mapping[str, Any], *, stored: bool, required: bool) -> None:
         """Finds out whether the job stores checkpoints, and when.
@@ -103,6 +121,7 @@ class GenerationCheckpoints:
             each_rank=_of_each_rank(state),
             stored=stored,
             required=required and stored,
+            use={"replicated": self._replicated, "copies": self._peers.number, "name": self._name},
         )
         self.finisher.durable = self._durable
 
@@ -265,7 +284,15 @@ class GenerationCheckpoints:
         foreign = header.rank not in self.own.ranks_of_node
         return foreign and self.own.local_rank == 0 and header.generation < self.own.generation
 
-    def save(self, step: int, plan: Callable[[], Layout], *, durable: bool = False, restores: int = 0) -> bool:
+    def save(
+        self,
+        step: int,
+        plan: Callable[[], Layout],
+        *,
+        durable: bool = False,
+        restores: int = 0,
+        insists: bool = False,
+    ) -> bool:
         """Copies a state into a slot; another thread makes the snapshot valid.
 
         Args:
@@ -273,11 +300,12 @@ class GenerationCheckpoints:
             plan: Returns the state's layout.
             durable: Whether the script requests that it is stored.
             restores: The number of worlds that have loaded this state.
+            insists: Whether it waits for a slot that older steps use.
         """
         if durable and self._durable is not None:
             self._durable.expect(step)
         try:
-            saved = self._save(step, plan, durable=durable, restores=restores)
+            saved = self._save(step, plan, durable=durable, restores=restores, insists=insists)
         except BaseException as error:
             if durable and self._durable is not None:
                 self._durable.refuse(step, f"{type(error).__name__}: {error}")
@@ -295,7 +323,7 @@ class GenerationCheckpoints:
             self._durable.expect(step)
             self._durable.refuse(step, problem)
 
-    def _save(self, step: int, plan: Callable[[], Layout], *, durable: bool, restores: int) -> bool:
+    def _save(self, step: int, plan: Callable[[], Layout], *, durable: bool, restores: int, insists: bool) -> bool:
         if self._direct is not None:
             return self._direct.save(step, plan, durable=durable)
         direct = DirectSaves(self.own, self.arena, self._store, self._durable, replicated=self._replicated)
@@ -312,7 +340,7 @@ class GenerationCheckpoints:
         self._leave_if_copied(step)
         if durable:
             self.flush()
-        until = time.monotonic() + (_ROOM_WITHIN if durable and direct.stores else 0.0)
+        until = time.monotonic() + (_ROOM_WITHIN if insists or (durable and direct.stores) else 0.0)
         while True:
             slot = self.slots.choose()
             if slot is not None:
@@ -362,6 +390,7 @@ class GenerationCheckpoints:
     def close(self) -> None:
         """Ends the threads that finish and store snapshots, once all that was saved is."""
         self.finisher.close()
+        self._hold.close()
         if self._durable is not None:
             self._durable.close()
         self._place.leave()

@@ -65,6 +65,11 @@ class Peers:
         return {rank for node in self._neighbors(-1) for rank in node.ranks}
 
     @property
+    def number(self) -> int:
+        """The number of nodes that keep a copy."""
+        return self._copies
+
+    @property
     def wanted(self) -> bool:
         """Whether snapshots are copied at all."""
         return self._copies > 0

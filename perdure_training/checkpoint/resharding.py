@@ -10,13 +10,13 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 from torch.distributed import Store
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
-from torch.distributed.checkpoint.planner import ReadItem, SavePlan
+from torch.distributed.checkpoint.planner import ReadItem, SavePlan, WriteItemType
 
 from perdure_training.checkpoint.differing import Digest, name_of_rank, of_rank
 from perdure_training.checkpoint.distributed_format import RankPlanner, is_object, narrowed, plan_together, planner_of
@@ -67,7 +67,7 @@ class Resharding:
             for slot, header in arena.snapshots()
             if (header.step, header.generation, header.world_size) == version
         }
-        self._snapshots: dict[int, _Snapshot] = {}
+        self._snapshots: dict[int, FormerSnapshot] = {}
         self._each_rank: frozenset[str] = frozenset()
         self._differ: frozenset[str] = frozenset()
 
@@ -117,14 +117,14 @@ class Resharding:
         except (ValueError, KeyError, OSError) as error:
             return f"rank {rank}: {error}"
 
-    def _snapshot(self, rank: int) -> _Snapshot:
+    def _snapshot(self, rank: int) -> FormerSnapshot:
         """What a rank of the former world saved, which is on this node."""
         if rank not in self._snapshots:
-            self._snapshots[rank] = _Snapshot(self._slots[rank], rank, each_rank=self._each_rank)
+            self._snapshots[rank] = FormerSnapshot(self._slots[rank], rank, each_rank=self._each_rank)
             self._rename(self._snapshots[rank], rank)
         return self._snapshots[rank]
 
-    def _rename(self, snapshot: _Snapshot, rank: int) -> None:
+    def _rename(self, snapshot: FormerSnapshot, rank: int) -> None:
         snapshot.planner.rename({name_of_rank(name, rank=rank, world_size=self._size): name for name in self._differ})
 
     def _take(self, planned: PlannedState) -> None:
@@ -179,7 +179,7 @@ class Resharding:
         return pickle.loads(self._store.get(f"reshard/{key}"))
 
 
-class _Snapshot:
+class FormerSnapshot:
     """What one rank of the former world saved."""
 
     def __init__(self, slot: Slot, rank: int, *, each_rank: frozenset[str]) -> None:
@@ -189,6 +189,11 @@ class _Snapshot:
         state = read_former_parts(slot.read(), index_at=header.index_at)
         self.planner: RankPlanner = planner_of(Parts(state, {}), rank=rank, each_rank=each_rank)
         self.plan: SavePlan = self.planner.create_local_plan()
+
+    def whole_values(self) -> dict[MetadataIndex, Digest]:
+        """What tells whether another rank has the same values, of those that are not split."""
+        items = [item for item in self.plan.items if item.type is not WriteItemType.SHARD]
+        return self.planner.digests(replace(self.plan, items=items))
 
     def tensor(self, index: MetadataIndex, box: Box) -> torch.Tensor:
         """A part of a tensor, or of the part of a split one that the rank had."""

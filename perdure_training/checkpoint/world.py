@@ -179,6 +179,16 @@ class Completeness:
         with self._lock:
             self._store.set(_REFUSED, "")
 
+    def is_copied(self, step: int) -> bool:
+        """Whether all ranks have it, with all its copies."""
+        with self._lock:
+            return self._store.add(f"copied/{step}", 0) >= self._world_size
+
+    def are_copies_refused(self) -> bool:
+        """Whether a node does not take a rank's copy."""
+        with self._lock:
+            return self._store.check([_REFUSED])
+
     def is_settled(self, step: int) -> bool:
         """Whether nothing that former worlds left is needed beside this step: all ranks have it, with all its copies;
         or a node does not take copies, as where what was left there takes the room."""

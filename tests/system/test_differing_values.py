@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from tests.system.site import PATIENCE, Job, Site
 SCRIPT = Path(__file__).with_name("differing_values.py")
 
 
-async def begin(site: Site, out: Path, kind: str, **spec: object) -> Job:
+async def begin(site: Site, out: Path, kind: str, **spec: Any) -> Job:
     job = await site.submit(nodes="2:3", command=["torchrun", str(SCRIPT), kind, str(out)], **spec)
     job.out = out
     return job

@@ -24,8 +24,10 @@ from perdure.contract import (
     CheckpointStored,
     Commit,
     CopyTarget,
+    HoldRequest,
     NodeCredentials,
     Restore,
+    SnapshotUse,
 )
 from perdure.spec.checkpoint import Checkpoint
 from perdure.workflows.policy.checkpoints.copies import copies_token
@@ -68,6 +70,10 @@ class CheckpointAgent:
         """The generations of ranks that have begun to save."""
         self.requested = 0
         """The newest request of a user for a checkpoint."""
+        self.hold: HoldRequest | None = None
+        """The job has all ranks wait at a step."""
+        self.uses: list[tuple[int, SnapshotUse]] = []
+        """How ranks keep their state in memory, with their generation."""
         self.copies: CopyTarget | None = None
         self.desired_commit: Commit | None = None
         self.committed: Commit | None = None
@@ -148,6 +154,11 @@ class CheckpointAgent:
         self.requested = number
         self._in_loop(self.checkpoints.follow)
 
+    def request_hold(self, hold: HoldRequest | None) -> None:
+        """The job has all ranks wait at a step, or no longer."""
+        self.hold = hold
+        self._in_loop(self.checkpoints.follow)
+
     def of(self, kind: type) -> list[Any]:
         return [message for message in self.messages if isinstance(message, kind)]
 
@@ -186,6 +197,7 @@ class CheckpointAgent:
             processes=self.ranks,
             distrusted_checkpoints=self.distrusted,
             checkpoint_request=self.requested,
+            hold=self.hold,
             copies=self.copies,
             commit=self.desired_commit,
             committed=self.committed,
@@ -193,6 +205,9 @@ class CheckpointAgent:
 
     def on_saving(self, generation: int) -> None:
         self.saving.append(generation)
+
+    def on_snapshots(self, generation: int, use: SnapshotUse) -> None:
+        self.uses.append((generation, use))
 
     def on_committed(self, commit: Commit) -> None:
         self.committed = commit
@@ -202,7 +217,7 @@ class CheckpointAgent:
         self.messages.append(message)
         if isinstance(message, CheckpointRestored) and message.restored.unusable and not message.restored.stops:
             self.kept_before = message.generation
-        if self.commits and isinstance(message, CheckpointStored) and not message.problem:
+        if isinstance(message, CheckpointStored) and self.commits and not (message.stored.in_memory or message.problem):
             self._desire_commit(message)
 
     def _desire_commit(self, message: CheckpointStored) -> None:

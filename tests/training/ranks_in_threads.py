@@ -77,6 +77,10 @@ class RankThreads:
         storage = Storage(str(self.storage))
         return [one.step for one in storage.saved("") if storage.is_committed(one)]
 
+    def another(self, rank: int, world_size: int, **arguments: Any) -> Checkpointer:
+        """One more checkpointer of a rank."""
+        return self._create(rank, world_size, arguments)
+
     def _create(self, rank: int, world_size: int, arguments: Mapping[str, Any]) -> Checkpointer:
         assert self._store is not None
         variables = {

@@ -194,7 +194,7 @@ def advance_role(state: RoleInJob, job: JobSpec, now: datetime, *, new_token: To
     """Brings one role as far as the known facts allow."""
     if state.is_over:
         return state
-    state = user_requests.apply_postponed(state, job, now)
+    state = user_requests.apply_postponed(planned_changes.advance(state, now), job, now)
     if state.rests:
         return staffing.dismiss_all(state, job, now)
     state = corruption.judge(bad_numbers.judge(slow_ranks.judge(state, job, now), job, now), now)

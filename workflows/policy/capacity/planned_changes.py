@@ -1,9 +1,11 @@
-"""Has a checkpoint made in storage before a change that is planned stops the ranks.
+"""Has a checkpoint made before a change that is planned stops the ranks: in storage, and in the memory of other nodes.
 
-What is in the memory of nodes is lost with them, and a state that is split over ranks fits only a world of the same
-size. So a job that stores checkpoints makes one before it is suspended, before a node is replaced on request, before
-its world grows or shrinks while it trains, and before something is done about a slow rank. The ranks train on until
-the checkpoint is durable: the change costs the steps since that checkpoint.
+What is in the memory of nodes is lost with them. So a job that stores checkpoints makes one before it is suspended,
+before a node is replaced on request, before its world grows or shrinks while it trains, and before something is done
+about a slow rank. The ranks train on until the checkpoint is durable. A state that is split over ranks is then saved
+once more in memory: the ranks wait at a step until its copies are where they survive the change, with or without a
+storage (`perdure.workflows.policy.checkpoints.holds`), and no step is lost. Where it would be, since a world of another
+size cannot load it, the world does not change its size.
 
 The same holds for a node that another party ends: a preemption, a drain, a SIGTERM. Its ranks train on until the job
 releases it, for half of the grace period at most.
@@ -16,25 +18,30 @@ job ends.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from perdure.contract import Evidence, EvidenceSource, Incarnation
 from perdure.contract.identity import identity_of
 from perdure.contract.transitions import NodeEnding
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.behavior import Behavior
-from perdure.workflows.policy.checkpoints import commits
+from perdure.workflows.policy.checkpoints import commits, holds, other_size
 from perdure.workflows.policy.facts.events import Event, RelaunchRequested, SuspendRequested
 from perdure.workflows.policy.record import incidents
 from perdure.workflows.policy.state.job import RoleInJob
 from perdure.workflows.policy.state.role import PostponedChange
+
+_LOOK_AGAIN = timedelta(minutes=10)
+"""The time after which a change that was refused is looked at again."""
 
 
 def postpone(
     state: RoleInJob, request: SuspendRequested | RelaunchRequested, job: JobSpec, now: datetime
 ) -> RoleInJob | None:
     """Keeps a user's request until a checkpoint is durable; None where it is carried out at once."""
-    waits = _begin(state, job, now, title=_title(request))
+    replaces = isinstance(request, RelaunchRequested)
+    # The nodes of a suspended job end, and all memory with them.
+    waits = _begin(state, job, now, title=_title(request), leaves=replaces, keeps_memory=replaces)
     if waits is None or waits.postponed is None:
         return None
     if isinstance(request, RelaunchRequested):
@@ -49,9 +56,8 @@ def end_node(state: RoleInJob, event: Event, job: JobSpec, now: datetime) -> Rol
     node = state.nodes.get(event.rank)
     if node is None or node.incarnation != event.incarnation or not node.alive or node.released:
         return state
-    waits = (
-        _begin(state, job, now, title=f"node {node.rank} ends, as {event.detail}") if state.is_member(node) else None
-    )
+    title = f"node {node.rank} ends, as {event.detail}"
+    waits = _begin(state, job, now, title=title, leaves=True) if state.is_member(node) else None
     if waits is None or waits.postponed is None:
         return state.with_node(node.replace(released=True))
     ending = Incarnation(**identity_of(event))
@@ -68,27 +74,64 @@ def release_nodes(state: RoleInJob, endings: Iterable[Incarnation]) -> RoleInJob
     return state
 
 
-def hold_world(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob | None:
-    """The state while the next world waits for a checkpoint of the current one; None where it does not."""
+def advance(state: RoleInJob, now: datetime) -> RoleInJob:
+    """Has the ranks wait at a step, once the checkpoint in storage is durable or too late."""
     postponed = state.postponed
+    if postponed is None or not postponed.holds or postponed.hold or postponed.generation != state.generation:
+        return state
+    if not _trains(state) or (now < postponed.until and state.checkpoints.answered < postponed.checkpoint_request):
+        return state
+    return _request_hold(state, postponed, now)
+
+
+def hold_world(state: RoleInJob, job: JobSpec, now: datetime, *, size: int) -> RoleInJob | None:
+    """The state while the next world, of `size` nodes, waits for a checkpoint of the current one, or is not formed as
+    the state would be lost; None where it is formed now."""
+    postponed, world = state.postponed, state.world
+    if postponed is not None and postponed.generation != state.generation and postponed.refused:
+        state, postponed = state.replace(postponed=None), None
+    if postponed is not None and postponed.refused:
+        if now < postponed.until:
+            return state
+        state, postponed = state.replace(postponed=None), None
     if postponed is not None and is_due(state, now) and postponed.generation == state.generation:
-        return None
-    return _begin(state, job, now, title="the next world is formed")
+        held = holds.answer(state, postponed.hold) if postponed.hold else None
+        return _refuse(state, postponed.title, held.problem, now) if held is not None and held.problem else None
+    leaves = world is not None and (size < world.nodes or max(world.members) >= state.nodes_max)
+    verb = "shrinks" if leaves else "grows"
+    title = "the next world is formed" if world is None else f"the world {verb} from {world.nodes:,} to {size:,} nodes"
+    if world is not None and (why := holds.obstacle(state, job, leaves=leaves)):
+        return _refuse(state, title, why, now)
+    return _begin(state, job, now, title=title, resizes=world is not None and size != world.nodes, leaves=leaves)
+
+
+def why_refused(state: RoleInJob, job: JobSpec, *, largest: int) -> str:
+    """Why the role cannot have at most `largest` nodes without losing its state; empty where it can, as far as that is
+    known before its ranks wait at a step."""
+    world = state.world
+    if world is None or not _trains(state) or largest >= world.nodes:
+        return ""
+    return other_size.why_needed(state) or holds.obstacle(state, job, leaves=True)
 
 
 def forget_world(state: RoleInJob) -> RoleInJob:
     """No other world is due any more."""
     postponed = state.postponed
     forgotten = postponed is not None and not postponed.requested and not postponed.slow_rank
-    return state.replace(postponed=None) if forgotten else state
+    return holds.withdraw(state).replace(postponed=None) if forgotten else state
 
 
-def hold_slow_rank(state: RoleInJob, job: JobSpec, now: datetime, *, title: str) -> RoleInJob | None:
+def forget_refusal(state: RoleInJob) -> RoleInJob:
+    """Another number of nodes is requested."""
+    return state.replace(postponed=None) if state.postponed is not None and state.postponed.refused else state
+
+
+def hold_slow_rank(state: RoleInJob, job: JobSpec, now: datetime, *, title: str, leaves: bool) -> RoleInJob | None:
     """The state while a repair of a slow rank waits for a checkpoint; None where it does not."""
     postponed = state.postponed
     if postponed is not None and is_due(state, now) and postponed.generation == state.generation:
         return None
-    waits = _begin(state, job, now, title=title)
+    waits = _begin(state, job, now, title=title, leaves=leaves)
     if waits is None or waits.postponed is None:
         return None
     return waits.replace(postponed=waits.postponed.replace(slow_rank=True))
@@ -99,7 +142,9 @@ def forget_slow_rank(state: RoleInJob) -> RoleInJob:
     postponed = state.postponed
     if postponed is None or not postponed.slow_rank:
         return state
-    return state.replace(postponed=postponed.replace(slow_rank=False) if postponed.requested else None)
+    if postponed.requested:
+        return state.replace(postponed=postponed.replace(slow_rank=False))
+    return holds.withdraw(state).replace(postponed=None)
 
 
 def withdraw_suspension(state: RoleInJob) -> RoleInJob:
@@ -117,7 +162,9 @@ def is_due(state: RoleInJob, now: datetime) -> bool:
     if postponed is None:
         return False
     over = now >= postponed.until or state.outcome is not None or not any(node.alive for node in state.members)
-    return over or state.checkpoints.answered >= postponed.checkpoint_request
+    durable = state.checkpoints.answered >= postponed.checkpoint_request
+    held = not postponed.holds or (postponed.hold > 0 and holds.answer(state, postponed.hold) is not None)
+    return over or (durable and held)
 
 
 def settle(state: RoleInJob, now: datetime) -> RoleInJob:
@@ -126,10 +173,11 @@ def settle(state: RoleInJob, now: datetime) -> RoleInJob:
     if postponed is None:
         return state
     state = state.replace(postponed=None)
-    if state.open_incident is None:
+    if state.open_incident is None or postponed.refused:
         return state
-    evidence = Evidence(time=now, source=EvidenceSource.AGENT, text=_outcome(state, postponed))
-    return incidents.add_evidence(state, evidence, now=now)
+    for text in filter(None, (_outcome(state, postponed), _outcome_of_hold(state, postponed))):
+        state = incidents.add_evidence(state, Evidence(time=now, source=EvidenceSource.AGENT, text=text), now=now)
+    return state
 
 
 def describe(state: RoleInJob) -> str:
@@ -137,32 +185,92 @@ def describe(state: RoleInJob) -> str:
     postponed = state.postponed
     if postponed is None or not (postponed.requested or postponed.generation == state.generation):
         return ""
+    if postponed.refused:
+        return f"{refusal(state)}; looked at again at {postponed.until:%H:%M:%S} UTC"
+    if postponed.hold:
+        until = f"{postponed.until:%H:%M:%S} UTC"
+        return f"the ranks wait at one of the next steps, then {postponed.title}, at {until} at the latest"
     return f"a checkpoint, then {postponed.title}, at {postponed.until:%H:%M:%S} UTC at the latest"
 
 
-def _begin(state: RoleInJob, job: JobSpec, now: datetime, *, title: str) -> RoleInJob | None:
-    """Requests a checkpoint, unless one is requested already; None where none is worth waiting for."""
-    before = state.postponed
-    if before is not None and (before.suspend is not None or not is_due(state, now)):
-        return state
-    trains = state.stepping and state.interruption is None and not state.between_stages and state.outcome is None
-    serves = job.roles[state.role].ready is not None
-    if job.stored is None or not job.stored.save_timeout or not trains or serves or commits.saves_nothing(state):
-        return None
-    state = commits.request(state)
-    before = before if state.behavior >= Behavior.RELEASE_0_4 else None
-    return state.replace(
-        postponed=PostponedChange(
-            title=title,
-            checkpoint_request=state.checkpoints.requests,
-            since=now,
-            until=now + job.stored.save_timeout,
-            generation=state.generation,
-            # These are due, and not carried out yet: their checkpoint was reported together with what this one is for.
-            relaunches=before.relaunches if before is not None else (),
-            endings=before.endings if before is not None else (),
-        )
+def refusal(state: RoleInJob) -> str:
+    """Which change is not made, and why; empty where none is refused."""
+    postponed = state.postponed
+    if postponed is None or not postponed.refused or postponed.generation != state.generation:
+        return ""
+    return f"{postponed.title}: not done, since the state would be lost: {postponed.refused}"
+
+
+def _refuse(state: RoleInJob, title: str, why: str, now: datetime) -> RoleInJob:
+    """The world stays as it is, and the refusal is looked at again some time later."""
+    refused = PostponedChange(
+        title=title,
+        checkpoint_request=state.checkpoints.answered,
+        since=now,
+        until=now + _LOOK_AGAIN,
+        generation=state.generation,
+        refused=why,
     )
+    return holds.withdraw(state).replace(postponed=refused)
+
+
+def _trains(state: RoleInJob) -> bool:
+    """Whether the ranks of a world train, and nothing has stopped them."""
+    return state.stepping and state.interruption is None and not state.between_stages and state.outcome is None
+
+
+def _request_hold(state: RoleInJob, postponed: PostponedChange, now: datetime) -> RoleInJob:
+    state = holds.request(state, resizes=postponed.resizes, leaves=postponed.leaves)
+    number = state.checkpoints.hold.number if state.checkpoints.hold is not None else 0
+    return state.replace(postponed=postponed.replace(hold=number, until=now + holds.WITHIN))
+
+
+def _with_copies(state: RoleInJob, postponed: PostponedChange, now: datetime) -> RoleInJob:
+    """Another change waits, too, for which a node leaves: the ranks wait for the copies then."""
+    if postponed.leaves or not postponed.holds:
+        return state
+    postponed = postponed.replace(leaves=True)
+    return _request_hold(state, postponed, now) if postponed.hold else state.replace(postponed=postponed)
+
+
+def _begin(
+    state: RoleInJob,
+    job: JobSpec,
+    now: datetime,
+    *,
+    title: str,
+    resizes: bool = False,
+    leaves: bool = False,
+    keeps_memory: bool = True,
+) -> RoleInJob | None:
+    """Requests a checkpoint, unless one is requested already; None where none is worth waiting for."""
+    before = state.postponed if state.postponed is None or not state.postponed.refused else None
+    if before is not None and (before.suspend is not None or not is_due(state, now)):
+        return _with_copies(state, before, now) if leaves else state
+    if not _trains(state) or job.roles[state.role].ready is not None:
+        return None
+    timeout = job.stored.save_timeout if job.stored is not None and not commits.saves_nothing(state) else timedelta()
+    held = keeps_memory and holds.is_worthwhile(state)
+    if not timeout and not held:
+        return None
+    if timeout:
+        state = commits.request(state)
+    before = before if state.behavior >= Behavior.RELEASE_0_4 else None
+    postponed = PostponedChange(
+        title=title,
+        checkpoint_request=state.checkpoints.requests if timeout else state.checkpoints.answered,
+        stores=bool(timeout),
+        since=now,
+        until=now + timeout,
+        generation=state.generation,
+        # These are due, and not carried out yet: their checkpoint was reported together with what this one is for.
+        relaunches=before.relaunches if before is not None else (),
+        endings=before.endings if before is not None else (),
+        holds=held,
+        resizes=resizes,
+        leaves=leaves,
+    )
+    return state.replace(postponed=postponed) if timeout else _request_hold(state, postponed, now)
 
 
 def _title(request: SuspendRequested | RelaunchRequested) -> str:
@@ -171,7 +279,20 @@ def _title(request: SuspendRequested | RelaunchRequested) -> str:
     return f"node {request.rank} is replaced"
 
 
+def _outcome_of_hold(state: RoleInJob, postponed: PostponedChange) -> str:
+    if not postponed.hold:
+        return ""
+    held = holds.answer(state, postponed.hold)
+    if held is None:
+        return "the ranks did not wait at a step in time: the steps since the last copies are made again"
+    if held.problem:
+        return f"the state could not be kept in memory, and the change was made nevertheless: {held.problem}"
+    return f"all ranks waited at step {held.step:,} until it was safe in memory: no step is lost"
+
+
 def _outcome(state: RoleInJob, postponed: PostponedChange) -> str:
+    if not postponed.stores:
+        return ""
     durable, waited = state.checkpoints.durable, f"requested at {postponed.since:%H:%M:%S} UTC before this change"
     if durable is not None and state.checkpoints.answered >= postponed.checkpoint_request:
         return f"the checkpoint of step {durable.checkpoint.step:,}, {waited}, is durable"

@@ -32,7 +32,7 @@ from perdure.contract.transitions import (
 from perdure.spec.checkpoint import Checkpoint
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.behavior import Behavior
-from perdure.workflows.policy.checkpoints import other_size, trust
+from perdure.workflows.policy.checkpoints import holds, other_size, trust
 from perdure.workflows.policy.diagnosis import claims
 from perdure.workflows.policy.facts.events import CheckpointRequested, Event
 from perdure.workflows.policy.record import incidents, observations
@@ -145,6 +145,10 @@ def _stored(
     state: RoleInJob, node: NodeState, transition: NodeStoredCheckpoint, job: JobSpec, now: datetime
 ) -> RoleInJob:
     known, stored, world = state.checkpoints, transition.stored, state.world
+    if stored.in_memory:
+        is_first = claims.may_report_restore(state, node, stored.checkpoint.generation)
+        current = is_first and _is_current(state, node, stored.checkpoint.generation)
+        return holds.take(state, stored, transition.problem) if current else state
     if world is None or job.stored is None or not _is_current(state, node, stored.checkpoint.generation):
         return state
     if state.behavior >= Behavior.RELEASE_0_4 and trust.is_unsound(state, stored.checkpoint):

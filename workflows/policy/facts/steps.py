@@ -32,6 +32,8 @@ def on_stepping(state: RoleInJob, node: NodeState, stepping: NodeStepping, now: 
         without_checkpoints=stepping.generation if stepping.saves is False else node.without_checkpoints,
         reachable=True,
     )
+    if stepping.snapshots is not None:
+        node = node.replace(snapshots=stepping.snapshots, snapshots_in=stepping.generation)
     state = memory.forget(state.with_node(node), RestartCommands, node.rank)
     if state.world is None or stepping.generation != state.world.generation:
         return state

@@ -39,7 +39,7 @@ def apply(state: RoleInJob, event: Event, job: JobSpec, now: datetime) -> RoleIn
         case RoomSeen():
             return smaller_requests.take_room(state, event, now)
         case ScaleRequested():
-            return _scale(state, event)
+            return _scale(planned_changes.forget_refusal(state), event)
         case ScalingChanged():
             return new_goal.follow(state, event, job, now)
         case RestartRequested():

@@ -186,7 +186,9 @@ def warnings_of(state: RoleInJob, job: JobSpec) -> tuple[str, ...]:
         else ""
     )
     shortage = shortages.describe(state)
+    refused = planned_changes.refusal(state)
     return (
+        *((refused,) if refused else ()),
         *((shortage,) if shortage else ()),
         *((paused,) if paused else ()),
         *((dropped,) if state.dropped_events else ()),

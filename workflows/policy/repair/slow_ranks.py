@@ -112,7 +112,7 @@ def _act(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
     title = f"node {suspect.rank} is replaced"
     if partner is not None:
         title = f"nodes {suspect.rank} and {partner.rank} exchange their places"
-    if (held := planned_changes.hold_slow_rank(state, job, now, title=title)) is not None:
+    if (held := planned_changes.hold_slow_rank(state, job, now, title=title, leaves=partner is None)) is not None:
         return held
     failure = NodeFailure(
         rank=suspect.rank,

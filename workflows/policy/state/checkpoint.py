@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from pydantic import Field, model_validator
 
-from perdure.contract import CheckpointRef, Commit, Message, RestoreSource, StoredCheckpoint, UnsoundSteps
+from perdure.contract import CheckpointRef, Commit, HoldRequest, Message, RestoreSource, StoredCheckpoint, UnsoundSteps
 from perdure.contract.base import ShortText
 
 
@@ -42,6 +42,17 @@ class BoundState(Message):
     """The nodes that have as many ranks; None where no number of them has."""
     problem: ShortText = ""
     """Which of its values cannot be split anew."""
+
+
+class HeldStep(Message):
+    """The answer to a request to wait at a step: see `perdure.workflows.policy.checkpoints.holds`."""
+
+    number: int
+    """The request's."""
+    step: int
+    """The step that all ranks have saved, and at which they wait."""
+    problem: ShortText = ""
+    """Why it would be lost, so that they train on; empty where it is safe."""
 
 
 class CheckpointState(Message):
@@ -80,6 +91,12 @@ class CheckpointState(Message):
     """Those that are not loaded because the job went back from a loss that was not a number, or from a wrong result."""
     bound: BoundState | None = None
     """The newest state, where only a world of one size can load it; None where any size can, or none is known."""
+    hold: HoldRequest | None = None
+    """The newest request to have the ranks wait at a step."""
+    hold_over: int = 0
+    """The number of the newest request whose change was not made."""
+    held: HeldStep | None = None
+    """The newest answer to one."""
     inherited: tuple[CheckpointRef, ...] = ()
     """The newest one of another run from which this run has continued, for each place in the storage."""
     kept_before: int = 0

@@ -20,6 +20,7 @@ from perdure.contract import (
     RankNumber,
     RankStepTimes,
     RuleMatch,
+    SnapshotUse,
     StallLook,
 )
 from perdure.contract.base import LogTail, ShortText
@@ -116,6 +117,10 @@ class NodeState(NodeFacts, Incarnation):
     """The newest generation that it was seen to step in."""
     without_checkpoints: int = 0
     """The newest generation in which its ranks stepped and had not begun to save into the job's storage."""
+    snapshots: SnapshotUse | None = None
+    """How its ranks keep their state in memory, as far as they have said it."""
+    snapshots_in: int = 0
+    """The newest generation in which they have."""
     finished: int = 0
     """The newest generation that all its ranks finished."""
     stage: int = 0

@@ -137,6 +137,19 @@ class PostponedChange(Message):
     """Nodes that are being ended from outside."""
     slow_rank: bool = False
     """Something is to be done about a slow rank."""
+    stores: bool = True
+    """A checkpoint in storage was requested for it."""
+    holds: bool = False
+    """The ranks are to wait at a step, once the checkpoint is durable: see
+    `perdure.workflows.policy.checkpoints.holds`."""
+    resizes: bool = False
+    """A world of another size follows."""
+    leaves: bool = False
+    """A node of the world leaves."""
+    hold: int = 0
+    """The number of the request that they do; 0 before it."""
+    refused: str = ""
+    """Why the change is not made: the state would be lost. It is looked at again at `until`."""
 
     @property
     def requested(self) -> bool:

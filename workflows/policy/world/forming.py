@@ -20,7 +20,7 @@ from perdure.workflows.policy.capacity import (
     suspect_machines,
     waiting,
 )
-from perdure.workflows.policy.checkpoints import other_size
+from perdure.workflows.policy.checkpoints import holds, other_size
 from perdure.workflows.policy.diagnosis import claims, experiments, first_steps
 from perdure.workflows.policy.facts import user_requests
 from perdure.workflows.policy.record import incidents
@@ -143,7 +143,7 @@ def _form_due_world(
     state = state.replace(ready_since=state.ready_since or now)
     if not _is_time(state, job, now, size=size):
         return state if trains else state.replace(waiting_since=state.waiting_since or now)
-    if trains and (held := planned_changes.hold_world(state, job, now)) is not None:
+    if trains and (held := planned_changes.hold_world(state, job, now, size=size)) is not None:
         return held
     exchanged = places_to_exchange(state)
     serves = job.roles[state.role].ready is not None
@@ -234,7 +234,8 @@ def _is_time(state: RoleInJob, job: JobSpec, now: datetime, *, size: int) -> boo
         return True
     world = state.world
     if world is not None and state.interruption is not None:
-        if size >= min(world.nodes, full) or job.recovery.on_capacity_loss is not CapacityLoss.WAIT:
+        waits = job.recovery.on_capacity_loss is CapacityLoss.WAIT or holds.obstacle(state, job, leaves=True)
+        if size >= min(world.nodes, full) or not waits:
             return True
         return state.waiting_since is not None and now - state.waiting_since >= job.recovery.replace_timeout
     return _is_last_call_over(state, job, now)

@@ -11,7 +11,7 @@ from perdure.contract import (
     RoleAddresses,
 )
 from perdure.contract.names import group_index
-from perdure.workflows.policy.checkpoints import commits
+from perdure.workflows.policy.checkpoints import commits, holds
 from perdure.workflows.policy.repair import hold_on_failure
 from perdure.workflows.policy.state.job import JobState, RoleInJob
 from perdure.workflows.policy.state.node import NodeState
@@ -48,6 +48,7 @@ def desires_of(
         stages_complete=state.stages_complete,
         commit=commits.commit_of(state),
         checkpoint_request=commits.open_request(state),
+        hold=holds.open_request(state),
         roles={} if packed_roles else dict(roles),
         packed_roles=packed_roles,
         wind_down=state.outcome is not None and not state.held,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from perdure.base.words import count
 from perdure.contract import AwaitNodes, RestartRanks, Shrink, Stop
 from perdure.spec.recovery import CapacityLoss
-from perdure.workflows.policy.checkpoints import other_size
+from perdure.workflows.policy.checkpoints import holds, other_size
 from perdure.workflows.policy.diagnosis.failures import FAILURE_CLASSES
 from perdure.workflows.policy.record.action_words import replacement
 from perdure.workflows.policy.repair.case import Case, Rejected, Verdict
@@ -34,13 +34,16 @@ def decide(case: Case) -> Verdict | None:
         )
     survivors, needed = len(case.survivors), other_size.needed_nodes(state)
     size = usable(survivors, minimum=state.nodes_min, maximum=state.nodes_max, unit=state.unit)
-    if needed is not None and survivors < needed:
+    lost = other_size.why_needed(state) if needed is not None and survivors < needed else ""
+    if size and choice is CapacityLoss.SHRINK:
+        lost = lost or holds.obstacle(state, case.job, leaves=True)
+    if lost:
         return case.blame(
-            'node-loss/6 "only a world of its size can load the state: replace, then continue"',
+            'node-loss/6 "fewer nodes would begin without the state: replace, then continue"',
             replace,
             AwaitNodes(patience=recovery.replace_timeout),
             title=f"{title}, {request}",
-            rejected=(in_place, Rejected(Shrink(), other_size.why_needed(state))),
+            rejected=(in_place, Rejected(Shrink(), lost)),
         )
     if size and choice is CapacityLoss.SHRINK:
         before = state.world.nodes if state.world else 0

@@ -1,0 +1,203 @@
+"""Changes that are planned wait until the ranks of a split state stand at a step that is safe in memory."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from temporalio.exceptions import ApplicationError
+
+from perdure.contract import (
+    AwaitNodes,
+    CheckpointRef,
+    HoldRequest,
+    JobPhase,
+    ReplaceNodes,
+    ScaleRequest,
+    SnapshotUse,
+    StoredCheckpoint,
+)
+from perdure.contract.transitions import NodeEnding, NodeStepping, NodeStoredCheckpoint
+from perdure.workflows.policy.behavior import Behavior
+from perdure.workflows.policy.facts.events import RelaunchRequested, ScaleRequested, SuspendRequested
+from perdure.workflows.policy.record.projections import next_action, warnings_of
+from perdure.workflows.policy.world.group_desire import desires_of
+from perdure.workflows.requests import check_scale
+from tests.policy.capacity.test_planned_changes import make_durable
+from tests.policy.scenario import UID, Scenario
+
+SPLIT = SnapshotUse(replicated=False, copies=1, name="state")
+ALONE = SnapshotUse(replicated=False, copies=0, name="state")
+STORAGE: dict[str, Any] = {"checkpoint": {"storage": "file:///ckpt"}}
+PROBLEM = "expert differs between ranks, and a world of another size cannot split that"
+
+
+def training(nodes: str = "3", use: SnapshotUse | None = SPLIT, **spec: Any) -> Scenario:
+    """A job whose ranks keep their state in memory in this way."""
+    job = Scenario(nodes, **spec).running()
+    assert job.state.world is not None
+    for rank in job.state.world.members:
+        job.transition(rank, NodeStepping, generation=job.generation, snapshots=use)
+    return job
+
+
+def hold(job: Scenario) -> HoldRequest | None:
+    return desires_of(job.state)[0].hold
+
+
+def held(job: Scenario, *, step: int = 40, problem: str = "", number: int | None = None) -> Scenario:
+    """All ranks wait at a step, or say why it would be lost."""
+    request = hold(job)
+    number = number or (request.number if request is not None else 0)
+    checkpoint = CheckpointRef(step=step, run=UID, generation=job.generation)
+    stored = StoredCheckpoint(checkpoint=checkpoint, answers=number, in_memory=True)
+    return job.transition(0, NodeStoredCheckpoint, generation=job.generation, stored=stored, problem=problem)
+
+
+def size(job: Scenario) -> int:
+    return job.state.world.nodes if job.state.world is not None else 0
+
+
+def test_a_world_shrinks_once_its_ranks_wait_at_a_step_with_copies():
+    job = training().take(ScaleRequested(minimum=2, maximum=2))
+    assert hold(job) == HoldRequest(number=1, generation=1, resizes=True, copies=True)
+    assert "the ranks wait at one of the next steps, then the world shrinks from 3 to 2 nodes" in next_action(
+        job.state, job.job
+    )
+    held(job)
+    assert (job.generation, hold(job) is not None) == (1, True), "until the node that leaves has ended"
+    job.those_that_leave_end()
+    assert (job.generation, size(job), hold(job)) == (2, 2, None)
+    assert any("all ranks waited at step 40" in one.text for one in job.incident.evidence)
+    assert not any("requested at" in one.text for one in job.incident.evidence)
+
+
+def test_a_world_grows_once_its_ranks_wait_at_a_step_and_needs_no_copies_for_it():
+    job = training("2", use=ALONE).take(ScaleRequested(minimum=2, maximum=3))
+    job.ready(2)
+    assert hold(job) == HoldRequest(number=1, generation=1, resizes=True)
+    held(job)
+    assert (job.generation, size(job)) == (2, 3)
+
+
+def test_the_ranks_wait_only_once_the_checkpoint_in_storage_is_durable():
+    job = training(**STORAGE).take(ScaleRequested(minimum=2, maximum=2))
+    assert hold(job) is None
+    make_durable(job, answers=1)
+    assert (hold(job), job.generation) == (HoldRequest(number=1, generation=1, resizes=True, copies=True), 1)
+    held(job)
+    job.those_that_leave_end()
+    assert (job.generation, size(job)) == (2, 2)
+    texts = [one.text for one in job.incident.evidence]
+    assert any("is durable" in text for text in texts)
+    assert any("no step is lost" in text for text in texts)
+
+
+def test_a_change_is_not_made_where_the_state_would_be_lost():
+    job = training().take(ScaleRequested(minimum=2, maximum=2))
+    held(job, problem=PROBLEM)
+    assert (job.generation, size(job), hold(job), job.state.phase) == (1, 3, None, JobPhase.RUNNING)
+    [warning] = warnings_of(job.state, job.job)
+    assert warning.endswith(f"not done, since the state would be lost: {PROBLEM}")
+    assert warning in next_action(job.state, job.job)
+    job.wait(timedelta(minutes=11))
+    assert hold(job) == HoldRequest(number=2, generation=1, resizes=True, copies=True)
+    held(job, problem=PROBLEM)
+    job.take(ScaleRequested(minimum=3, maximum=3))
+    assert not warnings_of(job.state, job.job)
+    assert (job.generation, size(job)) == (1, 3)
+
+
+def test_a_change_does_not_wait_for_ranks_that_do_not_come_to_a_step():
+    job = training().take(ScaleRequested(minimum=2, maximum=2)).wait(timedelta(minutes=3)).those_that_leave_end()
+    assert (job.generation, size(job)) == (2, 2)
+    assert any("did not wait at a step in time" in one.text for one in job.incident.evidence)
+
+
+def test_parts_without_copies_are_not_given_up():
+    job = training(use=ALONE)
+    with pytest.raises(ApplicationError, match="the job has no checkpoint"):
+        check_scale(job.whole, job.job, ScaleRequest(nodes="2"))
+    check_scale(job.whole, job.job, ScaleRequest(nodes="4"))
+    job.take(ScaleRequested(minimum=2, maximum=2))
+    assert (job.generation, hold(job)) == (1, None)
+    assert "`copies=0`" in next_action(job.state, job.job)
+
+
+def test_parts_without_copies_wait_for_the_replacement_of_a_lost_node_which_may_find_them_on_its_machine():
+    job = training("2:3", use=ALONE).lost(2)
+    assert (job.generation, job.state.phase) == (1, JobPhase.WAITING)
+    assert [type(one) for one in job.incident.actions] == [ReplaceNodes, AwaitNodes]
+    assert any("`copies=0`" in one.why_not for one in job.incident.considered)
+    job.removed(2).ready(2)
+    assert (job.generation, size(job)) == (2, 3)
+
+
+def test_without_a_replacement_it_goes_on_with_fewer_after_the_time_that_recovery_gives_it():
+    job = training("2:3", use=ALONE).lost(2).wait(timedelta(minutes=11))
+    assert (job.generation, size(job)) == (2, 2)
+
+
+def test_a_node_is_replaced_once_the_ranks_wait_with_its_copies():
+    job = training().take(RelaunchRequested(rank=1))
+    assert hold(job) == HoldRequest(number=1, generation=1, copies=True)
+    assert job.node(1).incarnation == 1
+    held(job)
+    assert job.node(1).incarnation == 2
+
+
+def test_a_node_that_is_to_leave_while_the_world_waits_to_grow_has_the_copies_waited_for():
+    job = training("2").take(ScaleRequested(minimum=2, maximum=3)).ready(2)
+    assert hold(job) == HoldRequest(number=1, generation=1, resizes=True)
+    job.take(RelaunchRequested(rank=1))
+    assert hold(job) == HoldRequest(number=2, generation=1, resizes=True, copies=True)
+    held(job, number=1)
+    assert (job.generation, job.node(1).incarnation) == (1, 1)
+    held(job)
+    assert job.node(1).incarnation == 2
+
+
+def test_a_node_that_another_party_ends_is_released_once_its_copies_are_elsewhere():
+    job = training()
+    job.transition(1, NodeEnding, generation=1, detail="drained")
+    assert hold(job) is not None
+    assert not job.node(1).released
+    held(job, problem="a node has no room")
+    assert job.node(1).released
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        training(use=None),
+        training(use=SnapshotUse(replicated=True, copies=0, name="state")),
+        training(use=SnapshotUse(replicated=False, copies=1)),
+    ],
+    ids=["unknown", "replicated", "two checkpointers"],
+)
+def test_ranks_that_need_not_wait_or_cannot_are_not_waited_for(job: Scenario):
+    job.take(ScaleRequested(minimum=2, maximum=2)).those_that_leave_end()
+    assert (job.generation, size(job)) == (2, 2)
+
+
+def test_a_suspended_job_keeps_no_memory_to_wait_for():
+    job = training().take(SuspendRequested())
+    assert job.state.phase is JobPhase.SUSPENDED
+    assert any("is in the memory of the nodes only, and lost with them" in one.text for one in job.incident.evidence)
+
+
+def test_an_answer_of_another_world_or_request_counts_for_nothing():
+    job = training().take(ScaleRequested(minimum=2, maximum=2))
+    held(job, number=7)
+    assert job.generation == 1
+    job.take(ScaleRequested(minimum=3, maximum=3))
+    assert (hold(job), job.state.postponed) == (None, None)
+    assert (job.generation, job.state.phase) == (1, JobPhase.RUNNING)
+
+
+def test_an_older_run_does_not_wait():
+    job = training()
+    job.whole = job.whole.replace(behavior=Behavior.RELEASE_0_3)
+    job.take(ScaleRequested(minimum=2, maximum=2)).those_that_leave_end()
+    assert (job.generation, size(job)) == (2, 2)

@@ -1,0 +1,49 @@
+"""Planned changes of a training whose state is split over its ranks: no step is made twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.allocation import REPOSITORY
+from tests.support.waiting import eventually
+from tests.system.made_steps import repeated, sized_steps, steps
+from tests.system.site import PATIENCE, Job, Site
+
+SHARDED = REPOSITORY / "examples" / "04-checkpoints" / "sharded.py"
+
+
+async def stepped_as(job: Job, world_size: int, *, beyond: int = 0) -> int:
+    """Waits for some steps of a world; returns the newest."""
+
+    def enough() -> bool:
+        return [size for number, size in sized_steps(job, 0) if number > beyond][-5:] == [world_size] * 5
+
+    await eventually(enough, within=PATIENCE)
+    return steps(job, 0)[-1]
+
+
+@pytest.mark.long("survival")
+@pytest.mark.timeout(600)
+async def test_a_split_state_that_shrinks_grows_and_moves_by_request_makes_no_step_twice(site: Site, tmp_path: Path):
+    """Its steps are faster than the copies of them."""
+    out = tmp_path / "out"
+    job = await site.submit(
+        nodes="3", command=["torchrun", str(SHARDED), "--steps", "1000000", "--pause", "0.02", "--out", str(out)]
+    )
+    job.out = out
+    newest = await stepped_as(job, 3)
+    await job.client.scale(job.name, nodes="2")
+    newest = await stepped_as(job, 2, beyond=newest)
+    await job.client.scale(job.name, nodes="3")
+    newest = await stepped_as(job, 3, beyond=newest)
+    generation = (await job.status()).generation
+    await job.client.relaunch_node(job.name, 1)
+    await job.running(nodes=3, after=generation)
+    await stepped_as(job, 3, beyond=steps(job, 0)[-1])
+    made = steps(job, 0)
+    assert sorted(set(made)) == list(range(1, max(made) + 1))
+    assert repeated(made) == 0
+    texts = [one.text for incident in await job.incidents() for one in incident.evidence]
+    assert sum("no step is lost" in text for text in texts) == 3

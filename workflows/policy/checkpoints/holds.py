@@ -1,0 +1,110 @@
+"""Has the ranks of a world save one step and wait at it, before a change that is planned ends them.
+
+What is saved is copied to other nodes behind the training, so the newest steps have no copies yet, and ranks are ended
+in the middle of a step. A change that is planned can wait until a step is whole: all ranks save it, wait there, and are
+ended once its copies are on the nodes that stay. Then no step is lost. While the ranks wait they also find out whether
+a world of another size could load that step; if not, they train on, and such a change is not made.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from perdure.contract import HoldRequest, SnapshotUse, StoredCheckpoint
+from perdure.spec.job import JobSpec
+from perdure.workflows.policy.behavior import Behavior
+from perdure.workflows.policy.state.checkpoint import HeldStep
+from perdure.workflows.policy.state.job import RoleInJob
+
+WITHIN = timedelta(minutes=2)
+"""The longest time from the request until the ranks wait at a step: two steps, and its copies, for which they wait a
+minute at most."""
+
+
+def use_of(state: RoleInJob) -> SnapshotUse | None:
+    """How the ranks of the current world keep their state in memory; None where none has said it."""
+    known = [node.snapshots for node in state.members if node.snapshots_in == state.generation > 0]
+    uses = [one for one in known if one is not None]
+    if not uses:
+        return None
+    parts = [one for one in uses if not one.replicated]
+    name = uses[0].name if len({one.name for one in uses}) == 1 else ""
+    return SnapshotUse(replicated=not parts, copies=min((one.copies for one in parts), default=0), name=name)
+
+
+def is_worthwhile(state: RoleInJob) -> bool:
+    """Whether the ranks are to wait: their state is split, so that each of them has a part that no other one has. Those
+    of a script with several checkpointers do not: the first one to wait would keep the others from saving that step."""
+    use = use_of(state)
+    return _is_split(state, use) and use is not None and bool(use.name)
+
+
+def _is_split(state: RoleInJob, use: SnapshotUse | None) -> bool:
+    return state.behavior >= Behavior.RELEASE_0_4 and use is not None and not use.replicated
+
+
+def obstacle(state: RoleInJob, job: JobSpec, *, leaves: bool) -> str:
+    """Why a change is known to lose the state, without asking the ranks; empty where it is not.
+
+    Args:
+        state: The role.
+        job: The job's specification.
+        leaves: A node of the current world leaves, and what it has in memory with it.
+    """
+    use = use_of(state)
+    if not leaves or job.stored is not None or not _is_split(state, use) or (use is not None and use.copies):
+        return ""
+    return (
+        "each rank has a part of the state in the memory of its own node only (`copies=0`), and the job has no "
+        "checkpoint.storage"
+    )
+
+
+def lost_with_nodes(state: RoleInJob, job: JobSpec) -> str:
+    """What is lost when all nodes end, as with a suspension; empty where nothing is known to be."""
+    if job.stored is not None or use_of(state) is None:
+        return ""
+    step = f"the state of step {state.progress.step:,}" if state.progress is not None else "the state"
+    return (
+        f"{step} is in the memory of the nodes only, and lost with them, as the job has no checkpoint.storage: the "
+        "script begins with what it has saved itself"
+    )
+
+
+def request(state: RoleInJob, *, resizes: bool, leaves: bool) -> RoleInJob:
+    """Requests that the ranks wait at a step; `checkpoints.hold` is the request from now on."""
+    known, use = state.checkpoints, use_of(state)
+    number = known.hold.number + 1 if known.hold is not None else 1
+    copies = leaves and use is not None and use.copies > 0
+    hold = HoldRequest(number=number, generation=state.generation, resizes=resizes, copies=copies)
+    return state.replace(checkpoints=known.replace(hold=hold))
+
+
+def open_request(state: RoleInJob) -> HoldRequest | None:
+    """The request that the nodes receive, until its world is over: where a node that leaves must end first, the ranks
+    are not ended at once, and would make steps that are lost."""
+    hold = state.checkpoints.hold
+    is_open = hold is not None and hold.generation == state.generation and hold.number > state.checkpoints.hold_over
+    return hold if is_open else None
+
+
+def withdraw(state: RoleInJob) -> RoleInJob:
+    """The change is not made: the ranks train on."""
+    hold = open_request(state)
+    return state if hold is None else state.replace(checkpoints=state.checkpoints.replace(hold_over=hold.number))
+
+
+def take(state: RoleInJob, stored: StoredCheckpoint, problem: str) -> RoleInJob:
+    """Takes in that all ranks wait at a step, or why it would be lost."""
+    hold = state.checkpoints.hold
+    if hold is None or hold.number != stored.answers or hold.generation != stored.checkpoint.generation:
+        return state
+    held = HeldStep(number=hold.number, step=stored.checkpoint.step, problem=problem)
+    state = state.replace(checkpoints=state.checkpoints.replace(held=held))
+    return withdraw(state) if problem else state
+
+
+def answer(state: RoleInJob, number: int) -> HeldStep | None:
+    """The answer to a request; None as long as there is none."""
+    held = state.checkpoints.held
+    return held if held is not None and held.number == number else None
