@@ -36,6 +36,7 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.storage import WriteResult
 
+from perdure_training.checkpoint.dictionary_types import Path, record_types, types_in
 from perdure_training.checkpoint.differing import Digest, checksum_of, differing_names, of_rank, record_holders
 from perdure_training.checkpoint.saved_structure import set_value
 from perdure_training.checkpoint.staging import Parts, is_dense, is_split
@@ -52,6 +53,9 @@ _VERSION = "1.0.0"
 _IN_PLACE = 4096
 """Bytes from which a tensor's content stays in the snapshot until the agent copies it; smaller ones are copied."""
 
+_TYPES = "perdure_types"
+"""Attribute of a rank's plan: what its dictionaries are."""
+
 _LENGTH = struct.Struct("<Q")
 
 ReadRange = Callable[[str, int, int], bytearray]
@@ -65,6 +69,8 @@ class RankPlanner(DefaultSavePlanner):
         super().__init__()
         self._contents = contents
         self._names: dict[str, str] = {}
+        self.types: dict[Path, bytes] = {}
+        """What its dictionaries are."""
 
     def create_local_plan(self) -> SavePlan:
         state = cast("dict[str, Any]", self.state_dict)
@@ -73,7 +79,10 @@ class RankPlanner(DefaultSavePlanner):
         _check_parts(state)
         # Their content is in several tensors: they are stored as objects are, with a plan that knows no part of them.
         state |= {name: (value,) for name, value in state.items() if _is_object(value)}
-        return super().create_local_plan()
+        plan = super().create_local_plan()
+        # It reaches rank 0 with the plan, which has no field for it.
+        object.__setattr__(plan, _TYPES, self.types)
+        return plan
 
     def digests(self, plan: SavePlan) -> dict[MetadataIndex, Digest]:
         """Returns what tells whether another rank has the same values as this one."""
@@ -120,6 +129,7 @@ def planner_of(parts: Parts, *, rank: int, each_rank: frozenset[str] = frozenset
     """
     planner = RankPlanner(parts.contents)
     state = apart(parts.state, rank=rank, each_rank=each_rank)
+    planner.types = types_in(state)
     planner.set_up_planner(state, is_coordinator=rank == 0)
     return planner
 
@@ -148,6 +158,7 @@ def plan_together(
     own = [of_rank(plan, differ, rank=rank, world_size=size) for rank, (plan, _) in enumerate(plans)]
     finals, metadata = planner.create_global_plan(own)
     record_holders(metadata, [digests for _, digests in plans])
+    record_types(metadata, [getattr(plan, _TYPES, {}) for plan, _ in plans])
     return finals, metadata, frozenset(differ)
 
 
@@ -327,6 +338,8 @@ def _check_parts(state: Mapping[str, Any]) -> None:
     if partial:
         names = ", ".join(partial[:8])
         raise ValueError(f"{names}: the parts of a DTensor are sums that are not added up; redistribute it before")
+    for name, value in split.items():
+        _check_is_one_piece(name, value)
     other = [name for name, value in split.items() if not _has_parts_of_its_placements(value)]
     if other:
         names = ", ".join(other[:8])
@@ -334,6 +347,18 @@ def _check_parts(state: Mapping[str, Any]) -> None:
             f"{names}: the parts of a DTensor have other sizes than its placements give them; expected those that"
             " distribute_tensor makes"
         )
+
+
+def _check_is_one_piece(name: str, tensor: DTensor) -> None:
+    # Importing DTensor takes a while, which only a state that has one costs.
+    from perdure_training.checkpoint.former_parts import check_is_one_piece
+
+    mesh = tensor.device_mesh
+    if (coordinate := mesh.get_coordinate()) is not None:
+        try:
+            check_is_one_piece(tensor.shape, mesh_shape=mesh.shape, coordinate=coordinate, placements=tensor.placements)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
 
 
 def _has_parts_of_its_placements(tensor: DTensor) -> bool:
@@ -356,7 +381,7 @@ def _write(item: WriteItem, data: torch.Tensor | io.BytesIO, stream: _PlannedFil
     if item.type is WriteItemType.BYTE_IO:
         stream.write(cast("io.BytesIO", data).getbuffer())
         return
-    tensor = cast("torch.Tensor", data)
+    tensor = cast("torch.Tensor", data).detach()
     assert tensor.device.type == "cpu", "snapshots are in main memory"
     if not tensor.is_contiguous() or tensor.untyped_storage().nbytes() != tensor.nbytes:
         tensor = tensor.clone(memory_format=torch.contiguous_format)

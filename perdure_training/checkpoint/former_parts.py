@@ -7,13 +7,16 @@ and the placements.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.tensor import Shard
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
+from torch.distributed.tensor.placement_types import _StridedShard
 
 
 class FormerPart(torch.Tensor):
@@ -51,6 +54,7 @@ class FormerPart(torch.Tensor):
         part._whole = whole
         part._offsets = None
         if coordinate:
+            check_is_one_piece(whole, mesh_shape=mesh_shape, coordinate=coordinate, placements=placements)
             sizes, offsets = _compute_local_shape_and_global_offset(
                 whole, list(mesh_shape), list(coordinate), placements
             )
@@ -74,3 +78,41 @@ class FormerPart(torch.Tensor):
 
     def __get_tensor_shard__(self, _: MetadataIndex) -> torch.Tensor:
         return self.as_subclass(torch.Tensor)
+
+
+def check_is_one_piece(
+    whole: Sequence[int], *, mesh_shape: Sequence[int], coordinate: Sequence[int], placements: Sequence[Any]
+) -> None:
+    """Checks that a rank's part is one piece of the whole tensor, as torch takes it to be when it plans a checkpoint.
+
+    Raises:
+        ValueError: if it is several, as placements can make it that are strided and not followed by what they are
+            strided for.
+    """
+    if not any(isinstance(one, _StridedShard) for one in placements):
+        return
+    pieces = _pieces(tuple(whole), tuple(mesh_shape), tuple(coordinate), tuple(placements))
+    if pieces > 1:
+        raise ValueError(
+            f"the placements {list(placements)} give a rank {pieces} pieces of a DTensor: expected parts of one piece"
+        )
+
+
+@functools.lru_cache(maxsize=4096)
+def _pieces(
+    whole: tuple[int, ...], mesh_shape: tuple[int, ...], coordinate: tuple[int, ...], placements: tuple[Any, ...]
+) -> int:
+    """The number of pieces that a rank has in the dimension in which it has the most."""
+    most = 1
+    for dimension, size in enumerate(whole):
+        indices = torch.arange(size)
+        for split, ranks, place in zip(placements, mesh_shape, coordinate, strict=True):
+            if getattr(split, "dim", None) == dimension:
+                strided = isinstance(split, _StridedShard)
+                of_row = _StridedShard(0, split_factor=split.split_factor) if strided else Shard(0)
+                parts, _ = of_row._split_tensor(  # pyrefly: ignore[protected-access]
+                    indices, ranks, with_padding=False
+                )
+                indices = parts[place]
+        most = max(most, 1 + int((indices.diff() != 1).sum()))
+    return most

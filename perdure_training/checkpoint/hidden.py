@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import torch
 
-from perdure_training.checkpoint.staging import Nowhere
+from perdure_training.checkpoint.staging import Layout, Nowhere, is_plain, is_split
 from perdure_training.checkpoint.values import PLAIN, is_object
 
 _MOST_LOOKS = 100_000
@@ -22,11 +22,13 @@ _MOST_LOOKS = 100_000
 
 
 def check_reachable(state: Mapping[str, Any]) -> None:
-    """Refuses a state in which a module or another object with `load_state_dict` is within an object without.
+    """Refuses a state in which a module or another object with `load_state_dict` is within an object without, or which
+    has tensors of a type that cannot be saved as what they are.
 
     Raises:
         TypeError: if there is one. It says where.
     """
+    _check_types(state)
     for name, value in state.items():
         if hidden := _hidden_in(value, set()):
             kind, place = type(hidden[0]).__name__, _place_of(hidden[0], value, name)
@@ -35,6 +37,40 @@ def check_reachable(state: Mapping[str, Any]) -> None:
                 f"another object in its place, and the {kind} that the script has would stay as it is. Put the {kind} "
                 "into the state under a name of its own, or give what contains it state_dict and load_state_dict"
             )
+
+
+def _check_types(state: Mapping[str, Any]) -> None:
+    """Refuses tensors that would be lost, or come back as other ones, while nothing is trained yet."""
+    known: set[type] = set()
+    for name, value in state.items():
+        for place, tensor in _tensors_of(value, name, set()):
+            part = tensor._local_tensor if is_split(tensor) else tensor  # pyrefly: ignore[protected-access]
+            if is_plain(part) or type(part) in known or part.device.type == "meta":
+                continue
+            known.add(type(part))
+            try:
+                Layout(tensor)
+            except Exception as error:
+                raise TypeError(
+                    f"state: {place} is a {type(part).__name__}, which cannot be saved as such: {error}. Leave it out"
+                    " of the state, or make its class one that can be pickled, such as a class of a module"
+                ) from error
+
+
+def _tensors_of(value: Any, place: str, seen: set[int]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a value and where they are, as far as it is known before a training what objects have."""
+    if isinstance(value, torch.Tensor):
+        yield place, value
+    elif isinstance(value, torch.nn.Module):
+        for name, tensor in [*value.named_parameters(), *value.named_buffers()]:
+            yield f"{place}.{name}", tensor
+    elif isinstance(value, (dict, list, tuple)) and id(cast("object", value)) not in seen:
+        seen.add(id(cast("object", value)))
+        parts = cast("Any", value).items() if isinstance(value, dict) else enumerate(cast("Any", value))
+        if not PLAIN.issuperset(type(inner) for _, inner in parts):
+            parts = cast("Any", value).items() if isinstance(value, dict) else enumerate(cast("Any", value))
+            for name, inner in parts:
+                yield from _tensors_of(inner, f"{place}.{name}", seen)
 
 
 class _Finder(pickle.Pickler):

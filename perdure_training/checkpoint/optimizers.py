@@ -70,7 +70,8 @@ def keep_types(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> No
 def _of_types(saved: Any, loaded: Any) -> Any:
     """What was loaded, with the type of what was saved."""
     if isinstance(saved, torch.Tensor) and isinstance(loaded, torch.Tensor):
-        return loaded if loaded.dtype == saved.dtype else saved.to(loaded.device)
+        same = is_split(loaded) or type(loaded) is type(saved)
+        return loaded if same and loaded.dtype == saved.dtype else saved.to(loaded.device)
     if isinstance(saved, dict) and isinstance(loaded, dict):
         values = cast("dict[Any, Any]", saved)
         return {name: _of_types(values.get(name), one) for name, one in cast("dict[Any, Any]", loaded).items()}

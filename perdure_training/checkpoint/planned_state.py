@@ -9,9 +9,10 @@ from typing import Any
 
 from torch.distributed.checkpoint.metadata import Metadata
 
+from perdure_training.checkpoint.dictionary_types import Path, recorded_types
 from perdure_training.checkpoint.differing import OwnView, names_of_others, own_view
 from perdure_training.checkpoint.distributed_format import Loading, names_in
-from perdure_training.checkpoint.saved_structure import Path, as_saved
+from perdure_training.checkpoint.saved_structure import as_saved
 from perdure_training.checkpoint.world import RankIdentity
 
 logger = logging.getLogger(__name__)
@@ -100,9 +101,11 @@ def plan_state(metadata: Metadata, state: StateOfRank, *, own: RankIdentity, sha
             continue
         first, *rest = view.paths[name]
         places.setdefault(str(first), {})[tuple(rest)] = view.metadata.state_dict_metadata[name]
+    types = recorded_types(metadata)
     for name, value in target.items():
         if name not in differs:
-            target[name] = as_saved(value, places.get(name, {}), is_object=name in state.objects)
+            of_name = {path[1:]: one for path, one in types.items() if path[0] == name}
+            target[name] = as_saved(value, places.get(name, {}), is_object=name in state.objects, types=of_name)
     loading = Loading(target, view.metadata)
     ranks, of_another = _of_another_world(view, loading, own=own, replicated=state.replicated)
     problem = of_another or loading.problem

@@ -7,34 +7,54 @@ only after its first step with a gradient of that parameter, and other objects g
 from __future__ import annotations
 
 import re
+from collections import Counter, defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from perdure_training.checkpoint.dictionary_types import DictionaryType, Path
 from perdure_training.checkpoint.staging import is_split
-
-Path = tuple[str | int, ...]
-"""What leads to a value, as a checkpoint has it: the texts of the keys of dictionaries, and places in lists."""
 
 _NOT_A_TEXT = re.compile(r"[-+]?[0-9.]+|None|True|False|\(.*")
 """Keys that were other values than texts, for all that a checkpoint says."""
 
 
-def as_saved(value: Any, saved: Mapping[Path, Any], *, is_object: bool) -> Any:
+def as_saved(
+    value: Any, saved: Mapping[Path, Any], *, is_object: bool, types: Mapping[Path, DictionaryType] | None = None
+) -> Any:
     """Returns a value with room for what was saved of it.
 
     Args:
         value: The value, or what an object's `state_dict` returns. A part of it that was saved in the same form stays.
         saved: What a checkpoint's metadata says of each part, by its path in the value.
         is_object: Whether an object judges what it is given. Otherwise only the state of optimizers takes the structure
-            that was saved: what else is missing would be lost unnoticed.
+            that was saved, and dictionaries the values that they lack and that have no tensors, or any if they make
+            values as they are asked for them: what else is missing would be lost unnoticed.
+        types: The types of the dictionaries that were saved, by their paths in the value.
     """
-    return _as_saved(value, saved, follows=is_object)
+    return _as_saved(value, saved, _Types(types or {}), follows=is_object)
 
 
-def _as_saved(value: Any, saved: Mapping[Path, Any], *, follows: bool, numbered: bool = False) -> Any:
+@dataclass(frozen=True)
+class _Types:
+    """The types of dictionaries within a value."""
+
+    known: Mapping[Path, DictionaryType]
+    at: Path = ()
+    """Where the value is."""
+
+    def of(self, name: str | int) -> _Types:
+        return _Types(self.known, (*self.at, name))
+
+    @property
+    def here(self) -> DictionaryType | None:
+        return self.known.get(self.at)
+
+
+def _as_saved(value: Any, saved: Mapping[Path, Any], types: _Types, *, follows: bool, numbered: bool = False) -> Any:
     """With `follows` the result has what was saved and nothing else; with `numbered`, new keys may be numbers."""
     if () in saved:
         return _leaf(value, saved[()]) if follows else value
@@ -42,10 +62,12 @@ def _as_saved(value: Any, saved: Mapping[Path, Any], *, follows: bool, numbered:
     for path, described in saved.items():
         parts.setdefault(path[0], {})[path[1:]] = described
     if any(isinstance(name, int) for name in parts):
-        return _list_as_saved(value, parts, follows=follows)
+        return _list_as_saved(value, parts, types, follows=follows)
     if not isinstance(value, dict) and not (follows and value is None):
         return value
     held = cast("dict[Any, Any]", value or {})
+    makes = isinstance(value, (Counter, defaultdict))
+    known = types.here.keys if types.here is not None else {}
     of_optimizer = held.keys() >= {"state", "param_groups"}
     found: dict[Any, Any] = {"state": {}} if of_optimizer else {}
     keys = {str(key): key for key in held}
@@ -53,25 +75,34 @@ def _as_saved(value: Any, saved: Mapping[Path, Any], *, follows: bool, numbered:
         is_state = of_optimizer and name == "state"
         if name in keys:
             key = keys[str(name)]
-            found[key] = _as_saved(held[key], part, follows=follows or is_state, numbered=is_state)
-        elif follows and (numbered or not _NOT_A_TEXT.fullmatch(str(name))):
-            key = int(name) if numbered and str(name).isdigit() else name
-            found[key] = _as_saved(None, part, follows=True)
+            found[key] = _as_saved(held[key], part, types.of(name), follows=follows or is_state, numbered=is_state)
+        elif (follows or makes or not _has_tensors(part)) and (
+            numbered or name in known or not _NOT_A_TEXT.fullmatch(str(name))
+        ):
+            key = known.get(str(name), int(name) if numbered and str(name).isdigit() else name)
+            found[key] = _as_saved(None, part, types.of(name), follows=True)
     # An empty dictionary has no place in a checkpoint.
     kept: dict[Any, Any] = {key: one for key, one in held.items() if not (follows and parts) or _is_empty(one)}
-    return kept | found
+    both = kept | found
+    return both if value is not None or types.here is None else types.here.make(both)
+
+
+def _has_tensors(part: Mapping[Path, Any]) -> bool:
+    return any(isinstance(described, TensorStorageMetadata) for described in part.values())
 
 
 def _is_empty(value: Any) -> bool:
     return isinstance(value, dict) and not cast("dict[Any, Any]", value)
 
 
-def _list_as_saved(value: Any, parts: Mapping[str | int, Mapping[Path, Any]], *, follows: bool) -> Any:
+def _list_as_saved(value: Any, parts: Mapping[str | int, Mapping[Path, Any]], types: _Types, *, follows: bool) -> Any:
     held = cast("list[Any]", value) if isinstance(value, list) else []
     if set(parts) != {*range(len(parts))} or not (follows or len(held) == len(parts)):
         return cast("Any", value)
     held = held + [None] * (len(parts) - len(held))
-    found: list[Any] = [_as_saved(held[place], parts[place], follows=follows) for place in range(len(parts))]
+    found: list[Any] = [
+        _as_saved(held[place], parts[place], types.of(place), follows=follows) for place in range(len(parts))
+    ]
     return found
 
 

@@ -1,7 +1,8 @@
 """Lays out a training state as bytes: tensors as they are in memory, and a description of everything else.
 
 Of a tensor that is split over ranks (DTensor) the rank's own part is laid out. It is put together again over the device
-mesh of the new world, which the state that is restored already has.
+mesh of the new world, which the state that is restored already has. Tensors of other types are laid out as the tensors
+that they consist of, and are of these types again.
 
 The description is a pickle in which each tensor is a reference. A process that can write the memory folder can run
 code in the ranks, as with every pickle; the folder belongs to the training's user, and no other user can open it.
@@ -9,12 +10,14 @@ code in the ranks, as with every pickle; the folder belongs to the training's us
 
 from __future__ import annotations
 
+import functools
 import io
+import itertools
 import pickle
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import torch
 
@@ -76,14 +79,17 @@ class Layout:
 
     def copy_into(self, room: memoryview) -> None:
         """Copies the state into `size` bytes. Tensors on accelerators are complete when it returns."""
-        devices = {tensor.device for tensor, _ in self._tensors if tensor.is_cuda}
-        if devices:
+        devices = {tensor.device for tensor, _ in self._tensors if tensor.device.type != "cpu"}
+        waits = {device: _synchronize(device) for device in devices}
+        if any(device.type == "cuda" for device in devices):
             pin(room)
         for tensor, place in self._tensors:
             if place.size:
-                _elements(room[place.offset : place.offset + place.size], place).copy_(tensor, non_blocking=True)
-        for device in devices:
-            torch.cuda.synchronize(device)
+                later = waits.get(tensor.device) is not None
+                _elements(room[place.offset : place.offset + place.size], place).copy_(tensor, non_blocking=later)
+        for wait in waits.values():
+            if wait is not None:
+                wait()
         room[self.index_at : self.size] = self.index
 
     def _place(self, tensor: torch.Tensor) -> _Place:
@@ -159,6 +165,40 @@ def read_former_parts(content: memoryview, *, index_at: int) -> Any:
     return _FormerReader(io.BytesIO(content[index_at:]), lambda start, size: content[start : start + size], {}).load()
 
 
+def is_split_otherwise(content: memoryview, *, index_at: int, state: Callable[[], Any]) -> bool:
+    """Whether a rank's snapshot is split in another way than the state that it restores: over other device meshes, at
+    another place in them, or with other placements.
+
+    Args:
+        content: The bytes.
+        index_at: Offset of the description.
+        state: Returns the state, which is called only if the snapshot has split tensors.
+    """
+    reader = _PartReader(io.BytesIO(content[index_at:]), lambda start, size: content[start : start + size], {})
+    saved = reader.load()
+    if not reader.found:
+        return False
+    restored = state()
+    return _differs(saved, restored, {_key(mesh): mesh for mesh in meshes_of(restored)})
+
+
+def _differs(saved: Any, restored: Any, meshes: Mapping[Any, DeviceMesh]) -> bool:
+    if isinstance(saved, _Part):
+        mesh = meshes.get(saved.mesh)
+        if mesh is None or saved.coordinate not in (None, tuple(mesh.get_coordinate() or ())):
+            return True
+        return is_split(restored) and tuple(restored.placements) != tuple(saved.placements)
+    if isinstance(saved, dict):
+        held = cast("dict[Any, Any]", restored) if isinstance(restored, dict) else {}
+        return any(_differs(one, held.get(name), meshes) for name, one in cast("dict[Any, Any]", saved).items())
+    if isinstance(saved, (list, tuple)):
+        others = cast("list[Any]", restored) if isinstance(restored, (list, tuple)) else []
+        return any(
+            _differs(one, other, meshes) for one, other in itertools.zip_longest(cast("list[Any]", saved), others)
+        )
+    return False
+
+
 class _Describer(pickle.Pickler):
     def __init__(self, stream: io.BytesIO, place: Any) -> None:
         super().__init__(stream, protocol=pickle.HIGHEST_PROTOCOL)
@@ -176,6 +216,8 @@ class _Describer(pickle.Pickler):
                 )
             coordinate = tuple(obj.device_mesh.get_coordinate() or ())
             return _Part(local, _key(obj.device_mesh), obj.placements, obj.shape, obj.stride(), coordinate)
+        if type(obj) is not torch.Tensor or _is_buffer(obj):
+            return None
         tensor = obj.detach()
         if not is_dense(tensor):
             return None
@@ -184,6 +226,45 @@ class _Describer(pickle.Pickler):
         if known is None:
             known = self._known[id(obj)] = (obj, self._place(tensor))
         return known[1]
+
+    def reducer_override(self, obj: object) -> Any:
+        """Describes tensors of other types by the tensors that they consist of. Those with a `__torch_dispatch__` have
+        their content elsewhere, and are described as torch does it, with what they have as attributes."""
+        if not isinstance(obj, torch.Tensor):
+            return NotImplemented
+        if _is_buffer(obj):
+            return _buffer, (obj.detach(), bool(getattr(obj, "persistent", True)))
+        kind = type(obj)
+        if kind is torch.nn.Parameter:
+            return _parameter, (obj.detach(), obj.requires_grad)
+        if is_split(obj) or kind is torch.Tensor or not has_own_elements(obj):
+            return NotImplemented
+        with torch._C.DisableTorchFunctionSubclass():
+            content = obj.detach().as_subclass(torch.Tensor)
+        return _of_type, (content, kind, obj.requires_grad, attributes(obj))
+
+
+def _synchronize(device: torch.device) -> Callable[[], object] | None:
+    """Waits for what a device copies while its call has returned; None where no such wait is known."""
+    wait = getattr(getattr(torch, device.type, None), "synchronize", None)
+    if wait is None:
+        return None
+    # There is one such device.
+    return wait if device.type == "mps" else functools.partial(wait, device)
+
+
+def _parameter(content: torch.Tensor, requires_grad: bool) -> torch.Tensor:
+    return torch.nn.Parameter(content, requires_grad)
+
+
+def _buffer(content: torch.Tensor, persistent: bool) -> torch.Tensor:
+    return torch.nn.Buffer(content, persistent=persistent)
+
+
+def _of_type(content: torch.Tensor, kind: type[torch.Tensor], requires_grad: bool, state: Any) -> torch.Tensor:
+    tensor = content.as_subclass(kind)
+    set_attributes(tensor, state)
+    return tensor.requires_grad_(requires_grad) if requires_grad else tensor
 
 
 class Nowhere:
@@ -260,13 +341,55 @@ class _FormerReader(_Reader):
         )
 
 
+class _PartReader(_Reader):
+    """Reads split tensors as what describes the rank's parts."""
+
+    found = False
+
+    def _split(self, part: _Part, local: torch.Tensor) -> Any:
+        self.found = True
+        return part
+
+
 def _elements(content: memoryview, place: _Place) -> torch.Tensor:
     return torch.frombuffer(content, dtype=place.dtype).reshape(place.shape)
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's content is its elements: not so where it is sparse, quantized, or on no device."""
+    """Whether a tensor's content is its elements: not so where it is sparse, quantized, on no device, or of a type of
+    its own."""
+    if not (is_plain(tensor) or hasattr(tensor, "__create_write_items__")):
+        return False
     return tensor.layout is torch.strided and not tensor.is_quantized and tensor.device.type != "meta"
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is of no type of its own, as parameters are not, either."""
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter)
+
+
+def has_own_elements(tensor: torch.Tensor) -> bool:
+    """Whether a tensor of a type of its own has its elements itself, and not in other tensors, and is pickled as torch
+    does it."""
+    kind = type(tensor)
+    if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return False
+    own = kind.__reduce_ex__ in (torch.Tensor.__reduce_ex__, torch.nn.Parameter.__reduce_ex__)
+    return own and tensor.layout is torch.strided and not tensor.is_quantized and tensor.device.type != "meta"
+
+
+def attributes(tensor: torch.Tensor) -> Any:
+    """What a tensor of a type of its own has beside its elements."""
+    return torch._utils._get_obj_state(tensor)
+
+
+def set_attributes(tensor: torch.Tensor, state: Any) -> None:
+    """Gives a tensor what `attributes` has returned of another one."""
+    torch._utils._set_obj_state(tensor, state)
+
+
+def _is_buffer(tensor: torch.Tensor) -> bool:
+    return getattr(tensor, "_is_buffer", False) is True
 
 
 def is_split(value: object) -> TypeGuard[DTensor]:
@@ -277,7 +400,11 @@ def is_split(value: object) -> TypeGuard[DTensor]:
 
 def _local(tensor: DTensor) -> torch.Tensor:
     # Not `to_local`, whose result is another object each time: a DTensor that occurs twice has one part.
-    return tensor._local_tensor  # pyrefly: ignore[protected-access]
+    local = tensor._local_tensor  # pyrefly: ignore[protected-access]
+    module = sys.modules.get("torch.distributed._functional_collectives")
+    if module is not None and isinstance(local, module.AsyncCollectiveTensor):
+        return local.trigger_wait()
+    return local
 
 
 def _key(mesh: DeviceMesh) -> tuple[tuple[int, ...], tuple[str, ...] | None]:

@@ -10,7 +10,8 @@ import torch
 
 from perdure_training.checkpoint.optimizers import keep_types
 from perdure_training.checkpoint.own_generators import is_generator, set_state, state_of
-from perdure_training.checkpoint.staging import is_dense, is_split, meshes_of, read_state
+from perdure_training.checkpoint.staging import is_plain, is_split, meshes_of, read_state
+from perdure_training.checkpoint.tensor_types import copy_tensor, kind_of, takes
 from perdure_training.snapshots.arena import PAGE, Slot
 from perdure_training.snapshots.private_map import PrivateMap
 
@@ -105,8 +106,7 @@ def put_into(state: MutableMapping[str, Any], saved: Mapping[str, Any]) -> None:
         target = state[name]
         if isinstance(target, torch.Tensor):
             _check(name, target, value)
-            with torch.no_grad():
-                target.copy_(value)
+            copy_tensor(target, value)
         else:
             state[name] = _put(name, target, value)
 
@@ -114,10 +114,10 @@ def put_into(state: MutableMapping[str, Any], saved: Mapping[str, Any]) -> None:
 def _put(name: str, target: Any, value: Any) -> Any:
     """Returns what takes the place of `target`: itself, where it can be changed."""
     if isinstance(target, torch.Tensor):
-        if not isinstance(value, torch.Tensor) or not _takes(target, value):
+        if not isinstance(value, torch.Tensor) or not takes(target, value):
             return value
-        with torch.no_grad():
-            return target.copy_(value)
+        copy_tensor(target, value)
+        return target
     if hasattr(target, "load_state_dict") and not isinstance(target, type):
         _load(name, target, value)
         return target
@@ -176,27 +176,29 @@ def _words(value: Any, names: Sequence[Any]) -> str:
 
 def _load(name: str, target: Any, value: Any) -> None:
     """Has an object load its state dict, with the types that were saved."""
+    if isinstance(target, torch.nn.Module):
+        _check_types(name, target, value)
     target.load_state_dict(value)
     if isinstance(target, torch.optim.Optimizer):
         keep_types(target, value)
     elif isinstance(target, torch.nn.Module):
         for part, found in target.state_dict().items():
             saved = value.get(part)
-            if isinstance(found, torch.Tensor) and isinstance(saved, torch.Tensor) and found.dtype != saved.dtype:
+            if not isinstance(found, torch.Tensor) or not isinstance(saved, torch.Tensor):
+                continue
+            if found.dtype != saved.dtype:
                 raise KeyError(f"{name}.{part}: saved was {saved.dtype}, the state has {found.dtype}: {_REMEDY}")
+            if not (is_plain(found) or is_split(found)) and takes(found, saved):
+                # Its own copy may have computed it anew.
+                copy_tensor(found, saved)
 
 
-def _takes(target: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether a tensor within another value can become the saved one by a copy of its elements."""
-    if is_split(target) and is_split(value):
-        same = target.device_mesh == value.device_mesh and target.placements == value.placements
-        return same and _form(target) == _form(value)
-    if is_split(target) or is_split(value):
-        return False
-    if not (is_dense(target) and is_dense(value)) or _form(target) != _form(value):
-        return False
-    # Each element has memory of its own.
-    return all(stride or size < 2 for size, stride in zip(target.shape, target.stride(), strict=True))
+def _check_types(name: str, target: torch.nn.Module, value: Any) -> None:
+    """Refuses parameters that would be converted from a type of tensors to another one; nothing is changed yet."""
+    for part, found in [*target.named_parameters(), *target.named_buffers()]:
+        saved = value.get(part) if isinstance(value, dict) else None
+        if isinstance(saved, torch.Tensor) and not is_split(found) and kind_of(found) is not kind_of(saved):
+            raise KeyError(f"{name}.{part}: saved was a {_type(saved)}, the state has a {_type(found)}: {_REMEDY}")
 
 
 def _check(name: str, target: torch.Tensor, value: Any) -> None:
@@ -206,8 +208,14 @@ def _check(name: str, target: torch.Tensor, value: Any) -> None:
         raise KeyError(f"{name}: saved was {found}, the state has {_form(target)}: {_REMEDY}")
 
 
+def _type(tensor: torch.Tensor) -> str:
+    return kind_of(tensor).__name__
+
+
 def _form(tensor: torch.Tensor) -> str:
     text = f"{tensor.dtype} of shape {list(tensor.shape)}"
+    if not (is_plain(tensor) or is_split(tensor)):
+        text += f", a {_type(tensor)}"
     return f"{text}, scale {tensor.q_scale()}, zero point {tensor.q_zero_point()}" if tensor.is_quantized else text
 
 

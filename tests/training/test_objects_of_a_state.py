@@ -276,6 +276,38 @@ def test_an_optimizer_is_as_new_where_nothing_is_loaded(site: Site, counted: lis
     assert not counted
 
 
+@pytest.mark.parametrize("source", ["memory", "storage"])
+def test_dictionaries_that_have_grown_come_back_with_their_types(site: Site, source: str):
+    def made() -> State:
+        return {
+            "by class": defaultdict(Counter),
+            "losses": {},
+            "ordered": OrderedDict(first=1),
+            "averages": defaultdict(dict, {"first": {"mean": torch.zeros(2)}}),
+            "counts": Counter(),
+        }
+
+    saved = made()
+    saved["by class"]["cat"].update({"right": 3, 7: 2})
+    saved["by class"][5]["wrong"] += 1
+    saved["losses"] |= {0: 0.5, "last": {"of": OrderedDict(b=1, a=2)}, (1, 2): [3]}
+    saved["ordered"]["second"] = OrderedDict(c=3)
+    saved["averages"]["second"]["mean"] = torch.ones(3)
+    saved["counts"].update([1, 1, "one"])
+    checkpointer, _ = site.begin(saved)
+    assert checkpointer.save(3, saved, durable=True)
+    assert checkpointer.wait_until_durable(60)
+    state = made()
+    held = dict(state)
+    assert site.begin(state, lose_memory=source == "storage")[1] == 3
+    assert same(held, saved), (held, saved)
+    assert [type(one) for one in held.values()] == [type(one) for one in saved.values()]
+    assert {type(one) for one in held["by class"].values()} == {Counter}
+    assert type(held["losses"]["last"]["of"]) is OrderedDict
+    assert type(held["ordered"]["second"]) is OrderedDict
+    held["by class"]["dog"]["right"] += 1
+
+
 def test_what_a_defaultdict_makes_has_its_type_again(site: Site):
     saved: State = {"by class": defaultdict(Counter, {"cat": Counter(right=3)})}
     checkpointer, _ = site.begin(saved)
