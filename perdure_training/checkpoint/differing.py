@@ -125,6 +125,11 @@ def record_holders(metadata: Metadata, digests: Sequence[Mapping[MetadataIndex, 
     setattr(metadata, _HOLDERS, {"world_size": len(digests), "ranks": ranks})
 
 
+def forget_holders(metadata: Metadata) -> None:
+    """Makes a checkpoint one of which it is not known which ranks had which names."""
+    setattr(metadata, _HOLDERS, {})
+
+
 def names_of_others(metadata: Metadata, *, rank: int, world_size: int) -> frozenset[str]:
     """Returns the names that a rank had not when its world, of this size, saved; none where that is unknown."""
     known = cast("dict[str, Any]", getattr(metadata, _HOLDERS, {}))

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
@@ -26,11 +27,12 @@ from perdure_training.checkpoint.refused_restore import await_other_world
 from perdure_training.checkpoint.resharding import Resharding
 from perdure_training.checkpoint.save_failures import SaveFailures
 from perdure_training.checkpoint.slots import Slots
-from perdure_training.checkpoint.staging import Layout, meshes_of
+from perdure_training.checkpoint.staging import Layout, is_split_otherwise, meshes_of
 from perdure_training.checkpoint.transfer import exchange
 from perdure_training.checkpoint.values import capture, is_object, load_snapshot, objects_in, own_values, put_into
 from perdure_training.checkpoint.world import Completeness, OnlyOne, RankIdentity, connect, snapshot_header
 from perdure_training.node_api.storage_link import find_storage
+from perdure_training.snapshots.agreement import Decision
 from perdure_training.snapshots.arena import Arena, Header, NoRoom, Slot
 from perdure_training.snapshots.findings import Finding
 from perdure_training.snapshots.made_steps import MadeSteps, newest_made
@@ -146,17 +148,24 @@ class GenerationCheckpoints:
         Raises:
             OfAnotherWorld: if none comes.
         """
-        decision = agreed.decision
-        assert decision.step is not None
         self._count_restore(agreed)
+        try:
+            return self._split_anew(agreed.decision, state)
+        except OfAnotherWorld as error:
+            # It speaks against this world, not against what was saved.
+            self._count_restore(agreed, -1)
+            await_other_world(self.own, error, step=agreed.decision.step or 0, source="memory")
+
+    def _split_anew(self, decision: Decision, state: MutableMapping[str, Any], *, loaded: Slot | None = None) -> int:
+        """Loads a step that is split in another way than the state; `loaded` is this rank's own snapshot of it."""
+        assert decision.step is not None
         with _Room(state, replicated=False) as room:
-            try:
-                room.fill(Resharding(self.own, self._store, self.arena, decision).load(room.target))
-            except OfAnotherWorld as error:
-                # It speaks against this world, not against what was saved.
-                self._count_restore(agreed, -1)
-                await_other_world(self.own, error, step=decision.step, source="memory")
+            verified = None if loaded is None else self.own.ranks_of_node
+            parts = Resharding(self.own, self._store, self.arena, decision, verified=verified)
+            room.fill(parts.load(room.target))
         self._forget_after(decision.step)
+        if loaded is not None:
+            self.slots.adopt(decision.step, loaded=loaded)
         self._loaded_any, self._left_until = True, [decision.step]
         # The others' memory has it as this world splits it, before any of what it was loaded from is deleted.
         self.save(decision.step, lambda: Layout(capture(state)), restores=decision.restores + 1)
@@ -164,7 +173,11 @@ class GenerationCheckpoints:
         return decision.step
 
     def restore_from_memory(self, agreed: AgreedStep, state: MutableMapping[str, Any]) -> int:
-        """Loads the snapshot that this rank has, or gets from another one; returns its step."""
+        """Loads the snapshot that this rank has, or gets from another one; returns its step.
+
+        Raises:
+            KeyError: if the state is split in another way, and cannot be what was saved.
+        """
         decision, own = agreed.decision, self.own
         assert decision.step is not None
         self._forget_after(decision.step)
@@ -172,6 +185,14 @@ class GenerationCheckpoints:
         if decision.sources:
             exchange(decision.sources, sent=agreed.sent(own.rank), own=own, room=agreed.room)
         loaded = agreed.loaded(own.rank)
+        if not self._replicated and self._is_split_otherwise(loaded, state):
+            holders = {rank: rank for rank in range(own.world_size)}
+            try:
+                again = replace(decision, former=own.world_size, holders=holders)
+                return self._split_anew(again, state, loaded=loaded)
+            except OfAnotherWorld as error:
+                self._count_restore(agreed, -1)
+                raise KeyError(f"step {decision.step} in memory is split in another way: {error}") from error
         self._load(loaded, state)
         self.slots.adopt(decision.step, loaded=loaded)
         self._loaded_any = True
@@ -184,6 +205,17 @@ class GenerationCheckpoints:
             self.finisher.finish(slot, header)
         self.begin_training(decision.step, source="peer" if decision.sources else "memory")
         return decision.step
+
+    def _is_split_otherwise(self, loaded: Slot, state: Mapping[str, Any]) -> bool:
+        """Whether any rank's snapshot is split in another way than its state, as over another device mesh."""
+        header, own = loaded.header(), self.own
+        assert header is not None, "it was verified, and only this rank writes it"
+        mine = is_split_otherwise(loaded.read(), index_at=header.index_at, state=lambda: capture(state))
+        self._store.set(f"split-otherwise/{own.rank}", "yes" if mine else "no")
+        if own.rank == 0:
+            each = [self._store.get(f"split-otherwise/{rank}") for rank in range(own.world_size)]
+            self._store.set("split-otherwise", "yes" if b"yes" in each else "no")
+        return self._store.get("split-otherwise") == b"yes"
 
     def _count_restore(self, agreed: AgreedStep, number: int = 1) -> None:
         """Called before anything that can fail: a world that fails each time must come to an older step."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,8 @@ _MOST_BYTES = 1 << 26
 """Bytes of a message, and of the room that it takes on either side."""
 _CHECKSUM = 8
 """Bytes that follow each message's content."""
+_ALIGNMENT = 16
+"""Bytes to which a part begins in a message: those of the largest element."""
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 """A part of a tensor: where it begins in each dimension, and how long it is there."""
@@ -33,6 +36,20 @@ class PartRequest:
     """The value in it."""
     box: Box | None
     """The part of the tensor; None for a value that is no tensor."""
+    size: int | None
+    """Bytes of the part; None for a value that is no tensor, of which only its holder knows."""
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """What a message has of a part: all of it, or a piece of a value that is too large for a message."""
+
+    number: int
+    """Of the part, among those that were requested."""
+    begin: int
+    end: int
+    at: int
+    """Where it begins in the message."""
 
 
 def boxes(box: Box, *, itemsize: int) -> Iterator[Box]:
@@ -61,23 +78,26 @@ def exchange_parts(
     *,
     rank: int,
     world_size: int,
+    largest: int,
     give: Callable[[PartRequest], torch.Tensor | bytes],
     take: Callable[[PartRequest, memoryview], None],
 ) -> None:
     """Sends and receives parts. Every rank of the world calls it, and all of them send and receive at the same time.
 
-    In each round a rank asks the one that is so many places behind it, and serves the one that is as many before it, so
-    that no rank is asked by two at once.
+    In each round a rank requests parts of the rank that is so many places behind it, and serves the one that is as many
+    before it, so that two ranks never request parts of the same rank at once.
 
     Args:
-        requests: What this rank asks of each other rank.
+        requests: The parts that this rank requests of each other rank.
         rank: This rank.
         world_size: The number of ranks.
-        give: Returns what another rank asks of this one: the part of a tensor, or bytes.
-        take: Is given the bytes of what was asked for, in the order of a contiguous tensor.
+        largest: The most bytes that a value which is no tensor can have.
+        give: Returns what another rank requests of this one: the part of a tensor, or bytes.
+        take: Is given the bytes of a part, in the order of a contiguous tensor.
 
     Raises:
-        RuntimeError: if a rank ends, or bytes arrive that were not sent.
+        RuntimeError: if a rank ends, or answers with something else than was requested, or bytes arrive that were not
+            sent.
     """
     if world_size == 1:
         return
@@ -93,6 +113,7 @@ def exchange_parts(
                 requests[server] if asks[server] else (),
                 server=server if asks[server] else None,
                 client=client if all_asks[client][rank] else None,
+                largest=largest,
                 give=give,
                 take=take,
                 group=group,
@@ -108,19 +129,25 @@ def _round(
     *,
     server: int | None,
     client: int | None,
+    largest: int,
     give: Callable[[PartRequest], torch.Tensor | bytes],
     take: Callable[[PartRequest, memoryview], None],
     group: dist.ProcessGroup,
 ) -> None:
-    """Asks one rank, and serves another."""
+    """Requests parts of one rank, and serves another."""
     received = cast("Sequence[PartRequest]", _swap(requests, to=server, of=client, group=group) or ())
-    sizes = _swap([_size(give(part)) for part in received], to=client, of=server, group=group)
-    arriving = cast("Sequence[int]", sizes or ())
-    for number in range(max(len(received), len(arriving))):
-        room = bytearray(arriving[number] + _CHECKSUM) if number < len(arriving) else None
+    values = {number: cast("bytes", give(part)) for number, part in enumerate(received) if part.size is None}
+    sizes = [len(values[number]) if part.size is None else part.size for number, part in enumerate(received)]
+    arriving = _swap(sizes, to=client, of=server, group=group)
+    if server is not None:
+        _check_sizes(requests, arriving, largest=largest, server=server)
+    joined = _Joined(requests, cast("Sequence[int]", arriving or ()), take)
+    messages = itertools.zip_longest(_messages(sizes), _messages(joined.sizes))
+    for leaving, coming in messages:
+        room = None if coming is None else bytearray(_length(coming) + _CHECKSUM)
         _pass(
-            _message(give(received[number])) if number < len(received) else None,
-            torch.frombuffer(room, dtype=torch.uint8) if room is not None else None,
+            None if leaving is None else _message(leaving, received, values, give),
+            None if room is None else torch.frombuffer(room, dtype=torch.uint8),
             to=client,
             of=server,
             group=group,
@@ -128,24 +155,90 @@ def _round(
         if room is not None:
             content = memoryview(room)[:-_CHECKSUM]
             if fingerprint(content) != int.from_bytes(room[-_CHECKSUM:], "little"):
-                part = requests[number]
+                part = requests[coming[0].number]
                 raise RuntimeError(f"{part.index.fqn} of rank {part.rank} was damaged on its way from rank {server}")
-            take(requests[number], content)
+            for piece in coming:
+                joined.take(piece, content[piece.at : piece.at + piece.end - piece.begin])
 
 
-def _size(tensor: torch.Tensor | bytes) -> int:
-    return tensor.nbytes if isinstance(tensor, torch.Tensor) else len(tensor)
+def _check_sizes(requests: Sequence[PartRequest], sizes: object, *, largest: int, server: int) -> None:
+    """Raises RuntimeError unless a rank says of each part that it has as many bytes as it can have."""
+    if not isinstance(sizes, list) or len(cast("list[Any]", sizes)) != len(requests):
+        raise RuntimeError(f"rank {server} has not answered each of {len(requests)} requests for parts of snapshots")
+    for part, size in zip(requests, cast("list[Any]", sizes), strict=True):
+        right = 0 < size <= largest if part.size is None else size == part.size
+        if not right:
+            expected = f"up to {largest}" if part.size is None else part.size
+            raise RuntimeError(
+                f"{part.index.fqn} of rank {part.rank}: rank {server} sends {size} bytes, expected {expected}"
+            )
 
 
-def _message(content: torch.Tensor | bytes) -> torch.Tensor:
-    """The bytes of a part and their checksum."""
-    size = _size(content)
+class _Joined:
+    """Gives away parts that have arrived, and puts values together that came in several pieces."""
+
+    def __init__(
+        self, requests: Sequence[PartRequest], sizes: Sequence[int], take: Callable[[PartRequest, memoryview], None]
+    ) -> None:
+        self.sizes = sizes
+        self._requests = requests
+        self._take = take
+        self._begun = bytearray()
+
+    def take(self, piece: _Piece, content: memoryview) -> None:
+        """Takes a piece. Those of a value come in their order."""
+        if len(content) < self.sizes[piece.number]:
+            self._begun += content
+            if piece.end < self.sizes[piece.number]:
+                return
+            content, self._begun = memoryview(self._begun), bytearray()
+        self._take(self._requests[piece.number], content)
+
+
+def _messages(sizes: Sequence[int]) -> Iterator[list[_Piece]]:
+    """Shares parts out to messages: small ones together, since each message takes a while whatever its size."""
+    message: list[_Piece] = []
+    at = 0
+    for number, size in enumerate(sizes):
+        begin = 0
+        while begin < size:
+            if message and at + min(size, _MOST_BYTES) > _MOST_BYTES:
+                yield message
+                message, at = [], 0
+            end = min(size, begin + _MOST_BYTES - at)
+            message.append(_Piece(number, begin, end, at))
+            at += -(-(end - begin) // _ALIGNMENT) * _ALIGNMENT
+            begin = end
+    if message:
+        yield message
+
+
+def _length(message: Sequence[_Piece]) -> int:
+    last = message[-1]
+    return last.at + last.end - last.begin
+
+
+def _message(
+    message: Sequence[_Piece],
+    parts: Sequence[PartRequest],
+    values: Mapping[int, bytes],
+    give: Callable[[PartRequest], torch.Tensor | bytes],
+) -> torch.Tensor:
+    """The bytes of parts and their checksum."""
+    size = _length(message)
     room = bytearray(size + _CHECKSUM)
-    if isinstance(content, torch.Tensor):
-        copied = torch.frombuffer(room, dtype=content.dtype, count=content.numel())
+    for piece in message:
+        if (value := values.get(piece.number)) is not None:
+            room[piece.at : piece.at + piece.end - piece.begin] = memoryview(value)[piece.begin : piece.end]
+            continue
+        content = cast("torch.Tensor", give(parts[piece.number]))
+        if content.nbytes != piece.end - piece.begin:
+            part = parts[piece.number]
+            raise RuntimeError(
+                f"{part.index.fqn} of rank {part.rank} has {content.nbytes} bytes in a part of {part.size}"
+            )
+        copied = torch.frombuffer(room, dtype=content.dtype, count=content.numel(), offset=piece.at)
         copied.view(content.shape).copy_(content)
-    else:
-        room[:size] = content
     room[size:] = fingerprint(memoryview(room)[:size]).to_bytes(_CHECKSUM, "little")
     return torch.frombuffer(room, dtype=torch.uint8)
 

@@ -1,4 +1,5 @@
-"""Loads a step that a world of another size has in memory: each rank takes the parts that it needs of the snapshots.
+"""Loads a step that a world of another size, or with other device meshes, has in memory: each rank takes the parts that
+it needs of the snapshots.
 
 What these snapshots have together is planned as a checkpoint in storage is, by the same planners, so that a state which
 could be loaded from there can be loaded from memory, with the same bits. Nothing passes through storage: of what is on
@@ -8,8 +9,10 @@ its own node a rank reads the parts in place, and of the rest other ranks send i
 from __future__ import annotations
 
 import io
+import math
 import pickle
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -18,7 +21,7 @@ from torch.distributed import Store
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import ReadItem, SavePlan, WriteItemType
 
-from perdure_training.checkpoint.differing import Digest, name_of_rank, of_rank
+from perdure_training.checkpoint.differing import Digest, forget_holders, name_of_rank, of_rank
 from perdure_training.checkpoint.distributed_format import RankPlanner, is_object, narrowed, plan_together, planner_of
 from perdure_training.checkpoint.part_exchange import Box, PartRequest, boxes, exchange_parts
 from perdure_training.checkpoint.planned_state import OfAnotherWorld, PlannedState, StateOfRank, plan_state
@@ -26,6 +29,11 @@ from perdure_training.checkpoint.staging import Parts, read_former_parts
 from perdure_training.checkpoint.world import RankIdentity
 from perdure_training.snapshots.agreement import Decision
 from perdure_training.snapshots.arena import Arena, Slot
+
+_PIECE = 4 << 20
+"""Bytes of a value in the store: its server takes no large ones."""
+_SPARE = 1 << 20
+"""Bytes that a value may have as `torch.save` writes it, beyond those of the snapshot that it is in."""
 
 _Planned = tuple[SavePlan, Mapping[MetadataIndex, Digest]]
 
@@ -47,14 +55,23 @@ class Resharding:
         - No snapshot is changed.
     """
 
-    def __init__(self, own: RankIdentity, store: Store, arena: Arena, decision: Decision) -> None:
+    def __init__(
+        self,
+        own: RankIdentity,
+        store: Store,
+        arena: Arena,
+        decision: Decision,
+        *,
+        verified: Collection[int] | None = None,
+    ) -> None:
         """Creates the object.
 
         Args:
             own: This rank.
             store: A connection to the generation's store.
             arena: The snapshots of the node.
-            decision: What all ranks load. All snapshots of it that are left have been verified.
+            decision: What all ranks load.
+            verified: The ranks of whose snapshots those on this node have been verified; None for all.
         """
         assert decision.former is not None
         self._own = own
@@ -66,7 +83,9 @@ class Resharding:
             header.rank: slot
             for slot, header in arena.snapshots()
             if (header.step, header.generation, header.world_size) == version
+            and (verified is None or header.rank in verified)
         }
+        self._largest = 2 * decision.size + _SPARE
         self._snapshots: dict[int, FormerSnapshot] = {}
         self._each_rank: frozenset[str] = frozenset()
         self._differ: frozenset[str] = frozenset()
@@ -100,11 +119,14 @@ class Resharding:
             plans = [self._told(f"plan/{rank}") for rank in range(self._size)]
             self._tell("metadata", _together(plans))
             for rank in range(self._size):
-                self._store.delete_key(f"reshard/plan/{rank}")
+                self._forget(f"plan/{rank}")
         found = self._told("metadata")
         if isinstance(found, str):
             raise OfAnotherWorld(found, ranks=self._size)
         metadata, self._differ = cast("tuple[Metadata, frozenset[str]]", found)
+        if self._size == self._own.world_size:
+            # Over other meshes a rank may have what another one had before.
+            forget_holders(metadata)
         for rank, snapshot in self._snapshots.items():
             self._rename(snapshot, rank)
         return metadata
@@ -114,8 +136,9 @@ class Resharding:
         try:
             planner, plan = self._snapshot(rank).planner, self._snapshot(rank).plan
             return plan, planner.digests(plan)
-        except (ValueError, KeyError, OSError) as error:
-            return f"rank {rank}: {error}"
+        except Exception as error:
+            # Whatever it is, such as a class that the script has no more: the others wait for an answer.
+            return f"rank {rank}: {error if isinstance(error, ValueError) else repr(error)}"
 
     def _snapshot(self, rank: int) -> FormerSnapshot:
         """What a rank of the former world saved, which is on this node."""
@@ -152,7 +175,14 @@ class Resharding:
                 dtype = planned.loading.room(item).dtype
                 self._put(planned, item, part, torch.frombuffer(content, dtype=dtype).view(part.box[1]))
 
-        exchange_parts(requests, rank=self._own.rank, world_size=self._own.world_size, give=self._give, take=take)
+        exchange_parts(
+            requests,
+            rank=self._own.rank,
+            world_size=self._own.world_size,
+            largest=self._largest,
+            give=self._give,
+            take=take,
+        )
 
     def _give(self, part: PartRequest) -> torch.Tensor | bytes:
         snapshot = self._snapshot(part.rank)
@@ -172,11 +202,23 @@ class Resharding:
         return [self._told(f"share/{rank}") for rank in range(self._own.world_size)]
 
     def _tell(self, key: str, value: object) -> None:
-        # The type stub of `Store.set` does not list bytes.
-        self._store.set(f"reshard/{key}", cast("Any", pickle.dumps(value)))
+        content = zlib.compress(pickle.dumps(value), 1)
+        pieces = range(0, len(content), _PIECE)
+        for number, begin in enumerate(pieces):
+            # The type stub of `Store.set` does not list bytes.
+            self._store.set(f"reshard/{key}/{number}", cast("Any", content[begin : begin + _PIECE]))
+        self._store.set(f"reshard/{key}", str(len(pieces)))
 
     def _told(self, key: str) -> Any:
-        return pickle.loads(self._store.get(f"reshard/{key}"))
+        number = int(self._store.get(f"reshard/{key}"))
+        content = b"".join(self._store.get(f"reshard/{key}/{piece}") for piece in range(number))
+        return pickle.loads(zlib.decompress(content))
+
+    def _forget(self, key: str) -> None:
+        """Deletes a value that all ranks concerned have read."""
+        for piece in range(int(self._store.get(f"reshard/{key}"))):
+            self._store.delete_key(f"reshard/{key}/{piece}")
+        self._store.delete_key(f"reshard/{key}")
 
 
 class FormerSnapshot:
@@ -209,11 +251,12 @@ class FormerSnapshot:
 def _parts(rank: int, index: MetadataIndex, item: ReadItem, room: torch.Tensor | None) -> Iterator[PartRequest]:
     """What is asked for, to have an item."""
     if is_object(item):
-        yield PartRequest(rank, index, None)
+        yield PartRequest(rank, index, None, None)
         return
     assert room is not None
-    whole = (tuple(item.storage_offsets), tuple(item.lengths))
-    yield from (PartRequest(rank, index, box) for box in boxes(whole, itemsize=room.element_size()))
+    whole, itemsize = (tuple(item.storage_offsets), tuple(item.lengths)), room.element_size()
+    for box in boxes(whole, itemsize=itemsize):
+        yield PartRequest(rank, index, box, math.prod(box[1]) * itemsize)
 
 
 def _together(plans: list[_Planned | str]) -> tuple[Metadata, frozenset[str]] | str:

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.distributed import HashStore
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -30,6 +31,7 @@ from perdure_training.checkpoint.values import capture
 from perdure_training.checkpoint.verification import fingerprint
 from perdure_training.snapshots.arena import Arena, Header
 from tests.training.one_rank import World
+from tests.training.ranks import run_ranks
 
 MEMORY = Path("stage-0", "state")
 
@@ -241,6 +243,82 @@ def test_a_tensor_comes_back_however_it_was_split(
     assert torch.equal(state["list"][0], whole)
 
 
+@given(
+    rows=st.integers(1, 5),
+    further=st.lists(st.integers(1, 4), max_size=1),
+    mesh_shape=st.sampled_from([(2, 2), (2, 3), (3, 2)]),
+)
+def test_a_tensor_comes_back_that_fsdp_has_split_after_tensor_parallelism(
+    tmp_path_factory: pytest.TempPathFactory, rows: int, further: list[int], mesh_shape: tuple[int, int]
+):
+    """Over both dimensions of the mesh in the same dimension: parts are strided, and each is one piece."""
+    # Tensor parallelism splits evenly.
+    shape = [rows * mesh_shape[1], *further]
+    memory = tmp_path_factory.mktemp("memory")
+    whole = torch.arange(math.prod(shape), dtype=torch.float64).reshape(shape)
+    data, model = mesh_shape
+    none = whole[:0]
+    for rank in range(data * model):
+        with as_rank(rank, data * model):
+            mesh = init_device_mesh("cpu", mesh_shape)
+            local = whole
+            for ranks, place in ((model, rank % model), (data, rank // model)):
+                local = (*local.chunk(ranks), *[none] * ranks)[place]
+            placements = [_StridedShard(0, split_factor=model), Shard(0)]
+            tensor = DTensor.from_local(
+                local.clone(), mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
+            )
+            save_as_rank(memory, {"weight": tensor}, rank=rank, world_size=data * model, step=7)
+    state = {"weight": torch.zeros(shape, dtype=torch.float64)}
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        world = World(memory, monkeypatch)
+        checkpointer, step = world.begin(state)
+        checkpointer.close()
+        world.close()
+    assert step == 7
+    assert torch.equal(state["weight"], whole)
+
+
+def test_a_part_of_several_pieces_is_refused():
+    placements = (Shard(0), _StridedShard(0, split_factor=2))
+    with pytest.raises(ValueError, match="give a rank 2 pieces of a DTensor"):
+        FormerPart.of(
+            torch.zeros(2), whole=torch.Size([8]), mesh_shape=(2, 2), coordinate=(0, 0), placements=placements
+        )
+
+
+@pytest.mark.parametrize("placements", [[Replicate(), Shard(0)], [Shard(1), Replicate()]])
+def test_a_state_continues_over_another_mesh_of_as_many_ranks(world: World, placements: list[Any]):
+    whole = torch.arange(12.0).reshape(3, 4)
+    with as_rank(0, 1):
+        mesh = init_device_mesh("cpu", (1,))
+        saved = {"weight": distribute_tensor(whole.clone(), mesh, [Shard(0)]), "step": 5}
+        checkpointer, _ = world.begin(saved)
+        assert checkpointer.save(5, saved)
+        checkpointer.close()
+        for dimensions in (("data", "model"), None):
+            other = init_device_mesh("cpu", (1, 1), mesh_dim_names=dimensions)
+            state = {"weight": distribute_tensor(torch.zeros(3, 4), other, placements), "step": 0}
+            checkpointer, step = world.begin(state)
+            assert step == state["step"] == 5
+            assert torch.equal(state["weight"].to_local(), whole)
+            assert state["weight"].device_mesh is other
+            checkpointer.close()
+
+
+def test_a_step_that_another_mesh_cannot_have_is_refused_by_name(world: World):
+    with as_rank(0, 1):
+        saved = {"weight": distribute_tensor(torch.ones(4), init_device_mesh("cpu", (1,)), [Shard(0)])}
+        checkpointer, _ = world.begin(saved)
+        assert checkpointer.save(5, saved)
+        checkpointer.close()
+        other = init_device_mesh("cpu", (1, 1))
+        state = {"weight": distribute_tensor(torch.zeros(5), other, [Shard(0), Replicate()])}
+        with pytest.raises(KeyError, match=r"step 5 in memory is split in another way: .*weight"):
+            world.begin(state)
+        assert not state["weight"].to_local().any()
+
+
 def test_a_part_that_is_not_what_its_placements_say_is_refused():
     with pytest.raises(ValueError, match=r"a part of a DTensor has the shape \[5\], and its placements give \[4\]"):
         FormerPart.of(torch.zeros(5), whole=torch.Size([8]), mesh_shape=(2,), coordinate=(0,), placements=(Shard(0),))
@@ -261,3 +339,10 @@ def test_messages_have_each_element_of_a_box_once_and_are_bounded(lengths: tuple
         counts[tuple(slice(one, one + size) for one, size in zip(start, length, strict=True))] += 1
     assert counts.sum() == math.prod(lengths)
     assert math.prod(lengths) == 0 or counts[tuple(slice(3, None) for _ in lengths)].unique().tolist() == [1]
+
+
+@pytest.mark.long("storage")
+@pytest.mark.usefixtures("ranks")
+def test_ranks_continue_over_other_meshes_with_what_fsdp_tensor_parallelism_and_experts_have_split(tmp_path: Path):
+    run = run_ranks("continues_over_another_mesh.py", tmp_path, ranks=4)
+    assert sorted(run.stdout.splitlines()) == [f"rank {rank}: [True, True, True, True]" for rank in range(4)]
