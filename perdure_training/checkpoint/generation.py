@@ -70,6 +70,7 @@ class GenerationCheckpoints:
             own.rank,
             world_size=None if replicated else own.world_size,
             is_complete=self._complete.is_complete,
+            give_up=self._complete.give_up,
         )
         self._failures = SaveFailures()
         self.finisher = SnapshotFinisher(self.slots, self._complete, self._peers, self._failures)

@@ -34,6 +34,7 @@ class Slots:
         *,
         world_size: int | None = None,
         is_complete: Callable[[int], bool],
+        give_up: Callable[[int], bool] = lambda _: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Creates the object; `reload` finds out what the slots contain.
@@ -43,11 +44,13 @@ class Slots:
             rank: The rank.
             world_size: The size of its world; None if the state is replicated.
             is_complete: Returns whether all ranks have a step.
+            give_up: Tells the others that this rank will not have a step; returns False if all ranks have it by now.
             clock: Returns seconds.
         """
         self._slots = [arena.slot(rank, number, world_size=world_size) for number in range(_COUNT + _LEASED)]
         self._rank = rank
         self._is_complete = is_complete
+        self._give_up = give_up
         self._clock = clock
         self._steps: dict[int, int] = {}
         """The steps of the slots, by number."""
@@ -130,7 +133,9 @@ class Slots:
         if not pending or now - self._full_since < _PATIENCE:
             return None
         self._full_since = None
-        return self._slots[min(pending, key=lambda number: self._steps[number])]
+        oldest = min(pending, key=lambda number: self._steps[number])
+        # Else others would overwrite the step before it once they have it, too.
+        return self._slots[oldest] if self._give_up(self._steps[oldest]) else self.choose()
 
     def _is_in_use(self, number: int) -> bool:
         return number in self._staged or self._slots[number].path == self._held

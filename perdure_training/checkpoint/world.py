@@ -174,6 +174,18 @@ class Completeness:
         with self._lock:
             return self._store.add(f"saved/{step}", 0) >= self._world_size
 
+    def give_up(self, step: int) -> bool:
+        """Withdraws that this rank has a step, which it overwrites: no rank may take it for complete from now on.
+
+        Returns:
+            Whether that is so. Nothing is withdrawn if all ranks have it.
+        """
+        with self._lock:
+            if self._store.add(f"saved/{step}", -1) + 1 < self._world_size:
+                return True
+            self._store.add(f"saved/{step}", 1)
+            return False
+
     def refuse_copies(self) -> None:
         """Reports that a node does not take this rank's copy."""
         with self._lock:
@@ -193,4 +205,8 @@ class Completeness:
         """Whether nothing that former worlds left is needed beside this step: all ranks have it, with all its copies;
         or a node does not take copies, as where what was left there takes the room."""
         with self._lock:
-            return self._store.check([_REFUSED]) or self._store.add(f"copied/{step}", 0) >= self._world_size
+            if self._store.check([_REFUSED]):
+                return True
+            # A rank may have given it up since it had its copies.
+            counts = (self._store.add(f"{kind}/{step}", 0) for kind in ("copied", "saved"))
+            return all(count >= self._world_size for count in counts)

@@ -227,6 +227,48 @@ def test_steps_that_no_other_rank_saves_are_given_up_after_a_while(tmp_path: Pat
     assert slots.choose() is None
 
 
+def test_a_step_that_one_rank_has_given_up_costs_no_other_rank_the_one_before(tmp_path: Path):
+    """As where copies take longer than the patience of a rank whose own are there."""
+    now, arena, store = 0.0, Arena(tmp_path), HashStore()
+    counts = [Completeness(store, 2) for _ in range(2)]
+    first, second = (
+        Slots(arena, rank, is_complete=one.is_complete, give_up=one.give_up, clock=lambda: now)
+        for rank, one in enumerate(counts)
+    )
+
+    def stage(slots: Slots, step: int) -> Slot | None:
+        if (slot := slots.choose()) is not None:
+            slots.stage(slot, step)
+        return slot
+
+    def finish(slots: Slots, slot: Slot | None, step: int) -> None:
+        assert slot is not None
+        slots.finish(slot)
+        counts[0 if slots is first else 1].add(step, copied=True)
+
+    for step in (1, 2, 3):
+        finish(first, stage(first, step), step)
+    finish(second, stage(second, 1), 1)
+    copied = stage(second, 2)
+    assert stage(second, 3) is not None
+    assert stage(first, 4) is None
+    now = 11.0
+    given_up = stage(first, 5)
+    assert given_up is not None
+    finish(second, copied, 2)
+    assert not counts[1].is_complete(2)
+    assert not counts[1].is_settled(2)
+    assert stage(second, 5) is None, "step 1 is the only one that both have"
+
+
+def test_a_step_that_all_ranks_have_by_now_is_not_given_up(tmp_path: Path):
+    first, second = (Completeness(store, 2) for store in [HashStore()] * 2)
+    for one in (first, second):
+        one.add(5, copied=True)
+    assert not first.give_up(5)
+    assert second.is_complete(5)
+
+
 def test_a_slot_is_not_written_while_its_snapshot_is_made_valid(tmp_path: Path):
     now = 0.0
     slots = Slots(Arena(tmp_path), 0, is_complete=lambda step: True, clock=lambda: now)
