@@ -58,7 +58,13 @@ class Nodes:
         self._tmp_path = tmp_path
 
     def start(
-        self, rank: int, *, incarnation: int = 1, copies_dir: Path | None = None, shared: bool = False
+        self,
+        rank: int,
+        *,
+        incarnation: int = 1,
+        copies_dir: Path | None = None,
+        shared: bool = False,
+        storage: str | None = None,
     ) -> CheckpointAgent:
         node = node_of(rank, incarnation)
         # The path of a socket is short.
@@ -66,7 +72,7 @@ class Nodes:
         if copies_dir is None and not shared:
             copies_dir = self._tmp_path / f"memory-{rank}-{incarnation}"
             copies_dir.mkdir()
-        agent = CheckpointAgent(run_dir, None, node=node, copies_dir=copies_dir, watch="/saves", keep_last=2)
+        agent = CheckpointAgent(run_dir, storage, node=node, copies_dir=copies_dir, watch="/saves", keep_last=2)
         self._stack.callback(agent.close)
         return agent
 
