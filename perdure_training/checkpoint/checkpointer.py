@@ -113,7 +113,7 @@ class Checkpointer:
         if world is not None:
             with self._events.load_checkpoint(by=_EMITTER) as span:
                 step = self._load(world, state)
-                span.add(loaded_step=step)
+                span.add(loaded_step=step, source=world.source, received_bytes=world.received)
         if step is None:
             for value in objects_in(list(state.values())):
                 if callable(start_over := getattr(value, "start_over", None)):

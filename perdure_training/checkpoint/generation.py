@@ -90,6 +90,10 @@ class GenerationCheckpoints:
         self._last_made = newest_made(self.arena.folder) if own.local_rank == 0 else None
         self.made = MadeSteps(self.arena.folder, own.rank, generation=own.generation)
         self._hold = PlannedHold(own, connect(own, name), self._complete, find_storage())
+        self.source: str | None = None
+        """Where the state was loaded from: "memory", "peer" for that of another node, "storage"; None for nowhere."""
+        self.received = 0
+        """Bytes that other ranks have sent for that."""
 
     def hold_at(self, step: int) -> Hold | None:
         """The request for which this rank waits once it has saved a step, since a change that is planned ends it."""
@@ -164,6 +168,7 @@ class GenerationCheckpoints:
             verified = None if loaded is None else self.own.ranks_of_node
             parts = Resharding(self.own, self._store, self.arena, decision, verified=verified)
             room.fill(parts.load(room.target))
+        self.received += parts.received
         self._forget_after(decision.step)
         if loaded is not None:
             self.slots.adopt(decision.step, loaded=loaded)
@@ -185,6 +190,7 @@ class GenerationCheckpoints:
         self._count_restore(agreed)
         if decision.sources:
             exchange(decision.sources, sent=agreed.sent(own.rank), own=own, room=agreed.room)
+            self.received = len(agreed.room.read()) if agreed.room is not None else 0
         loaded = agreed.loaded(own.rank)
         if not self._replicated and self._is_split_otherwise(loaded, state):
             holders = {rank: rank for rank in range(own.world_size)}
@@ -226,6 +232,7 @@ class GenerationCheckpoints:
     def begin_training(self, step: int, *, source: str, folder: str = "") -> None:
         """Records the step from which the training continues."""
         self.made.write(step)
+        self.source = source
         if self._durable is not None:
             again = None if self._made_before is None else max(self._made_before - step, 0)
             self._durable.begin(

@@ -81,7 +81,7 @@ def exchange_parts(
     largest: int,
     give: Callable[[PartRequest], torch.Tensor | bytes],
     take: Callable[[PartRequest, memoryview], None],
-) -> None:
+) -> int:
     """Sends and receives parts. Every rank of the world calls it, and all of them send and receive at the same time.
 
     In each round a rank requests parts of the rank that is so many places behind it, and serves the one that is as many
@@ -95,21 +95,25 @@ def exchange_parts(
         give: Returns what another rank requests of this one: the part of a tensor, or bytes.
         take: Is given the bytes of a part, in the order of a contiguous tensor.
 
+    Returns:
+        The bytes that this rank has received: the parts with their checksums, and the others' requests.
+
     Raises:
         RuntimeError: if a rank ends, or answers with something else than was requested, or bytes arrive that were not
             sent.
     """
     if world_size == 1:
-        return
+        return 0
     group = cast("dist.ProcessGroup", dist.new_group(backend="gloo"))
     try:
         asks = torch.zeros(world_size, dtype=torch.uint8)
         asks[[other for other, parts in requests.items() if parts]] = 1
         all_asks = [torch.empty_like(asks) for _ in range(world_size)]
         dist.all_gather(all_asks, asks, group=group)
+        arrived = 0
         for distance in range(1, world_size):
             server, client = (rank + distance) % world_size, (rank - distance) % world_size
-            _round(
+            arrived += _round(
                 requests[server] if asks[server] else (),
                 server=server if asks[server] else None,
                 client=client if all_asks[client][rank] else None,
@@ -120,6 +124,7 @@ def exchange_parts(
             )
         # What a rank has given is kept until all have everything.
         dist.barrier(group)
+        return arrived
     finally:
         dist.destroy_process_group(group)
 
@@ -133,12 +138,14 @@ def _round(
     give: Callable[[PartRequest], torch.Tensor | bytes],
     take: Callable[[PartRequest, memoryview], None],
     group: dist.ProcessGroup,
-) -> None:
-    """Requests parts of one rank, and serves another."""
-    received = cast("Sequence[PartRequest]", _swap(requests, to=server, of=client, group=group) or ())
+) -> int:
+    """Requests parts of one rank, and serves another; returns the bytes that have arrived here."""
+    requested, arrived = _swap(requests, to=server, of=client, group=group)
+    received = cast("Sequence[PartRequest]", requested or ())
     values = {number: cast("bytes", give(part)) for number, part in enumerate(received) if part.size is None}
     sizes = [len(values[number]) if part.size is None else part.size for number, part in enumerate(received)]
-    arriving = _swap(sizes, to=client, of=server, group=group)
+    arriving, more = _swap(sizes, to=client, of=server, group=group)
+    arrived += more
     if server is not None:
         _check_sizes(requests, arriving, largest=largest, server=server)
     joined = _Joined(requests, cast("Sequence[int]", arriving or ()), take)
@@ -159,6 +166,8 @@ def _round(
                 raise RuntimeError(f"{part.index.fqn} of rank {part.rank} was damaged on its way from rank {server}")
             for piece in coming:
                 joined.take(piece, content[piece.at : piece.at + piece.end - piece.begin])
+            arrived += len(room)
+    return arrived
 
 
 def _check_sizes(requests: Sequence[PartRequest], sizes: object, *, largest: int, server: int) -> None:
@@ -243,15 +252,16 @@ def _message(
     return torch.frombuffer(room, dtype=torch.uint8)
 
 
-def _swap(value: object, *, to: int | None, of: int | None, group: dist.ProcessGroup) -> object:
-    """Sends one rank a value, and returns what another sends at the same time; None where there is none."""
+def _swap(value: object, *, to: int | None, of: int | None, group: dist.ProcessGroup) -> tuple[object, int]:
+    """Sends one rank a value, and returns what another sends at the same time, None where there is none, with the
+    number of its bytes."""
     content = bytearray(pickle.dumps(value))
     size = torch.zeros(1, dtype=torch.int64)
     _pass(torch.tensor([len(content)]), size, to=to, of=of, group=group)
     room = bytearray(int(size))
     sent, received = (torch.frombuffer(one, dtype=torch.uint8) if one else None for one in (content, room))
     _pass(sent, received, to=to, of=of, group=group)
-    return pickle.loads(room) if of is not None else None
+    return (pickle.loads(room), size.nbytes + len(room)) if of is not None else (None, 0)
 
 
 def _pass(

@@ -89,6 +89,8 @@ class Resharding:
         self._snapshots: dict[int, FormerSnapshot] = {}
         self._each_rank: frozenset[str] = frozenset()
         self._differ: frozenset[str] = frozenset()
+        self.received = 0
+        """Bytes that other ranks have sent to this one."""
 
     def load(self, state: StateOfRank) -> dict[str, Any]:
         """Returns the state with what was saved of it. Every rank of the world calls it.
@@ -175,7 +177,7 @@ class Resharding:
                 dtype = planned.loading.room(item).dtype
                 self._put(planned, item, part, torch.frombuffer(content, dtype=dtype).view(part.box[1]))
 
-        exchange_parts(
+        self.received = exchange_parts(
             requests,
             rank=self._own.rank,
             world_size=self._own.world_size,

@@ -209,6 +209,10 @@ def test_worlds_of_other_sizes_continue_from_the_memory_of_nodes_of_which_one_wa
         assert (*found[: len(before)],) == before, f"generation {generation}: {run.stderr[-2000:]}"
         before = (step, checksum)
     assert before[0] == str(2 * len(worlds))
+    # The last but one world was on the first node alone: the others lacked all that their ranks need.
+    for rank in range(of_node, worlds[-1]):
+        received, needed = map(int, (tmp_path / f"received-{rank}").read_text().split())
+        assert received > needed > 0
 
 
 def test_a_restore_leaves_the_snapshot_mapped_for_later_saves_which_do_not_change_what_was_loaded(world: World):
@@ -405,6 +409,8 @@ def test_loads_and_saves_are_events_of_the_rank(world: World, tmp_path: Path, mo
     ]
     first, saved, loaded = (event["attributes"] for event in ends)
     assert (first["loaded_step"], loaded["loaded_step"]) == (None, 3)
+    assert (first["source"], loaded["source"]) == (None, "memory")
+    assert first["received_bytes"] == loaded["received_bytes"] == 0
     assert (saved["step"], saved["saved"], saved["durable"]) == (3, True, False)
 
 

@@ -1,5 +1,6 @@
 """Trains a model that FSDP2 splits, with an optimizer, a scheduler and averaged parameters in dictionaries and lists;
-continues what worlds of other sizes saved, and prints checksums of all that the state has.
+continues what worlds of other sizes saved, and prints checksums of all that the state has. On nodes it also writes down
+the bytes that other ranks have sent to each, and those of its parameters.
 
 The arguments are the generation and, for ranks on several nodes that have no storage, the number of ranks of a node."""
 
@@ -90,6 +91,10 @@ checkpointer = Checkpointer(every=1, copies=1 if on_nodes else 0)
 state = fresh()
 step = checkpointer.restore(state)
 restored = checksum(capture(state))
+if on_nodes and checkpointer._world is not None:
+    parts = [parameter.to_local().nbytes for parameter in state["model"].parameters()]
+    known = Path(os.environ["PERDURE_MEMORY_DIR"]).with_name(f"received-{dist.get_rank()}")
+    known.write_text(f"{checkpointer._world.received} {sum(parts)}")
 train(state, 2)
 assert checkpointer.save(state["step"], state, durable=not on_nodes)
 assert on_nodes or checkpointer.wait_until_durable(100)
