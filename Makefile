@@ -17,7 +17,7 @@ GROUP ?= only
 # Lets Python cache bytecode: otherwise each of the thousands of processes that targets start compiles its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-roles test test-cluster test-again test-long test-failed test-torch-floor test-gpu check check-api format lock bench-recovery bench-warm bench-kubernetes bench-oncall bench-chaos bench-faults bench-step-times bench-history bench-gateway bench-checkpoint bench-shards bench-store bench-roles bench-ray bench-scaling bench-checks bench-events bench-ui picture cluster cluster-down cluster-binaries docs kustomize clean
+.PHONY: help setup demo demo-roles test test-cluster test-again test-long test-failed test-torch-floor test-gpu check check-api format lock bench-recovery bench-warm bench-kubernetes bench-oncall bench-chaos bench-faults bench-step-times bench-history bench-gateway bench-checkpoint bench-state bench-shards bench-store bench-roles bench-ray bench-scaling bench-checks bench-events bench-ui picture cluster cluster-down cluster-binaries docs kustomize clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -98,6 +98,9 @@ bench-history: setup  ## History of an idle job; signals and leases while a grou
 
 bench-checkpoint: setup  ## How long a save stops the training: in memory, by PyTorch's own ways, by DLRover's
 	@$(BIN)/python -m benchmarks.checkpoint $(BENCH_ARGS)
+
+bench-state: setup  ## A split state continues in worlds of other sizes: from memory, from storage, by PyTorch's DCP
+	@$(BIN)/python -m benchmarks.state $(BENCH_ARGS)
 
 bench-gateway: setup  ## A thousand agents through one gateway: latency, processor, memory, leases while it is away
 	@$(BIN)/python -m benchmarks.gateway $(BENCH_ARGS)
