@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.checkpoint import flash
+from benchmarks.checkpoint.against import compare
 from benchmarks.checkpoint.kills import Ranks
 from benchmarks.recovery.dlrover_environment import NotAvailable
 from tests.training.checkpoint_agent import NODE, checkpoint_agent
@@ -37,11 +38,18 @@ def main(
     ] = 5,
     steps: Annotated[int, typer.Option(help="Steps with snapshots, and as many without, three times in turn.")] = 30,
     quick: Annotated[bool, typer.Option("--quick", help="A tenth of the size.")] = False,
+    against: Annotated[
+        str | None, typer.Option(help="Only compares saves in memory with those of this former commit, in turn.")
+    ] = None,
 ) -> None:
     """Saves the same state in several ways, and prints the stall of each."""
     console = Console(highlight=False)
     found: dict[str, Any] = {}
     size = gigabytes / 10 if quick else gigabytes
+    if against is not None:
+        figures = compare(against, gigabytes=size, saves=4 * saves, console=console)
+        print(json.dumps(figures, separators=(",", ":")))
+        return
 
     def take(lines: Iterable[str]) -> None:
         for what, value in values(lines):
