@@ -18,10 +18,11 @@ from rich.table import Table
 
 from perdure.cli.explain import explanation
 
-from .faults import Fault, Kind, draw, inject, thaw
+from .faults import Fault, Kind, draw, inject, memory_of, thaw
 from .judgement import doubts, never_hit
 from .programs import PROGRAMS, Program, undisturbed
-from .site import NODES, Job, Site
+from .sharded import read
+from .site import Job, Site
 
 OUT = Path(__file__).with_name("out")
 SHORTEST_PAUSE, LONGEST_PAUSE = 3.0, 20.0
@@ -85,9 +86,16 @@ class Chaos:
         same = self._last if self._last in jobs and self.chance.random() < SAME_JOB else None
         job = same or self.chance.choice(jobs)
         self._last = job
-        nodes = tuple(range(NODES)) if kind is Kind.RANKS_OF_TWO_NODES else (self.chance.randrange(NODES),)
+        count = 2 if kind is Kind.RANKS_OF_TWO_NODES else 1
+        nodes = tuple(sorted(self.chance.sample(range(job.program.most_nodes), count)))
+        members = await self.site.members(job)
+        memory = [folder for node in nodes for folder in memory_of(job.uid, node)] if kind is Kind.NODE else []
         when, killed = inject(kind, uid=job.uid, nodes=nodes)
-        self._note(Fault(kind=kind, job=job.name, nodes=nodes, time=when, processes=len(killed), phase=job.phase))
+        for folder in memory:
+            # It is lost with its machine.
+            shutil.rmtree(folder, ignore_errors=True)
+        fault = Fault(kind=kind, job=job.name, nodes=nodes, time=when, processes=len(killed), phase=job.phase)
+        self._note(fault.model_copy(update={"members": members}))
         if kind is Kind.FROZEN_AGENT:
             asyncio.get_running_loop().call_later(self.chance.uniform(*FROZEN), thaw, killed)
 
@@ -107,6 +115,7 @@ class Chaos:
         table = Table("program", "faults", "incidents", "generations", "ended as", "result", "doubts")
         right: list[bool] = []
         doubtful = 0
+        steps_lost = 0
         for job in self.site.jobs:
             incidents = [job.incidents[number] for number in sorted(job.incidents)]
             stories = (explanation(incident, job=job.name, flag="").plain for incident in incidents)
@@ -116,6 +125,11 @@ class Chaos:
             doubtful += len(wrong)
             made = _result(job)
             right.append(made == expected[job.program.name])
+            if job.program.sharded:
+                course = read(job.out, [fault for fault in self.faults if fault.job == job.name])
+                steps_lost += course.steps_lost_with_copy
+                right[-1] &= not course.other_bits
+                self.say(f"{job.program.name}: worlds of {course.worlds}, lost {course.lost}, {course.other_bits=}")
             ended = job.result.phase.value if job.result is not None else f"hangs in {job.phase}"
             hit = sum(fault.job in ("", job.name) and fault.processes > 0 for fault in self.faults)
             generations = str(job.status.generation) if job.status else ""
@@ -135,6 +149,7 @@ class Chaos:
             "ended": [job.result.phase.value if job.result is not None else None for job in self.site.jobs],
             "right": right,
             "doubts": doubtful,
+            "steps_lost": steps_lost,
             "never_hit": unhit,
         }
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from enum import StrEnum
+from pathlib import Path
 
 import psutil
 from pydantic import BaseModel, ConfigDict
@@ -15,6 +16,7 @@ from pydantic import BaseModel, ConfigDict
 import perdure_launcher
 from benchmarks.recovery.perdure_job import node_processes
 from perdure import agent
+from perdure_launcher.system.memory_folder import ROOT as MEMORY
 from perdure_launcher.warm_start.names import LISTENING_VARIABLE
 
 
@@ -71,6 +73,8 @@ class Fault(BaseModel):
     """The number of signalled processes; 0 if none of this kind ran."""
     phase: str = ""
     """The job's phase just before the fault."""
+    members: tuple[int, ...] | None = None
+    """The nodes of the job's world just before it; None where that is not known."""
 
 
 def draw(chance: random.Random) -> Kind:
@@ -91,6 +95,17 @@ def inject(kind: Kind, *, uid: str, nodes: tuple[int, ...]) -> tuple[float, list
             _signal(process, signal.SIGSTOP)
     when = time.time()
     return when, [process for process in hit if _signal(process, number)]
+
+
+def memory_of(uid: str, node: int) -> set[Path]:
+    """The memory folders of a node's processes."""
+    found: set[Path] = set()
+    for process in node_processes(f"{uid}/worker-{node}/"):
+        with suppress(psutil.Error):
+            folder = Path(process.environ().get("PERDURE_MEMORY_DIR", "/"))
+            if folder.parent == MEMORY:
+                found.add(folder)
+    return found
 
 
 def thaw(processes: list[psutil.Process]) -> None:

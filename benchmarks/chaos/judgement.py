@@ -82,6 +82,8 @@ def _untold(incidents: Sequence[IncidentView], faults: Sequence[Fault]) -> list[
         for fault in faults
         if fault.kind in INTERRUPTING and fault.phase == "RUNNING"
         for node in fault.nodes
+        # A node that is not in the world yet, as one that joins a smaller one, interrupts nothing.
+        if fault.members is None or node in fault.members
         if not any(_shows(incident, node, fault.time) for incident in incidents)
     ]
 

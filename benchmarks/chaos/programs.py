@@ -35,6 +35,15 @@ class Program:
     """Returns a digest of the output in a folder, equal for every correct run. Raises OSError if there is none."""
     expected: Callable[[int], str] | None = None
     """Returns the expected result for a length; None if an undisturbed run has to produce it."""
+    nodes: str = "2"
+    """The range of nodes."""
+    sharded: bool = False
+    """Each rank has its own part of the state, which Perdure's library keeps in the memory of the nodes, without
+    storage: the program writes down what is kept and loaded."""
+
+    @property
+    def most_nodes(self) -> int:
+        return int(self.nodes.rpartition(":")[2])
 
 
 def _torchrun(script: str) -> Callable[[Path, int], list[str]]:
@@ -84,6 +93,23 @@ def _accelerate(out: Path) -> str:
     return f"{len(passed)} programs passed"
 
 
+def _finished(out: Path) -> str:
+    """Steps only: a batch follows from the size of the world, and so do the parameters."""
+    return f"{(out / 'finished').read_text().split()[0]} steps"
+
+
+def _sharded(name: str, script: str, length: int) -> Program:
+    return Program(
+        name,
+        _torchrun(script),
+        length,
+        _finished,
+        lambda tens: f"{tens * 10} steps",
+        nodes="2:3",
+        sharded=True,
+    )
+
+
 PROGRAMS = (
     Program("ddp", _torchrun("ddp_env.py"), 500, _snapshot),
     Program("lightning", _torchrun("lightning_fit.py"), 400, _lightning),
@@ -92,6 +118,8 @@ PROGRAMS = (
     Program(
         "accelerate", _bash("accelerate_scripts.sh"), 10, _accelerate, lambda rounds: f"{2 * rounds} programs passed"
     ),
+    _sharded("llama", "fsdp2_llama.py", 400),
+    _sharded("fsdp2-lightning", "fsdp2_lightning.py", 400),
 )
 
 

@@ -21,8 +21,6 @@ from perdure.local.control_plane import LocalControlPlane
 from .faults import Kind
 from .programs import BIN, ENVIRONMENT, Program
 
-NODES = 2
-
 
 @dataclass
 class Job:
@@ -71,7 +69,7 @@ class Site:
                 "limits": {"termination_grace_period": "5s"},
                 # The benchmark counts faults, and a job that gives up cannot show how it would handle the next one.
                 "retry": {"max_restarts": 10_000, "no_progress_limit": 10_000},
-                "roles": {"worker": {"nodes": str(NODES), "command": program.command(out, length)}},
+                "roles": {"worker": {"nodes": program.nodes, "command": program.command(out, length)}},
             }
         )
         job = Job(program, out, name, uid_of(submission.run_id))
@@ -90,6 +88,14 @@ class Site:
                         job.ended_at = time.time()
         if not self.unfinished():
             self.all_ended.set()
+
+    async def members(self, job: Job) -> tuple[int, ...] | None:
+        """The nodes of a job's world; None while the control plane is away."""
+        with suppress(PerdureError, TimeoutError):
+            async with asyncio.timeout(2):
+                nodes = await self.client.nodes(job.name)
+                return tuple(node.rank for node in nodes if node.group_rank is not None)
+        return None
 
     def unfinished(self) -> list[Job]:
         return [job for job in self.jobs if job.result is None]
