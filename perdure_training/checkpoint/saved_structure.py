@@ -31,8 +31,8 @@ def as_saved(
         value: The value, or what an object's `state_dict` returns. A part of it that was saved in the same form stays.
         saved: What a checkpoint's metadata says of each part, by its path in the value.
         is_object: Whether an object judges what it is given. Otherwise only the state of optimizers takes the structure
-            that was saved, and dictionaries the values that they lack and that have no tensors, or any if they make
-            values as they are asked for them: what else is missing would be lost unnoticed.
+            that was saved. Dictionaries take the values that they lack if these have no tensors, and a `Counter` or a
+            `defaultdict` takes any: what else is missing would be lost unnoticed.
         types: The types of the dictionaries that were saved, by their paths in the value.
     """
     return _as_saved(value, saved, _Types(types or {}), follows=is_object)
@@ -129,4 +129,7 @@ def set_value(value: Any, path: Path, content: object) -> None:
 def _key(value: Any, name: str | int) -> Any:
     if isinstance(value, list) or name in value:
         return name
+    if str(name).isdigit() and int(name) in value:
+        # Not by a search, which for each of an optimizer's many parameters would take as long as there are of them.
+        return int(name)
     return next((key for key in value if str(key) == name), name)

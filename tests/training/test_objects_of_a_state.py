@@ -20,6 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from perdure_training.checkpoint import Checkpointer
 from perdure_training.checkpoint.own_generators import is_generator
+from perdure_training.checkpoint.saved_structure import set_value
 from perdure_training.checkpoint.values import capture
 from tests.training.any_state import same
 from tests.training.checkpoint_agent import checkpoint_agent
@@ -306,6 +307,16 @@ def test_dictionaries_that_have_grown_come_back_with_their_types(site: Site, sou
     assert type(held["losses"]["last"]["of"]) is OrderedDict
     assert type(held["ordered"]["second"]) is OrderedDict
     held["by class"]["dog"]["right"] += 1
+
+
+def test_a_value_of_one_of_many_parameters_is_found_without_a_search():
+    class Unsearched(dict[Any, Any]):
+        def __iter__(self) -> Iterator[Any]:
+            raise AssertionError("each of 100,000 parameters would be looked at 100,000 times")
+
+    state = {"state": Unsearched({number: {"step": 0} for number in range(3)})}
+    set_value(state, ("state", "2", "step"), 5)
+    assert state["state"][2] == {"step": 5}
 
 
 def test_what_a_defaultdict_makes_has_its_type_again(site: Site):
