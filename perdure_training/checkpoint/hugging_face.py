@@ -13,6 +13,7 @@ from which it reads the state and skips the batches that were trained on.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import random
 import sys
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState
 
 from perdure_training.checkpoint.checkpointer import Checkpointer
 from perdure_training.numbers import watch
@@ -56,6 +58,9 @@ class MemoryCheckpoints(TrainerCallback):
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._accelerator: Any = None
         """The Trainer's, which has the scaler of gradients (fp16)."""
+        self._unsaved: dict[str, Any] | None = None
+        """What a step has trained that ended, and is saved once all callbacks have seen it."""
+        self._ended_epoch = False
 
     def resume(self, trainer: Trainer, otherwise: str | bool | None = None) -> str | bool | None:
         """Returns what to pass to `Trainer.train` as `resume_from_checkpoint`. Call it on every rank.
@@ -71,6 +76,7 @@ class MemoryCheckpoints(TrainerCallback):
         if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
             raise ValueError("MemoryCheckpoints: the Trainer splits the model (FSDP or DeepSpeed); it must be whole")
         self._accelerator = trainer.accelerator
+        self._follow(trainer)
         state: dict[str, Any] = dict.fromkeys(_PARTS)
         if self._checkpointer.restore(state) is None:
             return otherwise
@@ -95,21 +101,56 @@ class MemoryCheckpoints(TrainerCallback):
         )
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Saves the step. The Trainer calls it."""
+        """Has the step saved. The Trainer calls it."""
         if self._folder is not None:
             # The Trainer has loaded the checkpoint: its temporary folder can go.
             self._folder.cleanup()
             self._folder = None
-        self._checkpointer.save(
-            state.global_step,
-            {
-                "model": kwargs["model"],
-                "optimizer": kwargs["optimizer"],
-                "scheduler": kwargs["lr_scheduler"],
-                "generators": _Generators(getattr(self._accelerator, "scaler", None)),
-                "trainer": json.dumps(dataclasses.asdict(state), sort_keys=True),
-            },
-        )
+        self._unsaved = {
+            "model": kwargs["model"],
+            "optimizer": kwargs["optimizer"],
+            "scheduler": kwargs["lr_scheduler"],
+            "generators": _Generators(getattr(self._accelerator, "scaler", None)),
+        }
+        self._ended_epoch = False
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Has the epoch's last step saved. The Trainer calls it."""
+        self._ended_epoch = True
+
+    def _follow(self, trainer: Any) -> None:
+        """Has each step saved once all callbacks have seen its end, and that of the evaluation or the epoch that ends
+        with it: what they keep belongs to the step."""
+        # The Trainer evaluates with it, and stores its own checkpoints, after the steps and the epochs.
+        method = trainer._maybe_log_save_evaluate
+
+        @functools.wraps(method)
+        def both(*arguments: Any, **named: Any) -> None:
+            method(*arguments, **named)
+            if self._unsaved is not None and (self._ended_epoch or not _ends_epoch(trainer)):
+                unsaved, self._unsaved = self._unsaved, None
+                state = dataclasses.asdict(trainer.state) | {"stateful_callbacks": _exported_states(trainer)}
+                unsaved["trainer"] = json.dumps(state, sort_keys=True)
+                self._checkpointer.save(trainer.state.global_step, unsaved)
+
+        trainer._maybe_log_save_evaluate = both
+
+
+def _ends_epoch(trainer: Any) -> bool:
+    """Whether the end of an epoch follows the step that has ended."""
+    control = trainer.control
+    return control.should_epoch_stop or control.should_training_stop or float(trainer.state.epoch).is_integer()
+
+
+def _exported_states(trainer: Any) -> dict[str, Any]:
+    """What callbacks keep, as the Trainer writes it to its checkpoints: a list where several are of one type."""
+    states: dict[str, list[Any]] = {}
+    for callback in [*trainer.callback_handler.callbacks, trainer.control]:
+        if isinstance(callback, ExportableState):
+            states.setdefault(type(callback).__name__, []).append(callback.state())
+    return {name: found if len(found) > 1 else found[0] for name, found in states.items()}
 
 
 class _Generators:

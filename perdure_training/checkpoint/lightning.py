@@ -13,8 +13,10 @@ on.
 
 from __future__ import annotations
 
+import functools
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -33,6 +35,8 @@ else:
     from lightning.pytorch import Callback
 
 _FILE = "memory.ckpt"
+_ENDED_EPOCH = "perdure_ended_epoch"
+"""Entry of a saved state, in which the end of the epoch was made."""
 
 
 class MemoryCheckpoints(Callback):
@@ -58,6 +62,11 @@ class MemoryCheckpoints(Callback):
         self._generators = _LaterGenerators()
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._saved_step = 0
+        self._ended_epoch = False
+        """Whether the restored step was the last of an epoch whose end was made."""
+        self._followed: Trainer | None = None
+        self._loops: dict[str, Any] | None = None
+        """The progress that the Trainer continues from after an epoch, as of the end of its last batch."""
 
     def resume(self, trainer: Trainer, otherwise: str | None = None) -> str | None:
         """Returns what to pass to `Trainer.fit` as `ckpt_path`. Call it on every rank, before `fit`.
@@ -81,6 +90,7 @@ class MemoryCheckpoints(Callback):
         if step is None:
             return otherwise
         self._saved_step = step
+        self._ended_epoch = bool(state["trainer"].pop(_ENDED_EPOCH, False))
         self._folder = tempfile.TemporaryDirectory(prefix="perdure-resume-")
         path = Path(self._folder.name) / _FILE
         torch.save(state["trainer"], path)
@@ -88,24 +98,95 @@ class MemoryCheckpoints(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Continues with the batch that comes next. The Trainer calls it."""
+        if self._followed is not trainer:
+            self._followed = trainer
+            self._follow(trainer)
         if self._folder is None:
             return
         # The Trainer has loaded the checkpoint: its temporary folder can go.
         self._folder.cleanup()
         self._folder = None
+        if self._ended_epoch:
+            # The Trainer makes the validation's iterator again, which was saved as having drawn its numbers.
+            _keep_generators(trainer.fit_loop.epoch_loop.val_loop, "increment_progress_to_evaluation_end")
         _skip_batches(trainer, then=self._generators.continue_drawing)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Saves the step. The Trainer calls it."""
+        """Follows the loss. The Trainer calls it."""
+        # Other batches only add to gradients.
+        if trainer.global_step > self._saved_step:
+            watch.follow(trainer.global_step, loss=_loss(trainer, outputs))
+
+    def _follow(self, trainer: Any) -> None:
+        """Has each step saved once all callbacks and the module have seen its end, and that of the validation or the
+        epoch that ends with it: what they keep belongs to the step."""
+        fit, epoch = trainer.fit_loop, trainer.fit_loop.epoch_loop
+
+        def end_batch() -> None:
+            # Validations have batches, too.
+            if not trainer.training:
+                return
+            if epoch._is_training_done:
+                # The Trainer skips the rest of an epoch that a restart has found here, but repeats its end after it.
+                self._loops = trainer._checkpoint_connector._get_loops_state_dict()
+            elif not epoch._should_check_val_fx(fit._data_fetcher):
+                self._save(trainer)
+
+        def end_validation() -> None:
+            if not trainer.sanity_checking and not epoch._is_training_done:
+                self._save(trainer)
+
+        def end_epoch() -> None:
+            self._save(trainer, loops=self._loops)
+            self._loops = None
+
+        # These follow the hooks `on_train_batch_end`, `on_validation_end` and `on_train_epoch_end` of all.
+        _call_after(trainer._logger_connector, "on_batch_end", end_batch)
+        _call_after(epoch.val_loop, "run", end_validation)
+        _call_after(fit, "on_advance_end", end_epoch)
+
+    def _save(self, trainer: Trainer, *, loops: dict[str, Any] | None = None) -> None:
         # Other batches only add to gradients.
         if trainer.global_step > self._saved_step:
             self._saved_step = trainer.global_step
-            watch.follow(trainer.global_step, loss=_loss(trainer, outputs))
-            self._checkpointer.save(
-                trainer.global_step, {"trainer": _Checkpoint(trainer), "generators": self._generators}
-            )
+            state = {"trainer": _Checkpoint(trainer, loops), "generators": self._generators}
+            self._checkpointer.save(trainer.global_step, state)
+
+
+def _call_after(instance: Any, name: str, call: Callable[[], None]) -> None:
+    """Has a call follow each of a method of this instance."""
+    method = getattr(instance, name)
+
+    @functools.wraps(method)
+    def both(*arguments: Any, **named: Any) -> Any:
+        try:
+            result = method(*arguments, **named)
+        except SystemExit as error:
+            # With this one the Trainer ends the method where it has received SIGTERM.
+            if type(error).__name__ == "SIGTERMException":
+                call()
+            raise
+        call()
+        return result
+
+    setattr(instance, name, both)
+
+
+def _keep_generators(instance: Any, name: str) -> None:
+    """Has a method of this instance, which some releases lack, draw no numbers."""
+    method = getattr(instance, name, None)
+    if method is None:
+        return
+
+    @functools.wraps(method)
+    def kept() -> None:
+        before = Generators().state_dict()
+        method()
+        Generators().load_state_dict(before)
+
+    setattr(instance, name, kept)
 
 
 def _loss(trainer: Any, outputs: Any) -> float | None:
@@ -120,13 +201,15 @@ def _loss(trainer: Any, outputs: Any) -> float | None:
 class _Checkpoint:
     """What the Trainer writes to a checkpoint's file, on every rank."""
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: Trainer, loops: dict[str, Any] | None) -> None:
         self._trainer = trainer
+        self._loops = loops
 
     def state_dict(self) -> dict[str, Any]:
         # `Trainer.save_checkpoint` has a barrier, and gives only the first rank its content.
         connector: Any = self._trainer._checkpoint_connector  # pyrefly: ignore[protected-access]
-        return cast("dict[str, Any]", connector.dump_checkpoint(weights_only=False))
+        content = cast("dict[str, Any]", connector.dump_checkpoint(weights_only=False))
+        return content if self._loops is None else content | {"loops": self._loops, _ENDED_EPOCH: True}
 
 
 class _LaterGenerators(Generators):

@@ -60,7 +60,7 @@ def training(
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     class Interruption(Callback):
-        def on_train_batch_end(self, trainer: Trainer, *others: Any) -> None:
+        def on_train_batch_start(self, trainer: Trainer, *others: Any) -> None:
             if trainer.global_step == stop_after:
                 memory._checkpointer.flush()
                 raise Interrupted
