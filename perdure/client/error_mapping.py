@@ -120,17 +120,15 @@ async def why_late(connection: Connection, name: str, namespace: str) -> Control
 
     It has too much to do then, and carries out the same request later.
     """
-    if silent := await why_silent(connection, name, namespace):
-        is_busy = isinstance(silent, WorkflowTaskFails) and _BUSY in str(silent)
-        return ControlPlaneOverloaded(str(silent), remedy=silent.remedy) if is_busy else silent
     try:
-        polled = await _polled_lately(connection, name, namespace)
+        # One call, as a rule: hundreds of machines may ask at once.
+        polled = await _polled_lately(connection, "", namespace)
     except RPCError as error:
         return _overloaded(connection, error.message)
     if polled:
         text, remedy = _busy(connection, name, polled)
         return ControlPlaneOverloaded(text, remedy=remedy)
-    return _absent(connection, name)
+    return await _no_worker(connection, name, namespace)
 
 
 async def _no_worker(connection: Connection, name: str, namespace: str) -> NoWorker:

@@ -87,6 +87,8 @@ class DirectJobConnection:
         self._client = client
         self._job = job
         self._namespace = namespace
+        self._requests = uuid4().hex
+        self._answered = 0
 
     async def start(self, spec: JobSpec) -> bool:
         # Of many machines that try at once, one succeeds.
@@ -100,7 +102,14 @@ class DirectJobConnection:
         handle = temporal.get_workflow_handle(job_workflow_id(self._namespace, self._job))
         try:
             async with map_errors(self._client, self._job, self._namespace):
-                return await update(handle, "join", args=[request], result_type=JoinAnswer, rpc_timeout=UPDATE_TIMEOUT)
+                # A request that is repeated because its answer is late is the same update: it is carried out once, and
+                # is one of the ten that the server takes at a time.
+                key = f"{self._requests}-{request.session}-{request.stay}-{self._answered}"
+                answer = await update(
+                    handle, "join", args=[request], result_type=JoinAnswer, update_id=key, rpc_timeout=UPDATE_TIMEOUT
+                )
+            self._answered += 1
+            return answer
         except JobNotFound as error:
             # An update of a job that has ended is not found either, nor one that the server has lost.
             async with map_errors(self._client, self._job, self._namespace):
@@ -112,6 +121,7 @@ class DirectJobConnection:
             await self._client.describe(self._job, namespace=self._namespace)
             return await self.wait()
         except WorkflowUpdateFailedError as error:
+            self._answered += 1
             cause = error.cause
             kind = cause.type or "" if isinstance(cause, ApplicationError) else ""
             raise join_refused(
