@@ -26,7 +26,7 @@ def test_the_table_has_every_cell():
     }
 
 
-@pytest.mark.parametrize("died", Died)
+@pytest.mark.parametrize("died", Died, ids=lambda died: died.name.lower())
 def test_each_cell_names_a_test_that_is_there(died: Died):
     for _, kind, stored in (cell for cell in CELLS if cell[0] is died):
         file, _, name = tested_by(died, kind, stored=stored).partition("::")

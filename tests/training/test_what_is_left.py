@@ -276,7 +276,7 @@ class Machine(RuleBasedStateMachine):
 
 
 Machine.TestCase.settings = settings(
-    stateful_step_count=40,
+    stateful_step_count=30,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 TestWhatIsLeft = Machine.TestCase

@@ -144,7 +144,7 @@ def test_a_state_loses_what_the_guide_says(site: PlayedSite, died: Died, kind: K
         assert training.at[name] == expected[cell.stored if stored else cell.without], name
 
 
-@pytest.mark.parametrize("died", DIES)
+@pytest.mark.parametrize("died", DIES, ids=lambda died: died.name.lower())
 def test_of_several_checkpointers_the_table_says_what_loses_most(died: Died):
     cells = LOSSES[died]
     worst = (
