@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
 
-from perdure.contract import CheckpointRef, Restore, RestoreSource
+from perdure.contract import CheckpointRef, Progress, RankExit, Restore, RestoreSource
 from perdure.contract.transitions import NodeRestoredCheckpoint
 from perdure.workflows.policy.behavior import Behavior
-from tests.policy.scenario import Scenario, reported
+from tests.policy.scenario import Scenario, counted, reported
 
 STORAGE = {"storage": "file:///ckpt"}
 LIMIT = 3
@@ -92,3 +93,58 @@ def test_a_run_of_an_older_release_decides_as_before():
     for step in (50, 60, 70, 80):
         continued(failed(job, step), step)
     assert job.state.outcome is not None
+
+
+DAYS = timedelta(days=3)
+
+
+def raised_in(job: Scenario, line: int, progress: Progress | None, after: timedelta) -> Scenario:
+    """The script raises an error in this line."""
+    error = RankExit(
+        local_rank=0,
+        global_rank=1,
+        exit_code=1,
+        error=f"ValueError: {line}",
+        traceback=f'  File "/job/train.py", line {line}, in main\n',
+    )
+    progress = progress and progress.replace(generation=job.generation)
+    job.runs() if progress is None else job.steps()
+    return job.wait(after).take(job.failure(1, ranks=(error,), progress=progress)).wait(1)
+
+
+@pytest.mark.parametrize(
+    "progress",
+    [lambda world: None, lambda world: counted(1_000_000 - world)],
+    ids=["no step is seen", "a few fewer each time"],
+)
+def test_different_errors_of_worlds_that_lasted_are_no_series(progress: Callable[[int], Progress | None]):
+    job = Scenario("2", retry={"no_progress_limit": LIMIT}).ready(0, 1)
+    for world in range(3 * LIMIT):
+        raised_in(job, 10 + world, progress(world), DAYS)
+        assert job.state.outcome is None
+
+
+@pytest.mark.parametrize(
+    ("line", "after", "behavior"),
+    [
+        (lambda world: 10 + world % 2, timedelta(minutes=5), Behavior.RELEASE_0_4),
+        (lambda world: 10 + world, DAYS, Behavior.RELEASE_0_3),
+    ],
+    ids=["worlds of minutes", "before"],
+)
+def test_errors_are_a_series_where_worlds_end_soon(line: Callable[[int], int], after: timedelta, behavior: Behavior):
+    job = Scenario("2", retry={"no_progress_limit": LIMIT}).ready(0, 1)
+    job.state = job.state.replace(behavior=behavior)
+    worlds = 0
+    while job.state.outcome is None:
+        raised_in(job, line(worlds), None, after)
+        worlds += 1
+    assert worlds == LIMIT + 1
+
+
+def test_the_same_error_ends_a_job_whose_worlds_last_days():
+    job = Scenario("2", retry={"no_progress_limit": LIMIT}).ready(0, 1)
+    for _ in range(2):
+        raised_in(job, 10, None, DAYS)
+    assert job.state.outcome is not None
+    assert job.incident.rule.startswith("same-error/1")

@@ -25,6 +25,9 @@ from perdure.workflows.policy.state.node import NodeFailure, NodeState
 _EARLY = timedelta(minutes=1)
 """The time from the decision on a world within which an end is an early one; a busy machine imports torch in it."""
 
+_LASTING = timedelta(hours=1)
+"""The time from the decision on a world after which another failure than the last one begins a new series."""
+
 
 def restarts_in_window(case: Case) -> int:
     """The restarts that use up the budget."""
@@ -60,7 +63,26 @@ def failures_without_progress(state: RoleInJob, culprit: NodeFailure) -> int:
         return 0
     if culprit.failure not in USERS_OWN and _continued_further(state):
         return 0
+    if _is_another_after_long(state, culprit):
+        return 0
     return known.failures_without_progress + 1
+
+
+def _is_another_after_long(state: RoleInJob, culprit: NodeFailure) -> bool:
+    """Whether a world that has lasted was ended by another failure than the one before it, where no step is reported.
+
+    Counted steps begin at 0 in each world, and there are none of a program without an optimizer of torch's, or with a
+    compiled one: they do not tell whether worlds of days come further. What always fails fails the same way.
+    """
+    known, progress, begun = state.memory, state.progress, state.world_decided_at
+    if state.behavior < Behavior.RELEASE_0_4 or known.last_failure is None or begun is None:
+        return False
+    if (progress is not None and progress.source is ProgressSource.REPORTED) or culprit.time - begun < _LASTING:
+        return False
+    if culprit.failure is not known.last_failure:
+        return True
+    last = known.last_error
+    return last is not None and culprit.raised_at not in ("", last.raised_at)
 
 
 def _continued_further(state: RoleInJob) -> bool:
