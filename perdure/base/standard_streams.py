@@ -1,10 +1,13 @@
-"""Standard streams that are closed when a program starts, as `>&-` of a shell and some batch systems do it.
+"""Standard streams on which a program could not print as it begins.
 
-The first file that such a program opens would become its standard output, and Python has no object to print to.
+Of streams that are closed, as `>&-` of a shell and some batch systems do it, the first file that the program opens
+would become its standard output, and Python has no object to print to. A terminal or a log that is not in UTF-8 takes
+no character that its encoding lacks: Python raises an error in the middle of a line.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
@@ -24,3 +27,10 @@ def open_closed_streams() -> None:
                 os.close(descriptor)
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, encoding="utf-8", errors="replace", closefd=False))  # noqa: SIM115
+
+
+def print_any_character() -> None:
+    """Has standard output show what its encoding lacks as escapes, as Python's standard error does."""
+    stdout = sys.stdout
+    if isinstance(stdout, io.TextIOWrapper) and (stdout.errors == "strict" or stdout.encoding.lower() != "utf-8"):
+        stdout.reconfigure(errors="backslashreplace")

@@ -38,6 +38,24 @@ def test_a_file_that_is_opened_is_no_standard_output(tmp_path: Path) -> None:
     assert int((tmp_path / "found").read_text()) > 2
 
 
+@pytest.mark.parametrize(
+    "locale",
+    [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}],
+    ids=["as Python is told", "as the shell is"],
+)
+def test_a_terminal_that_is_not_in_utf_8_gets_escapes(locale: dict[str, str]) -> None:
+    program = "import perdure.cli; print('not ready \\u2026')"
+    ran = subprocess.run(
+        [PERDURE[0], "-c", program],
+        env=os.environ | locale,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=True,
+    )
+    assert ran.stdout == "not ready \\u2026\n"
+
+
 @pytest.fixture
 def console() -> Iterator[SafeConsole]:
     """A console whose reader has gone."""
