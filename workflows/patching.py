@@ -48,6 +48,22 @@ def bounds_group_run() -> bool:
     return workflow.patched("newest-telemetry")
 
 
+def starts_again_after_reset() -> bool:
+    """Whether a workflow beside a job that has completed is started again where its job was reset."""
+    return workflow.patched("companions-of-reset-jobs")
+
+
+def archives_after_reset() -> bool:
+    """Whether a run that was reset has its job archived once more."""
+    return workflow.patched("archives-after-reset")
+
+
+def bounds_grants() -> bool:
+    """Whether this run of a dataset bounds what an exchange looks through; call it once, in `workflow.init`. An earlier
+    run would take what it has granted for free when it is replayed."""
+    return workflow.patched("bounded-grants")
+
+
 def splits_here() -> bool:
     """Whether a message that is too large is split at this moment, as any release does that asks."""
     return workflow.patched(f"splits-transitions-{workflow.info().get_current_history_length()}")

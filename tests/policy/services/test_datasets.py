@@ -26,6 +26,7 @@ from perdure.workflows.policy.services.datasets import (
     MOST_FAILED,
     MOST_FRAGMENTS,
     MOST_HELD,
+    MOST_LOOKED_AT,
     MOST_TRIES,
     DatasetState,
     Shards,
@@ -563,3 +564,33 @@ def test_a_process_that_is_started_again_beside_others_may_fail_as_often_as_befo
     state, _ = exchange(state, WHOLE, Term(generation=2), ShardRequest(rank=0, shards=1), keeps_processes=True)
     state, _ = asked(state, Term(generation=2), rank=0, failed=failed)
     assert [one.tries for one in state.failures] == [2], "its first failure is no repeat of its predecessor's"
+
+
+def in_pieces(ranks: int, pieces: int) -> tuple[DatasetState, DatasetRequest]:
+    """A dataset of which ranks have loaded a position with many holes, and a request of many ranks."""
+    holes = tuple((2 * at, 2 * at + 1) for at in range(pieces))
+    loaded = Position(next=2 * pieces, holes=holes)
+    state, _ = exchange(begin(LARGE), LARGE, FIRST, ShardRequest(rank=0, position=loaded))
+    asked_for = tuple(ShardRequest(rank=rank, world_size=ranks, shards=1_000_000) for rank in range(ranks))
+    return state, DatasetRequest(sender=NODE, parameters=LARGE, term=FIRST, ranks=asked_for)
+
+
+def ask_for_pieces() -> None:
+    state, request = in_pieces(256, 50_000)
+    for _ in range(10):
+        state, _ = exchange_all(state, request)
+
+
+def test_a_position_that_is_made_to_keep_a_worker_busy_takes_little_time():
+    assert ends_within(15, ask_for_pieces)
+
+
+def test_ranks_for_which_no_time_is_left_are_granted_shards_when_they_ask_again():
+    state, request = in_pieces(4, MOST_LOOKED_AT // 2 + 100)
+    state, first = exchange_all(state, request)
+    assert [bool(answer.granted) for answer in first] == [True, True, False, False]
+    assert not any(answer.drained or answer.refused for answer in first)
+    state, again = exchange_all(state, request.replace(ranks=request.ranks[2:]))
+    assert all(answer.granted for answer in again)
+    whole, _ = exchange_all(in_pieces(4, MOST_LOOKED_AT // 2 + 100)[0], request, bounded=False)
+    assert size(whole.leased) == size(state.leased), "a run of an earlier release grants all at once"

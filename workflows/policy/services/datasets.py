@@ -50,6 +50,11 @@ MOST_ASIDE = 20_000
 """Spans that are set aside."""
 MOST_FAILED = 500
 """Failed shards that one exchange takes in. Others are granted to their ranks again, as if they had not been tried."""
+MOST_LOOKED_AT = 100_000
+"""Spans and ranks that one exchange looks through for what it can grant: some 50 ms. Ranks for which nothing is left of
+this get nothing, and ask again."""
+MOST_RANKS = 100_000
+"""Ranks that hold shards: agents of machines that joined may name any."""
 MOST_GRANTED_SPANS = 16
 """Spans in one answer."""
 MOST_FAILURES = 1_000
@@ -150,16 +155,25 @@ def begin(parameters: DatasetParameters) -> DatasetState:
     )
 
 
-def exchange_all(state: DatasetState, request: DatasetRequest) -> tuple[DatasetState, tuple[ShardAnswer, ...]]:
-    """Answers the requests of a node's ranks, in their order."""
+def exchange_all(
+    state: DatasetState, request: DatasetRequest, *, bounded: bool = True
+) -> tuple[DatasetState, tuple[ShardAnswer, ...]]:
+    """Answers the requests of a node's ranks, in their order.
+
+    Args:
+        state: The dataset.
+        request: The requests.
+        bounded: Whether the time of one exchange is bounded for what is granted, too.
+    """
     answers: list[ShardAnswer] = []
-    left = MOST_FAILED
+    left, looks = MOST_FAILED, MOST_LOOKED_AT
     for one in request.ranks:
-        known = one.replace(failed=one.failed[:left])
+        known = one.replace(failed=one.failed[:left], shards=one.shards if looks > 0 else 0)
         left -= len(known.failed)
         state, answer = exchange(
             state, request.parameters, request.term, known, keeps_processes=request.keeps_processes
         )
+        looks -= len(state.free) + len(state.leases) if bounded and known.shards else 0
         answers.append(answer)
     return state, tuple(answers)
 
@@ -342,6 +356,8 @@ def _why_too_many(state: DatasetState, held: Spans) -> str:
     """Why what a rank has reported is refused, since the state would grow without a bound; empty where it is not."""
     if len(held) > MOST_HELD:
         return f"this rank has reported parts of shards, and would hold {len(held)} pieces; the most are {MOST_HELD}"
+    if len(state.leases) > MOST_RANKS:
+        return f"more than {MOST_RANKS:,} ranks hold shards of the dataset"
     if len(state.aside) > MOST_ASIDE:
         return f"more than {MOST_ASIDE:,} parts of the dataset have failed {MOST_TRIES} times; the first: " + "; ".join(
             one.summary for one in state.details[:MOST_NAMED]
@@ -357,7 +373,10 @@ def _detail(parameters: DatasetParameters, span: Span, error: str) -> SetAside:
 
 def _grant(state: DatasetState, request: ShardRequest, held: Spans) -> tuple[DatasetState, Spans]:
     shards = Shards(state.parameters)
-    wanted = min(request.shards - shards.count(difference(held, request.holds)), _fair_share(state, request))
+    missing = request.shards - shards.count(difference(held, request.holds))
+    if missing <= 0:
+        return state, ()
+    wanted = min(missing, _fair_share(state, request))
     granted: list[Span] = []
     room = min(MOST_GRANTED_SPANS, MOST_FRAGMENTS - len(held))
     for first, end in _rest(state):
@@ -395,7 +414,7 @@ def _rest(state: DatasetState) -> Spans:
 def _fair_share(state: DatasetState, request: ShardRequest) -> int:
     if state.parameters.end is None:
         return 2**40
-    ranks = max(len({*state.leases, request.rank}), request.world_size)
+    ranks = max(len(state.leases) + (request.rank not in state.leases), request.world_size)
     left = Shards(state.parameters).count(_rest(state))
     return max(1, left // (SHARE_OF_REST * ranks)) if ranks > 1 else left
 
