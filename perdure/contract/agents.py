@@ -17,6 +17,7 @@ from perdure.contract.base import (
     ErrorText,
     LogTail,
     Message,
+    Number,
     ShortText,
     Time,
     Vocabulary,
@@ -335,13 +336,13 @@ class RankStepTimes(Message):
 
     rank: int
     """The global rank."""
-    compute: float
+    compute: Number
     """The time from the end of a step, or of a collective right after it, to the first collective of the next."""
-    wait: float
+    wait: Number
     """The time from there to the optimizer's step: the rank waits for others, or computes while collectives run."""
-    rest: float
+    rest: Number
     """The optimizer's step, and what follows it."""
-    computes: Annotated[tuple[float, ...], AfterValidator(lambda times: times[:MOST_COMPUTES])] = ()
+    computes: Annotated[tuple[Number, ...], AfterValidator(lambda times: times[:MOST_COMPUTES])] = ()
     """`compute` in each measurement of this world, where the job has requested them: see `World.measurements`."""
     slowed: ShortText = ""
     """Why the clocks of its GPU are reduced, as in `DeviceUsage`."""
@@ -364,9 +365,9 @@ class PaceReport(AgentMessage, route=Route(Destination.GROUP, "pace", newest_onl
     has settled, and again where that has changed."""
 
     generation: int
-    step: float = Field(gt=0)
+    step: Number = Field(gt=0)
     """Seconds of a usual step; pauses between steps, such as evaluations, do not count."""
-    spread: float = Field(default=0, ge=0)
+    spread: Number = Field(default=0, ge=0)
     """Half the distance between the quartiles of its measurements, in seconds."""
     progress: Progress | None = None
 

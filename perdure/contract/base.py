@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from enum import StrEnum
+from math import isnan
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
@@ -45,6 +46,17 @@ def size_in_json(text: str) -> int:
     """The bytes of a text in a message: more than its characters where they are not ASCII, or must be escaped."""
     return len(to_json(text))
 
+
+_LARGEST_NUMBER = 1e15
+
+
+def _carried(number: float) -> float:
+    return 0.0 if isnan(number) else min(max(number, -_LARGEST_NUMBER), _LARGEST_NUMBER)
+
+
+Number = Annotated[float, AfterValidator(_carried)]
+"""A number of a message that another message, or the state of a job, carries on. JSON has none that is not finite: who
+reads it then could not read the whole message."""
 
 ShortText = Annotated[str, AfterValidator(shorten)]
 """A text for people. A longer text keeps its beginning."""

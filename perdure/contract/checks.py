@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from perdure.contract.base import Message, ShortText, Vocabulary, shorten
+from perdure.contract.base import Message, Number, ShortText, Vocabulary, shorten
 from perdure.contract.identity import NodeId
 from perdure.contract.nodes import LARGEST_PORT
 from perdure.contract.questions import Question
@@ -97,7 +97,7 @@ class Check(Message):
     """It has failed beside the machine's own earlier figures."""
     problem: ShortText = ""
     """Why it has failed; empty where it passes."""
-    seconds: float = 0.0
+    seconds: Number = 0.0
     """How long it took."""
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perdure.contract.agents import AgentMessage, Progress, Texts
+from perdure.contract.agents import AgentMessage, Progress, Steps, Texts
 from perdure.contract.base import Message, ShortText, Vocabulary
 from perdure.contract.routes import Destination, Route
 
@@ -77,7 +77,7 @@ class FoundCorruption(Message):
     """The step that was checked."""
     sound: int | None = None
     """The newest step whose state is known to be sound; None where no check of this world says so."""
-    suspects: tuple[int, ...] = ()
+    suspects: Steps = ()
     """The global ranks of which one has computed wrongly; only this one if that is known."""
     repeats: bool = False
     """Its replays are wrong, too: not only this step."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, cast, get_args
 from pydantic import BeforeValidator, Field
 
 from perdure.contract.agents import REFUSAL_LASTS, PrintedLines, Progress, StepTimesOfRanks, WorldStart
-from perdure.contract.base import ShortText, Time
+from perdure.contract.base import Number, ShortText, Time
 from perdure.contract.checkpoints import CheckpointRef, Restore, StoredCheckpoint
 from perdure.contract.checks import Checks
 from perdure.contract.hangs import StallLook
@@ -137,9 +137,9 @@ class NodePace(NodeTransition):
     """How fast its world steps."""
 
     kind: Literal["PACE"] = "PACE"
-    step: float
+    step: Number
     """As in `PaceReport`."""
-    spread: float = 0
+    spread: Number = 0
     """As in `PaceReport`."""
     progress: Progress | None = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 from dataclasses import fields as fields_of
 from dataclasses import is_dataclass
@@ -108,6 +109,32 @@ def test_what_a_node_puts_into_a_message_is_bounded(name: str, kind: type[BaseMo
 @pytest.mark.parametrize(("name", "kind"), KINDS.items())
 def test_a_transition_leaves_room_for_a_table(name: str, kind: type[BaseModel]):
     assert len(accepted(kind).model_dump_json().encode()) < LARGEST / 2, name
+
+
+def with_numbers(data: Any, number: float) -> Any:
+    """The data with this number in place of each that need not be whole."""
+    match data:
+        case dict():
+            return {key: with_numbers(value, number) for key, value in data.items()}
+        case list():
+            return [with_numbers(value, number) for value in data]
+        case float():
+            return number
+        case _:
+            return data
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("kind", [*(kind for _, kind in SIGNALS), *KINDS.values()])
+def test_a_message_with_a_number_that_is_not_finite_is_refused_or_can_be_read_wherever_it_is_passed_on(
+    kind: type[BaseModel], number: float
+):
+    data = with_numbers(accepted(kind).model_dump(mode="json", by_alias=True), number)
+    try:
+        message = kind.model_validate(data)
+    except ValidationError:
+        return
+    kind.model_validate_json(message.model_dump_json())
 
 
 def test_all_that_a_large_group_sends_at_once_is_bounded():
