@@ -13,8 +13,12 @@ from perdure.base.errors import JobNotFound, PerdureError
 from perdure.page import render
 from perdure.page.access import VISIT, Handler, NotAllowed
 
-_ALIVE = 15.0
-"""Seconds without an event after which a sign of life is sent."""
+ALIVE = 15.0
+"""Seconds without an event after which a sign of life is sent, which also shows that a page was closed."""
+_LINES = 500
+"""Lines of a log that wait for a browser to take them, and of one event."""
+_PAUSE = 0.1
+"""Seconds for which lines of a log are collected."""
 
 PREFIX = web.AppKey("prefix", str)
 """The path below which a proxy shows the pages."""
@@ -78,6 +82,45 @@ async def send(response: web.StreamResponse, value: object, event: str = "") -> 
     await response.write(f"{head}data: {json.dumps(value)}\n\n".encode())
 
 
+async def send_lines(request: web.Request, lines: AsyncGenerator[str]) -> web.StreamResponse:
+    """Sends lines as they come, and why there are no more. They are read for as long as the page is open, and no faster
+    than its browser takes them."""
+    response = await begin_events(request)
+    waiting, has_news = asyncio.Queue[str](_LINES), asyncio.Event()
+
+    async def read() -> str:
+        """Returns what is wrong; nothing at the end of the lines."""
+        try:
+            async with aclosing(lines):
+                async for line in lines:
+                    await waiting.put(line)
+                    has_news.set()
+        except (PerdureError, ValueError) as error:
+            return str(error)
+        return ""
+
+    reading = asyncio.create_task(read())
+    reading.add_done_callback(lambda _: has_news.set())
+    try:
+        with suppress(ConnectionError):
+            while not (reading.done() and waiting.empty()):
+                try:
+                    async with asyncio.timeout(ALIVE):
+                        await has_news.wait()
+                except TimeoutError:
+                    await response.write(b": alive\n\n")
+                    continue
+                await asyncio.sleep(_PAUSE)
+                has_news.clear()
+                if batch := [waiting.get_nowait() for _ in range(waiting.qsize())]:
+                    await send(response, batch)
+            await send(response, reading.result(), event="end")
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+    return response
+
+
 async def send_parts(request: web.Request, versions: AsyncGenerator[render.Parts]) -> web.StreamResponse:
     """Sends what changes, as long as the page is open. A page that comes back begins with everything."""
     async with aclosing(versions):
@@ -91,7 +134,7 @@ async def send_parts(request: web.Request, versions: AsyncGenerator[render.Parts
                 before = parts
                 coming = asyncio.ensure_future(anext(versions))
                 try:
-                    while not (await asyncio.wait([coming], timeout=_ALIVE))[0]:
+                    while not (await asyncio.wait([coming], timeout=ALIVE))[0]:
                         await response.write(b": alive\n\n")
                 finally:
                     if not coming.done():

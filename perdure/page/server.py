@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from perdure.contract.names import job_workflow_id
 from perdure.page import render
 from perdure.page.access import VISIT, NotAllowed, Right, allowed, require
 from perdure.page.actions import ACTIONS, FIELDS, GOAL, Action
-from perdure.page.answers import PREFIX, begin_events, html, message, send, send_parts, show_errors
+from perdure.page.answers import PREFIX, html, message, send_lines, send_parts, show_errors
 from perdure.page.archived import Archive
 from perdure.page.clusters import ClusterPages
 from perdure.page.feed import Feed
@@ -57,9 +57,6 @@ _NEVER = timedelta(minutes=1)
 """For a job that is read from its archive, where nothing changes."""
 _MANY_NODES = 200
 _LOG_TAIL = 500
-_LOG_BATCH = 500
-_LOG_PAUSE = 0.1
-"""Seconds for which lines of a log are collected."""
 _ROOT = "../../../"
 
 
@@ -261,37 +258,13 @@ class Pages:
     async def lines(self, request: web.Request) -> web.StreamResponse:
         """The lines themselves, until the job ends."""
         namespace, name = await self._readable(request, Right.LOGS)
-        response = await begin_events(request)
-        waiting: list[str] = []
-        problem = ""
+        return await send_lines(request, self._lines_while_allowed(request, namespace, name))
 
-        async def send_lines() -> None:
-            while True:
-                await asyncio.sleep(_LOG_PAUSE)
-                while waiting:
-                    batch = waiting[:_LOG_BATCH]
-                    del waiting[:_LOG_BATCH]
-                    await send(response, batch)
-
-        sending = asyncio.create_task(send_lines())
-        try:
-            async for line in self._log_lines(request, namespace, name):
+    async def _lines_while_allowed(self, request: web.Request, namespace: str, name: str) -> AsyncGenerator[str]:
+        async with aclosing(self._log_lines(request, namespace, name)) as lines:
+            async for line in lines:
                 await require(request, Right.LOGS, namespace)
-                waiting.append(line)
-                if len(waiting) >= _LOG_BATCH:
-                    await asyncio.sleep(_LOG_PAUSE)
-        except (PerdureError, ValueError) as error:
-            problem = str(error)
-        except ConnectionError:
-            return response
-        finally:
-            sending.cancel()
-            await asyncio.gather(sending, return_exceptions=True)
-        with suppress(ConnectionError):
-            if waiting:
-                await send(response, waiting)
-            await send(response, problem, event="end")
-        return response
+                yield line
 
     async def _log_lines(self, request: web.Request, namespace: str, name: str) -> AsyncGenerator[str]:
         query = request.query
