@@ -16,7 +16,7 @@ import asyncio
 from collections import deque
 from contextlib import suppress
 from datetime import datetime
-from typing import Any
+from typing import Any, NoReturn
 
 from temporalio import workflow
 from temporalio.exceptions import ApplicationError
@@ -156,10 +156,12 @@ class TrainingJob(JobUpdates):
         if self._unchecked:
             check = await job_check.check_job(spec)
             if self._spec_error and not check.problem:
-                raise ValueError(f"a newer release has accepted what this one cannot read: {self._spec_error}")
+                self._wait_for_newer_worker()
             problem = check.problem or self._problem_of_cron()
             self._facts, self._spec_error, self._unchecked = check.facts, problem, False
-        elif not self._spec_error:
+        elif self._spec_error:
+            self._wait_for_newer_worker()
+        else:
             self._facts = await job_check.site_facts()
         if self._spec_error:
             raise ApplicationError(self._spec_error, type="InvalidSpec", non_retryable=True)
@@ -174,6 +176,11 @@ class TrainingJob(JobUpdates):
             f'cron schedule: got "{cron}"; its runs would share nodes and datasets; start the workflow type '
             f"{SCHEDULED_JOB} by it, or by a schedule of Temporal, which starts a job of its own each time"
         )
+
+    def _wait_for_newer_worker(self) -> NoReturn:
+        """Leaves the task to a worker that can read the specification: what was accepted once is no wrong one, and the
+        nodes of a later run train."""
+        raise ValueError(f"a newer release has accepted what this one cannot read: {self._spec_error}")
 
     # Signals and queries; updates are those of `JobUpdates`
 
