@@ -81,6 +81,8 @@ class AgentConfig(BaseModel):
     """Unset: the agent connects to Temporal itself."""
     checkpoint: Checkpoint | None = None
     """Checkpoints in storage, and copies of what scripts save; None where the job has neither."""
+    awaits_state: bool = True
+    """The command waits where the storage is not the one that the node has used before (`recovery.on_state_loss`)."""
     store_ports: str | None = None
     """The ports that may be listened on for other nodes, as in the specification; None for any free one."""
     copies_dir: Path | None = None

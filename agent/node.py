@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -80,6 +82,8 @@ class Node:
         self.training = TrainingReports(
             config, self._kept, to_job=to_job, to_group=to_group, progress=progress, events=self.events
         )
+        self.awaited_state_at = -math.inf
+        """The monotonic time at which a rank last said that it waits for a saved state."""
         self.wrong_claims = 0
         """What the node's processes have reported of ranks or worlds that are not theirs."""
         # Launchers that polled the previous agent must detect that this one may have another desired state.
@@ -321,6 +325,10 @@ class Node:
     def on_committed(self, commit: Commit) -> None:
         """Records that the node has committed a checkpoint."""
         self._keep(committed=commit)
+
+    def on_awaiting_state(self) -> None:
+        """Records that a rank waits for a saved state: its first step comes later."""
+        self.awaited_state_at = time.monotonic()
 
     def on_finished(self, body: FinishedReport) -> None:
         """Records that all local ranks ended with 0 in this generation."""

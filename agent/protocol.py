@@ -18,10 +18,11 @@ from pydantic_core import from_json
 
 from perdure.contract.agents import LARGEST_NUMBER
 from perdure.contract.nodes import MOST_RANKS
+from perdure.contract.worlds import KnownStates as DesiredStates
 from perdure.contract.worlds import Member
 from perdure.contract.worlds import UnsoundSteps as DesiredUnsound
 from perdure.contract.worlds import World as DesiredWorld
-from perdure_training.node_api.bodies import POSTS, Body, UnsoundSteps, World
+from perdure_training.node_api.bodies import POSTS, Body, KnownStates, KnownStored, UnsoundSteps, World
 
 logger = logging.getLogger(__name__)
 
@@ -176,7 +177,15 @@ def world_of(world: DesiredWorld, rank: int, member: Member) -> World:
         stage=world.stage,
         unsound=None if world.unsound is None else _unsound_of(world.unsound),
         script_failures=world.script_failures,
+        known=None if world.known is None else _known_of(world.known),
         keeps_processes=world.keeps_processes,
+    )
+
+
+def _known_of(states: DesiredStates) -> KnownStates:
+    stored = tuple(KnownStored(folder=one.checkpoint.folder, loads=one.loads) for one in states.stored)
+    return KnownStates(
+        stored=stored, on_loss=states.on_loss, accepts_less=states.accepts_less, may_return=states.may_return
     )
 
 

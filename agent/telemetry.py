@@ -203,6 +203,7 @@ class Telemetry:
         state = self._node.state
         if state.entered != self._entered or not self._node.state.starts:
             self._entered, self._entered_at = state.entered, now
+        self._entered_at = max(self._entered_at, min(self._node.awaited_state_at, now))
         limit = state.first_step
         if limit is not None and now - self._entered_at >= limit.total_seconds():
             self._node.training.report_stall(

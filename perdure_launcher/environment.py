@@ -15,11 +15,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from perdure_training.node_api.codec import encode
 from perdure_training.node_api.layout import INJECTED, ROLES, WARM
 from perdure_training.node_api.local_rank import FIRST_RANK_VARIABLE
 from perdure_training.node_api.rank_environment import (
     ADDRESS_VARIABLE,
     GENERATION_VARIABLE,
+    KNOWN_VARIABLE,
     PORT_VARIABLE,
     PROGRESS_VARIABLE,
     ROLE_VARIABLE,
@@ -230,6 +232,7 @@ def generation_environment(world: World, *, progress: Path, run_id: str, parent:
             if world.script_failures is not None
             else {}
         ),
+        **({KNOWN_VARIABLE: encode(world.known).decode()} if world.known is not None else {}),
         STAGE_VARIABLE: str(stage),
         PROGRESS_VARIABLE: str(progress),
         RUN_ID_VARIABLE: run_id,

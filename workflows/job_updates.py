@@ -21,6 +21,7 @@ with workflow.unsafe.imports_passed_through():
         PauseRequest,
         ReasonRequest,
         RelaunchRequest,
+        RestartRequest,
         RoleRequest,
         ScaleRequest,
         Ticket,
@@ -59,6 +60,7 @@ with workflow.unsafe.imports_passed_through():
 _UNDONE = "; its TrainingJob object decides, and sets what it states again within seconds: change that one"
 
 _ALL_ROLES = RoleRequest()
+_ALL_RANKS = RestartRequest()
 _NO_REASON = ReasonRequest()
 """Users of Temporal's own tools may leave out an argument that says nothing."""
 
@@ -204,14 +206,14 @@ class JobUpdates:
         requests.check_resume_repairs(self._running_state())
 
     @workflow.update(description="Restart all ranks in place")
-    def restart(self, request: RoleRequest = _ALL_ROLES) -> Accepted:
-        event = RestartRequested(reason=request.reason)
+    def restart(self, request: RestartRequest = _ALL_RANKS) -> Accepted:
+        event = RestartRequested(reason=request.reason, older=request.older)
         self._take_request(ForRole(request.role, event) if request.role else event)
         role = self.state.view(request.role) if request.role else self.state.leading
         return Accepted(message=f"{self.state.name} restarts its ranks as generation {role.generation}")
 
     @restart.validator
-    def _restart_is_valid(self, request: RoleRequest = _ALL_ROLES) -> None:
+    def _restart_is_valid(self, request: RestartRequest = _ALL_RANKS) -> None:
         requests.check_restart(self._running_state(), request)
 
     @workflow.update(description="Replace one node by a new one")

@@ -20,6 +20,7 @@ with workflow.unsafe.imports_passed_through():
         NodeRequest,
         PauseRequest,
         RelaunchRequest,
+        RestartRequest,
         RoleRequest,
         ScaleRequest,
         TicketRef,
@@ -41,6 +42,7 @@ with workflow.unsafe.imports_passed_through():
     from perdure.workflows.policy.capacity.joining import MOST_TICKETS, Refusal, choose_role
     from perdure.workflows.policy.capacity.scaling import largest_of
     from perdure.workflows.policy.capacity.smaller_requests import RESOURCES
+    from perdure.workflows.policy.checkpoints import state_loss
     from perdure.workflows.policy.roles import suspension
     from perdure.workflows.policy.state.job import JobState, RoleInJob, UnknownRole
     from perdure.workflows.policy.state.node import NodeState
@@ -196,12 +198,18 @@ def check_resume_repairs(state: JobState) -> None:
         raise ApplicationError("repairs are not paused, so there is nothing to resume")
 
 
-def check_restart(state: JobState, request: RoleRequest) -> None:
+def check_restart(state: JobState, request: RestartRequest) -> None:
     role = role_of(state, request.role) if request.role else None
     if role is not None and role.world is None:
         raise ApplicationError(f"there is nothing to restart: role {role.role} is {role.phase}")
     if not _has_world(state):
         raise ApplicationError(f"there is nothing to restart: the job is {state.phase}")
+    views = state.views if role is None else (role,)
+    if request.older and not any(map(state_loss.awaits, views)):
+        raise ApplicationError(
+            "older: no ranks wait for a state, so there is none to give up; restart without it, and they continue with "
+            "the newest one"
+        )
 
 
 def check_ticket(state: JobState, job: JobSpec, request: TicketRequest) -> None:

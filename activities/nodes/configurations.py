@@ -13,7 +13,7 @@ from perdure.contract import NodeRequest
 from perdure.contract.archive import archived_events, job_archive, logs_place
 from perdure.spec.capabilities import service_port
 from perdure.spec.checkpoint import Checkpoint
-from perdure.spec.recovery import OnNan
+from perdure.spec.recovery import OnNan, StateLoss
 from perdure.spec.roles import RendezvousMode
 
 MONITORS_VARIABLE = "PERDURE_MONITORS"
@@ -70,6 +70,7 @@ def agent_configuration(
         metrics_port=metrics_port,
         monitors=tuple(os.environ.get(MONITORS_VARIABLE, "").split()),
         checkpoint=_checkpoint_of(request),
+        awaits_state=spec.recovery.on_state_loss is not StateLoss.OLDER,
         store_ports=spec.network.store_ports,
         copies_dir=copies_dir,
     )

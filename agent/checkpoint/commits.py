@@ -56,6 +56,10 @@ class CheckpointedNode(Protocol):
         """Records that the node has committed a checkpoint."""
         ...
 
+    def on_awaiting_state(self) -> None:
+        """Records that a rank waits for a saved state, which it says again every few seconds."""
+        ...
+
 
 class Commits:
     """Carries out the newest commit that is desired of a node.

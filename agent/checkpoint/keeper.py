@@ -108,7 +108,8 @@ class CheckpointService:
                 report=self._report_commit,
                 give_up=self._give_up_commit,
             )
-            self._watched = WatchedFiles(self._storage, config.node, keep_last=spec.keep_last)
+            url = self._storage.url if config.awaits_state else ""
+            self._watched = WatchedFiles(self._storage, config.node, keep_last=spec.keep_last, url=url)
         elif spec is not None:
             self._peers = PeerCopies(config)
             self._watched = WatchedOnNodes(self._peers, config, keep_last=spec.keep_last)
@@ -210,6 +211,8 @@ class CheckpointService:
             self._check_received(message.stored.checkpoint.generation)
             self._send(message)
             return {}
+        if kind == "waiting":
+            return self._waiting(request)
         if kind == "watched" and self._watched is not None:
             lower_thread_priority()
             with self._writing:
@@ -232,6 +235,11 @@ class CheckpointService:
             case "verify":
                 number, shares = (int(one) for one in request["share"])
                 saved = CheckpointRef.parse(str(request["folder"]))
+                if not storage.names(saved.folder):
+                    # Rank 0 has listed it: this says nothing about what is stored.
+                    raise OSError(
+                        f"{storage.url} has no {saved.folder} on this node: it is not mounted here, or another one"
+                    )
                 return {"damage": damage(storage, saved, share=(number, max(shares, 1)))}
             case "read":
                 saved = CheckpointRef.parse(str(request["folder"]))
@@ -256,6 +264,7 @@ class CheckpointService:
         return {
             "checkpoints": [{"folder": one.folder, "step": one.step} for one in (*trusted, *reversed(others))],
             "distrusted": [one.step for one in others],
+            "url": storage.url,
             "start_over": self._spec is not None and self._spec.on_unusable == "start_over",
         }
 
@@ -285,6 +294,12 @@ class CheckpointService:
             "every_steps": every if isinstance(every, int) else None,
             "every_s": every.total_seconds() if isinstance(every, timedelta) else None,
         }
+
+    def _waiting(self, request: Json) -> Json:
+        self._check_received(read_number(request["generation"]))
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._node.on_awaiting_state)
+        return {}
 
     def _restored(self, request: Json) -> Json:
         generation = read_number(request["generation"])

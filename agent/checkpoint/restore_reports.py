@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from perdure.agent.checkpoint.connections import Json
+from perdure.agent.checkpoint.names import check_place
 from perdure.agent.outbox import envelope
 from perdure.contract.agents import LARGEST_NUMBER, SnapshotUse
 from perdure.contract.checkpoints import (
@@ -13,11 +14,13 @@ from perdure.contract.checkpoints import (
     CheckpointRef,
     CheckpointRestored,
     CheckpointStored,
+    Lookup,
     MemoryFinding,
     MemoryOrigin,
     MemoryProblem,
     Restore,
     RestoreSource,
+    StorageFinding,
     StoredCheckpoint,
 )
 from perdure.contract.identity import NodeCredentials
@@ -44,6 +47,10 @@ def read_report(node: NodeCredentials, request: Json, *, generation: int) -> Che
         memory=tuple(_read_finding(one) for one in memory[:MOST_FINDINGS]),
         refused=str(request["refused"]) if request["request"] == "refused" else "",
         of_ranks=max(read_number(request["ranks"]), 1) if request["request"] == "refused" else None,
+        place=check_place(str(request.get("place") or "")),
+        lookup=_read_lookup(request["lookup"]) if request.get("lookup") else None,
+        waits=bool(request.get("waits")),
+        stops=bool(request.get("stops")),
     )
     return CheckpointRestored(**envelope(node), generation=generation, restored=restored)
 
@@ -90,6 +97,21 @@ def _read_finding(found: Json) -> MemoryFinding:
         problem=MemoryProblem(str(found["problem"]).upper()),
         steps=_steps(found.get("steps")),
         origin=MemoryOrigin(str(found["origin"]).upper()) if found.get("origin") else None,
+    )
+
+
+def _read_lookup(found: Json) -> Lookup:
+    def step(name: str) -> int | None:
+        return None if found.get(name) is None else read_number(found[name])
+
+    return Lookup(
+        stored=step("stored"),
+        complete=step("complete"),
+        in_memory=step("in_memory"),
+        seen_in_memory=step("seen_in_memory"),
+        storage=StorageFinding(str(found.get("storage")).upper()),
+        in_storage=step("in_storage"),
+        problem=str(found.get("problem") or ""),
     )
 
 

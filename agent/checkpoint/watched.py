@@ -3,6 +3,8 @@
     <storage>/watched/ROLE-RANK/NUMBER-UID-INCARNATION/
         files/…            files as they are in the watched folder
         manifest.json      what belongs to the version, written last: without it there is no version
+    <storage>/watched/marks/ROLE-RANK-UID
+                           written by the node's first incarnation: one that does not find it is not at the same place
 
 A version has the entries (files and folders) of the watched folder that were complete and new when the launcher looked.
 Without a storage the same is in the memory of another node.
@@ -34,6 +36,7 @@ logger = logging.getLogger(__name__)
 Json = dict[str, Any]
 
 _PLACE: Final = "watched"
+_MARKS: Final = f"{_PLACE}/marks"
 _MANIFEST: Final = "manifest.json"
 _FILES: Final = "files"
 _VERSION = re.compile(r"(\d{8,18})-([A-Za-z0-9]{1,64})-(\d{1,9})")
@@ -119,7 +122,9 @@ class Version:
 class WatchedFiles:
     """The versions of one node, in the job's storage or on another node. Any thread may use it."""
 
-    def __init__(self, storage: Files, node: NodeCredentials, *, keep_last: int, scarce: bool = False) -> None:
+    def __init__(
+        self, storage: Files, node: NodeCredentials, *, keep_last: int, scarce: bool = False, url: str = ""
+    ) -> None:
         """Creates the object.
 
         Args:
@@ -127,12 +132,15 @@ class WatchedFiles:
             node: The node. A later incarnation of it finds the versions of this one.
             keep_last: The number of saves that are kept.
             scarce: Whether the place is small, and of this run only: what was given up is deleted before the next try.
+            url: The storage, of which a node that is replaced must find the one that its first incarnation used; empty
+                where it takes any.
         """
         self._storage = storage
         self._scarce = scarce
         self._node = node
         self._place = f"{_PLACE}/{node.role}-{node.rank}"
         self._keep_last = keep_last
+        self._url = url
         self._lock = threading.Lock()
         self._stored: dict[str, list[WatchedFile]] = {}
         """The files of versions that are not complete yet."""
@@ -156,13 +164,33 @@ class WatchedFiles:
                 return self._finish(str(request["version"]), int(request["files"]))
             case "choose":
                 damaged = {(str(version), str(entry)) for version, entry in request.get("damaged", ())}
-                chosen = choose(self._versions(), damaged=damaged)
+                versions = self._versions()
+                self._check_storage(versions)
+                chosen = choose(versions, damaged=damaged)
                 content = json.dumps([one.dump() for one in chosen]).encode()
                 return len(content), iter([content])
             case "read":
                 return self._read(Version.parse(str(request["version"])), check_path(str(request["path"])))
             case other:
                 raise ValueError(f"do: {str(other)[:40]!r} is unknown")
+
+    def _check_storage(self, versions: Iterable[Version]) -> None:
+        """Refuses, for now, a storage that is not the one which this node has used before: one that is not mounted
+        looks empty, and its script would begin anew.
+
+        Raises:
+            OSError: if it is another one.
+        """
+        node, mark = self._node, f"{self._node.role}-{self._node.rank}-{self._node.uid}"
+        if not self._url or mark in self._storage.names(_MARKS):
+            return
+        # An agent of an older release leaves no mark.
+        if node.incarnation > 1 and all(one.uid != node.uid for one in versions):
+            raise OSError(
+                f"{self._url} has nothing of node {node.rank} of this job, whose first incarnation has left a mark "
+                "there: it is not mounted on this node, or is another one"
+            )
+        self._storage.write(f"{_MARKS}/{mark}", Pieces(0, []))
 
     def forget(self) -> None:
         """Gives up versions that are not complete: the place that they are written to is another one now."""

@@ -90,6 +90,10 @@ def restart(
             "--node", help="Replace this node instead.", min=0, show_default=False, autocompletion=complete_node
         ),
     ] = None,
+    older: Annotated[
+        bool,
+        typer.Option("--older", help="Continue with an older state than the one that the ranks wait for."),
+    ] = False,
     role: OnlyRoleOption = None,
     *,
     here: ChangeSession,
@@ -98,8 +102,12 @@ def restart(
 
     [dim]perdure restart llama-8b-sft · perdure restart llama-8b-sft --node 3 --reason "slow disk"[/]
     """
+    from perdure.base.errors import PerdureError
+
+    if older and node is not None:
+        raise PerdureError("--older: given with --node; it is about all ranks, which --node does not restart")
     changes = here.of(name, role)
-    here.change(name, changes.restart() if node is None else changes.relaunch(node), role=role)
+    here.change(name, changes.restart(older=older) if node is None else changes.relaunch(node), role=role)
 
 
 def pause_repairs(

@@ -92,6 +92,10 @@ def _meaning(incident: IncidentView) -> str:
         return "nothing failed: no machine has room for what nodes requested"
     if incident.observation and incident.observation.started_over:
         return "the training began at its first step, beside checkpoints that are damaged"
+    if incident.observation and incident.observation.awaits_state:
+        return "a newer state than the ranks can load existed, and may come back: no step is thrown away meanwhile"
+    if incident.observation and incident.observation.lost_state:
+        return "steps that were made are made again"
     if incident.observation and incident.observation.suspected:
         return "nothing was interrupted: the machine was checked beside a restart, after a failure that may be its own"
     if incident.observation and incident.observation.failed_check:
@@ -163,6 +167,10 @@ def _decision(incident: IncidentView) -> str:
         return "request these nodes again, with no less than scaling.relax and their use allow"
     if incident.observation and incident.observation.started_over:
         return "start over, and delete none of these checkpoints"
+    if incident.observation and incident.observation.awaits_state:
+        return "keep the nodes, and look for the state again each second"
+    if incident.observation and incident.observation.lost_state:
+        return "continue with what was there, and delete none of the checkpoints that were not loaded"
     if incident.observation and incident.observation.suspected:
         return "keep the node; new nodes avoid its machine, where the backend chooses machines"
     if incident.observation and incident.observation.failed_check:
@@ -223,7 +231,7 @@ def _restore(incident: IncidentView) -> str:
     """Names the step with which the new world continued, where a checkpointer reported it."""
     if incident.restored_step is None:
         return ""
-    return f"continued {text.describe_restore(incident.restored_step, incident.restored_from, incident.steps_again)}"
+    return text.describe_restore(incident.restored_step, incident.restored_from, incident.steps_again)
 
 
 def _pace(incident: IncidentView) -> str:
@@ -252,6 +260,16 @@ def _advice(incident: IncidentView, *, job: str, flag: str, ended: JobPhase | No
         return "change what refuses it, which the text above names: docs/kubernetes.md, What the job learns"
     if incident.observation and incident.observation.started_over:
         return "remove these checkpoints once no one needs them: this job does not"
+    if incident.observation and incident.observation.awaits_state and incident.closed_at is None and ended is None:
+        return (
+            "mount the storage, or bring the node back, which the text above names; or "
+            f"perdure restart {job} --older{of_role}{flag} continues with the older state: docs/checkpoints.md"
+        )
+    if incident.observation and incident.observation.lost_state:
+        return (
+            "if the newer state is still somewhere: cancel the job, and submit it again with that storage, where its "
+            "newest checkpoint is loaded: docs/checkpoints.md"
+        )
     if incident.observation and incident.observation.failed_check:
         return f"have that machine looked at; perdure check {job}{flag} shows the others: docs/checks.md"
     if incident.observation and incident.observation.bad_number:

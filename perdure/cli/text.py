@@ -218,17 +218,21 @@ def checkpoint(view: CheckpointView) -> str:
         parts.append(f"step {view.step:,} durable, {age(view.committed_at)} old")
     elif view.url:
         parts.append("no durable checkpoint of this run yet")
-    if view.restored_step is not None:
+    # That the first world finds nothing is no news.
+    begins = view.restored_from == "NOTHING" and view.restored_generation <= 1
+    if view.restored_step is not None and not begins:
         continued = describe_restore(view.restored_step, view.restored_from, view.restored_again)
-        parts.append(f"generation {view.restored_generation} continued {continued}")
+        parts.append(f"generation {view.restored_generation} {continued}")
     return "; ".join(parts)
 
 
 def describe_restore(step: int, source: str | None, again: int | None) -> str:
-    """`from step 48,000 in memory, with 1 step made again`."""
-    place = {"STORAGE": "in storage", "PEER": "in the memory of another node"}.get(source or "", "in memory")
+    """`continued from step 48,000 in memory, with 1 step made again`; `began without a saved state`."""
     lost = f", with {count(again, 'step')} made again" if again else ", with no step made again" if again == 0 else ""
-    return f"from step {step:,} {place}{lost}"
+    if source == "NOTHING":
+        return f"began without a saved state{lost if again else ''}"
+    place = {"STORAGE": "in storage", "PEER": "in the memory of another node"}.get(source or "", "in memory")
+    return f"continued from step {step:,} {place}{lost}"
 
 
 def node_state(node: NodeView) -> tuple[str, str, str]:
@@ -271,6 +275,10 @@ def incident_line(incident: IncidentView) -> str:
             after = "they were requested again with less"
         if incident.observation.started_over:
             after = "the damaged ones are kept"
+        if incident.observation.awaits_state:
+            after = "the ranks wait" if incident.closed_at is None else "the wait is over"
+        if incident.observation.lost_state:
+            after = "the older state was taken, and nothing was deleted"
         if incident.observation.failed_check:
             after = "the node was replaced" if incident.observation.refused else "the node was taken in"
         if incident.observation.suspected:

@@ -109,11 +109,14 @@ class Changes:
             lambda client: client.resume(self.name, namespace=self.namespace, role=self.role, reason=self.reason),
         )
 
-    def restart(self) -> Change:
-        """Restarts all ranks in place."""
+    def restart(self, *, older: bool = False) -> Change:
+        """Restarts all ranks in place; with `older` to continue with an older state than the one that they wait for."""
+        plan = f"restart all ranks of role {self.role} in place" if self.role else "restart all ranks in place"
         return Change(
-            f"restart all ranks of role {self.role} in place" if self.role else "restart all ranks in place",
-            lambda client: client.restart(self.name, namespace=self.namespace, role=self.role, reason=self.reason),
+            f"{plan}, with an older state than the one that they wait for" if older else plan,
+            lambda client: client.restart(
+                self.name, namespace=self.namespace, role=self.role, reason=self.reason, older=older
+            ),
         )
 
     def relaunch(self, node: int) -> Change:

@@ -50,6 +50,7 @@ from perdure.contract import (
     PauseRequest,
     ReasonRequest,
     RelaunchRequest,
+    RestartRequest,
     RoleRequest,
     Ticket,
     TicketRef,
@@ -412,10 +413,25 @@ class Client(NotificationCalls, ScalingCalls):
         return await self._update(name, namespace, "resume", RoleRequest(role=role, reason=reason), Accepted)
 
     async def restart(
-        self, name: str, *, namespace: str | None = None, role: str | None = None, reason: str = ""
+        self,
+        name: str,
+        *,
+        namespace: str | None = None,
+        role: str | None = None,
+        reason: str = "",
+        older: bool = False,
     ) -> Accepted:
-        """Restarts all ranks in place, as a new generation; in a job with several roles, those of this role."""
-        return await self._update(name, namespace, "restart", RoleRequest(role=role, reason=reason), Accepted)
+        """Restarts all ranks in place, as a new generation; in a job with several roles, those of this role.
+
+        Args:
+            name: The job.
+            namespace: Its namespace; None: that of the client.
+            role: The role.
+            reason: The reason that the job keeps.
+            older: The ranks wait for a newer state than they can load, and are to continue with the older one.
+        """
+        request = RestartRequest(role=role, reason=reason, older=older)
+        return await self._update(name, namespace, "restart", request, Accepted)
 
     async def pause_repairs(
         self, name: str, *, duration: timedelta, namespace: str | None = None, reason: str = ""

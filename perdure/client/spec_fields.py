@@ -121,6 +121,8 @@ class ReadinessFields(TypedDict, total=False):
 class RecoveryFields(TypedDict, total=False):
     on_capacity_loss: Literal["shrink", "wait", "fail"]
     replace_timeout: timedelta
+    on_state_loss: Literal["wait", "older", "stop"]
+    state_timeout: timedelta
     on_nan: Literal["report", "rollback", "stop"]
     report_spikes: bool
     on_hang: Literal["report", "restart", "replace"]

@@ -21,11 +21,13 @@ __all__ = [
     "CheckpointView",
     "Commit",
     "HoldRequest",
+    "Lookup",
     "MemoryFinding",
     "MemoryOrigin",
     "MemoryProblem",
     "Restore",
     "RestoreSource",
+    "StorageFinding",
     "StoredCheckpoint",
 ]
 
@@ -39,8 +41,29 @@ class RestoreSource(Vocabulary):
     """The memory of other nodes, for some of the ranks."""
     STORAGE = "STORAGE"
     """The job's storage for checkpoints."""
+    NOTHING = "NOTHING"
+    """Nowhere: they loaded nothing."""
     UNKNOWN = "UNKNOWN"
     """A source that only a newer release knows."""
+
+
+class StorageFinding(Vocabulary):
+    """What the ranks of a world found in the job's storage for checkpoints."""
+
+    NONE = "NONE"
+    """The job has no storage, or none for this state."""
+    UNUSED = "UNUSED"
+    """They did not look there: the newest state that the job knows was in memory."""
+    FOUND = "FOUND"
+    """It has checkpoints, and the one that the job knows is among them."""
+    EMPTY = "EMPTY"
+    """It has no checkpoint, and the job knows of none."""
+    LACKS = "LACKS"
+    """It lacks the checkpoint that the job has committed last: it is not mounted, or is another one."""
+    AWAY = "AWAY"
+    """It could not be reached."""
+    UNKNOWN = "UNKNOWN"
+    """A finding that only a newer release knows."""
 
 
 class MemoryProblem(Vocabulary):
@@ -155,10 +178,39 @@ class StoredCheckpoint(Message):
     number of that request. The node of rank 0 reports it for all."""
 
 
+class Lookup(Message):
+    """What the ranks of a generation looked for, and what they found. None stands for no step."""
+
+    stored: int | None = None
+    """The step of the newest checkpoint in the storage that the job knew, and would load."""
+    complete: int | None = None
+    """The newest step that all ranks of an earlier world had in memory, as far as the nodes remember it."""
+    in_memory: int | None = None
+    """The newest step that these ranks could load from the memory of their nodes."""
+    seen_in_memory: int | None = None
+    """The newest step of which a rank's snapshot is in the memory of any node."""
+    storage: StorageFinding = StorageFinding.NONE
+    in_storage: int | None = None
+    """The newest step that the storage has, and that they would load."""
+    problem: ShortText = ""
+    """Why the storage was not of use."""
+
+    @property
+    def newest(self) -> int:
+        """The newest step that is known to have existed; below 0 for none."""
+        return max(-1 if step is None else step for step in (self.stored, self.complete))
+
+    @property
+    def lacks_stored(self) -> bool:
+        """Whether the storage is away, or lacks what the job has committed."""
+        return self.storage in (StorageFinding.LACKS, StorageFinding.AWAY)
+
+
 class Restore(Message):
-    """With what the ranks of a generation continue: a saved state, or none although there are some."""
+    """With what the ranks of a generation continue: a saved state, or none."""
 
     step: int
+    """0 where they loaded none."""
     source: RestoreSource
     checkpoint: CheckpointRef | None = None
     """The one in storage; None for a snapshot in memory."""
@@ -169,7 +221,8 @@ class Restore(Message):
     unusable: Texts = ()
     """The checkpoints in the storage, each with its damage, where none of them can be loaded."""
     stops: bool = False
-    """The ranks stop, since none of those can be loaded. Otherwise they start over."""
+    """The ranks stop: none of those can be loaded, or a newer state than this one is lost and
+    `recovery.on_state_loss` is `stop`. Otherwise they continue with it, or start over."""
     memory: Findings = ()
     """What was damaged in memory; where it was not used, also what else was found or missing there."""
     refused: ShortText = ""
@@ -177,6 +230,12 @@ class Restore(Message):
     where they have."""
     of_ranks: int | None = None
     """The number of these ranks; None where they have loaded it."""
+    place: str = Field(default="", pattern=f"^{PLACE}$")
+    """The place in the storage of the checkpointer whose state it is."""
+    lookup: Lookup | None = None
+    """What they looked for, and what they found; None where an older release does not say it."""
+    waits: bool = False
+    """They have loaded nothing yet, and wait for a newer state than the one of this step and source."""
 
 
 class HoldRequest(Message):

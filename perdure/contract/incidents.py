@@ -109,6 +109,10 @@ class Observation(Message):
     """Nodes (slots) that the backend could not create. Its entry is open until they are created."""
     started_over: bool = False
     """No checkpoint in the storage could be loaded, and the script started over."""
+    awaits_state: bool = False
+    """Ranks waited for a newer state than they could load. Its entry is open until they continue."""
+    lost_state: bool = False
+    """Ranks continued with an older state than one that is known to have existed, or began without any."""
     bad_number: bool = False
     """A rank reported a number that is not finite, and the training continued."""
     unrepaired: bool = False

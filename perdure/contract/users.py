@@ -13,6 +13,7 @@ __all__ = [
     "PauseRequest",
     "ReasonRequest",
     "RelaunchRequest",
+    "RestartRequest",
     "RoleRequest",
     "ScaleRequest",
 ]
@@ -55,10 +56,17 @@ class ReasonRequest(Message):
 
 
 class RoleRequest(ReasonRequest):
-    """Argument of the updates `suspend`, `resume` and `restart`."""
+    """Argument of the updates `suspend` and `resume`."""
 
     role: str | None = None
     """The only role that is meant; None for all."""
+
+
+class RestartRequest(RoleRequest):
+    """Argument of the update `restart`."""
+
+    older: bool = False
+    """The ranks wait for a newer state than they can load, and are to continue with the older one."""
 
 
 class NodesQuery(Message):

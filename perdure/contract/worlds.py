@@ -15,7 +15,16 @@ from perdure.contract.checkpoints import CheckpointRef
 from perdure.contract.identity import Incarnation
 from perdure.spec.durations import Duration
 
-__all__ = ["Member", "RoleAddresses", "UnsoundSteps", "World", "pack_roles", "unpack_roles"]
+__all__ = [
+    "KnownStates",
+    "KnownStored",
+    "Member",
+    "RoleAddresses",
+    "UnsoundSteps",
+    "World",
+    "pack_roles",
+    "unpack_roles",
+]
 
 
 class Member(Message):
@@ -51,6 +60,28 @@ class UnsoundSteps(Message):
         return any(generation <= one.generation and step > one.after for one in self.all)
 
 
+class KnownStored(Message):
+    """A checkpoint that the job knows to be in its storage."""
+
+    checkpoint: CheckpointRef
+    loads: bool = True
+    """A world would load it: it is sound, and the job has not failed after its restore."""
+
+
+class KnownStates(Message):
+    """The saved states of which the job knew when it formed a world: its ranks do not begin below them unasked."""
+
+    stored: tuple[KnownStored, ...] = ()
+    """The newest checkpoint in the storage, of each place."""
+    on_loss: str = "wait"
+    """What the ranks do where a newer state existed than they can load: `recovery.on_state_loss`."""
+    accepts_less: bool = False
+    """A user has decided to continue without what is not there: a storage is not waited for."""
+    may_return: bool = False
+    """A node that took part in the world before is being replaced, or cannot be reached: what its memory lacks here may
+    come back with it."""
+
+
 class World(Message):
     """One generation: the nodes that train together. The same for all members, except for their own `Member`."""
 
@@ -76,6 +107,8 @@ class World(Message):
     script_failures: tuple[int, ...] | None = None
     """The newest generations that the script's own failures have ended: they speak against what these have loaded from
     memory. None where an older release has formed the world."""
+    known: KnownStates | None = None
+    """The saved states of which the job knows; None where an older release has formed the world."""
     measurements: int = 0
     """How many measurements of their steps nodes report in any case; 0: only what changes."""
     pace_over: Duration | None = None

@@ -15,7 +15,7 @@ from itertools import groupby
 from typing import NamedTuple, TypeGuard
 
 from perdure.cli import text
-from perdure.contract import CourseSample, IncidentView, JobStatus, Resized, ScalingView
+from perdure.contract import CourseSample, IncidentView, JobStatus, Resized, RestoreSource, ScalingView
 
 _ENOUGH = 3
 """Points of a world with two samples between its begin and its end."""
@@ -211,6 +211,6 @@ def _line(
 
 def _continued(stop: IncidentView) -> int | None:
     """The step with which the world after an interruption continued."""
-    if stop.restored_step is not None:
+    if stop.restored_step is not None and stop.restored_from is not RestoreSource.NOTHING:
         return stop.restored_step
     return None if stop.step_before is None else stop.step_before - (stop.steps_again or 0)

@@ -24,6 +24,17 @@ class CapacityLoss(StrEnum):
     """Stops the job."""
 
 
+class StateLoss(StrEnum):
+    """Reactions of a job that cannot load the newest state which is known to have existed."""
+
+    WAIT = "wait"
+    """Waits as long as that state may come back, then takes the older one, or stops."""
+    OLDER = "older"
+    """Takes the older one, or begins at the first step."""
+    STOP = "stop"
+    """Stops the job."""
+
+
 class OnNan(StrEnum):
     """Reactions of a job whose loss is not a finite number."""
 
@@ -67,6 +78,15 @@ class Recovery(Section):
     """The longest wait for a replacement. A job with fewer than `nodes.min` nodes then stops; a job that waits because
     `on_capacity_loss` is `wait` continues with the nodes that it has. The wait for the first world is
     `timing.rendezvous.join_timeout`."""
+    on_state_loss: StateLoss = StateLoss.WAIT
+    """What follows where the newest state of a `Checkpointer` that the job knows cannot be loaded: its storage is not
+    mounted, is another one or cannot be reached, or a node that holds it is gone (docs/checkpoints.md). `wait` waits
+    while it may come back, for `state_timeout` for a storage and for `replace_timeout` for a node; then the job stops,
+    or takes an older state for good where only memory was lost. `older` takes the older one, or begins at the first
+    step; `stop` stops the job. No checkpoint is deleted because of it."""
+    state_timeout: PositiveDuration = timedelta(hours=1)
+    """The longest wait for a storage that lacks a checkpoint which the job has committed; the job then stops.
+    `perdure restart JOB --older` ends the wait earlier, with an older state."""
     on_nan: OnNan = OnNan.REPORT
     """What follows when a rank reports a loss that is not a finite number: `report` only records it, `rollback`
     restarts the ranks from a state that was saved before it, `stop` stops the job. Where the same step fails again

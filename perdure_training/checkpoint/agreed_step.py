@@ -6,7 +6,7 @@ import itertools
 import json
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torch.distributed import PrefixStore, Store
@@ -20,6 +20,9 @@ from perdure_training.snapshots.arena import Arena, Header, NoRoom, Slot
 from perdure_training.snapshots.findings import Finding, Look, find_obstacles
 
 logger = logging.getLogger(__name__)
+
+ADOPTED = "adopted"
+"""The origin of a memory folder that a killed launcher of the node has left."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +39,10 @@ class AgreedStep:
     """On rank 0: the newest step that the last world has made."""
     obstacles: Sequence[Finding]
     """On rank 0: what was damaged, and, if no step is loaded, why not."""
+    complete: int | None = None
+    """On rank 0: the newest sound step that all ranks of an earlier world had, as far as nodes remember it."""
+    seen: int | None = None
+    """On rank 0: the newest step of which a rank's snapshot is on any node."""
 
     def loaded(self, own: int) -> Slot:
         """The slot with the snapshot that this rank loads, once the others have sent theirs."""
@@ -54,6 +61,8 @@ def agree_on_step(
     store: Store,
     *,
     last_made: tuple[int, int] | None,
+    last_complete: tuple[int, int] | None = None,
+    stored: int | None = None,
     resharded: bool = True,
     last_resort: bool = False,
 ) -> AgreedStep:
@@ -69,18 +78,22 @@ def agree_on_step(
         store: A connection to the generation's store.
         last_made: The newest generation that made steps on this node, and the newest of these, as far as this rank
             speaks for the node.
+        last_complete: The same of the steps that all ranks had in memory.
+        stored: As rank 0: the step of the checkpoint in storage that the job knows; None for none.
         resharded: As in `decide`: the ranks agree once more without it, since this world cannot have that state.
         last_resort: As in `decide`: the ranks agree once more, since storage has nothing either.
     """
     store = PrefixStore(f"agreed-{resharded:d}{last_resort:d}/", store)
     made_before: int | None = None
     obstacles: list[Finding] = []
+    complete: int | None = None
+    seen: int | None = None
     damaged: list[tuple[int, int]] = []
     full = False
     for attempt in itertools.count():
         found = _assigned_snapshots(own, arena)
         holdings = [{name: getattr(header, name) for name in Holding.__dataclass_fields__} for _, header in found]
-        report = {"holdings": holdings, "full": full, "made": last_made}
+        report = {"holdings": holdings, "full": full, "made": last_made, "complete": last_complete}
         report |= {"node": own.node, "origin": own.memory_origin, "damaged": damaged}
         gathered = _gather(own, store, f"held/{attempt}", json.dumps(report))
         if gathered is not None:
@@ -96,6 +109,13 @@ def agree_on_step(
                 script_failures=own.script_failures,
                 resharded=resharded,
                 last_resort=last_resort,
+            )
+            complete = None if made_decision.distrusted else _newest_complete(own, reports)
+            seen = max((one.step for some in held.values() for one in some), default=None)
+            made_decision = replace(
+                made_decision,
+                existed=max((step for step in (stored, complete) if step is not None), default=None),
+                may_be_old=any(report.get("origin") == ADOPTED for report in reports),
             )
             looks = {rank: _look(report, held[rank]) for rank, report in enumerate(reports)}
             obstacles = find_obstacles(looks, own.world_size, made_decision, full=without_room, unsound=own.unsound)
@@ -130,9 +150,22 @@ def agree_on_step(
                 slots.reload()
                 snapshots[own.rank] = slots.take_over(snapshots.pop(mine), world_size=own.world_size)
             return AgreedStep(
-                decision=decision, snapshots=snapshots, room=room, made_before=made_before, obstacles=obstacles
+                decision=decision,
+                snapshots=snapshots,
+                room=room,
+                made_before=made_before,
+                obstacles=obstacles,
+                complete=complete,
+                seen=seen,
             )
     raise AssertionError("each further decision lacks a snapshot or a receiver, until none is left")
+
+
+def _newest_complete(own: RankIdentity, reports: Sequence[Mapping[str, Any]]) -> int | None:
+    """The newest step that all ranks of an earlier world had; None if that may not be loaded any more."""
+    generation, step = max((tuple(one["complete"]) for one in reports if one.get("complete")), default=(0, None))
+    unsound = own.unsound is not None and step is not None and own.unsound.has(generation=generation, step=step)
+    return None if unsound else step
 
 
 def _look(report: Mapping[str, Any], holdings: Sequence[Holding]) -> Look:

@@ -123,29 +123,37 @@ class Checkpointer:
     def _load(self, world: GenerationCheckpoints, state: MutableMapping[str, Any]) -> int | None:
         agreed = self._agree(world)
         decision = agreed.decision
-        certain = decision.step is not None and decision.former is None
+        certain = decision.step is not None and decision.former is None and not decision.is_behind
         world.begin_durable(state, stored=self._storage, required=not certain)
-        step = self._load_from_memory(world, state, agreed)
-        if step is None:
-            step = world.restore_from_storage(state)
+        step = self._load_newest(world, state, agreed)
         if step is None and decision.distrusted:
             # To begin anew would cost the whole training.
-            step = self._load_from_memory(world, state, self._agree(world, last_resort=True), last_resort=True)
+            step = self._load_distrusted(world, state)
         if step is None:
-            world.slots.begin_anew()
+            world.begin_anew()
         return step
 
-    def _load_from_memory(
-        self,
-        world: GenerationCheckpoints,
-        state: MutableMapping[str, Any],
-        agreed: AgreedStep,
-        *,
-        last_resort: bool = False,
+    def _load_newest(
+        self, world: GenerationCheckpoints, state: MutableMapping[str, Any], agreed: AgreedStep
     ) -> int | None:
+        """Loads from memory, or from storage where that has a newer step."""
+        decision = agreed.decision
+        if decision.step is None or decision.is_behind or decision.may_be_old:
+            step = world.restore_from_storage(state, agreed)
+            if step is not None or decision.step is None:
+                return step
+        return self._load_from_memory(world, state, agreed)
+
+    def _load_distrusted(self, world: GenerationCheckpoints, state: MutableMapping[str, Any]) -> int | None:
+        agreed = self._agree(world, last_resort=True)
+        return None if agreed.decision.step is None else self._load_from_memory(world, state, agreed)
+
+    def _load_from_memory(
+        self, world: GenerationCheckpoints, state: MutableMapping[str, Any], agreed: AgreedStep
+    ) -> int:
         if agreed.decision.former is not None:
             return world.restore_from_former(agreed, state)
-        return None if agreed.decision.step is None else world.restore_from_memory(agreed, state)
+        return world.restore_from_memory(agreed, state)
 
     def _agree(self, world: GenerationCheckpoints, *, resharded: bool = True, last_resort: bool = False) -> AgreedStep:
         agreed = world.agree(resharded=resharded, last_resort=last_resort)

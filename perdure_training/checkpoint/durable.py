@@ -27,6 +27,7 @@ from perdure_training.checkpoint.durable_requests import DurableRequests, Reques
 from perdure_training.checkpoint.planned_state import StateOfRank
 from perdure_training.checkpoint.schedule import Schedule
 from perdure_training.checkpoint.staging import read_parts
+from perdure_training.checkpoint.state_search import PATIENCE, Found, Lookup
 from perdure_training.checkpoint.store_round import (
     CHOICE,
     FINAL,
@@ -37,7 +38,7 @@ from perdure_training.checkpoint.store_round import (
     StoreRound,
     Superseded,
 )
-from perdure_training.checkpoint.stored import PATIENCE, StoredCheckpoints
+from perdure_training.checkpoint.stored import StoredCheckpoints
 from perdure_training.checkpoint.world import RankIdentity, connect
 from perdure_training.node_api.agent_client import Json
 from perdure_training.node_api.storage_link import StorageAway, StorageLink, StorageProblem, find_storage
@@ -57,8 +58,8 @@ _LOOK = 5.0
 """Seconds of one request whether a checkpoint is committed."""
 _AGENT_RESTARTS = 120.0
 """Seconds for which a part is offered to an agent that is away."""
-_AGENT_PATIENCE = 60.0
-"""Seconds for which a world waits to learn whether its job stores checkpoints."""
+_AGENT_PATIENCE = 20.0
+"""Seconds for which a world waits to learn whether its job stores checkpoints. Then it trains, and asks again."""
 _VERDICT_WITHIN = 10.0
 """Seconds beside its own timeout that a rank waits to learn from rank 0 whether a step is durable."""
 _MEASURED = 64
@@ -99,8 +100,7 @@ class DurableCheckpoints:
         self._schedule = schedule
         self._meshes = meshes
         self._each_rank = each_rank
-        stage = own.folder.name
-        self._place = "/".join([*([stage] if stage != "stage-0" else []), *([name] if name != "state" else [])])
+        self._place = place_of(own, name)
         self._stored = StoredCheckpoints(own, link, place=self._place)
         self._requests = DurableRequests()
         self._in_progress = ""
@@ -120,6 +120,11 @@ class DurableCheckpoints:
             threading.Thread(target=self._run, name="perdure-durable", daemon=True).start()
 
     @property
+    def started_over(self) -> bool:
+        """All checkpoints were damaged, which the job has learned: the script starts over."""
+        return self._stored.started_over
+
+    @property
     def stores(self) -> bool:
         """Whether the job has a storage."""
         return self._schedule is not None
@@ -133,20 +138,23 @@ class DurableCheckpoints:
         again: int | None = None,
         distrusted: Sequence[int] = (),
         obstacles: Sequence[Finding] = (),
+        lookup: Lookup | None = None,
     ) -> None:
         """Records, and reports as rank 0, the step that was restored.
 
         Args:
-            step: The step.
-            source: "memory", "peer" for the memory of another node, or "storage".
+            step: The step; 0 where none was.
+            source: "memory", "peer" for the memory of another node, "storage", or "nothing".
             folder: The checkpoint's folder within the storage.
             again: The number of steps that were made after it and are lost; None where that is unknown.
             distrusted: Newer steps that were not loaded because the job failed again after each load.
             obstacles: What was in memory, or missing there, and is not loaded.
+            lookup: What was looked for and found.
         """
-        if self._schedule is not None:
+        if self._schedule is not None and source != "nothing":
             self._schedule.begin(step)
         facts: Json = {"source": source, "folder": folder, "again": again, "distrusted": list(distrusted)}
+        facts |= {"place": self._place, "lookup": None if lookup is None else asdict(lookup)}
         self._report(step, facts | {"memory": [asdict(obstacle) for obstacle in obstacles]})
 
     def announce(self, step: int, *, every: int) -> None:
@@ -393,9 +401,9 @@ class DurableCheckpoints:
 
     # Restoring
 
-    def restore(self, state: StateOfRank, store: Store) -> tuple[int, str, dict[str, Any]] | None:
+    def restore(self, found: Found, state: StateOfRank, store: Store) -> tuple[int, str, dict[str, Any]] | None:
         """Loads the newest checkpoint that is complete and undamaged; see `StoredCheckpoints.restore`."""
-        return self._stored.restore(state, store)
+        return self._stored.restore(found, state, store)
 
     def _report_problem(self, step: int, problem: str) -> None:
         """Has the control plane learn of a problem that no agent knows."""
@@ -412,6 +420,12 @@ class DurableCheckpoints:
             logger.debug("the agent does not take the report %r: %s", message["request"], error)
 
 
+def place_of(own: RankIdentity, name: str) -> str:
+    """Returns the folder of a checkpointer's checkpoints within the storage."""
+    stage = own.folder.name
+    return "/".join([*([stage] if stage != "stage-0" else []), *([name] if name != "state" else [])])
+
+
 def connect_storage(
     own: RankIdentity,
     name: str,
@@ -421,6 +435,7 @@ def connect_storage(
     stored: bool,
     required: bool,
     use: Json,
+    again: bool = False,
 ) -> DurableCheckpoints | None:
     """Finds out whether the job stores checkpoints, and when; None where no agent can say.
 
@@ -432,6 +447,7 @@ def connect_storage(
         stored: Whether this state may be stored.
         required: Whether to insist on an answer.
         use: How the checkpointer keeps the state in memory, for the agent.
+        again: Whether it was tried before.
 
     Raises:
         StorageAway: if an answer is required, and there is none.
@@ -445,7 +461,11 @@ def connect_storage(
     except StorageAway as error:
         if required:
             raise
-        logger.warning("perdure: no checkpoints in storage: %s", error)
+        logger.log(
+            logging.DEBUG if again else logging.WARNING,
+            "perdure: no checkpoints are stored until the agent answers, which is tried again: %s",
+            error,
+        )
         return None
     if not (stored and hello.get("stores")):
         return DurableCheckpoints(own, name, link, None, meshes=(), each_rank=each_rank)

@@ -7,18 +7,21 @@ import threading
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from perdure_training.background import lower_thread_priority
 from perdure_training.checkpoint.agreed_step import AgreedStep, agree_on_step
 from perdure_training.checkpoint.broadcast_buffers import names_of_rank_0
 from perdure_training.checkpoint.cadence import AgreedCadence
 from perdure_training.checkpoint.direct import DirectSaves
-from perdure_training.checkpoint.durable import DurableCheckpoints, Metrics, connect_storage
+from perdure_training.checkpoint.durable import DurableCheckpoints, Metrics, connect_storage, place_of
 from perdure_training.checkpoint.finishing import SnapshotFinisher
 from perdure_training.checkpoint.generators import Generators
+from perdure_training.checkpoint.late_storage import LateStorage, all_reached
 from perdure_training.checkpoint.optimizers import prepare_optimizer
 from perdure_training.checkpoint.peers import Peers
 from perdure_training.checkpoint.planned_hold import Hold, PlannedHold
@@ -28,6 +31,7 @@ from perdure_training.checkpoint.resharding import Resharding
 from perdure_training.checkpoint.save_failures import SaveFailures
 from perdure_training.checkpoint.slots import Slots
 from perdure_training.checkpoint.staging import Layout, is_split_otherwise, meshes_of
+from perdure_training.checkpoint.state_search import NONE, UNUSED, Expected, Lookup, StateSearch
 from perdure_training.checkpoint.transfer import exchange
 from perdure_training.checkpoint.values import capture, is_object, load_snapshot, objects_in, own_values, put_into
 from perdure_training.checkpoint.world import Completeness, OnlyOne, RankIdentity, connect, snapshot_header
@@ -35,7 +39,7 @@ from perdure_training.node_api.storage_link import find_storage
 from perdure_training.snapshots.agreement import Decision
 from perdure_training.snapshots.arena import Arena, Header, NoRoom, Slot
 from perdure_training.snapshots.findings import Finding
-from perdure_training.snapshots.made_steps import MadeSteps, newest_made
+from perdure_training.snapshots.made_steps import MadeSteps, newest_complete, newest_made
 from perdure_training.snapshots.private_map import PrivateMap
 
 logger = logging.getLogger(__name__)
@@ -76,6 +80,10 @@ class GenerationCheckpoints:
         self.finisher = SnapshotFinisher(self.slots, self._complete, self._peers, self._failures)
         self._durable: DurableCheckpoints | None = None
         self._name = name
+        self._late: LateStorage | None = None
+        """Set while not all ranks have reached their agents."""
+        self._begun: Callable[[DurableCheckpoints], None] | None = None
+        """Has the job learn with which step the training has begun."""
         self._direct: DirectSaves | None = None
         """How steps are stored once this rank keeps no snapshots."""
         self._loaded_any = False
@@ -87,7 +95,14 @@ class GenerationCheckpoints:
         """As rank 0: the newest step that the last world has made."""
         self._distrusted: tuple[int, ...] = ()
         self._obstacles: Sequence[Finding] = ()
-        self._last_made = newest_made(self.arena.folder) if own.local_rank == 0 else None
+        first = own.local_rank == 0
+        self._last_made = newest_made(self.arena.folder) if first else None
+        self._last_complete = newest_complete(self.arena.folder) if first else None
+        self._place_name = place_of(own, name)
+        self._expected = Expected.of(own, self._place_name)
+        self._searches = 0
+        self._lookup = Lookup(storage=UNUSED)
+        """As rank 0: what was looked for, and found."""
         self.made = MadeSteps(self.arena.folder, own.rank, generation=own.generation)
         self._hold = PlannedHold(own, connect(own, name), self._complete, find_storage())
         self.source: str | None = None
@@ -121,30 +136,68 @@ class GenerationCheckpoints:
         Raises:
             StorageAway: if that is required, and the agent does not answer.
         """
-        self._durable = connect_storage(
-            self.own,
-            self._name,
-            meshes=lambda: meshes_of(capture(state)),
-            each_rank=_of_each_rank(state),
-            stored=stored,
-            required=required and stored,
-            use={"replicated": self._replicated, "copies": self._peers.number, "name": self._name},
-        )
-        self.finisher.durable = self._durable
+        meshes: Sequence[DeviceMesh] = ()
 
-    def restore_from_storage(self, state: MutableMapping[str, Any]) -> int | None:
-        """Loads the newest undamaged checkpoint; returns its step."""
-        durable = self._durable
-        if durable is None or not durable.stores:
+        def reach(*, again: bool) -> DurableCheckpoints | None:
+            return connect_storage(
+                self.own,
+                self._name,
+                meshes=lambda: meshes or meshes_of(capture(state)),
+                each_rank=_of_each_rank(state),
+                stored=stored,
+                required=required and stored and not again,
+                use={"replicated": self._replicated, "copies": self._peers.number, "name": self._name},
+                again=again,
+            )
+
+        durable = reach(again=False)
+        missing = durable is None and find_storage() is not None
+        if all_reached(self.own, self._store, reached=not missing):
+            self._durable = self.finisher.durable = durable
+            return
+        # Taken by the training's own thread, which changes the state later.
+        meshes = meshes_of(capture(state))
+        self._late = LateStorage(
+            self.own,
+            connect(self.own, self._name),
+            durable,
+            connect=lambda: reach(again=True),
+            on_reached=self._report_late,
+        )
+
+    def restore_from_storage(self, state: MutableMapping[str, Any], agreed: AgreedStep) -> int | None:
+        """Loads the newest undamaged checkpoint that is newer than what all ranks have in memory; returns its step.
+        Waits for it where it is known to exist.
+
+        Raises:
+            StateLost: if a newer state existed, and the job does not go on without it.
+        """
+        durable, decision = self._durable, agreed.decision
+        stores = durable is not None and durable.stores
+        self._searches += 1
+        source = "nothing" if decision.step is None else "peer" if decision.sources or decision.holders else "memory"
+        search = StateSearch(self.own, find_storage(), self._store, place=self._place_name, number=self._searches)
+        lookup = replace(self._lookup, storage=NONE, problem="")
+        found = search.find(self._expected, lookup, stores=stores, source=source)
+        self._lookup = found.lookup
+        if durable is None or not stores:
             return None
         with _Room(state, replicated=self._replicated) as room:
-            found = durable.restore(room.target, self._store)
-            if found is None:
+            loaded = durable.restore(found, room.target, self._store)
+            if loaded is None:
                 return None
-            step, folder, saved = found
+            step, folder, saved = loaded
             room.fill(saved)
+        self.slots.begin_anew()
         self.begin_training(step, source="storage", folder=folder)
         return step
+
+    def begin_anew(self) -> None:
+        """Records that nothing was loaded."""
+        self.slots.begin_anew()
+        self.made.write_complete(0)
+        if self._durable is None or not self._durable.started_over:
+            self._begin(0, source="nothing")
 
     def restore_from_former(self, agreed: AgreedStep, state: MutableMapping[str, Any]) -> int:
         """Loads a step that a world of another size has in memory; returns it. Where this world cannot have that
@@ -233,11 +286,34 @@ class GenerationCheckpoints:
         """Records the step from which the training continues."""
         self.made.write(step)
         self.source = source
+        self.made.write_complete(step)
+        self._begin(step, source=source, folder=folder)
+
+    def _begin(self, step: int, *, source: str, folder: str = "") -> None:
+        again = None if self._made_before is None else max(self._made_before - step, 0)
+        self._begun = partial(
+            DurableCheckpoints.begin,
+            step=step,
+            source=source,
+            folder=folder,
+            again=again,
+            distrusted=self._distrusted,
+            obstacles=self._obstacles,
+            lookup=self._lookup,
+        )
         if self._durable is not None:
-            again = None if self._made_before is None else max(self._made_before - step, 0)
-            self._durable.begin(
-                step, source, folder=folder, again=again, distrusted=self._distrusted, obstacles=self._obstacles
-            )
+            self._begun(self._durable)
+
+    def _report_late(self, durable: DurableCheckpoints) -> None:
+        """Has the job learn with which step the training has begun, from an agent that was away then."""
+        if self._begun is not None:
+            self._begun(durable)
+
+    def _begin_late(self, step: int) -> None:
+        """Stores checkpoints from now on, if all ranks do."""
+        if self._late is not None and (durable := self._late.begun(step)) is not None:
+            self._durable = self.finisher.durable = durable
+            self._late = None
 
     def announce(self, step: int, *, every: int) -> None:
         """Has all ranks store a later step, if one is due."""
@@ -261,10 +337,20 @@ class GenerationCheckpoints:
             self.slots,
             self._store,
             last_made=self._last_made,
+            last_complete=self._last_complete,
+            stored=self._expected.stored,
             resharded=resharded,
             last_resort=last_resort,
         )
         self._made_before = agreed.made_before
+        if not last_resort:
+            self._lookup = Lookup(
+                stored=self._expected.stored,
+                complete=agreed.complete,
+                in_memory=agreed.decision.step,
+                seen_in_memory=agreed.seen,
+                storage=UNUSED,
+            )
         self._distrusted = tuple(agreed.decision.distrusted)
         self._obstacles = agreed.obstacles
         return agreed
@@ -342,6 +428,7 @@ class GenerationCheckpoints:
             restores: The number of worlds that have loaded this state.
             insists: Whether it waits for a slot that older steps use.
         """
+        self._begin_late(step)
         if durable and self._durable is not None:
             self._durable.expect(step)
         try:
@@ -383,6 +470,8 @@ class GenerationCheckpoints:
         until = time.monotonic() + (_ROOM_WITHIN if insists or (durable and direct.stores) else 0.0)
         while True:
             slot = self.slots.choose()
+            if (complete := self.slots.newest_complete) is not None:
+                self.made.write_complete(complete)
             if slot is not None:
                 layout = plan()
                 try:

@@ -79,6 +79,11 @@ class Slots:
         for slot in self._slots:
             slot.take_mapping(loaded)
 
+    @property
+    def newest_complete(self) -> int | None:
+        """The newest step that all ranks are known to have; None where none is known."""
+        return self._complete
+
     def complete(self) -> list[tuple[Slot, Header]]:
         """The snapshots of the step that all ranks have, as far as this rank knows."""
         found = [(slot, slot.header()) for number, slot in enumerate(self._slots) if number in self._steps]

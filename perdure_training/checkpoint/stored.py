@@ -12,14 +12,12 @@ from torch.distributed import Store
 from perdure_training.checkpoint.distributed_format import METADATA, read_metadata
 from perdure_training.checkpoint.planned_state import OfAnotherWorld, StateOfRank, plan_state
 from perdure_training.checkpoint.refused_restore import await_other_world
+from perdure_training.checkpoint.state_search import PATIENCE, Found
 from perdure_training.checkpoint.world import RankIdentity
 from perdure_training.node_api.agent_client import Json
 from perdure_training.node_api.storage_link import CheckpointsUnusable, StorageLink, StorageProblem
 
 logger = logging.getLogger(__name__)
-
-PATIENCE = 600.0
-"""Seconds for which a restore waits for its agent and the storage: to begin anew would cost the whole training."""
 
 
 class StoredCheckpoints:
@@ -41,16 +39,20 @@ class StoredCheckpoints:
         self._own = own
         self._link = link
         self._place = place
+        self.started_over = False
+        """All checkpoints were damaged, which the job has learned: the script starts over."""
 
-    def restore(self, state: StateOfRank, store: Store) -> tuple[int, str, dict[str, Any]] | None:
+    def restore(self, found: Found, state: StateOfRank, store: Store) -> tuple[int, str, dict[str, Any]] | None:
         """Loads the newest checkpoint that is complete and undamaged.
 
         Args:
+            found: The checkpoints that the storage has, and that are newer than what is in memory.
             state: What is restored.
             store: The generation's store.
 
         Returns:
-            The step, the checkpoint's folder, and the state; None if there is no checkpoint.
+            The step, the checkpoint's folder, and the state; None if there is no checkpoint, or all of them are damaged
+            and there is another state.
 
         Raises:
             StorageAway: if the agent did not answer for long, or could not reach the storage.
@@ -60,39 +62,37 @@ class StoredCheckpoints:
             KeyError: if the checkpoint has another state.
         """
         own = self._own
-        answer: Json = {}
-        if own.rank == 0:
-            request: Json = {"request": "list", "place": self._place}
-            answer = self._link.insist(request, patience=PATIENCE)
-            if steps := answer.get("distrusted"):
-                logger.warning(
-                    "perdure: checkpoints in storage are not loaded, as the job failed after their restore, or a loss "
-                    "that is not a number followed: step%s %s",
-                    "s" if len(steps) > 1 else "",
-                    ", ".join(map(str, steps)),
-                )
-            store.set("durable/found", json.dumps(answer))
-        answer = json.loads(store.get("durable/found"))
+        if found.distrusted and own.rank == 0:
+            logger.warning(
+                "perdure: checkpoints in storage are not loaded, as the job failed after their restore, or a loss "
+                "that is not a number followed: step%s %s",
+                "s" if len(found.distrusted) > 1 else "",
+                ", ".join(map(str, found.distrusted)),
+            )
         unusable: list[str] = []
-        for number, found in enumerate(answer["checkpoints"]):
-            folder, step = str(found["folder"]), int(found["step"])
-            damages = [str(damage) for damage in self._share(store, f"durable/damage/{number}", self._damage(folder))]
+        for one in found.checkpoints:
+            folder, step = str(one["folder"]), int(one["step"])
+            damages = [str(damage) for damage in self._share(store, f"durable/damage/{folder}", self._damage(folder))]
             if any(damages):
                 damage = "; ".join(dict.fromkeys(filter(None, damages)))
                 unusable.append(f"{folder}: {damage}")
                 if own.rank == 0:
                     logger.warning("perdure: the checkpoint of step %d in storage is not loaded: %s", step, damage)
                 continue
-            if own.rank == 0 and step in answer.get("distrusted", ()):
+            if own.rank == 0 and step in found.distrusted:
                 logger.warning("perdure: step %d is loaded nevertheless: the others are damaged", step)
             try:
                 return step, folder, self._load(folder, state, store)
             except OfAnotherWorld as error:
                 await_other_world(own, error, step=step, source="storage", folder=folder)
-        if unusable and not answer.get("start_over"):
+        if found.lookup.in_memory is not None:
+            return None
+        if unusable and not found.start_over:
             self._stop(unusable)
-        if unusable and own.rank == 0:
-            self._report_start_over(unusable)
+        if unusable:
+            self.started_over = True
+            if own.rank == 0:
+                self._report_start_over(unusable)
         return None
 
     def _stop(self, unusable: Sequence[str]) -> NoReturn:

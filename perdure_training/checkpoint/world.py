@@ -19,9 +19,15 @@ from torch.distributed import PrefixStore, Store, TCPStore
 
 from perdure_training.checkpoint.staging import Layout
 from perdure_training.node_api.addresses import split_address
-from perdure_training.node_api.bodies import UnsoundSteps
+from perdure_training.node_api.bodies import KnownStates, UnsoundSteps
 from perdure_training.node_api.local_rank import local_rank_of
-from perdure_training.node_api.rank_environment import generation_of, has_job_rank, script_failures_of, unsound_steps_of
+from perdure_training.node_api.rank_environment import (
+    generation_of,
+    has_job_rank,
+    known_states_of,
+    script_failures_of,
+    unsound_steps_of,
+)
 from perdure_training.snapshots.arena import Header
 
 FOLDER_VARIABLE = "PERDURE_MEMORY_DIR"
@@ -60,6 +66,8 @@ class RankIdentity:
     """The saved states that this world does not load; None for none."""
     script_failures: tuple[int, ...] | None = None
     """The newest generations that the script's own failures have ended; None where that is not known."""
+    known: KnownStates | None = None
+    """The saved states of which the job knows; None where that is not known."""
 
     @property
     def ranks_of_node(self) -> range:
@@ -88,6 +96,7 @@ def identity(environment: Mapping[str, str]) -> RankIdentity | None:
         memory_origin=environment.get(ORIGIN_VARIABLE, ""),
         unsound=unsound_steps_of(environment),
         script_failures=script_failures_of(environment),
+        known=known_states_of(environment),
     )
 
 

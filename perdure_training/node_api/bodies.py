@@ -65,6 +65,30 @@ class UnsoundSteps(Body):
 
 
 @dataclass(frozen=True, kw_only=True)
+class KnownStored(Body):
+    """A checkpoint that the job knows to be in its storage."""
+
+    folder: str
+    """Its path within the storage."""
+    loads: bool = True
+    """A world would load it: it is sound, and the job has not failed after its restore."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownStates(Body):
+    """The saved states of which the job knew when it formed a world."""
+
+    stored: tuple[KnownStored, ...] = ()
+    """The newest checkpoint in the storage, of each place."""
+    on_loss: str = "wait"
+    """`wait`, `older` or `stop`: what follows where a newer state existed than ranks can load."""
+    accepts_less: bool = False
+    """A user has decided to continue without what is not there."""
+    may_return: bool = False
+    """What the memory of the nodes lacks may come back with a node that is being replaced."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class World(Body):
     """One generation, as one node enters it."""
 
@@ -82,6 +106,8 @@ class World(Body):
     """The saved states that its ranks do not load; None for none."""
     script_failures: tuple[int, ...] | None = None
     """The newest generations that the script's own failures have ended; None where that is not known."""
+    known: KnownStates | None = None
+    """The saved states of which the job knows; None where that is not known."""
     keeps_processes: bool = False
     """Processes that run continue in it."""
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from perdure_training.node_api.bodies import UnsoundSteps
+from perdure_training.node_api.bodies import KnownStates, UnsoundSteps
+from perdure_training.node_api.codec import decode
 
 GENERATION_VARIABLE: Final = "PERDURE_GENERATION"
 PROGRESS_VARIABLE: Final = "PERDURE_PROGRESS_DIR"
@@ -29,6 +31,8 @@ UNSOUND_VARIABLE: Final = "PERDURE_UNSOUND"
 """`UnsoundSteps` as GENERATION:AFTER:FOUND_AT; empty for none."""
 SCRIPT_FAILURES_VARIABLE: Final = "PERDURE_SCRIPT_FAILURES"
 """The newest generations that the script's own failures have ended, with commas; unset where that is not known."""
+KNOWN_VARIABLE: Final = "PERDURE_KNOWN_STATES"
+"""`KnownStates` as JSON; unset where they are not known."""
 PROCESS_VARIABLE: Final = "PERDURE_RANK_PROCESS"
 """The process that is the rank, as PID and PID namespace: it sets the variable, and the processes that it starts
 inherit it. `TRAINS` follows where they start after the rank has begun to train."""
@@ -123,6 +127,16 @@ def script_failures_of(environment: Mapping[str, str]) -> tuple[int, ...] | None
     """
     text = environment.get(SCRIPT_FAILURES_VARIABLE)
     return None if text is None else tuple(map(int, filter(None, text.split(","))))
+
+
+def known_states_of(environment: Mapping[str, str]) -> KnownStates | None:
+    """Returns the saved states of which the job knows; None where it does not say it.
+
+    Raises:
+        ValueError: if the variable is not as the launcher sets it.
+    """
+    text = environment.get(KNOWN_VARIABLE)
+    return decode(KnownStates, json.loads(text)) if text else None
 
 
 def run_directory_of(environment: Mapping[str, str]) -> Path | None:

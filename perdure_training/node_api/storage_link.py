@@ -39,6 +39,11 @@ class CheckpointsUnusable(Exception):
     """The storage has checkpoints, and none of them can be loaded; the message names each with its damage."""
 
 
+class StateLost(Exception):
+    """A newer state than all that can be loaded existed, and the job does not go on without it: the message says which
+    and why."""
+
+
 class StorageLink:
     """The agent's part in checkpoints. Each request has a connection of its own, so any thread may send one."""
 

@@ -57,6 +57,15 @@ class Decision:
     """For each rank of that former world: the rank that gives the others parts of its snapshot."""
     restores: int = 0
     """The number of worlds that have loaded it before."""
+    existed: int | None = None
+    """The newest step that is known to have existed; None where none is."""
+    may_be_old: bool = False
+    """What is in memory was left by a killed launcher, and may be older than what was trained elsewhere since."""
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a newer step is known to have existed."""
+        return self.step is not None and self.existed is not None and self.existed > self.step
 
 
 @dataclass

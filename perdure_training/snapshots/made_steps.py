@@ -1,4 +1,7 @@
-"""The newest step that each rank has made, saved or not: what is done again after a restore can be counted by it."""
+"""The newest step that each rank has made, saved or not, and the newest that all ranks had in memory.
+
+What is done again after a restore can be counted by the first, and what is lost is known by the second.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,9 @@ logger = logging.getLogger(__name__)
 
 _LAYOUT = struct.Struct("<QQ")
 """Generation and step."""
+_COMPLETE_AT = _LAYOUT.size
+"""Where those of the newest complete step are. A file of an older release has none."""
+_SIZE = 2 * _LAYOUT.size
 
 
 class MadeSteps:
@@ -25,7 +31,7 @@ class MadeSteps:
         try:
             self._map = _map(folder, rank)
         except OSError:
-            self._map = mmap.mmap(-1, _LAYOUT.size)
+            self._map = mmap.mmap(-1, _SIZE)
 
     def write(self, step: int) -> str:
         """Records that the rank has made a step, or continues from it.
@@ -48,27 +54,40 @@ class MadeSteps:
             logger.warning("perdure: step %s: %s", step, problem)
         return problem
 
+    def write_complete(self, step: int) -> None:
+        """Records a step that all ranks have, or with which all of them have begun; 0 where they have loaded none."""
+        _LAYOUT.pack_into(self._map, _COMPLETE_AT, self._generation, step)
+
 
 def _map(folder: Path, rank: int) -> mmap.mmap:
     descriptor = os.open(folder / f"rank-{rank}.made", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         # A hole in a full tmpfs would end the process with SIGBUS.
-        if os.fstat(descriptor).st_size < _LAYOUT.size:
-            os.pwrite(descriptor, bytes(_LAYOUT.size), 0)
-        return mmap.mmap(descriptor, _LAYOUT.size)
+        if (size := os.fstat(descriptor).st_size) < _SIZE:
+            os.pwrite(descriptor, bytes(_SIZE - size), size)
+        return mmap.mmap(descriptor, _SIZE)
     finally:
         os.close(descriptor)
 
 
 def newest_made(folder: Path) -> tuple[int, int] | None:
     """Returns the newest generation of which a rank has made steps on this node, and the newest one of these steps."""
+    return _newest(folder, at=0)
+
+
+def newest_complete(folder: Path) -> tuple[int, int] | None:
+    """Returns the newest generation of which this node knows a step that all ranks had, and the newest one of these."""
+    return _newest(folder, at=_COMPLETE_AT)
+
+
+def _newest(folder: Path, *, at: int) -> tuple[int, int] | None:
     found: list[tuple[int, int]] = []
     for path in folder.glob("rank-*.made"):
         try:
             content = path.read_bytes()
         except OSError:
             continue
-        if len(content) >= _LAYOUT.size and any(content):
-            generation, step = _LAYOUT.unpack_from(content)
+        if len(content) >= at + _LAYOUT.size and any(content[at : at + _LAYOUT.size]):
+            generation, step = _LAYOUT.unpack_from(content, at)
             found.append((generation, step))
     return max(found, default=None)

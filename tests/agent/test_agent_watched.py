@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,9 @@ import pytest
 
 from perdure.agent.checkpoint.saved_names import parse
 from perdure.agent.checkpoint.watched import Version, WatchedFile, choose, current, kept_versions
-from perdure_training.node_api.storage_link import StorageLink, StorageProblem
+from perdure_training.node_api.storage_link import StorageAway, StorageLink, StorageProblem
 from tests.support.waiting import DEADLINE
-from tests.training.checkpoint_agent import CheckpointAgent, checkpoint_agent
+from tests.training.checkpoint_agent import NODE, CheckpointAgent, checkpoint_agent
 
 
 @pytest.fixture
@@ -244,3 +245,37 @@ def test_an_agent_that_has_a_lower_priority_already_copies_nevertheless():
         command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=DEADLINE, check=False
     )
     assert asked.stdout == "[]\n", asked.stderr
+
+
+def test_a_replaced_node_waits_for_the_storage_that_its_first_incarnation_has_used(tmp_path: Path):
+    storage, unmounted = tmp_path / "storage", tmp_path / "unmounted"
+    with checkpoint_agent(storage) as first:
+        assert chosen(StorageLink(first.run_dir)) == []
+    storage.rename(unmounted)
+    with tempfile.TemporaryDirectory() as folder:
+        node = first.node.replace(incarnation=2)
+        second = CheckpointAgent(Path(folder), str(storage), node=node)
+        try:
+            link = StorageLink(second.run_dir)
+            with pytest.raises(StorageAway, match="has nothing of node 0 of this job"):
+                chosen(link)
+            assert not storage.exists(), "nothing is written where it is mounted"
+            unmounted.rename(storage)
+            assert chosen(link) == []
+        finally:
+            second.close()
+
+
+def test_a_node_whose_first_agent_left_no_mark_takes_a_storage_with_its_saves(link: StorageLink, tmp_path: Path):
+    file = tmp_path / "last.pt"
+    file.write_bytes(b"content")
+    version = ask(link, "begin")["version"]
+    put(link, version, file)
+    ask(link, "finish", version=version, files=1)
+    with tempfile.TemporaryDirectory() as folder:
+        node = NODE.replace(incarnation=2)
+        second = CheckpointAgent(Path(folder), str(tmp_path / "storage"), node=node)
+        try:
+            assert chosen(StorageLink(second.run_dir)) == ["last.pt"]
+        finally:
+            second.close()

@@ -27,6 +27,7 @@ from perdure.contract import (
     HoldRequest,
     NodeCredentials,
     Restore,
+    RestoreSource,
     SnapshotUse,
 )
 from perdure.spec.checkpoint import Checkpoint
@@ -68,6 +69,8 @@ class CheckpointAgent:
         """Those of other runs from which the run has continued."""
         self.saving: list[int] = []
         """The generations of ranks that have begun to save."""
+        self.awaited_state = 0
+        """How often ranks have said that they wait for a state."""
         self.requested = 0
         """The newest request of a user for a checkpoint."""
         self.hold: HoldRequest | None = None
@@ -164,7 +167,12 @@ class CheckpointAgent:
 
     @property
     def restores(self) -> list[Restore]:
-        """With what the ranks have continued."""
+        """With what the ranks have continued, where they have loaded something."""
+        return [one for one in self.searches if one.source is not RestoreSource.NOTHING and not one.waits]
+
+    @property
+    def searches(self) -> list[Restore]:
+        """All that the ranks have reported of their search for a state."""
         return [message.restored for message in self.of(CheckpointRestored)]
 
     @property
@@ -208,6 +216,9 @@ class CheckpointAgent:
 
     def on_snapshots(self, generation: int, use: SnapshotUse) -> None:
         self.uses.append((generation, use))
+
+    def on_awaiting_state(self) -> None:
+        self.awaited_state += 1
 
     def on_committed(self, commit: Commit) -> None:
         self.committed = commit

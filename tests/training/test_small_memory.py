@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perdure.agent.checkpoint.storage import Storage
-from perdure.contract import CheckpointRestored, RestoreSource
+from perdure.contract import RestoreSource
 from tests.support.small_disks import small_disk
 from tests.support.waiting import wait_for
 from tests.training.checkpoint_agent import NODE, checkpoint_agent
@@ -51,8 +51,8 @@ def test_what_is_due_is_stored_where_memory_is_too_small_for_snapshots(
         again = trained(seed=2)
         assert site.begin(again)[1] == requested
         assert (again["model"].weight == state["model"].weight).all()
-        wait_for(lambda: agent.of(CheckpointRestored))
-        assert agent.of(CheckpointRestored)[-1].restored.source is RestoreSource.STORAGE
+        wait_for(lambda: agent.restores)
+        assert agent.restores[-1].source is RestoreSource.STORAGE
         assert not list(disk.iterdir())
 
 

@@ -28,7 +28,7 @@ from perdure.workflows.policy.capacity import (
     staffing,
 )
 from perdure.workflows.policy.capacity.staffing import TokenSource
-from perdure.workflows.policy.checkpoints import commits
+from perdure.workflows.policy.checkpoints import commits, state_loss
 from perdure.workflows.policy.diagnosis import bad_numbers, corruption, hangs, shortages, unreachable
 from perdure.workflows.policy.facts import user_requests
 from perdure.workflows.policy.facts.apply import apply_facts
@@ -195,6 +195,9 @@ def advance_role(state: RoleInJob, job: JobSpec, now: datetime, *, new_token: To
     if state.is_over:
         return state
     state = user_requests.apply_postponed(planned_changes.advance(state, now), job, now)
+    state = user_requests.take_older(state_loss.judge(state, job, now), now)
+    if state.outcome is not None:
+        return state
     if state.rests:
         return staffing.dismiss_all(state, job, now)
     state = corruption.judge(bad_numbers.judge(slow_ranks.judge(state, job, now), job, now), now)

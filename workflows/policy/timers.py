@@ -11,6 +11,7 @@ from perdure.contract import NodePhase
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.capacity import admission, memory_in_place, scaling, smaller_requests
 from perdure.workflows.policy.capacity.waiting import limit_of
+from perdure.workflows.policy.checkpoints import state_loss
 from perdure.workflows.policy.decide import end_of_limits
 from perdure.workflows.policy.diagnosis import bad_numbers, unreachable
 from perdure.workflows.policy.repair import ladder, slow_ranks
@@ -48,7 +49,7 @@ def _deadlines_of_role(state: RoleInJob, job: JobSpec, now: datetime) -> list[da
 def _deadlines_of_the_world(state: RoleInJob, job: JobSpec, now: datetime) -> list[datetime | None]:
     times = [entry_deadline(state, job), ladder.next_look(state, job, now), *unreachable.next_looks(state, job)]
     times += [forming.next_look(state, job), bad_numbers.next_look(state, job), slow_ranks.next_look(state, job)]
-    times += scaling.next_looks(state, job)
+    times += [*scaling.next_looks(state, job), state_loss.next_look(state, job)]
     if limit := limit_of(state, job):
         times.append(limit.at)
     return times

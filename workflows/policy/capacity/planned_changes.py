@@ -25,7 +25,7 @@ from perdure.contract.identity import identity_of
 from perdure.contract.transitions import NodeEnding
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.behavior import Behavior
-from perdure.workflows.policy.checkpoints import commits, holds, other_size
+from perdure.workflows.policy.checkpoints import commits, holds, other_size, state_loss
 from perdure.workflows.policy.facts.events import Event, RelaunchRequested, SuspendRequested
 from perdure.workflows.policy.record import incidents
 from perdure.workflows.policy.state.job import RoleInJob
@@ -216,7 +216,9 @@ def _refuse(state: RoleInJob, title: str, why: str, now: datetime) -> RoleInJob:
 
 def _trains(state: RoleInJob) -> bool:
     """Whether the ranks of a world train, and nothing has stopped them."""
-    return state.stepping and state.interruption is None and not state.between_stages and state.outcome is None
+    trains = state.stepping and state.interruption is None and not state.between_stages and state.outcome is None
+    # Ranks that wait for a state make no steps, and no checkpoint.
+    return trains and not state_loss.awaits(state)
 
 
 def _request_hold(state: RoleInJob, postponed: PostponedChange, now: datetime) -> RoleInJob:

@@ -32,7 +32,7 @@ from perdure.contract.transitions import (
 from perdure.spec.checkpoint import Checkpoint
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.behavior import Behavior
-from perdure.workflows.policy.checkpoints import holds, other_size, trust
+from perdure.workflows.policy.checkpoints import holds, other_size, state_loss, trust
 from perdure.workflows.policy.diagnosis import claims
 from perdure.workflows.policy.facts.events import CheckpointRequested, Event
 from perdure.workflows.policy.record import incidents, observations
@@ -325,6 +325,7 @@ def _committed(state: RoleInJob, transition: NodeCommittedCheckpoint, now: datet
     return state.replace(
         checkpoints=rest.replace(
             durable=durable,
+            stored={**_other_places(known.stored, commit.checkpoint), commit.checkpoint.place: commit.checkpoint},
             problem="",
             problem_since=None,
             answered=answered,
@@ -341,6 +342,7 @@ def _start_over(
     return state.replace(
         checkpoints=state.checkpoints.replace(
             durable=None,
+            stored={},
             loaded=None,
             failed_at=-1,
             bound=None,
@@ -352,6 +354,33 @@ def _start_over(
             restored_again=None,
         )
     )
+
+
+def _newer(known: CheckpointState, checkpoint: CheckpointRef) -> dict[str, CheckpointRef]:
+    """The newest checkpoint at the place of one that is known to be there."""
+    before = known.stored.get(checkpoint.place)
+    return {checkpoint.place: checkpoint if before is None or before < checkpoint else before}
+
+
+def _other_places(stored: dict[str, CheckpointRef], checkpoint: CheckpointRef) -> dict[str, CheckpointRef]:
+    others = [(place, one) for place, one in stored.items() if place != checkpoint.place]
+    return dict(others[-_PLACES + 1 :])
+
+
+def _stopped(
+    state: RoleInJob,
+    node: NodeState,
+    restored: Restore,
+    transition: NodeRestoredCheckpoint,
+    job: JobSpec,
+    now: datetime,
+) -> RoleInJob:
+    """Stops the job because its ranks have stopped: no checkpoint can be loaded, or a newer state is lost."""
+    if not _is_current(state, node, transition.generation):
+        return state
+    if restored.lookup is not None:
+        return state_loss.stop(state, restored, transition.time, now)
+    return _stop(state, node, restored, transition.time, now) if job.stored is not None else state
 
 
 def _restored(
@@ -370,16 +399,21 @@ def _restored(
         text = f"node {node.rank} has reported what the ranks of generation {transition.generation} continue with"
         return claims.count(state, f"{text}, and does not have rank 0 of it")
     if restored.stops:
-        counts = job.stored is not None and _is_current(state, node, transition.generation)
-        return _stop(state, node, restored, transition.time, now) if counts else state
+        return _stopped(state, node, restored, transition, job, now)
+    if restored.waits:
+        current = _is_current(state, node, transition.generation)
+        return state_loss.take(state, node, restored, transition, now) if current else state
     if restored.refused:
         if not _is_current(state, node, transition.generation):
             return state
         return other_size.refuse(state, restored, rank=node.rank, time=transition.time, job=job, now=now)
     if restored.unusable:
         return _start_over(state, node, restored, transition, now)
-    state = other_size.loaded(state, transition.generation)
+    state = other_size.loaded(state_loss.lose(state, node, restored, transition, now), transition.generation)
     known = state.checkpoints
+    if restored.source is RestoreSource.NOTHING and transition.generation == known.restored_generation:
+        # Another checkpointer of the script has loaded its state.
+        return state
     if transition.generation > known.restored_generation:
         # Else another checkpointer of the script, whose step may be another one.
         tries_older = bool(restored.distrusted) or (known.loaded is None and bool(known.distrusted))
@@ -391,6 +425,9 @@ def _restored(
     if source is RestoreSource.STORAGE and restored.checkpoint is not None:
         state = trust.load(state, restored.checkpoint)
         known = _inherit(state.checkpoints, state.uid, restored.checkpoint)
+        others = _other_places(known.stored, restored.checkpoint)
+        known = known.replace(stored={**others, **_newer(known, restored.checkpoint)})
+    known = known.replace(gave_up=None, older_because="")
     return state.replace(
         checkpoints=known.replace(
             restored_step=restored.step,

@@ -72,6 +72,8 @@ class ResumeRequested(Message):
 
 class RestartRequested(Message):
     reason: str = ""
+    older: bool = False
+    """The ranks take an older state than the one that they wait for."""
 
 
 class RelaunchRequested(Message):

@@ -12,6 +12,7 @@ from datetime import datetime
 from perdure.contract import Evidence, EvidenceSource, JobPhase, NodePhase, NodesSuggested, RoomSeen, World
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.capacity import new_goal, planned_changes, scaling, shared_nodes, smaller_requests
+from perdure.workflows.policy.checkpoints import state_loss
 from perdure.workflows.policy.facts.events import (
     CancelRequested,
     Event,
@@ -44,6 +45,9 @@ def apply(state: RoleInJob, event: Event, job: JobSpec, now: datetime) -> RoleIn
             return new_goal.follow(state, event, job, now)
         case RestartRequested():
             text = f"restart requested by a user{because(event.reason)}"
+            if event.older:
+                text = f"restart with an older state requested by a user{because(event.reason)}"
+                state = state_loss.accept_older(state)
             return request(_end_pause(state, text, now), text, now, restarts_all=True)
         case RelaunchRequested():
             return planned_changes.postpone(state, event, job, now) or _relaunch(state, event, job, now)
@@ -79,6 +83,14 @@ def carry_out_postponed(state: RoleInJob, job: JobSpec, now: datetime) -> RoleIn
     for relaunch in postponed.relaunches:
         state = _relaunch(state, relaunch, job, now)
     return state
+
+
+def take_older(state: RoleInJob, now: datetime) -> RoleInJob:
+    """Restarts ranks that wait for a state which does not come back, so that they continue with what there is."""
+    because = state.checkpoints.older_because
+    if not because or not state_loss.awaits(state) or state.interruption is not None:
+        return state
+    return request(state, because, now, by_user=False)
 
 
 def follow_role(state: RoleInJob, other: str, now: datetime) -> RoleInJob:

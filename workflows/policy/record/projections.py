@@ -21,7 +21,7 @@ from perdure.contract.names import group_index
 from perdure.spec.job import JobSpec
 from perdure.spec.running import scaling_mapping
 from perdure.workflows.policy.capacity import memory_in_place, planned_changes, resource_use, scaling, smaller_requests
-from perdure.workflows.policy.checkpoints import commits
+from perdure.workflows.policy.checkpoints import commits, state_loss
 from perdure.workflows.policy.diagnosis import first_steps, shortages
 from perdure.workflows.policy.record import observations
 from perdure.workflows.policy.state.budget import within_window
@@ -194,6 +194,7 @@ def warnings_of(state: RoleInJob, job: JobSpec) -> tuple[str, ...]:
         *((dropped,) if state.dropped_events else ()),
         *((wrong,) if state.wrong_claims else ()),
         *((failing,) if failing else ()),
+        *((awaited,) if (awaited := state_loss.describe(state, job)) else ()),
         *((unused,) if commits.saves_nothing(state) and not (job.checkpoint and job.checkpoint.watch) else ()),
         *(one.summary for one in state.unprocessed.values()),
         *cut_off,
@@ -235,6 +236,8 @@ def next_action(state: RoleInJob, job: JobSpec) -> str:
         return short
     if postponed := planned_changes.describe(state):
         return postponed
+    if state.interruption is None and (awaited := state_loss.describe(state, job)):
+        return awaited
     if state.interruption is not None and state.interruption.waits and not state.interruption.decided:
         return state.interruption.waits
     if held := succession.why_held(state) or memory_in_place.why_held(state):

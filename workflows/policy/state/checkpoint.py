@@ -7,7 +7,16 @@ from typing import Any, cast
 
 from pydantic import Field, model_validator
 
-from perdure.contract import CheckpointRef, Commit, HoldRequest, Message, RestoreSource, StoredCheckpoint, UnsoundSteps
+from perdure.contract import (
+    CheckpointRef,
+    Commit,
+    HoldRequest,
+    Lookup,
+    Message,
+    RestoreSource,
+    StoredCheckpoint,
+    UnsoundSteps,
+)
 from perdure.contract.base import ShortText
 
 
@@ -53,6 +62,22 @@ class HeldStep(Message):
     """The step that all ranks have saved, and at which they wait."""
     problem: ShortText = ""
     """Why it would be lost, so that they train on; empty where it is safe."""
+
+
+class AwaitedState(Message):
+    """A newer state than the ranks of a world can load, for which they wait: see
+    `perdure.workflows.policy.checkpoints.state_loss`."""
+
+    generation: int
+    since: datetime
+    entry: int = 0
+    """The number of the observation that shows it."""
+    lookup: Lookup
+    """What they have found."""
+    step: int | None = None
+    """The step in memory that they would continue with; None for none."""
+    nodes: int = 0
+    """The nodes of the last world that trained."""
 
 
 class CheckpointState(Message):
@@ -101,6 +126,19 @@ class CheckpointState(Message):
     """The newest one of another run from which this run has continued, for each place in the storage."""
     kept_before: int = 0
     """As in `Commit`."""
+    stored: dict[str, CheckpointRef] = Field(default={})
+    """The newest checkpoint that is known to be in the storage, by its place: of this run, or the one of another run
+    from which it continued."""
+    places: tuple[str, ...] = ()
+    """The places of checkpointers of the script, each of which has a state of its own."""
+    nodes: int = 0
+    """The nodes of the last world whose ranks said with what they continue."""
+    awaited: AwaitedState | None = None
+    """What the ranks of the present world wait for, before they continue."""
+    gave_up: int | None = None
+    """The newest step that is not waited for any longer, until a world has continued; None where none was given up."""
+    older_because: ShortText = ""
+    """Why the ranks are to be restarted, to continue with what they have; empty where they are not."""
 
     @model_validator(mode="before")
     @classmethod

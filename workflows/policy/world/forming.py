@@ -20,7 +20,7 @@ from perdure.workflows.policy.capacity import (
     suspect_machines,
     waiting,
 )
-from perdure.workflows.policy.checkpoints import holds, other_size
+from perdure.workflows.policy.checkpoints import holds, other_size, state_loss
 from perdure.workflows.policy.diagnosis import claims, experiments, first_steps
 from perdure.workflows.policy.facts import user_requests
 from perdure.workflows.policy.record import incidents
@@ -148,9 +148,10 @@ def _form_due_world(
     exchanged = places_to_exchange(state)
     serves = job.roles[state.role].ready is not None
     remembering = memory.begin_stage(state) if state.between_stages else memory.close_interruption(state, now)
+    members = choose_members(available, size, state.world)
     formed = form_world(
         state.nodes,
-        choose_members(available, size, state.world),
+        members,
         generation=state.generation + 1,
         previous=state.world,
         restarted=commands_to_restart(state),
@@ -159,6 +160,7 @@ def _form_due_world(
         distrusted_checkpoints=state.checkpoints.distrusted,
         unsound=state.checkpoints.unsound,
         script_failures=state.checkpoints.script_failures,
+        known=state_loss.known_states(state, job, members),
         exchanged=exchanged,
         measurements=experiments.MEASUREMENTS if exchanged else 0,
         pace_over=scaling.measured_over(job.roles[state.role]),

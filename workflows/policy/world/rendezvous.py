@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from perdure.contract import CheckpointRef, Member, UnsoundSteps, World
+from perdure.contract import CheckpointRef, KnownStates, Member, UnsoundSteps, World
 from perdure.spec.network import FEWEST_PORTS, Network, read_ports
 from perdure.workflows.policy.state.node import NodeState
 
@@ -85,6 +85,7 @@ def form_world(
     distrusted_checkpoints: tuple[CheckpointRef, ...] = (),
     unsound: UnsoundSteps | None = None,
     script_failures: tuple[int, ...] = (),
+    known: KnownStates | None = None,
     exchanged: Sequence[int] = (),
     measurements: int = 0,
     pace_over: timedelta | None = None,
@@ -104,6 +105,7 @@ def form_world(
         distrusted_checkpoints: Those in the job's storage that its ranks do not load.
         unsound: The saved states that its ranks do not load; None for none.
         script_failures: The generations that the script's own failures have ended.
+        known: The saved states of which the job knows.
         exchanged: Two slots that exchange their places; empty for none.
         measurements: The measurements of steps that its nodes report in any case.
         pace_over: The time of steps over which its speed is measured; None where it is not.
@@ -140,6 +142,7 @@ def form_world(
         distrusted_checkpoints=distrusted_checkpoints,
         unsound=unsound,
         script_failures=script_failures,
+        known=known,
         measurements=measurements,
         pace_over=pace_over,
         keeps_processes=keeps_processes,

@@ -13,6 +13,8 @@ def decide(case: Case) -> Verdict | None:
         return None
     if case.interruption.by_user:
         rule = user_requests.RULE
+    elif case.state.checkpoints.older_because:
+        rule = 'state/2 "what does not come back is not waited for"'
     elif case.interruption.begun_by:
         rule = 'roles/1 "starts again with another role"'
     else:

@@ -6,7 +6,7 @@ A state that was loaded may be the cause as well as the script. Where the world 
 
 from __future__ import annotations
 
-from perdure.contract import RestartRanks, Stop
+from perdure.contract import RestartRanks, RestoreSource, Stop
 from perdure.spec.capabilities import CAPABILITIES
 from perdure.workflows.policy.repair import charges
 from perdure.workflows.policy.repair.case import Case, Rejected, Verdict
@@ -56,6 +56,8 @@ def _replace(case: Case) -> Verdict:
 
 def _continued_from_checkpoint(case: Case) -> bool:
     return any(
-        incident.restored_step is not None and incident.generation_after == case.state.generation
+        incident.restored_step is not None
+        and incident.restored_from is not RestoreSource.NOTHING
+        and incident.generation_after == case.state.generation
         for incident in case.state.own_incidents
     )
