@@ -37,7 +37,8 @@ def main(
     quick: Annotated[bool, typer.Option("--quick", help="One small job of three nodes.")] = False,
 ) -> None:
     """Kills a node of each job and lets the job grow again, by each way in turn."""
-    console = Console(highlight=False, soft_wrap=True)
+    # The table is wider than the 80 columns of a pipe.
+    console = Console(highlight=False, soft_wrap=True, width=140)
     sizes = megabytes or ([QUICK_MEGABYTES] if quick else list(MEGABYTES))
     jobs = [(count, size) for count in nodes or (NODES[:1] if quick else NODES) for size in sizes]
     records: list[TrialRecord] = []

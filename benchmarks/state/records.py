@@ -30,8 +30,8 @@ class Way(StrEnum):
     def title(self) -> str:
         return {
             Way.MEMORY: "memory",
-            Way.STORAGE: "Perdure's storage, no copies in memory",
-            Way.DCP: "dcp.save, dcp.load",
+            Way.STORAGE: "Perdure's storage",
+            Way.DCP: "dcp.save and load",
         }[self]
 
 

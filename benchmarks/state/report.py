@@ -70,12 +70,12 @@ def table(records: Sequence[TrialRecord]) -> Table:
     for column in ("nodes", "state", "way"):
         shown.add_column(column)
     for column in (
-        "kill to a step, s",
-        "kill to a new step, s",
+        "to a step, s",
+        "to a new one, s",
         "made again",
         "growth, s",
         "made again",
-        "received by a node, MB (it lacked)",
+        "received (lacked), MB",
         "losses",
     ):
         shown.add_column(column, justify="right")
@@ -99,9 +99,15 @@ def _figures(records: Sequence[TrialRecord]) -> list[str]:
         _numbers([change.lost for change in shrunk]),
         _seconds([change.new for change in grown]),
         _numbers([change.lost for change in grown]),
-        ", ".join(f"{one.received / 1e6:.1f} ({one.lacked / 1e6:.1f})" for one in moved[:4]),
+        ", ".join(map(_megabytes, changes(records[0]))) if moved else "",
         f"{failed} failed" if failed else "" if not compared else "equal" if all(compared) else "DIFFER",
     ]
+
+
+def _megabytes(change: Change) -> str:
+    """Of all nodes together."""
+    received, lacked = (sum(getattr(one, name) for one in change.moved) / 1e6 for name in ("received", "lacked"))
+    return f"{received:.1f} ({lacked:.1f})"
 
 
 def _seconds(values: Sequence[float]) -> str:
