@@ -36,17 +36,31 @@ STATE_VARIABLE = "PERDURE_STATE"
 
 
 def default_path() -> Path:
-    """The path in `PERDURE_STATE`, else the user's own folder."""
+    """The path in `PERDURE_STATE`, else the user's own folder.
+
+    Raises:
+        StateFolderError: if neither is known.
+    """
     if named := os.environ.get(STATE_VARIABLE):
         return Path(named).expanduser().absolute()
     return users_own_path()
 
 
 def users_own_path() -> Path:
-    """`perdure` in XDG's state folder, on every system."""
+    """`perdure` in XDG's state folder, on every system.
+
+    Raises:
+        StateFolderError: if the user has no home folder.
+    """
     # platformdirs would choose a folder below ~/Library on macOS, where existing state is not.
     base = os.environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "perdure"
+    try:
+        return (Path(base) if base else Path.home() / ".local" / "state") / "perdure"
+    except RuntimeError:
+        raise StateFolderError(
+            f"no home folder is known: HOME is not set, and no user has the ID {os.getuid()} here",
+            remedy=f"Set HOME, or {STATE_VARIABLE} to a folder that this user can write to.",
+        ) from None
 
 
 _OF_EARLIER_WORKERS = ("nodes", "history.db", "history.db-wal", "history.db-shm", "history.db-journal")
