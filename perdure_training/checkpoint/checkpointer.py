@@ -128,7 +128,8 @@ class Checkpointer:
         step = self._load_newest(world, state, agreed)
         if step is None and decision.distrusted:
             # To begin anew would cost the whole training.
-            step = self._load_distrusted(world, state)
+            last = self._agree(world, last_resort=True)
+            step = None if last.decision.step is None else self._load_from_memory(world, state, last)
         if step is None:
             world.begin_anew()
         return step
@@ -143,10 +144,6 @@ class Checkpointer:
             if step is not None or decision.step is None:
                 return step
         return self._load_from_memory(world, state, agreed)
-
-    def _load_distrusted(self, world: GenerationCheckpoints, state: MutableMapping[str, Any]) -> int | None:
-        agreed = self._agree(world, last_resort=True)
-        return None if agreed.decision.step is None else self._load_from_memory(world, state, agreed)
 
     def _load_from_memory(
         self, world: GenerationCheckpoints, state: MutableMapping[str, Any], agreed: AgreedStep

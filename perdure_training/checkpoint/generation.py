@@ -8,9 +8,8 @@ import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
-import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from perdure_training.background import lower_thread_priority
@@ -20,20 +19,19 @@ from perdure_training.checkpoint.cadence import AgreedCadence
 from perdure_training.checkpoint.direct import DirectSaves
 from perdure_training.checkpoint.durable import DurableCheckpoints, Metrics, connect_storage, place_of
 from perdure_training.checkpoint.finishing import SnapshotFinisher
-from perdure_training.checkpoint.generators import Generators
 from perdure_training.checkpoint.late_storage import LateStorage, all_reached
-from perdure_training.checkpoint.optimizers import prepare_optimizer
 from perdure_training.checkpoint.peers import Peers
 from perdure_training.checkpoint.planned_hold import Hold, PlannedHold
-from perdure_training.checkpoint.planned_state import OfAnotherWorld, StateOfRank
+from perdure_training.checkpoint.planned_state import OfAnotherWorld
 from perdure_training.checkpoint.refused_restore import await_other_world
 from perdure_training.checkpoint.resharding import Resharding
+from perdure_training.checkpoint.restored_state import RestoredState, of_each_rank
 from perdure_training.checkpoint.save_failures import SaveFailures
 from perdure_training.checkpoint.slots import Slots
 from perdure_training.checkpoint.staging import Layout, is_split_otherwise, meshes_of
 from perdure_training.checkpoint.state_search import NONE, UNUSED, Expected, Lookup, StateSearch
 from perdure_training.checkpoint.transfer import exchange
-from perdure_training.checkpoint.values import capture, is_object, load_snapshot, objects_in, own_values, put_into
+from perdure_training.checkpoint.values import capture, load_snapshot
 from perdure_training.checkpoint.world import Completeness, OnlyOne, RankIdentity, connect, snapshot_header
 from perdure_training.node_api.storage_link import find_storage
 from perdure_training.snapshots.agreement import Decision
@@ -121,7 +119,7 @@ class GenerationCheckpoints:
             step,
             saved=saved,
             arena=self.arena,
-            each_rank=_of_each_rank(state),
+            each_rank=of_each_rank(state),
             common=names_of_rank_0(state),
         )
 
@@ -143,7 +141,7 @@ class GenerationCheckpoints:
                 self.own,
                 self._name,
                 meshes=lambda: meshes or meshes_of(capture(state)),
-                each_rank=_of_each_rank(state),
+                each_rank=of_each_rank(state),
                 stored=stored,
                 required=required and stored and not again,
                 use={"replicated": self._replicated, "copies": self._peers.number, "name": self._name},
@@ -182,7 +180,7 @@ class GenerationCheckpoints:
         self._lookup = found.lookup
         if durable is None or not stores:
             return None
-        with _Room(state, replicated=self._replicated) as room:
+        with RestoredState(state, replicated=self._replicated) as room:
             loaded = durable.restore(found, room.target, self._store)
             if loaded is None:
                 return None
@@ -217,7 +215,7 @@ class GenerationCheckpoints:
     def _split_anew(self, decision: Decision, state: MutableMapping[str, Any], *, loaded: Slot | None = None) -> int:
         """Loads a step that is split in another way than the state; `loaded` is this rank's own snapshot of it."""
         assert decision.step is not None
-        with _Room(state, replicated=False) as room:
+        with RestoredState(state, replicated=False) as room:
             verified = None if loaded is None else self.own.ranks_of_node
             parts = Resharding(self.own, self._store, self.arena, decision, verified=verified)
             room.fill(parts.load(room.target))
@@ -523,40 +521,3 @@ class GenerationCheckpoints:
         if self._durable is not None:
             self._durable.close()
         self._place.leave()
-
-
-class _Room:
-    """A state that is to be restored, with the room that it lacks while its training has not begun. At the end of the
-    context a state of which nothing was restored is as it was."""
-
-    def __init__(self, state: MutableMapping[str, Any], *, replicated: bool) -> None:
-        self._state = state
-        optimizers = [value for value in objects_in(list(state.values())) if isinstance(value, torch.optim.Optimizer)]
-        self._prepared = [optimizer for optimizer in optimizers if prepare_optimizer(optimizer)]
-        self._filled = False
-        objects = [name for name, value in state.items() if is_object(value) and not isinstance(value, torch.nn.Module)]
-        self.target = StateOfRank(
-            values=capture(state),
-            objects=objects,
-            each_rank=_of_each_rank(state),
-            replicated=replicated,
-            from_rank_0=names_of_rank_0(state),
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if not self._filled:
-            for optimizer in self._prepared:
-                optimizer.state.clear()
-
-    def fill(self, saved: Mapping[str, Any]) -> None:
-        """Gives the state what was saved of it."""
-        put_into(self._state, own_values(self._state, saved))
-        self._filled = True
-
-
-def _of_each_rank(state: Mapping[str, Any]) -> frozenset[str]:
-    """Names of which each rank has its own value, and a new rank keeps its own."""
-    return frozenset(name for name, value in state.items() if isinstance(value, Generators))

@@ -216,8 +216,20 @@ def saved_parts(ranks: RankThreads) -> None:
             checkpointer.flush()
 
 
+def part_of_another_node(ranks: RankThreads, away: Path | None) -> None:
+    """A node leaves with what rank 1 has in memory."""
+    for path in list(ranks.memory.rglob("rank-1-of-*.[0-9]")):
+        if away is None:
+            path.unlink()
+        else:
+            path.rename(away / path.name)
+
+
 def test_a_smaller_world_waits_for_a_state_that_it_cannot_have_as_long_as_a_node_may_return(ranks: RankThreads):
     saved_parts(ranks)
+    away = ranks.memory.with_name("away")
+    away.mkdir()
+    part_of_another_node(ranks, away)
     know(ranks, may_return=True)
     ranks.prepare(1)
     raised: list[BaseException] = []
@@ -237,6 +249,8 @@ def test_a_smaller_world_waits_for_a_state_that_it_cannot_have_as_long_as_a_node
     assert thread.is_alive()
     # The node is back: the store of the world that waits ends with it.
     found = parts()
+    for path in away.iterdir():
+        path.rename(next(ranks.memory.glob("stage-0/*")) / path.name)
     know(ranks)
     assert ranks.begin(found) == [6] * RANKS
     assert [float(one["part"][0]) for one in found] == [6.0, 7.0]
@@ -248,6 +262,7 @@ def test_a_smaller_world_waits_for_a_state_that_it_cannot_have_as_long_as_a_node
 @pytest.mark.parametrize("on_loss", ["older", "wait"])
 def test_what_no_node_can_bring_back_is_not_waited_for_and_told(ranks: RankThreads, on_loss: str):
     saved_parts(ranks)
+    part_of_another_node(ranks, None)
     know(ranks, on_loss=on_loss)
     ranks.prepare(1)
     assert ranks.checkpointers[0].restore(parts()[0]) is None

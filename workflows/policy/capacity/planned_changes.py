@@ -216,9 +216,10 @@ def _refuse(state: RoleInJob, title: str, why: str, now: datetime) -> RoleInJob:
 
 def _trains(state: RoleInJob) -> bool:
     """Whether the ranks of a world train, and nothing has stopped them."""
-    trains = state.stepping and state.interruption is None and not state.between_stages and state.outcome is None
-    # Ranks that wait for a state make no steps, and no checkpoint.
-    return trains and not state_loss.awaits(state)
+    if state_loss.awaits(state):
+        # They make no steps, and no checkpoint.
+        return False
+    return state.stepping and state.interruption is None and not state.between_stages and state.outcome is None
 
 
 def _request_hold(state: RoleInJob, postponed: PostponedChange, now: datetime) -> RoleInJob:

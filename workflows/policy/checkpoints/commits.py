@@ -400,16 +400,17 @@ def _restored(
         return claims.count(state, f"{text}, and does not have rank 0 of it")
     if restored.stops:
         return _stopped(state, node, restored, transition, job, now)
-    if restored.waits:
-        current = _is_current(state, node, transition.generation)
-        return state_loss.take(state, node, restored, transition, now) if current else state
     if restored.refused:
         if not _is_current(state, node, transition.generation):
             return state
         return other_size.refuse(state, restored, rank=node.rank, time=transition.time, job=job, now=now)
+    if restored.waits:
+        current = _is_current(state, node, transition.generation)
+        return state_loss.take(state, node, restored, transition, now) if current else state
     if restored.unusable:
         return _start_over(state, node, restored, transition, now)
-    state = other_size.loaded(state_loss.lose(state, node, restored, transition, now), transition.generation)
+    state = other_size.loaded(state, transition.generation)
+    state = state_loss.lose(state, node, restored, transition, now)
     known = state.checkpoints
     if restored.source is RestoreSource.NOTHING and transition.generation == known.restored_generation:
         # Another checkpointer of the script has loaded its state.
