@@ -148,3 +148,12 @@ def test_the_same_error_ends_a_job_whose_worlds_last_days():
         raised_in(job, 10, None, DAYS)
     assert job.state.outcome is not None
     assert job.incident.rule.startswith("same-error/1")
+
+
+def test_a_killed_rank_between_two_errors_begins_no_new_count():
+    job = Scenario("2", retry={"no_progress_limit": LIMIT}).ready(0, 1)
+    for _ in range(LIMIT):
+        raised_in(job, 10, None, DAYS).rank_killed(0).wait(1)
+        assert job.state.outcome is None
+    raised_in(job, 10, None, DAYS)
+    assert job.state.outcome is not None

@@ -80,7 +80,8 @@ def _is_another_after_long(state: RoleInJob, culprit: NodeFailure) -> bool:
     if (progress is not None and progress.source is ProgressSource.REPORTED) or culprit.time - begun < _LASTING:
         return False
     if culprit.failure is not known.last_failure:
-        return True
+        # A kill in between says nothing about the failures before and after it.
+        return known.last_failure in NEED_PROGRESS
     last = known.last_error
     return last is not None and culprit.raised_at not in ("", last.raised_at)
 
