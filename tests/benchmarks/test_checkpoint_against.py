@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from benchmarks.checkpoint.against import ALLOCATING, Figures, in_turn, ratio
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from benchmarks.checkpoint import against
+from benchmarks.checkpoint.against import ALLOCATING, Case, Figures, Saves, in_turn, ratio
 
 
-class Saves:
+class Turns:
     """Ranks that write down their turns."""
 
     def __init__(self, name: str, turns: list[str], seconds: list[float]) -> None:
@@ -20,8 +28,8 @@ def test_both_save_in_turn_with_another_first_in_each_pair_and_first_saves_do_no
     turns: list[str] = []
     allocating = [9.0] * ALLOCATING
     pairs = in_turn(
-        Saves("present", turns, [*allocating, 1.0, 2.0, 3.0]),
-        Saves("former", turns, [*allocating, 2.0, 2.0, 2.0]),
+        Turns("present", turns, [*allocating, 1.0, 2.0, 3.0]),
+        Turns("former", turns, [*allocating, 2.0, 2.0, 2.0]),
         saves=3,
     )
     counted = turns[2 * ALLOCATING :]
@@ -32,3 +40,26 @@ def test_both_save_in_turn_with_another_first_in_each_pair_and_first_saves_do_no
         ({"stall": 3.0}, {"stall": 2.0}),
     ]
     assert ratio(pairs, "stall") == 1.0
+
+
+def test_the_last_line_has_the_ratio_of_each_state_and_the_largest(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    seconds = {"large": (0.2, 0.1), "small": (0.3, 0.4), "small, with copies": (0.1, 0.1)}
+
+    class Fixed:
+        def __init__(self, number: float) -> None:
+            self._number = number
+
+        def save(self) -> Figures:
+            return {"stall": self._number, "finished": 2 * self._number}
+
+    @contextmanager
+    def ranks_of(tree: Path, case: Case) -> Iterator[Saves]:
+        yield Fixed(seconds[case.name][tree != against.REPOSITORY])
+
+    monkeypatch.setattr(against, "ranks_of", ranks_of)
+    monkeypatch.setattr(against, "tree_of", lambda _: nullcontext(Path("former")))
+    figures = against.compare("abc", gigabytes=1, saves=2, console=Console())
+    assert figures == {"save_vs_former": 2.0, "large_vs_former": 2.0, "small_vs_former": 0.75, "copied_vs_former": 1.0}
+    assert "A save, compared with abc" in capsys.readouterr().out
