@@ -46,6 +46,7 @@ class Loss(StrEnum):
     NOTHING = "nothing"
     CHECKPOINT = "since the checkpoint"
     SAVE = "since the save"
+    WAITS = "nothing, once the world has its size again"
     ALL = "**all**"
 
 
@@ -61,6 +62,7 @@ _NOTHING = Cell(Loss.NOTHING, Loss.NOTHING)
 _SAVE = Cell(Loss.SAVE, Loss.SAVE)
 _MEMORY = Cell(Loss.ALL, Loss.CHECKPOINT)
 """Whatever was in memory."""
+_WAITS = Cell(Loss.WAITS, Loss.WAITS)
 _ALL = Cell(Loss.ALL, Loss.ALL)
 
 LOSSES: Mapping[Died, Mapping[Kind, Cell]] = {
@@ -69,8 +71,8 @@ LOSSES: Mapping[Died, Mapping[Kind, Cell]] = {
         Died.RANK: (_NOTHING, _NOTHING, _NOTHING, _SAVE, _NOTHING),
         Died.LAUNCHER: (_NOTHING, _NOTHING, _NOTHING, _SAVE, _NOTHING),
         Died.NODE: (_NOTHING, _NOTHING, _NOTHING, _SAVE, _NOTHING),
-        Died.SHRINKS: (_NOTHING, _NOTHING, _NOTHING, _SAVE, _ALL),
-        Died.GROWS: (_NOTHING, _NOTHING, _NOTHING, _SAVE, _ALL),
+        Died.SHRINKS: (_NOTHING, _NOTHING, _NOTHING, _SAVE, _WAITS),
+        Died.GROWS: (_NOTHING, _NOTHING, _NOTHING, _SAVE, _WAITS),
         Died.NEIGHBOURS: (_NOTHING, _MEMORY, _MEMORY, Cell(Loss.ALL, Loss.SAVE), _ALL),
         Died.ALL: (_MEMORY, _MEMORY, _MEMORY, Cell(Loss.ALL, Loss.SAVE), _ALL),
         Died.CONTROL: (_NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING),

@@ -34,6 +34,7 @@ from perdure_training.checkpoint.verification import is_intact
 from perdure_training.checkpoint.world import RankIdentity
 from perdure_training.node_api.bodies import UnsoundSteps
 from perdure_training.node_api.storage_link import StorageLink
+from perdure_training.snapshots.agreement import Decision
 from perdure_training.snapshots.arena import Arena, Header, Slot
 from tests.training.played_nodes import STAGE, Killed, Network, PlayedNode, PlayedSender
 
@@ -103,6 +104,11 @@ class PlayedGeneration(GenerationCheckpoints):
         super()._forget_after(step)
         world.pass_by(self.own.rank, Moment.AFTER_FORGETTING)
 
+    def _is_split_otherwise(self, loaded: Slot, state: Mapping[str, Any]) -> bool:
+        # Ranks that wait for one that is killed end, too.
+        _world().meet()
+        return super()._is_split_otherwise(loaded, state)
+
     def _load(self, slot: Slot, state: Any) -> None:
         _world().pass_by(self.own.rank, Moment.BEFORE_LOADING)
         super()._load(slot, state)
@@ -138,8 +144,8 @@ class PlayedResharding(Resharding):
         world.meet()
         return {"saved": saved, "part": self._own.rank, "weight": found[0]["weight"]}
 
-    def __init__(self, own: RankIdentity, store: Store, arena: Arena, decision: Any) -> None:
-        super().__init__(own, store, arena, decision)
+    def __init__(self, own: RankIdentity, store: Store, arena: Arena, decision: Decision, **options: Any) -> None:
+        super().__init__(own, store, arena, decision, **options)
         self._decision = decision
         self._arena = arena
 

@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from perdure_training.checkpoint import MemoryWriter
+from perdure_training.checkpoint.planned_state import OfAnotherWorld
 from scripts.losses import LOSSES, Died, Kind, Loss, name_of
 from tests.training.played_nodes import PlayedNode
 from tests.training.played_worlds import PlayedRank, PlayedSite, Saved, played_site, weight
@@ -25,8 +26,15 @@ class DcpRank(PlayedRank):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options, storage=False)
 
+    waits = False
+    """Whether only a world of another size can load what is there."""
+
     def restore(self) -> None:
-        self.writer = MemoryWriter(self.checkpointer)
+        try:
+            self.writer = MemoryWriter(self.checkpointer)
+        except OfAnotherWorld:
+            self.waits = True
+            return
         self.loaded = self.writer.step
         if self.loaded is not None:
             content = {"weight": torch.zeros(2), "part": torch.zeros(1)}
@@ -136,11 +144,15 @@ def test_a_state_loses_what_the_guide_says(site: PlayedSite, died: Died, kind: K
     training.train(2)
     made, durable = training.at, {name: saved.step for name, saved in site.stored.items()}
     training.begin(DIES[died](training))
+    if (LOSSES[died][kind].stored if stored else LOSSES[died][kind].without) is Loss.WAITS:
+        assert all(rank.waits for ranks in training.ranks.values() for rank in ranks if isinstance(rank, DcpRank))
+        left = training.nodes[:NODES]
+        training.begin([*left, *(site.node() for _ in range(NODES - len(left)))])
     for name, ranks in training.ranks.items():
         assert len({rank.at for rank in ranks}) == 1
         own = Kind.REPLICATED if KEPT[kind][name]["replicated"] else kind if kind is Kind.DCP else Kind.SPLIT
         cell = LOSSES[died][own]
-        expected = {Loss.NOTHING: made[name], Loss.ALL: 0, Loss.CHECKPOINT: durable.get(name)}
+        expected = {Loss.NOTHING: made[name], Loss.WAITS: made[name], Loss.ALL: 0, Loss.CHECKPOINT: durable.get(name)}
         assert training.at[name] == expected[cell.stored if stored else cell.without], name
 
 
