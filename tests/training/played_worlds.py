@@ -30,6 +30,7 @@ from perdure_training.checkpoint.generation import GenerationCheckpoints
 from perdure_training.checkpoint.peers import RECEIVER_VARIABLE, Peers
 from perdure_training.checkpoint.resharding import Resharding
 from perdure_training.checkpoint.staging import read_state
+from perdure_training.checkpoint.state_search import Found
 from perdure_training.checkpoint.verification import is_intact
 from perdure_training.checkpoint.world import RankIdentity
 from perdure_training.node_api.bodies import UnsoundSteps
@@ -160,9 +161,10 @@ class PlayedStorage(DurableCheckpoints):
     def stores(self) -> bool:
         return self.found is not None
 
-    def restore(self, state: Any, store: Store) -> tuple[int, str, dict[str, Any]] | None:
-        saved = self.found
-        assert saved is not None
+    def restore(self, found: Found, state: Any, store: Store) -> tuple[int, str, dict[str, Any]] | None:
+        saved, in_memory = self.found, found.lookup.in_memory
+        if saved is None or (in_memory is not None and saved.step <= in_memory):
+            return None
         content: dict[str, Any] = {"saved": saved, "weight": weight(saved)}
         if "part" in state.values:
             content["part"] = self._own.rank

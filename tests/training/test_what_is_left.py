@@ -236,7 +236,10 @@ class Machine(RuleBasedStateMachine):
             assert chosen in found
             passed_over = [version for version in found if version > chosen and not self._may_distrust(version)]
             assert not passed_over, f"{chosen} is loaded, and {passed_over} is whole"
-            self._check_loaded(world.ranks, self.made_in[chosen])
+            # A newer one in storage is loaded where the nodes remember that the memory had a newer one, too.
+            stored = self.site.stored.get("state")
+            is_stored = stored is not None and stored.step > chosen.step and world.ranks[0].loaded == stored.step
+            self._check_loaded(world.ranks, stored if is_stored and stored else self.made_in[chosen])
         loaded = {rank.state["saved"] for rank in world.ranks if rank.lives}
         if self.have_begun:
             [saved] = loaded
@@ -259,7 +262,9 @@ class Machine(RuleBasedStateMachine):
         assert all(one >= least for one, least in zip(after, kept, strict=True)), (
             f"whole after the loss of 0, 1, ... nodes: {after}, before the load of {went_back_to}: {before}"
         )
-        self.kept = self.levels(nodes)
+        # What is in memory goes where a newer one was loaded from storage.
+        is_newest = max((version.step for version in found), default=-1) >= went_back_to
+        self.kept = self.levels(nodes) if is_newest else [-1] * len(after)
 
     def _check_loaded(self, ranks: Sequence[PlayedRank], saved: Saved) -> None:
         for rank in ranks:
