@@ -1,4 +1,4 @@
-"""Watches the jobs that own datasets, on behalf of `perdure.workflows.dataset`."""
+"""Watches the jobs that own datasets, stores and archives, on behalf of `perdure.workflows.companion`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from temporalio import activity
 from temporalio.client import Client
 
-from perdure.agent.job_liveness import JobLiveness, OwnerLiveness
+from perdure.agent.job_liveness import JobLiveness, OwnerLiveness, query_job_liveness
 from perdure.workflows.companion import JobOwner
 
 logger = logging.getLogger(__name__)
@@ -29,8 +29,16 @@ class DatasetActivities:
 
     @property
     def watches(self) -> Sequence[Callable[..., Any]]:
-        """Activities that last for as long as a job, for the queue of watches."""
-        return (self.wait_for_job_end,)
+        """Activities for the queue of watches, of which one lasts for as long as a job."""
+        return (self.wait_for_job_end, self.job_runs)
+
+    @activity.defn
+    async def job_runs(self, owner: JobOwner) -> bool:
+        """Returns whether the server knows that the job runs, also again after a reset."""
+        liveness = await query_job_liveness(
+            self._client, job_id=owner.job_id, first_run_id=owner.job_first_run_id, rpc_timeout=_CALL_TIMEOUT
+        )
+        return liveness is JobLiveness.OPEN
 
     @activity.defn
     async def wait_for_job_end(self, owner: JobOwner) -> None:

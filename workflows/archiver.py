@@ -83,13 +83,15 @@ async def start_archiver(job: JobSpec, uid: str) -> None:
     if url is None:
         return
     job_id, first_run = job_workflow_id(job.namespace, job.name), workflow.info().first_execution_run_id
+    owner = JobOwner(job_id=job_id, job_first_run_id=first_run, check=job.timing.owner_check)
     await start_companion(
         ARCHIVER,
         ArchiverInput(
-            owner=JobOwner(job_id=job_id, job_first_run_id=first_run, check=job.timing.owner_check),
+            owner=owner,
             request=ArchiveRequest(namespace=job.namespace, name=job.name, uid=uid, first_run_id=first_run, url=url),
             report=ArchiveReport(folder=archive_folder(url, job.namespace, job.name, uid)),
         ),
+        owner=owner,
         workflow_id=archiver_workflow_id(job_id, uid),
         summary=f"archive of {job_id}",
     )

@@ -19,6 +19,7 @@ with workflow.unsafe.imports_passed_through():
     from perdure.workflows import options
     from perdure.workflows.cancellation import uncancelled
     from perdure.workflows.node_record import GroupInput
+    from perdure.workflows.patching import starts_again_after_reset
 
 
 class JobOwner(Message):
@@ -52,29 +53,56 @@ async def accompany(owner: JobOwner) -> bool:
     return ended
 
 
-async def start_companion(name: str, argument: Message, *, workflow_id: str, summary: str) -> None:
-    """Starts a workflow on behalf of a group; does nothing where it runs already.
+async def start_companion(name: str, argument: Message, *, owner: JobOwner, workflow_id: str, summary: str) -> None:
+    """Starts a workflow on behalf of a job or its group; does nothing where it runs already.
 
-    One that has completed belongs to a job that has ended, so it is not started again; one that was terminated begins
-    anew.
+    One that was terminated begins anew. So does one that has completed, as its job had ended, if that was reset since
+    and runs again. Without that it is not started for a job that has just ended.
 
     Args:
         name: The workflow's type.
         argument: Its argument.
+        owner: Its job.
         workflow_id: Its ID.
         summary: For the Temporal UI.
     """
+    again = WorkflowIDReusePolicy.ALLOW_DUPLICATE
+    for reuse in (WorkflowIDReusePolicy.ALLOW_DUPLICATE_FAILED_ONLY, again):
+        if reuse is again and not (starts_again_after_reset() and await _job_runs(owner)):
+            break
+        try:
+            await workflow.start_child_workflow(
+                name,
+                argument,
+                id=workflow_id,
+                parent_close_policy=workflow.ParentClosePolicy.ABANDON,
+                id_reuse_policy=reuse,
+                static_summary=summary,
+            )
+        except WorkflowAlreadyStartedError:
+            continue
+        return
+    workflow.logger.info("%s is already known", workflow_id)
+
+
+async def _job_runs(owner: JobOwner) -> bool:
+    """Whether the server knows that the job runs."""
     try:
-        await workflow.start_child_workflow(
-            name,
-            argument,
-            id=workflow_id,
-            parent_close_policy=workflow.ParentClosePolicy.ABANDON,
-            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE_FAILED_ONLY,
-            static_summary=summary,
+        return await workflow.execute_activity(
+            "job_runs",
+            owner,
+            task_queue=watch_task_queue(workflow.info().task_queue),
+            result_type=bool,
+            schedule_to_close_timeout=options.OWNER_PATIENCE,
+            start_to_close_timeout=options.OWNER_PATIENCE,
+            retry_policy=options.OWNER_RETRY,
+            summary=f"query whether {owner.job_id} runs again",
         )
-    except WorkflowAlreadyStartedError:
-        workflow.logger.info("%s is already known", workflow_id)
+    except ActivityError as error:
+        if is_cancelled_exception(error):
+            raise
+        workflow.logger.warning("%s could not be queried: %s", owner.job_id, error.cause or error)
+        return False
 
 
 async def _wait_for_end(owner: JobOwner) -> None:

@@ -114,6 +114,7 @@ async def start_dataset(group: GroupInput, needed: DatasetNeeded) -> None:
     await start_companion(
         DATASET,
         DatasetInput(owner=owner_of(group), uid=group.uid, name=needed.name, state=begin(needed.parameters)),
+        owner=owner_of(group),
         workflow_id=dataset_workflow_id(group.job_id, group.uid, needed.name),
         summary=f"dataset {needed.name} of {group.job_id}",
     )

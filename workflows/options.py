@@ -146,6 +146,9 @@ OWNER_RETRY = RetryPolicy(
 )
 """Indefinite: a dataset ends when its job has ended, whenever a worker finds that out."""
 
+OWNER_PATIENCE = timedelta(seconds=60)
+"""Longest time to learn whether a job runs whose dataset, store or archive is requested: agents repeat the request."""
+
 DATASETS_PER_GROUP = 64
 """Datasets that the nodes of one group can begin: a job has a few, and a program that names them in a loop must not
 start workflows without end."""

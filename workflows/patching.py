@@ -53,11 +53,6 @@ def starts_again_after_reset() -> bool:
     return workflow.patched("companions-of-reset-jobs")
 
 
-def archives_after_reset() -> bool:
-    """Whether a run that was reset has its job archived once more."""
-    return workflow.patched("archives-after-reset")
-
-
 def bounds_grants() -> bool:
     """Whether this run of a dataset bounds what an exchange looks through; call it once, in `workflow.init`. An earlier
     run would take what it has granted for free when it is replayed."""

@@ -115,6 +115,7 @@ async def start_store(group: GroupInput) -> None:
     await start_companion(
         STORE,
         StoreInput(owner=owner_of(group), uid=group.uid),
+        owner=owner_of(group),
         workflow_id=store_workflow_id(group.job_id, group.uid),
         summary=f"store of {group.job_id}",
     )

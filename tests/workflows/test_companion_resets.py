@@ -8,14 +8,15 @@ import pytest
 from temporalio.client import WorkflowFailureError, WorkflowHandle
 from temporalio.exceptions import ApplicationError
 
-from perdure.contract import DatasetView, StoreAction, StoreView
+from perdure.contract import DatasetView, FailureKind, StoreAction, StoreNeeded, StoreView
 from perdure.contract.names import SCHEDULED_JOB, dataset_workflow_id
 from perdure.workflows.policy.services.spans import size, union
 from tests.workflows.fleet import Fleet, job_spec, submit
 from tests.workflows.jobs import node, reset, running, status, tasks
-from tests.workflows.test_dataset import Reader, begin
+from tests.workflows.played_node import PlayedNode
+from tests.workflows.test_dataset import QUICK_END, Reader, begin
 from tests.workflows.test_schedules import job_of, schedule_of, trigger
-from tests.workflows.test_store import two_callers
+from tests.workflows.test_store import Caller, two_callers
 
 Handle = WorkflowHandle[Any, Any]
 
@@ -87,3 +88,35 @@ async def test_a_job_ends_with_the_workflow_of_its_schedule_that_was_reset_to_it
         await job.cancel()
         with pytest.raises(WorkflowFailureError):
             await started.result()
+
+
+async def failed_and_reset(fleet: Fleet, job: Handle, *companions: Handle) -> PlayedNode:
+    """Fails a job, and resets it to its first task once the workflows beside it have ended; returns its new node."""
+    await (await node(fleet, job, 0)).fail(kind=FailureKind.COMMAND, exit_code=1)
+    with pytest.raises(WorkflowFailureError):
+        await job.result()
+    for companion in companions:
+        await companion.result()
+    fleet.nodes.clear()
+    await reset(job)
+    await running(fleet.client.get_workflow_handle(job.id), nodes=1)
+    return await node(fleet, job, 0)
+
+
+async def test_a_job_that_has_ended_and_is_reset_has_its_dataset_and_its_store_again(fleet: Fleet):
+    job = await submit(fleet, job_spec("1", timing=QUICK_END, retry={"max_restarts": 0}))
+    await running(job, nodes=1)
+    played = await node(fleet, job, 0)
+    await begin(job, played)
+    await played.to_group("store_needed", StoreNeeded)
+    reader, caller = Reader(fleet, job.id, played, 0), Caller(fleet, played)
+    await reader.exchange(shards=4)
+    await caller.ask(StoreAction.ADD, "count", amount=3)
+    dataset = fleet.client.get_workflow_handle(dataset_workflow_id(job.id, played.request.node.uid, "train"))
+    played = await failed_and_reset(fleet, job, dataset, caller.store)
+    await begin(job, played)
+    await played.to_group("store_needed", StoreNeeded)
+    reader = Reader(fleet, job.id, played, 0)
+    await reader.read_all()
+    assert reader.consumed == ((0, 2000),), "the job runs again, and reads all of its samples"
+    assert (await Caller(fleet, played).ask(StoreAction.ADD, "count", amount=2)).number == 2
