@@ -91,7 +91,7 @@ def test_a_world_of_another_size_is_refused_values_that_differ_by_name_on_all_ra
     names = "experts, loader.order, loader.position differ between the 3 ranks that saved it"
     assert names in texts[0]
     assert_same(untouched, states(size))
-    [reported] = [one for one in ranks.agent.restores if one.refused]
+    [reported] = wait_for(lambda: [one for one in ranks.agent.restores if one.refused])
     assert (reported.step, reported.source, reported.of_ranks) == (2, RestoreSource.STORAGE, 3)
     assert names in reported.refused
 
@@ -212,20 +212,24 @@ def test_a_checkpointer_of_one_rank_computes_no_checksums(ranks: RankThreads, mo
     stored(ranks, 1, states(1, filled=1))
 
 
+def with_mask(weights: torch.Tensor, **loader: Any) -> dict[str, Any]:
+    return {"weights": weights, "loader": loader}
+
+
 @pytest.mark.parametrize(
     "target",
     [
-        {"weights": torch.zeros(4), "loader": {}},
-        {"weights": torch.zeros(4, dtype=torch.float64), "loader": {"position": 0}},
-        {"weights": torch.zeros(1), "loader": {"position": 0}},
+        with_mask(torch.zeros(4), position=0),
+        with_mask(torch.zeros(4, dtype=torch.float64), position=0, mask=torch.zeros(2)),
+        with_mask(torch.zeros(1), position=0, mask=torch.zeros(2)),
     ],
-    ids=["a name is missing", "another type", "another shape"],
+    ids=["a name of a tensor is missing", "another type", "another shape"],
 )
 def test_a_state_that_cannot_take_what_was_saved_as_it_is_is_refused(ranks: RankThreads, target: dict[str, Any]):
-    saved = [{"weights": torch.arange(4.0), "loader": {"position": 5}}]
-    ranks.begin([{"weights": torch.zeros(4), "loader": {"position": 0}}])
+    saved = [with_mask(torch.arange(4.0), position=5, mask=torch.ones(2))]
+    ranks.begin([with_mask(torch.zeros(4), position=0, mask=torch.zeros(2))])
     stored(ranks, 1, saved)
-    with pytest.raises(KeyError, match=r"weights|loader\.position"):
+    with pytest.raises(KeyError, match=r"weights|loader\.mask"):
         ranks.begin([target], lose_memory=True)
 
 

@@ -148,11 +148,8 @@ def test_the_agent_learns_how_the_state_is_kept(ranks: RankThreads):
 
 def test_ranks_with_two_checkpointers_do_not_wait_between_their_saves(ranks: RankThreads):
     with training(ranks) as running:
-        state = running.ranks.checkpointers
         second = [ranks.another(rank, 3, name="ema") for rank in range(3)]
-        ranks.checkpointers = second
         ranks.each(lambda rank: second[rank].restore({"step": 0}))
-        ranks.checkpointers = state
         ranks.agent.request_hold(HoldRequest(number=1, generation=1))
         assert running.continues()
         assert running.continues()
