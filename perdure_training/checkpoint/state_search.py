@@ -133,6 +133,7 @@ class StateSearch:
         self._begun = time.monotonic()
         self._told_agent = self._begun
         self._told_job: tuple[float, str] | None = None
+        self._warned = False
 
     def find(self, expected: Expected, lookup: Lookup, *, stores: bool, source: str) -> Found:
         """Looks in the storage for what is newer than the memory, and waits for what is known to exist.
@@ -190,6 +191,9 @@ class StateSearch:
         try:
             answer = self._link.insist({"request": "list", "place": self._place}, patience=0.0)
         except StorageAway as error:
+            if not self._warned:
+                self._warned = True
+                logger.warning("perdure: waits for the storage of checkpoints: %s", error)
             return Found(lookup=replace(lookup, storage=AWAY, problem=str(error)))
         everything: list[Json] = answer["checkpoints"]
         distrusted = [int(step) for step in answer.get("distrusted", ())]

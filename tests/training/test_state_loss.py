@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from perdure.contract import Restore, RestoreSource, StorageFinding
+from perdure.contract import CheckpointRestored, Restore, RestoreSource, StorageFinding
 from perdure_training.checkpoint import state_search
 from perdure_training.node_api.storage_link import StateLost
 from tests.support.waiting import wait_for
@@ -65,7 +65,13 @@ def restoring(ranks: RankThreads, found: list[dict[str, Any]]) -> Iterator[Futur
 
 
 def newest(ranks: RankThreads) -> Restore:
-    return wait_for(lambda: ranks.agent.searches)[-1]
+    """What the present world has reported when it had searched."""
+
+    def reported() -> list[Restore]:
+        messages = [one for one in ranks.agent.of(CheckpointRestored) if one.generation == ranks.agent.generation]
+        return [one.restored for one in messages if not one.restored.waits]
+
+    return wait_for(reported)[-1]
 
 
 def test_a_storage_that_is_not_mounted_is_waited_for_and_named(ranks: RankThreads):
