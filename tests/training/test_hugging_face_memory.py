@@ -24,7 +24,7 @@ class Model(nn.Module):
         super().__init__()
         self.linear = nn.Linear(2, 1)
 
-    def forward(self, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+    def forward(self, inputs: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
         return {"loss": self.linear(inputs).square().mean()}
 
 
@@ -130,12 +130,13 @@ def evaluated(
             eval_strategy=evaluate,
             eval_steps=3,
             metric_for_best_model="loss",
+            prediction_loss_only=True,
             restore_callback_states_from_checkpoint=True,
             report_to=[],
             use_cpu=True,
             disable_tqdm=True,
         )
-        data = cast("Any", [{"inputs": torch.ones(2) * number} for number in range(32)])
+        data = cast("Any", [{"inputs": torch.ones(2) * number, "labels": torch.zeros(1)} for number in range(32)])
         callbacks: list[Any] = [stopping, Counts(), Kills()]
         callbacks.insert(0 if first else 3, memory)
         torch.manual_seed(1)
