@@ -16,6 +16,8 @@ _OF_A_RANK: Final = re.compile(
 )
 """The end of what is before the number of a rank: also tensor, pipeline, data, expert, context, model and sequence
 parallel ranks."""
+_OF_A_SAVE: Final = re.compile(r"(step|epoch|iter(ation)?s?|checkpoint|ckpt|save|batch)[-_.=: ]*$", re.IGNORECASE)
+"""The end of what is before the number of a save."""
 _OF_SEVERAL: Final = re.compile(r"[-_]of[-_]\d", re.IGNORECASE)
 _SEVERAL: Final = re.compile(r"\d[-_]of[-_]$", re.IGNORECASE)
 _DISTRIBUTED: Final = re.compile(r"__\d+_\d+\.distcp")
@@ -33,15 +35,19 @@ class SavedName(NamedTuple):
     """The name without numbers."""
     ranks: str
     """The numbers of ranks; empty where there is none."""
+    counts_saves: bool = False
+    """A word says that a number counts saves."""
 
 
 def parse(name: str) -> SavedName:
     """Finds out what the numbers in a name count."""
     kind, save, family, ranks, end = "", "", "", list[str](), 0
+    counts_saves = False
     all_of_ranks = _DISTRIBUTED.fullmatch(name) is not None
     for number in _NUMBER.finditer(name):
         before, between, after = name[: number.start()], name[end : number.start()], name[number.end() :]
         is_rank = all_of_ranks or _OF_A_RANK.search(before) or _OF_SEVERAL.match(after) or _SEVERAL.search(before)
+        counts_saves = counts_saves or (not is_rank and _OF_A_SAVE.search(before) is not None)
         kind += between + (number[0] if is_rank else "#")
         save += between + ("@" if is_rank else number[0])
         family += between + ("@" if is_rank else "#")
@@ -49,4 +55,4 @@ def parse(name: str) -> SavedName:
             ranks.append(number[0])
         end = number.end()
     rest = name[end:]
-    return SavedName(kind + rest, save + rest, family + rest, ".".join(ranks))
+    return SavedName(kind + rest, save + rest, family + rest, ".".join(ranks), counts_saves)

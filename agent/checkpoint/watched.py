@@ -420,7 +420,8 @@ def _entries(versions: Mapping[Version, Sequence[WatchedFile]]) -> list[ChosenEn
 def _are_parts(newer: ChosenEntry, older: ChosenEntry) -> bool:
     """Whether two files whose names differ in a number may be parts of one save, though no word says so."""
     together = newer.version == older.version and newer.modified - older.modified <= _SAME_SAVE
-    return together and newer.is_file and older.is_file and newer.entry != older.entry
+    alike = newer.is_file and older.is_file and newer.entry != older.entry
+    return together and alike and not newer.name.counts_saves
 
 
 def _saved_with(one: ChosenEntry, damaged: ChosenEntry) -> bool:

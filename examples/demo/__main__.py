@@ -223,7 +223,7 @@ def done(incident: IncidentView) -> str:
     if incident.restored_step is None:
         return incident.action
     restored = describe_restore(incident.restored_step, incident.restored_from, incident.steps_again)
-    return f"{incident.action}; continued {restored}"
+    return f"{incident.action}; {restored}"
 
 
 async def train_alone(out: Path, steps: int) -> float:

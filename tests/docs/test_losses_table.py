@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.losses import LOSSES, Died, Kind, tested_by
+from scripts import losses
+from scripts.losses import LOSSES, Died, Kind
 from tests.docs.pages import ROOT
 
 PAGE = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
@@ -29,7 +30,7 @@ def test_the_table_has_every_cell():
 @pytest.mark.parametrize("died", Died, ids=lambda died: died.name.lower())
 def test_each_cell_names_a_test_that_is_there(died: Died):
     for _, kind, stored in (cell for cell in CELLS if cell[0] is died):
-        file, _, name = tested_by(died, kind, stored=stored).partition("::")
+        file, _, name = losses.tested_by(died, kind, stored=stored).partition("::")
         function, _, parameter = name.removesuffix("]").partition("[")
         assert (ROOT / file).is_file()
         found = getattr(importlib.import_module(".".join(Path(file).with_suffix("").parts)), function)

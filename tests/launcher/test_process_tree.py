@@ -17,6 +17,7 @@ from perdure_launcher.supervisor import process_tree
 from perdure_launcher.supervisor.process_tree import ProcessTree, explain_leftovers
 from perdure_launcher.system import processes
 from perdure_launcher.system.program_signals import ends_with_input
+from tests.support.waiting import wait_for
 
 SLEEPS = "import time; print('started', flush=True); time.sleep(60)"
 
@@ -70,7 +71,8 @@ def test_a_shell_that_was_just_forked_to_read_output_ends_with_it() -> None:
         assert shell.stdout is not None
         shell.stdout.readline()
         try:
-            assert ends_with_input(shell.pid, signal.SIGTERM)
+            # While it forks, a shell blocks the signal.
+            assert wait_for(lambda: ends_with_input(shell.pid, signal.SIGTERM))
         finally:
             os.killpg(shell.pid, signal.SIGKILL)
             os.close(reads)

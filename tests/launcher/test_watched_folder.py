@@ -81,6 +81,7 @@ def test_saves_that_the_script_soon_deletes_are_copied_after_a_copy_has_failed(
     saves.mkdir()
     watched = watch(agent, saves)
     place.parent.mkdir(exist_ok=True)
+    shutil.rmtree(place, ignore_errors=True)
     place.touch()
     ending = threading.Event()
 
