@@ -47,7 +47,8 @@ async def test_a_page_on_this_machine_is_reached_directly(proxied: list[str]) ->
     async with serving_metrics(nothing, 0, host="127.0.0.1") as port:
         found = await check_ui(endpoint(f"http://127.0.0.1:{port}/metrics"))
     assert found.verdict is Verdict.OK
-    assert proxied == []
+    # Others of this process may send something, too.
+    assert not [url for url in proxied if url.endswith("/metrics")]
 
 
 @pytest.mark.parametrize("host", ["temporal-ui", "temporal-ui.perdure.svc", "ui.perdure.svc.cluster.local"])
