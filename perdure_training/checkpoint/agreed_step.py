@@ -63,7 +63,6 @@ def agree_on_step(
     last_made: tuple[int, int] | None,
     last_complete: tuple[int, int] | None = None,
     stored: int | None = None,
-    resharded: bool = True,
     last_resort: bool = False,
 ) -> AgreedStep:
     """Tells all ranks what this one found, and follows the decision of rank 0. Every rank of the world calls it.
@@ -80,10 +79,9 @@ def agree_on_step(
             speaks for the node.
         last_complete: The same of the steps that all ranks had in memory.
         stored: As rank 0: the step of the checkpoint in storage that the job knows; None for none.
-        resharded: As in `decide`: the ranks agree once more without it, since this world cannot have that state.
         last_resort: As in `decide`: the ranks agree once more, since storage has nothing either.
     """
-    store = PrefixStore(f"agreed-{resharded:d}{last_resort:d}/", store)
+    store = PrefixStore(f"agreed-{last_resort:d}/", store)
     made_before: int | None = None
     obstacles: list[Finding] = []
     complete: int | None = None
@@ -107,7 +105,6 @@ def agree_on_step(
                 full=without_room,
                 unsound=own.unsound,
                 script_failures=own.script_failures,
-                resharded=resharded,
                 last_resort=last_resort,
             )
             complete = None if made_decision.distrusted else _newest_complete(own, reports)

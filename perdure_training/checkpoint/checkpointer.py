@@ -152,8 +152,8 @@ class Checkpointer:
             return world.restore_from_former(agreed, state)
         return world.restore_from_memory(agreed, state)
 
-    def _agree(self, world: GenerationCheckpoints, *, resharded: bool = True, last_resort: bool = False) -> AgreedStep:
-        agreed = world.agree(resharded=resharded, last_resort=last_resort)
+    def _agree(self, world: GenerationCheckpoints, *, last_resort: bool = False) -> AgreedStep:
+        agreed = world.agree(last_resort=last_resort)
         if world.own.rank == 0 and agreed.decision.reason:
             logger.warning("perdure: %s", agreed.decision.reason)
         return agreed

@@ -327,7 +327,7 @@ class GenerationCheckpoints:
         """Waits until nothing is being stored."""
         return self._durable is not None and self._durable.wait(timeout)
 
-    def agree(self, *, resharded: bool = True, last_resort: bool = False) -> AgreedStep:
+    def agree(self, *, last_resort: bool = False) -> AgreedStep:
         """Finds out which step all ranks load; see `decide` for the arguments."""
         agreed = agree_on_step(
             self.own,
@@ -337,7 +337,6 @@ class GenerationCheckpoints:
             last_made=self._last_made,
             last_complete=self._last_complete,
             stored=self._expected.stored,
-            resharded=resharded,
             last_resort=last_resort,
         )
         self._made_before = agreed.made_before

@@ -91,7 +91,6 @@ def decide(
     full: Collection[int] = (),
     unsound: UnsoundSteps | None = None,
     script_failures: Collection[int] | None = None,
-    resharded: bool = True,
     last_resort: bool = False,
 ) -> Decision:
     """Decides what a world loads.
@@ -103,7 +102,6 @@ def decide(
         unsound: The saved states that are not loaded; None for none.
         script_failures: The generations that the script's own failures have ended: other ends, such as the loss of a
             machine or a user's restart, say nothing about what was loaded. None where that is not known.
-        resharded: Whether what a world of another size saved may be loaded.
         last_resort: Whether the oldest of the distrusted ones is loaded, as there is nothing else: to begin anew would
             cost the whole training.
     """
@@ -117,7 +115,7 @@ def decide(
                 entry.replicas.add(holder)
             if one.replicated or one.world_size == world_size:
                 entry.holders.setdefault(one.rank, set()).add(holder)
-            elif resharded:
+            else:
                 entry.former.setdefault(one.rank, set()).add(holder)
                 entry.world_size = one.world_size
     distrusted: list[int] = []

@@ -245,8 +245,13 @@ def test_kubernetes_deletes_no_pod_because_its_machine_is_silent(own: list[Any],
 
 @pytest.mark.parametrize(
     ("earlier", "now"),
-    [([], STAYS), ([one | {"tolerationSeconds": 300} for one in STAYS], []), (STAYS, STAYS)],
-    ids=["none", "of the release before", "of this release"],
+    [
+        ([], STAYS),
+        ([one | {"tolerationSeconds": 300} for one in STAYS], []),
+        (STAYS, STAYS),
+        ([STAYS[0], STAYS[1] | {"tolerationSeconds": 60}], [STAYS[0]]),
+    ],
+    ids=["none", "of the release before", "of this release", "of this release, with a time of the template's own"],
 )
 def test_a_pod_of_a_group_is_like_those_that_an_earlier_release_has_made(earlier: list[Any], now: list[Any]):
     pod = manifest()

@@ -315,7 +315,6 @@ def test_a_world_of_another_size_splits_anew_what_all_ranks_of_the_former_one_ha
     assert (decision.step, decision.former, decision.holders) == (7, 2, {0: 0, 1: 1})
     assert decision.sources == {}
     assert decide({0: held(6, 7), 1: held(6, rank=1)}, world_size).step == 6, "of step 7 one rank's part is missing"
-    assert decide({0: held(7), 1: held(7, rank=1)}, world_size, resharded=False).step is None
 
 
 def test_a_step_of_this_worlds_size_is_loaded_as_it_is_if_it_is_as_new_as_that_of_a_former_world():

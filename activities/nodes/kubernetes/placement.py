@@ -63,14 +63,14 @@ def stay_on_silent_machine(spec: dict[str, Any]) -> None:
     anything shows that it has failed. A toleration of the template's own for these taints, with its time, stays.
     """
     tolerated: Sequence[Mapping[str, Any]] = spec.get("tolerations") or ()
-    added = [dict(one) for one in _STAYS if not any(_is_about(each, one["key"]) for each in tolerated)]
+    added = [dict(own) for own in _STAYS if not any(_is_about(other, own["key"]) for other in tolerated)]
     spec["tolerations"] = [*tolerated, *added]
 
 
 def stay_alike(spec: dict[str, Any], others: Sequence[Pod]) -> None:
     """Takes that back where its group, which takes only pods that are alike, has some of an earlier release."""
-    if any(one.key in _SILENT_MACHINE and one.toleration_seconds for pod in others for one in pod.spec.tolerations):
-        spec["tolerations"] = [one for one in spec["tolerations"] if one not in _STAYS]
+    limited = {known.key for pod in others for known in pod.spec.tolerations if known.toleration_seconds}
+    spec["tolerations"] = [own for own in spec["tolerations"] if own not in _STAYS or own["key"] not in limited]
 
 
 def _is_about(toleration: Mapping[str, Any], taint: str) -> bool:
