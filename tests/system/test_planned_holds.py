@@ -15,12 +15,13 @@ SHARDED = REPOSITORY / "examples" / "04-checkpoints" / "sharded.py"
 
 
 async def stepped_as(job: Job, world_size: int, *, beyond: int = 0) -> int:
-    """Waits for some steps of a world; returns the newest."""
+    """Waits for some steps of a world, and until the job knows that it makes them; returns the newest."""
 
     def enough() -> bool:
         return [size for number, size in sized_steps(job, 0) if number > beyond][-5:] == [world_size] * 5
 
     await eventually(enough, within=PATIENCE)
+    await job.running(nodes=world_size)
     return steps(job, 0)[-1]
 
 
