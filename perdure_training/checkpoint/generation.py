@@ -223,6 +223,9 @@ class GenerationCheckpoints:
         self._forget_after(decision.step)
         if loaded is not None:
             self.slots.adopt(decision.step, loaded=loaded)
+        else:
+            # What an earlier world of this size has left here is older, and no rank will have it again.
+            self.slots.begin_anew()
         self._loaded_any, self._left_until = True, [decision.step]
         # The others' memory has it as this world splits it, before any of what it was loaded from is deleted.
         self.save(decision.step, lambda: Layout(capture(state)), restores=decision.restores + 1)

@@ -103,6 +103,20 @@ def test_what_is_loaded_is_saved_as_this_world_splits_it_before_the_former_world
     assert world.begin(again)[1] == again["step"] == 9
 
 
+def test_what_an_earlier_world_of_this_size_has_left_keeps_no_room_from_newer_steps(world: World):
+    # As in the memory of a node that comes back, whose launcher was killed before the world had another size.
+    for step in (3, 4, 5):
+        save_as_rank(world.folder, {"step": step}, rank=0, world_size=1, step=step)
+    save_as_world(world.folder, [{"step": 7}] * 2)
+    checkpointer, step = world.begin({"step": 0})
+    assert step == 7
+    checkpointer.flush()
+    assert 7 in {header.step for _, header in Arena(world.folder / MEMORY).snapshots() if header.world_size == 1}
+    for number in (8, 9, 10, 11):
+        assert checkpointer.save(number, {"step": number})
+        checkpointer.flush()
+
+
 @pytest.fixture
 def process_group() -> Iterator[None]:
     """One of this rank alone, which DDP needs."""
