@@ -131,6 +131,10 @@ class PlannedHold:
                 self._lead(hold, step, common, until)
             while time.monotonic() < until and not self._store.check([self._key(hold, "over")]):
                 time.sleep(_LOOK)
+            return
+        # The store has ended with its generation, and so will this process: a step that it made now would be lost.
+        while time.monotonic() < until:
+            time.sleep(_LOOK)
 
     def _requested(self) -> Hold | None:
         assert self._link is not None
