@@ -25,7 +25,6 @@ from perdure.contract.checkpoints import (
 )
 from perdure.contract.identity import NodeCredentials
 
-_LONGEST_NAME = 64
 _NAMED = 8
 """Steps that are reported of one kind."""
 
@@ -74,8 +73,7 @@ def read_use(request: Json) -> SnapshotUse:
     Raises:
         ValueError: if that is not said.
     """
-    copies, name = max(read_number(request["copies"]), 0), str(request.get("name", ""))[:_LONGEST_NAME]
-    return SnapshotUse(replicated=bool(request.get("replicated")), copies=copies, name=name)
+    return SnapshotUse(replicated=bool(request.get("replicated")), copies=max(read_number(request["copies"]), 0))
 
 
 def read_number(value: Any) -> int:

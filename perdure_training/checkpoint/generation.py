@@ -18,7 +18,7 @@ from perdure_training.checkpoint.finishing import SnapshotFinisher
 from perdure_training.checkpoint.former_snapshots import FormerSnapshots
 from perdure_training.checkpoint.generation_storage import GenerationStorage
 from perdure_training.checkpoint.peers import Peers
-from perdure_training.checkpoint.planned_hold import Hold, PlannedHold
+from perdure_training.checkpoint.planned_hold import HeldState, Hold, PlannedHold
 from perdure_training.checkpoint.planned_state import OfAnotherWorld
 from perdure_training.checkpoint.refused_restore import await_other_world
 from perdure_training.checkpoint.resharding import Resharding
@@ -66,7 +66,7 @@ class GenerationCheckpoints:
         self._former = FormerSnapshots(own, self.arena, self.slots, self._complete, self._peers)
         self._failures = SaveFailures()
         self.finisher = SnapshotFinisher(self.slots, self._complete, self._peers, self._failures)
-        use: Json = {"replicated": replicated, "copies": self._peers.number, "name": name}
+        use: Json = {"replicated": replicated, "copies": self._peers.number}
         self.storage = GenerationStorage(own, name, self._store, self.finisher, use=use)
         self._direct: DirectSaves | None = None
         """How steps are stored once this rank keeps no snapshots."""
@@ -76,26 +76,29 @@ class GenerationCheckpoints:
         self._last_made = newest_made(self.arena.folder) if first else None
         self._last_complete = newest_complete(self.arena.folder) if first else None
         self.made = MadeSteps(self.arena.folder, own.rank, generation=own.generation)
-        self._hold = PlannedHold(own, connect(own, name), self._complete, find_storage())
+        self._hold = PlannedHold(own, name, connect(own, ""), find_storage())
         self.source: str | None = None
         """Where the state was loaded from: "memory", "peer" for that of another node, "storage"; None for nowhere."""
         self.received = 0
         """Bytes that other ranks have sent for that."""
 
     def hold_at(self, step: int) -> Hold | None:
-        """The request for which this rank waits once it has saved a step, since a change that is planned ends it."""
+        """The request for which a step is saved, since a change that is planned ends this rank."""
         return self._hold.due(step)
 
     def wait_at(self, hold: Hold, step: int, state: Mapping[str, Any], *, saved: bool) -> None:
-        """Waits at a step until this process is ended; returns where the training continues."""
-        self._hold.wait(
-            hold,
-            step,
+        """Waits at a step until this process is ended, once all checkpointers of the script have saved; returns where
+        the training continues."""
+        held = HeldState(
+            step=step,
             saved=saved,
+            replicated=self._replicated,
             arena=self.arena,
             each_rank=of_each_rank(state),
             common=names_of_rank_0(state),
+            complete=self._complete,
         )
+        self._hold.wait(hold, held)
 
     def restore_from_storage(self, state: MutableMapping[str, Any], agreed: AgreedStep) -> int | None:
         """Loads the newest undamaged checkpoint that is newer than what all ranks have in memory; returns its step.
