@@ -50,6 +50,7 @@ def read_report(node: NodeCredentials, request: Json, *, generation: int) -> Che
         lookup=_read_lookup(request["lookup"]) if request.get("lookup") else None,
         waits=bool(request.get("waits")),
         stops=bool(request.get("stops")),
+        apart=str(request.get("apart") or ""),
     )
     return CheckpointRestored(**envelope(node), generation=generation, restored=restored)
 

@@ -17,6 +17,7 @@ from perdure_training.checkpoint.direct import DirectSaves
 from perdure_training.checkpoint.finishing import SnapshotFinisher
 from perdure_training.checkpoint.former_snapshots import FormerSnapshots
 from perdure_training.checkpoint.generation_storage import GenerationStorage
+from perdure_training.checkpoint.other_states import OtherStates
 from perdure_training.checkpoint.peers import Peers
 from perdure_training.checkpoint.planned_hold import HeldState, Hold, PlannedHold
 from perdure_training.checkpoint.planned_state import OfAnotherWorld
@@ -24,6 +25,7 @@ from perdure_training.checkpoint.refused_restore import await_other_world
 from perdure_training.checkpoint.resharding import Resharding
 from perdure_training.checkpoint.restored_state import RestoredState, of_each_rank
 from perdure_training.checkpoint.save_failures import SaveFailures
+from perdure_training.checkpoint.save_turns import turns_of, write_of_one_count
 from perdure_training.checkpoint.slots import Slots
 from perdure_training.checkpoint.staging import Layout, is_split_otherwise
 from perdure_training.checkpoint.transfer import exchange
@@ -54,6 +56,10 @@ class GenerationCheckpoints:
         self.arena = Arena(own.folder / name, required=False)
         self._store = connect(own, name)
         self._place = OnlyOne(self._store, own, name)
+        self._name = name
+        self._turns = turns_of(own)
+        self._turns.add(name)
+        self._others = OtherStates(own, name, self._turns)
         self._complete = Completeness(connect(own, name), own.world_size)
         self._peers = Peers(own, connect(own, name), name=name, copies=copies)
         self.slots = Slots(
@@ -84,6 +90,8 @@ class GenerationCheckpoints:
 
     def hold_at(self, step: int) -> Hold | None:
         """The request for which a step is saved, since a change that is planned ends this rank."""
+        if self._turns.record(self._name, step) and self.own.local_rank == 0:
+            write_of_one_count(self.own.folder, self._turns.of_one_count)
         return self._hold.due(step)
 
     def wait_at(self, hold: Hold, step: int, state: Mapping[str, Any], *, saved: bool) -> None:
@@ -124,9 +132,10 @@ class GenerationCheckpoints:
         """Records that nothing was loaded."""
         self.slots.begin_anew()
         self.made.write_complete(0)
+        apart = self._others.begin(0)
         durable = self.storage.durable
         if durable is None or not durable.started_over:
-            self.storage.report(0, source="nothing")
+            self.storage.report(0, source="nothing", apart=apart)
 
     def restore_from_former(self, agreed: AgreedStep, state: MutableMapping[str, Any]) -> int:
         """Loads a step that a world of another size has in memory; returns it. Where this world cannot have that
@@ -219,7 +228,7 @@ class GenerationCheckpoints:
         self.made.write(step)
         self.source = source
         self.made.write_complete(step)
-        self.storage.report(step, source=source, folder=folder)
+        self.storage.report(step, source=source, folder=folder, apart=self._others.begin(step))
 
     def agree(self, *, last_resort: bool = False) -> AgreedStep:
         """Finds out which step all ranks load; see `decide` for the arguments."""
@@ -232,6 +241,7 @@ class GenerationCheckpoints:
             last_complete=self._last_complete,
             stored=self.storage.expected.stored,
             last_resort=last_resort,
+            others=self._others,
         )
         self.storage.remember(agreed, last_resort=last_resort)
         return agreed
@@ -361,6 +371,6 @@ class GenerationCheckpoints:
     def close(self) -> None:
         """Ends the threads that finish and store snapshots, once all that was saved is."""
         self.finisher.close()
-        self._hold.close()
+        self._turns.remove(self._name)
         self.storage.close()
         self._place.leave()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,6 +23,8 @@ from perdure_training.checkpoint.world import RankIdentity, connect
 from perdure_training.node_api.agent_client import Json
 from perdure_training.node_api.storage_link import find_storage
 from perdure_training.snapshots.findings import Finding
+
+logger = logging.getLogger(__name__)
 
 
 class GenerationStorage:
@@ -133,8 +136,10 @@ class GenerationStorage:
         self._lookup = found.lookup
         return found
 
-    def report(self, step: int, *, source: str, folder: str = "") -> None:
-        """Has the job learn with which step the training has begun."""
+    def report(self, step: int, *, source: str, folder: str = "", apart: str = "") -> None:
+        """Has the job learn with which step the training has begun, and how that differs from other checkpointers'."""
+        if apart and self._own.rank == 0:
+            logger.warning("perdure: %s", apart)
         again = None if self._made_before is None else max(self._made_before - step, 0)
         self._begun = partial(
             DurableCheckpoints.begin,
@@ -145,6 +150,7 @@ class GenerationStorage:
             distrusted=self._distrusted,
             obstacles=self._obstacles,
             lookup=self._lookup,
+            apart=apart,
         )
         if self.durable is not None:
             self._begun(self.durable)

@@ -25,7 +25,7 @@ from torch.distributed import Store
 
 from perdure_training.checkpoint.distributed_format import names_that_differ
 from perdure_training.checkpoint.resharding import FormerSnapshot
-from perdure_training.checkpoint.save_turns import SaveTurns
+from perdure_training.checkpoint.save_turns import SaveTurns, turns_of
 from perdure_training.checkpoint.world import Completeness, RankIdentity
 from perdure_training.node_api.agent_client import Json
 from perdure_training.node_api.storage_link import StorageAway, StorageLink, StorageProblem
@@ -91,8 +91,8 @@ class _Choice:
 class _RankHolds:
     """What the checkpointers of one rank have saved for a request."""
 
-    def __init__(self) -> None:
-        self.turns = SaveTurns()
+    def __init__(self, turns: SaveTurns) -> None:
+        self.turns = turns
         self.done = 0
         """The newest request that this rank has waited for."""
         self.seen = 0
@@ -153,18 +153,12 @@ class PlannedHold:
         self._name = name
         self._store = store
         self._link = link
-        self._rank = _ranks.setdefault((own.folder, own.generation, own.rank), _RankHolds())
-        self._rank.turns.add(name)
-
-    def close(self) -> None:
-        """Ends the part of a checkpointer that saves nothing more."""
-        self._rank.turns.remove(self._name)
+        self._rank = _ranks.setdefault((own.folder, own.generation, own.rank), _RankHolds(turns_of(own)))
 
     def due(self, step: int) -> Hold | None:
         """Returns the request for which this checkpointer saves `step`, whether it is due or not; None where there is
-        none. Every rank calls it at each step, and `wait` once it has saved."""
+        none. Every rank calls it at each step, which is recorded before, and `wait` once it has saved."""
         rank = self._rank
-        rank.turns.record(self._name, step)
         if self._link is None or (hold := self._requested()) is None or hold.number <= rank.done:
             return None
         try:
