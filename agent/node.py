@@ -317,8 +317,7 @@ class Node:
             return
         known = state.snapshots if generation == state.snapshots_in else None
         parts = [one for one in (known, use) if one is not None and not one.replicated]
-        name = use.name if known is None or known.name == use.name else ""
-        use = SnapshotUse(replicated=not parts, copies=min((one.copies for one in parts), default=0), name=name)
+        use = SnapshotUse(replicated=not parts, copies=min((one.copies for one in parts), default=0))
         if (generation, use) != (state.snapshots_in, state.snapshots):
             self._keep(snapshots=use, snapshots_in=generation)
 

@@ -25,7 +25,6 @@ from perdure.contract.checkpoints import (
 )
 from perdure.contract.identity import NodeCredentials
 
-_LONGEST_NAME = 64
 _NAMED = 8
 """Steps that are reported of one kind."""
 
@@ -51,6 +50,7 @@ def read_report(node: NodeCredentials, request: Json, *, generation: int) -> Che
         lookup=_read_lookup(request["lookup"]) if request.get("lookup") else None,
         waits=bool(request.get("waits")),
         stops=bool(request.get("stops")),
+        apart=str(request.get("apart") or ""),
     )
     return CheckpointRestored(**envelope(node), generation=generation, restored=restored)
 
@@ -74,8 +74,7 @@ def read_use(request: Json) -> SnapshotUse:
     Raises:
         ValueError: if that is not said.
     """
-    copies, name = max(read_number(request["copies"]), 0), str(request.get("name", ""))[:_LONGEST_NAME]
-    return SnapshotUse(replicated=bool(request.get("replicated")), copies=copies, name=name)
+    return SnapshotUse(replicated=bool(request.get("replicated")), copies=max(read_number(request["copies"]), 0))
 
 
 def read_number(value: Any) -> int:

@@ -235,8 +235,6 @@ class SnapshotUse(Message):
     """Every rank has the whole state."""
     copies: int = 0
     """The nodes that keep a copy of each snapshot."""
-    name: str = ""
-    """The checkpointer's; empty where the script has several, whose ranks do not wait at a step."""
 
 
 class WorldStart(Message):

@@ -236,6 +236,8 @@ class Restore(Message):
     """What they looked for, and what they found; None where an older release does not say it."""
     waits: bool = False
     """They have loaded nothing yet, and wait for a newer state than the one of this step and source."""
+    apart: ShortText = ""
+    """How the step differs from that of checkpointers that save the same steps; empty where it does not."""
 
 
 class HoldRequest(Message):

@@ -7,11 +7,13 @@ import json
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch.distributed import PrefixStore, Store
 
 from perdure_training.checkpoint.direct import MORE_MEMORY
+from perdure_training.checkpoint.other_states import OtherStates
 from perdure_training.checkpoint.slots import Slots
 from perdure_training.checkpoint.verification import is_left_intact
 from perdure_training.checkpoint.world import RankIdentity
@@ -64,6 +66,7 @@ def agree_on_step(
     last_complete: tuple[int, int] | None = None,
     stored: int | None = None,
     last_resort: bool = False,
+    others: OtherStates | None = None,
 ) -> AgreedStep:
     """Tells all ranks what this one found, and follows the decision of rank 0. Every rank of the world calls it.
 
@@ -80,6 +83,7 @@ def agree_on_step(
         last_complete: The same of the steps that all ranks had in memory.
         stored: As rank 0: the step of the checkpoint in storage that the job knows; None for none.
         last_resort: As in `decide`: the ranks agree once more, since storage has nothing either.
+        others: The states of other checkpointers, which are to continue from the same step; None for none.
     """
     store = PrefixStore(f"agreed-{last_resort:d}/", store)
     made_before: int | None = None
@@ -93,13 +97,16 @@ def agree_on_step(
         holdings = [{name: getattr(header, name) for name in Holding.__dataclass_fields__} for _, header in found]
         report = {"holdings": holdings, "full": full, "made": last_made, "complete": last_complete}
         report |= {"node": own.node, "origin": own.memory_origin, "damaged": damaged}
+        if others is not None:
+            report |= {"others": others.report(lambda arena: [header for _, header in _assigned_snapshots(own, arena)])}
         gathered = _gather(own, store, f"held/{attempt}", json.dumps(report))
         if gathered is not None:
             reports = [json.loads(text) for text in gathered]
             held = {rank: [Holding(**one) for one in report["holdings"]] for rank, report in enumerate(reports)}
             without_room = [rank for rank, report in enumerate(reports) if report["full"]]
             made_before = max((report["made"] for report in reports if report["made"]), default=(0, None))[1]
-            made_decision = decide(
+            decided = partial(
+                decide,
                 held,
                 own.world_size,
                 full=without_room,
@@ -107,7 +114,13 @@ def agree_on_step(
                 script_failures=own.script_failures,
                 last_resort=last_resort,
             )
+            made_decision = decided()
             complete = None if made_decision.distrusted else _newest_complete(own, reports)
+            of_all = others.steps([one.get("others", {}) for one in reports], unsound=own.unsound) if others else None
+            if of_all and (together := decided(only=of_all)).step is not None:
+                # A newer one that only this checkpointer has is not lost: its training has not gone beyond it.
+                made_decision = together
+                complete = together.step if complete is not None else None
             seen = max((one.step for some in held.values() for one in some), default=None)
             made_decision = replace(
                 made_decision,

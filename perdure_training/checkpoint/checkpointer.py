@@ -124,7 +124,7 @@ class Checkpointer:
         agreed = self._agree(world)
         decision = agreed.decision
         certain = decision.step is not None and decision.former is None and not decision.is_behind
-        world.begin_durable(state, stored=self._storage, required=not certain)
+        world.storage.connect(state, stored=self._storage, required=not certain)
         step = self._load_newest(world, state, agreed)
         if step is None and decision.distrusted:
             # To begin anew would cost the whole training.
@@ -190,7 +190,7 @@ class Checkpointer:
         hold = world.hold_at(step)
         if not (durable or hold is not None or self._cadence.is_due(step, agreed=agreed)):
             return False
-        world.measured(step, metrics)
+        world.storage.measured(step, metrics)
         with (
             self._events.save(step=step, durable=durable, by=_EMITTER) as span,
             self._cadence.measure(step, agreed=agreed, finishing=world.finisher.seconds) as measured,
@@ -199,7 +199,7 @@ class Checkpointer:
             measured.saved = saved
             span.add(saved=saved)
         self._save_stall.add(measured.seconds)
-        world.announce(step, every=self._cadence.every(agreed=agreed))
+        world.storage.announce(step, every=self._cadence.every(agreed=agreed))
         if self._cadence.is_auto:
             world.cadence.look(step)
         if world.own.rank == 0 and measured.every is not None:
@@ -225,7 +225,7 @@ class Checkpointer:
             storage.
         """
         self.flush()
-        return self._world is not None and self._world.wait_until_durable(timeout)
+        return self._world is not None and self._world.storage.wait(timeout)
 
     def close(self) -> None:
         """Waits as `flush` does, and saves nothing from then on; the snapshots stay. A script need not call it."""

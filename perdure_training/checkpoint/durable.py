@@ -139,6 +139,7 @@ class DurableCheckpoints:
         distrusted: Sequence[int] = (),
         obstacles: Sequence[Finding] = (),
         lookup: Lookup | None = None,
+        apart: str = "",
     ) -> None:
         """Records, and reports as rank 0, the step that was restored.
 
@@ -150,11 +151,12 @@ class DurableCheckpoints:
             distrusted: Newer steps that were not loaded because the job failed again after each load.
             obstacles: What was in memory, or missing there, and is not loaded.
             lookup: What was looked for and found.
+            apart: How the step differs from that of other checkpointers.
         """
         if self._schedule is not None and source != "nothing":
             self._schedule.begin(step)
         facts: Json = {"source": source, "folder": folder, "again": again, "distrusted": list(distrusted)}
-        facts |= {"place": self._place, "lookup": None if lookup is None else asdict(lookup)}
+        facts |= {"place": self._place, "lookup": None if lookup is None else asdict(lookup), "apart": apart}
         self._report(step, facts | {"memory": [asdict(obstacle) for obstacle in obstacles]})
 
     def announce(self, step: int, *, every: int) -> None:

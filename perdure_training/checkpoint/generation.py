@@ -5,38 +5,36 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
-
-from torch.distributed.device_mesh import DeviceMesh
 
 from perdure_training.background import lower_thread_priority
 from perdure_training.checkpoint.agreed_step import AgreedStep, agree_on_step
 from perdure_training.checkpoint.broadcast_buffers import names_of_rank_0
 from perdure_training.checkpoint.cadence import AgreedCadence
 from perdure_training.checkpoint.direct import DirectSaves
-from perdure_training.checkpoint.durable import DurableCheckpoints, Metrics, connect_storage, place_of
 from perdure_training.checkpoint.finishing import SnapshotFinisher
-from perdure_training.checkpoint.late_storage import LateStorage, all_reached
+from perdure_training.checkpoint.former_snapshots import FormerSnapshots
+from perdure_training.checkpoint.generation_storage import GenerationStorage
+from perdure_training.checkpoint.other_states import OtherStates
 from perdure_training.checkpoint.peers import Peers
-from perdure_training.checkpoint.planned_hold import Hold, PlannedHold
+from perdure_training.checkpoint.planned_hold import HeldState, Hold, PlannedHold
 from perdure_training.checkpoint.planned_state import OfAnotherWorld
 from perdure_training.checkpoint.refused_restore import await_other_world
 from perdure_training.checkpoint.resharding import Resharding
 from perdure_training.checkpoint.restored_state import RestoredState, of_each_rank
 from perdure_training.checkpoint.save_failures import SaveFailures
+from perdure_training.checkpoint.save_turns import turns_of, write_of_one_count
 from perdure_training.checkpoint.slots import Slots
-from perdure_training.checkpoint.staging import Layout, is_split_otherwise, meshes_of
-from perdure_training.checkpoint.state_search import NONE, UNUSED, Expected, Lookup, StateSearch
+from perdure_training.checkpoint.staging import Layout, is_split_otherwise
 from perdure_training.checkpoint.transfer import exchange
 from perdure_training.checkpoint.values import capture, load_snapshot
 from perdure_training.checkpoint.world import Completeness, OnlyOne, RankIdentity, connect, snapshot_header
+from perdure_training.node_api.agent_client import Json
 from perdure_training.node_api.storage_link import find_storage
 from perdure_training.snapshots.agreement import Decision
-from perdure_training.snapshots.arena import Arena, Header, NoRoom, Slot
-from perdure_training.snapshots.findings import Finding
+from perdure_training.snapshots.arena import Arena, NoRoom, Slot
 from perdure_training.snapshots.made_steps import MadeSteps, newest_complete, newest_made
 from perdure_training.snapshots.private_map import PrivateMap
 
@@ -45,17 +43,10 @@ logger = logging.getLogger(__name__)
 _ROOM_WITHIN = 60.0
 """Seconds for which a step that the script has stored waits for memory. Other steps do not wait."""
 _LOOK = 0.02
-_AWAITED = 3
-"""Steps whose copies are looked for, before what former worlds left is deleted."""
 
 
 class GenerationCheckpoints:
-    """A checkpointer's part in one generation.
-
-    Invariants:
-        - What a former world left is deleted once this one has a step with all its copies, and not before, unless there
-          is no room for both.
-    """
+    """A checkpointer's part in one generation."""
 
     def __init__(self, own: RankIdentity, name: str, *, copies: int, replicated: bool) -> None:
         """Begins to take part; see `Checkpointer` for the arguments."""
@@ -65,6 +56,10 @@ class GenerationCheckpoints:
         self.arena = Arena(own.folder / name, required=False)
         self._store = connect(own, name)
         self._place = OnlyOne(self._store, own, name)
+        self._name = name
+        self._turns = turns_of(own)
+        self._turns.add(name)
+        self._others = OtherStates(own, name, self._turns)
         self._complete = Completeness(connect(own, name), own.world_size)
         self._peers = Peers(own, connect(own, name), name=name, copies=copies)
         self.slots = Slots(
@@ -74,94 +69,44 @@ class GenerationCheckpoints:
             is_complete=self._complete.is_complete,
             give_up=self._complete.give_up,
         )
+        self._former = FormerSnapshots(own, self.arena, self.slots, self._complete, self._peers)
         self._failures = SaveFailures()
         self.finisher = SnapshotFinisher(self.slots, self._complete, self._peers, self._failures)
-        self._durable: DurableCheckpoints | None = None
-        self._name = name
-        self._late: LateStorage | None = None
-        """Set while not all ranks have reached their agents."""
-        self._begun: Callable[[DurableCheckpoints], None] | None = None
-        """Has the job learn with which step the training has begun."""
+        use: Json = {"replicated": replicated, "copies": self._peers.number}
+        self.storage = GenerationStorage(own, name, self._store, self.finisher, use=use)
         self._direct: DirectSaves | None = None
         """How steps are stored once this rank keeps no snapshots."""
         self._loaded_any = False
-        self._left_until: list[int] = []
-        """The steps of this world of which one must have its copies on other nodes before what former worlds left is
-        deleted; empty where nothing is left."""
         self.cadence = AgreedCadence(self._store)
-        self._made_before: int | None = None
-        """As rank 0: the newest step that the last world has made."""
-        self._distrusted: tuple[int, ...] = ()
-        self._obstacles: Sequence[Finding] = ()
         first = own.local_rank == 0
         self._last_made = newest_made(self.arena.folder) if first else None
         self._last_complete = newest_complete(self.arena.folder) if first else None
-        self._place_name = place_of(own, name)
-        self._expected = Expected.of(own, self._place_name)
-        self._searches = 0
-        self._lookup = Lookup(storage=UNUSED)
-        """As rank 0: what was looked for, and found."""
         self.made = MadeSteps(self.arena.folder, own.rank, generation=own.generation)
-        self._hold = PlannedHold(own, connect(own, name), self._complete, find_storage())
+        self._hold = PlannedHold(own, name, connect(own, ""), find_storage())
         self.source: str | None = None
         """Where the state was loaded from: "memory", "peer" for that of another node, "storage"; None for nowhere."""
         self.received = 0
         """Bytes that other ranks have sent for that."""
 
     def hold_at(self, step: int) -> Hold | None:
-        """The request for which this rank waits once it has saved a step, since a change that is planned ends it."""
+        """The request for which a step is saved, since a change that is planned ends this rank."""
+        if self._turns.record(self._name, step) and self.own.local_rank == 0:
+            write_of_one_count(self.own.folder, self._turns.of_one_count)
         return self._hold.due(step)
 
     def wait_at(self, hold: Hold, step: int, state: Mapping[str, Any], *, saved: bool) -> None:
-        """Waits at a step until this process is ended; returns where the training continues."""
-        self._hold.wait(
-            hold,
-            step,
+        """Waits at a step until this process is ended, once all checkpointers of the script have saved; returns where
+        the training continues."""
+        held = HeldState(
+            step=step,
             saved=saved,
+            replicated=self._replicated,
             arena=self.arena,
             each_rank=of_each_rank(state),
             common=names_of_rank_0(state),
+            complete=self._complete,
         )
-
-    def begin_durable(self, state: Mapping[str, Any], *, stored: bool, required: bool) -> None:
-        """Finds out whether the job stores checkpoints, and when.
-
-        Args:
-            state: What is saved.
-            stored: Whether it may be stored.
-            required: Nothing is in memory: to begin anew because the agent is away would cost the whole training.
-
-        Raises:
-            StorageAway: if that is required, and the agent does not answer.
-        """
-        meshes: Sequence[DeviceMesh] = ()
-
-        def reach(*, again: bool) -> DurableCheckpoints | None:
-            return connect_storage(
-                self.own,
-                self._name,
-                meshes=lambda: meshes or meshes_of(capture(state)),
-                each_rank=of_each_rank(state),
-                stored=stored,
-                required=required and stored and not again,
-                use={"replicated": self._replicated, "copies": self._peers.number, "name": self._name},
-                again=again,
-            )
-
-        durable = reach(again=False)
-        missing = durable is None and find_storage() is not None
-        if all_reached(self.own, self._store, reached=not missing):
-            self._durable = self.finisher.durable = durable
-            return
-        # Taken by the training's own thread, which changes the state later.
-        meshes = meshes_of(capture(state))
-        self._late = LateStorage(
-            self.own,
-            connect(self.own, self._name),
-            durable,
-            connect=lambda: reach(again=True),
-            on_reached=self._report_late,
-        )
+        self._hold.wait(hold, held)
 
     def restore_from_storage(self, state: MutableMapping[str, Any], agreed: AgreedStep) -> int | None:
         """Loads the newest undamaged checkpoint that is newer than what all ranks have in memory; returns its step.
@@ -170,15 +115,8 @@ class GenerationCheckpoints:
         Raises:
             StateLost: if a newer state existed, and the job does not go on without it.
         """
-        durable, decision = self._durable, agreed.decision
-        stores = durable is not None and durable.stores
-        self._searches += 1
-        source = "nothing" if decision.step is None else "peer" if decision.sources or decision.holders else "memory"
-        search = StateSearch(self.own, find_storage(), self._store, place=self._place_name, number=self._searches)
-        lookup = replace(self._lookup, storage=NONE, problem="")
-        found = search.find(self._expected, lookup, stores=stores, source=source)
-        self._lookup = found.lookup
-        if durable is None or not stores:
+        found, durable = self.storage.search(agreed), self.storage.durable
+        if durable is None or not durable.stores:
             return None
         with RestoredState(state, replicated=self._replicated) as room:
             loaded = durable.restore(found, room.target, self._store)
@@ -194,8 +132,10 @@ class GenerationCheckpoints:
         """Records that nothing was loaded."""
         self.slots.begin_anew()
         self.made.write_complete(0)
-        if self._durable is None or not self._durable.started_over:
-            self._begin(0, source="nothing")
+        apart = self._others.begin(0)
+        durable = self.storage.durable
+        if durable is None or not durable.started_over:
+            self.storage.report(0, source="nothing", apart=apart)
 
     def restore_from_former(self, agreed: AgreedStep, state: MutableMapping[str, Any]) -> int:
         """Loads a step that a world of another size has in memory; returns it. Where this world cannot have that
@@ -220,13 +160,13 @@ class GenerationCheckpoints:
             parts = Resharding(self.own, self._store, self.arena, decision, verified=verified)
             room.fill(parts.load(room.target))
         self.received += parts.received
-        self._forget_after(decision.step)
+        self._former.forget_after(decision.step)
         if loaded is not None:
             self.slots.adopt(decision.step, loaded=loaded)
         else:
             # What an earlier world of this size has left here is older, and no rank will have it again.
             self.slots.begin_anew()
-        self._loaded_any, self._left_until = True, [decision.step]
+        self._loaded_any, self._former.until = True, [decision.step]
         # The others' memory has it as this world splits it, before any of what it was loaded from is deleted.
         self.save(decision.step, lambda: Layout(capture(state)), restores=decision.restores + 1)
         self.begin_training(decision.step, source="peer")
@@ -240,7 +180,7 @@ class GenerationCheckpoints:
         """
         decision, own = agreed.decision, self.own
         assert decision.step is not None
-        self._forget_after(decision.step)
+        self._former.forget_after(decision.step)
         self._count_restore(agreed)
         if decision.sources:
             exchange(decision.sources, sent=agreed.sent(own.rank), own=own, room=agreed.room)
@@ -258,9 +198,9 @@ class GenerationCheckpoints:
         self.slots.adopt(decision.step, loaded=loaded)
         self._loaded_any = True
         if self._peers.wanted:
-            self._left_until = [decision.step]
+            self._former.until = [decision.step]
         else:
-            self._leave()
+            self._former.delete()
         # Other nodes, which may be new ones, get what was loaded.
         for slot, header in self.slots.complete():
             self.finisher.finish(slot, header)
@@ -288,47 +228,7 @@ class GenerationCheckpoints:
         self.made.write(step)
         self.source = source
         self.made.write_complete(step)
-        self._begin(step, source=source, folder=folder)
-
-    def _begin(self, step: int, *, source: str, folder: str = "") -> None:
-        again = None if self._made_before is None else max(self._made_before - step, 0)
-        self._begun = partial(
-            DurableCheckpoints.begin,
-            step=step,
-            source=source,
-            folder=folder,
-            again=again,
-            distrusted=self._distrusted,
-            obstacles=self._obstacles,
-            lookup=self._lookup,
-        )
-        if self._durable is not None:
-            self._begun(self._durable)
-
-    def _report_late(self, durable: DurableCheckpoints) -> None:
-        """Has the job learn with which step the training has begun, from an agent that was away then."""
-        if self._begun is not None:
-            self._begun(durable)
-
-    def _begin_late(self, step: int) -> None:
-        """Stores checkpoints from now on, if all ranks do."""
-        if self._late is not None and (durable := self._late.begun(step)) is not None:
-            self._durable = self.finisher.durable = durable
-            self._late = None
-
-    def announce(self, step: int, *, every: int) -> None:
-        """Has all ranks store a later step, if one is due."""
-        if self._durable is not None:
-            self._durable.announce(step, every=every)
-
-    def measured(self, step: int, metrics: Metrics) -> None:
-        """Remembers what was measured at a step, which may be stored."""
-        if self._durable is not None:
-            self._durable.measured(step, metrics)
-
-    def wait_until_durable(self, timeout: float) -> bool:
-        """Waits until nothing is being stored."""
-        return self._durable is not None and self._durable.wait(timeout)
+        self.storage.report(step, source=source, folder=folder, apart=self._others.begin(step))
 
     def agree(self, *, last_resort: bool = False) -> AgreedStep:
         """Finds out which step all ranks load; see `decide` for the arguments."""
@@ -339,20 +239,11 @@ class GenerationCheckpoints:
             self._store,
             last_made=self._last_made,
             last_complete=self._last_complete,
-            stored=self._expected.stored,
+            stored=self.storage.expected.stored,
             last_resort=last_resort,
+            others=self._others,
         )
-        self._made_before = agreed.made_before
-        if not last_resort:
-            self._lookup = Lookup(
-                stored=self._expected.stored,
-                complete=agreed.complete,
-                in_memory=agreed.decision.step,
-                seen_in_memory=agreed.seen,
-                storage=UNUSED,
-            )
-        self._distrusted = tuple(agreed.decision.distrusted)
-        self._obstacles = agreed.obstacles
+        self.storage.remember(agreed, last_resort=last_resort)
         return agreed
 
     def _load(self, slot: Slot, state: MutableMapping[str, Any]) -> None:
@@ -370,45 +261,6 @@ class GenerationCheckpoints:
             logger.warning("perdure: the restored snapshot stays in memory: %s", error)
         else:
             self.slots.release()
-
-    def _forget_after(self, step: int) -> None:
-        """Deletes what was saved after the step that is loaded: the training makes these steps again.
-
-        Other ranks of the node may already save again, so each deletes its own.
-        """
-        for slot, header in self.arena.snapshots():
-            if header.step > step and (header.rank == self.own.rank or self._is_left_by_others(header)):
-                slot.clear()
-        self.slots.reload()
-
-    def _leave_if_copied(self, step: int) -> None:
-        """Deletes what former worlds left if this one has its copies; `step` is saved next."""
-        if not self._left_until:
-            return
-        if any(self._complete.is_settled(one) for one in self._left_until):
-            self._leave()
-        else:
-            # The copies of a later step may succeed where those of the first did not.
-            self._left_until = [*self._left_until[-_AWAITED:], step]
-
-    def _leave(self) -> None:
-        """Deletes snapshots of ranks that are on other nodes, but not the copies that belong here, and those of worlds
-        of other sizes."""
-        self._left_until = []
-        copied = self._peers.ranks_that_copy_here()
-        for slot, header in self.arena.snapshots():
-            fits = header.replicated or header.world_size == self.own.world_size
-            if header.rank == self.own.rank:
-                is_left = not fits and header.generation < self.own.generation
-            else:
-                is_left = self._is_left_by_others(header) and not (fits and header.rank in copied)
-            if is_left:
-                slot.clear()
-
-    def _is_left_by_others(self, header: Header) -> bool:
-        """Whether this rank disposes of a snapshot: a rank of another node wrote it, before this world began."""
-        foreign = header.rank not in self.own.ranks_of_node
-        return foreign and self.own.local_rank == 0 and header.generation < self.own.generation
 
     def save(
         self,
@@ -428,14 +280,14 @@ class GenerationCheckpoints:
             restores: The number of worlds that have loaded this state.
             insists: Whether it waits for a slot that older steps use.
         """
-        self._begin_late(step)
-        if durable and self._durable is not None:
-            self._durable.expect(step)
+        self.storage.begin_late(step)
+        if durable:
+            self.storage.expect(step)
         try:
             saved = self._save(step, plan, durable=durable, restores=restores, insists=insists)
         except BaseException as error:
-            if durable and self._durable is not None:
-                self._durable.refuse(step, f"{type(error).__name__}: {error}")
+            if durable:
+                self.storage.refuse(step, f"{type(error).__name__}: {error}")
             if not isinstance(error, OSError):
                 raise
             self._failures.warn(step, error)
@@ -446,14 +298,14 @@ class GenerationCheckpoints:
 
     def refuse(self, step: int, problem: str, *, durable: bool) -> None:
         """Records that this rank does not save a step, so that the others do not wait for it."""
-        if durable and self._durable is not None:
-            self._durable.expect(step)
-            self._durable.refuse(step, problem)
+        if durable:
+            self.storage.expect(step)
+            self.storage.refuse(step, problem)
 
     def _save(self, step: int, plan: Callable[[], Layout], *, durable: bool, restores: int, insists: bool) -> bool:
         if self._direct is not None:
             return self._direct.save(step, plan, durable=durable)
-        direct = DirectSaves(self.own, self.arena, self._store, self._durable, replicated=self._replicated)
+        direct = DirectSaves(self.own, self.arena, self._store, self.storage.durable, replicated=self._replicated)
         try:
             if self.finisher.renew(self.arena):
                 self.made = MadeSteps(self.arena.folder, self.own.rank, generation=self.own.generation)
@@ -463,8 +315,8 @@ class GenerationCheckpoints:
         if not self._loaded_any:
             self._loaded_any = True
             # Kept until now as nothing was loaded: the next world may have the ranks that this one lacks.
-            self._leave()
-        self._leave_if_copied(step)
+            self._former.delete()
+        self._former.delete_if_copied(step)
         if durable:
             self.flush()
         until = time.monotonic() + (_ROOM_WITHIN if insists or (durable and direct.stores) else 0.0)
@@ -477,9 +329,9 @@ class GenerationCheckpoints:
                 try:
                     return self._copy(layout, slot, step, durable=durable, restores=restores)
                 except NoRoom as error:
-                    if self._left_until:
+                    if self._former.until:
                         # All ranks have loaded what they need of it.
-                        self._leave()
+                        self._former.delete()
                         continue
                     if not self.slots.pinned:
                         size = self.slots.count * layout.size
@@ -491,8 +343,8 @@ class GenerationCheckpoints:
                 break
             # Until other ranks have saved what this one has, or the storage has taken what is copied to it.
             time.sleep(_LOOK)
-        if durable and self._durable is not None:
-            self._durable.refuse(step, f"no room to save it within {_ROOM_WITHIN:.0f} s")
+        if durable:
+            self.storage.refuse(step, f"no room to save it within {_ROOM_WITHIN:.0f} s")
         return False
 
     def _copy(self, layout: Layout, slot: Slot, step: int, *, durable: bool, restores: int) -> bool:
@@ -519,7 +371,6 @@ class GenerationCheckpoints:
     def close(self) -> None:
         """Ends the threads that finish and store snapshots, once all that was saved is."""
         self.finisher.close()
-        self._hold.close()
-        if self._durable is not None:
-            self._durable.close()
+        self._turns.remove(self._name)
+        self.storage.close()
         self._place.leave()

@@ -92,6 +92,7 @@ def decide(
     unsound: UnsoundSteps | None = None,
     script_failures: Collection[int] | None = None,
     last_resort: bool = False,
+    only: Collection[int] | None = None,
 ) -> Decision:
     """Decides what a world loads.
 
@@ -104,22 +105,13 @@ def decide(
             machine or a user's restart, say nothing about what was loaded. None where that is not known.
         last_resort: Whether the oldest of the distrusted ones is loaded, as there is nothing else: to begin anew would
             cost the whole training.
+        only: The steps that may be loaded; None for all.
     """
-    saved: dict[tuple[int, int], _Saved] = {}
-    for holder, holdings in sorted(held.items()):
-        for one in holdings:
-            entry = saved.setdefault((one.step, one.generation), _Saved())
-            entry.restores = max(entry.restores, one.restores)
-            entry.size = max(entry.size, one.size)
-            if one.replicated:
-                entry.replicas.add(holder)
-            if one.replicated or one.world_size == world_size:
-                entry.holders.setdefault(one.rank, set()).add(holder)
-            else:
-                entry.former.setdefault(one.rank, set()).add(holder)
-                entry.world_size = one.world_size
+    saved = _by_version(held, world_size)
     distrusted: list[int] = []
     for (step, generation), entry in sorted(saved.items(), reverse=not last_resort):
+        if only is not None and step not in only:
+            continue
         if unsound is not None and unsound.has(generation=generation, step=step):
             continue
         sources = _sources(entry, world_size)
@@ -146,6 +138,36 @@ def decide(
         reason = f"step {steps} failed again after each load: not loaded"
         return Decision(step=None, sources={}, reason=reason, distrusted=distrusted)
     return Decision(step=None, sources={}, reason="no step is in memory for all ranks" if held_any(held) else "")
+
+
+def loadable_steps(
+    held: Mapping[int, Iterable[Holding]], world_size: int, *, unsound: UnsoundSteps | None = None
+) -> set[int]:
+    """Returns the steps of which enough is left for a world of this size; see `decide` for the arguments."""
+    return {
+        step
+        for (step, generation), entry in _by_version(held, world_size).items()
+        if not (unsound is not None and unsound.has(generation=generation, step=step))
+        and (_sources(entry, world_size) is not None or _holders(entry) is not None)
+    }
+
+
+def _by_version(held: Mapping[int, Iterable[Holding]], world_size: int) -> dict[tuple[int, int], _Saved]:
+    """What is left of each step of each generation."""
+    saved: dict[tuple[int, int], _Saved] = {}
+    for holder, holdings in sorted(held.items()):
+        for one in holdings:
+            entry = saved.setdefault((one.step, one.generation), _Saved())
+            entry.restores = max(entry.restores, one.restores)
+            entry.size = max(entry.size, one.size)
+            if one.replicated:
+                entry.replicas.add(holder)
+            if one.replicated or one.world_size == world_size:
+                entry.holders.setdefault(one.rank, set()).add(holder)
+            else:
+                entry.former.setdefault(one.rank, set()).add(holder)
+                entry.world_size = one.world_size
+    return saved
 
 
 def held_any(held: Mapping[int, Iterable[Holding]]) -> bool:

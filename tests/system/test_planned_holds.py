@@ -6,12 +6,22 @@ from pathlib import Path
 
 import pytest
 
+from perdure.contract import JobPhase
 from tests.support.allocation import REPOSITORY
 from tests.support.waiting import eventually
+from tests.system.kept_states import keep_states
 from tests.system.made_steps import sized_steps, steps
 from tests.system.site import PATIENCE, Job, Site
 
 SHARDED = REPOSITORY / "examples" / "04-checkpoints" / "sharded.py"
+
+
+async def known_to_step(job: Job, *, nodes: int) -> None:
+    """Waits until the job knows that all ranks of a world step: before that its changes are made at once."""
+    unseen = "no step was seen on every node yet"
+    await job.until(
+        lambda status: status.phase is JobPhase.RUNNING and status.nodes == nodes and unseen not in status.reason
+    )
 
 
 async def stepped_as(job: Job, world_size: int, *, beyond: int = 0) -> int:
@@ -21,7 +31,7 @@ async def stepped_as(job: Job, world_size: int, *, beyond: int = 0) -> int:
         return [size for number, size in sized_steps(job, 0) if number > beyond][-5:] == [world_size] * 5
 
     await eventually(enough, within=PATIENCE)
-    await job.running(nodes=world_size)
+    await known_to_step(job, nodes=world_size)
     return steps(job, 0)[-1]
 
 
@@ -53,3 +63,19 @@ async def test_a_split_state_that_shrinks_grows_and_moves_by_request_makes_no_st
     assert again == [], told
     texts = [one.text for incident in await job.incidents() for one in incident.evidence]
     assert sum("no step is lost" in text for text in texts) == 3
+
+
+@pytest.mark.long("survival")
+@pytest.mark.timeout(600)
+async def test_a_split_state_and_a_replicated_one_of_a_script_continue_together_after_planned_changes(site: Site):
+    kept = await keep_states(site, "split", "replicated", nodes="3")
+    await kept.stepping(world_size=3)
+    begun = kept.generation
+    for nodes in (2, 3):
+        await known_to_step(kept.job, nodes=5 - nodes)
+        await kept.job.client.scale(kept.job.name, nodes=str(nodes))
+        await kept.stepping(world_size=nodes)
+        assert kept.restored()["split"] == kept.restored()["replicated"]
+    assert kept.lost(since=begun) == {"split": 0, "replicated": 0}
+    texts = [one.text for incident in await kept.job.incidents() for one in incident.evidence]
+    assert sum("no step is lost" in text for text in texts) == 2, texts

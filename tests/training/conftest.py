@@ -36,8 +36,7 @@ def closed_checkpointers() -> Iterator[None]:
         yield
     for one in begun:
         one.finisher._staged.put(None)
-        if one._durable is not None:
-            one._durable.close()
+        one.storage.close()
 
 
 @pytest.fixture

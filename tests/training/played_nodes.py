@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -98,19 +98,28 @@ class Network:
     """Whether the rank that sends a copy is killed meanwhile."""
 
 
-def whole(
-    nodes: Sequence[PlayedNode], *, unsound: UnsoundSteps | None = None, intact: bool = False
-) -> dict[Version, int]:
-    """What these nodes have that a world of any size can load, with the number of ranks that saved it.
+class Left:
+    """What nodes have in memory at one moment, that a world of any size can load."""
 
-    Args:
-        nodes: The nodes.
-        unsound: What is not loaded.
-        intact: Whether the content counts, too.
-    """
-    parts: dict[Version, set[int]] = {}
-    sizes: dict[Version, int] = {}
-    for node in nodes:
+    def __init__(
+        self, nodes: Sequence[PlayedNode], *, unsound: UnsoundSteps | None = None, intact: bool = False
+    ) -> None:
+        """Reads what is there.
+
+        Args:
+            nodes: The nodes.
+            unsound: What is not loaded.
+            intact: Whether the content counts, too.
+        """
+        self._sizes: dict[Version, int] = {}
+        self._parts: list[dict[Version, set[int]]] = []
+        """The ranks of each version, by node."""
+        for node in nodes:
+            if not node.is_lost:
+                self._parts.append(self._read(node, unsound, intact=intact))
+
+    def _read(self, node: PlayedNode, unsound: UnsoundSteps | None, *, intact: bool) -> dict[Version, set[int]]:
+        parts: dict[Version, set[int]] = {}
         for slot, header in node.snapshots():
             version = Version(header.step, header.generation)
             if unsound is not None and unsound.has(generation=version.generation, step=version.step):
@@ -118,19 +127,25 @@ def whole(
             if intact and not is_intact(slot, header):
                 continue
             parts.setdefault(version, set()).update(range(header.world_size) if header.replicated else (header.rank,))
-            sizes[version] = header.world_size
-    return {version: sizes[version] for version, ranks in parts.items() if len(ranks) >= sizes[version]}
+            self._sizes[version] = header.world_size
+        return parts
 
+    def whole(self) -> dict[Version, int]:
+        """The versions that are whole, with the number of ranks that saved each."""
+        return {version: self._sizes[version] for version in self._versions(self._parts)}
 
-def newest_after_losses(
-    nodes: Sequence[PlayedNode], losses: int, *, unsound: UnsoundSteps | None = None, intact: bool = False
-) -> int:
-    """The newest step that is whole whichever of the nodes are lost; -1 for none."""
-    left = [one for one in nodes if not one.is_lost]
-    return min(
-        max((version.step for version in whole(some, unsound=unsound, intact=intact)), default=-1)
-        for some in combinations(left, max(len(left) - losses, 0))
-    )
+    def newest(self, losses: int, *, at_most: int | None = None) -> int:
+        """The newest step, of those up to `at_most`, that is whole whichever of the nodes are lost; -1 for none."""
+        left = combinations(self._parts, max(len(self._parts) - losses, 0))
+        found = ([version.step for version in self._versions(some)] for some in left)
+        return min(max((step for step in steps if at_most is None or step <= at_most), default=-1) for steps in found)
+
+    def _versions(self, nodes: Sequence[Mapping[Version, set[int]]]) -> list[Version]:
+        ranks: dict[Version, set[int]] = {}
+        for node in nodes:
+            for version, some in node.items():
+                ranks[version] = ranks.get(version, set()) | some
+        return [version for version, some in ranks.items() if len(some) >= self._sizes[version]]
 
 
 def damage(slot: Slot) -> None:

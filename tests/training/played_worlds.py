@@ -22,10 +22,11 @@ from unittest import mock
 import torch
 from torch.distributed import HashStore, PrefixStore, Store
 
-from perdure_training.checkpoint import Checkpointer, checkpointer, finishing, generation, peers
+from perdure_training.checkpoint import Checkpointer, checkpointer, finishing, generation, generation_storage, peers
 from perdure_training.checkpoint.agreed_step import AgreedStep
 from perdure_training.checkpoint.durable import DurableCheckpoints
 from perdure_training.checkpoint.finishing import SnapshotFinisher
+from perdure_training.checkpoint.former_snapshots import FormerSnapshots
 from perdure_training.checkpoint.generation import GenerationCheckpoints
 from perdure_training.checkpoint.peers import RECEIVER_VARIABLE, Peers
 from perdure_training.checkpoint.resharding import Resharding
@@ -99,12 +100,6 @@ class PlayedGeneration(GenerationCheckpoints):
         _world().pass_by(self.own.rank, Moment.BEFORE_COUNT)
         super()._count_restore(agreed, number)
 
-    def _forget_after(self, step: int) -> None:
-        world = _world()
-        world.pass_by(self.own.rank, Moment.BEFORE_FORGETTING)
-        super()._forget_after(step)
-        world.pass_by(self.own.rank, Moment.AFTER_FORGETTING)
-
     def _is_split_otherwise(self, loaded: Slot, state: Mapping[str, Any]) -> bool:
         # Ranks that wait for one that is killed end, too.
         _world().meet()
@@ -113,6 +108,16 @@ class PlayedGeneration(GenerationCheckpoints):
     def _load(self, slot: Slot, state: Any) -> None:
         _world().pass_by(self.own.rank, Moment.BEFORE_LOADING)
         super()._load(slot, state)
+
+
+class PlayedFormerSnapshots(FormerSnapshots):
+    """A rank that can be killed when it deletes what was saved after the step that it loads."""
+
+    def forget_after(self, step: int) -> None:
+        world = _world()
+        world.pass_by(self._own.rank, Moment.BEFORE_FORGETTING)
+        super().forget_after(step)
+        world.pass_by(self._own.rank, Moment.AFTER_FORGETTING)
 
 
 class PlayedResharding(Resharding):
@@ -437,13 +442,16 @@ def played_site(folder: Path) -> Iterator[PlayedSite]:
         "Peers": ToldPeers,
         "SnapshotFinisher": PlayedFinisher,
         "exchange": lambda *arguments, **options: _world().exchange(*arguments, **options),
+        "FormerSnapshots": PlayedFormerSnapshots,
         "Resharding": PlayedResharding,
         "connect_storage": storage,
         "threading": SimpleNamespace(Thread=Thread),
     }
     with ExitStack() as patches:
         for name, value in played.items():
-            patches.enter_context(mock.patch.object(generation, name, value))
+            for module in (generation, generation_storage):
+                if hasattr(module, name):
+                    patches.enter_context(mock.patch.object(module, name, value))
         patches.enter_context(mock.patch.object(finishing, "threading", SimpleNamespace(Thread=Thread)))
         patches.enter_context(mock.patch.object(checkpointer, "GenerationCheckpoints", PlayedGeneration))
         patches.enter_context(mock.patch.object(checkpointer, "dist", SimpleNamespace(is_initialized=lambda: True)))

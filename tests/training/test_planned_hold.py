@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from torch.distributed import Store
 from perdure.contract import CheckpointStored, HoldRequest, SnapshotUse
 from perdure_training.checkpoint import planned_hold
 from perdure_training.checkpoint.peers import Peers
+from perdure_training.checkpoint.planned_hold import HeldState
 from perdure_training.checkpoint.world import Completeness, RankIdentity
+from perdure_training.node_api.storage_link import StorageLink
 from perdure_training.snapshots.arena import Arena
 from tests.support.waiting import wait_for
 from tests.training.ranks_in_threads import RankThreads, State, rank_threads
@@ -149,17 +152,95 @@ def test_ranks_that_are_not_ended_train_on_and_requests_for_other_worlds_are_non
 def test_the_agent_learns_how_the_state_is_kept(ranks: RankThreads):
     ranks.begin([{"step": 0}] * 2, copies=2)
     wait_for(lambda: len(ranks.agent.uses) == 2)
-    assert ranks.agent.uses == [(1, SnapshotUse(replicated=False, copies=2, name="state"))] * 2
+    assert ranks.agent.uses == [(1, SnapshotUse(replicated=False, copies=2))] * 2
 
 
-def test_ranks_with_two_checkpointers_do_not_wait_between_their_saves(ranks: RankThreads):
+class Turns:
+    """A training whose ranks save two states in turn, each of which counts from a step of its own."""
+
+    def __init__(self, ranks: RankThreads, number: int, *, begins: dict[str, int], order: Sequence[str]) -> None:
+        ranks.prepare(number, name="model", copies=1)
+        average = [ranks.another(rank, number, name="average", replicated=True) for rank in range(number)]
+        checkpointers = {"model": ranks.checkpointers, "average": average}
+        self.states = [{name: {"step": begins[name]} for name in begins} for _ in range(number)]
+        ranks.each(lambda rank: [checkpointers[name][rank].restore(self.states[rank][name]) for name in checkpointers])
+        self._ranks = ranks
+        self._checkpointers = checkpointers
+        self._order = order
+        self._together = threading.Barrier(number)
+        self._threads = [threading.Thread(target=self._train, args=(rank,)) for rank in range(number)]
+        for thread in self._threads:
+            thread.start()
+
+    def _train(self, rank: int) -> None:
+        with suppress(threading.BrokenBarrierError):
+            while True:
+                self._together.wait()
+                for state in self.states[rank].values():
+                    state["step"] += 1
+                for name in self._order:
+                    state = self.states[rank][name]
+                    self._checkpointers[name][rank].save(state["step"], state)
+                time.sleep(0.01)
+
+    def continues(self) -> bool:
+        """Waits for a step after the present ones."""
+        newest = max(state["model"]["step"] for state in self.states)
+        return bool(wait_for(lambda: min(state["model"]["step"] for state in self.states) > newest))
+
+    def end(self) -> None:
+        self._ranks.agent.request_hold(None)
+        self._together.abort()
+        for thread in self._threads:
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("average", "order"),
+    [(0, ["model", "average"]), (0, ["average", "model"]), (500, ["model", "average"])],
+    ids=["one count", "in reverse", "counts of their own"],
+)
+def test_all_checkpointers_of_a_script_save_the_step_at_which_the_ranks_wait(
+    ranks: RankThreads, average: int, order: list[str]
+):
+    running = Turns(ranks, 3, begins={"model": 0, "average": average}, order=order)
+    try:
+        assert running.continues()
+        ranks.agent.request_hold(HoldRequest(number=1, generation=1, resizes=True))
+        [answer] = wait_for(lambda: answers(ranks))
+        assert not answer.problem
+        step = answer.stored.checkpoint.step
+        now = [{name: state["step"] for name, state in one.items()} for one in running.states]
+        assert now == [{"model": step, "average": step + average}] * 3
+        ranks.agent.request_hold(None)
+        assert running.continues()
+        assert len(answers(ranks)) == 1
+    finally:
+        running.end()
+
+
+def test_a_checkpointer_that_saves_no_more_is_not_waited_for(ranks: RankThreads):
     with training(ranks) as running:
         second = [ranks.another(rank, 3, name="ema") for rank in range(3)]
         ranks.each(lambda rank: second[rank].restore({"step": 0}))
+        ranks.each(lambda rank: second[rank].save(1, {"step": 1}))
+        assert running.continues()
         ranks.agent.request_hold(HoldRequest(number=1, generation=1))
+        assert not wait_for(lambda: answers(ranks))[0].problem
+
+
+def test_the_state_that_would_be_lost_is_named_where_there_are_several(ranks: RankThreads):
+    running = Turns(ranks, 2, begins={"model": 0, "average": 0}, order=["model", "average"])
+    for rank, state in enumerate(running.states):
+        state["model"]["expert"] = rank
+    try:
         assert running.continues()
+        ranks.agent.request_hold(HoldRequest(number=1, generation=1, resizes=True))
+        [answer] = wait_for(lambda: answers(ranks))
+        assert answer.problem.startswith("model: expert differs between ranks")
         assert running.continues()
-        assert not answers(ranks)
+    finally:
+        running.end()
 
 
 def test_a_rank_whose_store_has_ended_with_its_world_makes_no_step_before_it_is_ended(
@@ -168,18 +249,22 @@ def test_a_rank_whose_store_has_ended_with_its_world_makes_no_step_before_it_is_
     for name in ("_SAFE_WITHIN", "_ENDED_WITHIN", "_REPORTED_WITHIN", "_MARGIN"):
         monkeypatch.setattr(planned_hold, name, 0.1)
     store = mock.create_autospec(Store, instance=True)
-    store.check.side_effect = RuntimeError("the connection is closed")
+    store.check.side_effect = [True, RuntimeError("the connection is closed")]
+    store.get.return_value = json.dumps({"leader": "state", "at": 2, "step": 4, "turn": ["state"]}).encode()
+    link = mock.create_autospec(StorageLink, instance=True)
+    link.desired.return_value = {"hold": 1, "hold_generation": 1}
     own = RankIdentity(
         rank=1, world_size=2, local_rank=1, local_world_size=2, generation=1, folder=tmp_path, store=("127.0.0.1", 1)
     )
-    held = planned_hold.PlannedHold(own, store, mock.create_autospec(Completeness, instance=True), None)
+    planned = planned_hold.PlannedHold(own, "state", store, link)
+    hold = planned.due(4)
+    assert hold is not None
     began = time.monotonic()
-    held.wait(
-        planned_hold.Hold(number=1, resizes=False, copies=False),
-        4,
-        saved=True,
-        arena=Arena(tmp_path),
-        each_rank=(),
-        common=(),
+    complete = mock.create_autospec(Completeness, instance=True)
+    planned.wait(
+        hold,
+        HeldState(
+            step=4, saved=True, replicated=True, arena=Arena(tmp_path), each_rank=(), common=(), complete=complete
+        ),
     )
     assert time.monotonic() - began >= 0.4

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from perdure_training.node_api.bodies import UnsoundSteps
 from perdure_training.snapshots.agreement import TRUSTED_RESTORES
-from tests.training.played_nodes import PlayedNode, Version, damage, newest_after_losses, whole
+from tests.training.played_nodes import Left, PlayedNode, Version, damage
 from tests.training.played_worlds import Moment, PlayedRank, PlayedSite, Saved, played_site
 
 MOST_RANKS = 4
@@ -73,14 +73,18 @@ class Machine(RuleBasedStateMachine):
     def living(self) -> list[PlayedNode]:
         return [node for node in self.nodes if not node.is_lost]
 
-    def levels(self, nodes: list[PlayedNode], *, intact: bool = False) -> list[int]:
+    def levels(self, left: Left, *, at_most: int | None = None) -> list[int]:
         """The newest step that is whole after the loss of no node, of any one, and so on."""
         most = max(self.copies, 1 if self.replicated else 0)
-        return [newest_after_losses(nodes, lost, unsound=self.unsound, intact=intact) for lost in range(most + 1)]
+        return [left.newest(lost, at_most=at_most) for lost in range(most + 1)]
+
+    def left(self, nodes: list[PlayedNode], *, intact: bool = False) -> Left:
+        """What is left on nodes of what may be loaded."""
+        return Left(nodes, unsound=self.unsound, intact=intact)
 
     @invariant()
     def nothing_that_is_whole_is_deleted_before_something_newer_is(self) -> None:
-        now = self.levels(self.living)
+        now = self.levels(self.left(self.living))
         if self.unsound is not None and self.unsound.generation == self.site.generation:
             # The ranks do not know it yet: their steps take the room of sound ones until the job ends this world.
             self.kept = now
@@ -93,7 +97,7 @@ class Machine(RuleBasedStateMachine):
 
     def _lost(self) -> None:
         """Something was lost, and not by the job."""
-        self.kept = self.levels(self.living)
+        self.kept = self.levels(self.left(self.living))
 
     # Training
 
@@ -213,8 +217,8 @@ class Machine(RuleBasedStateMachine):
     def _begin(self, nodes: list[PlayedNode], kills: dict[int, Moment]) -> None:
         self.nodes = nodes
         self.is_certain = True
-        before = self.levels(nodes, intact=True)
-        found = whole(nodes, unsound=self.unsound, intact=True)
+        before = self.left(nodes, intact=True)
+        found = before.whole()
         had_any = any(node.snapshots() for node in nodes)
         world = self.site.begin(
             nodes,
@@ -261,14 +265,15 @@ class Machine(RuleBasedStateMachine):
                 saved = self.made_in[Version(decision.step, decision.generation)]
                 self.loads.setdefault(saved, []).append(self.site.generation)
                 self.made_in[Version(saved.step, self.site.generation)] = saved
-        after = self.levels(nodes, intact=True)
-        kept = [min(one, went_back_to) for one in before]
+        after = self.levels(self.left(nodes, intact=True))
+        # Newer steps are deleted: the training makes them again.
+        kept = self.levels(before, at_most=went_back_to)
         assert all(one >= least for one, least in zip(after, kept, strict=True)), (
-            f"whole after the loss of 0, 1, ... nodes: {after}, before the load of {went_back_to}: {before}"
+            f"whole after the loss of 0, 1, ... nodes: {after}, before the load of {went_back_to}: {kept}"
         )
         # What is in memory goes where a newer one was loaded from storage.
         is_newest = max((version.step for version in found), default=-1) >= went_back_to
-        self.kept = self.levels(nodes) if is_newest else [-1] * len(after)
+        self.kept = self.levels(self.left(nodes)) if is_newest else [-1] * len(after)
 
     def _check_loaded(self, ranks: Sequence[PlayedRank], saved: Saved) -> None:
         for rank in ranks:

@@ -27,8 +27,8 @@ from perdure.workflows.requests import check_scale
 from tests.policy.capacity.test_planned_changes import make_durable
 from tests.policy.scenario import UID, Scenario
 
-SPLIT = SnapshotUse(replicated=False, copies=1, name="state")
-ALONE = SnapshotUse(replicated=False, copies=0, name="state")
+SPLIT = SnapshotUse(replicated=False, copies=1)
+ALONE = SnapshotUse(replicated=False, copies=0)
 STORAGE: dict[str, Any] = {"checkpoint": {"storage": "file:///ckpt"}}
 PROBLEM = "expert differs between ranks, and a world of another size cannot split that"
 
@@ -180,12 +180,11 @@ def test_a_node_that_another_party_ends_is_released_once_its_copies_are_elsewher
     "job",
     [
         training(use=None),
-        training(use=SnapshotUse(replicated=True, copies=0, name="state")),
-        training(use=SnapshotUse(replicated=False, copies=1)),
+        training(use=SnapshotUse(replicated=True, copies=0)),
     ],
-    ids=["unknown", "replicated", "two checkpointers"],
+    ids=["unknown", "replicated"],
 )
-def test_ranks_that_need_not_wait_or_cannot_are_not_waited_for(job: Scenario):
+def test_ranks_that_need_not_wait_are_not_waited_for(job: Scenario):
     job.take(ScaleRequested(minimum=2, maximum=2)).those_that_leave_end()
     assert (job.generation, size(job)) == (2, 2)
 

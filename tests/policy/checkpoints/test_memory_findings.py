@@ -50,6 +50,15 @@ def test_a_restore_of_which_nothing_was_found_adds_no_evidence():
     assert job.state.incidents[-1].evidence == known
 
 
+def test_a_step_that_differs_from_another_checkpointers_is_evidence_also_where_nothing_is_loaded():
+    job = interrupted()
+    restored(job, generation=2, step=41, source=RestoreSource.MEMORY)
+    restored(job, generation=2, step=40, source=RestoreSource.MEMORY, apart="'b' continues from 40")
+    restored(job, generation=2, step=0, source=RestoreSource.NOTHING, apart="'c' begins anew")
+    texts = [one.text for one in job.state.incidents[-1].evidence]
+    assert texts[-2:] == ["'b' continues from 40", "'c' begins anew"]
+
+
 @pytest.mark.parametrize("origin", [None, *MemoryOrigin])
 @pytest.mark.parametrize("problem", list(MemoryProblem))
 def test_every_finding_has_a_text_that_names_the_node(problem: MemoryProblem, origin: MemoryOrigin | None):

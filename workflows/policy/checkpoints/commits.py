@@ -414,7 +414,7 @@ def _restored(
     known = state.checkpoints
     if restored.source is RestoreSource.NOTHING and transition.generation == known.restored_generation:
         # Another checkpointer of the script has loaded its state.
-        return state
+        return incidents.record_apart(state, restored, generation=transition.generation, time=transition.time)
     if transition.generation > known.restored_generation:
         # Else another checkpointer of the script, whose step may be another one.
         tries_older = bool(restored.distrusted) or (known.loaded is None and bool(known.distrusted))

@@ -29,15 +29,12 @@ def use_of(state: RoleInJob) -> SnapshotUse | None:
     if not uses:
         return None
     parts = [one for one in uses if not one.replicated]
-    name = uses[0].name if len({one.name for one in uses}) == 1 else ""
-    return SnapshotUse(replicated=not parts, copies=min((one.copies for one in parts), default=0), name=name)
+    return SnapshotUse(replicated=not parts, copies=min((one.copies for one in parts), default=0))
 
 
 def is_worthwhile(state: RoleInJob) -> bool:
-    """Whether the ranks are to wait: their state is split, so that each of them has a part that no other one has. Those
-    of a script with several checkpointers do not: the first one to wait would keep the others from saving that step."""
-    use = use_of(state)
-    return _is_split(state, use) and use is not None and bool(use.name)
+    """Whether the ranks are to wait: their state is split, so that each of them has a part that no other one has."""
+    return _is_split(state, use_of(state))
 
 
 def _is_split(state: RoleInJob, use: SnapshotUse | None) -> bool:

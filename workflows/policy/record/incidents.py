@@ -210,7 +210,17 @@ def record_restore(state: RoleInJob, restored: Restore, *, generation: int, rank
         evidence.append(Evidence(time=time, source=EvidenceSource.AGENT, text=found))
     if evidence:
         update["evidence"] = (*incident.evidence, *evidence)[-KEPT_EVIDENCE:]
-    return _replace(state, incident.replace(**update))
+    return record_apart(_replace(state, incident.replace(**update)), restored, generation=generation, time=time)
+
+
+def record_apart(state: RoleInJob, restored: Restore, *, generation: int, time: datetime) -> RoleInJob:
+    """Records how the step of one state differs from that of others with which it was saved."""
+    incident = next((known for known in reversed(state.own_incidents) if known.generation_after == generation), None)
+    if incident is None or not restored.apart:
+        return state
+    # It speaks against no node.
+    evidence = Evidence(time=time, source=EvidenceSource.AGENT, text=restored.apart)
+    return _replace(state, incident.replace(evidence=(*incident.evidence, evidence)[-KEPT_EVIDENCE:]))
 
 
 def record_verdict(state: RoleInJob, generation: int, found: Slowness, evidence: Evidence) -> RoleInJob:
