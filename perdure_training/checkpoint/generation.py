@@ -169,7 +169,7 @@ class GenerationCheckpoints:
         return decision.step
 
     def _load_parts(self, decision: Decision, state: MutableMapping[str, Any], *, loaded: Slot | None) -> None:
-        """Loads a step of former snapshots. Nothing refers to them afterwards, or deleting them would free no memory."""
+        """Loads a step of former snapshots. Nothing refers to them then: deleting them would free no memory."""
         with RestoredState(state, replicated=False) as room:
             verified = None if loaded is None else self.own.ranks_of_node
             parts = Resharding(self.own, self._store, self.arena, decision, verified=verified)

@@ -211,7 +211,7 @@ class Completeness:
             return self._store.check([_REFUSED])
 
     def is_settled(self, step: int) -> bool:
-        """Whether nothing that former worlds left is needed beside this step: all ranks have it, with all its copies."""
+        """Whether nothing that former worlds left is needed beside this step: all ranks have it and its copies."""
         with self._lock:
             # A rank may have given it up since it had its copies.
             counts = (self._store.add(f"{kind}/{step}", 0) for kind in ("copied", "saved"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,8 @@ FAULTS: dict[Died, Callable[[KeptStates], object]] = {
 @pytest.mark.parametrize("stored", [False, True])
 async def test_each_state_loses_what_the_guide_says(own_site: Site, stored: bool):
     storage = {"storage": f"file://{own_site.folder / 'storage'}", "every": 1_000_000}
-    training = await keep_states(own_site, *KINDS, nodes="3", **({"checkpoint": storage} if stored else {}))
+    spec: dict[str, Any] = {"checkpoint": storage} if stored else {}
+    training = await keep_states(own_site, *KINDS, nodes="3", **spec)
     await training.stepping()
     job, wrong = training.job, list[str]()
 
