@@ -110,6 +110,8 @@ class Trial:
         }
         if self.way is Way.STORAGE:
             spec["checkpoint"] = {"storage": f"file://{self.folder}/storage", "every": EVERY}
+            # What the lost node had in memory is newer, and the job would wait for it to come back.
+            spec["recovery"] = {"on_state_loss": "older"}
         try:
             self._submission = await self.plane.client.submit(spec)
         except PerdureError as error:
