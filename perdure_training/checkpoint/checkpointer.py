@@ -143,11 +143,12 @@ class Checkpointer:
             step = world.restore_from_storage(state, agreed)
             if step is not None or decision.step is None:
                 return step
-        return self._load_from_memory(world, state, agreed)
+        step = self._load_from_memory(world, state, agreed)
+        return world.restore_from_storage(state, agreed.without_step()) if step is None else step
 
     def _load_from_memory(
         self, world: GenerationCheckpoints, state: MutableMapping[str, Any], agreed: AgreedStep
-    ) -> int:
+    ) -> int | None:
         if agreed.decision.former is not None:
             return world.restore_from_former(agreed, state)
         return world.restore_from_memory(agreed, state)

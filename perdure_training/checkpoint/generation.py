@@ -21,7 +21,7 @@ from perdure_training.checkpoint.other_states import OtherStates
 from perdure_training.checkpoint.peers import Peers
 from perdure_training.checkpoint.planned_hold import HeldState, Hold, PlannedHold
 from perdure_training.checkpoint.planned_state import OfAnotherWorld
-from perdure_training.checkpoint.refused_restore import await_other_world
+from perdure_training.checkpoint.refused_restore import await_other_world, takes_older
 from perdure_training.checkpoint.resharding import Resharding
 from perdure_training.checkpoint.restored_state import RestoredState, of_each_rank
 from perdure_training.checkpoint.save_failures import SaveFailures
@@ -137,9 +137,9 @@ class GenerationCheckpoints:
         if durable is None or not durable.started_over:
             self.storage.report(0, source="nothing", apart=apart)
 
-    def restore_from_former(self, agreed: AgreedStep, state: MutableMapping[str, Any]) -> int:
+    def restore_from_former(self, agreed: AgreedStep, state: MutableMapping[str, Any]) -> int | None:
         """Loads a step that a world of another size has in memory; returns it. Where this world cannot have that
-        state, of which nothing was changed then, it waits for one that can.
+        state, of which nothing was changed then, it waits for one that can; None where the job continues with less.
 
         Raises:
             OfAnotherWorld: if none comes.
@@ -150,6 +150,11 @@ class GenerationCheckpoints:
         except OfAnotherWorld as error:
             # It speaks against this world, not against what was saved.
             self._count_restore(agreed, -1)
+            if takes_older(self.own, self._store):
+                if self.own.rank == 0:
+                    logger.warning("perdure: step %d in memory is not loaded: %s", agreed.decision.step, error.args[0])
+                self.storage.pass_over_memory()
+                return None
             await_other_world(self.own, error, step=agreed.decision.step or 0, source="memory")
 
     def _split_anew(self, decision: Decision, state: MutableMapping[str, Any], *, loaded: Slot | None = None) -> int:

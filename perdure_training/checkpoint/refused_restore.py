@@ -7,7 +7,10 @@ import logging
 import time
 from typing import NoReturn
 
+from torch.distributed import Store
+
 from perdure_training.checkpoint.planned_state import OfAnotherWorld
+from perdure_training.checkpoint.state_search import OLDER
 from perdure_training.checkpoint.world import RankIdentity
 from perdure_training.node_api.agent_client import Json
 from perdure_training.node_api.storage_link import StorageAway, StorageProblem, find_storage
@@ -20,6 +23,16 @@ _REPORTED_WITHIN = 60.0
 """Seconds in which the node's agent must take the report."""
 _LONGEST_TEXT = 1000
 _LOOK = 0.2
+
+
+def takes_older(own: RankIdentity, store: Store) -> bool:
+    """Whether the job continues with an older state where a world of another size would have to come. Every rank of the
+    world calls it."""
+    if own.rank == 0:
+        known = own.known
+        accepts = known is not None and (known.accepts_less or known.on_loss == OLDER)
+        store.set("takes-older", "yes" if accepts else "no")
+    return store.get("takes-older") == b"yes"
 
 
 def await_other_world(
