@@ -185,7 +185,7 @@ class Checkpointer:
             return False
         if problem := world.made.write(step) or watch.spoiled_by:
             # So that snapshots from before it are not overwritten.
-            world.refuse(step, problem, durable=durable)
+            world.refuse(step, problem, durable=durable, spoiled=bool(watch.spoiled_by))
             return False
         agreed = world.cadence.every(step) if self._cadence.is_auto else None
         hold = world.hold_at(step)

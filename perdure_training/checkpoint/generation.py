@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -68,6 +69,7 @@ class GenerationCheckpoints:
             world_size=None if replicated else own.world_size,
             is_complete=self._complete.is_complete,
             give_up=self._complete.give_up,
+            is_spoiled=self._complete.is_spoiled,
         )
         self._former = FormerSnapshots(own, self.arena, self.slots, self._complete, self._peers)
         self._failures = SaveFailures()
@@ -301,8 +303,13 @@ class GenerationCheckpoints:
             self._failures.passed()
         return saved
 
-    def refuse(self, step: int, problem: str, *, durable: bool) -> None:
-        """Records that this rank does not save a step, so that the others do not wait for it."""
+    def refuse(self, step: int, problem: str, *, durable: bool, spoiled: bool) -> None:
+        """Records that this rank does not save a step, so that the others do not wait for it; `spoiled` where its state
+        may not be sound, so that they overwrite nothing that the job may go back to."""
+        if spoiled:
+            # The store may have ended with its generation.
+            with contextlib.suppress(RuntimeError):
+                self._complete.spoil(step)
         if durable:
             self.storage.expect(step)
             self.storage.refuse(step, problem)
@@ -344,12 +351,14 @@ class GenerationCheckpoints:
                         return self._store_directly(direct).save(step, lambda layout=layout: layout, durable=durable)
             elif direct.is_needed:
                 return self._store_directly(direct).save(step, plan, durable=durable)
-            if time.monotonic() >= until:
+            if time.monotonic() >= until or self._complete.is_spoiled():
                 break
             # Until other ranks have saved what this one has, or the storage has taken what is copied to it.
             time.sleep(_LOOK)
         if durable:
-            self.storage.refuse(step, f"no room to save it within {_ROOM_WITHIN:.0f} s")
+            spoiled = "another rank's state may not be sound, and the job goes back"
+            room = f"no room to save it within {_ROOM_WITHIN:.0f} s"
+            self.storage.refuse(step, spoiled if self._complete.is_spoiled() else room)
         return False
 
     def _copy(self, layout: Layout, slot: Slot, step: int, *, durable: bool, restores: int) -> bool:
