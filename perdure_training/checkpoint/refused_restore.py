@@ -3,6 +3,7 @@ world. Nothing of their state or of what was saved has changed, and the script h
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from typing import NoReturn
@@ -18,7 +19,10 @@ from perdure_training.node_api.storage_link import StorageAway, StorageProblem, 
 logger = logging.getLogger(__name__)
 
 _PATIENCE = 3600.0
-"""Seconds for which the ranks wait for another world: the job decides how long it waits for nodes, and ends them."""
+"""Seconds without an answer of the node's agent after which a rank waits no longer. While it answers, the job decides
+how long it waits for nodes, and ends the ranks."""
+_KEPT_ALIVE = 10.0
+"""Seconds between two reports to the agent that this rank waits, so that its first step is not missed."""
 _REPORTED_WITHIN = 60.0
 """Seconds in which the node's agent must take the report."""
 _LONGEST_TEXT = 1000
@@ -48,7 +52,7 @@ def await_other_world(
         folder: The checkpoint's folder within the storage.
 
     Raises:
-        OfAnotherWorld: if there is no agent that takes the report, or no other world for an hour.
+        OfAnotherWorld: if there is no agent that takes the report, or none has answered for an hour.
     """
     link = find_storage()
     if link is None:
@@ -76,8 +80,13 @@ def await_other_world(
         except (StorageAway, StorageProblem) as problem:
             logger.warning("perdure: the job does not learn of it: %s", problem)
             raise error from None
-    begun = time.monotonic()
-    while time.monotonic() - begun < _PATIENCE:
+    heard = asked = time.monotonic()
+    while (now := time.monotonic()) - heard < _PATIENCE:
+        if now - asked >= _KEPT_ALIVE:
+            asked = now
+            with contextlib.suppress(StorageAway, StorageProblem):
+                link.ask({"request": "waiting", "generation": own.generation}, within=5.0)
+                heard = now
         # Signals are handled meanwhile, such as the SIGTERM with which the launcher ends the rank.
         time.sleep(_LOOK)
     raise error

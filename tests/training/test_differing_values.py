@@ -18,6 +18,7 @@ from perdure.contract import RestoreSource
 from perdure_training.checkpoint import refused_restore
 from perdure_training.checkpoint.differing import checksum_of
 from perdure_training.checkpoint.planned_state import OfAnotherWorld
+from perdure_training.node_api.storage_link import StorageAway, StorageLink
 from tests.support.waiting import wait_for
 from tests.training.ranks_in_threads import RankThreads, rank_threads
 
@@ -147,6 +148,26 @@ def test_what_a_world_of_another_size_can_load_is_loaded_in_place_of_a_newer_sta
     again = same(0)[:2]
     assert ranks.begin(again) == [2, 2]
     assert_same(again, same(2)[:2])
+
+
+def test_ranks_wait_for_another_world_as_long_as_the_agent_answers(ranks: RankThreads, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(refused_restore, "_PATIENCE", 0.6)
+    monkeypatch.setattr(refused_restore, "_KEPT_ALIVE", 0.0)
+    ranks.begin(states(3))
+    stored(ranks, 2, states(3, filled=2))
+    ranks.prepare(2, lose_memory=True)
+    with ThreadPoolExecutor(2) as threads:
+        waiting = [
+            threads.submit(one.restore, state) for one, state in zip(ranks.checkpointers, states(2), strict=True)
+        ]
+        wait_for(lambda: ranks.agent.awaited_state > 10)
+        assert not any(one.done() for one in waiting)
+
+        def away(*_: object, **__: object) -> None:
+            raise StorageAway("the agent does not answer")
+
+        monkeypatch.setattr(StorageLink, "ask", away)
+        assert {type(one.exception()) for one in waiting} == {OfAnotherWorld}
 
 
 def with_statistics(ranks: int, *, filled: int = 0) -> list[dict[str, Any]]:

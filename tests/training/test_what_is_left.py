@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -296,3 +297,11 @@ Machine.TestCase.settings = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 TestWhatIsLeft = Machine.TestCase
+
+
+@pytest.mark.long("survival")
+@pytest.mark.timeout(900)
+class TestWhatIsLeftInDepth(TestWhatIsLeft):
+    """The same with many more examples."""
+
+    settings = settings(TestWhatIsLeft.settings, max_examples=300)
