@@ -88,6 +88,14 @@ class StallDetector:
             self._began = (now, max(steps))
         self._steps, self._moved_at = steps, now
 
+    def excuse(self, now: float) -> None:
+        """Takes it that the ranks need not have stepped until now, as they wait at a step by request: that is no pause,
+        no gap between steps, and no part of any."""
+        if self._began is not None:
+            began, first = self._began
+            self._began = began + now - self._moved_at, first
+            self._moved_at = now
+
     def take_pauses(self) -> list[float]:
         """Returns the seconds of each pause that has ended since the last call."""
         taken, self._pauses = self._pauses, []

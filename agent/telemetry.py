@@ -172,6 +172,9 @@ class Telemetry:
 
     def _look_for_stall(self, now: float) -> None:
         stall, detector = self._node.config.timing.stall, self._ranks.stall_detector
+        hold = self._node.state.hold
+        if hold is not None and hold.generation == self._node.state.entered:
+            detector.excuse(now)
         idle = detector.idle(now)
         self._node.training.keep_pauses(detector.take_pauses())
         if idle is None:

@@ -122,7 +122,13 @@ class JobUpdates:
         if request.nodes:
             count = requests.node_count(self.state, self.job, request)
             events.append(
-                ScaleRequested(minimum=count.min, maximum=count.max, reason=request.reason, resources=request.resources)
+                ScaleRequested(
+                    minimum=count.min,
+                    maximum=count.max,
+                    reason=request.reason,
+                    resources=request.resources,
+                    older=request.older,
+                )
             )
         return tuple(events)
 

@@ -106,8 +106,14 @@ def check_scale(state: JobState, job: JobSpec, request: ScaleRequest) -> None:
         raise ApplicationError("resources: given without nodes; give both, such as auto for the specification's")
     if request.scaling is not None:
         _check_scaling(job, role.role, request.scaling, count)
-    if request.nodes and (lost := planned_changes.why_refused(role, job, largest=count.max)):
-        raise ApplicationError(f'nodes: got "{request.nodes}"; the state would be lost: {lost}')
+    lost = planned_changes.why_refused(role, job, largest=count.max) if request.nodes and not request.older else ""
+    if lost:
+        raise ApplicationError(
+            f'nodes: got "{request.nodes}"; the state would be lost: {lost}. With --older it is done nevertheless, and '
+            "the ranks continue with an older state, or begin anew"
+        )
+    if request.older and not request.nodes:
+        raise ApplicationError("older: given without nodes; it is about a world of another size")
     others = (other for other in state.views if other.role != role.role)
     taken = {
         service_address(job, state.uid, other.role, rank): other.role

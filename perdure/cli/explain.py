@@ -96,6 +96,8 @@ def _meaning(incident: IncidentView) -> str:
         return "a newer state than the ranks can load existed, and may come back: no step is thrown away meanwhile"
     if incident.observation and incident.observation.lost_state:
         return "steps that were made are made again"
+    if incident.observation and incident.observation.refused_change:
+        return "nothing was interrupted: the ranks found that a world of that size could not load what they have"
     if incident.observation and incident.observation.suspected:
         return "nothing was interrupted: the machine was checked beside a restart, after a failure that may be its own"
     if incident.observation and incident.observation.failed_check:
@@ -171,6 +173,8 @@ def _decision(incident: IncidentView) -> str:
         return "keep the nodes, and look for the state again each second"
     if incident.observation and incident.observation.lost_state:
         return "continue with what was there, and delete none of the checkpoints that were not loaded"
+    if incident.observation and incident.observation.refused_change:
+        return "keep the world as it is, and find out again ten minutes later, as long as the change is due"
     if incident.observation and incident.observation.suspected:
         return "keep the node; new nodes avoid its machine, where the backend chooses machines"
     if incident.observation and incident.observation.failed_check:
@@ -269,6 +273,11 @@ def _advice(incident: IncidentView, *, job: str, flag: str, ended: JobPhase | No
         return (
             "if the newer state is still somewhere: cancel the job, and submit it again with that storage, where its "
             "newest checkpoint is loaded: docs/checkpoints.md"
+        )
+    if incident.observation and incident.observation.refused_change:
+        return (
+            f"perdure scale {job} N --older{of_role}{flag} does it nevertheless: the ranks continue with an older "
+            "state, or begin anew: docs/checkpoints.md"
         )
     if incident.observation and incident.observation.failed_check:
         return f"have that machine looked at; perdure check {job}{flag} shows the others: docs/checks.md"

@@ -93,6 +93,14 @@ def scale(
             "--scale-plan", metavar="FILE", help="Do what this ScalePlan of DLRover says.", show_default=False
         ),
     ] = None,
+    older: Annotated[
+        bool,
+        typer.Option(
+            "--older",
+            help="Do it also where ranks of that number cannot load the newest state: they continue with an older one, "
+            "or begin anew.",
+        ),
+    ] = False,
     *,
     here: ChangeSession,
 ) -> None:
@@ -119,7 +127,7 @@ def scale(
     goal = {name: value for name, value in goal.items() if value is not None}
     resources = {what: amount for what, amount in (("cpu", cpu), ("memory", memory)) if amount is not None}
     if scale_plan is not None:
-        if nodes or role or resources or goal:
+        if nodes or role or resources or goal or older:
             raise typer.BadParameter(
                 "the plan states nodes, roles and resources itself, and no goal", param_hint="--scale-plan"
             )
@@ -131,8 +139,10 @@ def scale(
             "name the number of nodes, such as 2:8, a goal, such as --finish-by 6h, or a file with --scale-plan",
             param_hint="NODES",
         )
+    if older and (goal or nodes is None):
+        raise typer.BadParameter("it goes with a number of nodes, and with no goal", param_hint="--older")
     if not goal:
-        here.change(name, here.of(name, role).scale(nodes or "", resources), role=role)
+        here.change(name, here.of(name, role).scale(nodes or "", resources, older=older), role=role)
         return
 
     async def prepare(client: Client) -> tuple[JobStatus, Change]:

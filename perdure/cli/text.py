@@ -279,6 +279,8 @@ def incident_line(incident: IncidentView) -> str:
             after = "the ranks wait" if incident.closed_at is None else "the wait is over"
         if incident.observation.lost_state:
             after = "the older state was taken, and nothing was deleted"
+        if incident.observation.refused_change:
+            after = "the world kept its size"
         if incident.observation.failed_check:
             after = "the node was replaced" if incident.observation.refused else "the node was taken in"
         if incident.observation.suspected:

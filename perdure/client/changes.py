@@ -50,14 +50,20 @@ class Changes:
     role: str | None = None
     reason: str = ""
 
-    def scale(self, nodes: str, resources: Mapping[str, str] | None = None) -> Change:
-        """Changes the number of nodes, and what new ones request."""
+    def scale(self, nodes: str, resources: Mapping[str, str] | None = None, *, older: bool = False) -> Change:
+        """Changes the number of nodes, and what new ones request; with `older` also where the newest state is lost."""
         amounts = " and ".join(f"{text} of {name}" for name, text in (resources or {}).items())
-        request = ScaleRequest(nodes=nodes, role=self.role, reason=self.reason, resources=dict(resources or {}))
+        request = ScaleRequest(
+            nodes=nodes, role=self.role, reason=self.reason, resources=dict(resources or {}), older=older
+        )
+        plan = f"scale to {nodes} node{'' if nodes == '1' else 's'}"
+        plan += f", new nodes with {amounts}" if amounts else ""
         return Change(
-            f"scale to {nodes} node{'' if nodes == '1' else 's'}" + (f", new nodes with {amounts}" if amounts else ""),
+            f"{plan}, with an older state where the newest would be lost" if older else plan,
             lambda client: client.change(self.name, request, namespace=self.namespace),
-            check=lambda client: client.preview_scale(self.name, nodes, namespace=self.namespace, role=self.role),
+            check=lambda client: client.preview_scale(
+                self.name, nodes, namespace=self.namespace, role=self.role, older=older
+            ),
         )
 
     def goal(

@@ -27,6 +27,7 @@ class ScalingCalls(JobCalls):
         namespace: str | None = None,
         role: str | None = None,
         reason: str = "",
+        older: bool = False,
     ) -> Accepted:
         """Changes the number of nodes of the job, or of one role of several, or how it chooses that number.
 
@@ -38,11 +39,14 @@ class ScalingCalls(JobCalls):
             namespace: The job's namespace.
             role: The role that is meant, for a job with several.
             reason: The reason that the job keeps.
+            older: Whether it is done also where a world of that size cannot load the newest state: its ranks continue
+                with an older one, or begin anew.
 
         Raises:
             Refused: if the job does not accept that.
         """
-        return await self._update(name, namespace, "scale", _request(nodes, scaling, role, reason), Accepted)
+        request = _request(nodes, scaling, role, reason, older=older)
+        return await self._update(name, namespace, "scale", request, Accepted)
 
     async def preview_scale(
         self,
@@ -52,6 +56,7 @@ class ScalingCalls(JobCalls):
         scaling: Mapping[str, Any] | None = None,
         namespace: str | None = None,
         role: str | None = None,
+        older: bool = False,
     ) -> JobStatus:
         """Returns what the status would be right after `scale` with these arguments, and changes nothing: its `scaling`
         has what the job would choose.
@@ -59,7 +64,7 @@ class ScalingCalls(JobCalls):
         Raises:
             Refused: if the job would not accept that.
         """
-        request = _request(nodes, scaling, role, "")
+        request = _request(nodes, scaling, role, "", older=older)
         return await self._query(name, namespace, "preview_scale", JobStatus, request)
 
 
@@ -110,5 +115,8 @@ def finish_time(given: str, field: str) -> str:
     return time.isoformat()
 
 
-def _request(nodes: int | str, scaling: Mapping[str, Any] | None, role: str | None, reason: str) -> ScaleRequest:
-    return ScaleRequest(nodes=str(nodes), role=role, reason=reason, scaling=None if scaling is None else dict(scaling))
+def _request(
+    nodes: int | str, scaling: Mapping[str, Any] | None, role: str | None, reason: str, *, older: bool
+) -> ScaleRequest:
+    given = None if scaling is None else dict(scaling)
+    return ScaleRequest(nodes=str(nodes), role=role, reason=reason, scaling=given, older=older)

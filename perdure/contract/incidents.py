@@ -113,6 +113,8 @@ class Observation(Message):
     """Ranks waited for a newer state than they could load. Its entry is open until they continue."""
     lost_state: bool = False
     """Ranks continued with an older state than one that is known to have existed, or began without any."""
+    refused_change: bool = False
+    """A world of another size was not formed, since it could not load the state."""
     bad_number: bool = False
     """A rank reported a number that is not finite, and the training continued."""
     unrepaired: bool = False

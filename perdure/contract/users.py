@@ -40,6 +40,9 @@ class ScaleRequest(Message):
     scaling: dict[str, JsonValue] | None = None
     """The whole `scaling` of the role, as in a specification, which replaces the present one; None: it stays as it
     is."""
+    older: bool = False
+    """A world of that size is formed also where it cannot load the newest state: its ranks continue with an older one,
+    or begin anew."""
 
 
 class PauseRequest(Message):

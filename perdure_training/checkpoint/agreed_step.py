@@ -50,6 +50,10 @@ class AgreedStep:
         """The slot with the snapshot that this rank loads, once the others have sent theirs."""
         return self.room or self.snapshots[own]
 
+    def without_step(self) -> AgreedStep:
+        """The same, where that step cannot be loaded."""
+        return replace(self, decision=replace(self.decision, step=None, sources={}, former=None, holders={}))
+
     def sent(self, own: int) -> dict[int, Slot]:
         """The snapshots that this rank sends, by receiver."""
         receivers = [receiver for receiver, sender in self.decision.sources.items() if sender == own]

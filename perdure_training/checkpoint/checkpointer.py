@@ -143,11 +143,12 @@ class Checkpointer:
             step = world.restore_from_storage(state, agreed)
             if step is not None or decision.step is None:
                 return step
-        return self._load_from_memory(world, state, agreed)
+        step = self._load_from_memory(world, state, agreed)
+        return world.restore_from_storage(state, agreed.without_step()) if step is None else step
 
     def _load_from_memory(
         self, world: GenerationCheckpoints, state: MutableMapping[str, Any], agreed: AgreedStep
-    ) -> int:
+    ) -> int | None:
         if agreed.decision.former is not None:
             return world.restore_from_former(agreed, state)
         return world.restore_from_memory(agreed, state)
@@ -184,7 +185,7 @@ class Checkpointer:
             return False
         if problem := world.made.write(step) or watch.spoiled_by:
             # So that snapshots from before it are not overwritten.
-            world.refuse(step, problem, durable=durable)
+            world.refuse(step, problem, durable=durable, spoiled=bool(watch.spoiled_by))
             return False
         agreed = world.cadence.every(step) if self._cadence.is_auto else None
         hold = world.hold_at(step)

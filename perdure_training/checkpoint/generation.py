@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -21,7 +22,7 @@ from perdure_training.checkpoint.other_states import OtherStates
 from perdure_training.checkpoint.peers import Peers
 from perdure_training.checkpoint.planned_hold import HeldState, Hold, PlannedHold
 from perdure_training.checkpoint.planned_state import OfAnotherWorld
-from perdure_training.checkpoint.refused_restore import await_other_world
+from perdure_training.checkpoint.refused_restore import await_other_world, takes_older
 from perdure_training.checkpoint.resharding import Resharding
 from perdure_training.checkpoint.restored_state import RestoredState, of_each_rank
 from perdure_training.checkpoint.save_failures import SaveFailures
@@ -68,6 +69,7 @@ class GenerationCheckpoints:
             world_size=None if replicated else own.world_size,
             is_complete=self._complete.is_complete,
             give_up=self._complete.give_up,
+            is_spoiled=self._complete.is_spoiled,
         )
         self._former = FormerSnapshots(own, self.arena, self.slots, self._complete, self._peers)
         self._failures = SaveFailures()
@@ -137,9 +139,9 @@ class GenerationCheckpoints:
         if durable is None or not durable.started_over:
             self.storage.report(0, source="nothing", apart=apart)
 
-    def restore_from_former(self, agreed: AgreedStep, state: MutableMapping[str, Any]) -> int:
+    def restore_from_former(self, agreed: AgreedStep, state: MutableMapping[str, Any]) -> int | None:
         """Loads a step that a world of another size has in memory; returns it. Where this world cannot have that
-        state, of which nothing was changed then, it waits for one that can.
+        state, of which nothing was changed then, it waits for one that can; None where the job continues with less.
 
         Raises:
             OfAnotherWorld: if none comes.
@@ -150,6 +152,11 @@ class GenerationCheckpoints:
         except OfAnotherWorld as error:
             # It speaks against this world, not against what was saved.
             self._count_restore(agreed, -1)
+            if takes_older(self.own, self._store):
+                if self.own.rank == 0:
+                    logger.warning("perdure: step %d in memory is not loaded: %s", agreed.decision.step, error.args[0])
+                self.storage.pass_over_memory()
+                return None
             await_other_world(self.own, error, step=agreed.decision.step or 0, source="memory")
 
     def _split_anew(self, decision: Decision, state: MutableMapping[str, Any], *, loaded: Slot | None = None) -> int:
@@ -300,8 +307,13 @@ class GenerationCheckpoints:
             self._failures.passed()
         return saved
 
-    def refuse(self, step: int, problem: str, *, durable: bool) -> None:
-        """Records that this rank does not save a step, so that the others do not wait for it."""
+    def refuse(self, step: int, problem: str, *, durable: bool, spoiled: bool) -> None:
+        """Records that this rank does not save a step, so that the others do not wait for it; `spoiled` where its state
+        may not be sound, so that they overwrite nothing that the job may go back to."""
+        if spoiled:
+            # The store may have ended with its generation.
+            with contextlib.suppress(RuntimeError):
+                self._complete.spoil(step)
         if durable:
             self.storage.expect(step)
             self.storage.refuse(step, problem)
@@ -347,12 +359,14 @@ class GenerationCheckpoints:
                         return self._store_directly(direct).save(step, lambda layout=layout: layout, durable=durable)
             elif direct.is_needed:
                 return self._store_directly(direct).save(step, plan, durable=durable)
-            if time.monotonic() >= until:
+            if time.monotonic() >= until or self._complete.is_spoiled():
                 break
             # Until other ranks have saved what this one has, or the storage has taken what is copied to it.
             time.sleep(_LOOK)
         if durable:
-            self.storage.refuse(step, f"no room to save it within {_ROOM_WITHIN:.0f} s")
+            spoiled = "another rank's state may not be sound, and the job goes back"
+            room = f"no room to save it within {_ROOM_WITHIN:.0f} s"
+            self.storage.refuse(step, spoiled if self._complete.is_spoiled() else room)
         return False
 
     def _copy(self, layout: Layout, slot: Slot, step: int, *, durable: bool, restores: int) -> bool:

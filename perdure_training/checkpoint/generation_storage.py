@@ -120,6 +120,10 @@ class GenerationStorage:
         self._distrusted = tuple(agreed.decision.distrusted)
         self._obstacles = agreed.obstacles
 
+    def pass_over_memory(self) -> None:
+        """Has the next search take what is in the storage, however old it is."""
+        self._lookup = replace(self._lookup, in_memory=None)
+
     def search(self, agreed: AgreedStep) -> Found:
         """Looks in the storage for what is newer than the memory, and waits for what is known to exist.
 

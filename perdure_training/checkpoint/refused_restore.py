@@ -3,11 +3,15 @@ world. Nothing of their state or of what was saved has changed, and the script h
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from typing import NoReturn
 
+from torch.distributed import Store
+
 from perdure_training.checkpoint.planned_state import OfAnotherWorld
+from perdure_training.checkpoint.state_search import OLDER
 from perdure_training.checkpoint.world import RankIdentity
 from perdure_training.node_api.agent_client import Json
 from perdure_training.node_api.storage_link import StorageAway, StorageProblem, find_storage
@@ -15,11 +19,24 @@ from perdure_training.node_api.storage_link import StorageAway, StorageProblem, 
 logger = logging.getLogger(__name__)
 
 _PATIENCE = 3600.0
-"""Seconds for which the ranks wait for another world: the job decides how long it waits for nodes, and ends them."""
+"""Seconds without an answer of the node's agent after which a rank waits no longer. While it answers, the job decides
+how long it waits for nodes, and ends the ranks."""
+_KEPT_ALIVE = 10.0
+"""Seconds between two reports to the agent that this rank waits, so that its first step is not missed."""
 _REPORTED_WITHIN = 60.0
 """Seconds in which the node's agent must take the report."""
 _LONGEST_TEXT = 1000
 _LOOK = 0.2
+
+
+def takes_older(own: RankIdentity, store: Store) -> bool:
+    """Whether the job continues with an older state where a world of another size would have to come. Every rank of the
+    world calls it."""
+    if own.rank == 0:
+        known = own.known
+        accepts = known is not None and (known.accepts_less or known.on_loss == OLDER)
+        store.set("takes-older", "yes" if accepts else "no")
+    return store.get("takes-older") == b"yes"
 
 
 def await_other_world(
@@ -35,7 +52,7 @@ def await_other_world(
         folder: The checkpoint's folder within the storage.
 
     Raises:
-        OfAnotherWorld: if there is no agent that takes the report, or no other world for an hour.
+        OfAnotherWorld: if there is no agent that takes the report, or none has answered for an hour.
     """
     link = find_storage()
     if link is None:
@@ -63,8 +80,13 @@ def await_other_world(
         except (StorageAway, StorageProblem) as problem:
             logger.warning("perdure: the job does not learn of it: %s", problem)
             raise error from None
-    begun = time.monotonic()
-    while time.monotonic() - begun < _PATIENCE:
+    heard = asked = time.monotonic()
+    while (now := time.monotonic()) - heard < _PATIENCE:
+        if now - asked >= _KEPT_ALIVE:
+            asked = now
+            with contextlib.suppress(StorageAway, StorageProblem):
+                link.ask({"request": "waiting", "generation": own.generation}, within=5.0)
+                heard = now
         # Signals are handled meanwhile, such as the SIGTERM with which the launcher ends the rank.
         time.sleep(_LOOK)
     raise error

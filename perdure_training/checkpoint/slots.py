@@ -35,6 +35,7 @@ class Slots:
         world_size: int | None = None,
         is_complete: Callable[[int], bool],
         give_up: Callable[[int], bool] = lambda _: True,
+        is_spoiled: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Creates the object; `reload` finds out what the slots contain.
@@ -45,12 +46,14 @@ class Slots:
             world_size: The size of its world; None if the state is replicated.
             is_complete: Returns whether all ranks have a step.
             give_up: Tells the others that this rank will not have a step; returns False if all ranks have it by now.
+            is_spoiled: Returns whether the job goes back, as far as that is known: nothing is overwritten then.
             clock: Returns seconds.
         """
         self._slots = [arena.slot(rank, number, world_size=world_size) for number in range(_COUNT + _LEASED)]
         self._rank = rank
         self._is_complete = is_complete
         self._give_up = give_up
+        self._is_spoiled = is_spoiled
         self._clock = clock
         self._steps: dict[int, int] = {}
         """The steps of the slots, by number."""
@@ -127,7 +130,8 @@ class Slots:
         return free[:_COUNT] + [number for number in free[_COUNT:] if number in self._steps]
 
     def choose(self) -> Slot | None:
-        """Returns the slot for the next step; None if writing any of them could cost the step that all ranks have."""
+        """Returns the slot for the next step; None if writing any of them could cost the step that all ranks have, or
+        the newest one that is sound."""
         unpinned = self._unpinned()
         for number in unpinned:
             if number not in self._steps:
@@ -136,6 +140,8 @@ class Slots:
             if step == self._complete or self._is_complete(step):
                 self._complete = step
                 break
+        if self._is_spoiled():
+            return None
         free = [number for number in unpinned if number in self._steps and not self._is_in_use(number)]
         older = [number for number in free if self._complete is not None and self._steps[number] < self._complete]
         if older:

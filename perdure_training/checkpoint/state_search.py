@@ -153,7 +153,7 @@ class StateSearch:
         if self._own.rank == 0:
             found = self._search(expected, lookup, stores=stores, source=source)
             lost = self._lost(expected, found.lookup)
-            if lost and expected.on_loss == STOP:
+            if lost and expected.on_loss == STOP and not expected.accepts_less:
                 self._report(found.lookup, source, stops=True)
                 self._store.set("lost", lost)
                 self._store.set("found", "")

@@ -11,7 +11,7 @@ from torch.distributed import Store
 
 from perdure_training.checkpoint.distributed_format import METADATA, read_metadata
 from perdure_training.checkpoint.planned_state import OfAnotherWorld, StateOfRank, plan_state
-from perdure_training.checkpoint.refused_restore import await_other_world
+from perdure_training.checkpoint.refused_restore import await_other_world, takes_older
 from perdure_training.checkpoint.state_search import PATIENCE, Found
 from perdure_training.checkpoint.world import RankIdentity
 from perdure_training.node_api.agent_client import Json
@@ -84,6 +84,10 @@ class StoredCheckpoints:
             try:
                 return step, folder, self._load(folder, state, store)
             except OfAnotherWorld as error:
+                if takes_older(own, store):
+                    if own.rank == 0:
+                        logger.warning("perdure: step %d in storage is not loaded: %s", step, error.args[0])
+                    continue
                 await_other_world(own, error, step=step, source="storage", folder=folder)
         if found.lookup.in_memory is not None:
             return None

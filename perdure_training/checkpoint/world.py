@@ -39,6 +39,8 @@ NODE_VARIABLE = "PERDURE_NODE"
 """Variable with the node's job, role, rank and incarnation."""
 _NODE = re.compile(r"[^/]+/[^/]+-(\d+)/\d+")
 
+_SPOILED = -(1 << 40)
+"""What is added to the count of a step that a rank does not save, since its state may not be sound."""
 _REFUSED = "copies/refused"
 """Key in the ranks' store, set once a node has not taken a copy."""
 AGREEMENT_TIMEOUT = timedelta(minutes=30)
@@ -167,6 +169,7 @@ class Completeness:
         self._lock = threading.Lock()
         self._newest = -1
         """The newest step that was reported; none is lower than the one before."""
+        self._spoiled = False
 
     def add(self, step: int, *, copied: bool) -> None:
         """Reports that this rank has the step, and whether the nodes that keep copies have theirs. A script may save
@@ -181,7 +184,23 @@ class Completeness:
     def is_complete(self, step: int) -> bool:
         """Whether all ranks have it."""
         with self._lock:
-            return self._store.add(f"saved/{step}", 0) >= self._world_size
+            return self._count(step) >= self._world_size
+
+    def spoil(self, step: int) -> None:
+        """Reports that this rank does not save the step, as its state may not be sound: the job goes back, and none of
+        the others may overwrite what it goes back to. They learn of it when they look whether the step is complete."""
+        with self._lock:
+            self._spoiled = True
+            self._store.add(f"saved/{step}", _SPOILED)
+
+    def is_spoiled(self) -> bool:
+        """Whether a rank is known to save nothing more, since its state may not be sound."""
+        return self._spoiled
+
+    def _count(self, step: int, change: int = 0) -> int:
+        count = self._store.add(f"saved/{step}", change)
+        self._spoiled = self._spoiled or count < _SPOILED / 2
+        return count
 
     def give_up(self, step: int) -> bool:
         """Withdraws that this rank has a step, which it overwrites: no rank may take it for complete from now on.
@@ -190,7 +209,7 @@ class Completeness:
             Whether that is so. Nothing is withdrawn if all ranks have it.
         """
         with self._lock:
-            if self._store.add(f"saved/{step}", -1) + 1 < self._world_size:
+            if self._count(step, -1) + 1 < self._world_size and not self._spoiled:
                 return True
             self._store.add(f"saved/{step}", 1)
             return False

@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from perdure.agent.stall_detector import GapSketch, StallDetector
-from perdure.contract import World
+from perdure.contract import HoldRequest, World
 from perdure.spec.timing import StallTiming
 from perdure_training.node_api.progress_file import read_progress
 from tests.agent.harness import QUICK, RunningAgent, Workflows, running_agent, utc
 from tests.support.temporal_server import DevServer
+from tests.support.waiting import eventually
 
 STEPS = """
 import os, pathlib, sys, time
@@ -105,6 +106,24 @@ async def test_a_stall_is_told_once_and_that_it_is_over_once(agent: RunningAgent
         assert len(await workflows.seen(workflows.group, "stall")) == 2
 
 
+async def test_ranks_that_wait_at_a_step_by_request_are_not_stalled(agent: RunningAgent, workflows: Workflows) -> None:
+    async with two_ranks(agent, 1) as ranks:
+        await workflows.expect(workflows.group, "stepping")
+        await agent.start_lease(1)
+        await agent.desire(hold=HoldRequest(number=1, generation=1))
+        for rank in ranks:
+            rank.send_signal(signal.SIGSTOP)
+        stopped = time.monotonic()
+        await eventually(lambda: time.monotonic() - stopped > 2 * AFTER.total_seconds())
+        await workflows.beats(2)
+        assert not await workflows.seen(workflows.group, "stall")
+        # From now on they are to step.
+        released = datetime.now(UTC)
+        await agent.desire(hold=None)
+        [stall] = await workflows.expect(workflows.group, "stall")
+        assert utc(stall["since"]) > released - timedelta(seconds=2)
+
+
 async def test_an_agent_that_restarts_says_that_a_stall_is_over(agent: RunningAgent, workflows: Workflows) -> None:
     async with two_ranks(agent, 1) as ranks:
         await workflows.expect(workflows.group, "stepping")
@@ -126,6 +145,17 @@ async def test_ranks_that_ended_are_not_stalled(agent: RunningAgent, workflows: 
     await agent.start_lease(1)
     await workflows.beats(3)
     assert not await workflows.seen(workflows.group, "stall")
+
+
+def test_a_wait_by_request_is_no_pause_and_no_part_of_a_step():
+    detector = StallDetector(GapSketch())
+    detector.follow((1,), 10.0)
+    detector.follow((3,), 12.0)
+    for now in (12.5, 60.0, 200.0):
+        detector.excuse(now)
+    assert (detector.usual, detector.idle(201.0)) == (1.0, 1.0)
+    detector.follow((4,), 201.0)
+    assert (detector.usual, detector.take_pauses()) == (1.0, [])
 
 
 def test_the_pace_is_that_of_the_generation_and_any_rank_moves_it():

@@ -111,41 +111,46 @@ class Left:
             unsound: What is not loaded.
             intact: Whether the content counts, too.
         """
-        self._sizes: dict[Version, int] = {}
-        self._parts: list[dict[Version, set[int]]] = []
-        """The ranks of each version, by node."""
-        for node in nodes:
-            if not node.is_lost:
-                self._parts.append(self._read(node, unsound, intact=intact))
-
-    def _read(self, node: PlayedNode, unsound: UnsoundSteps | None, *, intact: bool) -> dict[Version, set[int]]:
-        parts: dict[Version, set[int]] = {}
-        for slot, header in node.snapshots():
-            version = Version(header.step, header.generation)
-            if unsound is not None and unsound.has(generation=version.generation, step=version.step):
-                continue
-            if intact and not is_intact(slot, header):
-                continue
-            parts.setdefault(version, set()).update(range(header.world_size) if header.replicated else (header.rank,))
-            self._sizes[version] = header.world_size
-        return parts
+        self._parts = [_read(node, unsound, intact=intact) for node in nodes if not node.is_lost]
 
     def whole(self) -> dict[Version, int]:
         """The versions that are whole, with the number of ranks that saved each."""
-        return {version: self._sizes[version] for version in self._versions(self._parts)}
+        return _whole(self._parts)
 
     def newest(self, losses: int, *, at_most: int | None = None) -> int:
         """The newest step, of those up to `at_most`, that is whole whichever of the nodes are lost; -1 for none."""
         left = combinations(self._parts, max(len(self._parts) - losses, 0))
-        found = ([version.step for version in self._versions(some)] for some in left)
+        found = ([version.step for version in _whole(some)] for some in left)
         return min(max((step for step in steps if at_most is None or step <= at_most), default=-1) for steps in found)
 
-    def _versions(self, nodes: Sequence[Mapping[Version, set[int]]]) -> list[Version]:
-        ranks: dict[Version, set[int]] = {}
-        for node in nodes:
-            for version, some in node.items():
-                ranks[version] = ranks.get(version, set()) | some
-        return [version for version, some in ranks.items() if len(some) >= self._sizes[version]]
+
+_Parts = Mapping[Version, tuple[set[int], int]]
+"""The ranks of each version that a node has, and of how many these are."""
+
+
+def _read(node: PlayedNode, unsound: UnsoundSteps | None, *, intact: bool) -> _Parts:
+    parts: dict[Version, tuple[set[int], int]] = {}
+    for slot, header in node.snapshots():
+        version = Version(header.step, header.generation)
+        if unsound is not None and unsound.has(generation=version.generation, step=version.step):
+            continue
+        if intact and not is_intact(slot, header):
+            continue
+        ranks, _ = parts.get(version, (set[int](), 0))
+        ranks |= set(range(header.world_size)) if header.replicated else {header.rank}
+        parts[version] = ranks, header.world_size
+    return parts
+
+
+def _whole(nodes: Sequence[_Parts]) -> dict[Version, int]:
+    """Those that these nodes have together, with the number of ranks."""
+    ranks: dict[Version, set[int]] = {}
+    sizes: dict[Version, int] = {}
+    for node in nodes:
+        for version, (some, size) in node.items():
+            ranks[version] = ranks.get(version, set()) | some
+            sizes[version] = size
+    return {version: sizes[version] for version, some in ranks.items() if len(some) >= sizes[version]}
 
 
 def damage(slot: Slot) -> None:

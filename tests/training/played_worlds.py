@@ -195,6 +195,8 @@ class PlayedRank:
         self.state: dict[str, Any] = {"saved": begun, "weight": weight(begun)}
         if not replicated:
             self.state["part"] = own.rank
+        self.is_spoiled = False
+        """Its loss was not a number."""
         self.loaded: int | None = None
         self.finished: list[int] = []
         """The steps of this generation that it has reported to the others."""
@@ -225,7 +227,9 @@ class PlayedRank:
         """Makes a step, and saves it; returns whether it was saved."""
         self.state["saved"] = Saved(self.at + 1, self.own.generation)
         self.state["weight"] = weight(self.state["saved"])
-        return self.checkpointer.save(self.at, self.state)
+        spoiled_by = "the loss was not a number" if self.is_spoiled else ""
+        with mock.patch.object(checkpointer, "watch", SimpleNamespace(spoiled_by=spoiled_by)):
+            return self.checkpointer.save(self.at, self.state)
 
     def end(self) -> None:
         """Gives up what the process has mapped, each with a descriptor."""

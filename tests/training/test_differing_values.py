@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +18,7 @@ from perdure.contract import RestoreSource
 from perdure_training.checkpoint import refused_restore
 from perdure_training.checkpoint.differing import checksum_of
 from perdure_training.checkpoint.planned_state import OfAnotherWorld
+from perdure_training.node_api.storage_link import StorageAway, StorageLink
 from tests.support.waiting import wait_for
 from tests.training.ranks_in_threads import RankThreads, rank_threads
 
@@ -110,6 +112,61 @@ def test_ranks_wait_for_a_world_that_can_restore(ranks: RankThreads, monkeypatch
         assert ranks.begin(again) == [2, 2, 2]
         assert_same(again, states(3, filled=2))
         monkeypatch.setattr(refused_restore, "_PATIENCE", 0.0)
+        assert {type(one.exception()) for one in waiting} == {OfAnotherWorld}
+
+
+@pytest.mark.parametrize(("on_loss", "accepts_less"), [("older", False), ("wait", True)], ids=["setting", "request"])
+@pytest.mark.parametrize("lose_memory", [False, True], ids=["memory", "storage"])
+def test_a_world_of_another_size_continues_with_less_where_that_is_accepted(
+    ranks: RankThreads, on_loss: str, accepts_less: bool, lose_memory: bool, caplog: pytest.LogCaptureFixture
+):
+    ranks.begin(states(3))
+    stored(ranks, 2, states(3, filled=2))
+    ranks.save(4, states(3, filled=4))
+    ranks.each(lambda rank: ranks.checkpointers[rank].flush())
+    ranks.variables["PERDURE_KNOWN_STATES"] = json.dumps(
+        {"stored": [], "on_loss": on_loss, "may_return": False, "accepts_less": accepts_less}
+    )
+    again = states(2)
+    assert ranks.begin(again, lose_memory=lose_memory) == [None] * 2
+    assert_same(again, states(2))
+    assert "step 2 in storage is not loaded" in caplog.text
+    assert ("step 4 in memory is not loaded" in caplog.text) is not lose_memory
+    assert not any(one.refused for one in ranks.agent.restores)
+    assert ranks.save(1, states(2, filled=1)) == [True] * 2
+
+
+def test_what_a_world_of_another_size_can_load_is_loaded_in_place_of_a_newer_state(ranks: RankThreads):
+    def same(step: int) -> list[dict[str, Any]]:
+        return [states(1, filled=step)[0] for _ in range(3)]
+
+    ranks.begin(same(0))
+    stored(ranks, 2, same(2))
+    ranks.save(4, states(3, filled=4))
+    ranks.each(lambda rank: ranks.checkpointers[rank].flush())
+    ranks.variables["PERDURE_KNOWN_STATES"] = json.dumps({"stored": [], "on_loss": "older", "may_return": False})
+    again = same(0)[:2]
+    assert ranks.begin(again) == [2, 2]
+    assert_same(again, same(2)[:2])
+
+
+def test_ranks_wait_for_another_world_as_long_as_the_agent_answers(ranks: RankThreads, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(refused_restore, "_PATIENCE", 0.6)
+    monkeypatch.setattr(refused_restore, "_KEPT_ALIVE", 0.0)
+    ranks.begin(states(3))
+    stored(ranks, 2, states(3, filled=2))
+    ranks.prepare(2, lose_memory=True)
+    with ThreadPoolExecutor(2) as threads:
+        waiting = [
+            threads.submit(one.restore, state) for one, state in zip(ranks.checkpointers, states(2), strict=True)
+        ]
+        wait_for(lambda: ranks.agent.awaited_state > 10)
+        assert not any(one.done() for one in waiting)
+
+        def away(*_: object, **__: object) -> None:
+            raise StorageAway("the agent does not answer")
+
+        monkeypatch.setattr(StorageLink, "ask", away)
         assert {type(one.exception()) for one in waiting} == {OfAnotherWorld}
 
 

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from hypothesis import HealthCheck, settings
+import pytest
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -85,10 +86,6 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def nothing_that_is_whole_is_deleted_before_something_newer_is(self) -> None:
         now = self.levels(self.left(self.living))
-        if self.unsound is not None and self.unsound.generation == self.site.generation:
-            # The ranks do not know it yet: their steps take the room of sound ones until the job ends this world.
-            self.kept = now
-            return
         sure = len(now) if self.is_certain else 1
         assert all(left >= before for left, before in zip(now[:sure], self.kept[:sure], strict=True)), (
             f"whole after the loss of 0, 1, ... nodes: {now}, and before: {self.kept}"
@@ -182,11 +179,15 @@ class Machine(RuleBasedStateMachine):
             damage(found[number % len(found)][0])
 
     @precondition(lambda self: self.unsound is None)
-    @rule(back=st.integers(1, 3))
-    def a_loss_is_no_number(self, back: int) -> None:
-        newest = max(rank.at for rank in self.ranks)
-        self.unsound = UnsoundSteps(generation=self.site.generation, after=max(newest - back, 0))
-        self._lost()
+    @rule(number=st.integers(0, 3))
+    def a_loss_is_no_number(self, number: int) -> None:
+        """The ranks train on until the next world: the other ones with losses that are numbers."""
+        if able := [rank for rank in self.ranks if rank.lives and self.have_begun]:
+            rank = able[number % len(able)]
+            rank.is_spoiled = True
+            # Of the step that it makes now: the loss before showed that the state before the last one was sound.
+            self.unsound = UnsoundSteps(generation=self.site.generation, after=max(rank.at - 1, 0))
+            self._lost()
 
     # The next world
 
@@ -291,6 +292,16 @@ class Machine(RuleBasedStateMachine):
 
 Machine.TestCase.settings = settings(
     stateful_step_count=30,
+    # An explanation of a failure traces each line, which takes minutes.
+    phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 TestWhatIsLeft = Machine.TestCase
+
+
+@pytest.mark.long("survival")
+@pytest.mark.timeout(900)
+class TestWhatIsLeftInDepth(TestWhatIsLeft):
+    """The same with many more examples."""
+
+    settings = settings(TestWhatIsLeft.settings, max_examples=300)

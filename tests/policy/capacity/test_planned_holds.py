@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from temporalio.exceptions import ApplicationError
 
+from perdure.cli.explain import explanation
 from perdure.contract import (
     AwaitNodes,
     CheckpointRef,
@@ -20,6 +21,7 @@ from perdure.contract import (
 )
 from perdure.contract.transitions import NodeEnding, NodeStepping, NodeStoredCheckpoint
 from perdure.workflows.policy.behavior import Behavior
+from perdure.workflows.policy.checkpoints import state_loss
 from perdure.workflows.policy.facts.events import RelaunchRequested, ScaleRequested, SuspendRequested
 from perdure.workflows.policy.record.projections import next_action, warnings_of
 from perdure.workflows.policy.world.group_desire import desires_of
@@ -108,7 +110,8 @@ def test_a_change_is_not_made_where_the_state_would_be_lost():
     held(job, problem=PROBLEM)
     assert (job.generation, size(job), hold(job), job.state.phase) == (1, 3, None, JobPhase.RUNNING)
     [warning] = warnings_of(job.state, job.job)
-    assert warning.endswith(f"not done, since the state would be lost: {PROBLEM}")
+    remedy = f"`perdure scale {job.state.name} N --older` does it nevertheless"
+    assert warning.endswith(f"not done, since the state would be lost: {PROBLEM}; {remedy}")
     assert warning in next_action(job.state, job.job)
     job.wait(timedelta(minutes=11))
     assert hold(job) == HoldRequest(number=2, generation=1, resizes=True, copies=True)
@@ -116,6 +119,49 @@ def test_a_change_is_not_made_where_the_state_would_be_lost():
     job.take(ScaleRequested(minimum=3, maximum=3))
     assert not warnings_of(job.state, job.job)
     assert (job.generation, size(job)) == (1, 3)
+
+
+def test_a_refused_change_is_explained_once_with_its_reason_and_remedy():
+    job = training().take(ScaleRequested(minimum=2, maximum=2))
+    held(job, problem=PROBLEM)
+    job.wait(timedelta(minutes=11))
+    held(job, problem=PROBLEM)
+    [entry] = [one for one in job.state.incidents if one.observation is not None and one.observation.refused_change]
+    text = explanation(entry, job="llama", flag="").plain
+    assert "the world shrinks from 3 to 2 nodes: not done" in text
+    assert PROBLEM in text
+    assert "perdure scale llama N --older" in text
+
+
+def test_a_change_that_was_refused_is_refused_at_the_request_and_made_where_a_user_accepts_less():
+    job = training().take(ScaleRequested(minimum=2, maximum=2))
+    held(job, problem=PROBLEM)
+    with pytest.raises(ApplicationError, match="With --older it is done nevertheless"):
+        check_scale(job.whole, job.job, ScaleRequest(nodes="2"))
+    check_scale(job.whole, job.job, ScaleRequest(nodes="2", older=True))
+    job.take(ScaleRequested(minimum=2, maximum=2, older=True))
+    assert hold(job) is not None
+    held(job, problem=PROBLEM)
+    job.those_that_leave_end()
+    assert (job.generation, size(job)) == (2, 2)
+    known = state_loss.known_states(job.state, job.job, job.state.world.members if job.state.world else ())
+    assert known is not None
+    assert known.accepts_less
+    assert any("the change was made nevertheless" in one.text for one in job.incident.evidence)
+
+
+def test_no_change_is_refused_where_the_job_takes_older_states():
+    job = training(use=ALONE, recovery={"on_state_loss": "older"})
+    check_scale(job.whole, job.job, ScaleRequest(nodes="2"))
+    job = training(recovery={"on_state_loss": "older"}).take(ScaleRequested(minimum=2, maximum=2))
+    held(job, problem=PROBLEM)
+    job.those_that_leave_end()
+    assert (job.generation, size(job)) == (2, 2)
+
+
+def test_older_goes_with_a_number_of_nodes():
+    with pytest.raises(ApplicationError, match="older: given without nodes"):
+        check_scale(training().whole, training().job, ScaleRequest(older=True, scaling={"policy": "max"}))
 
 
 def test_a_change_does_not_wait_for_ranks_that_do_not_come_to_a_step():

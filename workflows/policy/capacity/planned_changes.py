@@ -20,14 +20,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
-from perdure.contract import Evidence, EvidenceSource, Incarnation
+from perdure.contract import Considered, Evidence, EvidenceSource, Incarnation, Observation
 from perdure.contract.identity import identity_of
 from perdure.contract.transitions import NodeEnding
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.checkpoints import commits, holds, other_size, state_loss
 from perdure.workflows.policy.facts.events import Event, RelaunchRequested, SuspendRequested
-from perdure.workflows.policy.record import incidents
+from perdure.workflows.policy.record import incidents, observed
 from perdure.workflows.policy.state.job import RoleInJob
 from perdure.workflows.policy.state.role import PostponedChange
 
@@ -96,7 +96,9 @@ def hold_world(state: RoleInJob, job: JobSpec, now: datetime, *, size: int) -> R
         state, postponed = state.replace(postponed=None), None
     if postponed is not None and is_due(state, now) and postponed.generation == state.generation:
         held = holds.answer(state, postponed.hold) if postponed.hold else None
-        return _refuse(state, postponed.title, held.problem, now) if held is not None and held.problem else None
+        if held is None or not held.problem or state_loss.accepts_older(state, job):
+            return None
+        return _refuse(state, postponed.title, held.problem, now)
     leaves = world is not None and (size < world.nodes or max(world.members) >= state.nodes_max)
     verb = "shrinks" if leaves else "grows"
     title = "the next world is formed" if world is None else f"the world {verb} from {world.nodes:,} to {size:,} nodes"
@@ -111,7 +113,11 @@ def why_refused(state: RoleInJob, job: JobSpec, *, largest: int) -> str:
     world = state.world
     if world is None or not _trains(state) or largest >= world.nodes:
         return ""
-    return other_size.why_needed(state) or holds.obstacle(state, job, leaves=True)
+    if state_loss.accepts_older(state, job):
+        return ""
+    postponed = state.postponed
+    found = postponed.refused if postponed is not None and postponed.generation == state.generation else ""
+    return other_size.why_needed(state) or holds.obstacle(state, job, leaves=True) or found
 
 
 def forget_world(state: RoleInJob) -> RoleInJob:
@@ -198,11 +204,30 @@ def refusal(state: RoleInJob) -> str:
     postponed = state.postponed
     if postponed is None or not postponed.refused or postponed.generation != state.generation:
         return ""
-    return f"{postponed.title}: not done, since the state would be lost: {postponed.refused}"
+    remedy = f"`perdure scale {state.name} N --older` does it nevertheless"
+    return f"{postponed.title}: not done, since the state would be lost: {postponed.refused}; {remedy}"
+
+
+_WHY_REFUSED = Considered(
+    option="make the change", why_not="steps would be lost; `perdure scale` with --older does it nevertheless"
+)
 
 
 def _refuse(state: RoleInJob, title: str, why: str, now: datetime) -> RoleInJob:
     """The world stays as it is, and the refusal is looked at again some time later."""
+    before = observed.begun(state, lambda one: one.refused_change)
+    if before is None or before.title != f"{title}: not done":
+        evidence = Evidence(time=now, source=EvidenceSource.AGENT, text=f"the state would be lost: {why}")
+        entry = observed.new_entry(
+            state,
+            Observation(refused_change=True),
+            f"{title}: not done",
+            at=now,
+            now=now,
+            evidence=(evidence,),
+            considered=(_WHY_REFUSED,),
+        )
+        state = observed.put(state, entry)
     refused = PostponedChange(
         title=title,
         checkpoint_request=state.checkpoints.answered,

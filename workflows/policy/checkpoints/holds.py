@@ -13,6 +13,7 @@ from datetime import timedelta
 from perdure.contract import HoldRequest, SnapshotUse, StoredCheckpoint
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.behavior import Behavior
+from perdure.workflows.policy.checkpoints import state_loss
 from perdure.workflows.policy.state.checkpoint import HeldStep
 from perdure.workflows.policy.state.job import RoleInJob
 
@@ -50,7 +51,13 @@ def obstacle(state: RoleInJob, job: JobSpec, *, leaves: bool) -> str:
         leaves: A node of the current world leaves, and what it has in memory with it.
     """
     use = use_of(state)
-    if not leaves or job.stored is not None or not _is_split(state, use) or (use is not None and use.copies):
+    if (
+        not leaves
+        or job.stored is not None
+        or state_loss.accepts_older(state, job)
+        or not _is_split(state, use)
+        or (use is not None and use.copies)
+    ):
         return ""
     return (
         "each rank has a part of the state in the memory of its own node only (`copies=0`), and the job has no "

@@ -74,6 +74,11 @@ def why_needed(state: RoleInJob) -> str:
     return f"the state of step {bound.step:,} needs {count(bound.nodes, 'node')}{advice} ({bound.problem})"
 
 
+def forget(state: RoleInJob) -> RoleInJob:
+    """A user has decided to continue without that state."""
+    return state.replace(checkpoints=state.checkpoints.replace(bound=None))
+
+
 def loaded(state: RoleInJob, generation: int) -> RoleInJob:
     """Records that a world has loaded a state: if it has another size, the state is no longer bound to one."""
     bound, world = state.checkpoints.bound, state.world

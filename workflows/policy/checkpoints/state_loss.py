@@ -31,7 +31,7 @@ from perdure.contract import (
 from perdure.contract.transitions import NodeRestoredCheckpoint
 from perdure.spec.durations import format_duration
 from perdure.spec.job import JobSpec
-from perdure.spec.recovery import CapacityLoss
+from perdure.spec.recovery import CapacityLoss, StateLoss
 from perdure.workflows.policy.behavior import Behavior
 from perdure.workflows.policy.checkpoints import trust
 from perdure.workflows.policy.record import incidents
@@ -174,6 +174,11 @@ def accept_older(state: RoleInJob) -> RoleInJob:
     if awaited is not None and awaited.lookup.lacks_stored:
         changes |= _without_storage(state, state.generation + 1)
     return state.replace(checkpoints=state.checkpoints.replace(**changes))
+
+
+def accepts_older(state: RoleInJob, job: JobSpec) -> bool:
+    """Whether the next world continues with an older state where it cannot load the newest one."""
+    return job.recovery.on_state_loss is StateLoss.OLDER or state.checkpoints.gave_up is not None
 
 
 def lose(

@@ -48,6 +48,8 @@ class ScaleRequested(Message):
     reason: str = ""
     resources: dict[str, str] = Field(default={})
     """What new nodes request of `cpu` and `memory`."""
+    older: bool = False
+    """As in `ScaleRequest`."""
 
 
 class ScalingChanged(Message):

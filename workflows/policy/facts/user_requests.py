@@ -12,7 +12,7 @@ from datetime import datetime
 from perdure.contract import Evidence, EvidenceSource, JobPhase, NodePhase, NodesSuggested, RoomSeen, World
 from perdure.spec.job import JobSpec
 from perdure.workflows.policy.capacity import new_goal, planned_changes, scaling, shared_nodes, smaller_requests
-from perdure.workflows.policy.checkpoints import state_loss
+from perdure.workflows.policy.checkpoints import other_size, state_loss
 from perdure.workflows.policy.facts.events import (
     CancelRequested,
     Event,
@@ -40,7 +40,8 @@ def apply(state: RoleInJob, event: Event, job: JobSpec, now: datetime) -> RoleIn
         case RoomSeen():
             return smaller_requests.take_room(state, event, now)
         case ScaleRequested():
-            return _scale(planned_changes.forget_refusal(state), event)
+            state = planned_changes.forget_refusal(state)
+            return _scale(other_size.forget(state_loss.accept_older(state)) if event.older else state, event)
         case ScalingChanged():
             return new_goal.follow(state, event, job, now)
         case RestartRequested():
@@ -152,7 +153,8 @@ def settle(state: RoleInJob, world: World) -> RoleInJob:
 
 def _scale(state: RoleInJob, event: ScaleRequested) -> RoleInJob:
     count = f"{event.minimum}" if event.minimum == event.maximum else f"{event.minimum}:{event.maximum}"
-    text = f"scale to {count} requested by a user{because(event.reason)}"
+    older = ", with an older state where the newest would be lost," if event.older else ""
+    text = f"scale to {count}{older} requested by a user{because(event.reason)}"
     state = _with_requests(state, event)
     came_or_went = range(min(state.nodes_max, event.maximum), max(state.nodes_max, event.maximum))
     return scaling.allow(state).replace(

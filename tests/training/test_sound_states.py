@@ -1,0 +1,57 @@
+"""Ranks that train on after a loss that is not a number leave in memory that to which the job goes back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perdure_training.checkpoint.slots import Slots
+from perdure_training.node_api.bodies import UnsoundSteps
+from perdure_training.snapshots.arena import Arena
+from tests.training.played_nodes import Left
+from tests.training.played_worlds import played_site
+
+
+@pytest.mark.parametrize(("replicated", "copies"), [(False, 0), (False, 1), (True, 0)])
+@pytest.mark.parametrize("spoiled", [0, 1])
+def test_ranks_whose_losses_are_numbers_overwrite_no_state_that_another_one_needs(
+    tmp_path: Path, spoiled: int, replicated: bool, copies: int
+):
+    with played_site(tmp_path) as site:
+        nodes = [site.node() for _ in range(2)]
+        world = site.begin(nodes, ranks_of_node=1, replicated=replicated, copies=copies)
+
+        def train(steps: int) -> None:
+            for _ in range(steps):
+                for rank in world.ranks:
+                    rank.step()
+                for rank in world.ranks:
+                    while rank.finisher.waits:
+                        rank.finish()
+
+        train(5)
+        # The loss of step 6: that of step 5 has shown that the state of step 4 was sound.
+        world.ranks[spoiled].is_spoiled = True
+        unsound = UnsoundSteps(generation=1, after=4)
+        train(20)
+        left = Left(nodes, unsound=unsound)
+        assert left.newest(0) == 4
+        assert left.newest(1) == (4 if copies or replicated else -1)
+        again = site.begin(nodes, ranks_of_node=1, replicated=replicated, copies=copies, unsound=unsound)
+        assert [rank.loaded for rank in again.ranks] == [4, 4]
+
+
+def test_a_slot_is_written_only_as_long_as_no_rank_is_known_to_be_spoiled(tmp_path: Path):
+    spoiled = False
+    arena = Arena(tmp_path)
+    slots = Slots(arena, 0, is_complete=lambda step: step <= 2, is_spoiled=lambda: spoiled)
+    for step in (1, 2, 3):
+        slot = slots.choose()
+        assert slot is not None
+        slots.stage(slot, step)
+        slots.finish(slot)
+    spoiled = True
+    assert slots.choose() is None
+    spoiled = False
+    assert slots.choose() is not None
