@@ -8,7 +8,7 @@ nodes of a job whose workflow an operator has paused continue to train, and must
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -33,7 +33,9 @@ from temporalio.client import (
 )
 from temporalio.common import TypedSearchAttributes
 from temporalio.converter import DataConverter, WorkflowSerializationContext, decode_typed_search_attributes
-from temporalio.service import RPCError, RPCStatusCode
+from temporalio.service import RPCError, RPCStatusCode, ServiceClient
+
+from perdure.base import shortages
 
 OPEN: Final = "CloseTime IS NULL"
 """The visibility query for open executions. `ExecutionStatus = 'Running'` leaves out those that are paused."""
@@ -283,14 +285,32 @@ async def update(
     args: Sequence[Any],
     update_id: str | None = None,
     rpc_timeout: timedelta | None = None,
+    crowded: bool = False,
 ) -> ResultT:
     """Updates a workflow, and waits for the result. One run carries out an update of the same ID once only.
+
+    Args:
+        handle: Of the workflow.
+        name: The update.
+        result_type: The type of its result.
+        args: Its arguments.
+        update_id: Its ID; None for a random one.
+        rpc_timeout: The longest time of each call.
+        crowded: Whether hundreds may send it at the same moment. The SDK would repeat a refused one within fractions of
+            a second, and each that the server refuses aborts those that it has taken: the caller pauses instead.
 
     Raises:
         WorkflowUpdateFailedError: if the workflow refuses the update.
         WorkflowUpdateRPCTimeoutOrCancelledError: if nothing answers in time.
         RPCError: if the server refuses the call.
     """
+    if crowded:
+        once = _without_retries(handle)
+        try:
+            return await _update_once(once, name, args, update_id, result_type, rpc_timeout)
+        except RPCError as error:
+            if shortages.is_of_updates(error.message):
+                raise
     pauses = iter(_AGAIN)
     while True:
         try:
@@ -319,6 +339,34 @@ async def _update_once(
         if isinstance(error.__cause__, asyncio.CancelledError):
             raise error.__cause__ from None
         raise
+
+
+def _without_retries(handle: WorkflowHandle[Any, Any]) -> WorkflowHandle[Any, Any]:
+    """A handle of the same workflow whose calls are sent once each."""
+    config = handle._client.config(active_config=True)
+    config["service_client"] = _SendsOnce(config["service_client"])
+    return Client(**config).get_workflow_handle(handle.id, run_id=handle.run_id)
+
+
+class _SendsOnce(ServiceClient):
+    """A connection whose calls the SDK does not repeat, on top of another one."""
+
+    def __init__(self, connection: ServiceClient) -> None:
+        super().__init__(connection.config)
+        self._connection = connection
+
+    @property
+    def worker_service_client(self) -> Any:
+        return self._connection.worker_service_client
+
+    def update_rpc_metadata(self, metadata: Mapping[str, str | bytes]) -> None:
+        self._connection.update_rpc_metadata(metadata)
+
+    def update_api_key(self, api_key: str | None) -> None:
+        self._connection.update_api_key(api_key)
+
+    async def _rpc_call(self, *args: Any, **named: Any) -> Any:
+        return await self._connection._rpc_call(*args, **(named | {"retry": False}))
 
 
 def converter_for(client: Client, workflow_id: str) -> DataConverter:

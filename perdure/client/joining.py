@@ -106,7 +106,13 @@ class DirectJobConnection:
                 # is one of the ten that the server takes at a time.
                 key = f"{self._requests}-{request.session}-{request.stay}-{self._answered}"
                 answer = await update(
-                    handle, "join", args=[request], result_type=JoinAnswer, update_id=key, rpc_timeout=UPDATE_TIMEOUT
+                    handle,
+                    "join",
+                    args=[request],
+                    result_type=JoinAnswer,
+                    update_id=key,
+                    rpc_timeout=UPDATE_TIMEOUT,
+                    crowded=True,
                 )
             self._answered += 1
             return answer
