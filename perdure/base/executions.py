@@ -285,32 +285,14 @@ async def update(
     args: Sequence[Any],
     update_id: str | None = None,
     rpc_timeout: timedelta | None = None,
-    crowded: bool = False,
 ) -> ResultT:
     """Updates a workflow, and waits for the result. One run carries out an update of the same ID once only.
-
-    Args:
-        handle: Of the workflow.
-        name: The update.
-        result_type: The type of its result.
-        args: Its arguments.
-        update_id: Its ID; None for a random one.
-        rpc_timeout: The longest time of each call.
-        crowded: Whether hundreds may send it at the same moment. The SDK would repeat a refused one within fractions of
-            a second, and each that the server refuses aborts those that it has taken: the caller pauses instead.
 
     Raises:
         WorkflowUpdateFailedError: if the workflow refuses the update.
         WorkflowUpdateRPCTimeoutOrCancelledError: if nothing answers in time.
         RPCError: if the server refuses the call.
     """
-    if crowded:
-        once = _without_retries(handle)
-        try:
-            return await _update_once(once, name, args, update_id, result_type, rpc_timeout)
-        except RPCError as error:
-            if shortages.is_of_updates(error.message):
-                raise
     pauses = iter(_AGAIN)
     while True:
         try:
@@ -320,6 +302,34 @@ async def update(
             if pause is None or _TASK_FAILED not in error.message:
                 raise
         await asyncio.sleep(pause)
+
+
+async def update_in_crowd(
+    client: Client,
+    workflow_id: str,
+    name: str,
+    *,
+    result_type: type[ResultT],
+    args: Sequence[Any],
+    update_id: str,
+    rpc_timeout: timedelta,
+) -> ResultT:
+    """Updates a workflow as `update` does, where hundreds may do so at the same moment.
+
+    The SDK would repeat a refused update within fractions of a second, and each that the server refuses aborts those
+    that it has taken. So the caller repeats it after a pause.
+
+    Raises:
+        RPCError: if the server has no room for the update now, too.
+    """
+    handle = client.get_workflow_handle(workflow_id)
+    once = _without_retries(client).get_workflow_handle(workflow_id)
+    try:
+        return await _update_once(once, name, args, update_id, result_type, rpc_timeout)
+    except RPCError as error:
+        if shortages.is_of_updates(error.message):
+            raise
+    return await update(handle, name, args=args, update_id=update_id, result_type=result_type, rpc_timeout=rpc_timeout)
 
 
 async def _update_once(
@@ -341,11 +351,11 @@ async def _update_once(
         raise
 
 
-def _without_retries(handle: WorkflowHandle[Any, Any]) -> WorkflowHandle[Any, Any]:
-    """A handle of the same workflow whose calls are sent once each."""
-    config = handle._client.config(active_config=True)
+def _without_retries(client: Client) -> Client:
+    """The same client, whose calls are sent once each."""
+    config = client.config(active_config=True)
     config["service_client"] = _SendsOnce(config["service_client"])
-    return Client(**config).get_workflow_handle(handle.id, run_id=handle.run_id)
+    return Client(**config)
 
 
 class _SendsOnce(ServiceClient):

@@ -6,11 +6,12 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from temporalio.api.enums.v1 import UpdateWorkflowExecutionLifecycleStage as Stage
 from temporalio.api.workflowservice.v1 import UpdateWorkflowExecutionResponse
 from temporalio.client import Client
 from temporalio.service import ConnectConfig, RPCError, RPCStatusCode, ServiceClient
 
-from perdure.base.executions import update
+from perdure.base.executions import update, update_in_crowd
 
 FULL = RPCError(
     "limit on number of concurrent in-flight updates has been reached (10)", RPCStatusCode.RESOURCE_EXHAUSTED, b""
@@ -41,33 +42,37 @@ class Server(ServiceClient):
         self.repeats.append(retry)
         if self.errors:
             raise self.errors.pop(0)
-        response = UpdateWorkflowExecutionResponse(stage="UPDATE_WORKFLOW_EXECUTION_LIFECYCLE_STAGE_COMPLETED")
+        response = UpdateWorkflowExecutionResponse(
+            stage=Stage.Value("UPDATE_WORKFLOW_EXECUTION_LIFECYCLE_STAGE_COMPLETED")
+        )
         response.outcome.success.payloads.add(metadata={"encoding": b"json/plain"}, data=b'"done"')
         return response
 
 
-async def send(server: Server, *, crowded: bool) -> str:
-    handle = Client(server, namespace="default").get_workflow_handle("job")
-    return await update(
-        handle, "join", result_type=str, args=[], crowded=crowded, rpc_timeout=timedelta(seconds=1), update_id="a"
-    )
+ARGUMENTS: dict[str, Any] = {"args": [], "update_id": "a", "rpc_timeout": timedelta(seconds=1)}
+
+
+async def send(server: Server) -> str:
+    client = Client(server, namespace="default")
+    return await update_in_crowd(client, "job", "join", result_type=str, **ARGUMENTS)
 
 
 @pytest.mark.parametrize("refusal", [FULL, DROPPED], ids=["above-the-limit", "dropped"])
 async def test_the_sdk_does_not_repeat_a_crowded_update_that_the_server_has_no_room_for(refusal: RPCError) -> None:
     server = Server(refusal)
     with pytest.raises(RPCError, match=refusal.message[:20]):
-        await send(server, crowded=True)
+        await send(server)
     assert server.repeats == [False]
 
 
 async def test_a_crowded_update_outlasts_a_lost_connection_like_any_other() -> None:
     server = Server(AWAY)
-    assert await send(server, crowded=True) == "done"
+    assert await send(server) == "done"
     assert server.repeats == [False, True]
 
 
 async def test_the_sdk_repeats_other_updates() -> None:
     server = Server()
-    assert await send(server, crowded=False) == "done"
+    handle = Client(server, namespace="default").get_workflow_handle("job")
+    assert await update(handle, "scale", result_type=str, **ARGUMENTS) == "done"
     assert server.repeats == [True]
