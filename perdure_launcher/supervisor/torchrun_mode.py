@@ -35,8 +35,8 @@ _BEGINS = timedelta(seconds=1)
 """The time in which a process that a shell has put into the background begins its program, at most."""
 _LOOK_AGAIN = 0.02
 _CONTINUES = (
-    "the command has ended with 0, and has left torchrun in the background (process {pid}): the node continues, and ends "
-    "when that process does. Its exit code counts"
+    "the command has ended with 0, and has left torchrun in the background (process {pid}): the node continues until "
+    "that process ends, and its exit code counts"
 )
 _REFUSED = re.compile(r"\bRendezvousError: (?P<reason>.+)")
 """The last line of torchrun's output, in which our rendezvous says why it cannot continue."""
