@@ -387,7 +387,8 @@ class TrainingJob(JobUpdates):
     def _continue_if_due(self) -> None:
         self._end_outdated_run()
         if self._may_continue() and not self.events:
-            workflow.continue_as_new(args=[self._spec, pack(self.state)])
+            state = self.state.replace(unknown_groups=self._groups.unknown())
+            workflow.continue_as_new(args=[self._spec, pack(state)])
 
     def _follow_reset(self) -> None:
         """Learns what has become of the nodes since the task to which this run was reset."""
@@ -412,7 +413,8 @@ class TrainingJob(JobUpdates):
         full = is_full(bounded=bounded, updates=self._requests) and not self._cancelled
         archiving = self._archiving is not None and not self._archiving.done()
         settled = self._notices.are_settled and not archiving and workflow.all_handlers_finished()
-        return settled and ((due and self._is_quiet()) or (full and self._groups.are_known))
+        # A group that never sends its table, as one that cannot be read, must not keep a job from its next run.
+        return settled and ((due and self._is_quiet()) or (full and (bounded or self._groups.are_known)))
 
     def _is_quiet(self) -> bool:
         settled = self.state.outcome is None and (self.state.open_incident is None or self.state.suspended)
