@@ -66,11 +66,14 @@ class JobGroups:
             carried: Whether an earlier run of the job has started the groups of its state.
         """
         self._owner = owner
-        self._started: set[Group] = set(self._groups()) if carried else set()
+        unknown = {Group(role, number) for role, numbers in owner.state.unknown_groups.items() for number in numbers}
+        self._started: set[Group] = set(self._groups()) - unknown if carried else set()
         self._sent: dict[Group, GroupDesire] = {}
         self._unsent: dict[Group, None] = {}
         """Groups whose desired state has changed since `start_senders` was last called, in that order."""
-        self._unknown: set[Group] = set() if carried or not self._has_several_roles else set(self._groups())
+        self._unknown: set[Group] = unknown
+        if not carried and self._has_several_roles:
+            self._unknown = set(self._groups())
         """Groups of a job of several roles that may have nodes of which its state does not tell."""
         self._declined: set[Group] = set()
         """Groups that have not taken what they were sent, although it was delivered."""
@@ -93,6 +96,13 @@ class JobGroups:
     def are_known(self) -> bool:
         """Whether the job's state has the nodes of all groups that were adopted."""
         return not self._unknown
+
+    def unknown(self) -> dict[str, tuple[int, ...]]:
+        """Returns the numbers of the other ones, by their role."""
+        by_role: dict[str, list[int]] = {}
+        for group in sorted(self._unknown):
+            by_role.setdefault(group.role, []).append(group.number)
+        return {role: tuple(numbers) for role, numbers in by_role.items()}
 
     def ids(self) -> tuple[str, ...]:
         """Returns the workflow IDs of all groups."""

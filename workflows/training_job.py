@@ -47,6 +47,7 @@ with workflow.unsafe.imports_passed_through():
     from perdure.spec.validate import to_mapping
     from perdure.workflows import auto_resources, job_check, preset, requests
     from perdure.workflows.archiver import start_archiver
+    from perdure.workflows.cancellation import uncancelled
     from perdure.workflows.carrying import Packed, pack, unpack
     from perdure.workflows.event_sink import send_events
     from perdure.workflows.job_groups import Group, JobGroups
@@ -95,6 +96,8 @@ class TrainingJob(JobUpdates):
         self._requests = 0
         """Updates that this run has carried out."""
         self._notices = JobNotices()
+        self._archiving: asyncio.Task[None] | None = None
+        """Starts the archiver of a job that was reset."""
         self._unchecked = carried is None
         """The specification is not checked yet. Requests are accepted meanwhile; nothing is sent."""
         try:
@@ -384,12 +387,16 @@ class TrainingJob(JobUpdates):
     def _continue_if_due(self) -> None:
         self._end_outdated_run()
         if self._may_continue() and not self.events:
-            workflow.continue_as_new(args=[self._spec, pack(self.state)])
+            state = self.state.replace(unknown_groups=self._groups.unknown())
+            workflow.continue_as_new(args=[self._spec, pack(state)])
 
     def _follow_reset(self) -> None:
         """Learns what has become of the nodes since the task to which this run was reset."""
         self._groups.send_all_again()
         self.events.append(TimePassed())
+        if self.state.behavior >= Behavior.RELEASE_0_4:
+            # It ended with the job, if that had ended.
+            self._archiving = asyncio.create_task(start_archiver(self.job, self.state.uid))
 
     def on_delivered(self) -> None:
         self._end_outdated_run()
@@ -404,8 +411,10 @@ class TrainingJob(JobUpdates):
         bounded = self.state.behavior >= Behavior.RELEASE_0_4
         # A job that was cancelled ends in the run that the server knows to be cancelled.
         full = is_full(bounded=bounded, updates=self._requests) and not self._cancelled
-        settled = self._notices.are_settled and workflow.all_handlers_finished()
-        return settled and ((due and self._is_quiet()) or (full and self._groups.are_known))
+        archiving = self._archiving is not None and not self._archiving.done()
+        settled = self._notices.are_settled and not archiving and workflow.all_handlers_finished()
+        # A group that never sends its table, as one that cannot be read, must not keep a job from its next run.
+        return settled and ((due and self._is_quiet()) or (full and (bounded or self._groups.are_known)))
 
     def _is_quiet(self) -> bool:
         settled = self.state.outcome is None and (self.state.open_incident is None or self.state.suspended)
@@ -415,13 +424,22 @@ class TrainingJob(JobUpdates):
         result = projections.result_of(self.state.decisive, workflow.now())
         self._closed = result.phase
         self._show()
-        await self._notices.close(self.state, self.job)
-        await workflow.wait_condition(workflow.all_handlers_finished)
+        await self._end_tasks()
         if result.phase is JobPhase.CANCELLED:
             raise asyncio.CancelledError(result.reason)
         if result.phase is JobPhase.FAILED:
             raise ApplicationError(result.reason, result, type="JobFailed", non_retryable=True)
         return result
+
+    async def _end_tasks(self) -> None:
+        """Lets what is in progress end. A job that is cancelled after its end has its result nevertheless."""
+        if self.state.behavior < Behavior.RELEASE_0_4:
+            await self._notices.close(self.state, self.job)
+            await workflow.wait_condition(workflow.all_handlers_finished)
+            return
+        closing = asyncio.create_task(self._notices.close(self.state, self.job))
+        await uncancelled(lambda: asyncio.wait([closing]))
+        await uncancelled(lambda: workflow.wait_condition(workflow.all_handlers_finished))
 
     def _is_over(self) -> bool:
         return group_desire.is_over(self.state) and not self.events

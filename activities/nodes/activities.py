@@ -105,7 +105,7 @@ class NodeActivities:
             ApplicationError: `NodeRefused`, not retried, if the backend can never create the node; `JobRevoked` if the
                 job is no longer desired, in which case it is cancelled; `NodeNotYet` if the node has to wait.
         """
-        backend = await self._backend_for_new(request.spec.backend)
+        backend = await self._backend_for_new(request)
         check_new(request)
         async with _heartbeats():
             try:
@@ -133,8 +133,8 @@ class NodeActivities:
         Raises:
             ApplicationError: `NodeRefused`, not retried, if this worker does not serve the backend.
         """
-        backend = await self._backend_for_new(request.spec.backend)
         requests = request.each
+        backend = await self._backend_for_new(*requests)
         check_new(*requests)
         async with _heartbeats():
             outcomes = await asyncio.gather(*map(backend.create, requests), return_exceptions=True)
@@ -316,15 +316,24 @@ class NodeActivities:
             raise ApplicationError(self._not_served(name), type="BackendNotServed")
         return backend
 
-    async def _backend_for_new(self, name: str) -> NodeBackend:
-        """The backend of that name, for new nodes.
+    async def _backend_for_new(self, *requests: NodeRequest) -> NodeBackend:
+        """The backend of nodes that are to be created.
 
         Raises:
-            ApplicationError: if this worker does not serve it; `NodeRefused`, not retried, if it is the only one.
+            ApplicationError: if this worker does not serve it; `NodeRefused`, not retried, if it is the only one, and
+                the job has had no such nodes. A job that has had some waits for a worker that serves them.
         """
-        if name not in self._backends and not await self._others_poll():
-            raise ApplicationError(self._not_served(name), type="NodeRefused", non_retryable=True)
-        return self._backend(name)
+        name = requests[0].spec.backend
+        if name in self._backends:
+            return self._backends[name]
+        problem = self._not_served(name)
+        waits = ApplicationError(problem, type="BackendNotServed")
+        if await self._others_poll():
+            raise waits
+        if all(request.node.incarnation == 1 for request in requests):
+            raise ApplicationError(problem, type="NodeRefused", non_retryable=True)
+        await self._report_waits([(request, waits) for request in requests])
+        raise waits
 
     def _not_served(self, name: str) -> str:
         served = ", ".join(sorted(self._backends)) or "none"

@@ -8,7 +8,7 @@ nodes of a job whose workflow an operator has paused continue to train, and must
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -33,7 +33,9 @@ from temporalio.client import (
 )
 from temporalio.common import TypedSearchAttributes
 from temporalio.converter import DataConverter, WorkflowSerializationContext, decode_typed_search_attributes
-from temporalio.service import RPCError, RPCStatusCode
+from temporalio.service import RPCError, RPCStatusCode, ServiceClient
+
+from perdure.base import shortages
 
 OPEN: Final = "CloseTime IS NULL"
 """The visibility query for open executions. `ExecutionStatus = 'Running'` leaves out those that are paused."""
@@ -302,6 +304,34 @@ async def update(
         await asyncio.sleep(pause)
 
 
+async def update_in_crowd(
+    client: Client,
+    workflow_id: str,
+    name: str,
+    *,
+    result_type: type[ResultT],
+    args: Sequence[Any],
+    update_id: str,
+    rpc_timeout: timedelta,
+) -> ResultT:
+    """Updates a workflow as `update` does, where hundreds may do so at the same moment.
+
+    The SDK would repeat a refused update within fractions of a second, and each that the server refuses aborts those
+    that it has taken. So the caller repeats it after a pause.
+
+    Raises:
+        RPCError: if the server has no room for the update now, too.
+    """
+    handle = client.get_workflow_handle(workflow_id)
+    once = _without_retries(client).get_workflow_handle(workflow_id)
+    try:
+        return await _update_once(once, name, args, update_id, result_type, rpc_timeout)
+    except RPCError as error:
+        if shortages.is_of_updates(error.message):
+            raise
+    return await update(handle, name, args=args, update_id=update_id, result_type=result_type, rpc_timeout=rpc_timeout)
+
+
 async def _update_once(
     handle: WorkflowHandle[Any, Any],
     name: str,
@@ -319,6 +349,34 @@ async def _update_once(
         if isinstance(error.__cause__, asyncio.CancelledError):
             raise error.__cause__ from None
         raise
+
+
+def _without_retries(client: Client) -> Client:
+    """The same client, whose calls are sent once each."""
+    config = client.config(active_config=True)
+    config["service_client"] = _SendsOnce(config["service_client"])
+    return Client(**config)
+
+
+class _SendsOnce(ServiceClient):
+    """A connection whose calls the SDK does not repeat, on top of another one."""
+
+    def __init__(self, connection: ServiceClient) -> None:
+        super().__init__(connection.config)
+        self._connection = connection
+
+    @property
+    def worker_service_client(self) -> Any:
+        return self._connection.worker_service_client
+
+    def update_rpc_metadata(self, metadata: Mapping[str, str | bytes]) -> None:
+        self._connection.update_rpc_metadata(metadata)
+
+    def update_api_key(self, api_key: str | None) -> None:
+        self._connection.update_api_key(api_key)
+
+    async def _rpc_call(self, *args: Any, **named: Any) -> Any:
+        return await self._connection._rpc_call(*args, **(named | {"retry": False}))
 
 
 def converter_for(client: Client, workflow_id: str) -> DataConverter:

@@ -7,6 +7,7 @@ plane, and says nothing about who called.
 from __future__ import annotations
 
 _SETTINGS = {
+    "concurrent in-flight updates": "history.maxInFlightUpdates (updates of one job at a time, as of joining machines)",
     "concurrent poller limit": "frontend.namespaceCount (long polls of a namespace at one frontend: one of each agent, "
     "and some of each worker)",
     "visibility": "frontend.namespaceRPS.visibility (lists and counts a second of a namespace)",
@@ -18,11 +19,19 @@ _SETTINGS = {
 """Settings of the server's dynamic configuration, by what its texts have in common; the first that fits counts."""
 
 _BUSY_WORKFLOW = "workflow is busy"
+_UPDATES = ("concurrent in-flight updates", "workflow update was aborted")
+"""The server's texts for an update above the limit of one workflow, and for those that it drops because of such a one:
+it forgets everything about the workflow that it has not stored yet."""
 
 
 def is_passing(cause: str) -> bool:
     """Whether the refusal is about one workflow that takes in other messages at this moment: no setting is too low."""
     return _BUSY_WORKFLOW in cause.lower()
+
+
+def is_of_updates(cause: str) -> bool:
+    """Whether one workflow has more updates than the server takes at a time."""
+    return any(text in cause.lower() for text in _UPDATES)
 
 
 def remedy(cause: str) -> str:

@@ -46,9 +46,6 @@ _LONGEST_POLL = 65.0
 _QUERIES_WAIT = "query buffer is full"
 """The server's words for a workflow with as many queries as may wait for a worker: it answers, and no worker does."""
 
-_ABORTED = "workflow update was aborted"
-"""The server's words for an update that it dropped before a worker took it, as where hundreds arrive at once."""
-
 
 @asynccontextmanager
 async def map_errors(connection: Connection, name: str = "", namespace: str | None = None) -> AsyncGenerator[None]:
@@ -91,7 +88,7 @@ async def _explanation(connection: Connection, name: str, namespace: str, error:
             return unreachable(connection.endpoint, "no answer in time")
         case RPCStatusCode.RESOURCE_EXHAUSTED if _QUERIES_WAIT in text:
             return await _no_worker(connection, name, namespace)
-        case RPCStatusCode.UNAVAILABLE if _ABORTED in text:
+        case RPCStatusCode.UNAVAILABLE if shortages.is_of_updates(text):
             return _overloaded(connection, error.message)
         case RPCStatusCode.RESOURCE_EXHAUSTED:
             return _overloaded(connection, error.message)

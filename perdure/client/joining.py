@@ -14,7 +14,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from perdure.activities.nodes.joined.node_session import AgentConnection
 from perdure.agent.job_liveness import JobLiveness, query_job_liveness
 from perdure.base.errors import ControlPlaneOverloaded, ExitCode, JobAlreadyRunning, JobNotFound, JoinRefused
-from perdure.base.executions import find, update
+from perdure.base.executions import find, update_in_crowd
 from perdure.client.client import Client
 from perdure.client.connection import CALL_TIMEOUT, payload_encryption
 from perdure.client.error_mapping import map_errors, why_late
@@ -99,14 +99,19 @@ class DirectJobConnection:
 
     async def request_place(self, request: JoinRequest) -> JoinAnswer | JobResult:
         temporal = await self._client.connect()
-        handle = temporal.get_workflow_handle(job_workflow_id(self._namespace, self._job))
         try:
             async with map_errors(self._client, self._job, self._namespace):
                 # A request that is repeated because its answer is late is the same update: it is carried out once, and
                 # is one of the ten that the server takes at a time.
                 key = f"{self._requests}-{request.session}-{request.stay}-{self._answered}"
-                answer = await update(
-                    handle, "join", args=[request], result_type=JoinAnswer, update_id=key, rpc_timeout=UPDATE_TIMEOUT
+                answer = await update_in_crowd(
+                    temporal,
+                    job_workflow_id(self._namespace, self._job),
+                    "join",
+                    args=[request],
+                    result_type=JoinAnswer,
+                    update_id=key,
+                    rpc_timeout=UPDATE_TIMEOUT,
                 )
             self._answered += 1
             return answer

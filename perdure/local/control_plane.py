@@ -67,6 +67,9 @@ loopback ends up connected to itself, and holds the port.
 SERVER_OPTIONS = (
     # One frontend's limit of open long polls per namespace; 1,200 by default, and every agent needs some.
     ("--dynamic-config-value", "frontend.namespaceCount=20000"),
+    # Updates that one workflow may have at a time; 10 by default. Each one above the limit also aborts those that the
+    # server has taken, so 200 machines that joined at once had places after minutes, or never.
+    ("--dynamic-config-value", "history.maxInFlightUpdates=500"),
     ("--dynamic-config-value", "system.enableActivityEagerExecution=true"),
     # By default, reads of each task queue are limited to 20 a second. On the dev server's single shard that delays
     # every step of a recovery by up to 50 ms (an activity's round trip 101 ms, without the limit 18 ms).

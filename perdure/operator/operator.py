@@ -30,6 +30,8 @@ LOOKS_PER_SECOND = 20.0
 """The limit of reconciles per second: each costs Temporal three calls and the API server one at most. The status of a
 thousand running jobs is at most 50 seconds old."""
 LOOKS_AT_ONCE = 8
+LOOKS_AT_ONCE_OF_A_NAMESPACE = 4
+"""Objects whose reconciles take long, as those whose owners are denied something, leave room for other namespaces'."""
 ROUND = 3.0
 """Seconds between two queries for jobs that have changed: the server's visibility is about a second behind."""
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
@@ -67,7 +69,9 @@ class Operator:
         self.coverage = Coverage(namespaces or (EVERYWHERE,))
         self.metrics = OperatorMetrics(self.coverage, lambda: len(self._resources))
         self._resources: dict[str, TrainingJobResource] = {}
-        self._queue = Workqueue(per_second=LOOKS_PER_SECOND)
+        self._queue = Workqueue(
+            per_second=LOOKS_PER_SECOND, tenant_of=self._namespace_of, at_once=LOOKS_AT_ONCE_OF_A_NAMESPACE
+        )
         self._backoffs: dict[str, Backoff] = {}
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -167,6 +171,10 @@ class Operator:
         # A request to delete it is counted as a generation, too.
         if before.metadata.generation != resource.metadata.generation or lost_finalizer:
             self._queue.plan(uid)
+
+    def _namespace_of(self, uid: str) -> str:
+        resource = self._resources.get(uid)
+        return "" if resource is None else resource.metadata.namespace
 
     def _forget(self, uid: str) -> None:
         self._resources.pop(uid, None)

@@ -42,6 +42,8 @@ SCALING: Final = "Scaling"
 """The phase of a plan whose requests were written into it. Before that, its author has written what stands there."""
 PER_SECOND: Final = 5.0
 """The limit of plans that are looked at: programs write thousands of them."""
+AT_ONCE: Final = 4
+"""Plans that are carried out at a time: a job may take seconds to answer."""
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0
 """Seconds before a plan is tried again that could not be carried out yet, or the definition is looked for again."""
 
@@ -119,7 +121,7 @@ class ScalePlans:
         self._events = Events(api)
         self._plans: dict[str, PlanResource] = {}
         self._backoffs: dict[str, Backoff] = {}
-        self._queue = Workqueue(per_second=PER_SECOND)
+        self._queue = Workqueue(per_second=PER_SECOND, tenant_of=self._namespace_of, at_once=1)
 
     async def follow(self, namespace: str | None) -> None:
         """Follows the plans of a namespace, or of all, for as long as it is not cancelled."""
@@ -141,8 +143,10 @@ class ScalePlans:
             await asyncio.sleep(backoff.next_pause(ran=loop.time() - began))
 
     async def serve(self) -> None:
-        """Carries out plans, one after the other, until it is cancelled."""
-        await self._queue.serve(self._look)
+        """Carries out plans until it is cancelled, those of each namespace one after the other."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(AT_ONCE):
+                group.create_task(self._queue.serve(self._look))
 
     def _take(self, change: Change, namespace: str | None) -> None:
         match change:
@@ -168,6 +172,10 @@ class ScalePlans:
             if is_new:
                 self._queue.plan(uid)
         return uid
+
+    def _namespace_of(self, uid: str) -> str:
+        plan = self._plans.get(uid)
+        return "" if plan is None else plan.metadata.namespace
 
     def _forget_all_but(self, uids: set[str], namespace: str | None) -> None:
         known = {uid for uid, plan in self._plans.items() if namespace in (None, plan.metadata.namespace)}

@@ -1,26 +1,44 @@
 """The queue of objects to reconcile: the object that is due for longest comes first, and the rate is limited.
 
-With a thousand jobs, jobs at rest are reconciled less often; a job to which something has happened comes first.
+With a thousand jobs, jobs at rest are reconciled less often; a job to which something has happened comes first. Tenants
+take turns: one with thousands of objects, or with objects that each take seconds, delays those of the others by no more
+than a turn.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import NoReturn
 
 _LEAD = 3600.0
 """Seconds by which an event precedes a mere deadline."""
+_TENANTS = 10_000
+"""Tenants whose last turn is known; one that is not known comes first."""
 
 
 class Workqueue:
     """Keys, with the time at which each is due, for several consumers in one event loop."""
 
-    def __init__(self, *, per_second: float) -> None:
+    def __init__(self, *, per_second: float, tenant_of: Callable[[str], str], at_once: int) -> None:
+        """Creates an empty queue.
+
+        Args:
+            per_second: The limit of keys that are taken.
+            tenant_of: Returns the tenant of a key.
+            at_once: The limit of keys of one tenant that are in use.
+        """
         self._pause = 1 / per_second
+        self._tenant_of = tenant_of
+        self._at_once = at_once
+        self._served_at: dict[str, float] = {}
+        """When a key of each tenant was taken last."""
         self._due: dict[str, float] = {}
-        self._taken: set[str] = set()
+        self._taken: dict[str, str] = {}
+        """The tenants of the keys in use."""
         self._next_take = 0.0
         self._news = asyncio.Event()
         self._turn = asyncio.Lock()
@@ -50,25 +68,47 @@ class Workqueue:
                 self.give_back(key)
 
     async def take(self) -> str:
-        """Takes the key that is due for longest, once one is; no other task gets it until it is given back."""
+        """Takes the key that is due for longest, of the tenant whose turn it is, once one is due; no other task gets it
+        until it is given back."""
         async with self._turn:
             while True:
                 self._news.clear()
-                free = self._due.keys() - self._taken
-                key = min(free, key=lambda one: self._due[one], default=None)
-                wait = None if key is None else max(self._due[key], self._next_take) - self._now()
-                if key is not None and wait is not None and wait <= 0:
-                    del self._due[key]
-                    self._taken.add(key)
-                    self._next_take = self._now() + self._pause
+                now = self._now()
+                busy = Counter(self._taken.values())
+                free = {
+                    key: tenant
+                    for key in self._due.keys() - self._taken.keys()
+                    if busy[tenant := self._tenant_of(key)] < self._at_once
+                }
+                due = [key for key in free if self._due[key] <= now]
+                if due and now >= self._next_take:
+                    key = min(due, key=lambda key: (not self._has_happened(key, now), *self._rank(key, free[key])))
+                    self._note_take(key, free[key], now)
                     return key
+                first = min((self._due[key] for key in free), default=None)
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(wait):
+                    async with asyncio.timeout(None if first is None else max(first, self._next_take) - now):
                         await self._news.wait()
+
+    def _rank(self, key: str, tenant: str) -> tuple[float, float]:
+        return self._served_at.get(tenant, -math.inf), self._due[key]
+
+    def _has_happened(self, key: str, now: float) -> bool:
+        """Whether something has happened to it; the time alone makes no key due so early."""
+        return self._due[key] <= now - _LEAD / 2
+
+    def _note_take(self, key: str, tenant: str, now: float) -> None:
+        del self._due[key]
+        self._taken[key] = tenant
+        self._served_at.pop(tenant, None)
+        self._served_at[tenant] = now
+        if len(self._served_at) > _TENANTS:
+            del self._served_at[next(iter(self._served_at))]
+        self._next_take = now + self._pause
 
     def give_back(self, key: str) -> None:
         """Gives the key back, so that it may be taken again when it is due."""
-        self._taken.discard(key)
+        self._taken.pop(key, None)
         self._news.set()
 
     @staticmethod

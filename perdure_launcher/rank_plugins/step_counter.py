@@ -40,6 +40,7 @@ from perdure_training.node_api.rank_environment import (
 )
 
 from ..environment import PARENT_VARIABLE
+from . import build_locks
 from .rank_process import claim_rank, mark_training
 
 _ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
@@ -51,12 +52,14 @@ def autoload() -> None:
         # A copy: warm starts leave out packages that read a rank's variables when they are imported.
         if is_rank_below(os.environ.copy()):
             own = os.getpid()
+            _guard_builds()
             _keep_uncaught_exceptions(lambda: os.getpid() == own)
             if os.environ["RANK"] == "0":
                 StepCounter().install()
             return
         if not is_rank(os.environ.copy()):
             return
+        _guard_builds()
         if claim_rank(os.environ):
             _stay_with_parent()
             _keep_uncaught_exceptions(_speaks)
@@ -71,6 +74,12 @@ def autoload() -> None:
             # A launcher's ranks have other numbers than the job's only rank, in whose place the first one trains.
             if SOLE_VARIABLE not in os.environ or os.environ["RANK"] == "0":
                 StepCounter().install()
+
+
+def _guard_builds() -> None:
+    # A torch without it has other locks.
+    with contextlib.suppress(Exception):
+        build_locks.install()
 
 
 class StepCounter:

@@ -254,6 +254,7 @@ class PerdureRendezvous(RendezvousHandler):
         os.environ[STORE_VARIABLE] = host_and_port(world.store_address, world.store_port)
         # torchrun itself sets only GROUP_RANK; scripts of other systems read the same number as NODE_RANK.
         os.environ["NODE_RANK"] = str(world.group_rank)
+        self._ports.keep_clear_of(world.store_port)
         self._ports.replenish()
         self._outbox.post(
             "/v1/rendezvous/entered",

@@ -36,7 +36,7 @@ _IN_SHELL = re.compile(
 _CLIENTS = {
     **dict.fromkeys(("docker", "podman", "nerdctl"), frozenset({"run", "exec"})),
     "kubectl": frozenset({"exec"}),
-    "ssh": None,
+    **dict.fromkeys(("ssh", "screen", "tmux")),
 }
 """Programs that have another process start a command, and their subcommands that do."""
 _LAUNCHED_THERE = re.compile(

@@ -242,6 +242,7 @@ class EnvMode:
         if restarted:
             threading.Thread(target=self._await_steps, args=(current,), name="first steps", daemon=True).start()
         logger.info("generation %s started as processes %s", world.generation, sorted(current.local_ranks))
+        self._ports.keep_clear_of(world.store_port)
         self._ports.replenish()
         self._report_entered(world)
 

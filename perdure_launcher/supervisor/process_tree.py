@@ -201,6 +201,16 @@ class ProcessTree:
                 described.append(f"{b' '.join(words).decode(errors='replace')} ({pid})")
         return described
 
+    def orphans(self) -> list[processes.Process]:
+        """Returns the processes whose parents have ended, such as jobs that a shell has left in the background."""
+        known = self._roots | self._companions
+        own = os.getpid()
+        return [found for found in self._remaining_processes() if found.parent == own and found.pid not in known]
+
+    def adopt(self, orphan: int) -> None:
+        """Takes an orphan for a process that `spawn` started."""
+        self._roots.add(orphan)
+
     def terminate_leftovers(self, grace: timedelta) -> None:
         """Ends daemons and orphans that outlived the started processes: SIGTERM, and SIGKILL after the grace period."""
         if self._empty:

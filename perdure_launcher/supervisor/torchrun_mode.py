@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import signal
 import time
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,17 +18,26 @@ from perdure_training.node_api.text import well_formed
 from ..environment import expected_environment, torchrun_environment
 from ..rank_exits import SUPERSEDED_EXIT_CODE, ExitSpool, describe_status, split_status
 from ..state import RendezvousState
+from ..system import processes
+from ..system.program_signals import ends_with_input
 from ..warm_start.names import EXECUTABLE_VARIABLE
 from ..warm_start.plan import Plan
 from ..warm_start.supervisor import InterpreterSupervisor
 from .capture import Output
-from .commands import BACKEND, expected_ranks
+from .commands import BACKEND, begins_with_torchrun, expected_ranks
 from .node import NodeResources
 from .process_tree import CommandFailed, Exit, explain_leftovers
 
 logger = logging.getLogger(__name__)
 
 _DRAIN = timedelta(seconds=1)
+_BEGINS = timedelta(seconds=1)
+"""The time in which a process that a shell has put into the background begins its program, at most."""
+_LOOK_AGAIN = 0.02
+_CONTINUES = (
+    "the command has ended with 0, and has left torchrun in the background (process {pid}): the node continues until "
+    "that process ends, and its exit code counts"
+)
 _REFUSED = re.compile(r"\bRendezvousError: (?P<reason>.+)")
 """The last line of torchrun's output, in which our rendezvous says why it cannot continue."""
 _NOT_REGISTERED = f"rendezvous backend '{BACKEND}' is not registered"
@@ -85,13 +95,33 @@ class TorchrunMode:
             current.code, current.ended_at = ended.code, time.time()
             if tree.empty or tree.ending:
                 continue
-            if ended.code == 0:
+            if ended.code == 0 and (continued := self._torchrun_in_background()):
+                current.root, current.code = continued, None
+                tree.adopt(continued)
+                _note(current.output, _CONTINUES.format(pid=continued))
+            elif ended.code == 0:
                 if left := tree.leftovers():
                     _note(current.output, explain_leftovers(left))
                 tree.terminate_leftovers(self._node.config.stop_grace)
             else:
                 # Without torchrun the ranks would continue alone, and write to files that their successors read.
                 tree.kill()
+
+    def _torchrun_in_background(self) -> int | None:
+        """Returns the process with the torchrun that a command has left behind, as `nohup torchrun … &` in a script
+        does; None if there is none."""
+        deadline = time.monotonic() + _BEGINS.total_seconds()
+        while True:
+            orphans = self._node.tree.orphans()
+            for orphan in orphans:
+                programs = (orphan, *processes.descendants(orphan.pid))
+                if any(begins_with_torchrun(processes.command_of(program.pid)) for program in programs):
+                    return orphan.pid
+            # What a shell has just put into the background still shows the shell's command line.
+            begins = any(not one.executed and not ends_with_input(one.pid, signal.SIGTERM) for one in orphans)
+            if self._node.state.read().handler_pid or not begins or time.monotonic() >= deadline:
+                return None
+            time.sleep(_LOOK_AGAIN)
 
     def settle(self) -> None:
         current = self._current

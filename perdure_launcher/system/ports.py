@@ -50,6 +50,8 @@ class PortPool:
         self._sockets: dict[int, socket.socket] = {}
         self._next = _in_turn(allowed, start)
         self._failure: OSError | None = None
+        self._of_scripts = range(0)
+        """Ports that are left to the ranks' own stores."""
         self.replenish()
 
     @property
@@ -76,22 +78,36 @@ class PortPool:
             "let network.store_ports name more of them, or ports that nothing else on this machine takes"
         )
 
+    def keep_clear_of(self, port: int) -> None:
+        """Leaves the numbers right after a world's port to its ranks, whose scripts have stores of their own there."""
+        self._of_scripts = range(port + 1, port + _APART)
+        for number in [number for number in self._sockets if number in self._of_scripts]:
+            self._sockets.pop(number).close()
+
     def replenish(self) -> None:
         """Opens new ports for those that were handed out, as far as any are free."""
-        for _ in range(self._size if self._allowed is None else len(self._allowed)):
+        self._open(without=self._of_scripts)
+        if not self._sockets:
+            self._open(without=range(0))
+        if problem := self.problem:
+            logger.error("%s", problem)
+
+    def _open(self, *, without: range) -> None:
+        for _ in range(2 * self._size if self._allowed is None else len(self._allowed)):
             if len(self._sockets) >= self._size:
                 return
             port = next(self._next)
-            if port in self._sockets:
+            if port in self._sockets or port in without:
                 continue
             try:
                 opened = self._bind(port)
             except OSError as error:
                 self._failure = error
                 continue
-            self._sockets[opened.getsockname()[1]] = opened
-        if problem := self.problem:
-            logger.error("%s", problem)
+            if (number := opened.getsockname()[1]) in without:
+                opened.close()
+            else:
+                self._sockets[number] = opened
 
     def take(self, port: int) -> socket.socket:
         """Hands out the socket of a port; opens it now if it is not in the pool.

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
+_PF_FORKNOEXEC = 0x40
+"""The kernel's flag of a process that was forked and has executed no program yet."""
 PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
@@ -30,6 +32,8 @@ class Process:
     cpu_ticks: int
     start_ticks: int
     threads: int = 1
+    executed: bool = True
+    """Whether it has begun a program of its own since it was forked; until then it shows its parent's."""
 
     @property
     def zombie(self) -> bool:
@@ -86,6 +90,7 @@ def read_process(pid: int) -> Process | None:
         cpu_ticks=int(fields[11]) + int(fields[12]),
         start_ticks=int(fields[19]),
         threads=int(fields[17]),
+        executed=not int(fields[6]) & _PF_FORKNOEXEC,
     )
 
 

@@ -32,7 +32,8 @@ class Case(Enum):
     )
     LAUNCHED_ELSEWHERE = (
         "{program} starts torchrun where Perdure's environment does not reach it, so {consequence}. Let the container "
-        "or the machine itself be the node: start `perdure join JOB -- torchrun ...` in it, or leave {program} out"
+        "or the machine itself be the node: start `perdure join JOB -- torchrun ...` in it, or leave {program} out: a "
+        "node outlives the terminal"
     )
     TORCHRUNS_AT_ONCE = (
         "the command starts several torchruns at once, and each would take this node's place in the job's world. Run "

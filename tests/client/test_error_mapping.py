@@ -46,6 +46,7 @@ async def test_a_server_without_capacity_has_not_refused(status: RPCStatusCode, 
     [
         ("namespace concurrent poller limit exceeded", "raise frontend.namespaceCount"),
         ("namespace rate limit exceeded", "raise frontend.namespaceRPS"),
+        ("limit on number of concurrent in-flight updates has been reached (10)", "raise history.maxInFlightUpdates"),
         ("Workflow is busy.", "Try again."),
         ("words of a later release", "more capacity"),
     ],

@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from perdure.spec.errors import SpecError
-from perdure.spec.importers.schedulers import refuse_batch_script, refuse_skypilot_task
+from perdure.spec.importers.documents import import_documents
+from perdure.spec.importers.schedulers import (
+    refuse_batch_script,
+    refuse_determined_experiment,
+    refuse_skypilot_task,
+)
+from perdure.spec.load import SpecDocument
 from tests.importers.golden import FIXTURES
 from tests.support.command_line import CommandLine
 
@@ -81,3 +87,25 @@ def test_import_names_the_command_to_write(name: str, text: str, command: str, t
     assert done.code == 2
     assert command in done.err
     assert done.out == ""
+
+
+EXPERIMENT = {"name": "mnist", "resources": {"slots_per_trial": 4}, "searcher": {"name": "single", "metric": "loss"}}
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "instead"),
+    [
+        ("python3 -m determined.launch.torch_distributed python3 train.py --lr 1", "train.py --lr 1"),
+        (["python3", "-m", "determined.launch.torch_distributed", "train.py"], "train.py"),
+    ],
+)
+def test_an_experiment_of_determined_is_no_job_of_ray(entrypoint: object, instead: str):
+    document = SpecDocument(data=EXPERIMENT | {"entrypoint": entrypoint}, lines={}, folder=None)
+    with pytest.raises(SpecError, match="is an experiment of Determined") as raised:
+        import_documents([document])
+    assert f"perdure import -- torchrun --nproc-per-node=4 {instead}" in str(raised.value)
+
+
+@pytest.mark.parametrize("data", [{"entrypoint": "python train.py"}, {"searcher": {}}, [], None])
+def test_other_mappings_are_no_experiments_of_determined(data: object):
+    refuse_determined_experiment(data)

@@ -88,8 +88,9 @@ async def test_whatever_rendezvous_torchrun_is_told_two_nodes_are_one_training(
         await one_training(nodes)
 
 
-async def test_a_clusters_shell_script_is_one_training() -> None:
-    nodes = pair("bash", "run.sh", env={"PATH": f"{BIN}:{os.environ['PATH']}"})
+@pytest.mark.parametrize("script", ["run.sh", "background.sh"])
+async def test_a_clusters_shell_script_is_one_training(script: str) -> None:
+    nodes = pair("bash", script, env={"PATH": f"{BIN}:{os.environ['PATH']}"})
     async with running(*nodes):
         await one_training(nodes)
 

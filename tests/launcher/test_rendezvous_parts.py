@@ -103,6 +103,26 @@ def test_no_other_process_gets_reserved_ports() -> None:
     pool.close()
 
 
+def test_the_ports_after_a_worlds_are_left_to_its_ranks() -> None:
+    [start] = PortPool("127.0.0.1", listening=False, size=1).numbers
+    allowed = range(start + 100, start + 108)
+    pool = PortPool("127.0.0.1", listening=False, allowed=allowed)
+    world = pool.numbers[0]
+    pool.take(world).close()
+    pool.keep_clear_of(world)
+    pool.replenish()
+    assert len(pool.numbers) == 2
+    assert world + 1 not in pool.numbers
+    other_node = PortPool("127.0.0.1", listening=False, allowed=range(world + 1, world + 2))
+    assert other_node.numbers == [world + 1]
+    other_node.keep_clear_of(world)
+    assert other_node.numbers == []
+    other_node.replenish()
+    assert other_node.numbers == [world + 1], "there is no other one"
+    pool.close()
+    other_node.close()
+
+
 @pytest.mark.parametrize(
     ("address", "host"), [("203.0.113.7", "127.0.0.1"), ("no-such-host.invalid", "127.0.0.1"), ("2001:db8::7", "::1")]
 )

@@ -107,6 +107,36 @@ async def test_what_outlives_a_successful_command_has_the_stop_grace_to_end() ->
         assert "leaves processes behind, which are ended now: bash (" in exited.body["log_tail"]
 
 
+@pytest.mark.parametrize("ends_with", [0, 3])
+async def test_a_torchrun_in_the_background_of_a_script_is_the_command(ends_with: int) -> None:
+    node = command_of("nohup ./torchrun &")
+    folder = node.run_directory
+    node.config["workdir"] = str(folder)
+    torchrun = f"#!{PYTHON}\nimport os, sys, time\nopen('up', 'w')\n"
+    torchrun += f"while not os.path.exists('go'): time.sleep(0.05)\nsys.exit({ends_with})\n"
+    (folder / "torchrun").write_text(torchrun)
+    (folder / "torchrun").chmod(0o755)
+    async with running(node):
+        await eventually((folder / "up").exists)
+        await eventually(lambda: "left torchrun in the background" in node.output)
+        (folder / "go").touch()
+        exited = await node.agent.heard(EXITED)
+        assert exited.body["exit_code"] == ends_with
+        assert "are ended now" not in exited.body["log_tail"]
+
+
+async def test_a_torchrun_in_the_background_is_ended_with_its_node() -> None:
+    node = command_of("nohup ./torchrun &")
+    folder = node.run_directory
+    node.config["workdir"] = str(folder)
+    (folder / "torchrun").write_text(f"#!{PYTHON}\nimport time\ntime.sleep(1000)\n")
+    (folder / "torchrun").chmod(0o755)
+    async with running(node):
+        await eventually(lambda: "left torchrun in the background" in node.output)
+        await node.agent.want(run=False)
+        assert (await node.agent.heard(EXITED)).body["signal"] == signal.SIGTERM
+
+
 async def test_a_command_that_leaves_nothing_behind_is_not_said_to() -> None:
     node = command_of("sleep 0.1 & wait")
     async with running(node):

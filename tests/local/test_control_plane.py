@@ -54,7 +54,7 @@ async def test_the_server_is_started_once_with_all_that_jobs_need(state: StateFo
     assert server is not None
     process = server.process
     assert process is not None
-    assert "frontend.namespaceCount=20000" in process.cmdline()
+    assert {"frontend.namespaceCount=20000", "history.maxInFlightUpdates=500"} <= set(process.cmdline())
     assert server.port > FIRST_PORT, "that one is for the user's own folder"
     assert os.getsid(server.pid) == server.pid, "a session of its own: Ctrl-C must not reach it"
     assert not await missing_search_attributes(await connect(endpoint))

@@ -10,7 +10,7 @@ import pytest
 from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.workflowservice.v1 import DeleteWorkflowExecutionRequest
 from temporalio.client import Client as TemporalClient
-from temporalio.client import WorkflowHandle
+from temporalio.client import WorkflowFailureError, WorkflowHandle
 
 from perdure.activities.archive import ArchivePlaces
 from perdure.base.errors import JobNotFound, PerdureError, Refused
@@ -19,13 +19,13 @@ from perdure.client.archive import ArchivedJobs
 from perdure.client.client import Client
 from perdure.client.connection import Endpoint
 from perdure.client.failing_activities import describe_failing, failing_of
-from perdure.contract import ArchiveReport, JobPhase, JobStatus
+from perdure.contract import ArchiveReport, FailureKind, JobPhase, JobStatus
 from perdure.contract.archive import archive_folder
 from perdure.contract.names import archiver_workflow_id
 from perdure.page.report import report
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
-from tests.workflows.jobs import continue_as_new, node, running, status
+from tests.workflows.jobs import continue_as_new, node, reset, running, status, tasks
 from tests.workflows.ways import replayed, sandboxed
 
 Handle = WorkflowHandle[Any, Any]
@@ -173,6 +173,28 @@ async def test_a_job_that_was_terminated_is_archived_as_it_was(fleet: Fleet, tmp
         found = await jobs.status(known.name)
         assert (found.phase, found.nodes) == (JobPhase.CANCELLED, 1)
         assert "terminated" in found.reason
+
+
+async def test_a_job_that_has_ended_and_is_reset_to_a_later_task_is_archived_as_it_ends_then(
+    fleet: Fleet, tmp_path: Path
+):
+    job = await submit(fleet, archived_spec(tmp_path / "kept", retry={"max_restarts": 0}))
+    known = await running(job, nodes=1)
+    trains = (await tasks(job))[-1]
+    await (await node(fleet, job, 0)).fail(kind=FailureKind.COMMAND, exit_code=1)
+    with pytest.raises(WorkflowFailureError):
+        await job.result()
+    await archiver(fleet, known).result()
+    fleet.nodes.clear()
+    await reset(job, to=trains, reapply=False)
+    job = fleet.client.get_workflow_handle(job.id)
+    played = await node(fleet, job, 0)
+    await eventually(lambda: played.entered == 1, what="the new node is in the world")
+    known = await finished(fleet, job)
+    assert known.phase is JobPhase.SUCCEEDED
+    await archiver(fleet, known).result()
+    async with ArchivedJobs(f"file://{tmp_path}/kept") as jobs:
+        assert (await jobs.status(known.name)).phase is JobPhase.SUCCEEDED
 
 
 @pytest.mark.long("workflows")

@@ -1,4 +1,4 @@
-"""Two hundred machines that join one job at the same moment, on a real server: it takes ten requests at a time."""
+"""Two hundred machines that join one job at the same moment, on a real server."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from perdure.activities.nodes.joined.machine import Machine
 from perdure.client.joining import DirectJobConnection
 from perdure.contract import JobResult
 from perdure.join.machine import JoinOptions, MachineInJob
+from tests.support.temporal_server import dev_server
 from tests.workflows.fleet import Fleet, running_fleet, submit
 from tests.workflows.joiners import WAITING, joined_spec
 from tests.workflows.ways import AS_WORKERS_DO
@@ -22,16 +23,26 @@ from tests.workflows.ways import AS_WORKERS_DO
 MACHINES = 200
 
 
+TEN = ("--dynamic-config-value", "history.maxInFlightUpdates=10")
+"""The default of servers, and the limit of Temporal Cloud."""
+
+
 @pytest.fixture
-async def fleet(temporal_client: Client) -> AsyncIterator[Fleet]:
+async def fleet(request: pytest.FixtureRequest, temporal_client: Client) -> AsyncIterator[Fleet]:
     """Opens places, and starts nothing by itself."""
-    async with running_fleet(temporal_client, **AS_WORKERS_DO) as fleet:
+    async with contextlib.AsyncExitStack() as stack:
+        if request.param:
+            temporal_client = await (await stack.enter_async_context(dev_server(options=request.param))).client()
+        fleet = await stack.enter_async_context(running_fleet(temporal_client, **AS_WORKERS_DO))
         fleet.pending = dict.fromkeys(range(MACHINES), WAITING)
         yield fleet
 
 
 @pytest.mark.long("workflows")
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "fleet", [pytest.param((), id="own-server"), pytest.param(TEN, id="ten-at-a-time")], indirect=True
+)
 async def test_machines_that_join_at_once_all_get_places(fleet: Fleet) -> None:
     spec = joined_spec(str(MACHINES))
     handle = await submit(fleet, spec)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -9,11 +10,14 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from temporalio.client import WorkflowHandle
+from temporalio import activity
+from temporalio.client import Client, WorkflowHandle
 
 from perdure.activities import webhooks
+from perdure.activities.notifications import NotificationActivities
 from perdure.contract import (
     JobPhase,
+    JobResult,
     Notice,
     NoticeBatch,
     NotificationBody,
@@ -28,8 +32,8 @@ from perdure.workflows import notifier
 from tests.policy.scenario import START
 from tests.support.receiver import Receiver, answers, hangs, receiving
 from tests.support.waiting import eventually
-from tests.workflows.fleet import Fleet, job_spec, submit
-from tests.workflows.jobs import node, running, status
+from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
+from tests.workflows.jobs import node, running, status, tasks, until
 from tests.workflows.ways import also_replayed, sandboxed_and_replayed
 
 Handle = WorkflowHandle[Any, Any]
@@ -121,6 +125,45 @@ async def test_a_job_tells_its_incidents_and_its_end_and_its_deliveries_end_with
     assert len(set(ids)) == 3
     assert ids == [str(one.id) for one in bodies]
     assert [one.id for one in receiver.accepted("/end")] == ids[2:]
+
+
+async def test_a_cancellation_that_arrives_while_a_job_hands_its_last_notices_on_changes_nothing(
+    temporal_client: Client, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+):
+    may_hand_on, hands_on = asyncio.Event(), asyncio.Event()
+
+    class Slow(NotificationActivities):
+        @activity.defn(name="notify")
+        async def notify(self, job: NotifierJob, batch: NoticeBatch) -> None:
+            hands_on.set()
+            await may_hand_on.wait()
+            await super().notify(job, batch)
+
+    monkeypatch.setattr("tests.workflows.fleet.NotificationActivities", Slow)
+    async with running_fleet(temporal_client) as fleet:
+        job = await submit(fleet, job_spec("1", notifications={"all": to(receiver, "/all")}))
+        await running(job, nodes=1)
+        await (await node(fleet, job, 0)).rank_dies()
+        await hands_on.wait()
+        await running(job, nodes=1, generation=2)
+        await (await node(fleet, job, 0)).finish()
+        await until(job, lambda known: known.phase is JobPhase.SUCCEEDED)
+        before = await tasks(job)
+        await job.cancel()
+        await tasks_after(job, before)
+        may_hand_on.set()
+        result = JobResult.model_validate(await job.result())
+        assert result.phase is JobPhase.SUCCEEDED
+        await receiver.until(lambda: len(receiver.accepted("/all")) == 3)
+
+
+async def tasks_after(job: Handle, known: list[int]) -> None:
+    """Waits until the job has completed a further task."""
+
+    async def more() -> bool:
+        return await tasks(job) != known
+
+    await eventually(more)
 
 
 async def sent(handle: Handle, target: str, count: int) -> TargetReport | None:

@@ -11,9 +11,10 @@ from temporalio.service import RPCError
 
 from perdure.contract import GroupTransitions, JobPhase, NodeEvent, NodeEventKind, NodeEvents, ScaleRequest
 from perdure.workflows import options
+from perdure.workflows.node_table import NodeTable
 from tests.support.waiting import eventually
 from tests.workflows.fleet import Fleet, job_spec, running_fleet, submit
-from tests.workflows.jobs import RUN_ENDS, continue_as_new, continued_as_new, node, running, until
+from tests.workflows.jobs import RUN_ENDS, continue_as_new, continued_as_new, node, reset, running, until
 from tests.workflows.played_node import now
 
 UPDATES = 20
@@ -70,6 +71,23 @@ async def test_a_job_in_trouble_ends_its_run_before_its_history_is_too_large(bou
     job = await in_trouble(bounded)
     await continue_as_new(job, lambda: job.signal("transitions", GroupTransitions(uid=LARGE, group=0, sequence=1)))
     await recovers(bounded, job)
+
+
+async def test_a_job_ends_its_run_although_a_group_that_it_adopts_sends_no_table(
+    bounded: Fleet, monkeypatch: pytest.MonkeyPatch
+):
+    roles = {name: {"nodes": "1", "command": ["torchrun", "train.py"]} for name in ("worker", "server")}
+    job = await submit(bounded, job_spec(roles=roles))
+    await until(job, lambda known: [one.phase for one in known.by_role] == [JobPhase.RUNNING] * 2)
+    nodes = set(bounded.nodes)
+    with monkeypatch.context() as silent:
+        silent.setattr(NodeTable, "adopt", lambda table, adopt: None)
+        await reset(job)
+        job = bounded.client.get_workflow_handle(job.id)
+        large = GroupTransitions(uid=LARGE, group=0, sequence=1)
+        await continue_as_new(job, lambda: job.signal("transitions", large))
+    await until(job, lambda known: [one.phase for one in known.by_role] == [JobPhase.RUNNING] * 2, within=120)
+    assert set(bounded.nodes) == nodes, "all nodes are known again, and none was made beside them"
 
 
 async def test_a_group_ends_its_run_before_its_history_is_too_large(bounded: Fleet):

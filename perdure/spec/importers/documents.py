@@ -28,7 +28,7 @@ from .mpijob import read_mpi_job
 from .pytorchjob import read_pytorch_job
 from .ray import read_job_file, read_ray_job, read_submission
 from .reader import Field, Source, SourceWarning, as_list, as_mapping
-from .schedulers import refuse_skypilot_task
+from .schedulers import refuse_determined_experiment, refuse_skypilot_task
 from .tfjob import read_tf_job
 from .trainjob import RUNTIMES, read_train_job
 
@@ -369,6 +369,7 @@ def _format_of(document: SpecDocument) -> Format | None:
         )
     if kind is None:
         refuse_skypilot_task(mapping)
+        refuse_determined_experiment(mapping)
         return next((item for item in WITHOUT_KIND if item.sign in mapping), None)
     found = next((item for item in FORMATS if item.kind == kind), None)
     version = mapping.get("apiVersion")

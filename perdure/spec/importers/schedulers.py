@@ -1,7 +1,7 @@
 """Recognizes jobs of schedulers that hand out machines, such as Slurm's batch scripts and SkyPilot's tasks.
 
 They are not converted: the scheduler still has to provide the machines. Each of them joins a job by one command, which
-is made from the file.
+is made from the file. Nor are experiments of Determined, which consist of many trainings.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..fields import Location
 from ..load import read_text
 from .launchers import LauncherError, Use, find_launcher, read_launch
 from .metadata import to_name
-from .reader import as_mapping
+from .reader import as_list, as_mapping
 from .shell import fill_variables, simple_commands
 
 _WHOLE: Location = ("document",)
@@ -75,6 +75,33 @@ def refuse_skypilot_task(data: object) -> None:
     if isinstance(run, str) and task.keys() & _SKYPILOT_FIELDS:
         nodes = str(task.get("num_nodes") or 1)
         raise _joins("a task of SkyPilot", "", name=str(task.get("name") or ""), nodes=nodes, text=run)
+
+
+def refuse_determined_experiment(data: object) -> None:
+    """Refuses an experiment of Determined, with the command to import in its place. It has an `entrypoint`, as a job of
+    Ray has.
+
+    Raises:
+        SpecError: if it is such an experiment.
+    """
+    experiment = as_mapping(data) or {}
+    entrypoint, searcher = experiment.get("entrypoint"), as_mapping(experiment.get("searcher"))
+    if entrypoint is None or searcher is None:
+        return
+    words = [str(word) for word in as_list(entrypoint) or shlex.split(str(entrypoint), posix=True)]
+    script = next((at for at, word in enumerate(words) if word.endswith(".py")), None)
+    slots = (as_mapping(experiment.get("resources")) or {}).get("slots_per_trial", 1)
+    processes = f"--nproc-per-node={slots} " if isinstance(slots, int) and slots > 1 else ""
+    trains = "COMMAND" if script is None else f"torchrun {processes}{shlex.join(words[script:])}"
+    raise SpecError(
+        [
+            SpecProblem(
+                location=_WHOLE,
+                message="is an experiment of Determined, whose searcher and trials are no job of Perdure's",
+                hint=f"import the command that one trial runs: perdure import -- {trains}",
+            )
+        ]
+    )
 
 
 def _joins(what: str, starter: str, *, name: str, nodes: str, text: str, suffix: str = "") -> SpecError:

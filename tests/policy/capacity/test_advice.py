@@ -103,6 +103,14 @@ def test_numbers_of_advice_grow() -> None:
     assert "c" in said(second)
 
 
+def test_a_cluster_that_is_reset_gives_advice_that_jobs_take() -> None:
+    wants = seen(job("a", nodes=4), job("b", nodes=0, requested=4))
+    _, before, _ = advise(SharingState(number=70), wants, NOW)
+    _, after, _ = advise(SharingState(number=3), wants, NOW + timedelta(minutes=5))
+    assert after
+    assert min(one.message.number for one in after) > max(one.message.number for one in before)
+
+
 def test_nodes_go_where_measurements_say_that_they_add_most() -> None:
     def paces(step: float, last: float) -> tuple[Pace, ...]:
         return Pace(nodes=1, step=step, generation=1), Pace(nodes=4, step=last, generation=2)

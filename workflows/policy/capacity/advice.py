@@ -168,8 +168,10 @@ def _tell(
             continue
         if account.advised == nodes and account.advised_at is not None and now < account.advised_at + AGAIN:
             continue
+        # A cluster that is reset has forgotten its newest numbers, and jobs ignore older ones. It gives less than one
+        # advice a second in the long run.
         state = state.replace(
-            number=state.number + 1,
+            number=max(state.number + 1, int(now.timestamp())),
             accounts=state.accounts | {key: account.replace(advised=nodes, advised_at=now)},
         )
         message = NodesSuggested(

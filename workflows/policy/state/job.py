@@ -162,6 +162,9 @@ class JobState(JobFacts):
 
     roles: dict[str, RoleState]
     """The roles in the order of the specification, in which they are decided."""
+    unknown_groups: dict[str, tuple[int, ...]] = Field(default={})
+    """Groups, by their role, that an earlier run of a job of several roles has adopted, and of whose nodes it did not
+    learn before it ended."""
 
     @model_validator(mode="before")
     @classmethod
