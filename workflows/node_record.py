@@ -97,7 +97,8 @@ class NodeRecord(NodeFacts):
         return self.joined and self.phase is not NodePhase.LOST
 
     def view(self, *, group_rank: int | None, avoids: tuple[str, ...], with_token: bool = False) -> NodeView:
-        shown = self.replace(reason=self.reason or self.obstacle or self.waits)
+        altered = self.created.altered if self.created else ""
+        shown = self.replace(reason=self.reason or self.obstacle or self.waits or altered)
         return NodeView(
             **identity_of(self.node),
             **shown.part(NodeFacts),

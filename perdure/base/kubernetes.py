@@ -215,21 +215,24 @@ class KubernetesApi:
         self._former = self._client.rest_client
         self._client.rest_client = RESTClientObject(self._configuration)
 
-    async def get(self, path: str) -> Object | None:
-        """Returns the object; None if it does not exist.
+    async def get(self, path: str, *, insist: bool = True) -> Object | None:
+        """Returns the object; None if it does not exist. `insist` is as in `patch`.
 
         Raises:
             KubernetesError: if it is refused.
         """
         try:
-            return await self._request("GET", path)
+            return await self._request("GET", path, insist=insist)
         except _Absent:
             return None
 
-    async def list(self, path: str, *, labels: str = "", limit: int | None = None) -> builtins.list[Object]:
-        """Returns the objects of a collection that have these labels."""
-        query = {"labelSelector": labels} | ({"limit": str(limit)} if limit else {})
-        return (await self._request("GET", path, query=query))["items"]
+    async def list(
+        self, path: str, *, labels: str = "", fields: str = "", limit: int | None = None, insist: bool = True
+    ) -> builtins.list[Object]:
+        """Returns the objects of a collection that have these labels and fields; `insist` as in `patch`."""
+        query = {"labelSelector": labels, "fieldSelector": fields, "limit": str(limit or "")}
+        query = {name: value for name, value in query.items() if value}
+        return (await self._request("GET", path, query=query, insist=insist))["items"]
 
     async def create(self, path: str, content: Object, *, dry_run: bool = False, strict: bool = False) -> Object:
         """Creates the object in the collection.
@@ -425,7 +428,9 @@ class KubernetesApi:
 
         def again(error: Exception) -> bool:
             if isinstance(error, KubernetesError):
-                return error.transient or (error.unauthorized and insist)
+                # Quotas count each creation in an object of their own, and many at once conflict there.
+                conflicts = method == "POST" and error.reason == "Conflict"
+                return error.transient or conflicts or (error.unauthorized and insist)
             return isinstance(error, TRANSIENT)
 
         async def pause(seconds: float) -> None:

@@ -146,6 +146,8 @@ class CreatedNode(Message):
     log_path: str = ""
     pending: ShortText = ""
     """Why the node cannot run yet; empty where it can."""
+    altered: ShortText = ""
+    """How its backend's system has made it otherwise than it was requested, for users."""
 
 
 class NodesCreated(Message):

@@ -123,7 +123,9 @@ class Operator:
                 if not isinstance(error, KubernetesError):
                     logger.exception("following %s failed", path)
             for uid in self._known_in(namespace):
-                self._forget(uid)
+                # Of a namespace that is being deleted the rights may go first, and not all of them.
+                if not self._resources[uid].deleting:
+                    self._forget(uid)
             await asyncio.sleep(backoff.next_pause(ran=loop.time() - began))
 
     def _take(self, change: Change, namespace: str) -> None:

@@ -79,7 +79,7 @@ class Reconciler:
         if resource.deleting:
             return await self._end(resource)
         if resource.status.finished:
-            return await self._stay_ended(resource)
+            return await self._stay_ended(await self._released(resource))
         run = await self._runs.find(resource)
         if run is not None and _belongs(run, resource):
             return await self._mirror(resource, run)
@@ -235,13 +235,28 @@ class Reconciler:
                 await self._runs.cancel(run)
                 status = statuses.update_status(resource.status, phase=JobPhase.STOPPING.value)
                 return await self._show(resource, status, again=SOON)
-            if await self._runs.has_nodes(run):
-                return Looked(resource=resource, again=SOON)
+        resource = await self._released(resource)
+        return Looked(resource=resource, again=SOON if FINALIZER in resource.metadata.finalizers else None)
+
+    async def _released(self, resource: TrainingJobResource) -> TrainingJobResource:
+        """Returns the object without its finalizer, unless its job has nodes.
+
+        Once the job has ended nothing is left to do for the object: its deletion, perhaps together with its namespace,
+        then needs neither an operator nor the operator's rights.
+        """
+        if FINALIZER not in resource.metadata.finalizers:
+            return resource
+        run = await self._runs.find(resource)
+        if run is not None and _belongs(run, resource) and (run.open or await self._runs.has_nodes(run)):
+            return resource
         logger.info("%s: its object can be deleted", resource.workflow_id)
-        left = tuple(one for one in resource.metadata.finalizers if one != FINALIZER)
-        return Looked(resource=await self._with_finalizers(resource, left))
+        return await self._with_finalizers(
+            resource, tuple(one for one in resource.metadata.finalizers if one != FINALIZER)
+        )
 
     async def _stay_ended(self, resource: TrainingJobResource) -> Looked:
+        if FINALIZER in resource.metadata.finalizers:
+            return Looked(resource=resource, again=SOON)
         left = _time_left(resource)
         if left is not None and left <= 0:
             logger.info("%s: its object is deleted, because its ttl_after_finished has elapsed", resource.workflow_id)
@@ -282,7 +297,9 @@ class Reconciler:
     async def _patch(self, resource: TrainingJobResource, part: str, content: dict[str, Any]) -> TrainingJobResource:
         """Patches the object. The uid in the patch protects an object that was created again under the same name."""
         metadata = {**content.get("metadata", {}), "uid": resource.metadata.uid}
-        made = await self._api.patch(f"{resource.path}{part}", {**content, "metadata": metadata})
+        # In a namespace that is being deleted the right may be gone for good: others are served meanwhile.
+        insist = not resource.deleting
+        made = await self._api.patch(f"{resource.path}{part}", {**content, "metadata": metadata}, insist=insist)
         return resource if made is None else TrainingJobResource.model_validate(made)
 
 

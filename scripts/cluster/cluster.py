@@ -123,11 +123,12 @@ class Cluster:
         """Kills the API server; nodes and pods continue without it."""
         self._processes.kill("kube-apiserver")
 
-    def start_api_server(self) -> None:
-        """Starts the API server. Returns when it answers."""
+    def start_api_server(self, *, awaited: bool = True) -> None:
+        """Starts the API server. Returns when it answers, unless that is not to be awaited."""
         control_plane = self._control_plane(binaries.ensure(lambda _: None))
         control_plane.start_api_server()
-        control_plane.await_api_server()
+        if awaited:
+            control_plane.await_api_server()
 
     def kill_control_plane(self) -> None:
         """Kills etcd, the API server, the controllers and the scheduler; nodes and pods continue without them."""
@@ -139,7 +140,9 @@ class Cluster:
 
     def kubeconfig_of(self, user: str, *groups: str) -> Path:
         """Returns a kubeconfig of a user with the rights that RBAC grants."""
-        return self.certificates.kubeconfig(f"user-{user}", server=SERVER, user=user, groups=groups)
+        # A colon separates the paths of several kubeconfigs.
+        name = f"user-{user.replace(':', '.')}"
+        return self.certificates.kubeconfig(name, server=SERVER, user=user, groups=groups)
 
     def nodes(self) -> list[Node]:
         programs = binaries.ensure(lambda _: None)

@@ -25,11 +25,14 @@ NAME = "perdure-cluster"
 SERVICE_NETWORK = "10.213.0.0/24"
 API_ADDRESS = "10.213.0.1"
 """The address of the API server and of the service `kubernetes`: pods reach it without kube-proxy."""
+IPV6_ADDRESS = "fd13:ffff::1"
+"""An address of this machine for pods, where it has IPv6; those of services are of IPv4 only."""
 INTERFACE = "perdure"
 """The interface with the addresses of the API server and of the nodes."""
 
 _SYSCTLS = (
     *("net/ipv4/ip_forward", "net/ipv4/conf/all/forwarding", "net/ipv4/conf/default/forwarding"),
+    *("net/ipv6/conf/all/forwarding", "net/ipv6/conf/default/forwarding"),
     *("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops"),
     *("kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes"),
 )
@@ -54,6 +57,22 @@ def pod_network(number: int) -> str:
     return f"10.213.{1 + number}.0/24"
 
 
+def has_ipv6() -> bool:
+    """Returns whether this machine has addresses of IPv6. Pods then have one of each family, and so have nodes."""
+    try:
+        return bool(Path("/proc/net/if_inet6").read_text(encoding="ascii"))
+    except OSError:
+        return False
+
+
+def node_address_of_ipv6(number: int) -> str:
+    return f"fd13:ffff::{10 + number}"
+
+
+def pod_network_of_ipv6(number: int) -> str:
+    return f"fd13:{1 + number}::/64"
+
+
 def bridge(number: int) -> str:
     """Returns the name of the bridge that connects a node's pods."""
     return f"{INTERFACE}{number}"
@@ -76,6 +95,8 @@ class Machine:
         _ip("link", "add", INTERFACE, "type", "bridge")
         for address in (API_ADDRESS, *map(node_address, range(self._nodes))):
             _ip("address", "add", f"{address}/32", "dev", INTERFACE)
+        for address in (IPV6_ADDRESS, *map(node_address_of_ipv6, range(self._nodes))) if has_ipv6() else ():
+            _ip("address", "add", f"{address}/128", "dev", INTERFACE, "nodad")
         _ip("link", "set", INTERFACE, "up")
         _write_sysctl("net/ipv4/ip_forward", "1")
         for number in range(self._nodes):

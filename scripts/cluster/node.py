@@ -13,7 +13,15 @@ from scripts.cluster.binaries import packaged_file
 from scripts.cluster.certificates import Certificates
 from scripts.cluster.control_plane import SERVER
 from scripts.cluster.images import PAUSE_IMAGE, Image
-from scripts.cluster.machine import NAME, bridge, node_address, pod_network
+from scripts.cluster.machine import (
+    NAME,
+    bridge,
+    has_ipv6,
+    node_address,
+    node_address_of_ipv6,
+    pod_network,
+    pod_network_of_ipv6,
+)
 from scripts.cluster.processes import Processes, await_that
 
 
@@ -71,12 +79,13 @@ class Node:
             if answer.returncode:
                 raise RuntimeError(f"{image.archive} could not be imported by {self.name}: {answer.stderr.strip()}")
 
-    def start_kubelet(self, *, evicts_below: Mapping[str, str] | None = None) -> None:
+    def start_kubelet(self, *, evicts_below: Mapping[str, str] | None = None, ipv6_first: bool = False) -> None:
         """Starts the kubelet, which registers the node by itself.
 
         Args:
             evicts_below: thresholds of node pressure by signal, such as `{"nodefs.available": "10%"}`. By default the
                 kubelet never evicts for pressure.
+            ipv6_first: has the pods that start from now on take their addresses of IPv6 for their own.
         """
         address = node_address(self._number)
         kubeconfig = self._certificates.kubeconfig(
@@ -87,13 +96,16 @@ class Node:
         )
         configuration = self._kubelet_configuration(address, certificate, key)
         configuration["evictionHard"] |= evicts_below or {}
+        addresses = [address, *([node_address_of_ipv6(self._number)] if has_ipv6() else [])]
+        if ipv6_first:
+            addresses.reverse()
         self._processes.start(
             f"{self.name}-kubelet",
             [
                 self._programs["kubelet"],
                 *("--kubeconfig", kubeconfig, "--config", self._write("kubelet.json", configuration)),
                 *("--root-dir", self._folder / "kubelet", "--cert-dir", self._folder / "kubelet-pki"),
-                *("--hostname-override", self.name, "--node-ip", address),
+                *("--hostname-override", self.name, "--node-ip", ",".join(addresses)),
             ],
         )
 
@@ -173,11 +185,12 @@ state = "{self._folder}/containerd-state"
 
 
 def _network(number: int, folder: Path) -> dict[str, Any]:
+    networks = [("0.0.0.0/0", pod_network(number)), *([("::/0", pod_network_of_ipv6(number))] if has_ipv6() else [])]
     addresses = {
         "type": "host-local",
         "dataDir": str(folder / "addresses"),
-        "ranges": [[{"subnet": pod_network(number)}]],
-        "routes": [{"dst": "0.0.0.0/0"}],
+        "ranges": [[{"subnet": network}] for _, network in networks],
+        "routes": [{"dst": everywhere} for everywhere, _ in networks],
     }
     # Routed, not masqueraded: pods reach each other and this machine only, by their own addresses.
     plugin = {"type": "bridge", "bridge": bridge(number), "isGateway": True, "ipMasq": False, "ipam": addresses}

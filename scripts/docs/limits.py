@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 
 from perdure.activities import webhooks
-from perdure.activities.nodes.kubernetes import leftovers
+from perdure.activities.nodes.kubernetes import deletion, leftovers, warnings
 from perdure.activities.nodes.local import folders, retention
 from perdure.agent import outbox, parts, server
 from perdure.agent.workdir import LARGEST, MOST_FILES
@@ -141,6 +141,9 @@ LIMITS: Mapping[str, Mapping[str, str]] = {
     },
     "Kubernetes": {
         "interval at which workers remove what closed jobs have left": _time(leftovers.INTERVAL),
+        "time beyond its grace period for which a pod's end is awaited": _time(deletion.OVERDUE),
+        "time for which a pod that has a machine does not start before its Events are read": _time(warnings.FIRST_READ),
+        "longest pause before they are read again": _time(warnings.LONGEST_PAUSE),
         "interval at which the operator asks Temporal for jobs that have changed": _time(operator.ROUND),
         "reconciles of jobs per second": _count(operator.LOOKS_PER_SECOND),
         "interval at which the operator reconciles a running job": _time(reconcile.REFRESH),

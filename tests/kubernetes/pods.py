@@ -69,6 +69,12 @@ def role(*writable: Path, pod_template: dict[str, Any] | None = None, **fields: 
     }
 
 
+def needing(config_map: str) -> dict[str, Any]:
+    """A template whose training container does not start before this ConfigMap exists."""
+    mount = {"name": "training", "volumeMounts": [{"name": "needed", "mountPath": "/needed"}]}
+    return {"spec": {"containers": [mount], "volumes": [{"name": "needed", "configMap": {"name": config_map}}]}}
+
+
 def marking(marks: Path, **fields: Any) -> dict[str, Any]:
     """A role whose command leaves a mark that `PodJob.command_started` looks for."""
     return role(marks, command=["sh", "-c", f"touch {marks}/$HOSTNAME; exec sleep 600"], **fields)

@@ -27,6 +27,8 @@ async def perdure(
     *,
     made: Callable[[CreatedNode], Awaitable[None]] | None = None,
     kubeconfig: Path | None = None,
+    address: str = API_ADDRESS,
+    listen: str = "0.0.0.0",
     **settings: Any,
 ) -> AsyncIterator[tuple[DevServer, Client]]:
     """A server that pods reach, a worker that makes pods, and a client for one namespace.
@@ -36,10 +38,12 @@ async def perdure(
         namespace: of the client's jobs.
         made: is awaited when a pod was made and its job does not know it yet.
         kubeconfig: the worker's; by default one with all rights.
+        address: of this machine, as agents know it.
+        listen: the address that the server binds.
         settings: others of the backend.
     """
-    async with dev_server(options=("--ip", "0.0.0.0")) as server:
-        connection = {"TEMPORAL_ADDRESS": f"{API_ADDRESS}:{server.port}", "TEMPORAL_NAMESPACE": server.namespace}
+    async with dev_server(options=("--ip", listen)) as server:
+        connection = {"TEMPORAL_ADDRESS": f"{address}:{server.port}", "TEMPORAL_NAMESPACE": server.namespace}
         settings = {"policy": SitePolicy.parse(SITE_POLICY), **settings}
         given = KubernetesSettings(agent_image=cluster.agent_image, connection=connection, **settings)
         backend = _TellingBackend(given, kubeconfig=str(kubeconfig or cluster.kubeconfig))

@@ -22,6 +22,7 @@ from tests.support.waiting import DEADLINE
 
 PODS = "/api/v1/namespaces/nlp/pods"
 NOT_YET = 'pods is forbidden: User "worker" cannot list resource "pods" in API group "" in the namespace "nlp"'
+CONFLICT = 'Operation cannot be fulfilled on resourcequotas "q": the object has been modified'
 QUOTA = 'pods "a" is forbidden: exceeded quota: none, requested: pods=1, used: pods=0, limited: pods=0'
 
 
@@ -41,7 +42,8 @@ class PlayedServer:
         self.asked.append(what)
         self.agents.add(request.headers["User-Agent"])
         if self.refuses(request) and self.refusals:
-            return refusal(403, "Forbidden", self.refusals.pop(0))
+            message = self.refusals.pop(0)
+            return refusal(409, "Conflict", message) if message == CONFLICT else refusal(403, "Forbidden", message)
         if what == "WATCH" and self.expired:
             return refusal(410, "Expired", "too old resource version")
         if what == "WATCH":
@@ -72,6 +74,16 @@ async def test_a_server_that_has_not_read_its_roles_yet_is_asked_again() -> None
     assert made["metadata"]["name"] == "a"
     assert server.agents == {f"perdure/{version('perdure')}"}
     assert server.asked == ["POST"] * 3
+
+
+async def test_a_creation_that_conflicts_with_others_in_a_quota_is_tried_again() -> None:
+    server = PlayedServer([CONFLICT, CONFLICT])
+    async with played(server) as api:
+        await api.create(PODS, {"metadata": {"name": "a"}})
+        assert server.asked == ["POST"] * 3
+        server.refusals = [CONFLICT]
+        with pytest.raises(KubernetesError, match="has been modified"):
+            await api.patch(f"{PODS}/a", {})
 
 
 async def test_a_right_that_is_lacking_is_told_after_a_few_tries() -> None:

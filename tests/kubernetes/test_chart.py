@@ -310,6 +310,7 @@ async def test_it_grants_what_the_documentation_says_and_where_the_values_say(he
     }
 
     of_presets = {"configmaps": {"list"}, "localsubjectaccessreviews": {"create"}}
+    others = {"-presets": of_presets, "-namespaces": {"namespaces": {"get"}}}
 
     def granted(role: dict[str, Any]) -> dict[str, set[str]]:
         return {resource: set(rule["verbs"]) for rule in role["rules"] for resource in rule["resources"]}
@@ -318,11 +319,11 @@ async def test_it_grants_what_the_documentation_says_and_where_the_values_say(he
         """Returns kind, name and namespace of the worker's rights."""
         found = [one for one in objects if one["kind"].startswith(("Role", "ClusterRole")) and is_of(one, "worker")]
         for one in found:
-            # Presets are read beside the worker, also where it may run no job.
-            presets = one["metadata"]["name"].endswith("-presets")
-            assert "rules" not in one or granted(one) == (of_presets if presets else documented)
+            # Presets are read beside the worker, also where it may run no job; namespaces are in none.
+            own = [rights for end, rights in others.items() if one["metadata"]["name"].endswith(end)]
+            assert "rules" not in one or granted(one) == (own[0] if own else documented)
         named = [(one["kind"], one["metadata"]["name"], one["metadata"].get("namespace", "")) for one in found]
-        return sorted(one for one in named if not one[1].endswith("-presets"))
+        return sorted(one for one in named if not one[1].endswith(tuple(others)))
 
     name = "perdure-jobs-worker"
     assert rights(await rendered(helm)) == [("Role", name, "perdure"), ("RoleBinding", name, "perdure")]

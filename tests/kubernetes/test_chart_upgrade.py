@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,14 @@ from scripts.cluster.cluster import Cluster
 from scripts.cluster.host_programs import SITE_POLICY, with_host_programs
 from scripts.cluster.images import BARE_IMAGE
 from scripts.cluster.machine import API_ADDRESS
-from tests.kubernetes.chart import CHART, Release, gateway_front
+from tests.docs.commands import COMMANDS
+from tests.kubernetes.chart import CHART, HelmFailed, Release, gateway_front, helm_says
 from tests.kubernetes.pods import PodJob, TestCluster, job_in_a_namespace
 from tests.support.allocation import REPOSITORY
-from tests.support.releases import EARLIER, checked_out
+from tests.support.releases import EARLIER, FROZEN, checked_out
 from tests.support.temporal_server import dev_server
 from tests.support.waiting import eventually
 from tests.system.site import SCRIPT, Job
-
-pytestmark = pytest.mark.long("cluster-faults")
 
 TASK_QUEUE = "upgraded"
 
@@ -44,6 +44,28 @@ def values(image: str, address: str, gateway: str, namespace: str) -> dict[str, 
     }
 
 
+@pytest.mark.parametrize("release", FROZEN)
+async def test_defaults_of_an_earlier_chart_are_refused_with_the_option_that_takes_new_ones(
+    helm: Path, tmp_path: Path, release: str
+) -> None:
+    """As `helm upgrade --reuse-values` passes them."""
+    earlier = checked_out(release, tmp_path) / CHART.relative_to(REPOSITORY)
+    mixed = tmp_path / "mixed"
+    shutil.copytree(CHART, mixed)
+    shutil.copy(earlier / "values.yaml", mixed / "values.yaml")
+    with pytest.raises(HelmFailed, match="use --reset-then-reuse-values instead of --reuse-values"):
+        await helm_says(helm, "template", "perdure", mixed)
+
+
+def test_the_docs_print_no_upgrade_that_takes_earlier_defaults() -> None:
+    upgrades = [
+        one.words for one in COMMANDS if one.words[:2] == ("helm", "upgrade") and "deploy/helm/perdure" in one.words
+    ]
+    assert upgrades
+    assert all("--reset-then-reuse-values" in words and "--reuse-values" not in words for words in upgrades)
+
+
+@pytest.mark.long("cluster-faults")
 @pytest.mark.parametrize("release", EARLIER)
 async def test_a_job_trains_on_through_the_upgrade_and_is_repaired_during_and_after_it(
     own_cluster: Cluster, cluster: TestCluster, helm: Path, job: PodJob, results: Path, tmp_path: Path, release: str

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 from perdure.activities.cluster.activities import watching_clusters
 from perdure.activities.nodes.kubernetes import KubernetesBackend
 from perdure.activities.nodes.kubernetes.machines import follow
+from perdure.activities.nodes.kubernetes.resources import requests_of
 from perdure.activities.nodes.machines import Machines, MachinesUnknown, Owner, Use
 from perdure.cli.main import app
 from tests.kubernetes.pods import PodJob, TestCluster, role
@@ -130,6 +132,22 @@ async def test_the_command_shows_who_has_and_who_waits_for_what_on_a_real_cluste
         (Path(folder) / "cluster.txt").write_text(text)
 
 
+@pytest.mark.parametrize("condition", ["DiskPressure", "PIDPressure", "NetworkUnavailable"])
+async def test_a_machine_that_kubernetes_gives_no_pods_is_not_free(condition: str) -> None:
+    cluster = LargeCluster(2)
+    one = Use("", {"nvidia.com/gpu": 8.0}, None)
+    assert (await listed(cluster)).room(one, at_most=10) == 2
+    cluster.conditions = [{"type": condition, "status": "True"}]
+    found = await listed(cluster)
+    assert found.room(one, at_most=10) == 0
+    assert all(machine.problem for machine in found.machines.values())
+
+
+def test_the_overhead_of_a_runtime_class_counts() -> None:
+    spec = {"containers": [{"resources": {"requests": {"cpu": "1"}}}], "overhead": {"cpu": "250m", "memory": "64Mi"}}
+    assert requests_of(spec) == {"cpu": Decimal("1.25"), "memory": Decimal(64 * 2**20)}
+
+
 LABELS = 100
 """Labels of 100 bytes that each machine of a large cluster has."""
 
@@ -146,6 +164,8 @@ class LargeCluster:
         self.machines = machines
         self.expire_at = expire_at
         self.pages: list[int] = []
+        self.conditions: list[dict[str, str]] = []
+        """Of each machine, besides that it is ready."""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         if request.query.get("watch"):
@@ -165,13 +185,12 @@ class LargeCluster:
         body = json.dumps({"metadata": listed, "items": [self.machine(number) for number in range(begin, end)]})
         return web.Response(text=body, content_type="application/json")
 
-    @staticmethod
-    def machine(number: int) -> dict[str, Any]:
+    def machine(self, number: int) -> dict[str, Any]:
         labels = {f"acme.example/label-{label}": f"{number}-{label}-".ljust(63, "x") for label in range(LABELS)}
         capacity = {"cpu": "96", "memory": "1Ti", "pods": "110", "nvidia.com/gpu": "8"}
         return {
             "metadata": {"name": f"gpu-{number:05}", "labels": labels | {"zone": f"z{number % 3}"}},
-            "status": {"allocatable": capacity, "conditions": [{"type": "Ready", "status": "True"}]},
+            "status": {"allocatable": capacity, "conditions": [{"type": "Ready", "status": "True"}, *self.conditions]},
         }
 
 

@@ -9,7 +9,8 @@ import pytest
 from aiohttp import web
 
 from perdure.activities.nodes.backend import NodeNotYet
-from perdure.activities.nodes.kubernetes.admission import keep_findable
+from perdure.activities.nodes.kubernetes.admission import alterations, is_of_others, keep_findable
+from perdure.base.kubernetes import KubernetesError
 from tests.support.played_api import played_api
 
 OWNER = {"apiVersion": "v1", "kind": "ConfigMap", "name": "job", "uid": "anchor"}
@@ -60,3 +61,70 @@ async def test_what_others_add_and_users_labels_that_they_change_are_theirs() ->
 )
 async def test_a_pod_that_its_job_could_not_find_is_deleted(pod: dict[str, Any], words: str) -> None:
     assert await deletions(pod, words) == [("/api/v1/namespaces/nlp/pods/p", "u")]
+
+
+POD: dict[str, Any] = {
+    "spec": {
+        "restartPolicy": "Never",
+        "tolerations": [{"key": "gpu"}],
+        "containers": [{"name": "training", "resources": {"requests": {"cpu": "4", "memory": "1Gi"}}}],
+        "initContainers": [{"name": "perdure-agent", "restartPolicy": "Always", "command": ["perdure"]}],
+    }
+}
+
+
+def with_training(**fields: Any) -> dict[str, Any]:
+    spec = POD["spec"]
+    return {"spec": {**spec, "containers": [{**spec["containers"][0], **fields}, {"name": "istio-proxy"}]}}
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (POD, ""),
+        (with_training(resources={"requests": {"cpu": "4000m", "memory": "1024Mi"}}), ""),
+        (
+            with_training(resources={"requests": {"cpu": "4", "memory": "1Gi"}, "limits": {"cpu": "5"}}),
+            "limits.cpu of training is 5",
+        ),
+        (with_training(resources={"requests": {"cpu": "100m", "memory": "1Gi"}}), "requests.cpu of training is 100m"),
+        (with_training(resources={"requests": {"cpu": "4"}}), "requests.memory of training is None"),
+        (with_training(command=["true"]), ""),
+        ({"spec": {**POD["spec"], "restartPolicy": "Always"}}, "restartPolicy is Always"),
+        ({"spec": {**POD["spec"], "tolerations": []}}, "no toleration of gpu"),
+        ({"spec": {**POD["spec"], "initContainers": []}}, "command of perdure-agent is None"),
+    ],
+)
+def test_what_a_job_relies_on_and_the_cluster_has_changed_is_told(made: dict[str, Any], words: str) -> None:
+    assert words in alterations(POD, made)
+    assert bool(alterations(POD, made)) == bool(words)
+
+
+def test_a_request_for_as_much_as_the_limit_is_no_change() -> None:
+    limited = with_training(resources={"limits": {"nvidia.com/gpu": "8"}})
+    made = with_training(resources={"limits": {"nvidia.com/gpu": "8"}, "requests": {"nvidia.com/gpu": "8"}})
+    assert alterations(limited, made) == ""
+
+
+TOO_MUCH = 'Invalid value: "4": must be less than or equal to cpu limit of 500m'
+
+
+@pytest.mark.parametrize(
+    ("field", "message", "pod", "expected"),
+    [
+        ("spec.containers[0].resources.requests", TOO_MUCH, POD, True),
+        (
+            "spec.containers[0].resources.requests",
+            TOO_MUCH,
+            with_training(resources={"requests": {"cpu": "4"}, "limits": {"cpu": "500m"}}),
+            False,
+        ),
+        ("spec.containers[1].image", "Required value", POD, True),
+        ("spec.restartPolicy", "Unsupported value", POD, False),
+    ],
+)
+def test_a_value_that_the_request_did_not_set_is_not_its_fault(
+    field: str, message: str, pod: dict[str, Any], expected: bool
+) -> None:
+    error = KubernetesError(422, "Invalid", f'Pod "p" is invalid: {field}: {message}', fields=[field])
+    assert is_of_others(error, pod) is expected

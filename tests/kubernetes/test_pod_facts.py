@@ -95,6 +95,13 @@ def training_with(**state: Any) -> dict[str, Any]:
             "JOB",
         ),
         ({"phase": "Failed", "reason": "NodeLost"}, "GONE", "its machine was lost", "MACHINE"),
+        (
+            {"phase": "Failed", "reason": "OutOfnvidia.com/gpu", "message": "Pod was rejected"},
+            "GONE",
+            "its machine had no room for it any more (OutOfnvidia.com/gpu: Pod was rejected)",
+            "WANTED",
+        ),
+        ({"phase": "Failed", "reason": "TopologyAffinityError"}, "GONE", "resources that are near", "UNKNOWN"),
         (training_with(running={"startedAt": "2026-01-01T00:00:00Z"}), "RUNNING", "", "UNKNOWN"),
         (
             training_with(waiting={"reason": "ImagePullBackOff", "message": "back-off"}),

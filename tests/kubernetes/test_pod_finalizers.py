@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ class KeptPod:
         metadata: dict[str, Any] = {"name": NODE.name, "uid": "u", "labels": self.labels, "resourceVersion": "2"}
         metadata["finalizers"] = ["kopf.zalando.org/KopfFinalizerMarker"]
         if self.deleting.is_set():
-            metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+            metadata["deletionTimestamp"] = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
         spec = {"nodeName": "gpu-1", "affinity": self.affinity}
         return {"metadata": metadata, "spec": spec, "status": {"phase": self.phase}}
 

@@ -60,7 +60,7 @@ def test_helm_knows_the_command_and_its_options(command: Command, helm: Path, tm
 
 @printed("helm", containing="deploy/helm/perdure")
 def test_the_chart_takes_the_values(command: Command, helm: Path, tmp_path: Path):
-    words = [word for word in command.words[2:] if word not in ("--wait", "--reuse-values")]
+    words = [word for word in command.words[2:] if word not in ("--wait", "--reset-then-reuse-values")]
     done = run(tmp_path, helm, "template", *words)
     assert done.returncode == 0, f"{command}: {done.stderr}"
     assert "kind: Deployment" in done.stdout

@@ -46,7 +46,7 @@ def test_an_object_is_a_job_of_its_own_name_in_pods():
 class PlayedApi:
     """Takes the status of the objects and the Events about them."""
 
-    async def patch(self, path: str, content: dict[str, Any]) -> dict[str, Any]:
+    async def patch(self, path: str, content: dict[str, Any], *, insist: bool = True) -> dict[str, Any]:
         return {**resource().model_dump(by_alias=True), "status": content["status"]}
 
     async def create(self, path: str, content: dict[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from perdure.operator.operator import Operator
 from perdure.operator.ownership import Ownership
 from perdure.operator.resource import FINALIZER, TrainingJobResource
 from perdure.operator.serve import TemporalLink
-from tests.support.played_api import played_api
+from tests.support.played_api import played_api, refusal
 from tests.support.temporal_server import DevServer
 from tests.support.waiting import eventually
 
@@ -41,6 +41,8 @@ class PlayedObject:
         self.events: list[str] = []
         self.news = asyncio.Event()
         """Set once the watch is to tell what the object is now."""
+        self.forbids: set[str] = set()
+        """Methods that the operator has no right to, and `WATCH`."""
 
     @property
     def resource(self) -> TrainingJobResource:
@@ -55,6 +57,8 @@ class PlayedObject:
         self.content["metadata"]["resourceVersion"] = str(version)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
+        if request.method in self.forbids:
+            return refusal(403, "Forbidden", 'User "operator" cannot do that')
         match request.method:
             case "PATCH":
                 self.content = merge(self.content, await request.json())
@@ -70,6 +74,8 @@ class PlayedObject:
                 while True:
                     await self.news.wait()
                     self.news.clear()
+                    if "WATCH" in self.forbids:
+                        return response
                     self._grow()
                     event = {"type": "MODIFIED", "object": self.content}
                     await response.write(json.dumps(event).encode() + b"\n")
@@ -140,3 +146,36 @@ async def test_a_finalizer_that_a_tool_removes_is_put_back_while_the_job_runs(te
         played.content["metadata"]["finalizers"] = []
         played.news.set()
         await eventually(lambda: played.resource.metadata.finalizers == (FINALIZER,), within=WITHIN)
+
+
+async def test_an_object_is_free_once_its_job_has_ended(temporal_client: TemporalClient) -> None:
+    """Whoever deletes it later, perhaps with its namespace, needs no operator."""
+    played = PlayedObject("ended")
+    async with operating(played, Client(temporal=temporal_client)):
+        await eventually(lambda: played.resource.status.run_id)
+        assert played.resource.metadata.finalizers == (FINALIZER,)
+        await temporal_client.get_workflow_handle(played.resource.workflow_id).terminate()
+        await eventually(lambda: played.resource.metadata.finalizers == (), within=WITHIN)
+        assert played.resource.status.finished
+
+
+async def test_an_object_is_freed_although_the_rights_in_its_namespace_go_before_it(
+    temporal_client: TemporalClient,
+) -> None:
+    played = PlayedObject("orphan")
+    async with operating(played, Client(temporal=temporal_client)) as operator:
+        await eventually(lambda: played.resource.status.run_id)
+        # What the cluster's own roles grant is left: to change the object itself.
+        played.content["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "generation": 2}
+        played.forbids = {"PATCH"}
+        played.news.set()
+        failed = 'perdure_operator_reconciles_total{outcome="failed"}'
+
+        async def has_failed() -> bool:
+            return f"{failed} 1.0" in (await operator.metrics.text()).decode()
+
+        await eventually(has_failed, within=WITHIN)
+        played.forbids = {"GET", "WATCH"}
+        played.news.set()
+        await temporal_client.get_workflow_handle(played.resource.workflow_id).terminate()
+        await eventually(lambda: played.resource.metadata.finalizers == (), within=WITHIN)

@@ -15,7 +15,7 @@ from perdure.activities.nodes.backend import NodeRefused
 from perdure.activities.nodes.kubernetes.gangs import SharedObject
 from perdure.activities.nodes.kubernetes.naming import JOB, OURS, UID, is_ours, selector
 from perdure.activities.nodes.kubernetes.workdir import adopt, archive_of
-from perdure.base.kubernetes import KubernetesApi, KubernetesError, Object, core_path
+from perdure.base.kubernetes import TRANSIENT, KubernetesApi, KubernetesError, Object, core_path
 from perdure.contract import NodeRequest
 from perdure.contract.names import run_name
 
@@ -77,12 +77,17 @@ class Anchors:
             KubernetesError: if the API server refuses the request.
         """
         path = core_path(namespace, "configmaps")
-        found = await self._api.get(f"{path}/{name}")
         try:
-            # The worker may not read namespaces; a dry-run create shows whether this one still exists.
+            found = await self._api.get(f"{path}/{name}")
+        except KubernetesError as error:
+            if reason := await why_namespace_is_gone(self._api, error, namespace):
+                return reason
+            raise
+        try:
+            # The worker may lack the right to read namespaces; a dry-run create shows whether this one still exists.
             await self._api.create(path, _config_map({"name": name}), dry_run=True)
         except KubernetesError as error:
-            if reason := why_namespace_is_gone(error, namespace):
+            if reason := await why_namespace_is_gone(self._api, error, namespace):
                 return reason
         stands = found is not None and uid in ("", found["metadata"]["uid"])
         return "" if stands else f"its ConfigMap {name} was deleted in the cluster"
@@ -145,8 +150,25 @@ def _config_map(metadata: Mapping[str, Any]) -> Object:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": dict(metadata)}
 
 
-def why_namespace_is_gone(error: KubernetesError, namespace: str) -> str:
+def shows_end_of_namespace(error: KubernetesError, namespace: str) -> str:
     """Returns how a refused creation shows that the namespace is gone; empty if it does not show that."""
     if "NamespaceTerminating" in error.causes:
         return f"its namespace {namespace} is being deleted"
     return f"its namespace {namespace} was deleted" if error.status == 404 else ""
+
+
+async def why_namespace_is_gone(api: KubernetesApi, error: KubernetesError, namespace: str) -> str:
+    """Returns how the namespace of a refused request is gone; empty if nothing shows that it is.
+
+    The rights in a namespace go with it, in any order: a request that they allow is forbidden then. A worker that may
+    read the namespace itself sees why.
+    """
+    if (reason := shows_end_of_namespace(error, namespace)) or not error.unauthorized:
+        return reason
+    try:
+        found = await api.get(f"/api/v1/namespaces/{namespace}", insist=False)
+    except (KubernetesError, *TRANSIENT):
+        return ""
+    if found is None:
+        return f"its namespace {namespace} was deleted"
+    return f"its namespace {namespace} is being deleted" if found["metadata"].get("deletionTimestamp") else ""

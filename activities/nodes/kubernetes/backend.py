@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -20,16 +20,14 @@ from temporalio.client import Client
 
 from perdure.activities.nodes.backend import Fact, JobRevoked, NodeNotYet, NodeRefused, RemovalDenied
 from perdure.activities.nodes.kubernetes import collocation, leftovers, machines, placement, resize, workdir
-from perdure.activities.nodes.kubernetes.admission import keep_findable
-from perdure.activities.nodes.kubernetes.anchor import Anchors, why_namespace_is_gone
-from perdure.activities.nodes.kubernetes.facts import event_of, is_held, is_kept, machine_is_silent
+from perdure.activities.nodes.kubernetes.admission import alterations, is_of_others, keep_findable
+from perdure.activities.nodes.kubernetes.anchor import Anchors, shows_end_of_namespace, why_namespace_is_gone
+from perdure.activities.nodes.kubernetes.deletion import labels_of, leave, until_gone
+from perdure.activities.nodes.kubernetes.facts import event_of, is_held
 from perdure.activities.nodes.kubernetes.naming import (
     GROUP,
     INCARNATION,
-    LEAVING,
-    NAMED,
     OURS,
-    RANK,
     ROLE,
     UID,
     selector,
@@ -44,7 +42,7 @@ from perdure.activities.nodes.kubernetes.site_policy import violation_of_namespa
 from perdure.activities.nodes.kubernetes.watch import GroupWatch, pods_of
 from perdure.activities.nodes.machines import Machines
 from perdure.activities.runtime import PresetRefused
-from perdure.base.kubernetes import Changed, KubernetesApi, KubernetesError, Listed, Removed
+from perdure.base.kubernetes import KubernetesApi, KubernetesError
 from perdure.contract import (
     CreatedNode,
     GroupRef,
@@ -83,7 +81,9 @@ class KubernetesBackend:
     async def create(self, request: NodeRequest) -> CreatedNode:
         """Creates the pod, unless it was created before."""
         api, anchors = await self._connection()
+        altered = ""
         async with self._at_once:
+            pod: dict[str, Any] = {}
             try:
                 # First of all: nothing is made or read in a namespace that the site's policy does not allow.
                 pod = await self._pod(request)
@@ -100,28 +100,39 @@ class KubernetesBackend:
                     pod["metadata"]["ownerReferences"] = [await anchors.owner_reference(request, shared)]
                     made = await api.create(pods_of(request.spec.namespace), pod)
                 await keep_findable(api, pod, made)
+                altered = alterations(pod, made)
             except KubernetesError as error:
                 if error.reason == "AlreadyExists":
                     await self._accept_existing(api, request)
+                elif error.unauthorized and (reason := await why_namespace_is_gone(api, error, request.spec.namespace)):
+                    raise JobRevoked(reason) from error
+                elif error.invalid and is_of_others(error, pod):
+                    raise NodeNotYet(
+                        "a LimitRange or an admission webhook of the cluster gives its pod a value that is invalid: "
+                        f"{error.message}",
+                        queued=False,
+                    ) from error
                 else:
                     refuse(error, request)
-        return CreatedNode(name=request.name)
+        if altered:
+            logger.warning("%s: %s", request.name, altered)
+        return CreatedNode(name=request.name, altered=altered)
 
     async def delete(self, *nodes: NodeRef) -> None:
-        """Deletes the pods and waits until they are gone, or have ended and are kept by finalizers that are not ours.
-        With the last pod of a job, the job's anchor is deleted, too."""
+        """Deletes the pods and waits until none of them is left but by others; see `until_gone`. With the last pod of a
+        job, the job's anchor is deleted, too."""
         api, anchors = await self._connection()
         finalizer = self._settings.gangs.finalizer
         namespace, uid = nodes[0].namespace, nodes[0].uid
-        with _denials(namespace):
+        async with _denials(api, namespace):
             pods = await _own_pods(api, nodes)
             ending = [node for node in nodes if node.name in pods]
             await asyncio.gather(*(self._end(api, node, pods[node.name]) for node in ending))
-            await _until_gone(api, ending)
+            await until_gone(api, ending)
             if finalizer:
                 given_up = [node for node in nodes if not node.replaced]
                 await asyncio.gather(*(self._release(api, node, finalizer) for node in given_up))
-                await _until_gone(api, given_up)
+                await until_gone(api, given_up)
             if nodes[0].winding_down:
                 await _remove_anchor(api, anchors, namespace, uid)
 
@@ -129,7 +140,7 @@ class KubernetesBackend:
         """Deletes all pods with the group's labels, and the job's anchor together with the job's last pod."""
         api, anchors = await self._connection()
         labels = f"{selector(OURS)},{UID}={group.uid},{ROLE}={group.role},{GROUP}={group.group}"
-        with _denials(group.namespace):
+        async with _denials(api, group.namespace):
             found = [Pod.model_validate(one) for one in await api.list(pods_of(group.namespace), labels=labels)]
             if found:
                 logger.warning("%d pods of %s/%s were left behind", len(found), group.uid, group.role)
@@ -146,7 +157,7 @@ class KubernetesBackend:
         grace = int(node.grace.total_seconds()) + BEYOND_GRACE
         path = f"{pods_of(node.namespace)}/{node.name}"
         async with self._at_once:
-            await _leave(api, path, pod)
+            await leave(api, path, pod)
             await api.delete(path, grace=grace, uid=pod.metadata.uid)
 
     async def resize(self, node: NodeResize) -> str:
@@ -276,7 +287,7 @@ class KubernetesBackend:
         ranks = gangs.needs(request)
         if not ranks:
             return ()
-        found = await api.list(pods_of(request.spec.namespace), labels=_labels(node.uid, node.role, ranks))
+        found = await api.list(pods_of(request.spec.namespace), labels=labels_of(node.uid, node.role, ranks))
         pods = [Pod.model_validate(one) for one in found]
         if obstacle := gangs.obstacle(request, pods):
             raise NodeNotYet(obstacle)
@@ -286,7 +297,7 @@ class KubernetesBackend:
         """Removes the finalizer from the node's ended pods: of this incarnation, and of those that it was to
         replace."""
         path = pods_of(node.namespace)
-        for one in await api.list(path, labels=_labels(node.uid, node.role, [node.rank])):
+        for one in await api.list(path, labels=labels_of(node.uid, node.role, [node.rank])):
             pod = Pod.model_validate(one)
             if is_held(pod, finalizer):
                 content = {"metadata": {"$deleteFromPrimitiveList/finalizers": [finalizer]}}
@@ -310,30 +321,13 @@ class KubernetesBackend:
             )
 
 
-async def _leave(api: KubernetesApi, path: str, pod: Pod) -> None:
-    """Takes from a pod its node's name, and has the scheduler place no other pod of the job near it.
-
-    On a machine that does not answer it stays an object for as long as the machine is registered: its successor would
-    share the name with it, and wait for the same rack.
-    """
-    labels = pod.metadata.labels
-    is_followed = bool(pod.spec.affinity.pod_affinity) and LEAVING not in labels
-    changes = {**({LEAVING: "true"} if is_followed else {}), **({NAMED: None} if NAMED in labels else {})}
-    if not changes:
-        return
-    try:
-        await api.patch(path, {"metadata": {"uid": pod.metadata.uid, "labels": changes}}, insist=False)
-    except KubernetesError as error:
-        logger.warning("%s keeps its labels while it is deleted: %s", pod.metadata.name, error)
-
-
 async def _own_pods(api: KubernetesApi, nodes: Sequence[NodeRef]) -> dict[str, Pod]:
     """Returns the existing pods of nodes of one group, by name.
 
     A request may name any pod of the namespace, so the pods are found by the labels that the worker gave them.
     """
     first, requested = nodes[0], {(node.name, node.rank, node.incarnation) for node in nodes}
-    labels = _labels(first.uid, first.role, {node.rank for node in nodes})
+    labels = labels_of(first.uid, first.role, {node.rank for node in nodes})
     pods = [Pod.model_validate(one) for one in await api.list(pods_of(first.namespace), labels=labels)]
     return {pod.metadata.name: pod for pod in pods if (pod.metadata.name, pod.rank, pod.incarnation) in requested}
 
@@ -361,45 +355,19 @@ async def _remove_anchor(api: KubernetesApi, anchors: Anchors, namespace: str, u
         await anchors.remove(namespace, uid)
 
 
-@contextlib.contextmanager
-def _denials(namespace: str) -> Generator[None]:
-    """Turns denials of the API server into `RemovalDenied`."""
+@contextlib.asynccontextmanager
+async def _denials(api: KubernetesApi, namespace: str) -> AsyncGenerator[None]:
+    """Turns denials of the API server into `RemovalDenied`. A namespace that is being deleted takes along what is
+    left."""
     try:
         yield
     except KubernetesError as error:
         if not error.denied:
             raise
+        if gone := await why_namespace_is_gone(api, error, namespace):
+            logger.warning("%s: %s", gone, error)
+            return
         raise RemovalDenied(f"the API server forbids removing objects in namespace {namespace}: {error}") from error
-
-
-async def _until_gone(api: KubernetesApi, nodes: Sequence[NodeRef]) -> None:
-    """Returns when each pod is gone, is unreachable, or has ended and is kept by finalizers only."""
-    if not nodes:
-        return
-    left = {node.name for node in nodes}
-    labels = _labels(nodes[0].uid, nodes[0].role, {node.rank for node in nodes})
-
-    def over(pod: Pod) -> bool:
-        return machine_is_silent(pod) or is_kept(pod)
-
-    async with contextlib.aclosing(api.follow(pods_of(nodes[0].namespace), labels=labels)) as changes:
-        async for change in changes:
-            match change:
-                case Listed(objects):
-                    pods = [Pod.model_validate(one) for one in objects]
-                    left &= {pod.metadata.name for pod in pods if not over(pod)}
-                case Changed(one):
-                    pod = Pod.model_validate(one)
-                    left -= {pod.metadata.name} if over(pod) else set()
-                case Removed(one):
-                    left.discard(one["metadata"]["name"])
-            if not left:
-                return
-
-
-def _labels(uid: str, role: str, ranks: Iterable[int]) -> str:
-    """Returns a label selector for all incarnations of some nodes."""
-    return f"{selector(OURS)},{UID}={uid},{ROLE}={role},{RANK} in ({','.join(map(str, sorted(ranks)))})"
 
 
 def refuse(error: KubernetesError, request: NodeRequest) -> NoReturn:
@@ -414,7 +382,7 @@ def refuse(error: KubernetesError, request: NodeRequest) -> NoReturn:
     """
     namespace = request.spec.namespace
     if "NamespaceTerminating" in error.causes:
-        raise JobRevoked(why_namespace_is_gone(error, namespace)) from error
+        raise JobRevoked(shows_end_of_namespace(error, namespace)) from error
     if error.status == 404:
         raise NodeRefused(f"namespace {namespace} does not exist; create it, or set `namespace`") from error
     if error.invalid:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from perdure.activities.nodes.containers import TRAINING
-from perdure.activities.nodes.kubernetes.objects import ContainerState, Pod, Terminated
+from perdure.activities.nodes.kubernetes.objects import ContainerState, Pod, PodEvent, Terminated
 from perdure.activities.nodes.kubernetes.scheduling import most_telling
 from perdure.contract import LossCause, NodeEvent, NodeEventKind
 
@@ -27,6 +27,9 @@ class Ending(NamedTuple):
 
 _BY_KUBELET = "TerminationByKubelet"
 
+_NO_ROOM = "OutOf"
+"""Begins the reasons of a kubelet that rejects a pod because others have taken what it requests, such as `OutOfcpu`."""
+
 ENDINGS: Mapping[str, Ending] = {
     "OOMKilled": Ending("it ran out of memory; its limit is {memory}", LossCause.JOB, out_of_memory=True),
     "Evicted": Ending("its machine evicted it", LossCause.EVICTED),
@@ -35,7 +38,9 @@ ENDINGS: Mapping[str, Ending] = {
     "NodeLost": Ending("its machine was lost", LossCause.MACHINE),
     "NodeAffinity": Ending("its machine no longer matches its node affinity"),
     "NodeShutdown": Ending("its machine shut down"),
+    _NO_ROOM: Ending("its machine had no room for it any more"),
     "UnexpectedAdmissionError": Ending("its machine rejected it", LossCause.MACHINE),
+    "TopologyAffinityError": Ending("its machine cannot give it resources that are near each other", LossCause.UNKNOWN),
     "DeadlineExceeded": Ending("its activeDeadlineSeconds elapsed", LossCause.JOB),
     "ContainerStatusUnknown": Ending("its machine has lost its status", LossCause.MACHINE),
     "PreemptionByScheduler": Ending("preempted by a pod of higher priority", LossCause.PREEMPTED),
@@ -69,6 +74,19 @@ WAITING: Mapping[str, str] = {
 
 _NOT_PULLED = WAITING["ErrImagePull"]
 
+WARNINGS: Mapping[str, str] = {
+    "FailedMount": "a volume cannot be mounted",
+    "FailedAttachVolume": "a volume cannot be attached to its machine",
+    "FailedMapVolume": "a volume cannot be mapped",
+    "FailedCreatePodSandBox": "its machine cannot prepare its network",
+    "NetworkNotReady": "its machine's network is not ready",
+    "FailedPrepareDynamicResources": "a resource claim cannot be prepared",
+}
+"""The meaning of each Warning that a kubelet or a controller gives in an Event only, while a pod does not start."""
+
+_WARNS = "its machine warns"
+"""The meaning of other Warnings."""
+
 
 class _Exit(NamedTuple):
     exit_code: int
@@ -84,12 +102,13 @@ FINAL = frozenset({"InvalidImageName"})
 _LONGEST = 300
 
 
-def event_of(pod: Pod, *, removed: bool = False) -> NodeEvent:
+def event_of(pod: Pod, *, removed: bool = False, warning: PodEvent | None = None) -> NodeEvent:
     """Returns the event that a pod's object implies.
 
     Args:
         pod: the object; its last state, if it was removed.
         removed: whether the object was removed.
+        warning: the latest Event about a pod that does not start, if it is a Warning.
     """
     state = _training_state(pod)
     # A pod that its machine refused, or whose init container failed, ends without a terminated training container.
@@ -110,6 +129,9 @@ def event_of(pod: Pod, *, removed: bool = False) -> NodeEvent:
     if state.running is not None or state.terminated is not None:
         return _event(pod, NodeEventKind.RUNNING, reason=_silence(pod))
     why = _why_waiting(pod)
+    if not why.text and warning is not None:
+        meaning = WARNINGS.get(warning.reason, _WARNS)
+        why = _Wait(_with_details(meaning, warning.reason, warning.message))
     cause = LossCause.JOB if why.final else LossCause.UNKNOWN
     return _event(
         pod, NodeEventKind.PENDING, reason=why.text, queued=has_no_machine(pod), refused=why.final, cause=cause
@@ -117,15 +139,29 @@ def event_of(pod: Pod, *, removed: bool = False) -> NodeEvent:
 
 
 def is_repeated(event: NodeEvent, reported: NodeEvent) -> bool:
-    """Returns whether an event repeats another. A kubelet that cannot pull an image alternates between two reasons."""
+    """Returns whether an event repeats another. A kubelet that cannot pull an image alternates between two reasons, and
+    Warnings of one meaning name another sandbox each time."""
     meaning, reported_meaning = event.reason.partition(" (")[0], reported.reason.partition(" (")[0]
-    same_words = event.reason == reported.reason or (_NOT_PULLED in meaning and meaning == reported_meaning)
+    varies = _NOT_PULLED in meaning or meaning == _WARNS or meaning in WARNINGS.values()
+    same_words = event.reason == reported.reason or (varies and meaning == reported_meaning)
     return event.kind is reported.kind and same_words
+
+
+def is_unexplained(pod: Pod) -> bool:
+    """Returns whether the pod has a machine and does not start, without a reason in its object."""
+    starting = bool(pod.spec.node_name) and not pod.metadata.deletion_timestamp
+    return starting and not processes_ended(pod) and not training_has_started(pod) and not _why_waiting(pod).text
 
 
 def processes_ended(pod: Pod) -> bool:
     """Returns whether no training process runs any more, as far as the pod's machine has reported."""
     return pod.status.phase in ("Failed", "Succeeded") or _training_state(pod).terminated is not None or pod.never_runs
+
+
+def training_has_started(pod: Pod) -> bool:
+    """Returns whether a training process has ever run, as far as the pod's machine has reported."""
+    state = _training_state(pod)
+    return state.running is not None or state.terminated is not None
 
 
 def _reason_is_due(pod: Pod) -> bool:
@@ -185,7 +221,7 @@ def _why_ended(pod: Pod, ended: Terminated | None) -> Ending:
     """Returns why the pod ended, by the most specific reason: first the component that ended it, then the container's
     exit."""
     for word, message in _words_of_ending(pod, ended):
-        if ending := ENDINGS.get(word):
+        if ending := ENDINGS.get(_NO_ROOM if word.startswith(_NO_ROOM) else word):
             return ending._replace(text=_with_details(ending.text.format(memory=_memory_limit(pod)), word, message))
     if pod.metadata.deletion_timestamp or (ended is None and pod.status.phase != "Failed"):
         return Ending("its pod was deleted")

@@ -121,11 +121,22 @@ def _taints(spec: Mapping[str, Any]) -> Iterator[str]:
             yield taint["key"] + (f"={taint['value']}" if taint.get("value") else "")
 
 
+_TAKES_NO_PODS: Final = {
+    "DiskPressure": "its disk is almost full",
+    "PIDPressure": "it has almost no process IDs left",
+    "NetworkUnavailable": "its network is not set up",
+}
+"""Conditions of machines for which Kubernetes taints them. Pods that request memory tolerate its lack."""
+
+
 def _problem(spec: Mapping[str, Any], status: Mapping[str, Any]) -> str:
     conditions = {one["type"]: one for one in status.get("conditions") or ()}
     ready = conditions.get("Ready", {})
     if ready.get("status") != "True":
         return f"not ready: {ready.get('reason') or ready.get('message') or 'its kubelet has not reported'}"
+    for condition, problem in _TAKES_NO_PODS.items():
+        if conditions.get(condition, {}).get("status") == "True":
+            return problem
     return "cordoned" if spec.get("unschedulable") else ""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -141,3 +141,29 @@ class Pod(_Part):
 
     def condition(self, kind: str) -> Condition | None:
         return next((one for one in self.status.conditions if one.type == kind), None)
+
+
+class Involved(_Part):
+    uid: str = ""
+
+
+class Series(_Part):
+    last_observed_time: datetime | None = None
+
+
+class PodEvent(_Part):
+    """An Event about a pod."""
+
+    type: str = ""
+    reason: str = ""
+    message: str = ""
+    involved_object: Involved = Involved()
+    event_time: datetime | None = None
+    last_timestamp: datetime | None = None
+    series: Series | None = None
+
+    @property
+    def time(self) -> datetime:
+        """The last time at which it happened."""
+        times = (self.series and self.series.last_observed_time, self.last_timestamp, self.event_time)
+        return max((time for time in times if time), default=datetime.min.replace(tzinfo=UTC))

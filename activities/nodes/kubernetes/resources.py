@@ -11,7 +11,7 @@ from kubernetes.utils import quantity
 
 def requests_of(spec: Mapping[str, Any]) -> dict[str, Decimal]:
     """Returns the resources that schedulers count for a pod: those of its containers and sidecars together, or more if
-    an init container that runs before them needs more."""
+    an init container that runs before them needs more, and the overhead of its runtime class."""
     running: dict[str, Decimal] = {}
     most: dict[str, Decimal] = {}
     for container in spec.get("initContainers") or ():
@@ -21,7 +21,8 @@ def requests_of(spec: Mapping[str, Any]) -> dict[str, Decimal]:
         most = _most(most, requests)
     for container in spec["containers"]:
         running = _sum(running, dict(_quantities(container)))
-    return _most(most, running)
+    overhead = {name: amount(text) for name, text in (spec.get("overhead") or {}).items()}
+    return _sum(_most(most, running), overhead)
 
 
 def amount(text: Any) -> Decimal:

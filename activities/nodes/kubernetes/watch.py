@@ -6,9 +6,10 @@ the whole job; its pods would otherwise be created again and again.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from perdure.activities.nodes.kubernetes.anchor import Anchors
 from perdure.activities.nodes.kubernetes.facts import event_of, is_repeated, processes_ended
 from perdure.activities.nodes.kubernetes.naming import GROUP, OURS, ROLE, UID, selector
 from perdure.activities.nodes.kubernetes.objects import OwnerReference, Pod
+from perdure.activities.nodes.kubernetes.warnings import Warnings
 from perdure.base.kubernetes import TRANSIENT, Change, Changed, KubernetesApi, KubernetesError, Listed, Removed
 from perdure.contract import NodeEvent, NodeEventKind, WatchRequest
 from perdure.contract.names import run_name
@@ -68,12 +70,18 @@ class GroupWatch:
         self._pods: dict[str, Pod] = {}
         self._reported: dict[str, NodeEvent] = {}
         self._revoked = False
+        self._warnings = Warnings(api, request.namespace)
 
     async def batches(self) -> AsyncGenerator[tuple[Fact, ...]]:
         """Yields the current state of all nodes, then every change, until it is closed."""
         changes = self._api.follow(pods_of(self._namespace), labels=self._labels)
-        async with contextlib.aclosing(changes):
-            async for change in changes:
+        async with contextlib.aclosing(with_pauses(changes, lambda: self._warnings.pause)) as news:
+            async for change in news:
+                if change is None:
+                    read = [self._pods[uid] for uid in await self._warnings.read()]
+                    if batch := tuple(event for pod in read for event in self._events_of_present(pod)):
+                        yield batch
+                    continue
                 pods = _pods_of(change)
                 if (revocation := await self._revocation(pods)) is not None:
                     self._revoked = True
@@ -121,7 +129,7 @@ class GroupWatch:
     def _events_of_present(self, pod: Pod) -> Iterator[NodeEvent]:
         uid = pod.metadata.uid
         self._pods[uid] = pod
-        event, reported = event_of(pod), self._reported.get(uid)
+        event, reported = event_of(pod, warning=self._warnings.see(pod)), self._reported.get(uid)
         if reported is None or not is_repeated(event, reported):
             self._reported[uid] = event
             yield event
@@ -138,7 +146,31 @@ class GroupWatch:
 
     def _events_of_removed(self, pod: Pod) -> Iterator[NodeEvent]:
         self._pods.pop(pod.metadata.uid, None)
+        self._warnings.forget(pod.metadata.uid)
         reported = self._reported.pop(pod.metadata.uid, None)
         event = event_of(pod, removed=True)
         if reported is None or reported.kind is not event.kind:
             yield event
+
+
+async def with_pauses(
+    changes: AsyncGenerator[Change], pause: Callable[[], float | None]
+) -> AsyncGenerator[Change | None]:
+    """Yields the changes, and None whenever the seconds have elapsed for which the next one is awaited."""
+    following = asyncio.ensure_future(anext(changes))
+    try:
+        while True:
+            done, _ = await asyncio.wait([following], timeout=pause())
+            if not done:
+                yield None
+                continue
+            try:
+                change = following.result()
+            except StopAsyncIteration:
+                return
+            yield change
+            following = asyncio.ensure_future(anext(changes))
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await changes.aclose()

@@ -12,6 +12,10 @@
 - apiGroups: [""]
   resources: [configmaps]
   verbs: [create, get, list, patch, delete]
+# Warnings about pods that do not start.
+- apiGroups: [""]
+  resources: [events]
+  verbs: [list]
 # The names of the nodes of a job of several roles.
 - apiGroups: [""]
   resources: [services]

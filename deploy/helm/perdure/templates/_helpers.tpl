@@ -41,6 +41,15 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 
 {{/* Templates that take the root. */}}
 
+{{/* `helm upgrade --reuse-values` takes the defaults of the release's former chart for those of this one. */}}
+{{- define "perdure.refuseEarlierDefaults" -}}
+{{- range list "cluster" "history" "notificationSecrets" "page" }}
+{{- if not (hasKey $.Values .) }}
+{{- fail (printf "the values are those of an earlier chart, which had no %s: use --reset-then-reuse-values instead of --reuse-values (helm 3.14 or newer)" .) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "perdure.image" -}}
 {{- if .Values.image.digest -}}
 {{ .Values.image.repository }}@{{ .Values.image.digest }}
