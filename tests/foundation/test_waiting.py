@@ -38,6 +38,7 @@ SLEEPS = {
     "tests/system/elastic_loss.py": "a training, whose steps take time",
     "tests/system/test_exactness.py": "a killed worker or server is away for a while",
     "tests/kubernetes/role_programs.py": "a program that waits for a test, and one that calls a server again and again",
+    "tests/kubernetes/test_pod_warnings.py": "nothing announces that nothing more is read",
     "tests/system/test_roles_without_worker.py": "faults at random times",
     "tests/agent/test_agent_process.py": "an outage lasts for several heartbeats",
     "tests/agent/test_agent_with_training.py": "the pace of a played watch",

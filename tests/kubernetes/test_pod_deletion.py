@@ -16,7 +16,7 @@ from perdure.activities.nodes.kubernetes import deletion
 from perdure.base.kubernetes import KubernetesApi
 from tests.kubernetes.test_pod_finalizers import LABELS, NODE
 from tests.support.played_api import played_api
-from tests.support.waiting import DEADLINE
+from tests.support.waiting import DEADLINE, eventually
 
 PULLS = {"waiting": {"reason": "PodInitializing"}}
 RUNS = {"running": {}}
@@ -81,9 +81,7 @@ async def test_a_replacement_waits_for_a_pod_that_may_train() -> None:
     node = NODE.model_copy(update={"winding_down": False})
     async with machine(RUNS, due=timedelta(seconds=-1)) as (silent, api):
         waiting = asyncio.create_task(deletion.until_gone(api, [node]))
-        async with asyncio.timeout(DEADLINE / 4):
-            while silent.lists < 4:
-                await asyncio.sleep(0.05)
+        await eventually(lambda: silent.lists >= 4)
         assert not waiting.done()
         silent.state = HAS_ENDED
         async with asyncio.timeout(DEADLINE / 4):
@@ -93,9 +91,7 @@ async def test_a_replacement_waits_for_a_pod_that_may_train() -> None:
 async def test_a_grace_period_is_waited_for() -> None:
     async with machine(PULLS, due=timedelta(hours=1)) as (silent, api):
         waiting = asyncio.create_task(deletion.until_gone(api, [NODE]))
-        async with asyncio.timeout(DEADLINE / 4):
-            while silent.lists < 4:
-                await asyncio.sleep(0.05)
+        await eventually(lambda: silent.lists >= 4)
         assert not waiting.done()
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
