@@ -26,9 +26,11 @@ HAS_ENDED = {"terminated": {"exitCode": 0}}
 class SilentMachine:
     """A machine that was lost without notice: what its pod's object says does not change any more."""
 
-    def __init__(self, state: dict[str, Any], due: datetime) -> None:
+    def __init__(self, state: dict[str, Any], due: timedelta) -> None:
         self.state = state
-        self.due = due
+        self.due: datetime | None = None
+        """Counts from the first list."""
+        self._due = due
         self.lists = 0
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -38,6 +40,7 @@ class SilentMachine:
             await asyncio.Event().wait()
             return response
         self.lists += 1
+        self.due = self.due or datetime.now(UTC) + self._due
         pod = {
             "metadata": {"name": NODE.name, "uid": "u", "labels": LABELS, "deletionTimestamp": self.due.isoformat()},
             "spec": {"nodeName": "gpu-1"},
@@ -48,7 +51,7 @@ class SilentMachine:
 
 @contextlib.asynccontextmanager
 async def machine(state: dict[str, Any], *, due: timedelta) -> AsyncIterator[tuple[SilentMachine, KubernetesApi]]:
-    silent = SilentMachine(state, datetime.now(UTC) + due)
+    silent = SilentMachine(state, due)
     async with played_api(silent.answer) as api:
         yield silent, api
 
