@@ -107,15 +107,21 @@ async def test_what_outlives_a_successful_command_has_the_stop_grace_to_end() ->
         assert "leaves processes behind, which are ended now: bash (" in exited.body["log_tail"]
 
 
+def write_torchrun(folder: Path, script: str) -> None:
+    # The first line of a script cannot name a program below a folder with a space.
+    (folder / "python").symlink_to(PYTHON)
+    (folder / "torchrun").write_text(f"#!{folder}/python\n{script}")
+    (folder / "torchrun").chmod(0o755)
+
+
 @pytest.mark.parametrize("ends_with", [0, 3])
 async def test_a_torchrun_in_the_background_of_a_script_is_the_command(ends_with: int) -> None:
     node = command_of("nohup ./torchrun &")
     folder = node.run_directory
     node.config["workdir"] = str(folder)
-    torchrun = f"#!{PYTHON}\nimport os, sys, time\nopen('up', 'w')\n"
+    torchrun = "import os, sys, time\nopen('up', 'w')\n"
     torchrun += f"while not os.path.exists('go'): time.sleep(0.05)\nsys.exit({ends_with})\n"
-    (folder / "torchrun").write_text(torchrun)
-    (folder / "torchrun").chmod(0o755)
+    write_torchrun(folder, torchrun)
     async with running(node):
         await eventually((folder / "up").exists)
         await eventually(lambda: "left torchrun in the background" in node.output)
@@ -129,8 +135,7 @@ async def test_a_torchrun_in_the_background_is_ended_with_its_node() -> None:
     node = command_of("nohup ./torchrun &")
     folder = node.run_directory
     node.config["workdir"] = str(folder)
-    (folder / "torchrun").write_text(f"#!{PYTHON}\nimport time\ntime.sleep(1000)\n")
-    (folder / "torchrun").chmod(0o755)
+    write_torchrun(folder, "import time\ntime.sleep(1000)\n")
     async with running(node):
         await eventually(lambda: "left torchrun in the background" in node.output)
         await node.agent.want(run=False)
