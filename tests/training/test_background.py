@@ -46,16 +46,19 @@ def echo(connection: socket.socket, introduced: Callable[[], None]) -> None:
 
 
 def test_more_connections_than_may_be_are_closed_and_later_ones_served(serving: Callable[..., Service]):
-    served = threading.Barrier(3)
+    known, served = threading.Barrier(3), threading.Barrier(3)
 
     def wait(connection: socket.socket, introduced: Callable[[], None]) -> None:
         introduced()
+        known.wait(30)
         served.wait(30)
         echo(connection, introduced)
 
     service = serving(wait, most=2)
-    with service.connect() as one, service.connect() as two, service.connect() as third:
-        assert third.recv(1) == b""
+    with service.connect() as one, service.connect() as two:
+        known.wait(30)
+        with service.connect() as third:
+            assert third.recv(1) == b""
         served.wait(30)
         one.sendall(b"one")
         two.sendall(b"two")
