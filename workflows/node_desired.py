@@ -45,13 +45,13 @@ def desired_of(table: NodeTable, record: NodeRecord) -> NodeDesired:
     target = desire.nodes.get(node.rank)
     if target is None or target.incarnation != node.incarnation:
         return taken
-    world, inquiry, request, hold = taken.world, taken.inquiry, taken.checkpoint_request, None
+    world, inquiry, request, hold = taken.world, taken.inquiry, taken.checkpoint_request, taken.hold
     if desire.world is not None and (member := desire.world.member(node)) is not None:
         world = desire.world.of({node.rank: member})
         # A node that steps has entered the world.
         inquiry = desire.inquiry if record.stepping < world.generation else inquiry
         request = (desire.checkpoint_request if member.group_rank == 0 else 0) or request
-        hold = desire.hold if desire.hold is not None and desire.hold.generation == world.generation else None
+        hold = desire.hold
     return taken.replace(
         world=world,
         inquiry=inquiry,

@@ -115,8 +115,9 @@ def main() -> None:
     while state["step"] < last:
         loss = train(state, rank, world_size)
         state["step"] += 1
-        kept.save(state["step"])
+        # Before it is saved: ranks that wait there for a planned change are ended.
         loss_made(f"{state['step']} {rank} {world_size} {loss.hex()}")
+        kept.save(state["step"])
         step_made(f"{time.time():.4f} {state['step']} {rank} {world_size} {pid}")
         time.sleep(pause)
     dist.destroy_process_group()

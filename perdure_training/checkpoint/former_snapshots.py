@@ -37,6 +37,8 @@ class FormerSnapshots:
         self.until: list[int] = []
         """The steps of this world of which one must have its copies on other nodes before what former worlds left is
         deleted; empty where nothing is left."""
+        self.made_room = False
+        """Whether they were deleted for lack of room, and nothing was saved there since."""
 
     def forget_after(self, step: int) -> None:
         """Deletes what was saved after the step that is loaded: the training makes these steps again.
@@ -52,11 +54,18 @@ class FormerSnapshots:
         """Deletes what former worlds left if this one has its copies; `step` is saved next."""
         if not self.until:
             return
-        if any(self._complete.is_settled(one) for one in self.until):
+        if self._complete.are_copies_refused():
+            self.make_room()
+        elif any(self._complete.is_settled(one) for one in self.until):
             self.delete()
         else:
             # The copies of a later step may succeed where those of the first did not.
             self.until = [*self.until[-_AWAITED:], step]
+
+    def make_room(self) -> None:
+        """Deletes them as there is no room for this world's."""
+        self.delete()
+        self.made_room = True
 
     def delete(self) -> None:
         """Deletes snapshots of ranks that are on other nodes, but not the copies that belong here, and those of worlds

@@ -162,11 +162,7 @@ class GenerationCheckpoints:
     def _split_anew(self, decision: Decision, state: MutableMapping[str, Any], *, loaded: Slot | None = None) -> int:
         """Loads a step that is split in another way than the state; `loaded` is this rank's own snapshot of it."""
         assert decision.step is not None
-        with RestoredState(state, replicated=False) as room:
-            verified = None if loaded is None else self.own.ranks_of_node
-            parts = Resharding(self.own, self._store, self.arena, decision, verified=verified)
-            room.fill(parts.load(room.target))
-        self.received += parts.received
+        self._load_parts(decision, state, loaded=loaded)
         self._former.forget_after(decision.step)
         if loaded is not None:
             self.slots.adopt(decision.step, loaded=loaded)
@@ -178,6 +174,14 @@ class GenerationCheckpoints:
         self.save(decision.step, lambda: Layout(capture(state)), restores=decision.restores + 1)
         self.begin_training(decision.step, source="peer")
         return decision.step
+
+    def _load_parts(self, decision: Decision, state: MutableMapping[str, Any], *, loaded: Slot | None) -> None:
+        """Loads a step of former snapshots. Nothing refers to them then: deleting them would free no memory."""
+        with RestoredState(state, replicated=False) as room:
+            verified = None if loaded is None else self.own.ranks_of_node
+            parts = Resharding(self.own, self._store, self.arena, decision, verified=verified)
+            room.fill(parts.load(room.target))
+        self.received += parts.received
 
     def restore_from_memory(self, agreed: AgreedStep, state: MutableMapping[str, Any]) -> int:
         """Loads the snapshot that this rank has, or gets from another one; returns its step.
@@ -339,11 +343,15 @@ class GenerationCheckpoints:
             if slot is not None:
                 layout = plan()
                 try:
+                    if self._former.made_room:
+                        # Copies of other nodes' snapshots would take it: this rank's own serve it at each restart.
+                        self.slots.reserve(layout.size)
+                        self._former.made_room = False
                     return self._copy(layout, slot, step, durable=durable, restores=restores)
                 except NoRoom as error:
                     if self._former.until:
                         # All ranks have loaded what they need of it.
-                        self._former.delete()
+                        self._former.make_room()
                         continue
                     if not self.slots.pinned:
                         size = self.slots.count * layout.size

@@ -179,8 +179,7 @@ class PlannedHold:
         if (held := rank.add(self._name, state)) is None:
             return
         try:
-            with contextlib.suppress(RuntimeError):
-                self._wait(hold, held)
+            self._wait(hold, held)
         finally:
             rank.finish(hold.number)
 
@@ -188,14 +187,19 @@ class PlannedHold:
         until = (
             time.monotonic() + _SAFE_WITHIN + _ENDED_WITHIN + _REPORTED_WITHIN + (_MARGIN if self._own.rank else 0.0)
         )
-        for name, state in held.items():
-            if not state.saved:
-                self._tell(hold, "failed", f"rank {self._own.rank} has no room to save step {state.step:,}")
-            elif hold.resizes and not state.replicated:
-                self._tell(hold, f"values/{name}/{self._own.rank}", self._values(state))
-        if self._own.rank == 0:
-            self._lead(hold, held, until)
-        while time.monotonic() < until and not self._store.check([self._key(hold, "over")]):
+        with contextlib.suppress(RuntimeError):
+            for name, state in held.items():
+                if not state.saved:
+                    self._tell(hold, "failed", f"rank {self._own.rank} has no room to save step {state.step:,}")
+                elif hold.resizes and not state.replicated:
+                    self._tell(hold, f"values/{name}/{self._own.rank}", self._values(state))
+            if self._own.rank == 0:
+                self._lead(hold, held, until)
+            while time.monotonic() < until and not self._store.check([self._key(hold, "over")]):
+                time.sleep(_LOOK)
+            return
+        # The store has ended with its generation, and so will this process: a step that it made now would be lost.
+        while time.monotonic() < until:
             time.sleep(_LOOK)
 
     def _requested(self) -> Hold | None:

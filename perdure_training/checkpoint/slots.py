@@ -82,6 +82,15 @@ class Slots:
         for slot in self._slots:
             slot.take_mapping(loaded)
 
+    def reserve(self, size: int) -> None:
+        """Takes the room of all snapshots at once, before others do.
+
+        Raises:
+            NoRoom: if the memory folder is too small.
+        """
+        for slot in self._slots[:_COUNT]:
+            slot.reserve(size)
+
     @property
     def newest_complete(self) -> int | None:
         """The newest step that all ranks are known to have; None where none is known."""

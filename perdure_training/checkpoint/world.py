@@ -230,11 +230,8 @@ class Completeness:
             return self._store.check([_REFUSED])
 
     def is_settled(self, step: int) -> bool:
-        """Whether nothing that former worlds left is needed beside this step: all ranks have it, with all its copies;
-        or a node does not take copies, as where what was left there takes the room."""
+        """Whether nothing that former worlds left is needed beside this step: all ranks have it and its copies."""
         with self._lock:
-            if self._store.check([_REFUSED]):
-                return True
             # A rank may have given it up since it had its copies.
             counts = (self._store.add(f"{kind}/{step}", 0) for kind in ("copied", "saved"))
             return all(count >= self._world_size for count in counts)

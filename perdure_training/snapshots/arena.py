@@ -167,6 +167,26 @@ class Slot:
             os.close(descriptor)
         return memoryview(self._map)[PAGE : PAGE + size]
 
+    def reserve(self, size: int) -> None:
+        """Takes the room that `begin` needs; a snapshot in the slot stays as it is.
+
+        Raises:
+            NoRoom: if the memory folder is too small.
+            OSError: if the file cannot be opened for another reason, which may pass.
+        """
+        with _without_inodes(self.path):
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            if os.fstat(descriptor).st_size < PAGE + size:
+                self._map = None
+                os.posix_fallocate(descriptor, 0, PAGE + size)
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            raise NoRoom(f"{size:,} bytes do not fit into {self.path.parent}: {error.strerror}") from error
+        finally:
+            os.close(descriptor)
+
     def finish(self, header: Header) -> None:
         """Makes the snapshot whose bytes were written after `begin` valid."""
         _write_header(self.path, header)

@@ -10,7 +10,7 @@ from perdure.contract import JobPhase
 from tests.support.allocation import REPOSITORY
 from tests.support.waiting import eventually
 from tests.system.kept_states import keep_states
-from tests.system.made_steps import repeated, sized_steps, steps
+from tests.system.made_steps import sized_steps, steps
 from tests.system.site import PATIENCE, Job, Site
 
 SHARDED = REPOSITORY / "examples" / "04-checkpoints" / "sharded.py"
@@ -53,9 +53,14 @@ async def test_a_split_state_that_shrinks_grows_and_moves_by_request_makes_no_st
     await job.client.relaunch_node(job.name, 1)
     await job.running(nodes=3, after=generation)
     await stepped_as(job, 3, beyond=steps(job, 0)[-1])
-    made = steps(job, 0)
+    sizes = sized_steps(job, 0)
+    made = [number for number, _ in sizes]
     assert sorted(set(made)) == list(range(1, max(made) + 1))
-    assert repeated(made) == 0
+    again = [
+        (sizes[index - 1], sizes[index]) for index in range(1, len(sizes)) if sizes[index][0] <= sizes[index - 1][0]
+    ]
+    told = [[e.text for e in one.evidence] for one in await job.incidents()]
+    assert again == [], told
     texts = [one.text for incident in await job.incidents() for one in incident.evidence]
     assert sum("no step is lost" in text for text in texts) == 3
 

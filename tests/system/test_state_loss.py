@@ -62,7 +62,8 @@ async def test_a_user_who_takes_the_older_state_sees_what_it_costs(site: Site, t
     await site.client.restart(job.name, older=True)
     await eventually(lambda: steps(job, 0)[made:], within=PATIENCE)
     assert steps(job, 0)[made] == 1
-    known = await job.until(lambda status: status.checkpoint.restored_from is RestoreSource.NOTHING)
+    known = await job.until(lambda status: status.checkpoint.restored_generation == status.generation)
+    assert known.checkpoint.restored_from is RestoreSource.NOTHING
     assert known.checkpoint.restored_step == 0
     titles = [one.title for one in await job.incidents() if one.observation is not None and one.observation.lost_state]
     assert len(titles) == 1

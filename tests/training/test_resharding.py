@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -115,6 +117,26 @@ def test_what_an_earlier_world_of_this_size_has_left_keeps_no_room_from_newer_st
     for number in (8, 9, 10, 11):
         assert checkpointer.save(number, {"step": number})
         checkpointer.flush()
+
+
+def test_where_memory_is_too_small_for_both_a_rank_has_its_room_before_copies_of_others_take_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    save_as_world(world.folder, [{"step": 7}] * 2)
+    allocate, folder = os.posix_fallocate, world.folder / MEMORY
+
+    def allocate_without_room_for_both(descriptor: int, offset: int, size: int) -> None:
+        if list(folder.glob("*-of-2.*")):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        allocate(descriptor, offset, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", allocate_without_room_for_both)
+    checkpointer, step = world.begin({"step": 0})
+    assert step == 7
+    checkpointer.flush()
+    [(kept, header)] = Arena(folder).snapshots()
+    assert (header.step, header.world_size) == (7, 1)
+    assert [path.stat().st_size for path in folder.glob("rank-0-of-1.*")] == 3 * [kept.path.stat().st_size]
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from perdure.contract import (
     Commit,
     DesiredNode,
     GroupDesire,
+    HoldRequest,
     Leaving,
     Member,
     NodeCredentials,
@@ -94,6 +95,16 @@ async def _turns() -> None:
 async def _wait_condition(condition: Callable[[], bool]) -> None:
     while not condition():
         await asyncio.sleep(0)
+
+
+def test_ranks_that_wait_at_a_step_do_so_until_they_are_ended():
+    table = table_of(joined())
+    hold = HoldRequest(number=1, generation=1, resizes=True)
+    for desired in (hold, None):
+        # The world of generation 2 is sent with the end of generation 1's processes, which live on for a moment.
+        table.desire = table.desire.replace(hold=desired)
+        sent = node_desired.desired_of(table, table.records[NODE.rank])
+        assert (sent.world is not None and sent.world.generation, sent.hold) == (2, desired)
 
 
 class LateAgent:

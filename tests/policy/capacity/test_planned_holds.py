@@ -70,7 +70,8 @@ def test_a_world_shrinks_once_its_ranks_wait_at_a_step_with_copies():
     held(job)
     assert (job.generation, hold(job) is not None) == (1, True), "until the node that leaves has ended"
     job.those_that_leave_end()
-    assert (job.generation, size(job), hold(job)) == (2, 2, None)
+    assert (job.generation, size(job)) == (2, 2)
+    assert hold(job) == HoldRequest(number=1, generation=1, resizes=True, copies=True), "none of its ranks trains on"
     assert any("all ranks waited at step 40" in one.text for one in job.incident.evidence)
     assert not any("requested at" in one.text for one in job.incident.evidence)
 
@@ -81,6 +82,14 @@ def test_a_world_grows_once_its_ranks_wait_at_a_step_and_needs_no_copies_for_it(
     assert hold(job) == HoldRequest(number=1, generation=1, resizes=True)
     held(job)
     assert (job.generation, size(job)) == (2, 3)
+
+
+def test_a_world_that_has_not_said_yet_how_it_keeps_its_state_does_it_as_the_one_before():
+    job = training("2", use=SPLIT).take(ScaleRequested(minimum=2, maximum=3)).ready(2)
+    held(job).steps()
+    assert [node.snapshots_in for node in job.state.members] == [1, 1, 0]
+    job.take(ScaleRequested(minimum=2, maximum=2))
+    assert hold(job) == HoldRequest(number=2, generation=2, resizes=True, copies=True)
 
 
 def test_the_ranks_wait_only_once_the_checkpoint_in_storage_is_durable():

@@ -23,8 +23,9 @@ minute at most."""
 
 
 def use_of(state: RoleInJob) -> SnapshotUse | None:
-    """How the ranks of the current world keep their state in memory; None where none has said it."""
-    known = [node.snapshots for node in state.members if node.snapshots_in == state.generation > 0]
+    """How the ranks keep their state in memory; None where none has said it. What those of a node said in an earlier
+    world counts until they say it in the current one: its first steps are made before that is known."""
+    known = [node.snapshots for node in state.members if node.snapshots_in > 0]
     uses = [one for one in known if one is not None]
     if not uses:
         return None
@@ -85,11 +86,11 @@ def request(state: RoleInJob, *, resizes: bool, leaves: bool) -> RoleInJob:
 
 
 def open_request(state: RoleInJob) -> HoldRequest | None:
-    """The request that the nodes receive, until its world is over: where a node that leaves must end first, the ranks
-    are not ended at once, and would make steps that are lost."""
+    """The request that the nodes receive, until it is withdrawn. A later world changes nothing: ranks that learn of the
+    end of their request before they are ended would make a step that is lost, and those of other worlds have no part
+    in it."""
     hold = state.checkpoints.hold
-    is_open = hold is not None and hold.generation == state.generation and hold.number > state.checkpoints.hold_over
-    return hold if is_open else None
+    return hold if hold is not None and hold.number > state.checkpoints.hold_over else None
 
 
 def withdraw(state: RoleInJob) -> RoleInJob:
