@@ -116,6 +116,8 @@ class Slots:
     def take_over(self, slot: Slot, *, world_size: int) -> Slot:
         """Makes another rank's snapshot, whose state is the same, this rank's; returns its slot."""
         own = self.free_slot()
+        # It may have been made for what another rank was to send, and its mapping is not of the file that follows.
+        own.clear()
         slot.move(own.path, rank=self._rank, world_size=world_size)
         return own
 

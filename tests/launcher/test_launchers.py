@@ -216,9 +216,11 @@ async def test_deepspeeds_launcher_is_stopped_and_torchrun_written_instead(shell
 async def test_a_torchrun_in_a_container_that_the_command_starts_is_stopped_by_its_client(shell: bool) -> None:
     node = Node(["./docker", "run", "--rm", "image", "torchrun", "train.py"], nodes="2")
     client = node.run_directory / "docker"
-    # Like the real one, it passes SIGTERM on, and what it has started outlives its own SIGKILL. A shell handles signals
-    # sooner than Python, before it is seen.
-    client.write_text("#!/bin/bash\ntrap 'echo the container ends; exit 143' TERM\nsleep 600 &\nwait\n")
+    # Like the real one, it passes SIGTERM on, and what it has started outlives its own SIGKILL.
+    client.write_text(
+        f"#!{sys.executable}\nimport signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('the container ends'), sys.exit(143)))\ntime.sleep(600)\n"
+    )
     client.chmod(0o755)
     node.config["workdir"] = str(node.run_directory)
     if shell:

@@ -9,7 +9,7 @@ import pytest
 from perdure_training.checkpoint.slots import Slots
 from perdure_training.node_api.bodies import UnsoundSteps
 from perdure_training.snapshots.arena import Arena
-from tests.training.played_nodes import Left
+from tests.training.played_nodes import Left, damage
 from tests.training.played_worlds import played_site
 
 
@@ -40,6 +40,21 @@ def test_ranks_whose_losses_are_numbers_overwrite_no_state_that_another_one_need
         assert left.newest(1) == (4 if copies or replicated else -1)
         again = site.begin(nodes, ranks_of_node=1, replicated=replicated, copies=copies, unsound=unsound)
         assert [rank.loaded for rank in again.ranks] == [4, 4]
+
+
+def test_a_rank_that_was_to_receive_a_damaged_snapshot_loads_and_sends_that_of_its_node(tmp_path: Path):
+    with played_site(tmp_path) as site:
+        nodes = [site.node() for _ in range(3)]
+        world = site.begin(nodes, ranks_of_node=1, replicated=True, copies=0)
+        for _ in range(3):
+            for rank in world.ranks:
+                rank.step()
+                rank.finish()
+        for slot, _ in nodes[1].snapshots():
+            damage(slot)
+        again = site.begin([nodes[2], nodes[0], nodes[1]], ranks_of_node=1, replicated=True, copies=0)
+        assert [rank.loaded for rank in again.ranks] == [3] * 3
+        assert [rank.state["saved"].step for rank in again.ranks] == [3] * 3
 
 
 def test_a_slot_is_written_only_as_long_as_no_rank_is_known_to_be_spoiled(tmp_path: Path):

@@ -272,9 +272,9 @@ class Machine(RuleBasedStateMachine):
         assert all(one >= least for one, least in zip(after, kept, strict=True)), (
             f"whole after the loss of 0, 1, ... nodes: {after}, before the load of {went_back_to}: {kept}"
         )
-        # What is in memory goes where a newer one was loaded from storage.
-        is_newest = max((version.step for version in found), default=-1) >= went_back_to
-        self.kept = self.levels(self.left(nodes)) if is_newest else [-1] * len(after)
+        # The steps of a world that has loaded its state from storage take the room of what is in memory.
+        of_memory = not self.have_begun or any(version.step == went_back_to for version in found)
+        self.kept = self.levels(self.left(nodes)) if of_memory else [-1] * len(after)
 
     def _check_loaded(self, ranks: Sequence[PlayedRank], saved: Saved) -> None:
         for rank in ranks:
