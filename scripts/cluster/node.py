@@ -87,18 +87,22 @@ class Node:
                 kubelet never evicts for pressure.
             ipv6_first: has the pods that start from now on take their addresses of IPv6 for their own.
         """
-        address = node_address(self._number)
+        addresses = [
+            node_address(self._number),
+            *([node_address_of_ipv6(self._number)] if has_ipv6() else []),
+        ]
+        if ipv6_first:
+            addresses.reverse()
         kubeconfig = self._certificates.kubeconfig(
             self.name, server=SERVER, user=f"system:node:{self.name}", groups=["system:nodes"]
         )
         certificate, key = self._certificates.issue(
-            f"{self.name}-serving", user=self.name, hosts=[f"IP:{address}", f"DNS:{self.name}"]
+            f"{self.name}-serving",
+            user=self.name,
+            hosts=[*(f"IP:{address}" for address in addresses), f"DNS:{self.name}"],
         )
-        configuration = self._kubelet_configuration(address, certificate, key)
+        configuration = self._kubelet_configuration(addresses[0], certificate, key)
         configuration["evictionHard"] |= evicts_below or {}
-        addresses = [address, *([node_address_of_ipv6(self._number)] if has_ipv6() else [])]
-        if ipv6_first:
-            addresses.reverse()
         self._processes.start(
             f"{self.name}-kubelet",
             [

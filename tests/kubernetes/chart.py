@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -84,6 +84,14 @@ class Release:
     async def apply(self, values: dict[str, Any], *, chart: Path = CHART) -> None:
         """Installs or upgrades; returns when the new workers serve."""
         await self._says("upgrade", "--install", "perdure", chart, "--wait", "--timeout", "120s", values=values)
+
+    async def run(self, printed: Sequence[str], *options: str) -> None:
+        """Runs a command of the documentation, for this release and with further options."""
+        program, *words = printed
+        assert program == "helm"
+        start = words.index("--namespace")
+        words[start : start + 2] = []
+        await self._says(*(CHART if word == "deploy/helm/perdure" else word for word in words), *options)
 
     async def _says(self, *words: str | Path, values: dict[str, Any] | None = None) -> None:
         where = ("--namespace", self._namespace)

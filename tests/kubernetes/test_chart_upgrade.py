@@ -57,16 +57,16 @@ async def test_defaults_of_an_earlier_chart_are_refused_with_the_option_that_tak
         await helm_says(helm, "template", "perdure", mixed)
 
 
+UPGRADES = [one for one in COMMANDS if one.words[:2] == ("helm", "upgrade") and "deploy/helm/perdure" in one.words]
+
+
 def test_the_docs_print_no_upgrade_that_takes_earlier_defaults() -> None:
-    upgrades = [
-        one.words for one in COMMANDS if one.words[:2] == ("helm", "upgrade") and "deploy/helm/perdure" in one.words
-    ]
-    assert upgrades
-    assert all("--reset-then-reuse-values" in words and "--reuse-values" not in words for words in upgrades)
+    assert UPGRADES
+    assert all("--reset-then-reuse-values" in one.words and "--reuse-values" not in one.words for one in UPGRADES)
 
 
 @pytest.mark.long("cluster-faults")
-@pytest.mark.parametrize("release", EARLIER)
+@pytest.mark.parametrize("release", EARLIER | FROZEN)
 async def test_a_job_trains_on_through_the_upgrade_and_is_repaired_during_and_after_it(
     own_cluster: Cluster, cluster: TestCluster, helm: Path, job: PodJob, results: Path, tmp_path: Path, release: str
 ) -> None:
@@ -91,7 +91,9 @@ async def test_a_job_trains_on_through_the_upgrade_and_is_repaired_during_and_af
             before = await training.running(nodes=2)
             await training.stepping(generation=before.generation, ranks=2)
 
-            upgrade = asyncio.create_task(installed.apply(values(cluster.agent_image, address, gateway, job.namespace)))
+            [printed] = [one.words for one in UPGRADES if one.page == "docs/install-kubernetes.md"]
+            tag = cluster.agent_image.rpartition(":")[2]
+            upgrade = asyncio.create_task(installed.run(printed, "--set", f"image.tag={tag}"))
             training.signal(0, "rank")
             repaired = await training.running(nodes=2, after=before.generation)
             await upgrade

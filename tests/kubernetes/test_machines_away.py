@@ -23,6 +23,8 @@ from tests.support.waiting import eventually
 from tests.support.watching import watching
 
 RUNNING = NodeEventKind.RUNNING
+PATIENCE = 240
+"""Seconds: kubelets that start again, and control planes that lose them, take a minute where nothing else runs."""
 RACK = "test.example/rack"
 
 
@@ -57,7 +59,7 @@ async def stopped_kubelet(machine: Node, api: KubernetesApi) -> AsyncIterator[No
         yield
     finally:
         await asyncio.to_thread(machine.start_kubelet)
-        await eventually(lambda: has_condition(api, machine, "Ready", "True"))
+        await eventually(lambda: has_condition(api, machine, "Ready", "True"), within=PATIENCE)
 
 
 async def test_a_pod_that_had_not_started_on_a_dead_machine_delays_the_end_of_its_job_for_a_bounded_time(
@@ -69,7 +71,7 @@ async def test_a_pod_that_had_not_started_on_a_dead_machine_delays_the_end_of_it
     await worker.create(job.request())
     machine = await machine_of(own_cluster, job)
     async with stopped_kubelet(machine, job.api):
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE):
             await worker.delete(job.ref(grace=0.5, winding_down=True))
         pod = await job.pod()
         assert pod is None or pod["metadata"]["deletionTimestamp"]
@@ -80,7 +82,7 @@ async def test_a_pod_that_had_not_started_on_a_dead_machine_delays_the_end_of_it
     async def gone() -> bool:
         return await job.pod() is None
 
-    await eventually(gone)
+    await eventually(gone, within=PATIENCE)
 
 
 async def test_pods_of_a_lost_rack_stay_until_their_job_replaces_them_in_another(
@@ -105,21 +107,21 @@ async def test_pods_of_a_lost_rack_stay_until_their_job_replaces_them_in_another
         await worker.create(leaves.request())
         await leaves.command_started()
         async with stopped_kubelet(machine, job.api):
-            await watch.until(RUNNING, saying=f"{machine.name} does not answer")
+            await watch.until(RUNNING, saying=f"{machine.name} does not answer", within=PATIENCE)
 
             async def condemned() -> bool:
                 pod = await leaves.pod()
                 return bool(pod and pod["metadata"].get("deletionTimestamp"))
 
-            await eventually(condemned)
+            await eventually(condemned, within=PATIENCE)
             for rank in (0, 1):
                 pod = await job.pod(rank)
                 assert pod
                 assert "deletionTimestamp" not in pod["metadata"]
             for rank in (0, 1):
-                await asyncio.wait_for(worker.delete(job.ref(rank, replaced=True)), 60)
+                await asyncio.wait_for(worker.delete(job.ref(rank, replaced=True)), PATIENCE)
             for rank in (0, 1):
                 await worker.create(job.request(rank, incarnation=2))
-                await watch.until(RUNNING, rank=rank, incarnation=2)
+                await watch.until(RUNNING, rank=rank, incarnation=2, within=PATIENCE)
                 assert (await machine_of(own_cluster, job, rank, 2)).name != machine.name
             assert len(await job.pods()) == 5, "those of the lost rack are still objects"

@@ -39,7 +39,7 @@ async def operating(kubeconfig: Path, client: Client, namespace: str) -> AsyncIt
         await api.close()
 
 
-async def delete_namespace(job: PodJob, *, within: float = 90.0) -> None:
+async def delete_namespace(job: PodJob, *, within: float = 240.0) -> None:
     """Deletes it and the rights in it, which may go before anything else does. Returns when it is gone."""
     path = f"/api/v1/namespaces/{job.namespace}"
     await job.api.delete(path)
@@ -64,7 +64,7 @@ async def test_a_job_whose_pods_wait_is_cancelled_with_its_namespace(
         chart_rights(helm, own_cluster, job.api, job.namespace) as rights,
         perdure(cluster, job.namespace, kubeconfig=rights.kubeconfig("worker")) as (_, client),
     ):
-        waiting = await start(client, role(), tmp_path, timing={"rendezvous": {"join_timeout": "30s"}})
+        waiting = await start(client, role(), tmp_path)
         await waiting.until(lambda known: "quota" in known.next_action)
         await delete_namespace(job)
         result = await client.wait(waiting.name)
@@ -84,9 +84,9 @@ async def test_objects_of_jobs_that_run_and_that_have_ended_go_with_their_namesp
         ended = role(command=["true"], rendezvous="env")
         await resources.apply("ended", {**spec, "roles": {"worker": ended}})
         await resources.apply("runs", {**spec, "roles": {"worker": role(rendezvous="env")}})
-        await resources.until("ended", lambda known: known.status.finished)
+        await resources.until("ended", lambda known: known.status.finished, within=180)
         await resources.until("ended", lambda known: FINALIZER not in known.metadata.finalizers)
-        await resources.until("runs", lambda known: known.status.phase == "RUNNING")
+        await resources.until("runs", lambda known: known.status.phase == "RUNNING", within=180)
         await delete_namespace(job)
         assert (await client.wait("runs", namespace=job.namespace)).phase is JobPhase.CANCELLED
 
