@@ -106,7 +106,14 @@ SILENT = {"moved": True, "silent": True, "cpu_percent": 40.0}
 """Another thread keeps the interpreter, on a busy machine."""
 
 
-@pytest.mark.parametrize("rank", [sleeps(LOOP, **SILENT), computes(LOOP, runs=False, **SILENT)])
+STARTS_A_THREAD = (frame("wait", 355, "/usr/lib/python3.11/threading.py"), *LOOP)
+
+
+@pytest.mark.parametrize(
+    "rank",
+    [sleeps(LOOP, **SILENT), computes(LOOP, runs=False, **SILENT), sleeps(STARTS_A_THREAD, **SILENT)],
+    ids=["in-its-own-call", "runs", "in-the-standard-library"],
+)
 def test_a_rank_that_alone_does_not_tell_its_collectives_has_a_blocked_interpreter(rank: dict[str, Any]):
     tells = {**WAITS, "collectives": (call(57),)}
     hang = found(tells, rank, tells)

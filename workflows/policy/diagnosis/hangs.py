@@ -390,8 +390,10 @@ def _kind_of(rank: _Rank) -> HangKind:
         return HangKind.DATA_LOADER if rank.long and rank.cpu < _NOTHING else HangKind.WORKS
     if not rank.long or rank.may_take_long or rank.in_package:
         return HangKind.WORKS
-    if inner is not None and inner is rank.calls[0] and rank.computes:
-        # One call of the standard library or of torch, whose places nobody sees, may compute for long.
+    sleeps_blocked = rank.silent and rank.seen.state == "S"
+    if inner is not None and inner is rank.calls[0] and rank.computes and not sleeps_blocked:
+        # One call of the standard library or of torch, whose places nobody sees, may compute for long. One that sleeps
+        # while no thread of Perdure's gets the interpreter waits for a thread that keeps it.
         return HangKind.WORKS
     if rank.seen.state == "S" and _does_nothing(rank):
         return HangKind.ASLEEP
