@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 
@@ -42,10 +42,39 @@ class RestoredState:
 
     def fill(self, saved: Mapping[str, Any]) -> None:
         """Gives the state what was saved of it."""
-        put_into(self._state, own_values(self._state, saved))
+        whole = {name: _with_empty_parts(value, self.target.values.get(name)) for name, value in saved.items()}
+        put_into(self._state, own_values(self._state, whole))
         self._filled = True
 
 
 def of_each_rank(state: Mapping[str, Any]) -> frozenset[str]:
     """Names of which each rank has its own value, and a new rank keeps its own."""
     return frozenset(name for name, value in state.items() if isinstance(value, Generators))
+
+
+def _with_empty_parts(saved: Any, own: Any) -> Any:
+    """Adds the dictionaries without content that the state has and a checkpoint has no names for, such as those that
+    `LambdaLR` saves of its functions: an object that loads its state dict expects them."""
+    if isinstance(saved, dict) and isinstance(own, Mapping):
+        found, known = cast("dict[Any, Any]", saved), cast("Mapping[Any, Any]", own)
+        parts = {name: _with_empty_parts(one, known.get(name)) for name, one in found.items()}
+        found.clear()
+        found.update(parts)
+        found.update({name: one for name, one in known.items() if name not in found and _is_empty(one)})
+    elif isinstance(saved, list) and isinstance(own, list):
+        parts_of_list, known_parts = cast("list[Any]", saved), cast("list[Any]", own)
+        parts_of_list[:] = [
+            _with_empty_parts(one, known_parts[place] if place < len(known_parts) else None)
+            for place, one in enumerate(parts_of_list)
+        ]
+        left = known_parts[len(parts_of_list) :]
+        if all(map(_is_empty, left)):
+            parts_of_list.extend(left)
+    return cast("object", saved)
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether a value has dictionaries, and nothing in them."""
+    if isinstance(value, Mapping):
+        return all(map(_is_empty, cast("Mapping[Any, Any]", value).values()))
+    return isinstance(value, list) and bool(value) and all(map(_is_empty, cast("list[Any]", value)))

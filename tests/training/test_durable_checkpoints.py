@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,24 @@ def test_a_checkpoint_is_loaded_after_memory_was_lost_as_if_nothing_had_happened
     [report] = wait_for(lambda: site.agent.restores)
     assert (report.step, report.source) == (3, RestoreSource.STORAGE)
     assert site.agent.saving == [1, 2]
+
+
+def test_a_scheduler_of_functions_continues_from_storage(site: Site):
+    def scheduled(steps: int) -> dict[str, Any]:
+        optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=1.0)
+        # What it saves of functions is empty.
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(pow, 0.5))
+        for _ in range(steps):
+            optimizer.step()
+            scheduler.step()
+        return {"scheduler": scheduler, "step": steps}
+
+    state = scheduled(3)
+    checkpointer, _ = site.begin(state)
+    assert durable(checkpointer, 3, state)
+    again = scheduled(0)
+    assert site.begin(again, lose_memory=True)[1] == 3
+    assert again["scheduler"].get_last_lr() == [0.125]
 
 
 def test_an_optimizer_is_as_new_where_nothing_is_loaded(site: Site):

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,28 @@ def test_values_that_are_the_same_on_all_ranks_continue_with_fewer(world: World)
         capture(state)["optimizer"]["state"], capture(expected)["optimizer"]["state"], rtol=0, atol=0
     )
     assert capture(state)["scheduler"] == capture(expected)["scheduler"]
+
+
+def test_values_of_which_nothing_is_known_continue_as_they_are(world: World):
+    def made(factor: float) -> dict[str, Any]:
+        optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=factor)
+        # Functions are no part of what it saves: a list of nothing stands for them.
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(pow, factor))
+        return {
+            "scheduler": scheduler,
+            "none": None,
+            "nones": [None, [None]],
+            "lists": [[], [{}]],
+            "no": {"a": {}},
+            "pair": (None,),
+        }
+
+    save_as_world(world.folder, [made(0.5)] * 3)
+    state = made(0.25)
+    assert world.begin(state)[1] == 7
+    assert state["scheduler"].base_lrs == [0.5]
+    assert (state["none"], state["nones"], state["lists"], state["no"]) == (None, [None, [None]], [[], [{}]], {"a": {}})
+    assert state["pair"] == (None,)
 
 
 def test_what_is_loaded_is_saved_as_this_world_splits_it_before_the_former_worlds_is_deleted(world: World):
