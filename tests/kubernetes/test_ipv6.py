@@ -24,7 +24,10 @@ from tests.kubernetes.test_kubernetes_adversity import has_condition
 from tests.support.waiting import eventually
 from tests.system.site import SCRIPT
 
-pytestmark = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+pytestmark = [
+    pytest.mark.long("cluster-faults"),
+    pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6"),
+]
 
 
 @asynccontextmanager

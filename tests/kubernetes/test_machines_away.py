@@ -85,6 +85,7 @@ async def test_a_pod_that_had_not_started_on_a_dead_machine_delays_the_end_of_it
     await eventually(gone, within=PATIENCE)
 
 
+@pytest.mark.long("cluster-faults")
 async def test_pods_of_a_lost_rack_stay_until_their_job_replaces_them_in_another(
     own_cluster: Cluster, worker: KubernetesBackend, job: PodJob
 ) -> None:
