@@ -109,7 +109,7 @@ async def test_what_outlives_a_successful_command_has_the_stop_grace_to_end() ->
 
 def write_torchrun(folder: Path, script: str) -> None:
     # The first line of a script cannot name a program below a folder with a space.
-    (folder / "python").symlink_to(PYTHON)
+    (folder / "python").symlink_to(sys.executable)
     (folder / "torchrun").write_text(f"#!{folder}/python\n{script}")
     (folder / "torchrun").chmod(0o755)
 

@@ -7,7 +7,9 @@ from datetime import timedelta
 from perdure.contract import JobPhase
 from perdure.contract.transitions import NodeJoined, NodeReachable, NodeUnreachable
 from perdure.workflows.policy.behavior import Behavior
+from perdure.workflows.policy.facts.events import RestartRequested
 from perdure.workflows.policy.timers import next_deadline
+from tests.policy.checked import CheckedScenario
 from tests.policy.scenario import Scenario
 
 
@@ -59,6 +61,13 @@ def test_survivors_are_judged_by_the_one_that_is_heard_again():
 def test_a_machine_that_fell_silent_with_its_world_is_given_up_at_once():
     job = Scenario("3").running().lost(2).wait(10).transition(1, NodeUnreachable)
     assert job.incarnations == {0: 1, 1: 2, 2: 2}
+
+
+def test_machines_that_fell_silent_with_their_world_are_given_up_together():
+    job = CheckedScenario("3").running()
+    job.take(RestartRequested(reason="")).transition(1, NodeUnreachable).transition(2, NodeUnreachable)
+    job.lost(0).wait(job.job.timing.lease.timeout)
+    assert job.incarnations == {0: 2, 1: 2, 2: 2}
 
 
 def test_a_survivor_that_falls_silent_in_a_pause_before_a_restart_is_kept():

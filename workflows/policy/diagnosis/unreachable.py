@@ -34,8 +34,10 @@ def give_up(state: RoleInJob, job: JobSpec, now: datetime) -> RoleInJob:
         return _give_up_between_worlds(state, job, now)
     if interruption is None or _may_still_train(state, interruption):
         return state
+    before = state
     for node in _silent_members(state):
-        deadline = _deadline(state, job, node)
+        # The first that is given up makes another interruption, of which nothing is decided yet.
+        deadline = _deadline(before if state.behavior >= Behavior.RELEASE_0_4 else state, job, node)
         if deadline is not None and now >= deadline:
             text = f"node {node.rank} stayed unreachable while its world was stopped: {node.reason}"
             failure = NodeFailure.unresponsive(node.rank, text, now)
