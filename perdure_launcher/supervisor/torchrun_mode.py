@@ -33,8 +33,6 @@ logger = logging.getLogger(__name__)
 _DRAIN = timedelta(seconds=1)
 _BEGINS = timedelta(seconds=1)
 """The time in which a process that a shell has put into the background begins its program, at most."""
-_GETS_A_PROCESSOR = timedelta(seconds=10)
-"""The same where it waits for a processor, as it does on a machine that is overloaded."""
 _LOOK_AGAIN = 0.02
 _CONTINUES = (
     "the command has ended with 0, and has left torchrun in the background (process {pid}): the node continues until "
@@ -112,7 +110,7 @@ class TorchrunMode:
     def _torchrun_in_background(self) -> int | None:
         """Returns the process with the torchrun that a command has left behind, as `nohup torchrun … &` in a script
         does; None if there is none."""
-        since = time.monotonic()
+        deadline = time.monotonic() + _BEGINS.total_seconds()
         while True:
             orphans = self._node.tree.orphans()
             for orphan in orphans:
@@ -120,10 +118,8 @@ class TorchrunMode:
                 if any(begins_with_torchrun(processes.command_of(program.pid)) for program in programs):
                     return orphan.pid
             # What a shell has just put into the background still shows the shell's command line.
-            begun = [one for one in orphans if not one.executed and not ends_with_input(one.pid, signal.SIGTERM)]
-            patience = _GETS_A_PROCESSOR if any(one.state in "RD" for one in begun) else _BEGINS
-            waited = time.monotonic() - since
-            if self._node.state.read().handler_pid or not begun or waited >= patience.total_seconds():
+            begins = any(not one.executed and not ends_with_input(one.pid, signal.SIGTERM) for one in orphans)
+            if self._node.state.read().handler_pid or not begins or time.monotonic() >= deadline:
                 return None
             time.sleep(_LOOK_AGAIN)
 

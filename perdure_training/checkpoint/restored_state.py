@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
+from itertools import zip_longest
 from typing import Any, Self, cast
 
 import torch
@@ -57,19 +58,15 @@ def _with_empty_parts(saved: Any, own: Any) -> Any:
     `LambdaLR` saves of its functions: an object that loads its state dict expects them."""
     if isinstance(saved, dict) and isinstance(own, Mapping):
         found, known = cast("dict[Any, Any]", saved), cast("Mapping[Any, Any]", own)
-        parts = {name: _with_empty_parts(one, known.get(name)) for name, one in found.items()}
-        found.clear()
-        found.update(parts)
+        for name, one in found.items():
+            found[name] = _with_empty_parts(one, known.get(name))
         found.update({name: one for name, one in known.items() if name not in found and _is_empty(one)})
     elif isinstance(saved, list) and isinstance(own, list):
-        parts_of_list, known_parts = cast("list[Any]", saved), cast("list[Any]", own)
-        parts_of_list[:] = [
-            _with_empty_parts(one, known_parts[place] if place < len(known_parts) else None)
-            for place, one in enumerate(parts_of_list)
-        ]
-        left = known_parts[len(parts_of_list) :]
+        parts, known_parts = cast("list[Any]", saved), cast("list[Any]", own)
+        left = known_parts[len(parts) :]
+        parts[:] = [_with_empty_parts(*pair) for pair in zip_longest(parts, known_parts[: len(parts)])]
         if all(map(_is_empty, left)):
-            parts_of_list.extend(left)
+            parts.extend(left)
     return cast("object", saved)
 
 

@@ -148,23 +148,17 @@ class Slot:
             NoRoom: if the memory folder is too small.
             OSError: if the file cannot be opened or mapped for another reason, which may pass.
         """
-        with _without_inodes(self.path):
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            os.pwrite(descriptor, bytes(_FRAME.size), 0)
-            if os.fstat(descriptor).st_size < PAGE + size:
-                self._map = None
-                # Without it, a full tmpfs would end the process with SIGBUS at the first write.
-                os.posix_fallocate(descriptor, 0, PAGE + size)
-            if self._map is None:
-                self._map = Mapping(descriptor, 0)
-        except OSError as error:
-            if error.errno not in _NO_ROOM:
-                raise
-            os.ftruncate(descriptor, 0)
-            raise NoRoom(f"{size:,} bytes do not fit into {self.path.parent}: {error.strerror}") from error
-        finally:
-            os.close(descriptor)
+        with self._open() as descriptor:
+            try:
+                os.pwrite(descriptor, bytes(_FRAME.size), 0)
+                self._allocate(descriptor, size)
+                if self._map is None:
+                    self._map = Mapping(descriptor, 0)
+            except OSError as error:
+                if error.errno not in _NO_ROOM:
+                    raise
+                os.ftruncate(descriptor, 0)
+                raise self._no_room(size, error) from error
         return memoryview(self._map)[PAGE : PAGE + size]
 
     def reserve(self, size: int) -> None:
@@ -174,18 +168,31 @@ class Slot:
             NoRoom: if the memory folder is too small.
             OSError: if the file cannot be opened for another reason, which may pass.
         """
+        with self._open() as descriptor:
+            try:
+                self._allocate(descriptor, size)
+            except OSError as error:
+                if error.errno not in _NO_ROOM:
+                    raise
+                raise self._no_room(size, error) from error
+
+    @contextlib.contextmanager
+    def _open(self) -> Generator[int]:
         with _without_inodes(self.path):
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            if os.fstat(descriptor).st_size < PAGE + size:
-                self._map = None
-                os.posix_fallocate(descriptor, 0, PAGE + size)
-        except OSError as error:
-            if error.errno not in _NO_ROOM:
-                raise
-            raise NoRoom(f"{size:,} bytes do not fit into {self.path.parent}: {error.strerror}") from error
+            yield descriptor
         finally:
             os.close(descriptor)
+
+    def _allocate(self, descriptor: int, size: int) -> None:
+        if os.fstat(descriptor).st_size < PAGE + size:
+            self._map = None
+            # Without it, a full tmpfs would end the process with SIGBUS at the first write.
+            os.posix_fallocate(descriptor, 0, PAGE + size)
+
+    def _no_room(self, size: int, error: OSError) -> NoRoom:
+        return NoRoom(f"{size:,} bytes do not fit into {self.path.parent}: {error.strerror}")
 
     def finish(self, header: Header) -> None:
         """Makes the snapshot whose bytes were written after `begin` valid."""
