@@ -15,8 +15,8 @@ class FormerSnapshots:
     """The snapshots of former worlds, as far as a rank of this one disposes of them.
 
     Invariants:
-        - They are deleted once this world has a step with all its copies, and not before, unless there is no room for
-          both.
+        - They are deleted once this world has a step with all its copies and a later one: a step is known to be sound
+          when that follows. Not before, unless there is no room for both.
     """
 
     def __init__(self, own: RankIdentity, arena: Arena, slots: Slots, complete: Completeness, peers: Peers) -> None:
@@ -35,8 +35,8 @@ class FormerSnapshots:
         self._complete = complete
         self._peers = peers
         self.until: list[int] = []
-        """The steps of this world of which one must have its copies on other nodes before what former worlds left is
-        deleted; empty where nothing is left."""
+        """The steps of this world of which one must have its copies on other nodes, and a later one be complete, before
+        what former worlds left is deleted; empty where nothing is left."""
         self.made_room = False
         """Whether they were deleted for lack of room, and nothing was saved there since."""
 
@@ -54,13 +54,16 @@ class FormerSnapshots:
         """Deletes what former worlds left if this one has its copies; `step` is saved next."""
         if not self.until:
             return
-        if self._complete.are_copies_refused():
-            self.make_room()
-        elif any(self._complete.is_settled(one) for one in self.until):
-            self.delete()
-        else:
+        refused = self._complete.are_copies_refused()
+        has_step = self._complete.is_complete if refused else self._complete.is_settled
+        first = next((one for one in self.until if has_step(one)), None)
+        if first is None or not any(one > first and self._complete.is_complete(one) for one in self.until):
             # The copies of a later step may succeed where those of the first did not.
             self.until = [*self.until[-_AWAITED:], step]
+        elif refused:
+            self.make_room()
+        else:
+            self.delete()
 
     def make_room(self) -> None:
         """Deletes them as there is no room for this world's."""

@@ -207,11 +207,7 @@ class GenerationCheckpoints:
                 raise KeyError(f"step {decision.step} in memory is split in another way: {error}") from error
         self._load(loaded, state)
         self.slots.adopt(decision.step, loaded=loaded)
-        self._loaded_any = True
-        if self._peers.wanted:
-            self._former.until = [decision.step]
-        else:
-            self._former.delete()
+        self._loaded_any, self._former.until = True, [decision.step]
         # Other nodes, which may be new ones, get what was loaded.
         for slot, header in self.slots.complete():
             self.finisher.finish(slot, header)
@@ -349,6 +345,8 @@ class GenerationCheckpoints:
                         self._former.made_room = False
                     return self._copy(layout, slot, step, durable=durable, restores=restores)
                 except NoRoom as error:
+                    if self._complete.is_spoiled():
+                        break
                     if self._former.until:
                         # All ranks have loaded what they need of it.
                         self._former.make_room()

@@ -145,13 +145,17 @@ class Slots:
         if self._is_spoiled():
             return None
         free = [number for number in unpinned if number in self._steps and not self._is_in_use(number)]
-        older = [number for number in free if self._complete is not None and self._steps[number] < self._complete]
-        if older:
+        newest = -1 if self._complete is None else self._complete
+        older = sorted((number for number in unpinned if self._steps[number] < newest), key=self._steps.__getitem__)
+        if self._held is not None:
+            # A slot less is free. The newest of these may be the newest one that is sound, which shows later.
+            older = older[:-1]
+        if (oldest := next((number for number in older if number in free), None)) is not None:
             self._full_since = None
-            return self._slots[min(older, key=lambda number: self._steps[number])]
+            return self._slots[oldest]
         now = self._clock()
         self._full_since = now if self._full_since is None else self._full_since
-        pending = [number for number in free if self._steps[number] != self._complete]
+        pending = [number for number in free if self._steps[number] > newest]
         if not pending or now - self._full_since < _PATIENCE:
             return None
         self._full_since = None

@@ -102,16 +102,17 @@ class Left:
     """What nodes have in memory at one moment, that a world of any size can load."""
 
     def __init__(
-        self, nodes: Sequence[PlayedNode], *, unsound: UnsoundSteps | None = None, intact: bool = False
+        self, nodes: Sequence[PlayedNode], *, unsound: UnsoundSteps | None = None, since: int = 0, intact: bool = False
     ) -> None:
         """Reads what is there.
 
         Args:
             nodes: The nodes.
             unsound: What is not loaded.
+            since: The first generation whose snapshots count.
             intact: Whether the content counts, too.
         """
-        self._parts = [_read(node, unsound, intact=intact) for node in nodes if not node.is_lost]
+        self._parts = [_read(node, unsound, since=since, intact=intact) for node in nodes if not node.is_lost]
 
     def whole(self) -> dict[Version, int]:
         """The versions that are whole, with the number of ranks that saved each."""
@@ -128,11 +129,13 @@ _Parts = Mapping[Version, tuple[set[int], int]]
 """The ranks of each version that a node has, and of how many these are."""
 
 
-def _read(node: PlayedNode, unsound: UnsoundSteps | None, *, intact: bool) -> _Parts:
+def _read(node: PlayedNode, unsound: UnsoundSteps | None, *, since: int, intact: bool) -> _Parts:
     parts: dict[Version, tuple[set[int], int]] = {}
     for slot, header in node.snapshots():
         version = Version(header.step, header.generation)
         if unsound is not None and unsound.has(generation=version.generation, step=version.step):
+            continue
+        if version.generation < since:
             continue
         if intact and not is_intact(slot, header):
             continue

@@ -233,9 +233,10 @@ class PlayedRank:
 
     def end(self) -> None:
         """Gives up what the process has mapped, each with a descriptor."""
-        if (memory := self.checkpointer._world) is not None:
+        if isinstance(memory := self.checkpointer._world, PlayedGeneration):
             memory.finisher._staged.queue.clear()
             memory.made._map.close()
+            memory.agreed = None
             for slot in memory.slots._slots:
                 slot._map = None
         self.state = {}

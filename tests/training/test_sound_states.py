@@ -70,3 +70,44 @@ def test_a_slot_is_written_only_as_long_as_no_rank_is_known_to_be_spoiled(tmp_pa
     assert slots.choose() is None
     spoiled = False
     assert slots.choose() is not None
+
+
+def test_a_slot_that_the_restored_state_still_reads_costs_no_step_that_may_be_the_newest_sound_one(tmp_path: Path):
+    complete = 1
+    slots = Slots(Arena(tmp_path), 0, is_complete=lambda step: step <= complete)
+    for step in (1, 2, 3):
+        slot = slots.choose()
+        assert slot is not None
+        if step == 1:
+            slots.hold(slot)
+        slots.stage(slot, step)
+        slots.finish(slot)
+    complete = 3
+    assert slots.choose() is None, "the loss of step 4 may show that the state of step 3 is not sound"
+    slots.release()
+    assert slots.choose() is slots.free_slot(), "that of step 1"
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_what_a_former_world_left_stays_until_the_state_that_was_loaded_is_known_to_be_sound(tmp_path: Path, size: int):
+    with played_site(tmp_path) as site:
+        nodes = [site.node() for _ in range(2)]
+        world = site.begin(nodes, ranks_of_node=1, replicated=False, copies=0)
+
+        def train(steps: int) -> None:
+            for _ in range(steps):
+                for rank in world.ranks:
+                    rank.step()
+                for rank in world.ranks:
+                    while rank.finisher.waits:
+                        rank.finish()
+
+        train(2)
+        nodes = [*reversed(nodes), *(site.node() for _ in range(size - 2))]
+        world = site.begin(nodes, ranks_of_node=1, replicated=False, copies=0)
+        assert [rank.at for rank in world.ranks] == [2] * size
+        world.ranks[0].is_spoiled = True
+        train(3)
+        # The loss of step 3 is no number, so that the state of step 2 may not be sound.
+        assert Left(nodes, unsound=UnsoundSteps(generation=2, after=1)).newest(0) == 1
+        assert Left(nodes).newest(0) == 2

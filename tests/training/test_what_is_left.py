@@ -58,6 +58,8 @@ class Machine(RuleBasedStateMachine):
         self.unsound: UnsoundSteps | None = None
         self.is_certain = True
         """Whether no node has refused a copy in this generation."""
+        self.since = 0
+        """The first generation whose snapshots must stay."""
         self._begin([self.site.node() for _ in range(self._nodes(size))], {})
 
     def _nodes(self, size: int) -> int:
@@ -79,13 +81,17 @@ class Machine(RuleBasedStateMachine):
         most = max(self.copies, 1 if self.replicated else 0)
         return [left.newest(lost, at_most=at_most) for lost in range(most + 1)]
 
-    def left(self, nodes: list[PlayedNode], *, intact: bool = False) -> Left:
+    def left(self, nodes: list[PlayedNode], *, since: int = 0, intact: bool = False) -> Left:
         """What is left on nodes of what may be loaded."""
-        return Left(nodes, unsound=self.unsound, intact=intact)
+        return Left(nodes, unsound=self.unsound, since=since, intact=intact)
+
+    def kept_now(self) -> list[int]:
+        """What must stay until there is something newer."""
+        return self.levels(self.left(self.living, since=self.since))
 
     @invariant()
     def nothing_that_is_whole_is_deleted_before_something_newer_is(self) -> None:
-        now = self.levels(self.left(self.living))
+        now = self.kept_now()
         sure = len(now) if self.is_certain else 1
         assert all(left >= before for left, before in zip(now[:sure], self.kept[:sure], strict=True)), (
             f"whole after the loss of 0, 1, ... nodes: {now}, and before: {self.kept}"
@@ -94,7 +100,7 @@ class Machine(RuleBasedStateMachine):
 
     def _lost(self) -> None:
         """Something was lost, and not by the job."""
-        self.kept = self.levels(self.left(self.living))
+        self.kept = self.kept_now()
 
     # Training
 
@@ -274,7 +280,8 @@ class Machine(RuleBasedStateMachine):
         )
         # The steps of a world that has loaded its state from storage take the room of what is in memory.
         of_memory = not self.have_begun or any(version.step == went_back_to for version in found)
-        self.kept = self.levels(self.left(nodes)) if of_memory else [-1] * len(after)
+        self.since = 0 if of_memory else self.site.generation
+        self.kept = self.kept_now()
 
     def _check_loaded(self, ranks: Sequence[PlayedRank], saved: Saved) -> None:
         for rank in ranks:
