@@ -215,13 +215,10 @@ async def test_deepspeeds_launcher_is_stopped_and_torchrun_written_instead(shell
 @pytest.mark.parametrize("shell", [False, True])
 async def test_a_torchrun_in_a_container_that_the_command_starts_is_stopped_by_its_client(shell: bool) -> None:
     node = Node(["./docker", "run", "--rm", "image", "torchrun", "train.py"], nodes="2")
-    client = node.run_directory / "docker"
-    # Like the real one, it passes SIGTERM on, and what it has started outlives its own SIGKILL.
-    client.write_text(
-        f"#!{sys.executable}\nimport signal, sys, time\n"
-        "signal.signal(signal.SIGTERM, lambda *_: (print('the container ends'), sys.exit(143)))\ntime.sleep(600)\n"
-    )
-    client.chmod(0o755)
+    # Like the real one, it passes SIGTERM on, and what it has started outlives its own SIGKILL. It is a shell, whose
+    # first argument is a script, and not Python, which would get the signal before it can handle it.
+    shutil.copy(shutil.which("bash") or "/bin/bash", node.run_directory / "docker")
+    (node.run_directory / "run").write_text("trap 'echo the container ends; exit 143' TERM\nsleep 60 &\nwait\n")
     node.config["workdir"] = str(node.run_directory)
     if shell:
         node.config["command"] = in_shell(*node.config["command"])

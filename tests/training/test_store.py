@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from torch import distributed
 
+from perdure_training import store_calls
 from perdure_training.node_api.agent_client import Agent
 from perdure_training.store import JobStore, StoreError, StoreSuperseded, StoreTimeout
 from tests.support.waiting import wait_for
@@ -277,6 +278,8 @@ def test_a_wait_ends_when_a_newer_generation_begins(agent: AgentInThread, monkey
 def test_a_process_that_continues_while_another_restarts_uses_the_keys_of_the_newer_generation(
     agent: AgentInThread, monkeypatch: pytest.MonkeyPatch
 ):
+    # A call that waits learns of the newer generation when its agent has answered.
+    monkeypatch.setattr(store_calls, "_LONGEST_HOLD", 0.5)
     agent.begin_generation(2, keeps_processes=True)
     store = store_of(agent, monkeypatch, generation=2)
     lasting = store_of(agent, monkeypatch, generation=2, lasting=True)
