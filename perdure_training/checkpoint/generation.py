@@ -329,11 +329,17 @@ class GenerationCheckpoints:
             # Kept until now as nothing was loaded: the next world may have the ranks that this one lacks.
             self._former.delete()
         self._former.delete_if_copied(step)
-        if durable:
+        insists = insists or (durable and direct.stores)
+        if durable or insists:
             self.flush()
-        until = time.monotonic() + (_ROOM_WITHIN if insists or (durable and direct.stores) else 0.0)
+        if insists:
+            self._complete.reach(step)
+        until = time.monotonic() + (_ROOM_WITHIN if insists else 0.0)
         while True:
             slot = self.slots.choose()
+            if slot is None and insists and self._complete.is_reached(step):
+                # Ranks leave out different steps where there is no room, and have no other one in common then.
+                slot = self.slots.choose(awaits_others=False)
             if (complete := self.slots.newest_complete) is not None:
                 self.made.write_complete(complete)
             if slot is not None:

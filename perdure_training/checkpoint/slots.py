@@ -131,9 +131,9 @@ class Slots:
         free = [number for number, slot in enumerate(self._slots) if not slot.is_pinned]
         return free[:_COUNT] + [number for number in free[_COUNT:] if number in self._steps]
 
-    def choose(self) -> Slot | None:
+    def choose(self, *, awaits_others: bool = True) -> Slot | None:
         """Returns the slot for the next step; None if writing any of them could cost the step that all ranks have, or
-        the newest one that is sound."""
+        the newest one that is sound. With `awaits_others`, a step that others do not have is waited for."""
         unpinned = self._unpinned()
         for number in unpinned:
             if number not in self._steps:
@@ -156,12 +156,12 @@ class Slots:
         now = self._clock()
         self._full_since = now if self._full_since is None else self._full_since
         pending = [number for number in free if self._steps[number] > newest]
-        if not pending or now - self._full_since < _PATIENCE:
+        if not pending or (awaits_others and now - self._full_since < _PATIENCE):
             return None
         self._full_since = None
         oldest = min(pending, key=lambda number: self._steps[number])
         # Else others would overwrite the step before it once they have it, too.
-        return self._slots[oldest] if self._give_up(self._steps[oldest]) else self.choose()
+        return self._slots[oldest] if self._give_up(self._steps[oldest]) else self.choose(awaits_others=awaits_others)
 
     def _is_in_use(self, number: int) -> bool:
         return number in self._staged or self._slots[number].path == self._held

@@ -202,6 +202,16 @@ class Completeness:
         self._spoiled = self._spoiled or count < _SPOILED / 2
         return count
 
+    def reach(self, step: int) -> None:
+        """Reports that this rank, which saves the step next, adds no earlier one any more."""
+        with self._lock:
+            self._store.add(f"reached/{step}", 1)
+
+    def is_reached(self, step: int) -> bool:
+        """Whether no rank adds an earlier step: one that is not complete by now never will be."""
+        with self._lock:
+            return self._store.add(f"reached/{step}", 0) >= self._world_size
+
     def give_up(self, step: int) -> bool:
         """Withdraws that this rank has a step, which it overwrites: no rank may take it for complete from now on.
 

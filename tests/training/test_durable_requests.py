@@ -64,10 +64,8 @@ def states(step: int = 0) -> list[dict[str, Any]]:
 
 
 def test_the_newest_of_many_requests_is_stored_in_the_end_and_all_ranks_know_it(
-    ranks: RankThreads, storage: SlowStorage, monkeypatch: pytest.MonkeyPatch
+    ranks: RankThreads, storage: SlowStorage
 ):
-    # The ranks leave out different steps while slots are pinned.
-    monkeypatch.setattr(slots, "_PATIENCE", 0.1)
     assert ranks.begin(states()) == [None, None]
     assert ranks.save(5, states(5), durable=True) == [True, True]
     assert storage.entered.wait(WITHIN)
@@ -81,6 +79,24 @@ def test_the_newest_of_many_requests_is_stored_in_the_end_and_all_ranks_know_it(
     again = states()
     assert ranks.begin(again, lose_memory=True) == [30, 30]
     assert all(torch.equal(one["weights"], torch.full((1000,), 30.0)) for one in again)
+
+
+def test_a_step_that_is_to_be_stored_waits_for_none_that_other_ranks_have_left_out(
+    ranks: RankThreads, storage: SlowStorage, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(slots, "_PATIENCE", 1e9)
+    assert ranks.begin(states()) == [None, None]
+    assert ranks.save(5, states(5), durable=True) == [True, True]
+    assert storage.entered.wait(WITHIN)
+    for rank, steps in enumerate([(6, 7, 8), (9, 10, 11)]):
+        for step in steps:
+            assert ranks.checkpointers[rank].save(step, states(step)[rank])
+            ranks.checkpointers[rank].flush()
+    assert ranks.save(12, states(12)) == [False, False]
+    assert ranks.save(15, states(15), durable=True) == [True, True]
+    storage.takes.set()
+    assert ranks.wait_until_durable(WITHIN) == [True, True]
+    assert ranks.steps == [15, 5]
 
 
 @pytest.mark.long("storage")
