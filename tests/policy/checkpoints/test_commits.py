@@ -353,9 +353,13 @@ def test_what_the_storage_has_lost_of_one_checkpointer_keeps_no_other_one_waitin
 
 def test_a_job_remembers_what_is_stored_at_a_bounded_number_of_places():
     job = scenario()
-    for number in range(40):
-        stored(job, 0, place=f"fold-{number}")
-    assert len(job.state.checkpoints.parts_of) == 16
+    places = [f"fold-{number}" for number in range(40)]
+    for place in places:
+        stored(job, 0, place=place)
+    assert list(job.state.checkpoints.parts_of) == places[-16:]
+    for place in places:
+        committed(stored(stored(job, 0, place=place), 1, place=place))
+    assert list(job.state.checkpoints.stored) == list(job.state.checkpoints.answers_of) == places[-16:]
 
 
 def test_parts_that_a_release_before_has_counted_still_count():

@@ -10,7 +10,9 @@ other: what is stored is known for each place, and the commits of all are carrie
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from datetime import datetime, timedelta
+from typing import TypeVar
 
 from perdure.contract import (
     CheckpointRef,
@@ -45,6 +47,8 @@ from perdure.workflows.policy.state.node import NodeState
 SHORTEST_INTERVAL = timedelta(seconds=30)
 LONGEST_INTERVAL = timedelta(hours=1)
 """Limits of the interval that the job chooses."""
+
+_Known = TypeVar("_Known")
 
 _PLACES = 16
 """Places in the storage that are remembered: a job has one for each stage and checkpointer."""
@@ -185,12 +189,8 @@ def _known_parts(state: RoleInJob, checkpoint: CheckpointRef) -> tuple[StoredPar
     known = state.checkpoints.parts_of
     if state.behavior < Behavior.RELEASE_0_4:
         return next(iter(known.values()), None), {}
-    others = [
-        (place, parts)
-        for place, parts in known.items()
-        if place != checkpoint.place and parts.checkpoint.generation == checkpoint.generation
-    ]
-    return known.get(checkpoint.place), dict(others[-_PLACES + 1 :])
+    of_world = {place: parts for place, parts in known.items() if parts.checkpoint.generation == checkpoint.generation}
+    return known.get(checkpoint.place), _of_others(of_world, checkpoint.place)
 
 
 def _answers_beside(state: RoleInJob, known: CheckpointState, place: str) -> list[int]:
@@ -207,8 +207,7 @@ def _answers_beside(state: RoleInJob, known: CheckpointState, place: str) -> lis
 def _with_answers(known: CheckpointState, parts: StoredParts) -> dict[str, int]:
     """Which request each place has answered, with that of a complete checkpoint as the newest."""
     place = parts.checkpoint.place
-    others = [(one, answers) for one, answers in known.answers_of.items() if one != place]
-    return dict([*others[-_PLACES + 1 :], (place, parts.answers)])
+    return {**_of_others(known.answers_of, place), place: parts.answers}
 
 
 def _with_commit(state: RoleInJob, known: CheckpointState, commit: Commit) -> CheckpointState:
@@ -325,7 +324,7 @@ def _committed(state: RoleInJob, transition: NodeCommittedCheckpoint, now: datet
     return state.replace(
         checkpoints=rest.replace(
             durable=durable,
-            stored={**_other_places(known.stored, commit.checkpoint), commit.checkpoint.place: commit.checkpoint},
+            stored={**_of_others(known.stored, commit.checkpoint.place), commit.checkpoint.place: commit.checkpoint},
             problem="",
             problem_since=None,
             answered=answered,
@@ -362,8 +361,9 @@ def _newer(known: CheckpointState, checkpoint: CheckpointRef) -> dict[str, Check
     return {checkpoint.place: checkpoint if before is None or before < checkpoint else before}
 
 
-def _other_places(stored: dict[str, CheckpointRef], checkpoint: CheckpointRef) -> dict[str, CheckpointRef]:
-    others = [(place, one) for place, one in stored.items() if place != checkpoint.place]
+def _of_others(known: Mapping[str, _Known], place: str) -> dict[str, _Known]:
+    """What is known of the latest other places, as many as are remembered with this one."""
+    others = [(other, one) for other, one in known.items() if other != place]
     return dict(others[-_PLACES + 1 :])
 
 
@@ -426,7 +426,7 @@ def _restored(
     if source is RestoreSource.STORAGE and restored.checkpoint is not None:
         state = trust.load(state, restored.checkpoint)
         known = _inherit(state.checkpoints, state.uid, restored.checkpoint)
-        others = _other_places(known.stored, restored.checkpoint)
+        others = _of_others(known.stored, restored.checkpoint.place)
         known = known.replace(stored={**others, **_newer(known, restored.checkpoint)})
     known = known.replace(gave_up=None, older_because="")
     return state.replace(
