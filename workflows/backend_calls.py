@@ -7,7 +7,7 @@ because a backend may later do what it cannot do now; only a permanent refusal b
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import TypeVar
@@ -26,6 +26,7 @@ with workflow.unsafe.imports_passed_through():
         NodeResize,
         NodeResized,
         NodesCreated,
+        NodesDeleted,
         NodesRef,
         NodesRequest,
         RequestedNode,
@@ -189,8 +190,9 @@ async def delete(table: NodeTable, records: Sequence[NodeRecord]) -> None:
     if table.adopts:
         ended = await asyncio.gather(*(_release(table, record) for record in records))
     nodes = tuple(_ref(table, record.node) for record in records)
+    left: Mapping[str, str] = {}
     try:
-        await workflow.execute_activity(
+        deleted = await workflow.execute_activity(
             "delete_nodes",
             NodesRef(nodes=nodes),
             start_to_close_timeout=options.SHORT_ACTIVITY + spec.limits.termination_grace_period,
@@ -207,9 +209,13 @@ async def delete(table: NodeTable, records: Sequence[NodeRecord]) -> None:
             return
         # Agents of a job that has closed end their nodes, and the backend removes what is left of it.
         ended = [record.phase is NodePhase.LOST for record in records]
-    for record, certain in zip(records, ended, strict=True):
+    else:
+        # A worker of an earlier release returns nothing.
+        left = NodesDeleted.model_validate(deleted or {}).left
+    for node, record, certain in zip(nodes, records, ended, strict=True):
         table.retiring.pop(record.node.key, None)
-        table.report(NodeRemoved(**identity_of(record.node), time=workflow.now(), certain=certain))
+        end = NodeRemoved(**identity_of(record.node), time=workflow.now(), certain=certain)
+        table.report(end.replace(left=left.get(node.name, "")))
     table.dirty = True
 
 

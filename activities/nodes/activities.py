@@ -42,6 +42,7 @@ from perdure.contract import (
     NodeResize,
     NodeResized,
     NodesCreated,
+    NodesDeleted,
     NodesRef,
     NodesRequest,
     WatchRequest,
@@ -158,7 +159,7 @@ class NodeActivities:
         return NodesCreated(created=created, refused=refused)
 
     @activity.defn(name="delete_nodes")
-    async def delete_nodes(self, request: NodesRef) -> None:
+    async def delete_nodes(self, request: NodesRef) -> NodesDeleted:
         """Ends nodes. Returns when none of their processes runs.
 
         Raises:
@@ -166,7 +167,8 @@ class NodeActivities:
         """
         check_nodes(*request.nodes)
         async with _heartbeats(), _retry_denials():
-            await self._backend(request.nodes[0].backend).delete(*request.nodes)
+            left = await self._backend(request.nodes[0].backend).delete(*request.nodes)
+        return NodesDeleted(left=dict(left))
 
     @activity.defn(name="clear_group")
     async def clear_group(self, group: GroupRef) -> None:

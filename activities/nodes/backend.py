@@ -6,7 +6,7 @@ without creating or deleting anything twice.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -57,8 +57,11 @@ class NodeBackend(Protocol):
         """
         ...
 
-    async def delete(self, *nodes: NodeRef) -> None:
+    async def delete(self, *nodes: NodeRef) -> Mapping[str, str]:
         """Ends nodes of one group: SIGTERM, the grace period, SIGKILL, and all processes that they left behind.
+
+        Returns:
+            As `NodesDeleted.left`.
 
         Raises:
             RemovalDenied: if a permission or a rule denies it for now.

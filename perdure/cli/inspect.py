@@ -287,8 +287,10 @@ def _auto(chosen: AutoResources) -> str:
 
 
 def _warnings(status: JobStatus) -> tuple[str, ...]:
-    """The warnings; of a job that has ended, what it has not processed."""
-    return tuple(one.summary for one in status.unprocessed) if status.finished_at else status.warnings
+    """The warnings; of a job that has ended, what it has not processed, and what is left of its nodes."""
+    if not status.finished_at:
+        return status.warnings
+    return (*(one.summary for one in status.unprocessed), *status.left)
 
 
 def _next_commands(status: JobStatus, flag: str) -> list[str]:

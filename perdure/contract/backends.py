@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from pydantic import JsonValue
+from pydantic import Field, JsonValue
 
 from perdure.contract.base import Message, ShortText, Time, Vocabulary
 from perdure.contract.identity import Incarnation, NodeCredentials, NodeId
@@ -27,6 +27,7 @@ __all__ = [
     "NodeResize",
     "NodeResized",
     "NodesCreated",
+    "NodesDeleted",
     "NodesRef",
     "NodesRequest",
     "RequestedNode",
@@ -123,6 +124,14 @@ class NodesRef(Message):
     """Argument of `delete_nodes`: nodes of one group."""
 
     nodes: tuple[NodeRef, ...]
+
+
+class NodesDeleted(Message):
+    """Result of `delete_nodes`."""
+
+    left: dict[str, ShortText] = Field(default_factory=dict)
+    """What the backend's system still has of nodes, where and why, by their names: no process of theirs runs any more
+    as far as that can be known, and the system removes it later."""
 
 
 class GroupRef(Message):

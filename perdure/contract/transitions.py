@@ -244,6 +244,8 @@ class NodeRemoved(NodeTransition):
     kind: Literal["REMOVED"] = "REMOVED"
     certain: bool = True
     """No process of the node runs any more. False where only its agent could end it and did not answer."""
+    left: ShortText = ""
+    """As in `NodesDeleted`."""
 
 
 class NodeStoredCheckpoint(NodeTransition):

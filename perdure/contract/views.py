@@ -213,6 +213,9 @@ class JobStatus(Shown, Message):
     """Settings that are probably not intended, each with its remedy; samples that no rank will process."""
     unprocessed: tuple[UnprocessedSamples, ...] = ()
     """Shards that were set aside after repeated failures, by dataset."""
+    left: tuple[str, ...] = ()
+    """What the backend's system still has of nodes that were deleted, where and why, such as a pod on a machine that
+    does not answer; also once the job has ended."""
     last_incident: IncidentView | None = None
     """The newest interruption; observations do not count."""
     next_action: str = ""

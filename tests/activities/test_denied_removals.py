@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +26,7 @@ class Denying:
     async def create(self, request: NodeRequest) -> CreatedNode:
         raise NotImplementedError
 
-    async def delete(self, *nodes: NodeRef) -> None:
+    async def delete(self, *nodes: NodeRef) -> Mapping[str, str]:
         raise RemovalDenied("forbidden")
 
     async def clear(self, group: GroupRef) -> None:

@@ -3,7 +3,7 @@ one."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -45,7 +45,7 @@ class Moody:
             case _:
                 raise ConnectionError("the API server is away")
 
-    async def delete(self, *nodes: NodeRef) -> None:
+    async def delete(self, *nodes: NodeRef) -> Mapping[str, str]:
         raise NotImplementedError
 
     async def describe(self, node: NodeRef) -> NodeEvent | None:

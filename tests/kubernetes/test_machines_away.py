@@ -72,8 +72,9 @@ async def test_a_pod_that_had_not_started_on_a_dead_machine_delays_the_end_of_it
     machine = await machine_of(own_cluster, job)
     async with stopped_kubelet(machine, job.api):
         async with asyncio.timeout(PATIENCE):
-            await worker.delete(job.ref(grace=0.5, winding_down=True))
+            left = await worker.delete(job.ref(grace=0.5, winding_down=True))
         pod = await job.pod()
+        assert f"its machine {machine.name} has not ended it" in left[job.ref().name]
         assert pod is None or pod["metadata"]["deletionTimestamp"]
         # The cluster removes the rest with its owner, and with its machine.
         assert await job.api.list(job.anchors_path, labels="app.kubernetes.io/managed-by=perdure") == []

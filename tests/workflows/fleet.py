@@ -41,6 +41,7 @@ from perdure.contract import (
     NodeId,
     NodeRequest,
     NodesCreated,
+    NodesDeleted,
     NodesRef,
     NodesRequest,
     SiteFacts,
@@ -110,6 +111,8 @@ class Fleet:
         self.unseen: set[int] = set()
         """Ranks whose first incarnation is taken away before it is seen."""
         self.withhold_events = False
+        self.left: dict[int, str] = {}
+        """What is left of nodes that are deleted, by rank."""
         self.delete_nothing = False
         """Nodes that are to be deleted stay."""
         self.away = ""
@@ -265,7 +268,7 @@ class Fleet:
         return NodesCreated(created=created, refused=refused)
 
     @activity.defn(name="delete_nodes")
-    async def delete_nodes(self, request: NodesRef) -> None:
+    async def delete_nodes(self, request: NodesRef) -> NodesDeleted:
         while self.delete_nothing:
             activity.heartbeat()
             await asyncio.sleep(0.1)
@@ -283,6 +286,7 @@ class Fleet:
                 await asyncio.wait_for(self.may_end.wait(), 1)
         await asyncio.gather(*(node.die() for node in self._started if node.request.name in names))
         self.changed()
+        return NodesDeleted(left={ref.name: self.left[ref.rank] for ref in request.nodes if ref.rank in self.left})
 
     @activity.defn(name="clear_group")
     async def clear_group(self, group: GroupRef) -> None:

@@ -273,7 +273,8 @@ async def test_repairs_are_paused_until_their_time_is_over_or_a_user_resumes_the
 
 
 @also_replayed
-async def test_cancel_winds_down_first(fleet: Fleet):
+async def test_cancel_winds_down_first_and_says_what_is_left(fleet: Fleet):
+    fleet.left = {1: "its machine does not answer"}
     handle = await submit(fleet, job_spec("2"))
     await running(handle, nodes=2)
     await handle.cancel()
@@ -281,7 +282,9 @@ async def test_cancel_winds_down_first(fleet: Fleet):
         await handle.result()
     assert isinstance(failed.value.cause, CancelledError)
     assert len(fleet.deleted) == 2
-    assert (await status(handle)).phase is JobPhase.CANCELLED
+    known = await status(handle)
+    assert known.phase is JobPhase.CANCELLED
+    assert known.left == ("node 1: its machine does not answer",)
 
 
 @replayed

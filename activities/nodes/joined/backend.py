@@ -8,7 +8,7 @@ send. If a machine is missing, the job waits until its owner brings another one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 
 from perdure.contract import CreatedNode, NodeEvent, NodeRef, NodeRequest, WatchRequest
 
@@ -27,8 +27,9 @@ class JoinedBackend:
             name=request.name, pending=f"waiting for a user to run `perdure join {spec.name}{flag}` on a machine"
         )
 
-    async def delete(self, *nodes: NodeRef) -> None:
+    async def delete(self, *nodes: NodeRef) -> Mapping[str, str]:
         """Does nothing: the group has already had the nodes' agents end them."""
+        return {}
 
     async def describe(self, node: NodeRef) -> NodeEvent | None:
         """Returns None: the backend knows nothing that the node did not report itself."""

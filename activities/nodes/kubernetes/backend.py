@@ -118,23 +118,27 @@ class KubernetesBackend:
             logger.warning("%s: %s", request.name, altered)
         return CreatedNode(name=request.name, altered=altered)
 
-    async def delete(self, *nodes: NodeRef) -> None:
+    async def delete(self, *nodes: NodeRef) -> Mapping[str, str]:
         """Deletes the pods and waits until none of them is left but by others; see `until_gone`. With the last pod of a
         job, the job's anchor is deleted, too."""
         api, anchors = await self._connection()
         finalizer = self._settings.gangs.finalizer
         namespace, uid = nodes[0].namespace, nodes[0].uid
+        left: dict[str, str] = {}
         async with _denials(api, namespace):
             pods = await _own_pods(api, nodes)
             ending = [node for node in nodes if node.name in pods]
             await asyncio.gather(*(self._end(api, node, pods[node.name]) for node in ending))
-            await until_gone(api, ending)
+            left = await until_gone(api, ending)
             if finalizer:
                 given_up = [node for node in nodes if not node.replaced]
                 await asyncio.gather(*(self._release(api, node, finalizer) for node in given_up))
-                await until_gone(api, given_up)
+                held = {node.name for node in given_up}
+                left = {name: text for name, text in left.items() if name not in held}
+                left |= await until_gone(api, given_up)
             if nodes[0].winding_down:
                 await _remove_anchor(api, anchors, namespace, uid)
+        return left
 
     async def clear(self, group: GroupRef) -> None:
         """Deletes all pods with the group's labels, and the job's anchor together with the job's last pod."""

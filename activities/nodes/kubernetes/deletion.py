@@ -49,54 +49,66 @@ async def leave(api: KubernetesApi, path: str, pod: Pod) -> None:
         logger.warning("%s keeps its labels while it is deleted: %s", pod.metadata.name, error)
 
 
-async def until_gone(api: KubernetesApi, nodes: Sequence[NodeRef]) -> None:
+async def until_gone(api: KubernetesApi, nodes: Sequence[NodeRef]) -> dict[str, str]:
     """Returns when each pod is gone, is on a machine that does not answer, has ended and is kept by finalizers only, or
-    is overdue."""
-    left = {node.name: node for node in nodes}
-    while left:
+    is overdue.
+
+    Returns:
+        What is left, where and why, by the names of the pods that are not gone.
+    """
+    waiting, left = {node.name: node for node in nodes}, dict[str, str]()
+    while waiting:
         with contextlib.suppress(TimeoutError):
             # A pod that becomes overdue does not change: the next list shows it.
             async with asyncio.timeout(OVERDUE.total_seconds()):
-                await _follow(api, left)
+                await _follow(api, waiting, left)
+    for text in left.values():
+        logger.warning("%s", text)
+    return left
 
 
-async def _follow(api: KubernetesApi, left: dict[str, NodeRef]) -> None:
+async def _follow(api: KubernetesApi, waiting: dict[str, NodeRef], left: dict[str, str]) -> None:
     """Removes nodes from the table whose pods need no more waiting; returns when it is empty."""
-    first = next(iter(left.values()))
-    labels = labels_of(first.uid, first.role, {node.rank for node in left.values()})
+    first = next(iter(waiting.values()))
+    labels = labels_of(first.uid, first.role, {node.rank for node in waiting.values()})
     async with contextlib.aclosing(api.follow(pods_of(first.namespace), labels=labels)) as changes:
         async for change in changes:
             match change:
                 case Listed(objects):
                     pods = {pod.metadata.name: pod for pod in map(Pod.model_validate, objects)}
-                    for name in [name for name, node in left.items() if _is_over(pods.get(name), node)]:
-                        del left[name]
+                    for name in waiting.keys() - pods.keys():
+                        del waiting[name]
+                    for name in list(waiting):
+                        _look(pods[name], waiting, left)
                 case Changed(one):
-                    pod = Pod.model_validate(one)
-                    if (node := left.get(pod.metadata.name)) and _is_over(pod, node):
-                        del left[node.name]
+                    _look(Pod.model_validate(one), waiting, left)
                 case Removed(one):
-                    left.pop(one["metadata"]["name"], None)
-            if not left:
+                    waiting.pop(one["metadata"]["name"], None)
+            if not waiting:
                 return
 
 
-def _is_over(pod: Pod | None, node: NodeRef) -> bool:
-    if pod is None or machine_is_silent(pod) or is_kept(pod):
-        return True
+def _look(pod: Pod, waiting: dict[str, NodeRef], left: dict[str, str]) -> None:
+    name = pod.metadata.name
+    if name in waiting and (why := _why_left(pod, waiting[name])):
+        del waiting[name]
+        left[name] = f"pod {name} is left to the cluster: {why}"
+
+
+def _why_left(pod: Pod, node: NodeRef) -> str:
+    """Why nothing waits for the pod's end any more; empty as long as something does."""
+    machine = pod.spec.node_name or "(none)"
+    if machine_is_silent(pod):
+        return f"its machine {machine} does not answer, and it is removed with the machine"
+    if is_kept(pod):
+        return f"it has ended, and is kept by {', '.join(pod.metadata.finalizers)}"
     if not is_overdue(pod, datetime.now(UTC)):
-        return False
+        return ""
     runs = training_has_started(pod) and not processes_ended(pod)
     if runs and not node.winding_down:
         # Its replacement would take its rank while it trains.
-        return False
-    logger.warning(
-        "%s is left to the cluster: its machine %s has not ended it within %.0f s of its grace period",
-        pod.metadata.name,
-        pod.spec.node_name or "(none)",
-        OVERDUE.total_seconds(),
-    )
-    return True
+        return ""
+    return f"its machine {machine} has not ended it within {OVERDUE.total_seconds():.0f} s of its grace period"
 
 
 def is_overdue(pod: Pod, now: datetime) -> bool:

@@ -56,10 +56,11 @@ class LocalBackend:
             pending=pending,
         )
 
-    async def delete(self, *nodes: NodeRef) -> None:
+    async def delete(self, *nodes: NodeRef) -> Mapping[str, str]:
         """Ends the nodes' processes. Their folders stay, with the logs."""
         await asyncio.gather(*(self._keeper.delete(self._folders.folder(node.name), node.grace) for node in nodes))
         self._look_again()
+        return {}
 
     async def describe(self, node: NodeRef) -> NodeEvent | None:
         """Returns the node's state, according to its folder and the process table."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 
 from perdure.activities.nodes.ray.connection import RayConnection
@@ -70,7 +70,7 @@ class RayBackend:
             self._creating -= 1
         return CreatedNode(name=request.name, pending=pending)
 
-    async def delete(self, *nodes: NodeRef) -> None:
+    async def delete(self, *nodes: NodeRef) -> Mapping[str, str]:
         """Ends the nodes and their actors. Placement groups that hold no node any more are removed; of nodes that are
         replaced, only those that their replacements do not use."""
         names = [node.name for node in nodes]
@@ -80,6 +80,7 @@ class RayBackend:
             await self._ray.call("tidy", prefix=prefix)
         else:
             await self._ray.call("release", prefix=prefix, over=any(node.winding_down for node in nodes))
+        return {}
 
     async def clear(self, group: GroupRef) -> None:
         """Ends all nodes of the group, and removes the placement groups that hold none."""

@@ -7,7 +7,8 @@ import pytest
 from perdure.cli import text
 from perdure.cli.inspect import facts
 from perdure.contract import FailureKind, JobStatus, SetAside, ShardsSetAside, UnprocessedSamples
-from perdure.contract.transitions import NodeReady
+from perdure.contract.transitions import NodeReady, NodeRemoved
+from perdure.workflows.policy.facts.events import CancelRequested
 from perdure.workflows.policy.record.projections import status_of
 from tests.policy.scenario import Scenario
 
@@ -46,6 +47,18 @@ def test_samples_that_no_rank_will_process_are_a_warning_also_when_the_job_has_e
     assert known.warnings == (lost.summary,)
     ended = known.model_copy(update={"finished_at": job.now})
     assert ("WARNING", lost.summary) in facts(ended, None, (), [])
+
+
+def test_what_is_left_of_deleted_nodes_is_a_warning_also_when_the_job_has_ended():
+    job = Scenario("2").running()
+    left = "pod job-1-1 is left to the cluster: its machine gpu-7 does not answer, and it is removed with the machine"
+    job.transition(1, NodeRemoved, incarnation=job.node(1).incarnation - 1, left=left)
+    assert status(job).left == (), "it is not what is left of its successor"
+    job.take(CancelRequested())
+    job.transition(1, NodeRemoved, left=left)
+    known = status(job)
+    assert known.left == known.warnings == (f"node 1: {left}",)
+    assert ("WARNING", f"node 1: {left}") in facts(known.model_copy(update={"finished_at": job.now}), None, (), [])
 
 
 def test_a_warning_goes_when_the_job_is_scaled_to_what_the_command_asks_for():

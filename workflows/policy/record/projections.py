@@ -75,6 +75,7 @@ def status_of(state: RoleInJob, job: JobSpec, *, groups: tuple[str, ...], phase:
         protected=state.last_incident is None or state.last_incident.failure is not FailureClass.UNPROTECTED,
         warnings=(*warnings_of(state, job), *([speed.problem] if speed is not None and speed.problem else [])),
         unprocessed=tuple(state.unprocessed.values()),
+        left=_left(state),
         last_incident=state.last_incident,
         next_action=next_action(state, job),
         checkpoint=commits.view(state, job),
@@ -200,6 +201,7 @@ def warnings_of(state: RoleInJob, job: JobSpec) -> tuple[str, ...]:
         *cut_off,
         *waiting[:_WARNED_OF],
         *suspected[:_WARNED_OF],
+        *_left(state),
         *uncreated,
         *(
             f"the command asks for {_node_count(*counts)} (--nnodes, or --num_machines of accelerate) and the job for "
@@ -209,6 +211,12 @@ def warnings_of(state: RoleInJob, job: JobSpec) -> tuple[str, ...]:
             if counts != desired
         ),
     )
+
+
+def _left(state: RoleInJob) -> tuple[str, ...]:
+    left = [f"node {node.rank}: {node.left}" for node in state.nodes.values() if node.left]
+    more = [f"{len(left) - _WARNED_OF} more nodes are left in part"] if len(left) > _WARNED_OF else []
+    return (*left[:_WARNED_OF], *more)
 
 
 def _node_count(minimum: str, maximum: str) -> str:

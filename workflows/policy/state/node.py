@@ -127,6 +127,8 @@ class NodeState(NodeFacts, Incarnation):
     """The number of torchruns of its command that had ended with 0 when it last requested a world."""
     requested_world: bool = False
     """Its command has requested a world."""
+    left: str = ""
+    """What its backend's system still has of it after its deletion, where and why; empty for nothing."""
     ended: bool = False
     """Its command has ended with 0."""
     failed: NodeFailure | None = None

@@ -82,6 +82,9 @@ def succeed(state: RoleInJob, older: NodeState | None, newer: NodeState, job: Jo
 def observe_end(state: RoleInJob, end: NodeLost | NodeRemoved) -> RoleInJob:
     """Records that an incarnation has ended, whether or not the job still counts on it."""
     node = state.nodes.get(end.rank)
+    if node is not None and node.incarnation == end.incarnation and isinstance(end, NodeRemoved) and end.left:
+        node = node.replace(left=end.left)
+        state = state.with_node(node)
     if node is None or (isinstance(end, NodeRemoved) and not end.certain):
         return state
     state = state.replace(leaving=tuple(one for one in state.leaving if one.key != end.key))
