@@ -240,9 +240,12 @@ def running_status(
         phase=job.phase.value,
         started_at=job.started_at.replace(microsecond=0),
     )
-    truth = Truth.TRUE if job.phase is JobPhase.RUNNING else Truth.FALSE
     status = _with_stall(_with_refusals(status, job, at), leading or job, at)
-    return with_condition(status, "Running", truth, job.phase.capitalize(), job.reason, at)
+    if job.phase is JobPhase.RUNNING:
+        return with_condition(status, "Running", Truth.TRUE, job.phase.capitalize(), job.reason, at)
+    # What the cluster says of a pod that does not start, as `perdure status` shows it.
+    message = "; ".join(words for words in (job.reason, job.next_action) if words)
+    return with_condition(status, "Running", Truth.FALSE, job.phase.capitalize(), message, at)
 
 
 _TROUBLES = {"NodesRefused": ("CannotCreate", "Created"), "StepsStalled": ("NoSteps", "Steps")}
@@ -306,7 +309,8 @@ def ended_status(status: ResourceStatus, result: JobResult, job: JobStatus | Non
     )
     reason = _REASONS.get(result.exit_code, "Other")
     kind = "Succeeded" if result.phase is JobPhase.SUCCEEDED else "Failed"
-    status = with_condition(status, "Running", Truth.FALSE, result.phase.capitalize(), "", at)
+    left = "; ".join(job.left) if job else ""
+    status = with_condition(status, "Running", Truth.FALSE, result.phase.capitalize(), left, at)
     for trouble in _TROUBLES:
         status = _with_trouble(status, trouble, "", at)
     return with_condition(status, kind, Truth.TRUE, reason, result.reason, at)

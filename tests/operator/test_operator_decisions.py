@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import pytest
 
 from perdure.base.kubernetes import KubernetesApi
-from perdure.contract import JobPhase, JobResult, JobStatus, Progress, RoleStatus
-from perdure.operator import status as statuses
+from perdure.contract import JobPhase
 from perdure.operator.changes import refusal_of_changes
-from perdure.operator.events import MOST_TEXTS, WINDOW, Occurrence, RecentTexts, occurrences
 from perdure.operator.owners import Owners
 from perdure.operator.ownership import Ownership
 from perdure.operator.reconcile import Reconciler
 from perdure.operator.resource import SCALED_ROLES, TrainingJobResource
 from perdure.operator.runs import Runs
-from perdure.operator.status import KnownStep, Observed, ResourceStatus, Truth
+from perdure.operator.status import Truth
 from perdure.spec.errors import SpecError
 from perdure.spec.job import Backend
 from perdure.spec.validate import validate_spec
-
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
+from tests.operator.known_jobs import running_job, running_role
 
 
 def resource(spec: dict[str, Any] | None = None, **role: Any) -> TrainingJobResource:
@@ -312,19 +308,6 @@ class SteeredRuns:
         self.told.append((what, role) if role else what)
 
 
-def running_role(name: str, nodes: int, *, allowed: int = 0) -> RoleStatus:
-    return RoleStatus(
-        name=name,
-        phase=JobPhase.RUNNING,
-        generation=1,
-        nodes=nodes,
-        nodes_min=nodes,
-        nodes_max=nodes,
-        nodes_allowed=allowed or nodes,
-        restarts=0,
-    )
-
-
 BY_TIME = {"policy": "deadline", "finish_by": "2026-12-01T08:00:00Z"}
 
 
@@ -356,19 +339,6 @@ def test_a_single_number_of_replicas_is_no_error_of_a_policy_that_chooses_in_a_r
     assert str(job.roles["worker"].nodes) == "2"
 
 
-def test_a_status_shows_all_roles_and_counts_the_nodes_of_the_one_that_is_scaled():
-    job = running_job(role="ps", by_role=(running_role("ps", 2), running_role("trainer", 4)))
-    leading = job.model_copy(update={"role": "trainer", "nodes": 4, "nodes_max": 4})
-    status = statuses.running_status(ResourceStatus(), job, None, Observed(1, NOW), leading=leading)
-    assert [(role.name, role.phase, role.nodes) for role in status.roles] == [
-        ("ps", "RUNNING", "2/2"),
-        ("trainer", "RUNNING", "4/4"),
-    ]
-    assert (status.nodes, status.replicas) == ("4/4", 4)
-    assert status.selector == "perdure.dev/uid=0a1b2c3d,perdure.dev/role=trainer"
-    assert statuses.running_status(ResourceStatus(), running_job(), None, Observed(1, NOW)).roles == ()
-
-
 @pytest.mark.parametrize(
     ("spec", "role", "named"),
     [
@@ -387,135 +357,3 @@ def test_a_running_job_takes_other_numbers_of_nodes_and_nothing_else(
     refusal = refusal_of_changes(resource().job()[0], resource(spec, **role).job()[0])
     assert refusal.startswith(named)
     assert bool(refusal) is bool(named)
-
-
-def test_a_condition_keeps_its_time_while_it_is_the_same():
-    def refused(status: ResourceStatus, message: str, minutes: int) -> ResourceStatus:
-        now = NOW + timedelta(minutes=minutes)
-        return statuses.refused_status(status, "InvalidSpec", message, Observed(minutes, now))
-
-    twice = refused(refused(ResourceStatus(), "one", 1), "two", 2)
-    (condition,) = twice.conditions
-    assert (condition.message, condition.last_transition_time) == ("two", NOW + timedelta(minutes=1))
-    assert (twice.phase, twice.accepts(2)) == ("REFUSED", False)
-    right = statuses.accepted_status(twice, "", Observed(3, NOW + timedelta(minutes=3)))
-    (condition,) = right.conditions
-    assert (condition.status, condition.last_transition_time) == (Truth.TRUE, NOW + timedelta(minutes=3))
-    assert (right.accepts(3), right.accepts(4)) == (True, False)
-
-
-def running_job(**fields: Any) -> JobStatus:
-    known = JobStatus(
-        name="a",
-        namespace="nlp",
-        uid="0a1b2c3d",
-        phase=JobPhase.RUNNING,
-        role="worker",
-        backend="kubernetes",
-        generation=2,
-        nodes=2,
-        nodes_min=2,
-        nodes_max=2,
-        world_size=2,
-        restarts=1,
-        max_restarts=10,
-        restart_window=timedelta(hours=1),
-        started_at=NOW,
-    )
-    return known.model_copy(update=fields)
-
-
-def test_the_step_is_the_newest_worlds_and_a_late_answer_does_not_take_it_back() -> None:
-    job = running_job()
-    status = ResourceStatus()
-    shown: list[int | None] = []
-    late_and_none = [None, KnownStep(40, generation=1), KnownStep(3, generation=1), None, KnownStep(41, generation=1)]
-    newer_world = [KnownStep(7, generation=2), KnownStep(41, generation=1), None, KnownStep(8, generation=2)]
-    for step in (*late_and_none, *newer_world):
-        status = statuses.running_status(status, job, step, Observed(1, NOW))
-        shown.append(status.step)
-    assert shown == [None, 40, 40, 40, 41, 7, 7, 7, 8]
-    ended = JobResult(
-        phase=JobPhase.CANCELLED,
-        exit_code=4,
-        reason="",
-        generations=2,
-        restarts=1,
-        step=41,
-        started_at=NOW,
-        finished_at=NOW,
-    )
-    for generation, expected in ((1, 8), (2, 41)):
-        last = job.model_copy(update={"progress": Progress(step=41, generation=generation)})
-        assert statuses.ended_status(status, ended, last, Observed(1, NOW)).step == expected
-
-
-def test_nodes_that_are_refused_are_a_condition_and_an_event_for_as_long_as_they_are() -> None:
-    def shown(status: ResourceStatus, job: JobStatus) -> ResourceStatus:
-        return statuses.running_status(status, job, None, Observed(1, NOW))
-
-    before = shown(ResourceStatus(), running_job())
-    assert before.condition("NodesRefused") is None
-    refused = shown(before, running_job(uncreated=(1, 3), refusal="no pods today"))
-    condition = refused.condition("NodesRefused")
-    assert condition is not None
-    assert (condition.status, condition.message) == (
-        statuses.Truth.TRUE,
-        "node 1 and 1 more cannot be created: no pods today",
-    )
-    assert [one.reason for one in occurrences(before, refused)] == ["NodesRefused"]
-    assert occurrences(refused, shown(refused, running_job(uncreated=(1,), refusal="no pods today"))) == ()
-    over = shown(refused, running_job())
-    condition = over.condition("NodesRefused")
-    assert condition is not None
-    assert condition.status is statuses.Truth.FALSE
-    assert occurrences(refused, over) == ()
-
-
-def test_a_stall_is_a_condition_and_an_event_until_ranks_step_again_or_the_job_ends() -> None:
-    def shown(status: ResourceStatus, job: JobStatus) -> ResourceStatus:
-        return statuses.running_status(status, job, None, Observed(1, NOW))
-
-    before = shown(ResourceStatus(), running_job())
-    assert before.condition("StepsStalled") is None
-    stalled = shown(before, running_job(stalled=(1, 3)))
-    [event] = occurrences(before, stalled)
-    assert (event.reason, event.warning) == ("StepsStalled", True)
-    assert event.message.startswith("the ranks of node 1 and 1 more make no step")
-    assert occurrences(stalled, shown(stalled, running_job(stalled=(1,)))) == ()
-    ended = JobResult(
-        phase=JobPhase.CANCELLED, exit_code=4, reason="", generations=1, restarts=0, started_at=NOW, finished_at=NOW
-    )
-    for over in (shown(stalled, running_job()), statuses.ended_status(stalled, ended, None, Observed(1, NOW))):
-        condition = over.condition("StepsStalled")
-        assert condition is not None
-        assert (condition.status, condition.message) == (Truth.FALSE, "")
-
-
-@pytest.mark.parametrize("phase", [JobPhase.WAITING, JobPhase.RECOVERING, JobPhase.HELD])
-def test_a_phase_that_people_wait_through_is_one_event_with_the_jobs_words(phase: JobPhase) -> None:
-    def shown(status: ResourceStatus, reason: str) -> ResourceStatus:
-        return statuses.running_status(status, running_job(phase=phase, reason=reason), None, Observed(1, NOW))
-
-    before = statuses.running_status(ResourceStatus(), running_job(), None, Observed(1, NOW))
-    after = shown(before, "1 of 2 nodes is ready")
-    assert occurrences(before, after) == (
-        Occurrence(reason=phase.capitalize(), message="1 of 2 nodes is ready", warning=True),
-    )
-    assert occurrences(after, shown(after, "0 of 2 nodes are ready")) == ()
-
-
-def test_of_texts_that_differ_only_some_are_events_of_their_own_for_a_while() -> None:
-    recent = RecentTexts()
-
-    def has_room(number: int, *, minutes: float = 0, uid: str = "1", reason: str = "Incident") -> bool:
-        text = Occurrence(reason=reason, message=f"#{number} failed")
-        return recent.has_room(uid, text, NOW + timedelta(minutes=minutes))
-
-    assert all(has_room(number) for number in range(MOST_TEXTS))
-    assert not has_room(MOST_TEXTS)
-    assert has_room(0, minutes=1)
-    assert has_room(MOST_TEXTS, uid="2")
-    assert has_room(MOST_TEXTS, reason="Recovering")
-    assert not has_room(MOST_TEXTS, minutes=9)
-    assert has_room(MOST_TEXTS, minutes=WINDOW / timedelta(minutes=1))
