@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.contract import Progress, RestoreSource
+from perdure.contract import FailureClass, Progress, RestoreSource
+from perdure.workflows.policy.checkpoints.trust import judge
 from perdure.workflows.policy.facts.events import RestartRequested
 from perdure.workflows.policy.world.group_desire import desires_of
 from tests.policy.checkpoints.test_commits import committed, restored, scenario, status, stored
@@ -94,6 +95,13 @@ def test_ranks_learn_which_worlds_the_script_has_ended():
     assert (job.generation, told()) == (4, (3,))
     failed(job, reported(205))
     assert told() == (3, 4)
+
+
+def test_a_bounded_number_of_the_worlds_that_the_script_has_ended_is_remembered():
+    job = scenario()
+    for step in range(20):
+        job.state = judge(job.state.replace(generation=step), FailureClass.USER_CODE, job.now)
+    assert job.state.checkpoints.script_failures == tuple(range(4, 20))
 
 
 def test_a_storage_that_fails_is_an_entry_with_its_time_and_the_newest_checkpoint():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.workflows.policy.services.spans import Spans, difference, intersection, size, union
+from perdure.workflows.policy.services.spans import Spans, difference, intersection, overlaps, size, union
 
 numbers = st.frozensets(st.integers(0, 40))
 
@@ -25,3 +25,8 @@ def test_they_behave_as_sets_of_numbers(one: frozenset[int], other: frozenset[in
     assert intersection(spans(one), spans(other)) == spans(one & other)
     assert size(spans(one)) == len(one)
     assert members(spans(one)) == one
+
+
+@given(numbers, st.integers(0, 40), st.integers(0, 40))
+def test_a_span_overlaps_a_set_that_has_one_of_its_numbers(one: frozenset[int], first: int, end: int):
+    assert overlaps((first, end), spans(one)) is bool(one.intersection(range(first, end)))
