@@ -27,7 +27,7 @@ def look_of(record: ArchivedJob, folder: str = "") -> JobLook:
     return JobLook(
         record.written_at,
         summary,
-        status=leading.model_copy(update={"warnings": ()}),
+        status=leading.model_copy(update={"warnings": leading.left}),
         nodes={name: role.nodes for name, role in record.roles.items()},
         progress=overall_progress(own, leading),
         incidents=record.incidents,

@@ -263,7 +263,7 @@ class JobWatch:
                 await self._read_incidents()
             self._incidents[status.last_incident.number] = status.last_incident
         rare = self._rare
-        warnings = () if status.finished_at else (*rare.warnings, *all_warnings(own, status))
+        warnings = status.left if status.finished_at else (*rare.warnings, *all_warnings(own, status))
         known = with_peaks(status.model_copy(update={"progress": progress, "warnings": warnings}), own)
         return replace(
             look,

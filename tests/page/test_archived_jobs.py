@@ -19,13 +19,14 @@ from tests.page.site import PlayedApi, visitor_of
 from tests.page.test_pages import events
 
 PAGE = "/jobs/default/old/"
+LEFT = "node 1: pod old-1 is left to the cluster: its machine gpu-7 does not answer"
 
 
 def keep(place: Path, namespace: str = "default", *, is_final: bool = True) -> None:
     """Writes what the archive of a job that has failed holds, and a line of its log."""
     job = PlayedJob(failed(), name="old", namespace=namespace)
     now = datetime.now(UTC)
-    ended = {"finished_at": now, "phase": JobPhase.FAILED, "archive": "file:///written/elsewhere"}
+    ended = {"finished_at": now, "phase": JobPhase.FAILED, "archive": "file:///written/elsewhere", "left": (LEFT,)}
     record = ArchivedJob(
         namespace=namespace,
         name="old",
@@ -64,7 +65,7 @@ async def test_a_job_that_temporal_has_forgotten_is_shown_from_its_archive(visit
     source = await visitor.get(PAGE)
     page = unescape(source)
     assert f"complete, at file://{place}/default/old/0123abcd; this is read from it" in page
-    for shown in ("FAILED", "<svg", 'id="incident-1"', "train.py"):
+    for shown in ("FAILED", "<svg", 'id="incident-1"', "train.py", LEFT):
         assert shown in page
     assert 'href="change/' not in page, "what has ended cannot be changed"
     assert "in the Temporal UI" not in page
