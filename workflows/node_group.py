@@ -206,7 +206,7 @@ class NodeGroup:
                 elif record.joining is not None and not record.cut_off:
                     table.record_connection(node)
                 self._converge(record)
-        if table.has_unwatched_nodes:
+        if table.has_unwatched_nodes and not table.winding_down:
             self._start(_LOOK, self._look_again())
         for record in table.retiring.values():
             self._converge(record)

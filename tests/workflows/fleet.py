@@ -110,6 +110,8 @@ class Fleet:
         nothing after that."""
         self.unseen: set[int] = set()
         """Ranks whose first incarnation is taken away before it is seen."""
+        self.unwatched: set[int] = set()
+        """Ranks of which the watch says nothing."""
         self.withhold_events = False
         self.left: dict[int, str] = {}
         """What is left of nodes that are deleted, by rank."""
@@ -327,7 +329,9 @@ class Fleet:
         events: list[NodeEvent] = []
         for (_, rank, incarnation), node in self.nodes.items():
             ours = node.request.job_id == request.job_id and node.request.group_id == request.group_id
-            if not ours or node.request.name in self._away or rank in self.told_early or (rank, incarnation) in told:
+            if not ours or node.request.name in self._away or (rank, incarnation) in told:
+                continue
+            if rank in self.told_early or rank in self.unwatched:
                 continue
             told.add((rank, incarnation))
             kind = NodeEventKind.PENDING if rank in self.pending else NodeEventKind.RUNNING

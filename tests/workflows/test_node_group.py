@@ -87,6 +87,16 @@ async def test_a_node_that_came_and_went_before_the_watch_looked_is_replaced(
         assert fleet.watches == 2, "begun again once, and it reported all others"
 
 
+async def test_a_job_ends_although_the_watch_has_not_reported_its_nodes(fleet: Fleet):
+    fleet.unwatched = {1}
+    handle = await submit(fleet, job_spec("2"))
+    await running(handle, nodes=2)
+    for rank in range(2):
+        await (await node(fleet, handle, rank)).finish()
+    assert (await handle.result())["phase"] == "SUCCEEDED"
+    assert len(fleet.deleted) == 2
+
+
 async def test_what_the_watch_says_before_the_node_s_maker_has_answered_is_heard(fleet: Fleet):
     fleet.told_early = dict.fromkeys(range(2), "no machine can take it")
     handle = await submit(fleet, job_spec("2"))
